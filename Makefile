@@ -27,7 +27,7 @@ HASHED = $(VENV)-lock/bin/uv pip compile --quiet --generate-hashes --no-header -
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help up down test test-all test-kinds lint types format bench bench-check bench-keep soak wheel lock clean
+.PHONY: help up down test test-all test-kinds lint types format bench bench-check bench-keep soak docs wheel lock clean
 
 help:  ## print this
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -73,13 +73,16 @@ bench-keep: $(READY)  ## keep the latest results to compare with, and put them i
 soak: $(READY)  ## half an hour at half of what it can do: does anything grow? make soak ARGS="--minutes 3"
 	@$(BIN)/python -m tests.bench soak $(ARGS)
 
+docs: $(VENV)/.docs  ## build the documentation into build/site; a link that leads nowhere fails it
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict  # with --quiet it counts no warnings
+
 wheel: $(READY)  ## build the wheel of this checkout into dist/
 	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w dist .
 	@ls dist
 
 lock:  ## pin the newest versions of everything again
 	@rm -rf $(VENV)-lock && $(PYTHON) -m venv $(VENV)-lock
-	@$(VENV)-lock/bin/python -m pip install --quiet --disable-pip-version-check '.[examples,test]'
+	@$(VENV)-lock/bin/python -m pip install --quiet --disable-pip-version-check '.[docs,examples,test]'
 	@{ sed -n '/^#/p' $(LOCK); $(VENV)-lock/bin/python -m pip freeze --exclude director-queue; } > $(LOCK).new
 	@mv $(LOCK).new $(LOCK)
 	@$(VENV)-lock/bin/python -m pip install --quiet --disable-pip-version-check uv
@@ -103,6 +106,11 @@ $(SERVES): pyproject.toml $(LOCK)
 $(READY): $(SERVES)
 	@echo "installing what the tests need …"
 	@rm -f $@; { $(INSTALL) -e '.[examples,test]' && touch $@; } | $(PROGRESS); test -e $@
+
+# What builds the documentation is 17 packages that nothing else needs.
+$(VENV)/.docs: $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK) -e '.[docs]'
+	@touch $@
 
 # Debian splits what `venv` needs to bring pip along into a package of its own: without it, the system's pip does.
 $(BIN)/python:

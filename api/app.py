@@ -18,7 +18,7 @@ from starlette.routing import Router, compile_path
 from starlette.types import Lifespan, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HEADER_VALUE_RE, STATUS_LINE, RequestResponseCycle
 
-from api import auth, dashboard, health, openapi
+from api import auth, dashboard, health, openapi, reference
 from api.admin import accounts as admin_accounts
 from api.admin import dead, overview, queues
 from api.admin import models as admin_models
@@ -38,7 +38,7 @@ from director.runtime.process import tracing_of
 from director.runtime.tracing import Tracing
 
 ROUTES: Final = routes_of(
-    *(predictions, streams, models, collections, deployments, files, outputs, auth, openapi),
+    *(predictions, streams, models, collections, deployments, files, outputs, auth, openapi, reference),
     *(dead, admin_accounts, admin_models, queues, overview, health, dashboard),
 )
 

@@ -165,7 +165,8 @@ class WebhookSecret(Struct, frozen=True):
 @reads(
     "/account",
     name="account.get",
-    summary="Tell who the caller is",
+    summary="Get the caller's account",
+    about="The answer names the account of the token and the scopes that the token has.",
     answers={200: Answer("The account.", OwnAccountView)},
 )
 async def get_account(request: Request) -> Response:
@@ -179,7 +180,11 @@ async def get_account(request: Request) -> Response:
     "GET",
     "/webhooks/default/secret",
     name="webhooks.default.secret.get",
-    summary="Get what the account's webhooks are signed with",
+    summary="Get the secret that signs the account's webhooks",
+    about=(
+        "Receivers verify the `webhook-signature` header with it, as Standard Webhooks describes. The token needs "
+        "the scope `run`, because who has the secret can sign as the service does."
+    ),
     answers={200: Answer("The secret.", WebhookSecret)},
     refusals={404},
 )

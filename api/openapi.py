@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Raw
 from starlette.responses import Response
 
+from api import examples
 from api.errors import MEDIA_TYPE, ProblemDocument
 from api.http import Request, base_url
 from api.route import Answer, Parameter, Route
@@ -106,7 +107,7 @@ def _components(schemas: dict[str, Any], schema_of: dict[int, Any]) -> dict[str,
             _refusal(status): {
                 "description": what,
                 **_headers(REFUSED_WITH.get(status, RATE)),
-                "content": {MEDIA_TYPE: {"schema": schema_of[id(ProblemDocument)]}},
+                "content": {MEDIA_TYPE: _content(schema_of[id(ProblemDocument)], str(status))},
             }
             for status, what in REFUSALS.items()
         },
@@ -124,6 +125,7 @@ def _operation(route: Route, schema_of: dict[int, Any]) -> dict[str, Any]:
         "operationId": route.name,
         "tags": [route.name.partition(".")[0]],
         "summary": route.summary,
+        "description": route.about,
         # a list of alternatives: one of the scopes is enough
         "security": [{"token": [scope]} for scope in scopes],
         "parameters": [
@@ -133,21 +135,30 @@ def _operation(route: Route, schema_of: dict[int, Any]) -> dict[str, Any]:
                 "required": parameter.place == "path",
                 "description": parameter.what,
                 "schema": schema_of[id(parameter.type)],
+                **({"example": parameter.example} if parameter.example else {}),
             }
             for parameter in route.all_parameters
         ],
         "responses": {},
     }
     if body is not None:
-        written["requestBody"] = {"required": True, "content": {body.media_type: {"schema": schema_of[id(body.type)]}}}
+        written["requestBody"] = {
+            "required": True,
+            "content": {body.media_type: _content(schema_of[id(body.type)], f"{route.name} body")},
+        }
     for status, answer in route.answers.items():
         found = {"description": answer.what, **_headers((*answer.headers, *(RATE if scopes else ())))}
         if answer.type is not None:
-            found["content"] = {answer.media_type: {"schema": schema_of[id(answer.type)]}}
+            found["content"] = {answer.media_type: _content(schema_of[id(answer.type)], f"{route.name} {status}")}
         written["responses"][str(status)] = found
     for status in sorted(route.refused):
         written["responses"][str(status)] = {"$ref": f"#/components/responses/{_refusal(status)}"}
     return written
+
+
+def _content(schema: dict[str, Any], what: str) -> dict[str, Any]:
+    example = examples.of(schema, what)
+    return {"schema": schema} if example is None else {"schema": schema, "example": example}
 
 
 def _headers(names: tuple[str, ...]) -> dict[str, Any]:
@@ -163,6 +174,7 @@ def _refusal(status: int) -> str:
     "/openapi.json",
     name="openapi.get",
     summary="Get this document",
+    about="The document describes every route here, in OpenAPI 3.1. The page `/docs` shows the same for people.",
     parameters=(Parameter("If-None-Match", "The `ETag` of the document that is there already.", place="header"),),
     answers={
         200: Answer("The document.", dict[str, Any], headers=("ETag",)),

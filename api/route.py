@@ -10,6 +10,8 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from api.bodies import LARGEST_COST, LONGEST_AFFINITY, LONGEST_LIFE_S, SMALLEST_COST
+from api.examples import OUTPUT_NAME, PREDICTION_ID, STREAM_ADDRESS
+from api.examples import VERSION as EXAMPLE_VERSION
 from api.http import Request
 from director.core.account_limits import BucketName
 from director.core.ids import LANES, MODEL_NAME, QUEUE_END, VERSION_ID, PredictionId
@@ -25,12 +27,15 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Parameter(Struct, frozen=True):
-    """A part of the path, of the query, or a header. `type`: any type that msgspec can describe."""
+    """A part of the path, of the query, or a header. `type`: any type that msgspec can describe. A part of a path has
+    an example.
+    """
 
     name: str
     what: str
     type: Any = str
     place: Literal["path", "query", "header"] = "query"
+    example: str = ""
 
 
 class Body(Struct, frozen=True):
@@ -49,9 +54,10 @@ class Answer(Struct, frozen=True):
 
 class Route(Struct, eq=False):
     """One method of one path, and how its handler is called. Use it as the handler's decorator. Without a name it is
-    not part of the contract: it has no base such as /v1, and the document omits it. `parameters`: those of the query
-    and headers. `scopes`: the token must have one of these, and its account is in `request.account`; if none, no token
-    is needed. `bucket`: the rate that the request counts against.
+    not part of the contract: it has no base such as /v1, and the document omits it. `about`: what a caller should
+    know, in a few sentences. `parameters`: those of the query and headers. `scopes`: the token must have one of
+    these, and its account is in `request.account`; if none, no token is needed. `bucket`: the rate that the request
+    counts against.
 
     `site`: whose services are in `request.services`: the home's, or those of the site that X-Site names. `of`: reads
     from the path which prediction this is about. Then its id is in `request.prediction_id`, the services are those of
@@ -62,6 +68,7 @@ class Route(Struct, eq=False):
     path: str
     name: str = ""
     summary: str = ""
+    about: str = ""
     scopes: tuple[Scope, ...] = ()
     bucket: BucketName = "read"
     site: Literal["home", "asked"] = "home"
@@ -122,61 +129,74 @@ CREATED: Final = {
 
 Id = Annotated[str, Meta(pattern="^[0-9a-hjkmnp-tv-z]{26}$")]
 NamePart = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9._-]{0,63}$")]
-CURSOR: Final = Parameter("cursor", "Where the page begins: part of the `next` and `previous` of another one.")
+CURSOR: Final = Parameter("cursor", "The place where the page begins. `next` and `previous` of another page have it.")
 # The parts of paths, by their own name, or by the part before and their name
 IN_PATH: Final = {
-    "owner": Parameter("owner", "Who has it.", NamePart, "path"),
-    "name": Parameter("name", "Its name.", NamePart, "path"),
-    "id": Parameter("id", "The id of a prediction.", Id, "path"),
+    "owner": Parameter("owner", "The account that the model or deployment belongs to.", NamePart, "path", "acme"),
+    "name": Parameter("name", "The name of the model or deployment.", NamePart, "path", "painter"),
+    "id": Parameter("id", "The id of a prediction.", Id, "path", PREDICTION_ID),
     "version": Parameter(
         "version",
-        "The first 12 digits of a version, and behind a `~` the kind of its runs where they are no predictions.",
+        "The first 12 digits of a version. Queues of another kind of run have `~training` or `~procedure` behind them.",
         Annotated[str, Meta(pattern=QUEUE_END)],
         "path",
+        EXAMPLE_VERSION[:12],
     ),
-    "versions/id": Parameter("id", "The id of a version.", Annotated[str, Meta(pattern=VERSION_ID)], "path"),
-    "files/id": Parameter("id", "The id of a file.", Id, "path"),
-    "download/name": Parameter("name", "Any: it is for who looks at its ending.", str, "path"),
-    "outputs/name": Parameter("name", "The file.", str, "path"),
-    "accounts/name": Parameter("name", "The account.", Annotated[str, Meta(pattern=ACCOUNT_NAME)], "path"),
-    "tokens/id": Parameter("id", "The id of a token, which is no secret.", str, "path"),
-    "collections/slug": Parameter("slug", "The collection.", Annotated[str, Meta(pattern=SLUG)], "path"),
-    "streams/address": Parameter("address", "The last part of `urls.stream`, which is the permission.", place="path"),
+    "versions/id": Parameter(
+        "id", "The id of a version.", Annotated[str, Meta(pattern=VERSION_ID)], "path", EXAMPLE_VERSION
+    ),
+    "files/id": Parameter("id", "The id of a file.", Id, "path", PREDICTION_ID),
+    "download/name": Parameter("name", "Any name. Only its ending matters to a reader.", str, "path", "cat.png"),
+    "outputs/name": Parameter("name", "The name of the file.", str, "path", OUTPUT_NAME),
+    "accounts/name": Parameter("name", "The account.", Annotated[str, Meta(pattern=ACCOUNT_NAME)], "path", "acme"),
+    "tokens/id": Parameter("id", "The id of a token. It is no secret.", str, "path", "7f3c1a9be2d04856"),
+    "collections/slug": Parameter("slug", "The collection.", Annotated[str, Meta(pattern=SLUG)], "path", "best"),
+    "streams/address": Parameter(
+        "address", "The last part of `urls.stream`. It is the permission.", str, "path", STREAM_ADDRESS
+    ),
 }
 
 
 FILTERS: Final = (
     CURSOR,
-    Parameter("created_after", "A date and time, as RFC 3339 has it."),
-    Parameter("created_before", "A date and time, as RFC 3339 has it."),
-    Parameter("status", "Only of this status.", one_of(*Status)),
-    Parameter("model", "Only of this model, `owner/name`.", Annotated[str, Meta(pattern=MODEL_NAME)]),
-    Parameter("version", "Only of this version.", Annotated[str, Meta(pattern=VERSION_ID)]),
-    Parameter("account", "Of this account: with the scope `admin`.", Annotated[str, Meta(pattern=ACCOUNT_NAME)]),
-    Parameter("source", "`web` finds nothing here.", one_of("api", "web")),
+    Parameter("created_after", "A date and time as in RFC 3339, such as 2026-11-23T04:00:00Z."),
+    Parameter("created_before", "A date and time as in RFC 3339, such as 2026-11-23T04:00:00Z."),
+    Parameter("status", "Only those with this status.", one_of(*Status)),
+    Parameter("model", "Only those of this model, `owner/name`.", Annotated[str, Meta(pattern=MODEL_NAME)]),
+    Parameter("version", "Only those of this version.", Annotated[str, Meta(pattern=VERSION_ID)]),
+    Parameter("account", "Those of this account. Needs the scope `admin`.", Annotated[str, Meta(pattern=ACCOUNT_NAME)]),
+    Parameter("source", "Replicate's filter. `web` finds nothing here.", one_of("api", "web")),
 )
 
 WAIT: Final = Parameter(
-    "Prefer", "`wait`, or `wait=n`: hold the response until it has ended, or for n seconds, at most 60.", place="header"
+    "Prefer", "`wait` or `wait=n` holds the response until the end, or for n seconds, at most 60.", place="header"
 )
 # How to run a prediction. All but WAIT apply to each prediction of a batch
 HOW: Final = (
     Parameter(
-        "Cancel-After", "A duration such as 90s or 1h30m, from 5 s to 24 h: not ended by then, it ends.", place="header"
+        "Cancel-After",
+        "A duration such as 90s or 1h30m, from 5 s to 24 h. A prediction that has not ended by then is ended.",
+        place="header",
     ),
-    Parameter("X-Start-By", f"1 to {LONGEST_LIFE_S} seconds: not begun by then, it fails.", place="header"),
-    Parameter("X-Priority", "The lane, as far as the token may.", one_of(*LANES), "header"),
-    Parameter("X-Site", "Of several sites, the name of the one that has it.", place="header"),
-    Parameter("X-Cost", f"How much it takes, from {SMALLEST_COST} to {LARGEST_COST}; 1 without.", place="header"),
+    Parameter(
+        "X-Start-By", f"1 to {LONGEST_LIFE_S} seconds. A prediction that has not begun by then fails.", place="header"
+    ),
+    Parameter("X-Priority", "The lane. The token must be allowed to use it.", one_of(*LANES), "header"),
+    Parameter("X-Site", "The name of one of several sites. It has no effect with one site.", place="header"),
+    Parameter(
+        "X-Cost",
+        f"The cost compared with other predictions of the model, from {SMALLEST_COST} to {LARGEST_COST}. Default: 1.",
+        place="header",
+    ),
     Parameter(
         "X-Affinity-Key",
-        "Predictions with the same one like the same server, which is warm for it.",
+        "Predictions with the same key prefer the same director, which is warm for them.",
         Annotated[str, Meta(min_length=1, max_length=LONGEST_AFFINITY)],
         "header",
     ),
     Parameter(
         "Idempotency-Key",
-        "Asking twice for the same is asking once, for a day.",
+        "For a day, the same request with the same key makes no second prediction.",
         Annotated[str, Meta(min_length=1, max_length=255)],
         "header",
     ),

@@ -134,6 +134,7 @@ DETAIL: Final = {200: Answer("The account as it is then.", AccountDetail)}
     "/admin/accounts",
     name="admin.accounts.list",
     summary="List accounts",
+    about="Each account comes with its limits and how much of them is used.",
     parameters=(CURSOR,),
     answers={200: Answer("A page, by name.", Page[AccountDetail])},
 )
@@ -147,7 +148,8 @@ async def list_accounts(request: Request) -> Response:
     "POST",
     "/admin/accounts",
     name="admin.accounts.create",
-    summary="Make an account",
+    summary="Create an account",
+    about="The account can do nothing until it has a token: see `POST /admin/accounts/{name}/tokens`.",
     body=Body(NewAccount),
     answers={201: Answer("The account.", AccountDetail)},
     refusals={409},
@@ -165,6 +167,7 @@ async def create_account(request: Request) -> Response:
     "/admin/accounts/{name}",
     name="admin.accounts.get",
     summary="Get an account, its limits and how much of them is used",
+    about="Limits that the account does not have of its own are those of the API's settings.",
     answers={200: Answer("The account.", AccountDetail)},
 )
 async def get_account_of_all(request: Request) -> Response:
@@ -176,6 +179,10 @@ async def get_account_of_all(request: Request) -> Response:
     "/admin/accounts/{name}",
     name="admin.accounts.update",
     summary="Change an account's type, its limits, or both",
+    about=(
+        'A limit is a number, null for no limit, or `"default"` for the API\'s setting. The whole body is checked '
+        "before anything changes."
+    ),
     body=Body(AccountChange),
     answers=DETAIL,
 )
@@ -195,7 +202,11 @@ async def change_account(request: Request) -> Response:
     "POST",
     "/admin/accounts/{name}/suspend",
     name="admin.accounts.suspend",
-    summary="Let nothing of an account start any more",
+    summary="Suspend an account",
+    about=(
+        "Nothing of the account starts after the answer. The policy `hold` keeps what waits and lets runs go on; "
+        "`end` cancels both. Its tokens may still read and cancel."
+    ),
     body=Body(AskedSuspension),
     answers={200: Answer("The account, and what became of its predictions.", SuspendedAccount)},
 )
@@ -216,7 +227,8 @@ async def suspend_account(request: Request) -> Response:
     "POST",
     "/admin/accounts/{name}/resume",
     name="admin.accounts.resume",
-    summary="Let what is held of an account run",
+    summary="Resume a suspended account",
+    about="What was held runs again. What was ended does not come back.",
     answers=DETAIL,
 )
 async def resume_account(request: Request) -> Response:
@@ -234,6 +246,7 @@ async def resume_account(request: Request) -> Response:
     "/admin/accounts/{name}/tokens",
     name="admin.accounts.tokens.list",
     summary="List the tokens of an account, without their secrets",
+    about="A token is shown by its label and the last four characters of its secret.",
     answers={200: Answer("All of them, oldest first.", Page[TokenView])},
 )
 async def list_tokens(request: Request) -> Response:
@@ -246,7 +259,11 @@ async def list_tokens(request: Request) -> Response:
     "POST",
     "/admin/accounts/{name}/tokens",
     name="admin.accounts.tokens.create",
-    summary="Make a token",
+    summary="Create a token",
+    about=(
+        "This answer is the only one that has the secret, as `token`. Scopes say what the token may do, lanes which"
+        " priorities it may ask for."
+    ),
     body=Body(AskedToken),
     answers={201: Answer("The token, this once with its secret.", MadeToken)},
 )
@@ -270,6 +287,7 @@ async def create_token(request: Request) -> Response:
     "/admin/accounts/{name}/tokens/{id}",
     name="admin.accounts.tokens.revoke",
     summary="Revoke a token",
+    about="API processes that have the token in their cache accept it for a few seconds more: `DIRECTOR_CACHE_S`.",
     answers={204: NO_BODY},
 )
 async def revoke_token(request: Request) -> Response:

@@ -20,6 +20,8 @@ from director.store.dead import Asked, DeadLetter, DeadLetters, Done, Place
 PATH: Final = "/admin/dead"
 MOST_IDS: Final = 1_000
 LONGEST_S: Final = 20.0  # below the usual timeout of a proxy in front
+ONE: Final = "A prediction that is no dead letter, or whose input is gone, is a 404."
+MANY: Final = "Name the letters in `ids`, or take `all`. A long call stops early: send its `next` as `cursor` to go on."
 DONE: Final = {200: Answer("What was done.", Done)}
 Slices = AsyncIterator[list[Place]]
 
@@ -45,6 +47,10 @@ class WholeLetter(DeadLetter, frozen=True, kw_only=True):
     "/admin/dead",
     name="admin.dead.list",
     summary="List dead letters of all accounts",
+    about=(
+        "A dead letter is a prediction that used up its attempts. It is kept with the history of each attempt until"
+        " an operator revives or drops it."
+    ),
     parameters=(CURSOR, Parameter("queue", "Only of this queue.")),
     answers={200: Answer("A page, newest first.", Page[DeadLetter])},
 )
@@ -62,6 +68,7 @@ async def list_dead(request: Request) -> Response:
     "/admin/dead/{id}",
     name="admin.dead.get",
     summary="Get a dead letter, with its input",
+    about="The answer has the input that the prediction would run on again.",
     answers={200: Answer("The letter.", WholeLetter)},
 )
 async def get_dead(request: Request) -> Response:
@@ -71,8 +78,15 @@ async def get_dead(request: Request) -> Response:
     return json_response(WholeLetter(**asdict(shown.letter), input=shown.input))
 
 
-def _serve(verb: str, act: Callable[..., Awaitable[Done]], *, one: str, many: str) -> None:
-    @administers("POST", f"/admin/dead/{{id}}/{verb}", name=f"admin.dead.{verb}", summary=one, answers=DONE)
+def _serve(verb: str, act: Callable[..., Awaitable[Done]], *, one: str, many: str, about: str) -> None:
+    @administers(
+        "POST",
+        f"/admin/dead/{{id}}/{verb}",
+        name=f"admin.dead.{verb}",
+        summary=one,
+        about=f"{about} {ONE}",
+        answers=DONE,
+    )
     async def decide_on_one(request: Request) -> Response:
         """Answer 404 for a prediction that is no dead letter, or whose input is gone; 409 if its secrets are gone."""
         ids, dead = [prediction_id_of(request)], request.services.dead
@@ -89,6 +103,7 @@ def _serve(verb: str, act: Callable[..., Awaitable[Done]], *, one: str, many: st
         f"/admin/dead/{verb}",
         name=f"admin.dead.{verb}_many",
         summary=many,
+        about=f"{about} {MANY}",
         body=Body(ManyLetters),
         answers=DONE,
     )
@@ -101,9 +116,19 @@ def _serve(verb: str, act: Callable[..., Awaitable[Done]], *, one: str, many: st
 
 
 _serve(
-    "revive", DeadLetters.revive, one="Return a dead letter to its queue", many="Return dead letters to their queues"
+    "revive",
+    DeadLetters.revive,
+    one="Revive a dead letter",
+    many="Revive dead letters",
+    about="The prediction returns to its queue with all its attempts. Repair the cause first.",
 )
-_serve("drop", DeadLetters.drop, one="Give a dead letter up", many="Give dead letters up")
+_serve(
+    "drop",
+    DeadLetters.drop,
+    one="Drop a dead letter",
+    many="Drop dead letters",
+    about="The letter is removed for good. Its prediction stays failed.",
+)
 
 
 async def _asked(request: Request, given: ManyLetters) -> tuple[Slices, Asked]:

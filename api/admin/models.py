@@ -50,7 +50,8 @@ CONFIG: Final = {200: Answer("What is written down, as it is then.", ConfigView,
     "GET",
     "/admin/models/{owner}/{name}/config",
     name="admin.models.config.get",
-    summary="Get how a model is run, as far as that is written down",
+    summary="Get the configuration of a model",
+    about="A field that is missing keeps the setting of the director. The `ETag` is the revision.",
     answers=CONFIG,
     refusals={501},
 )
@@ -62,7 +63,11 @@ async def get_config(request: Request) -> Response:
     "PUT",
     "/admin/models/{owner}/{name}/config",
     name="admin.models.config.put",
-    summary="Write down how a model is run, in force in its directors within seconds",
+    summary="Replace the configuration of a model",
+    about=(
+        "The body replaces the whole configuration, and directors follow it within seconds. Send the revision that "
+        "you read as `If-Match`, and a change in between is refused with 412 `config_changed`."
+    ),
     parameters=(IF_MATCH,),
     body=Body(ModelConfig),
     answers=CONFIG,
@@ -80,7 +85,8 @@ async def change_config(request: Request) -> Response:
     "DELETE",
     "/admin/models/{owner}/{name}/config",
     name="admin.models.config.delete",
-    summary="Take that back: directors go by their own settings again",
+    summary="Remove the configuration of a model",
+    about="Directors use their own settings again within seconds.",
     parameters=(IF_MATCH,),
     answers={204: NO_BODY},
     refusals={412, 422},

@@ -34,7 +34,11 @@ PATH: Final = "/admin/directors"
     "GET",
     "/admin/directors",
     name="admin.directors.list",
-    summary="List directors, with their servers and what they hold",
+    summary="List directors with their model servers",
+    about=(
+        "A director is known by its heartbeats; none is asked. One that stopped sending them stays in the list for "
+        "some minutes with `alive` false."
+    ),
     parameters=(CURSOR, Parameter("queue", "Only of this queue.")),
     answers={200: Answer("A page, by name.", Page[DirectorView])},
 )
@@ -57,6 +61,10 @@ LONGEST_HOST: Final = 300
     "/admin/owed",
     name="admin.owed.get",
     summary="Get the webhooks that are owed",
+    about=(
+        "A webhook is owed when its prediction has ended and its receiver has not accepted it yet. The answer "
+        "counts them by receiver and lists those that are tried next."
+    ),
     parameters=(Parameter("host", "Only to this host.", Annotated[str, Meta(max_length=LONGEST_HOST)]),),
     answers={200: Answer("What is owed, those whose next attempt comes first.", OwedView)},
     refusals={422},
@@ -98,7 +106,11 @@ class LiveEvent(Struct, frozen=True):
     "GET",
     "/admin/live",
     name="admin.live",
-    summary="Watch queues and directors as server-sent events",
+    summary="Watch the service live",
+    about=(
+        "A `snapshot` of queues, directors, owed webhooks and findings comes at once, and then every one to five "
+        "seconds. While Redis is away the event is `away`. The page for operators reads this."
+    ),
     scopes=("admin",),
     parameters=(
         Parameter("snapshots", "End after so many; without, never.", Annotated[int, Meta(ge=1, le=MOST_SNAPSHOTS)]),
@@ -193,7 +205,11 @@ class ChangesView(Struct, frozen=True, kw_only=True):
     "GET",
     "/admin/audit",
     name="admin.audit.list",
-    summary="List what operators changed: who, when and what",
+    summary="List the changes that operators made",
+    about=(
+        "Each change has who made it, when and what. No entry holds a secret. With `order=asc` the `next` of the "
+        "last page leads to what comes later."
+    ),
     parameters=(
         Parameter("after", "The `next` of the page before.", Annotated[str, Meta(pattern="^[0-9]{1,15}-[0-9]{1,15}$")]),
         Parameter("order", "`asc`, the oldest first, or `desc`.", Order),

@@ -98,7 +98,8 @@ class QueueDetail(QueueView, frozen=True, kw_only=True):
     "GET",
     "/admin/queues",
     name="admin.queues.list",
-    summary="List queues with their numbers",
+    summary="List queues with their counts",
+    about="A queue holds what waits for one version. `state` says in one word whether it is served, and if not, why.",
     parameters=(
         CURSOR,
         Parameter("q", "Only those with this in their names.", Annotated[str, Meta(max_length=LONGEST_FILTER)]),
@@ -119,7 +120,11 @@ async def list_queues(request: Request) -> Response:
     "GET",
     "/admin/queues/{owner}/{name}/{version}",
     name="admin.queues.get",
-    summary="Get a queue, with its streams, its accounts and how its model is run",
+    summary="Get a queue with its details",
+    about=(
+        "The answer adds the streams, the accounts with the most waiting predictions, the last setup, the "
+        "configuration and the samples of the last hour."
+    ),
     parameters=(HISTORY,),
     answers={200: Answer("The queue.", QueueDetail)},
     refusals={422},
@@ -147,7 +152,8 @@ async def get_queue(request: Request) -> Response:
     "GET",
     "/admin/queues/{owner}/{name}/{version}/predictions",
     name="admin.queues.predictions",
-    summary="List what is live in a queue, of all accounts",
+    summary="List the live predictions of a queue",
+    about="The list has predictions of all accounts that have not ended, the oldest first.",
     parameters=(CURSOR, Parameter("state", "Only what is so.", one_of(*STATES))),
     answers={200: Answer("A page, oldest first; of what is delayed, who is due first.", Page[LiveView])},
 )
@@ -244,32 +250,51 @@ class Migrated(Struct, frozen=True, kw_only=True):
     done: bool
 
 
-def _changes(verb: str, summary: str, *, body: Any = None, answer: Answer = QUEUE_THEN) -> Route:
+def _changes(verb: str, summary: str, about: str, *, body: Any = None, answer: Answer = QUEUE_THEN) -> Route:
     return administers(
         "POST",
         f"/admin/queues/{{owner}}/{{name}}/{{version}}/{verb}",
         name=f"admin.queues.{verb}",
         summary=summary,
+        about=about,
         body=None if body is None else Body(body),
         answers={200: answer},
     )
 
 
-@_changes("pause", "Hand nothing out any more, of one account or at all", body=AskedPause)
+@_changes(
+    "pause",
+    "Pause a queue, or one account in it",
+    (
+        "No prediction of it is handed out until it is resumed. What runs goes on, and new predictions are still "
+        "accepted."
+    ),
+    body=AskedPause,
+)
 async def pause_queue(request: Request) -> Response:
     queue, by = await _queue_and_operator(request)
     await request.services.queue_administration.pause(queue, account=await _account(request), by=by)
     return await _answer(request, queue)
 
 
-@_changes("resume", "Hand out again what waits", body=AskedPause)
+@_changes(
+    "resume",
+    "Resume a queue, or one account in it",
+    "Waiting predictions are handed out again, in their order. With `account` only that account resumes.",
+    body=AskedPause,
+)
 async def resume_queue(request: Request) -> Response:
     queue, by = await _queue_and_operator(request)
     await request.services.queue_administration.resume(queue, account=await _account(request), by=by)
     return await _answer(request, queue)
 
 
-@_changes("drain", "Pause a queue, and learn whether anything still runs", answer=Answer("How far it is.", Drained))
+@_changes(
+    "drain",
+    "Pause a queue and see whether anything still runs",
+    "Ask again until `drained` is true. What waits keeps its place until the queue is resumed.",
+    answer=Answer("How far it is.", Drained),
+)
 async def drain_queue(request: Request) -> Response:
     queue, by = await _queue_and_operator(request)
     try:
@@ -279,7 +304,15 @@ async def drain_queue(request: Request) -> Response:
     return json_response(Drained(drained=view.claimed == 0, queue=view))
 
 
-@_changes("resize", "Change the streams of each lane", body=AskedSize)
+@_changes(
+    "resize",
+    "Change the number of streams of a queue",
+    (
+        "Each lane of a queue has 1 to 32 streams, which keep accounts apart. Directors read the former streams "
+        "until they are empty: `read` says how many."
+    ),
+    body=AskedSize,
+)
 async def resize_queue(request: Request) -> Response:
     """Change the streams of each lane. `read` is more than `streams` until the other streams are empty."""
     queue, by = await _queue_and_operator(request)
@@ -288,7 +321,15 @@ async def resize_queue(request: Request) -> Response:
     return await _answer(request, queue)
 
 
-@_changes("bound", "Say what becomes of more than a queue can run", body=AskedBound)
+@_changes(
+    "bound",
+    "Choose what a busy queue accepts",
+    (
+        "`absorb` accepts everything, `bounded` up to `max_queued` waiting predictions, and `reject` only what can"
+        " start at once. A refused create is a 429."
+    ),
+    body=AskedBound,
+)
 async def bound_queue(request: Request) -> Response:
     queue, by = await _queue_and_operator(request)
     asked = await decoded(request, AskedBound, max_bytes=MAX_BODY)
@@ -301,6 +342,10 @@ async def bound_queue(request: Request) -> Response:
 @_changes(
     "migrate",
     "Move what waits to the queue of another version",
+    (
+        "Waiting predictions move with their place in line; running ones stay. A large queue takes several calls: "
+        "ask again until `done` is true."
+    ),
     body=AskedMigration,
     answer=Answer("What was moved.", Migrated),
 )

@@ -94,7 +94,11 @@ class File(Struct, frozen=True, kw_only=True):
     "POST",
     "/files",
     name="files.create",
-    summary="Give a file for inputs",
+    summary="Upload a file for inputs",
+    about=(
+        "Use the file's `urls.get` as the value of an input that takes a file. A file is at most 100 MiB, belongs "
+        "to the account alone and is deleted after a day. A service without a file store answers 501."
+    ),
     body=Body(FileUpload, "multipart/form-data"),
     answers={201: Answer("The file.", File, headers=("Location",))},
     refusals={501},
@@ -121,6 +125,7 @@ async def create_file(request: Request) -> Response:
     "/files",
     name="files.list",
     summary="List the files of the account",
+    about="A file that expired a moment ago may be missing from its page.",
     parameters=(CURSOR,),
     answers={200: Answer("A page, newest first.", Page[File])},
 )
@@ -139,7 +144,11 @@ async def list_files(request: Request) -> Response:
 @reads(
     "/files/{id}",
     name="files.get",
-    summary="Tell of a file",
+    summary="Get the description of a file",
+    about=(
+        "The answer has name, size and checksums. It does not have the bytes: a model server gets a signed address "
+        "for them."
+    ),
     answers={200: Answer("What is known of it.", File)},
     refusals={400},
 )
@@ -147,7 +156,12 @@ async def get_file(request: Request) -> Response:
     return json_response(_view(await _file(request, request.account.name), base_url(request)))
 
 
-@deletes("/files/{id}", name="files.delete", summary="Delete a file")
+@deletes(
+    "/files/{id}",
+    name="files.delete",
+    summary="Delete a file",
+    about="The file is gone at once. A prediction that has fetched it already keeps its copy.",
+)
 async def delete_file(request: Request) -> Response:
     """Delete the file at once. A prediction that has fetched it keeps its copy."""
     account, services = request.account, request.services
@@ -163,7 +177,11 @@ async def delete_file(request: Request) -> Response:
     "GET",
     "/files/{id}/download",
     name="files.download",
-    summary="Fetch the bytes of a file at a signed address",
+    summary="Download a file at a signed address",
+    about=(
+        "Model servers that were given this address fetch an input here. The signature is the permission, so no "
+        "token is needed. Anything wrong with the address is a 404."
+    ),
     parameters=(*SIGNED, *PART),
     answers=BYTES,
     refusals={416, 503},
@@ -172,7 +190,11 @@ async def delete_file(request: Request) -> Response:
     "GET",
     "/files/{id}/download/{name}",
     name="files.download.named",
-    summary="Fetch the bytes of a file at a signed address that ends in its name",
+    summary="Download a file at a signed address with its name",
+    about=(
+        "The name at the end is for model servers that look at a file's ending. Otherwise this is the same as the "
+        "address without it."
+    ),
     parameters=(*SIGNED, *PART),
     answers=BYTES,
     refusals={416, 503},

@@ -178,7 +178,11 @@ RUN_BY_BROWSERS: Final = frozenset({"image/svg+xml"})
     "GET",
     "/outputs/{name}",
     name="outputs.get",
-    summary="Fetch a file of an output at its signed address",
+    summary="Download a file of an output",
+    about=(
+        "The address stands in the output of a prediction, and no token is needed. It is good until the data is "
+        "removed. 403 means that it expired or was changed, 404 that the file is deleted."
+    ),
     parameters=(
         Parameter("expires", "Until when the address is good, in seconds since 1970."),
         Parameter("signature", "What makes it good."),

@@ -48,6 +48,7 @@ class Hardware(Struct, frozen=True):
     "/collections",
     name="collections.list",
     summary="List collections of models",
+    about="Operators write collections with `director collection set`.",
     parameters=(CURSOR,),
     answers={200: Answer("A page, by slug.", Page[CollectionView])},
 )
@@ -63,6 +64,7 @@ async def list_collections(request: Request) -> Response:
     "/collections/{slug}",
     name="collections.get",
     summary="Get a collection, with its models",
+    about="The models stand in the order that the operator chose. Models that the account may not see are left out.",
     answers={200: Answer("The collection.", WholeCollection)},
     refusals={400},
 )
@@ -81,6 +83,10 @@ async def get_collection(request: Request) -> Response:
     "/hardware",
     name="hardware.list",
     summary="List kinds of hardware",
+    about=(
+        "Operators write this list with `director hardware`. It is information only: a model runs wherever its "
+        "director was started."
+    ),
     answers={200: Answer("All of them.", list[Hardware])},
 )
 async def list_hardware(request: Request) -> Response:
@@ -125,6 +131,10 @@ class SearchResults(Struct, frozen=True):
     "/models",
     name="models.search",
     summary="Search models by words",
+    about=(
+        "The body is plain text. Each word must be in the name, the owner, the description or the beginning of the "
+        "readme."
+    ),
     scopes=("read",),
     body=Body(str, TEXT),
     answers={200: Answer("The best matches first.", Page[ModelView])},
@@ -145,6 +155,10 @@ async def query_models(request: Request) -> Response:
     "/search",
     name="search",
     summary="Search models and collections by words",
+    about=(
+        "Each word must be in the name, the owner, the description or the beginning of the readme. The search "
+        "covers the 5,000 models with the newest versions."
+    ),
     parameters=(
         Parameter("query", "The words; 400 without."),
         Parameter("limit", "At most so many models; 20 without.", Annotated[int, Meta(ge=1, le=MOST_FOUND)]),

@@ -94,6 +94,7 @@ class DeploymentView(Struct, frozen=True):
     "/deployments",
     name="deployments.list",
     summary="List the deployments of the account",
+    about="A deployment is a name of your account for one version. Only the account itself sees its deployments.",
     parameters=(CURSOR,),
     answers={200: Answer("A page, newest first.", Page[DeploymentView])},
 )
@@ -109,7 +110,11 @@ async def list_deployments(request: Request) -> Response:
     "POST",
     "/deployments",
     name="deployments.create",
-    summary="Make a deployment",
+    summary="Create a deployment",
+    about=(
+        "The deployment's predictions run the given version and share that version's queue. Hardware and instances "
+        "are stored and shown; no servers are started. The answer is 200, as Replicate's is."
+    ),
     bucket="create",
     body=Body(NewDeployment),
     answers={200: Answer("The deployment, with its first release.", DeploymentView)},
@@ -129,6 +134,7 @@ async def create_deployment(request: Request) -> Response:
     "/deployments/{owner}/{name}",
     name="deployments.get",
     summary="Get a deployment",
+    about="The answer has the current release: its number, version and configuration.",
     answers={200: Answer("The deployment.", DeploymentView)},
 )
 async def get_deployment(request: Request) -> Response:
@@ -139,7 +145,12 @@ async def get_deployment(request: Request) -> Response:
     "PATCH",
     "/deployments/{owner}/{name}",
     name="deployments.update",
-    summary="Release another version, or on other hardware",
+    summary="Release another version of a deployment",
+    about=(
+        "Each change makes a new release. It applies to later predictions, and earlier ones keep their version. "
+        "With `max_instances` 0 the deployment is disabled: predictions under way are canceled, and new ones are "
+        "422 `deployment_disabled`."
+    ),
     body=Body(DeploymentChange),
     answers={200: Answer("The deployment as it is then.", DeploymentView)},
 )
@@ -173,7 +184,12 @@ async def update_deployment(request: Request) -> Response:
     raise unavailable(retry_after=RETRY_AFTER_S)
 
 
-@deletes("/deployments/{owner}/{name}", name="deployments.delete", summary="Delete a deployment")
+@deletes(
+    "/deployments/{owner}/{name}",
+    name="deployments.delete",
+    summary="Delete a deployment",
+    about="Predictions that were created by it go on.",
+)
 async def delete_deployment(request: Request) -> Response:
     """Delete the deployment. The predictions that were created by it go on."""
     deployment = await _named(request)
@@ -187,7 +203,8 @@ async def delete_deployment(request: Request) -> Response:
 @creates(
     "/deployments/{owner}/{name}/predictions",
     name="deployments.predictions.create",
-    summary="Create a prediction of the version of a deployment's current release",
+    summary="Create a prediction of a deployment",
+    about="The version of the current release runs it. The answer is the same as for `POST /predictions`.",
     parameters=(WAIT, *HOW),
     body=Body(PredictionRequest),
 )

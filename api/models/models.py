@@ -249,6 +249,10 @@ MOST_OWNED: Final = 1_000
     "/models",
     name="models.list",
     summary="List the public models and the account's own",
+    about=(
+        "The list has all public models and the private ones of the account, in pages of 100. Models of other "
+        "accounts that are private are left out."
+    ),
     parameters=(
         CURSOR,
         Parameter("sort_by", "In which order.", one_of(*ORDERS)),
@@ -277,7 +281,11 @@ async def list_models(request: Request) -> Response:
     "POST",
     "/models",
     name="models.create",
-    summary="Make a model",
+    summary="Create a model",
+    about=(
+        "The new model has no version and cannot run yet. A director brings it a version when it starts, and so "
+        "does a training. The owner must be your own account."
+    ),
     body=Body(NewModel),
     answers={201: Answer("The model, which has no version yet.", ModelView)},
     refusals={404, 409},
@@ -300,6 +308,7 @@ async def make_model(request: Request) -> Response:
     "/models/{owner}/{name}",
     name="models.get",
     summary="Get a model, with its latest version",
+    about="The answer has the latest version with its schema, and an example if an operator chose one.",
     answers={200: Answer("The model.", ModelView)},
     refusals={400},
 )
@@ -311,7 +320,11 @@ async def get_model(request: Request) -> Response:
     "PATCH",
     "/models/{owner}/{name}",
     name="models.update",
-    summary="Change what is said of a model",
+    summary="Change the description of a model",
+    about=(
+        "Only the given fields change, and an empty text removes one. The model must belong to the account, or the "
+        "token needs the scope `admin`."
+    ),
     body=Body(ModelChange),
     answers={200: Answer("The model as it is then.", ModelView)},
 )
@@ -328,6 +341,7 @@ async def change_model(request: Request) -> Response:
     "/models/{owner}/{name}",
     name="models.delete",
     summary="Delete a private model that has no versions",
+    about="A model with versions is refused with 422 `in_use`. Delete its versions first.",
     refusals={422},
 )
 async def delete_model(request: Request) -> Response:
@@ -342,6 +356,7 @@ async def delete_model(request: Request) -> Response:
     "/models/{owner}/{name}/readme",
     name="models.readme.get",
     summary="Get the readme of a model",
+    about="The answer is the text as its author wrote it, usually Markdown. A model without a readme is a 404.",
     answers={200: Answer("The text.", str, TEXT)},
 )
 async def get_readme(request: Request) -> Response:
@@ -356,7 +371,11 @@ async def get_readme(request: Request) -> Response:
 @reads(
     "/models/{owner}/{name}/examples",
     name="models.examples.list",
-    summary="List predictions that operators chose as examples of a model",
+    summary="List the examples of a model",
+    about=(
+        "Operators choose predictions as examples with `director model example`. Each is kept as it was at that "
+        "time, also after the prediction itself was removed."
+    ),
     parameters=(CURSOR,),
     answers={200: Answer("A page of predictions as they were then, newest first.", Page[Raw])},
 )
@@ -438,6 +457,10 @@ NEEDED: Final = {
     "/models/{owner}/{name}/versions",
     name="models.versions.list",
     summary="List the versions of a model",
+    about=(
+        "The newest version comes first, each with its schema. A page of large schemas is shorter, and has a `next`"
+        " all the same."
+    ),
     parameters=(CURSOR,),
     answers={200: Answer("A page, newest first.", Page[VersionView])},
 )
@@ -459,6 +482,10 @@ async def list_versions(request: Request) -> Response:
     "/models/{owner}/{name}/versions/{id}",
     name="models.versions.get",
     summary="Get a version, with its schema",
+    about=(
+        "The answer has the schema of input and output. `setup_run` says how the last setup of a model server went,"
+        " with the end of what it printed."
+    ),
     answers={200: Answer("The version, with how the last setup of a server of it went.", WholeVersionView)},
 )
 async def get_version(request: Request) -> Response:
@@ -477,6 +504,10 @@ async def get_version(request: Request) -> Response:
     "/models/{owner}/{name}/versions/{id}",
     name="models.versions.delete",
     summary="Delete a version that is not used",
+    about=(
+        "A version that is served, or that a deployment or a waiting prediction needs, is refused with 422 "
+        "`in_use`. Operators may delete versions of public models too."
+    ),
     answers={202: NO_BODY},
     refusals={422},
 )

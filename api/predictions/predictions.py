@@ -35,7 +35,11 @@ T = TypeVar("T")
 @route.creates(
     "/predictions",
     name="predictions.create",
-    summary="Create a prediction of a version, or of the latest version of a model",
+    summary="Create a prediction",
+    about=(
+        "The body names a version or a model. The input is checked against its schema before anything is queued. "
+        "The answer comes at once with the status `starting`, or with `Prefer: wait` once the prediction has ended."
+    ),
     parameters=(route.WAIT, *route.HOW),
     body=route.Body(bodies.VersionPredictionRequest),
 )
@@ -54,7 +58,11 @@ async def _version(request: Request, asked: bodies.CreatePrediction) -> Version:
 @route.creates(
     "/models/{owner}/{name}/predictions",
     name="models.predictions.create",
-    summary="Create a prediction of the latest version of a model",
+    summary="Create a prediction of a model",
+    about=(
+        "The model's latest version runs it, also while a newer one is being set up. The answer is the same as for "
+        "`POST /predictions`."
+    ),
     parameters=(route.WAIT, *route.HOW),
     body=route.Body(bodies.PredictionRequest),
 )
@@ -71,7 +79,11 @@ async def create_of_model(request: Request) -> Response:
     "GET",
     "/predictions/{id}/explain",
     name="predictions.explain",
-    summary="Tell the story of a prediction so far, and what is next",
+    summary="Explain why a prediction is where it is",
+    about=(
+        "The answer lists each claim so far, what ended it, and what comes next. A waiting prediction also says why"
+        " it waits and when it should start. A token with the scope `admin` may ask about any account's prediction."
+    ),
     scopes=("read", "admin"),
     of=prediction_id_of,
     answers={200: route.Answer("Its story.", Story)},
@@ -86,6 +98,10 @@ async def explain(request: Request) -> Response:
     "/predictions/{id}",
     name="predictions.delete",
     summary="Delete a prediction that has ended, with its data and files",
+    about=(
+        "The record, its input, its output and its files are removed at once. A prediction that has not ended is "
+        "refused with 409 `not_terminal`: cancel it first."
+    ),
     of=prediction_id_of,
     refusals={409},
 )
@@ -114,7 +130,11 @@ async def delete(request: Request) -> Response:
 @route.creates(
     "/procedures",
     name="procedures.create",
-    summary="Create a procedure: a prediction that waits apart from others",
+    summary="Create a procedure",
+    about=(
+        "A procedure runs like a prediction and waits in a queue of its own. Long runs of one kind then do not "
+        "delay short ones of the other."
+    ),
     parameters=(route.WAIT, *route.HOW),
     body=route.Body(bodies.VersionPredictionRequest),
 )
@@ -129,7 +149,11 @@ async def create_procedure(request: Request) -> Response:
 @route.creates(
     "/models/{owner}/{name}/versions/{id}/trainings",
     name="trainings.create",
-    summary="Create a training, which makes a version of its destination",
+    summary="Create a training",
+    about=(
+        "A training makes a version of the model in `destination`, which must be yours. A version that no director "
+        "ever trained is refused with 422 `kind_not_served`."
+    ),
     parameters=(route.WAIT, *route.HOW),
     body=route.Body(bodies.TrainingRequest),
 )
@@ -164,6 +188,10 @@ def _serve(kind: Kind) -> None:
         f"/{path}",
         name=f"{path}.list",
         summary=f"List the {path} of the account",
+        about=(
+            f"Pages have up to 100 {path}, the newest first, with those that have not ended. Follow `next` to older "
+            "ones. A page with large outputs is shorter, and has a `next` all the same."
+        ),
         parameters=route.FILTERS,
         answers=route.LISTED,
     )
@@ -171,7 +199,15 @@ def _serve(kind: Kind) -> None:
         return await list_of_kind(request, kind)
 
     @route.reads(
-        f"/{path}/{{id}}", name=f"{path}.get", summary=f"Get a {one}", of=prediction_id_of, answers=route.SHOWN
+        f"/{path}/{{id}}",
+        name=f"{path}.get",
+        summary=f"Get a {one}",
+        about=(
+            "The answer has the status, the output so far and the logs. While it waits, `queue` says why and when it "
+            "should start."
+        ),
+        of=prediction_id_of,
+        answers=route.SHOWN,
     )
     async def get(request: Request) -> Response:
         return await _shown(request, kind)
@@ -181,6 +217,10 @@ def _serve(kind: Kind) -> None:
         f"/{path}/{{id}}/cancel",
         name=f"{path}.cancel",
         summary=f"Cancel a {one}",
+        about=(
+            f"A {one} that waits is canceled at once. One that runs is asked to stop, and its status changes when it "
+            "has. The answer is the same for one that has ended already."
+        ),
         scopes=("run",),
         of=prediction_id_of,
         answers=route.SHOWN,
@@ -235,7 +275,11 @@ class Events(Struct, frozen=True, kw_only=True):
 @route.reads(
     "/predictions/{id}/events",
     name="predictions.events",
-    summary="List what happened to a prediction, in order and numbered",
+    summary="List the events of a prediction",
+    about=(
+        "Events are numbered from 1 in the order in which they happened. Ask again with `after` to read on. Only "
+        "the owner may read them, because they carry the output."
+    ),
     of=prediction_id_of,
     parameters=(
         route.Parameter("after", "The `next` of the page before.", Annotated[int, Meta(ge=0, le=MOST_AFTER)]),
@@ -284,7 +328,11 @@ class Webhooks(Struct, frozen=True):
     "GET",
     "/predictions/{id}/webhooks",
     name="predictions.webhooks",
-    summary="Tell how the webhook of a prediction's end goes",
+    summary="List the deliveries of a prediction's webhook",
+    about=(
+        "The answer has each attempt to deliver the terminal webhook, with its outcome, and the time of the next "
+        "one. A receiver is shown by its host, because a URL may hold a secret."
+    ),
     scopes=("read", "admin"),
     of=prediction_id_of,
     answers={200: route.Answer("Every attempt, and when the next one is.", Webhooks)},
@@ -298,7 +346,11 @@ async def get_webhooks(request: Request) -> Response:
     "POST",
     "/predictions/{id}/webhooks/redeliver",
     name="predictions.webhooks.redeliver",
-    summary="Tell the end of a prediction to its webhook again",
+    summary="Deliver a prediction's webhook again",
+    about=(
+        "The terminal webhook is sent at once, under the same `webhook-id`. A prediction that has not ended, or has"
+        " no webhook, is refused with 409."
+    ),
     scopes=("run", "admin"),
     of=prediction_id_of,
     answers={200: route.Answer("It is told at once.", Webhooks)},
@@ -347,7 +399,11 @@ class BatchResults(Struct, frozen=True):
     "POST",
     "/predictions/batch",
     name="predictions.batch",
-    summary="Create many predictions, each judged by itself",
+    summary="Create many predictions",
+    about=(
+        "One request holds up to 1,000 bodies of `POST /predictions`. Each gets its own result, so one refusal does"
+        " not stop the others. The headers apply to each of them. The response is never held."
+    ),
     bucket="create",
     parameters=route.HOW,
     body=route.Body(bodies.BatchRequest),

@@ -120,7 +120,11 @@ def _prediction_of(request: Request) -> PredictionId:
     "OPTIONS",
     "/streams/{address}",
     name="streams.preflight",
-    summary="What a browser asks before it follows a stream",
+    summary="Answer a browser's preflight of a stream",
+    about=(
+        "A browser sends this before it reads a stream from a page of another site. Any site may read a stream, "
+        "because its address is the permission."
+    ),
     answers={204: NO_BODY},
 )
 async def preflight(request: Request) -> Response:
@@ -132,7 +136,12 @@ async def preflight(request: Request) -> Response:
     "GET",
     "/streams/{address}",
     name="streams.read",
-    summary="Follow a prediction as it happens, as server-sent events",
+    summary="Follow a prediction as it happens",
+    about=(
+        "The address is `urls.stream` of a prediction and needs no token. Events of output, logs and the end arrive"
+        " as server-sent events. A reader that lost its connection sends the id of its last event and continues "
+        "there."
+    ),
     parameters=(
         Parameter("Last-Event-ID", "Go on after this event.", place="header"),
         Parameter("last_event_id", "The same, for who cannot send the header."),

@@ -38,7 +38,7 @@ LIMITS: Final = {  # the fields of AccountLimits
     "weight": "its share of a queue; 1 is the default",
 }
 OPTIONS: Final = {name: f"--{name.replace('_', '-')}" for name in LIMITS}
-NAME: Final = arg("name NAME")
+NAME: Final = arg("name NAME", "the account")
 
 group("token", "list")
 group("account", "list")

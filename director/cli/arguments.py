@@ -218,6 +218,14 @@ def hours(text: str) -> float:
     return float(text)
 
 
+def owner_and_name(text: str) -> str:
+    if not re.fullmatch(MODEL_NAME, text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a model: give owner/name in lower case, such as acme/painter"
+        )
+    return text
+
+
 def model_name(text: str) -> str:
     model, pinned, version = text.partition(":")
     if not re.fullmatch(MODEL_NAME, model) or (pinned and not re.fullmatch(VERSION_ID, version)):

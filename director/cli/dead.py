@@ -50,7 +50,7 @@ async def _list(backend: Backend, given: argparse.Namespace) -> Answer:
     )
 
 
-@operator("dead show", arg("id ID"), examples=(EXAMPLE_ID,))
+@operator("dead show", arg("id ID", "the prediction"), examples=(EXAMPLE_ID,))
 async def _show(backend: Backend, given: argparse.Namespace) -> Answer:
     """Show a dead letter with all its attempts."""
     shown = await backend.dead.show(_id(given.id))
@@ -87,7 +87,7 @@ def _rate(text: str) -> float:
 
 
 MANY: Final = (
-    arg("ids ID", nargs="*"),
+    arg("ids ID", "predictions", nargs="*"),
     flag("--all", "all dead letters that there are now"),
     arg("--queue", "with --all: only this queue's", default=""),
     arg("--rate N", "at most N a second", type=_rate),

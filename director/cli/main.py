@@ -18,6 +18,8 @@ INTERRUPTED: Final = 130
 # command, or group of commands: its module and its line in the help, in the order of the help
 COMMANDS: Final = {
     "up": ("serve", "start everything on this machine, until Ctrl-C"),
+    "serve": ("serve", "serve a model of yours from its folder, or its server, until Ctrl-C"),
+    "schema": ("serve", "print the schema of a Cog model in a folder"),
     "down": ("serve", "stop a `director up`, and processes that one left behind"),
     "api": ("serve", "serve the HTTP API"),
     "run": ("serve", "run predictions of one or more models on model servers"),
@@ -46,7 +48,7 @@ COMMANDS: Final = {
 }
 ALIASES: Final = {"model": ("models",)}
 FILES: Final = frozenset({"FILE", "FILE|URL", "PROGRAM"})
-FOLDERS: Final = frozenset({"DIR"})
+FOLDERS: Final = frozenset({"DIR", "FOLDER"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -23,9 +23,9 @@ SAID: Final = {
 COLUMNS: Final = ("model", "visibility", "version")
 SHOWN: Final = ("name", "visibility", "latest", "is_official", *SAID, "default_example")
 YES_NO: Final = {"yes": "1", "no": ""}
-NAME: Final = arg("of NAME")
-SLUG: Final = arg("of SLUG")
-SKU: Final = arg("of SKU")
+NAME: Final = arg("of NAME", "the model, owner/name")
+SLUG: Final = arg("of SLUG", "the collection, as in its address")
+SKU: Final = arg("of SKU", "the short name of the hardware")
 
 group("collection", "set best --name 'The best' --models acme/painter")
 group("hardware", "set gpu-t4 'Nvidia T4'")
@@ -129,7 +129,7 @@ def _named_value(line: str) -> tuple[str, object]:
 @operator(
     "model example",
     NAME,
-    arg("prediction PREDICTION"),
+    arg("prediction PREDICTION", "the id of the prediction to show"),
     flag("--default", "show it with the model in lists too"),
     flag("--remove", "show it no longer"),
     examples=(f"acme/painter {EXAMPLE_ID} --default",),
@@ -153,8 +153,8 @@ async def _example(backend: Backend, given: argparse.Namespace) -> Answer:
 
 @operator(
     "collection set",
-    arg("--name TEXT", required=True),
-    arg("--description TEXT", default=""),
+    arg("--name TEXT", "its name for people", required=True),
+    arg("--description TEXT", "what its models have in common", default=""),
     arg("--models OWNER/NAME", "in the order to show them", nargs="*", default=[]),
     SLUG,
     examples=("best --name 'The best' --models acme/painter acme/echo",),
@@ -181,7 +181,7 @@ async def _remove(backend: Backend, given: argparse.Namespace) -> Answer:
     return _done(given)
 
 
-@operator("hardware set", SKU, arg("name NAME"), examples=("gpu-t4 'Nvidia T4'",))
+@operator("hardware set", SKU, arg("name NAME", "its name for people"), examples=("gpu-t4 'Nvidia T4'",))
 async def _put_hardware(backend: Backend, given: argparse.Namespace) -> Answer:
     """Name a kind of hardware."""
     async with backend.changes.noting("hardware_written", by=typist(), sku=given.of, named=given.name):

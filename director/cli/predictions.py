@@ -43,7 +43,7 @@ ID: Final = arg("id ID", "id of the prediction")
     "predict",
     JSON,
     *SERVICE,
-    arg("model OWNER/NAME[:VERSION]", type=model_name),
+    arg("model OWNER/NAME[:VERSION]", "the model, or one version of it", type=model_name),
     arg(
         "-i --input NAME=VALUE",
         "an input: JSON where VALUE parses as JSON, else text; NAME=@FILE sends a file",

@@ -1,5 +1,5 @@
-"""Commands that start processes: `up` and `down` on one machine; `api`, `run`, `keeper` and `audit` as in production.
-Every setting is a DIRECTOR_ variable. Each process imports its own parts only when it starts, for less memory.
+"""Commands that start processes: `up`, `serve` and `down` on one machine; `api`, `run`, `keeper` and `audit` as in
+production. Every setting is a DIRECTOR_ variable. Each process imports only its own parts, for less memory.
 """
 
 import argparse
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, get_args
 
-from director.cli.arguments import EITHER, HOME, arg, command, flag, port_number
+from director.cli.arguments import EITHER, HOME, arg, command, flag, owner_and_name, port_number, whole
 from director.cli.output import say
 from director.core.errors import SettingsError
 from director.core.runner_config import RunnerKind
@@ -18,7 +18,7 @@ from director.runtime.startup import hold_sigterm, raise_descriptor_limit
 
 REDIS: Final = arg("--redis URL", "address of Redis or Valkey", dest="redis_url")
 OF_ONE_MODEL: Final = (
-    arg("--model OWNER/NAME", "the model that the servers serve"),
+    arg("--model OWNER/NAME", "the model that the servers serve", type=owner_and_name),
     arg("--version ID", "its version id, 64 hex digits"),
     arg("--kind", "what to run (prediction)", choices=("prediction", "training", "procedure")),
     arg("--also QUEUE", "queue of an older version whose predictions they run too", action="append"),
@@ -28,6 +28,12 @@ OF_ONE_MODEL: Final = (
     arg("--concurrency N", "predictions that one server runs at once", type=int, dest="concurrent_predictions"),
     arg("--batch-cost N", "highest total cost of what runs here at once", type=float),
     arg("--batch-size M", "most predictions that run here at once", type=int),
+)
+OF_OWN: Final = (
+    arg(
+        "--python PROGRAM", "Python that has the model's packages (FOLDER/.venv/bin/python, else this one)", default=""
+    ),
+    flag("--watch", "start the model's server again when its files change"),
 )
 
 
@@ -40,14 +46,23 @@ OF_ONE_MODEL: Final = (
     arg("--redis URL", "use this running server instead of starting one", section=EITHER, default=""),
     arg("--redis-server PROGRAM", "start this redis-server or valkey-server instead", section=EITHER, default=""),
     flag("--verbose", "show the logs of all parts"),
-    examples=("", "--port 9000 --home /srv/director"),
+    arg("--model NAME=FOLDER", "serve the Cog model in this folder too; may be repeated", action="append", dest="own"),
+    *OF_OWN,
+    examples=("", "--port 9000 --home /srv/director", "--model acme/painter=./painter --no-example"),
 )
 def _up(given: argparse.Namespace) -> int:
     """Start Valkey, the API, the keeper and two example models with their directors, and show how to use them.
     All data stays in the home: the next `director up` continues where this one ended.
     """
+    from director.local.serve import own_folder
     from director.local.up import Options, up
 
+    own = []
+    for each in given.own or ():
+        name, equals, folder = each.partition("=")
+        if not equals or not folder:
+            raise SettingsError(f"--model {each}: give owner/name=FOLDER, such as acme/painter=./painter.")
+        own.append(own_folder(name, Path(folder), python=given.python))
     options = Options(
         host=given.host,
         port=given.port,
@@ -56,8 +71,75 @@ def _up(given: argparse.Namespace) -> int:
         redis_url=given.redis,
         redis_server=given.redis_server,
         is_verbose=given.verbose,
+        models=own,
+        python=given.python,
+        is_watched=given.watch,
     )
     return up(options, say)
+
+
+@command(
+    "serve",
+    arg("folder FOLDER", "folder with the model's predict.py or cog.yaml", nargs="?", type=Path),
+    arg("--model OWNER/NAME", "the name to serve it under", required=True, type=owner_and_name),
+    HOME,
+    arg("--port N", "port of the API, if it has to be started too (8080)", type=port_number),
+    arg("--concurrency N", "predictions that the server runs at once (1)", type=whole(), default=1),
+    *OF_OWN,
+    arg("--openai URL", "instead of a folder: a server that speaks as OpenAI's API, such as vLLM", default=""),
+    arg("--http URL", "instead of a folder: the address that takes an input by POST", default=""),
+    arg("--command COMMAND", "start the server with this; {port} and $PORT are a free port", default=""),
+    arg("--runner-config FILE", "how to drive a server that is not Cog's: .json, .toml or a JSON object", default=""),
+    flag("--verbose", "show the logs of all parts that this starts"),
+    examples=(
+        "./painter --model acme/painter --watch",
+        "--model acme/llm --openai http://127.0.0.1:8000",
+        "--model acme/llm --command 'vllm serve Qwen/Qwen3-0.6B --port {port}'",
+    ),
+)
+def _serve(given: argparse.Namespace) -> int:
+    """Serve a model of yours: start its server and a director beside it, restart what dies, and show how to call it.
+    The service is the `up` of the home. If none runs there, `serve` starts everything, as `director up --model` does.
+    """
+    from director.local.serve import own_folder, own_server, serve
+    from director.local.up import Options
+
+    if bool(given.folder) == bool(given.openai or given.http or given.command) or (given.openai and given.http):
+        raise SettingsError("give one of FOLDER, --openai URL, --http URL and --command COMMAND.")
+    if given.folder:
+        own = own_folder(given.model, given.folder, python=given.python, concurrency=given.concurrency)
+    else:
+        own = own_server(
+            given.model,
+            openai=given.openai,
+            http=given.http,
+            command=given.command,
+            config=given.runner_config,
+            concurrency=given.concurrency,
+        )
+    options = Options(
+        home=Path(given.home),
+        has_examples=False,
+        is_verbose=given.verbose,
+        models=[own],
+        python=given.python,
+        is_watched=given.watch,
+    )
+    return serve(options, say, port=given.port)
+
+
+@command(
+    "schema",
+    arg("folder FOLDER", "folder with the model's predict.py or cog.yaml", type=Path),
+    OF_OWN[0],
+    examples=("./painter", "./painter > ./painter/.cog/openapi_schema.json"),
+)
+def _schema(given: argparse.Namespace) -> int:
+    """Print the schema of a Cog model, as Cog's inspector finds it in the model's own Python. Nothing is written."""
+    from director.local.models import find_folder, make_schema
+
+    sys.stdout.write(make_schema(find_folder(given.folder, given.python)).decode())
+    return 0
 
 
 @command("down", HOME, examples=("",))
@@ -89,6 +171,7 @@ def _api(given: argparse.Namespace) -> int:
 @command(
     "run",
     REDIS,
+    arg("--home DIR", "take Redis, files and webhook rules from the `up` of this folder", type=Path),
     arg("--config FILE", "many models: a TOML file with a [[model]] table each", type=Path),
     *OF_ONE_MODEL,
     settings="DirectorSettings",
@@ -101,18 +184,32 @@ def _run(given: argparse.Namespace) -> int:
     from director.execution.main import serve
 
     said = {each.dest: getattr(given, each.dest) for each in OF_ONE_MODEL}
+    beside: dict[str, object] = {} if given.home is None else _beside(given.home)
+    beside |= {"redis_url": given.redis_url} if given.redis_url else {}
     if given.config is None:
-        settings = load(DirectorSettings, redis_url=given.redis_url, **said)
+        settings = load(DirectorSettings, None, **beside, **said)
         models: Sequence[DirectorSettings] = ()
     else:
         for each in OF_ONE_MODEL:
             if said[each.dest] is not None:
                 raise SettingsError(f"{each.names[0]} is of one model: with --config it stands in a table.")
-        settings = load(DirectorSettings, redis_url=given.redis_url)
+        settings = load(DirectorSettings, None, **beside)
         models = read_pool(given.config, settings)
     raise_descriptor_limit()
     serve(settings, models)
     return 0
+
+
+def _beside(folder: Path) -> dict[str, object]:
+    """Return the settings that a director shares with the `up` of this folder. Raises Nowhere."""
+    from director.local.home import Home, Nowhere
+
+    home = Home(folder)
+    state = home.read()
+    if not state.redis_url:
+        raise Nowhere(f"{folder} is not the home of a `director up`: it has no up.json. Start one there first.")
+    files = {"files_dir": state.files_dir or str(home.files)}
+    return {"redis_url": state.redis_url, "webhook_allow": state.webhook_allow or "loopback", **files}
 
 
 @command(

@@ -282,6 +282,10 @@ class AuditSettings(CommonSettings, frozen=True, kw_only=True):
     """Private receivers that are allowed: hosts, networks, the word loopback."""
 
 
+# Words for people, where the library would name a pattern
+IN_WORDS: Final = {"model": "expected owner/name in lower case, such as acme/painter"}
+
+
 def load(cls: type[AnySettings], environ: Mapping[str, str] | None = None, **given: object) -> AnySettings:
     """Read settings from the environment; `given` (from the command line) wins unless None. Raises SettingsError that
     names the variable and its valid values.
@@ -303,7 +307,8 @@ def load(cls: type[AnySettings], environ: Mapping[str, str] | None = None, **giv
 
 def mistake(exc: msgspec.ValidationError) -> tuple[str, str]:
     reason, _, place = str(exc).partition(" - at `$.")
-    return place.rstrip("`").partition("[")[0], reason
+    name = place.rstrip("`").partition("[")[0]
+    return name, IN_WORDS.get(name, reason)
 
 
 def described(cls: type[CommonSettings]) -> list[tuple[str, str, str]]:

@@ -350,7 +350,10 @@ CHECKS: Final[dict[str, Callable[[Look], Answer]]] = {
     **{check.__name__: check for check in (reachable, version, security, role, durability, fsync, eviction, memory)},
     **{check.__name__: check for check in (records, allocator, latency, clock, cluster, replicas, password, rights)},
     "directors": of("{queues}, none waits without a director", "queue_not_served", "director_gone"),
-    "servers": of("no director reports an unwell one", "setup_loop", "setup_failed", "server_auth", "servers_unwell"),
+    "servers": of(
+        "no director reports an unwell one",
+        *("setup_loop", "setup_failed", "server_auth", "servers_unwell", "setup_slow", "no_schema"),
+    ),
     "queues": of("nothing holds them up", "breaker_open", "queue_paused", "objective_burning"),
     "accounts": of("none floods a queue", "tenant_flooding"),
     "dead letters": of("none", "dead_letters"),

@@ -31,6 +31,8 @@ Code = Literal[
     "setup_failed",
     "server_auth",
     "servers_unwell",
+    "setup_slow",
+    "no_schema",
     "breaker_open",
     "queue_paused",
     "objective_burning",
@@ -93,6 +95,20 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "setup_failed": Kind("bad", "A model's setup failed", "{servers} {waits}.", SHOW),
     "server_auth": Kind("bad", "Servers refuse their director's key", "{servers} {waits}.", SHOW),
     "servers_unwell": Kind("bad", "Servers are unwell", "{servers} {waits}.", SHOW),
+    "setup_slow": Kind(
+        "warn",
+        "A setup takes long",
+        "{servers} {waits}. The server loads large weights, or its worker did not start: the `python` of its PATH must "
+        "have cog. Its log says more.",
+        SHOW,
+    ),
+    "no_schema": Kind(
+        "warn",
+        "A model shows no schema",
+        "{servers} Inputs are not checked, and the page asks for JSON. For Cog make the file of the schema; for an "
+        "http runner give `input_schema` in its configuration.",
+        "director schema FOLDER",
+    ),
     "breaker_open": Kind(
         "bad",
         "The breaker is open",
@@ -194,6 +210,7 @@ def waits(stats: QueueStats) -> str:
 
 GONE_S: Final = 600.0  # a director that has been away for longer is no news
 UNWELL_S: Final = 30.0
+SLOW_START_S: Final = 60.0
 UNWELL: Final = frozenset({"resting", "doubted", "defunct", "unhealthy", "unreachable"})
 
 
@@ -234,7 +251,8 @@ def _servers_unwell(situation: Situation) -> Iterator[Finding]:
             left = [one for one in left if one not in found]
             if found or (code == state_of(stats) and not known):
                 servers = _in_words(found, len(known), now_ms)
-                yield _found(code, queue, level="warn" if stats.slots else "bad", servers=servers, waits=waits(stats))
+                is_hard = KINDS[code].level == "bad" and not stats.slots
+                yield _found(code, queue, level="bad" if is_hard else "warn", servers=servers, waits=waits(stats))
 
 
 TROUBLES: Final[Mapping[Code, Callable[[ServerFound, int], bool]]] = {
@@ -242,6 +260,8 @@ TROUBLES: Final[Mapping[Code, Callable[[ServerFound, int], bool]]] = {
     "setup_loop": lambda one, now_ms: one.failed_starts >= LOOP,
     "setup_failed": lambda one, now_ms: one.state == "setup_failed",
     "servers_unwell": lambda one, now_ms: one.state in UNWELL and now_ms - one.since_ms > UNWELL_S * 1000,
+    "setup_slow": lambda one, now_ms: one.state == "starting" and now_ms - one.since_ms > SLOW_START_S * 1000,
+    "no_schema": lambda one, _: not one.has_schema,
 }
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import anyio
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 from redis.asyncio import Redis
 
 from director.core.errors import BackendUnavailable, SettingsError
@@ -57,6 +57,7 @@ HAND_BACK_S: Final = 10.0
 TELL_S: Final = 2.0
 LOOK_AGAIN_S: Final = 2.0
 STAY_S: Final = 5.0  # as often as the slowest heartbeat
+MEND_SCHEMA: Final = "Cog: `director schema FOLDER` prints it; others: `input_schema` of the runner's configuration"
 NEEDS: Final = "A director needs --model owner/name and at least one --server URL."
 # Bytes of one answer where files are stored: the files leave the output before its size is checked
 MOST_WITH_FILES: Final = 64 << 20
@@ -107,6 +108,10 @@ class Director:
         self._catalog = services.catalog
         self._kind: Kind = "" if settings.kind == "prediction" else settings.kind
         runner_config(settings.runner, settings.runner_config)  # raises, also if the stored configuration replaces it
+        if not settings.servers:
+            log.warning(
+                "no --server is given: the servers come from the stored configuration", extra={"model": settings.model}
+            )
         self._configs = services.configs
         self._config = ModelConfig()
         self._config_error = ""
@@ -125,6 +130,7 @@ class Director:
         self._trained = TrainedVersions(services.redis, services.catalog, services.removal, store=store)
         self._queue: QueueName | None = None
         self._queue_known = asyncio.Event()
+        self._replaced = asyncio.Event()  # the version that is served has no server any more
         self._registering = asyncio.Lock()
         self._schema = OPEN_SCHEMA
         self._setup: SetupRun | None = None
@@ -144,12 +150,27 @@ class Director:
             tasks.start_soon(self._recognize)
             if self._setup_webhook is not None:
                 tasks.start_soon(self._setup_webhook.run)
-            await self._queue_known.wait()
-            self._heartbeat, self._consumer = self._make_parts()
-            tasks.start_soon(self._heartbeat.run)
-            tasks.start_soon(self._consumer.run)
             stay = partial(repeat, role="registration", tick_s=STAY_S, clock=self._clock)
             tasks.start_soon(stay, self._look_at_registries)
+            while True:
+                await self._queue_known.wait()
+                await self._serve_version()
+
+    async def _serve_version(self) -> None:
+        """Claim for one version, until none of the servers runs it any more. What waits for it stays in its queue."""
+        heartbeat, consumer = self._heartbeat, self._consumer = self._make_parts()
+        async with anyio.create_task_group() as claiming:
+            claiming.start_soon(heartbeat.run)
+            claiming.start_soon(consumer.run)
+            await self._replaced.wait()
+            await self._drain_claims(consumer, heartbeat)
+            await consumer.abandon()
+            claiming.cancel_scope.cancel()
+        async with self._registering:
+            self._heartbeat = self._consumer = self._queue = None
+            self._version, self._schema = "", OPEN_SCHEMA
+            self._queue_known.clear()
+            self._replaced.clear()
 
     async def drain(self) -> None:
         """Claim nothing more, let runs finish, release the rest; end the servers last, if the settings say so."""
@@ -360,13 +381,41 @@ class Director:
                 return version_id(self._settings.model, schema, b"")
         return ""
 
-    async def _introduce(self, server: Server, health: ServerHealth) -> None:
+    async def _introduce(self, server: Server, health: ServerHealth) -> str:
+        """Register the version of a server that became ready. Return why the server gets no work, '' if it does."""
         schema = await server.runner.openapi_schema()
+        server.has_schema = schema is not None
         if schema is None:
-            log.warning("the model server shows no schema", extra={"server": server.runner.url})
+            log.warning("the model server shows no schema", extra={"server": server.runner.url, "mend": MEND_SCHEMA})
+        if schema is not None and (why := self._differs(server, schema)):
+            return why
+        if schema is not None and self._settings.version:
+            await self._compare(server, schema)
         self._schema = schema or self._schema  # a server that does not answer now must not undo what is known
         self._server_kind = health.server or self._server_kind
         await self._register()
+        return ""
+
+    async def _compare(self, server: Server, schema: Raw) -> None:
+        """Log that a server's schema is not the one published under the version that the operator gave."""
+        known = await self._catalog.version(self._settings.model, self._version)
+        if known is not None and known.schema not in (OPEN_SCHEMA, schema):
+            facts = {"server": server.runner.url, "version": self._version, "mend": "give this build its own --version"}
+            log.error("the model server shows another schema than its version has", extra=facts)
+
+    def _differs(self, server: Server, schema: Raw) -> str:
+        """Return what is wrong if a server shows another schema than the version that is served: it is another version.
+        The director changes to it when no other server runs the former one. A version that was given stays.
+        """
+        found = version_id(self._settings.model, schema, b"")
+        if self._settings.version or found == (self._version or found):
+            return ""
+        facts = {"server": server.runner.url, "served": self._version, "version": found}
+        if not self._replaced.is_set():
+            log.warning("a model server shows another schema: it is another version", extra=facts)
+        if not any(other.can_run for other in self.servers.all if other is not server):
+            self._replaced.set()
+        return f"it shows another schema, so it is version {found[:12]}, and {self._version[:12]} is served here"
 
     async def _note_setup(self, server: Server, health: ServerHealth) -> bool:
         """Store the result of a setup beside its version. False if the version is not in the catalogue yet."""
@@ -400,7 +449,8 @@ class Director:
                 is_latest=settings.latest,
             )
             log.info("model registered", extra={"model": settings.model, "version": self._version})
-            self._queue_known.set()
+            if not self._replaced.is_set():
+                self._queue_known.set()
 
     async def _look_at_registries(self) -> bool:
         """Register again what a deletion of the version took away meanwhile: nothing else would, since the queue's

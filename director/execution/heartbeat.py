@@ -79,6 +79,7 @@ class SelfReport:
             slots=server.usable,
             detail=server.trouble[:LONGEST_DETAIL],
             failed_starts=server.failed_starts,
+            has_schema=server.has_schema,
         )
 
 

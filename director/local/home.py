@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from director.core.errors import DirectorError
-from director.local.processes import Mark, UpError
+from director.local.processes import Mark, UpError, is_alive
 
 UP: Final = "up"  # the name of `up` itself among the processes
 LOG_KEPT_BYTES: Final = 1 << 20
@@ -30,9 +30,16 @@ class State(Struct, frozen=True, kw_only=True):
     url: str = ""
     token: str = ""
     redis_url: str = ""
+    files_dir: str = ""
+    webhook_allow: str = ""
     servers: dict[str, str] = {}  # model → URL of its model server
     pids: dict[str, int] = {}
     started: dict[str, str] = {}  # for each pid, when its process started: see director.local.processes
+
+    @property
+    def is_up(self) -> bool:
+        up = self.processes.get(UP)
+        return up is not None and is_alive(up)
 
     @property
     def processes(self) -> dict[str, Mark]:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +18,13 @@ import httpx
 from anyio.abc import Process, TaskGroup
 from msgspec import Struct
 
+from director.core.errors import DirectorError
 from director.local import child
 from director.local.processes import Mark, mark, signal_group
 
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 10.0
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LONG_RUN_S: Final = 30.0  # a part that ran this long was well: its next pause is short again
 
 
@@ -38,10 +40,13 @@ class Part(Struct, frozen=True, kw_only=True):
 
 
 class Kept(Struct):
+    """`is_restarting`: its process is being ended on purpose, to start it again at once."""
+
     part: Part
     scope: anyio.CancelScope
     gone: anyio.Event
     process: Process | None = None
+    is_restarting: bool = False
 
 
 @dataclass(slots=True)
@@ -75,6 +80,18 @@ class Supervisor:
                 await kept.gone.wait()
             self._stages.pop()
 
+    async def restart(self, part: Part) -> None:
+        """End the process of the part of this name, and start it again as `part`. Runs on it get the part's grace."""
+        kept = next(each for stage in self._stages for each in stage if each.part.name == part.name)
+        process, kept.part = kept.process, part
+        if process is None or process.returncode is not None:
+            return  # it is about to start anyway
+        kept.is_restarting = True
+        with anyio.move_on_after(part.grace_s):
+            await _ask_to_end(part, process)
+            await process.wait()
+        signal_group(process.pid, signal.SIGKILL)
+
     def force(self) -> None:
         self._is_forced = True
         for stage in self._stages:
@@ -92,8 +109,9 @@ class Supervisor:
             kept.gone.set()
 
     async def _run(self, kept: Kept) -> None:
-        part, pause_s = kept.part, self.first_pause_s
+        pause_s = self.first_pause_s
         while True:
+            part = kept.part
             began = time.monotonic()
             try:
                 kept.process = await self._launch(part)
@@ -102,6 +120,9 @@ class Supervisor:
             else:
                 ended = f"ended ({how_it_ended(await kept.process.wait())})"
                 signal_group(kept.process.pid, signal.SIGKILL)  # one of its workers may still run
+            if kept.is_restarting:
+                kept.is_restarting = False
+                continue
             self.ends[part.name] += 1
             if time.monotonic() - began >= LONG_RUN_S:
                 pause_s = self.first_pause_s
@@ -160,6 +181,47 @@ async def supervising(
         finally:
             with anyio.CancelScope(shield=True):
                 await supervisor.stop()
+
+
+async def until_signal(
+    work: Callable[[Supervisor, TaskGroup], Awaitable[None]],
+    *,
+    open_log: Callable[[str], int],
+    say: Callable[[str], None],
+    changed: Callable[[], None],
+) -> None:
+    """Do `work`, then keep its parts running until a signal. A second signal kills them. Raises what `work` raised on
+    purpose, after all parts have ended.
+    """
+    # raised after the block: a task group would wrap an error that passes through it
+    failures: list[DirectorError] = []
+    with anyio.open_signal_receiver(*SIGNALS) as signals:
+        async with (
+            supervising(open_log=open_log, say=say, changed=changed) as supervisor,
+            anyio.create_task_group() as tasks,
+        ):
+            with anyio.CancelScope() as scope:
+                tasks.start_soon(_end_on_signal, signals, scope, supervisor)
+                try:
+                    await work(supervisor, tasks)
+                    await anyio.sleep_forever()
+                except DirectorError as exc:
+                    failures.append(exc)
+            say("stopping")
+            # here and not at the end of the block, so that a second Ctrl-C still works
+            await supervisor.stop()
+            tasks.cancel_scope.cancel()
+    if failures:
+        raise failures[0]
+
+
+async def _end_on_signal(
+    signals: AsyncIterator[signal.Signals], scope: anyio.CancelScope, supervisor: Supervisor
+) -> None:
+    async for _ in signals:
+        if scope.cancel_called:
+            supervisor.force()
+        scope.cancel()
 
 
 def how_it_ended(code: int) -> str:

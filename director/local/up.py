@@ -2,13 +2,11 @@
 when it is, and never leaves a process behind.
 """
 
-import json
 import os
 import shlex
 import shutil
-import signal
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -20,14 +18,15 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from director.broker.durability import Server, check
-from director.broker.redis_client import client, describe, has_password
-from director.core.errors import BackendUnavailable, DirectorError
-from director.core.settings import CommonSettings, load
+from director.broker.redis_client import client, describe
+from director.core.errors import BackendUnavailable
+from director.core.settings import PREFIX, CommonSettings, load
 from director.local import DEFAULT_HOME, parts
+from director.local.attendance import Attendant
 from director.local.home import UP, Home, State
+from director.local.models import Model, Served, Surroundings, examples, labelled, served
 from director.local.parts import (
     Expected,
-    Served,
     answers_200,
     is_registered,
     refuse_if_hopeless,
@@ -36,7 +35,8 @@ from director.local.parts import (
 )
 from director.local.processes import UpError, claimable, end, is_alive, mark
 from director.local.server import VALKEY, EmbeddedServer, find_binary
-from director.local.supervisor import supervising
+from director.local.supervisor import Supervisor, until_signal
+from director.local.usage import how_to_serve, usage
 from director.runtime.startup import raise_descriptor_limit
 from director.store.accounts import SCOPES, Accounts
 
@@ -46,12 +46,13 @@ LOOK_S: Final = 0.2
 NOTE_S: Final = 1.0
 EXAMPLE: Final = "example/hello"
 INPUT: Final = {"text": "hello", "n": 3}
+PIECES: Final = {"x-cog-array-display": "concatenate"}
+LOCAL: Final = "loopback"
 ACCOUNT: Final = "local"
 START_LIMIT_S: Final = 60.0
 STOPPED: Final = 0
 INTERRUPTED: Final = 130
 WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared with, not bound
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 PROMISES: Final = {
     "always": "accepted predictions survive a power cut",
@@ -61,21 +62,10 @@ PROMISES: Final = {
 }
 
 
-ASK: Final = """\
-Ask it:
-
-  curl -s {url}/v1/models/{model}/predictions -H "Authorization: Bearer {token}" \
--H "Content-Type: application/json" -H "Prefer: wait" -d '{{"input": {input}}}'
-
-The same with Replicate's client for Python (pip install "replicate<2"):
-
-  import replicate
-  client = replicate.Client(api_token="{token}", base_url="{url}")
-  print("".join(client.run("{model}", input={input})))"""
-
-
 class Options(Struct, frozen=True, kw_only=True):
-    """The options of the command line. `redis_url` wins over `redis_server`; without both, the wheel has Valkey."""
+    """The options of the command line. `redis_url` wins over `redis_server`; without both, the wheel has Valkey.
+    `models` are the user's own. `python`: what runs them, for a folder that changes while it is watched.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -84,6 +74,9 @@ class Options(Struct, frozen=True, kw_only=True):
     redis_url: str = ""
     redis_server: str = ""
     is_verbose: bool = False
+    models: Sequence[Model] = ()
+    python: str = ""
+    is_watched: bool = False
 
 
 def up(options: Options, say: Callable[[str], None]) -> int:
@@ -114,67 +107,71 @@ class Up:
         self._is_noted = True
 
     async def run(self) -> int:
-        # raised after the block: a task group would wrap an error that passes through it
-        failures: list[DirectorError] = []
-        with anyio.open_signal_receiver(*SIGNALS) as signals:
-            async with (
-                supervising(open_log=self._home.open_log, say=self._say, changed=self._note) as self._supervisor,
-                anyio.create_task_group() as tasks,
-            ):
-                with anyio.CancelScope() as work:
-                    tasks.start_soon(self._end_on_signal, signals, work)
-                    tasks.start_soon(self._note_again)
-                    try:
-                        await self._start(tasks)
-                        await anyio.sleep_forever()
-                    except DirectorError as exc:
-                        failures.append(exc)
-                self._say("stopping")
-                # here and not at the end of the block, so that a second Ctrl-C still works
-                await self._supervisor.stop()
-                tasks.cancel_scope.cancel()
-        if failures:
-            raise failures[0]
+        await until_signal(self._start, open_log=self._home.open_log, say=self._say, changed=self._note)
         return STOPPED if self._is_ready else INTERRUPTED
 
-    async def _end_on_signal(self, signals: AsyncIterator[signal.Signals], work: anyio.CancelScope) -> None:
-        async for _ in signals:
-            if work.cancel_called:
-                self._supervisor.force()
-            work.cancel()
-
-    async def _start(self, tasks: TaskGroup) -> None:
+    async def _start(self, supervisor: Supervisor, tasks: TaskGroup) -> None:
+        self._supervisor = supervisor
         self._note()
+        tasks.start_soon(self._note_again)
         if self._options.is_verbose:
             tasks.start_soon(follow, self._home, self._say)
         redis_url, server = await self._start_server()
-        async with _connected(redis_url) as redis:
+        around = Surroundings(
+            home=self._home,
+            redis_url=redis_url,
+            files_dir=os.environ.get(PREFIX + "FILES_DIR", "") or str(self._home.files),
+            webhook_allow=",".join(filter(None, [os.environ.get(PREFIX + "WEBHOOK_ALLOW", ""), LOCAL])),
+        )
+        async with connected(redis_url) as redis:
             token = await Accounts(redis).create_token(ACCOUNT, scopes=SCOPES, token=self._state.token or None)
-            served = self._examples(redis_url)
-            servers = {one.example.name: one.url for one in served}
-            self._state = msgspec.structs.replace(self._state, token=token, redis_url=redis_url, servers=servers)
+            all_served = [served(one, around) for one in labelled([*self._examples(), *self._options.models])]
+            self._state = msgspec.structs.replace(
+                self._state,
+                token=token,
+                redis_url=redis_url,
+                files_dir=around.files_dir,
+                webhook_allow=around.webhook_allow,
+                servers={one.model.name: one.url for one in all_served},
+            )
             await until_ready(
-                self._start_parts(redis, redis_url, served),
+                self._start_parts(redis, around, all_served),
                 home=self._home,
                 supervisor=self._supervisor,
                 say=self._say,
                 limit_s=START_LIMIT_S,
             )
-        self._is_ready = True
-        self._say(banner(self._state, program=_program(), home=self._home.shown, promise=PROMISES[server.level]))
+            self._is_ready = True
+            program, home = program_name(), self._home.shown
+            self._say(banner(self._state, program=program, home=home, promise=PROMISES[server.level]))
+            own = [one for one in all_served if not one.model.is_example]
+            for one in own:
+                attendant = Attendant(
+                    served=one,
+                    home=self._home,
+                    state=self._state,
+                    redis=redis,
+                    supervisor=supervisor,
+                    say=self._say,
+                    program=program,
+                    python=self._options.python,
+                )
+                attendant.start(tasks, is_watching=self._options.is_watched)
+            await anyio.sleep_forever()
 
-    def _start_parts(self, redis: Redis, redis_url: str, served: Sequence[Served]) -> list[Expected]:
+    def _start_parts(self, redis: Redis, around: Surroundings, all_served: Sequence[Served]) -> list[Expected]:
         """Start all but the server. The reverse order ends the API first, then the runs, then what runs need."""
-        keeper, keeper_url = parts.keeper(self._home, redis_url=redis_url)
-        api = parts.api(self._home, redis_url=redis_url, host=self._options.host, port=self._port)
-        servers, directors = [one.server for one in served], [one.director for one in served]
-        for stage in ([keeper], servers, directors, [api]):
+        keeper, keeper_url = parts.keeper(around)
+        api = parts.api(around, host=self._options.host, port=self._port)
+        servers = [one.server for one in all_served if one.server is not None]
+        for stage in ([keeper], servers, [one.director for one in all_served], [api]):
             self._supervisor.start(stage)
+        awaited = [one for one in all_served if one.model.is_example]  # the setup of an own model may take any time
         return [
             Expected(keeper.name, [answers_200(keeper_url)]),
             Expected(api.name, [answers_200(f"{self._url}/readyz")]),
-            *(Expected(one.server.name, [runs_models(one.url)]) for one in served),
-            *(Expected(one.director.name, [answers_200(one.ready_url), is_registered(redis, one)]) for one in served),
+            *(Expected(f"model-{one.model.label}", [runs_models(one.url)]) for one in awaited),
+            *(Expected(one.director.name, [answers_200(one.ready_url), is_registered(redis, one)]) for one in awaited),
         ]
 
     async def _start_server(self) -> tuple[str, Server]:
@@ -184,7 +181,7 @@ class Up:
             embedded.prepare()
             url = embedded.url
             self._supervisor.start([embedded.part(self._home.path)])
-        async with _connected(url) as redis:
+        async with connected(url) as redis:
             found = await self._until_it_answers(redis, url)
         self._say(f"{found.kind} {found.version} is ready")
         return url, found
@@ -204,13 +201,13 @@ class Up:
                 await anyio.sleep(0.05)
         raise UpError(f"{VALKEY} did not answer within {START_LIMIT_S:g} s. Its log is {self._home.log(VALKEY)}.")
 
-    def _examples(self, redis_url: str) -> list[Served]:
+    def _examples(self) -> list[Model]:
         if not self._options.has_examples:
             return []
         if missing := parts.missing_for_examples():
             self._say(f"without the example models: {' and '.join(missing)} missing (pip install cog pillow)")
             return []
-        return parts.served_examples(self._home, redis_url=redis_url)
+        return examples()
 
     def _note(self) -> None:
         """Write what runs. On a full disk `_note_again` does it later: that is no reason to end what runs."""
@@ -232,7 +229,7 @@ class Up:
                 self._note()
 
 
-def _program() -> str:
+def program_name() -> str:
     typed = sys.argv[0]
     if Path(typed).name != "director":  # run with -m
         return f"{shlex.quote(sys.executable)} -m director"
@@ -240,7 +237,7 @@ def _program() -> str:
 
 
 @asynccontextmanager
-async def _connected(url: str) -> AsyncGenerator[Redis, None]:
+async def connected(url: str) -> AsyncGenerator[Redis, None]:
     redis = client(url, name="director-up")
     try:
         yield redis
@@ -257,16 +254,9 @@ def banner(state: State, *, program: str, home: str, promise: str) -> str:
     url, token = state.url, state.token
     facts = {"token": token, "page": f"{url}/ (log in with the token)", "data": f"{home} ({promise})"}
     parts = ["\n".join((f"\nDirector is up at {url}", *(f"  {name:<6} {value}" for name, value in facts.items())))]
-    if state.servers:
-        where = "" if home == DEFAULT_HOME else f" --home {shlex.quote(home)}"
-        parts.append(ASK.format(url=url, token=token, model=EXAMPLE, input=json.dumps(INPUT)))
-        parts.append(f"Or: {program} predict {EXAMPLE} -i text=hello -i n=3{where}")
-    else:
-        rest = f" --redis {shlex.quote(state.redis_url)}"
-        if has_password(state.redis_url):
-            rest = f"\n\nwith the redis_url of {home}/up.json in DIRECTOR_REDIS_URL: it holds a password."
-        serve = f"{program} run --model owner/name --server http://127.0.0.1:5000{rest}"
-        parts.append(f"Serve a model of yours, say a Cog server on port 5000:\n\n  {serve}")
+    if EXAMPLE in state.servers:
+        parts.append(usage(EXAMPLE, INPUT, state, program=program, home=home, output=PIECES))
+    parts.append(how_to_serve(program=program, home=home))
     parts.append("Webhooks may go to addresses of this machine. Ctrl-C ends everything; the data stays.\n")
     return "\n\n".join(parts)
 

@@ -1,4 +1,5 @@
-"""Write logs to stderr as lines of JSON: a constant message with facts beside it. A line that fails never raises.
+"""Write logs to stderr as lines of JSON: a constant message with facts beside it. A line that fails never raises. On a
+terminal the same lines are written for people.
 
 No library may log a URL, since callers put secrets into theirs.
 """
@@ -21,6 +22,9 @@ OF_EVERY_RECORD: Final = frozenset(BLANK) | {
     "taskName",
     "color_message",
 }
+
+LONG_FACT: Final = 100
+UNPRINTABLE: Final = "\N{REPLACEMENT CHARACTER}"
 
 # httpx logs every URL with its query at info; uvicorn logs every request.
 QUIET: Final = ("httpx", "httpcore", "uvicorn", "uvicorn.access", "uvicorn.error", "asyncio")
@@ -77,12 +81,36 @@ class JsonLines(logging.Formatter):
         return _json(line).decode()
 
 
+class PeopleLines(logging.Formatter):
+    """Lines for a person at a terminal: time, level if not info, message, and facts. Nothing controls the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
+        level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
+        line = f"{at} {level}{_message(record) if record.args else record.msg}"
+        long = []
+        for name, fact in vars(record).items():
+            if name in OF_EVERY_RECORD:
+                continue
+            shown = fact if isinstance(fact, str) else _fact(fact).decode()
+            if "\n" in shown or len(shown) > LONG_FACT:
+                long.append(f"{name}: {shown}")
+            else:
+                line += f"  {name}={shown}"
+        if record.exc_info and record.exc_info[0] is not None:
+            long.append(self.formatException(record.exc_info))
+        lines = [line, *(f"    {each}" for text in long for each in text.splitlines())]
+        return "\n".join("".join(one if one.isprintable() else UNPRINTABLE for one in each) for each in lines)
+
+
 def configure(level: str, *, process: str) -> None:
-    """Log from `level` on. `process` names this process in every line: api, keeper, director."""
+    """Log from `level` on: for people where stderr is a terminal, else as JSON. Each line of JSON names this `process`:
+    api, keeper, director.
+    """
     logging._srcfile = None  # do not look for the caller of each log call
     logging.setLogRecordFactory(Record)
     handler = Lines(sys.stderr)
-    handler.setFormatter(JsonLines(process=process))
+    handler.setFormatter(PeopleLines() if sys.stderr.isatty() else JsonLines(process=process))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

@@ -1,8 +1,8 @@
 """The table of all metrics: the name, kind, labels and meaning of each, and the processes that show it.
 
-No other file names a metric; docs/metrics.md, alert rules and the dashboard are checked against the table. No label
-holds an id or an address, so each has few values. `queue` is bounded by `QueueNames`, and accounts are named only if
-asked for.
+No other file names a metric. The reference is made from the table; alert rules and the dashboard are checked against
+it. No label holds an id or an address, so each has few values. `queue` is bounded by `QueueNames`, and accounts are
+named only if asked for.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -30,6 +30,9 @@ AWAY_S: Final = 1.0
 UNHEALTHY_S: Final = 60.0  # a server recovers within seconds, or hangs
 LONGEST_S: Final = 600.0
 END_AGAIN_S: Final = 15.0  # a server takes up to 11 s to end
+SLOW_START_S: Final = 60.0
+# coglet starts its worker as `python`; if that one has no coglet, the server reports STARTING for ever
+LIKELY_SLOW: Final = "it loads large weights, or its worker did not start: the `python` of its PATH must have cog"
 STRANGER_S: Final = 5.0  # BUSY for this long while nothing of ours runs there: its count and ours differ
 
 PAUSES: Final[dict[HealthStatus, float]] = {
@@ -80,19 +83,21 @@ class Recovery(Struct, eq=False):
 
 
 class Watch(Struct, eq=False):
-    """Watches one server. `register` is awaited each time the server becomes ready, before it gets work. `note_setup`
-    is awaited when a setup has ended, until it returns True. `setup_retry_s`: how long after a failed setup the server
-    is asked to end; 0 for never.
+    """Watches one server. `register` is awaited each time the server becomes ready, before it gets work; it returns why
+    the server gets none, and is then awaited again. `note_setup` is awaited when a setup has ended, until it returns
+    True. `setup_retry_s`: how long after a failed setup the server is asked to end; 0 for never.
     """
 
     server: Server
     servers: Servers
     clock: Clock
-    register: Callable[[Server, Health], Awaitable[object]]
+    register: Callable[[Server, Health], Awaitable[str]]
     note_setup: Callable[[Server, Health], Awaitable[bool]]
     setup_retry_s: float = 0
     noted: tuple[str, bool] | None = None  # the start that was noted, and whether it could run
     seen: HealthStatus | None = None
+    starting_at: float | None = None
+    is_slow_reported: bool = False
     is_registered: bool = False
     asked_to_end_at: float | None = None
     stranger: tuple[float, int] | None = None  # since when, and the count of runs then
@@ -136,9 +141,11 @@ class Watch(Struct, eq=False):
         ):
             await self._end_server()
         elif health.can_run and not self.is_registered:
-            await self.register(server, health)
-            self.is_registered = True
+            if why := await self.register(server, health):
+                health = replace(health, status=HealthStatus.UNHEALTHY, detail=why)
+            self.is_registered = not why
         self._report(health)
+        self._report_slow_start(health)
         self.servers.saw(server, health)
         await self._note_end_of_setup(health)
         return health
@@ -192,6 +199,17 @@ class Watch(Struct, eq=False):
                 facts["setup_logs"] = health.setup.logs[-SETUP_LOG_CHARS:]
             log.log(LEVELS.get(health.status, logging.INFO), "the health of a model server changed", extra=facts)
         self.seen = health.status
+
+    def _report_slow_start(self, health: Health) -> None:
+        now = self.clock.monotonic()
+        if health.status is not HealthStatus.STARTING:
+            self.starting_at, self.is_slow_reported = None, False
+        elif self.starting_at is None:
+            self.starting_at = now
+        elif now - self.starting_at > SLOW_START_S and not self.is_slow_reported:
+            self.is_slow_reported = True
+            facts = {"server": self.server.runner.url, "seconds": SLOW_START_S, "likely": LIKELY_SLOW}
+            log.warning("a model server has been starting for long", extra=facts)
 
 
 class Driven(Struct, frozen=True):

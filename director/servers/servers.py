@@ -133,7 +133,7 @@ class Server(Struct, eq=False):
     `waiting`: permits given ahead, in order. `places`: predictions in one batch. `runs`: all runs ever started.
     `running`: those that have not ended. `full_at`: the value of `runs` when it was last full against our count.
     `run_s`: the recent average duration of successful runs. `since`: its last start. `failed_starts`: in a row.
-    `is_reserved`: for one run alone, so that it gives no permits.
+    `is_reserved`: for one run alone, so that it gives no permits. `has_schema`: it showed one when it was ready.
     `doubt`: set when it needs a restart; it gets no work until the watch has seen to that. `refusal`: why it did not
     let the director in; '' otherwise.
     """
@@ -156,6 +156,7 @@ class Server(Struct, eq=False):
     waiting: deque["Permit"] = msgspec.field(default_factory=deque)
     failed_starts: int = 0
     is_reserved: bool = False
+    has_schema: bool = True
 
     @property
     def can_run(self) -> bool:

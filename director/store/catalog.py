@@ -22,6 +22,8 @@ from director.store.models import Model, Models
 
 OPEN_SCHEMA: Final = Raw(b'{"openapi":"3.0.2","info":{"title":"Cog","version":"0.1.0"},"paths":{}}')
 
+OPEN: Final = bytes(OPEN_SCHEMA).decode()
+
 # Without `setup_run`: the last setup may have printed much, and is read only on request.
 SHOWN: Final = ("created", "server", "schema", "weights")
 REGISTERED: Final = ("created", "server", "schema", "announced")
@@ -66,6 +68,7 @@ class Catalog:
     ) -> QueueName:
         """Register a version and return its queue. Several directors may do so at once and repeatedly.
 
+        The schema of a version is written once: only a version that showed none gets one later. The caller compares.
         A version becomes its model's latest when it is first registered, and again if `is_latest`. The model is written
         last: a reader of a name finds all of it. If all stands nothing is written, so a director can start beside a
         full server. Raises SettingsError for an invalid name or version, and UnknownModel for a missing model unless
@@ -79,9 +82,13 @@ class Catalog:
         async def write() -> None:
             known = _named(REGISTERED, await self._redis.hmget(key, REGISTERED))
             stands = "created" in known  # a deletion may have come between two writes of another director
-            if not stands or known.get("schema") != bytes(schema).decode() or known.get("server") != server:
+            is_unknown = known.get("schema") == OPEN and schema != OPEN_SCHEMA
+            if not stands or is_unknown or known.get("server") != server:
                 pipe = self._redis.pipeline(transaction=True)
-                pipe.hset(key, mapping={"schema": bytes(schema), "server": server})
+                pipe.hset(key, "server", server)
+                if is_unknown:
+                    pipe.hset(key, "schema", bytes(schema))
+                pipe.hsetnx(key, "schema", bytes(schema))
                 pipe.hsetnx(key, "created", str(now_ms))
                 await pipe.execute()
             is_listed = stands and known.get("announced") == LISTED

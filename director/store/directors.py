@@ -26,6 +26,7 @@ class ServerFound(Struct, frozen=True, kw_only=True):
     slots: int
     detail: str = ""
     failed_starts: int = 0
+    has_schema: bool = True  # directors of older releases do not say
 
 
 class About(Struct, frozen=True, kw_only=True):

@@ -162,7 +162,7 @@ def _tables(given: argparse.Namespace) -> int:
 def tables_of(results: dict[str, Result], runs: Sequence[Result] = ()) -> dict[Path, dict[str, str]]:
     return {
         README: {"targets": targets_table(results, runs), "peers": peers_table(results)},
-        ROOT / "README.md": {"pace": pace_table(results)},
+        ROOT / "docs/explanation/performance.md": {"pace": pace_table(results)},
         CAPACITY: {"capacity": _capacity(results)},
     }
 

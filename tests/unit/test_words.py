@@ -6,6 +6,8 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 # A docstring or comment says what does what. These beginnings leave the subject out.
 HEADLESS = re.compile(r"(What|That of|That which|One that|One who|Those|Of|How it|It|Who|Whoever)\b")
@@ -63,3 +65,30 @@ def test_given_up_words_stay_out() -> None:
         if (match := GIVEN_UP.search(line.replace("_", " ")))
     ]
     assert found == []
+
+
+# Sentences of a page of the site, without code, tables and headings
+MOST_WORDS = 18
+BLOCKS = re.compile(r"(?s:^```.*?^```)|^ {4}.*$|^[|#<].*$", re.MULTILINE)
+BULLET = re.compile(r"^ *(?:[-*]|\d+\.) +", re.MULTILINE)
+LINKED = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+# not within `a.b` or 0.6
+ENDING = re.compile(r"[.!?](?=\**\s+[A-Z`*\[\"(]|\**\s*$)")
+
+
+def sentences(page: str) -> list[str]:
+    text = BULLET.sub("\n\n", LINKED.sub(r"\1", BLOCKS.sub("\n", page)))
+    paragraphs = [" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", text)]
+    found = [sentence.strip() for paragraph in paragraphs for sentence in ENDING.split(paragraph)]
+    return [sentence for sentence in found if sentence]
+
+
+def test_sentences_end_where_a_reader_sees_an_end() -> None:
+    page = "# Head\n\nOne `a.b` costs 0.6 KB. Two:\n- three\n- [four](x.md) five\n\n| six |\n\n    seven\n"
+    assert sentences(page) == ["One `a.b` costs 0.6 KB", "Two:", "three", "four five"]
+
+
+@pytest.mark.parametrize("name", files("docs/*.md"))
+def test_sentences_of_a_page_are_short(name: str) -> None:
+    lengths = [len(sentence.split()) for sentence in sentences((ROOT / name).read_text(encoding="utf-8"))]
+    assert not lengths or sum(lengths) / len(lengths) <= MOST_WORDS

@@ -7,7 +7,8 @@ const MOST_INLINE = 256 * 1024; // bytes of a file that are sent within the inpu
 /** The fields of a model: `node`, `values()` (raises for JSON that is none) and `blame(fields)` for what was refused. */
 export function schemaForm(document) {
   const schemas = document?.components?.schemas ?? {};
-  const input = schemas.Input ?? { properties: {} };
+  const input = schemas.Input;
+  if (!input?.properties) return jsonForm();
   const required = new Set(input.required ?? []);
   const order = ([, one]) => one["x-order"] ?? 1e9;
   const fields = Object.entries(input.properties ?? {}).sort((a, b) => order(a) - order(b))
@@ -25,6 +26,20 @@ export function schemaForm(document) {
     blame(refused) {
       for (const one of fields) one.blame(refused.filter(({ field: at }) => at === `input.${one.name}` || at.startsWith(`input.${one.name}.`) || at === one.name).map(({ description }) => description).join(" "));
     },
+  };
+}
+
+/** The whole input as JSON, for a model that shows no schema: nobody but its author knows what it takes. */
+function jsonForm() {
+  const one = field("input", { title: "Input, as JSON", default: {}, description: "This model shows no schema. It is not checked before it runs." }, true);
+  return {
+    node: h("div", { class: "fields" }, one.node),
+    async values() {
+      const found = await one.value();
+      if (typeof found !== "object" || found === null || Array.isArray(found)) throw new Error('The input is an object, such as {"text": "hello"}.');
+      return found;
+    },
+    blame: (refused) => one.blame(refused.map(({ description }) => description).join(" ")),
   };
 }
 

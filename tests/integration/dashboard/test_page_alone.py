@@ -307,6 +307,19 @@ async def test_number_beyond_the_precision_of_a_browser_is_not_altered(window: W
     assert "more digits" in await window.page.evaluate(sent, "12345678901234567891")
 
 
+async def test_model_without_a_schema_is_run_with_json(window: Window, place: Place) -> None:
+    await window.page.goto(f"{place.url}/#/run/{MODEL}")
+    editor = window.page.get_by_label("Input, as JSON")
+    await editor.fill('{"text": "hello", "n": 3}')
+    async with window.page.expect_request(lambda asked: asked.url.endswith("/predictions")) as sent:
+        await window.page.get_by_role("button", name="Run").click()
+    assert (await sent.value).post_data_json == {"input": {"text": "hello", "n": 3}}
+    for wrong in ("[1]", "null", "{"):
+        await editor.fill(wrong)
+        await window.page.get_by_role("button", name="Run").click()
+        await window.page.get_by_role("alert").filter(has_text="JSON" if wrong == "{" else "an object").wait_for()
+
+
 async def test_ages_use_the_clock_of_the_service(window: Window, place: Place) -> None:
     made = await place.submit()
     await window.page.clock.install(time=datetime.now(UTC) + timedelta(hours=7))

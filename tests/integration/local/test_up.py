@@ -320,7 +320,7 @@ def test_down_ends_an_up_and_may_be_repeated(tmp_path):
     with started(tmp_path / "home", "--no-example") as running:
         processes = running.processes
         assert set(processes) == {UP, "valkey", "keeper", "api"}
-        assert f"--redis {running.state['redis_url']}" in running.said
+        assert f"--server http://127.0.0.1:5000 --home {running.home}" in running.said
         assert director("down", home=running.home).stdout == "stopped\n"
         assert running.process.wait(PATIENCE_S) == 0
         assert not [name for name, one in processes.items() if is_alive(one)]

@@ -1,17 +1,22 @@
 import re
 from collections.abc import Iterator
+from http import HTTPStatus
 from typing import Any
 
+import jsonschema_rs
 import msgspec
 import pytest
 
 from api.app import ROUTES
-from api.openapi import encoded
+from api.examples import OF_OPERATIONS, OF_TYPES
+from api.files.outputs import Bytes
+from api.openapi import REFUSALS, encoded
 from api.route import Route
 
 DOCUMENT = msgspec.json.decode(encoded("https://api.example.com", ROUTES))
 # probes, pages for people, and what our own directors ask
 PLAIN = {
+    "/docs",
     *("/livez", "/readyz", "/metrics", "/", "/p/{id}", "/dashboard/{path:path}"),
     *("/internal/files", "/internal/outputs/{name}", "/internal/predictions/{id}/outputs"),
 }
@@ -71,3 +76,55 @@ def test_all_that_is_referred_to_is_there() -> None:
 
 def test_the_address_is_the_public_one() -> None:
     assert DOCUMENT["servers"] == [{"url": "https://api.example.com/v1"}]
+
+
+def operation_of(route: Route) -> dict[str, Any]:
+    return DOCUMENT["paths"][route.path][route.method.lower() if route.method != "QUERY" else "x-query"]
+
+
+@each_documented
+def test_each_operation_says_what_it_does_in_short_sentences(route: Route) -> None:
+    about = operation_of(route)["description"]
+    assert about.endswith(".")
+    assert about not in (route.summary, f"{route.summary}.")
+    assert all(len(sentence.split()) <= 30 for sentence in about.split(". ")), about
+    assert all(each.what.endswith(".") for each in route.all_parameters)
+    assert all(each.example for each in route.all_parameters if each.place == "path")
+
+
+def examples_of(route: Route) -> Iterator[tuple[str, Any]]:
+    """Yield what it is the example of, and the content in the document."""
+    operation = operation_of(route)
+    if route.body is not None:
+        yield "body", operation["requestBody"]["content"][route.body.media_type]
+    for status, answer in route.answers.items():
+        if answer.type is not None and answer.type is not Bytes:
+            yield str(status), operation["responses"][str(status)]["content"][answer.media_type]
+
+
+# as the document has them, and closed: an example has no field that is unknown
+CLOSED = {
+    name: {**schema, "additionalProperties": False} if "properties" in schema else schema
+    for name, schema in DOCUMENT["components"]["schemas"].items()
+}
+
+
+@each_documented
+def test_examples_follow_their_schemas(route: Route) -> None:
+    for _, content in examples_of(route):
+        schema = {**content["schema"], "components": {"schemas": CLOSED}}
+        jsonschema_rs.validator_for(schema).validate(content["example"])
+
+
+def test_no_example_is_left_over() -> None:
+    """A type or an operation that is gone leaves its example behind."""
+    names = set(DOCUMENT["components"]["schemas"])
+    assert {name for name in OF_TYPES if name not in names} <= {"Raw"}
+    known = {f"{route.name} {what}" for route in DOCUMENTED for what, _ in examples_of(route)}
+    assert {name for name in OF_OPERATIONS if not name.isdecimal()} <= known
+
+
+def test_refusals_have_examples_of_their_own_status() -> None:
+    for status in REFUSALS:
+        response = DOCUMENT["components"]["responses"][HTTPStatus(status).phrase.replace(" ", "")]
+        assert response["content"]["application/problem+json"].get("example", {}).get("status", status) == status

@@ -10,9 +10,7 @@ import pytest
 
 from director.cli.arguments import EXIT_CODES, CommandParser
 from director.cli.main import made_parser, main
-from tests.bench.tables import put_into
 
-README = Path(__file__).parents[3] / "director/cli/README.md"
 PARSERS = {parser.prog: parser for parser in made_parser().all_of_it()}
 COMMANDS = {prog: parser for prog, parser in PARSERS.items() if prog != "director"}
 EXAMPLES = {prog: tuple(parser.examples) for prog, parser in COMMANDS.items()}
@@ -20,30 +18,8 @@ LEAVES = {prog: parser for prog, parser in COMMANDS.items() if parser.get_defaul
 # processes that log, a command that prints a script, and commands that write a report elsewhere
 WITHOUT_JSON = {
     *("director up", "director down", "director api", "director run", "director keeper", "director audit"),
-    "director completion",
+    *("director serve", "director schema", "director completion"),
 }
-
-
-def commands_table() -> str:
-    """Return the README's table of commands, made from the parser."""
-    lines = ["| command | what | example |", "|---|---|---|"]
-    for prog, parser in LEAVES.items():
-        what = re.split(r"\.\s", parser.description or "")[0].rstrip(".").replace("|", "\\|")
-        example = next(iter(parser.examples), "").replace("|", "\\|")
-        lines.append(f"| `{prog.removeprefix('director ')}` | {' '.join(what.split())} | `{example}` |")
-    return "\n".join(lines)
-
-
-def codes_table() -> str:
-    return "\n".join(
-        ["| exit code | what |", "|---|---|", *(f"| {code} | {text} |" for code, text in EXIT_CODES.items())]
-    )
-
-
-@pytest.mark.parametrize(("mark", "table"), [("commands", commands_table()), ("exit codes", codes_table())])
-def test_readme_tables_match_the_parser(mark: str, table: str) -> None:
-    page = README.read_text()
-    assert page == put_into(page, mark, table), "put the table of this test's function into director/cli/README.md"
 
 
 @pytest.mark.parametrize("prog", COMMANDS)

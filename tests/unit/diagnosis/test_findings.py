@@ -112,6 +112,20 @@ def test_briefly_unreachable_server_is_not_unwell() -> None:
     assert found(director("d1", replace(SERVER, state="unreachable", since_ms=NOW - 5_000))) == []
 
 
+def test_setup_of_more_than_a_minute_is_found_with_its_likely_cause() -> None:
+    slow = replace(SERVER, state="starting", since_ms=NOW - 61_000)
+    finding = only(director("d1", slow))
+    assert (finding.code, finding.level) == ("setup_slow", "warn")
+    assert "PATH must have cog" in finding.detail
+    assert found(director("d1", replace(slow, since_ms=NOW - 59_000))) == []
+
+
+def test_missing_schema_is_found() -> None:
+    finding = only(director("d1", SERVER, replace(SERVER, has_schema=False)))
+    assert (finding.code, finding.level) == ("no_schema", "warn")
+    assert finding.ask == "director schema FOLDER"
+
+
 def test_failed_setup_is_found_without_details_from_old_directors() -> None:
     old = DirectorFound(
         name="d1", beats=(Beat(queue=Q, at_ms=NOW, slots=0, state="setup_failed", about=About()),), silent_ms=0

@@ -16,7 +16,7 @@ from director.execution.active_claims import (
 )
 from director.execution.director import HAND_BACK_S, TELL_S
 from director.execution.tracker import Limits, Stop, Tracker
-from director.local import parts
+from director.local import models
 from director.servers.runners.cog import LET_GO_PATIENCE_S
 from director.servers.runners.runner import Accepted, Began, Capabilities, RunRequest
 from tests.support.clock import FakeClock
@@ -143,7 +143,7 @@ async def test_drain_waits_for_the_remote_id_of_a_resumable_run() -> None:
 
 def test_a_drain_has_time_left_to_hand_back_what_it_gave_up() -> None:
     assert DRAIN_WAIT_S + CANCEL_ANSWER_S + max(CANCEL_AGAIN_S) + LET_GO_PATIENCE_S < HAND_BACK_S
-    assert parts.HAND_BACK_S > HAND_BACK_S + TELL_S  # before `up` kills it
+    assert models.HAND_BACK_S > HAND_BACK_S + TELL_S  # before `up` kills it
 
 
 async def test_follower_of_a_lost_claim_continues_and_can_be_canceled() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from director.runtime.logs import QUIET, JsonLines, configure
+from director.runtime.logs import QUIET, JsonLines, PeopleLines, configure
 
 TOKEN = "whsec_in_the_query"
 
@@ -48,6 +48,40 @@ def test_line_has_time_level_logger_process_message_and_facts() -> None:
         "delay_s": 0.5,
         "told": None,
     }
+
+
+def for_people(message: str, level: int = logging.INFO, exc_info: Any = None, **facts: object) -> str:
+    logger = logging.getLogger("director.keeper")
+    text = PeopleLines().format(logger.makeRecord(logger.name, level, __file__, 1, message, (), exc_info, extra=facts))
+    return text.partition(" ")[2]
+
+
+def test_line_for_people_has_message_and_facts_and_cannot_control_the_terminal() -> None:
+    assert (
+        for_people("model registered", model="acme/painter", slots=2) == "model registered  model=acme/painter  slots=2"
+    )
+    assert for_people("waiting for redis", logging.WARNING, error="\x1b[2Jno") == (
+        "warning: waiting for redis  error=\N{REPLACEMENT CHARACTER}[2Jno"
+    )
+    assert for_people("setup failed", setup_logs="a\nb") == "setup failed\n    setup_logs: a\n    b"
+
+
+def test_people_get_the_traceback_below_the_line() -> None:
+    try:
+        raise ValueError("late")
+    except ValueError as exc:
+        said = for_people("it broke", logging.ERROR, exc_info=(type(exc), exc, exc.__traceback__))
+    assert said.startswith("error: it broke\n    Traceback")
+    assert said.endswith("\n    ValueError: late")
+
+
+@pytest.mark.usefixtures("as_before")
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_only_a_terminal_gets_lines_for_people(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal, raising=False)
+    configure("info", process="director")
+    [handler] = logging.getLogger().handlers
+    assert isinstance(handler.formatter, PeopleLines if is_terminal else JsonLines)
 
 
 def test_an_exception_brings_its_traceback_in_the_same_line() -> None:

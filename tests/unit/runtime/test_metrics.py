@@ -1,5 +1,4 @@
 import re
-from pathlib import Path
 from typing import get_args
 
 import anyio
@@ -11,7 +10,6 @@ from director.keeper.metrics import OF_QUEUES, Seen, families, folded
 from director.runtime.metric_table import METRICS, OTHER, Metric, Process, QueueNames
 from director.runtime.metrics import OPEN_METRICS, PLAIN, RedisMeter, Registry
 
-ROOT = Path(__file__).parents[3]
 LABELS = {
     *("account", "attempt", "became", "code", "error", "how", "kind", "lane", "limit", "method", "ok", "outcome"),
     *("process", "queue", "repair", "route", "script", "side", "site", "state", "status", "version", "window"),
@@ -28,22 +26,6 @@ def stats(**given: int) -> QueueStats:
 
 def queues(count: int) -> list[QueueName]:
     return [QueueName(f"acme/m{number:04d}:0123456789ab") for number in range(count)]
-
-
-def table_of_metrics() -> str:
-    lines = ["| metric | type | labels | of | what |", "|---|---|---|---|---|"]
-    for metric in METRICS:
-        labels = ", ".join(f"`{label}`" for label in metric.labels)
-        by = "all" if metric.by == get_args(Process) else ", ".join(metric.by)
-        lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {by} | {metric.what} |")
-    return "\n".join(lines)
-
-
-def test_readme_has_the_table_of_metrics() -> None:
-    readme = (ROOT / "docs/metrics.md").read_text()
-    found = re.search(r"<!-- metrics -->\n(.*?)\n?<!-- /metrics -->", readme, re.DOTALL)
-    assert found is not None
-    assert found[1] == table_of_metrics(), "put the table that table_of_metrics() makes into the README"
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from director.core.errors import BackendUnavailable
-from director.servers.fleet import END_AGAIN_S, LATER_S, STRANGER_S, UNHEALTHY_S, Watch
+from director.servers.fleet import END_AGAIN_S, LATER_S, SLOW_START_S, STRANGER_S, UNHEALTHY_S, Watch
 from director.servers.runners.runner import Capabilities, Health, HealthStatus, Setup
 from director.servers.servers import Server, Servers
 from tests.support.clock import FakeClock
@@ -33,13 +33,15 @@ class Watched:
         self.noted: list[tuple[str, bool]] = []
         self.is_known = True
         self.redis_is_away = False
+        self.refusal = ""
         self.watch = Watch(self.server, self.servers, self.clock, self._register, self._note_setup)
 
-    async def _register(self, server: Server, health: Health) -> None:
+    async def _register(self, server: Server, health: Health) -> str:
         assert not server.can_run or self.registered  # before it is given work
         if self.redis_is_away:
             raise BackendUnavailable("away")
         self.registered.append(health.server)
+        return self.refusal
 
     async def _note_setup(self, server: Server, health: Health) -> bool:
         if self.redis_is_away:
@@ -265,3 +267,31 @@ async def test_server_that_cannot_restart_is_not_asked_to_end(watched: Watched) 
         await watched.look(ILL)
         watched.clock.pass_time(10 * UNHEALTHY_S)
     assert watched.runner.shutdowns == 0
+
+
+async def test_server_that_is_not_accepted_gets_no_work_until_it_is(watched: Watched) -> None:
+    watched.refusal = "it is another version"
+    health = await watched.look(READY)
+    assert (health.status, health.detail) == (HealthStatus.UNHEALTHY, "it is another version")
+    assert not watched.servers.any_ready()
+    watched.refusal = ""
+    await watched.look(READY)
+    assert watched.servers.any_ready()
+
+
+async def test_long_start_is_logged_once_with_its_likely_cause(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told() -> int:
+        return [record.message for record in caplog.records].count("a model server has been starting for long")
+
+    starting = replace(READY, status=HealthStatus.STARTING)
+    await watched.look(starting)
+    watched.clock.pass_time(SLOW_START_S - 1)
+    await watched.look(starting)
+    assert told() == 0
+    for _ in range(3):
+        watched.clock.pass_time(SLOW_START_S)
+        await watched.look(starting)
+    assert told() == 1
+    assert "PATH must have cog" in next(vars(record)["likely"] for record in caplog.records if "likely" in vars(record))

@@ -1,0 +1,497 @@
+"""Hold the examples of the OpenAPI document: one for each type that a body or an answer has. A test checks each of them
+against its schema. An operation whose answer looks different has an example of its own.
+"""
+
+from typing import Any, Final
+
+PREDICTION_ID: Final = "06gzx0rcvbz008pmq2tvpfvnvc"
+VERSION: Final = "5c7d5dc6dd8bf75c1acaa8565735e7986bc5b66206b55cca93cb72c9bf15ccaa"
+STREAM_ADDRESS: Final = f"{PREDICTION_ID}-Yk3q8fJ0h2bXoV5s"
+OUTPUT_NAME: Final = f"{PREDICTION_ID}-2c26b46b68ffc68ff99b453c1d304134.png"
+BASE: Final = "https://director.example.com"
+QUEUE: Final = f"acme/painter:{VERSION[:12]}"
+AT, LATER, END = (f"2026-11-23T04:00:0{second}Z" for second in ("0.120", "0.480", "2.310"))
+
+
+def _run(kind: str, **changed: Any) -> dict[str, Any]:
+    address = f"{BASE}/v1/{kind}/{PREDICTION_ID}"
+    urls = {"get": address, "cancel": f"{address}/cancel", "web": f"{BASE}/p/{PREDICTION_ID}"}
+    return {
+        "id": PREDICTION_ID,
+        "model": "acme/painter",
+        "version": VERSION,
+        "input": {"prompt": "a lighthouse at dusk", "seed": 7},
+        "output": f"{BASE}/v1/outputs/{OUTPUT_NAME}?expires=1795409999&signature=…",
+        "logs": "step 1 of 4\nstep 2 of 4\nstep 3 of 4\nstep 4 of 4\n",
+        "error": None,
+        "status": "succeeded",
+        "created_at": AT,
+        "started_at": LATER,
+        "completed_at": END,
+        "data_removed": False,
+        "metrics": {"predict_time": 1.83},
+        "urls": {**urls, "stream": f"{BASE}/v1/streams/{STREAM_ADDRESS}"},
+        "source": "api",
+        **changed,
+    }
+
+
+UNFINISHED: Final[dict[str, Any]] = {"output": None, "logs": "", "completed_at": None, "metrics": {}}
+PLACE: Final = {
+    "position": 1,
+    "ahead": 3,
+    "eta_s": {"p50": 4.0, "p90": 7.5},
+    "reason": "waiting_its_turn",
+    "detail": "It starts when those before it have.",
+}
+STARTING: Final = {**UNFINISHED, "status": "starting", "started_at": None, "queue": PLACE}
+CANCELED: Final = {**UNFINISHED, "status": "canceled", "completed_at": END}
+SCHEMA: Final = {
+    "components": {
+        "schemas": {
+            "Input": {
+                "type": "object",
+                "required": ["prompt"],
+                "properties": {"prompt": {"type": "string"}, "seed": {"type": "integer"}},
+            },
+            "Output": {"type": "string", "format": "uri"},
+        }
+    }
+}
+ACCOUNT: Final = {
+    "username": "acme",
+    "name": "acme",
+    "type": "organization",
+    "github_url": None,
+    "avatar_url": None,
+}
+LIMITS: Final = {
+    "rate": 10,
+    "burst": 20,
+    "read_rate": None,
+    "read_burst": None,
+    "max_queued": 500,
+    "max_running": 4,
+    "compute_s_per_day": None,
+    "compute_s_total": None,
+    "data_ttl_s": None,
+    "max_files_bytes": None,
+    "weight": 1.0,
+}
+DETAIL: Final = {
+    "name": "acme",
+    "type": "organization",
+    "suspension": None,
+    "limits": LIMITS,
+    "usage": {
+        "bursts": {"create": 18},
+        "spent_s": 412.5,
+        "reserved_s": 3.7,
+        "total_spent_s": 20911.0,
+        "total_reserved_s": 3.7,
+        "stored_bytes": 1048576,
+    },
+}
+TOKEN: Final = {
+    "id": "7f3c1a9be2d04856",
+    "label": "ci",
+    "last4": "x9Qd",
+    "scopes": ["read", "run"],
+    "lanes": ["normal", "low"],
+    "created_at": AT,
+    "expires_at": None,
+}
+VERSION_VIEW: Final = {"id": VERSION, "created_at": AT, "cog_version": "0.23.1", "openapi_schema": SCHEMA}
+MODEL: Final = {
+    "url": f"{BASE}/acme/painter",
+    "owner": "acme",
+    "name": "painter",
+    "created_at": AT,
+    "description": "Paints a picture from a prompt",
+    "visibility": "public",
+    "is_official": False,
+    "github_url": None,
+    "paper_url": None,
+    "license_url": None,
+    "run_count": 1204,
+    "cover_image_url": None,
+    "default_example": None,
+    "latest_version": VERSION_VIEW,
+}
+COLLECTION: Final = {"name": "Best", "slug": "best", "description": "What we use most"}
+SETUP: Final = {"status": "succeeded", "started_at": AT, "completed_at": END, "logs": "weights loaded\n"}
+LETTER: Final = {
+    "id": PREDICTION_ID,
+    "queue": QUEUE,
+    "model": "acme/painter",
+    "version": VERSION,
+    "account": "acme",
+    "created_at": AT,
+    "died_at": END,
+    "error": "The director that ran this prediction was lost.",
+    "code": "director_lost",
+    "revivals": 0,
+    "attempts": [
+        {"number": 1, "director": "vm-7-5000", "claimed_at": LATER, "ended_at": END, "code": "director_lost"},
+    ],
+}
+CONFIG: Final = {"slots": 2, "run_limit_s": 600, "attempts": 3}
+CONFIG_VIEW: Final = {
+    "revision": 3,
+    "config": CONFIG,
+    "changed_at": AT,
+    "changed_by": "acme/7f3c1a9be2d04856",
+}
+QUEUE_VIEW: Final = {
+    "name": QUEUE,
+    "model": "acme/painter",
+    "state": "serving",
+    "paused": False,
+    "breaker": "",
+    "mode": "absorb",
+    "max_queued": None,
+    "waiting": {"high": 0, "normal": 4, "low": 12},
+    "claimed": 2,
+    "delayed": 0,
+    "dead": 1,
+    "live": 18,
+    "oldest_s": 9.4,
+    "slots": 2,
+    "directors": 1,
+    "run_s": 1.9,
+    "streams": 16,
+    "read": 16,
+    "accepted": 1222,
+    "started": 1206,
+    "ended": 1204,
+}
+BY_LANE: Final = {"high": 0, "normal": 4, "low": 12}
+OWED: Final = {
+    "host": "hooks.example.com",
+    "events": ["completed"],
+    "is_owed": True,
+    "attempts": 1,
+    "last": "refused",
+    "next_at": END,
+    "deliveries": [
+        {
+            "event": "completed",
+            "outcome": "refused",
+            "status": 503,
+            "attempt": 1,
+            "at": LATER,
+            "next_at": END,
+            "host": "hooks.example.com",
+            "rule": None,
+        }
+    ],
+}
+BODY: Final = {
+    "input": {"prompt": "a lighthouse at dusk"},
+    "webhook": "https://hooks.example.com/director",
+    "webhook_events_filter": ["completed"],
+}
+RELEASE: Final = {
+    "number": 2,
+    "model": "acme/painter",
+    "version": VERSION,
+    "created_at": AT,
+    "created_by": ACCOUNT,
+    "configuration": {"hardware": "gpu-t4", "min_instances": 0, "max_instances": 1},
+}
+
+# by the name of the type in the document
+OF_TYPES: Final[dict[str, Any]] = {
+    "Prediction": _run("predictions"),
+    "Raw": _run("predictions"),
+    "PredictionRequest": BODY,
+    "VersionPredictionRequest": {"version": "acme/painter", **BODY},
+    "TrainingRequest": {"destination": "acme/mine", "input": {"data": f"{BASE}/v1/files/{PREDICTION_ID}"}},
+    "BatchRequest": {
+        "predictions": [
+            {"version": "acme/painter", "input": {"prompt": "a lighthouse at dusk"}},
+            {"version": "acme/painter", "input": {"prompt": "a harbour at dawn"}},
+        ]
+    },
+    "BatchResults": {
+        "results": [
+            {"status": 201, "prediction": _run("predictions", **STARTING)},
+            {"status": 422, "error": {"title": "Input validation failed", "detail": "- input.seed: …", "status": 422}},
+        ]
+    },
+    "Story": {
+        "id": PREDICTION_ID,
+        "model": "acme/painter",
+        "version": VERSION,
+        "queue_name": QUEUE,
+        "status": "processing",
+        "now": END,
+        "submitted": {
+            "at": AT,
+            "lane": "normal",
+            "account": "acme",
+            "told": {"position": 1, "ahead": 3, "eta_s": {"p50": 4.0, "p90": 7.5}},
+            "revivals": 0,
+            "revived_at": None,
+        },
+        "held": [
+            {
+                "number": 1,
+                "director": "vm-7-5000",
+                "waited_s": 0.36,
+                "claimed_at": LATER,
+                "started_at": LATER,
+                "ended_at": None,
+                "held_s": 1.83,
+                "how": "",
+                "is_spent": False,
+            }
+        ],
+        "next": [{"what": "lease", "at": END, "detail": "Its director extends the lease before then."}],
+        "ended": None,
+        "webhook": None,
+        "has_events": True,
+    },
+    "Events": {
+        "events": [
+            {"seq": 1, "type": "created", "at": AT, "data": None},
+            {"seq": 2, "type": "logs", "at": LATER, "data": "step 1 of 4\n"},
+        ],
+        "next": 2,
+        "data_removed": False,
+    },
+    "Webhooks": {"id": PREDICTION_ID, "webhook": OWED, "data_removed": False},
+    "StreamEvent": {"id": "4:1:0", "event": "output", "data": "Once upon"},
+    "ModelView": MODEL,
+    "NewModel": {"owner": "acme", "name": "painter", "visibility": "private", "hardware": "gpu-t4"},
+    "ModelChange": {"description": "Paints a picture from a prompt"},
+    "VersionView": VERSION_VIEW,
+    "WholeVersionView": {**VERSION_VIEW, "setup_run": SETUP},
+    "CollectionView": COLLECTION,
+    "WholeCollection": {**COLLECTION, "full_description": None, "models": [MODEL]},
+    "Hardware": {"name": "Nvidia T4", "sku": "gpu-t4"},
+    "SearchResults": {
+        "query": "paint",
+        "models": [
+            {
+                "model": MODEL,
+                "metadata": {"generated_description": "Paints a picture from a prompt", "score": 0.9, "tags": []},
+            }
+        ],
+        "collections": [COLLECTION],
+        "pages": [],
+    },
+    "DeploymentView": {"owner": "acme", "name": "painter", "current_release": RELEASE},
+    "NewDeployment": {
+        "name": "painter",
+        "model": "acme/painter",
+        "version": VERSION,
+        "hardware": "gpu-t4",
+        "min_instances": 0,
+        "max_instances": 1,
+    },
+    "DeploymentChange": {"version": VERSION},
+    "File": {
+        "id": PREDICTION_ID,
+        "name": "cat.png",
+        "content_type": "image/png",
+        "size": 48213,
+        "etag": "acbd18db4cc2f85cedef654fccc4a4d8",
+        "checksums": {
+            "sha256": "2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae",
+            "md5": "acbd18db4cc2f85cedef654fccc4a4d8",
+        },
+        "metadata": {},
+        "created_at": AT,
+        "expires_at": "2026-11-24T04:00:00.120Z",
+        "urls": {"get": f"{BASE}/v1/files/{PREDICTION_ID}"},
+    },
+    "FileUpload": {"content": "@cat.png", "type": "image/png"},
+    "OwnAccountView": {**ACCOUNT, "scopes": ["read", "run"]},
+    "WebhookSecret": {"key": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"},
+    "DeadLetter": LETTER,
+    "WholeLetter": {**LETTER, "input": {"prompt": "a lighthouse at dusk", "seed": 7}},
+    "Done": {"done": 2, "refused": [], "next": None, "secret": []},
+    "ManyLetters": {"ids": [PREDICTION_ID]},
+    "AccountDetail": DETAIL,
+    "NewAccount": {"name": "acme"},
+    "AccountChange": {"limits": {"max_running": 4, "rate": "default", "max_queued": None}},
+    "SuspendedAccount": {
+        **DETAIL,
+        "suspension": {"policy": "hold", "reason": "review", "since": AT},
+        "ended": 0,
+        "asked": 0,
+        "left": 0,
+    },
+    "AskedSuspension": {"policy": "hold", "reason": "review"},
+    "TokenView": TOKEN,
+    "MadeToken": {**TOKEN, "token": "dr_4nT0b8sGkq2LrWf6yXcVjH1ux9Qd"},
+    "AskedToken": {"label": "ci", "scopes": ["read", "run"], "lanes": ["normal", "low"]},
+    "ConfigView": CONFIG_VIEW,
+    "ModelConfig": CONFIG,
+    "QueueView": QUEUE_VIEW,
+    "QueueDetail": {
+        **QUEUE_VIEW,
+        "heat": {"high": [0, 0], "normal": [2, 0], "low": [0, 1]},
+        "tenants": [
+            {
+                "account": "acme",
+                "waiting": 16,
+                "running": 2,
+                "paused": False,
+                "suspended": False,
+                "weight": 1.0,
+                "max_running": 4,
+            }
+        ],
+        "tally": {"succeeded": 1190, "failed": 14},
+        "setup_run": {**SETUP, "server": "http://127.0.0.1:5000"},
+        "config": CONFIG_VIEW,
+        "objectives": {"normal": {"share": 0.95, "within_s": 10.0}},
+        "burns": {"normal": {"1h": {"met": 980, "missed": 20, "rate": 0.4}}},
+        "history": [
+            {
+                "at_ms": 1795406400000,
+                "waiting": BY_LANE,
+                "claimed": 2,
+                "delayed": 0,
+                "oldest_ms": 9400,
+                "late": {"normal": 0},
+                "accepted": BY_LANE,
+                "started": 5,
+                "ended": 5,
+                "waited_ms": 18200,
+                "met": {"normal": 5},
+                "missed": {"normal": 0},
+            }
+        ],
+    },
+    "LiveView": {
+        "id": PREDICTION_ID,
+        "state": "running",
+        "status": "processing",
+        "account": "acme",
+        "lane": "normal",
+        "created_at": AT,
+        "attempt": 1,
+        "director": "vm-7-5000",
+        "claimed_at": LATER,
+        "started_at": LATER,
+        "due_at": None,
+        "code": None,
+    },
+    "AskedPause": {"account": "acme"},
+    "AskedSize": {"streams": 8},
+    "AskedBound": {"mode": "bounded", "max_queued": 500},
+    "AskedMigration": {"to": "acme/painter", "dry_run": True},
+    "Drained": {"drained": True, "queue": {**QUEUE_VIEW, "paused": True, "state": "paused", "claimed": 0}},
+    "Migrated": {"to": QUEUE, "dry_run": True, "moved": 16, "claimed": 2, "held": 0, "done": True},
+    "DirectorView": {
+        "name": "vm-7-5000",
+        "alive": True,
+        "seen_at": END,
+        "since": AT,
+        "version": "0.3.0",
+        "state": "ready",
+        "slots": 2,
+        "held": 2,
+        "queues": [{"queue": QUEUE, "at": END, "slots": 2, "state": "ready", "held": 2}],
+        "servers": [
+            {
+                "url": "http://127.0.0.1:5000",
+                "state": "ready",
+                "since": AT,
+                "slots": 2,
+                "detail": "",
+                "failed_starts": 0,
+            }
+        ],
+        "more_servers": 0,
+    },
+    "OwedView": {
+        "count": 1,
+        "late": 0,
+        "oldest_at": AT,
+        "looked_at": 1,
+        "hosts": [{"host": "hooks.example.com", "count": 1, "oldest_at": AT, "next_at": END}],
+        "results": [
+            {
+                "id": PREDICTION_ID,
+                "queue": QUEUE,
+                "account": "acme",
+                "host": "hooks.example.com",
+                "owed_since": AT,
+                "attempts": 1,
+                "outcome": "refused",
+                "next_at": END,
+            }
+        ],
+    },
+    "LiveEvent": {"event": "snapshot", "data": "{}"},
+    "ChangesView": {
+        "changes": [
+            {
+                "entry": "1795406400120-0",
+                "id": "a91c",
+                "at": AT,
+                "by": "acme/7f3c1a9be2d04856",
+                "kind": "queue.pause",
+                "account": None,
+                "queue": QUEUE,
+                "detail": {},
+            }
+        ],
+        "next": "1795406400120-0",
+    },
+}
+# by operation, and `body` or the status of an answer
+OF_OPERATIONS: Final[dict[str, Any]] = {
+    **{
+        f"{kind}.create 20{digit}": _run(path, **STARTING)
+        for kind, path in (
+            ("predictions", "predictions"),
+            ("models.predictions", "predictions"),
+            ("deployments.predictions", "predictions"),
+            ("procedures", "procedures"),
+            ("trainings", "trainings"),
+        )
+        for digit in (1, 2)
+    },
+    **{
+        f"{kind}.{verb} 200": _run(kind, **changed)
+        for kind in ("predictions", "procedures", "trainings")
+        for verb, changed in (("get", {}), ("cancel", CANCELED))
+    },
+    "models.create 201": {**MODEL, "latest_version": None, "run_count": 0},
+    "models.search body": "paint picture",
+    "models.readme.get 200": "# Painter\n\nPaints a picture from a prompt.\n",
+    "openapi.get 200": {"openapi": "3.1.0", "info": {"title": "Director"}, "paths": {}},
+    "401": {"title": "Unauthenticated", "detail": "You did not pass an authentication token", "status": 401},
+    "404": {"detail": "The requested resource could not be found.", "status": 404},
+    "422": {
+        "title": "Input validation failed",
+        "detail": "- input: prompt is required\n",
+        "status": 422,
+        "invalid_fields": [{"type": "required", "field": "input", "description": "prompt is required"}],
+    },
+    "429": {
+        "detail": "Request was throttled. Your rate limit resets in ~3s.",
+        "status": 429,
+        "code": "rate_limited",
+        "retry_after": 3,
+    },
+}
+
+
+def of(schema: dict[str, Any], what: str) -> Any:
+    """Return the example of an operation's body or answer, else that of its type, else None: for bytes of a file."""
+    return OF_OPERATIONS.get(what) or _of_type(schema)
+
+
+def _of_type(schema: dict[str, Any]) -> Any:
+    if schema.get("type") == "array":
+        return [_of_type(schema["items"])]
+    name = schema.get("$ref", "").rpartition("/")[2]
+    if name.startswith("Page_"):
+        return {"next": None, "previous": None, "results": [OF_TYPES[name.removeprefix("Page_").rstrip("_")]]}
+    return OF_TYPES.get(name)

@@ -1,0 +1,144 @@
+"""Run `director serve`: one model of the user's, beside the `up` of a home. If none runs there, everything is started,
+as `up --model` does.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+
+from director.core.model_config import check_server_url
+from director.core.runner_config import runner_config
+from director.local.attendance import Attendant
+from director.local.home import Home, State
+from director.local.models import (
+    Model,
+    Surroundings,
+    checked_name,
+    find_folder,
+    keep_schema,
+    labelled,
+    make_schema,
+    served,
+)
+from director.local.processes import UpError
+from director.local.supervisor import Supervisor, until_signal
+from director.local.up import LOCAL, STOPPED, Options, connected, follow, program_name, up
+from director.runtime.startup import raise_descriptor_limit
+
+LOOK_S: Final = 1.0
+OPENAI: Final = "openai"
+V1: Final = "/v1"
+
+
+def own_folder(name: str, folder: Path, *, python: str = "", concurrency: int = 1) -> Model:
+    """Check the folder and its Python, make its schema, and return the model. Raises UpError with the next step."""
+    checked_name(name)
+    found = find_folder(folder, python)
+    keep_schema(found, make_schema(found))
+    return Model(name=name, label="", folder=found, concurrency=concurrency)
+
+
+def own_server(
+    name: str, *, openai: str = "", http: str = "", command: str = "", config: str = "", concurrency: int = 1
+) -> Model:
+    """Return a model of a server that is no Cog server. With `command` alone it speaks as OpenAI's API, such as vLLM's.
+    Raises UpError and SettingsError.
+    """
+    checked_name(name)
+    url = openai or http
+    kind = "http" if http else OPENAI
+    if url:
+        url, path = _base_and_path(url)
+        if kind == "http" and not config:
+            if not path:
+                raise UpError(
+                    f"Give the path that takes the input as well: --http {url}/predict, or a --runner-config."
+                )
+            config = msgspec.json.encode({"kind": "http", "path": path}).decode()
+        elif path not in ("", V1) and not config:
+            config = msgspec.json.encode({"kind": OPENAI, "path": path}).decode()
+        check_server_url(url)
+    runner_config(kind, config)
+    return Model(
+        name=name, label="", url=url, command=command, runner=kind, runner_config=config, concurrency=concurrency
+    )
+
+
+def _base_and_path(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise UpError(f"{url} is not a URL: it begins with http://, as in http://127.0.0.1:8000.")
+    return f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")
+
+
+def serve(options: Options, say: Callable[[str], None], *, port: int | None) -> int:
+    """Serve the one model of these options until a signal; return the exit code."""
+    home = Home(options.home)
+    state = home.read()
+    if not state.is_up:
+        say(f"nothing runs in {home.shown}: starting Valkey, the API and the keeper too, as `director up` does")
+        return up(msgspec.structs.replace(options, port=options.port if port is None else port), say)
+    if port is not None:
+        raise UpError(f"The service in {home.shown} runs already, at {state.url}: leave --port out.")
+    raise_descriptor_limit()
+    say(f"serving beside the service in {home.shown}, at {state.url}")
+    anyio.run(_Beside(options, home, state, say).run)
+    return STOPPED
+
+
+class _Beside:
+    """A model beside an `up` that runs already."""
+
+    def __init__(self, options: Options, home: Home, state: State, say: Callable[[str], None]) -> None:
+        self._options = options
+        self._home = home
+        self._state = state
+        self._say = say
+
+    async def run(self) -> None:
+        await until_signal(self._start, open_log=self._home.open_log, say=self._say, changed=lambda: None)
+
+    async def _start(self, supervisor: Supervisor, tasks: TaskGroup) -> None:
+        state = self._state
+        if self._options.is_verbose:
+            tasks.start_soon(follow, self._home, self._say)
+        around = Surroundings(
+            home=self._home,
+            redis_url=state.redis_url,
+            files_dir=state.files_dir or str(self._home.files),
+            webhook_allow=state.webhook_allow or LOCAL,
+        )
+        async with connected(state.redis_url) as redis:
+            for model in labelled(self._options.models):
+                one = served(model, around)
+                if one.server is not None:
+                    supervisor.start([one.server])
+                supervisor.start([one.director])
+                attendant = Attendant(
+                    served=one,
+                    home=self._home,
+                    state=state,
+                    redis=redis,
+                    supervisor=supervisor,
+                    say=self._say,
+                    program=program_name(),
+                    python=self._options.python,
+                )
+                attendant.start(tasks, is_watching=self._options.is_watched)
+            await self._follow_service()
+
+    async def _follow_service(self) -> None:
+        """Say when the service ends, and when it is there again: the model is served again then, without a restart."""
+        was_up = True
+        while True:
+            await anyio.sleep(LOOK_S)
+            is_up = self._home.read().is_up
+            if is_up != was_up:
+                again = "there again" if is_up else "gone: waiting for `director up` in this home"
+                self._say(f"the service in {self._home.shown} is {again}")
+            was_up = is_up

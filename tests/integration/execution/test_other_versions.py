@@ -1,0 +1,180 @@
+"""Test what makes a version, and what becomes of work that waits for a version that its servers no longer run."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec import Raw
+from redis.asyncio import Redis
+
+from director.core.ids import queue_name, version_id
+from director.servers.fleet import PAUSES
+from director.servers.runners.runner import HealthStatus
+from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.directors import Directors
+from tests.support.eventually import eventually
+from tests.support.live_director import Caller, keeping, live_director
+from tests.support.queue_driver import MODEL
+from tests.support.scripted_cog import HEALTHY, Exchange, Script, ScriptedCog, answer, scripted_cog
+from tests.support.servers import RedisServer
+
+
+def schema(name: str) -> bytes:
+    return json.dumps({"openapi": "3.0.2", "paths": {}, "components": {"schemas": {"Input": {"title": name}}}}).encode()
+
+
+def version_of(shown: bytes) -> str:
+    return version_id(MODEL, Raw(shown), b"")
+
+
+def restarted(cog: ScriptedCog, shown: bytes | None, since: str) -> None:
+    """The server was restarted, and shows this schema."""
+    cog.on("GET", "/openapi.json", answer(503, b"{}") if shown is None else answer(200, shown))
+    cog.on("GET", "/health-check", answer(200, {**HEALTHY, "setup": {"started_at": since}}))
+
+
+def runs(cog: ScriptedCog, prediction_id: str) -> None:
+    body = {"id": prediction_id, "status": "succeeded", "output": cog.url}
+    cog.on("PUT", f"/predictions/{prediction_id}", answer(200, body))
+    cog.on("POST", f"/predictions/{prediction_id}/cancel", answer(404, b"{}"))
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for status in (HealthStatus.READY, HealthStatus.UNHEALTHY):
+        monkeypatch.setitem(PAUSES, status, 0.02)
+
+
+@pytest.fixture
+def caller_of(redis: Redis, caller: Caller) -> Callable[[bytes], Caller]:
+    return lambda shown: Caller(redis, caller.scripts, version=version_of(shown))
+
+
+async def registered(catalog: Catalog, shown: bytes) -> Any:
+    return await eventually(lambda: catalog.version(MODEL, version_of(shown)), "the version is registered")
+
+
+@pytest.mark.faults
+async def test_server_that_shows_another_schema_is_another_version(
+    catalog: Catalog, server: RedisServer, caller_of: Callable[[bytes], Caller]
+) -> None:
+    first, second = schema("first"), schema("second")
+    async with scripted_cog(streams=False, is_array=False) as cog:
+        restarted(cog, first, "first")
+        async with live_director(server.url, cog.url, version=""):
+            await registered(catalog, first)
+            restarted(cog, second, "second")
+            await registered(catalog, second)
+            # a version that was published stays as it was
+            assert bytes((await registered(catalog, first)).schema) == first
+
+            left = await caller_of(first).submit()
+            new = caller_of(second)
+            prediction = new.new_id()
+            runs(cog, prediction)
+            await new.submit(prediction)
+            assert (await new.ended(prediction))["status"] == "succeeded"
+            # what waits for the former version is not run by the new one, and not lost
+            assert (await caller_of(first).get(left))["status"] == "starting"
+
+            runs(cog, left)
+            restarted(cog, first, "third")
+            assert (await caller_of(first).ended(left))["status"] == "succeeded"
+
+
+async def test_server_without_a_schema_that_shows_one_later_is_another_version(
+    catalog: Catalog, server: RedisServer
+) -> None:
+    async with scripted_cog() as cog:
+        restarted(cog, None, "first")
+        async with live_director(server.url, cog.url, version=""):
+            await registered(catalog, bytes(OPEN_SCHEMA))
+            restarted(cog, schema("later"), "second")
+            await registered(catalog, schema("later"))
+            assert (await registered(catalog, bytes(OPEN_SCHEMA))).schema == OPEN_SCHEMA
+
+
+@pytest.mark.faults
+async def test_server_of_another_version_gets_no_work_while_others_run_the_former(
+    catalog: Catalog, server: RedisServer, caller_of: Callable[[bytes], Caller]
+) -> None:
+    first, second = schema("first"), schema("second")
+    async with scripted_cog(streams=False) as cog, scripted_cog(streams=False) as other:
+        restarted(cog, first, "first")
+        restarted(other, first, "first")
+        async with live_director(server.url, cog.url, other.url, version="") as director:
+            await eventually(lambda: all(each.can_run for each in director.servers.all), "both run")
+            restarted(cog, second, "second")
+            held = director.servers.all[0]
+            await eventually(lambda: "another schema" in held.health.detail, "it is held back")
+            assert held.free == 0
+            old = caller_of(first)
+            for _ in range(3):
+                prediction = old.new_id()
+                runs(other, prediction)
+                await old.submit(prediction)
+                assert (await old.ended(prediction))["output"] == other.url
+            assert await catalog.version(MODEL, version_of(second)) is None
+
+            restarted(other, second, "second")
+            await registered(catalog, second)
+            await eventually(lambda: all(each.can_run for each in director.servers.all), "both run the new one")
+
+
+@pytest.mark.faults
+async def test_running_prediction_survives_a_change_of_version(
+    catalog: Catalog, redis: Redis, server: RedisServer, caller_of: Callable[[bytes], Caller]
+) -> None:
+    first, second = schema("first"), schema("second")
+    async with scripted_cog(streams=False, is_array=False) as cog:
+        restarted(cog, first, "first")
+        keeper = keeping(redis, server.url)
+        async with keeper, live_director(server.url, cog.url, version="", drain_s=1.0, backoff_s=0.1):
+            await registered(catalog, first)
+            old = caller_of(first)
+            prediction = old.new_id()
+
+            async def die(exchange: Exchange) -> None:  # the server restarts in the middle of the run
+                restarted(cog, second, "second")
+
+            cog.on("PUT", f"/predictions/{prediction}", Script(die), answer(503, b"{}"))
+            cog.on("POST", f"/predictions/{prediction}/cancel", answer(404, b"{}"))
+            await old.submit(prediction)
+            await registered(catalog, second)
+            assert await old.status(prediction) in ("starting", "processing")
+
+            runs(cog, prediction)
+            restarted(cog, first, "third")
+            assert (await old.ended(prediction))["status"] == "succeeded"
+
+
+async def test_schema_of_a_version_that_the_operator_named_is_never_rewritten(
+    catalog: Catalog, server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    version = "b2" * 32
+    async with scripted_cog() as cog:
+        restarted(cog, schema("first"), "first")
+        async with live_director(server.url, cog.url, version=version) as director:
+            await eventually(lambda: catalog.version(MODEL, version), "it is registered")
+            restarted(cog, schema("second"), "second")
+            [judged] = director.servers.all
+            await eventually(lambda: judged.health.since == "second", "its new start was registered")
+            assert judged.can_run
+            assert "the model server shows another schema than its version has" in caplog.messages
+            known = await catalog.version(MODEL, version)
+            assert known is not None
+            assert bytes(known.schema) == schema("first")
+
+
+async def test_heartbeat_says_that_a_server_shows_no_schema(redis: Redis, server: RedisServer) -> None:
+    async with scripted_cog() as cog:
+        restarted(cog, None, "first")
+        async with live_director(server.url, cog.url, version=""):
+            queue = queue_name(MODEL, version_of(bytes(OPEN_SCHEMA)))
+
+            async def shown() -> list[bool]:
+                found = await Directors(redis).of([queue])
+                return [each.has_schema for one in found for beat in one.beats for each in beat.about.servers]
+
+            await eventually(shown, "it is reported", until=[False].__eq__)

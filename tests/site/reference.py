@@ -1,0 +1,297 @@
+"""Make the parts of the reference from the code, as Markdown. A page asks for a part with a comment such as
+`<!-- made: metrics -->`. Nothing that is made is kept in the repository.
+"""
+
+import argparse
+import ast
+import inspect
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from html import escape
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, get_args
+
+import msgspec
+
+from api import errors
+from api.app import ROUTES
+from api.errors import Code, Refusal
+from api.openapi import encoded
+from api.reference import CHAPTERS, operation_html, operations, refusals_html, type_html
+from director.cli.arguments import EXIT_CODES, CommandParser
+from director.cli.main import made_parser
+from director.core.settings import (
+    ApiSettings,
+    AuditSettings,
+    CommonSettings,
+    DirectorSettings,
+    KeeperSettings,
+    described,
+)
+from director.core.states import END_CODES, TERMINAL, TRANSITIONS, Status, WebhookEvent
+from director.runtime.metric_table import METRICS, Process
+
+ROOT: Final = Path(__file__).parents[2]
+MADE: Final = re.compile(r"<!-- made: ([a-z ]+?)(?: \((.+)\))? -->")
+FLAG: Final = "`true` or `false`"
+BAR: Final = re.compile(r"\|(?=(?:[^`]*`[^`]*`)*[^`]*$)")  # outside of code
+PROCESSES: Final[dict[str, type[CommonSettings]]] = {
+    "API": ApiSettings,
+    "Director": DirectorSettings,
+    "Keeper": KeeperSettings,
+    "Audit": AuditSettings,
+}
+
+
+def filled(page: str) -> str:
+    """Return a page with its made parts. Raises KeyError for a part that nothing makes."""
+    return MADE.sub(lambda found: PARTS[found[1]](*([found[2]] if found[2] else [])), page)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table. A bar in code stays as it is: Markdown looks for cells outside code."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(BAR.sub(r'&#124;', cell) for cell in line)} |" for line in lines)
+
+
+# Settings
+
+
+def setting_rows(process: str) -> list[tuple[str, str, str, str]]:
+    """Return variable, type, default and meaning of each setting of a process; "" for those that all have."""
+    cls = PROCESSES.get(process, CommonSettings)
+    common = {name for name, _, _ in described(CommonSettings)} if process else set()
+    types = {field.name.upper(): field.type for field in msgspec.structs.fields(cls)}
+    return [
+        (name, type_name(types[name.removeprefix("DIRECTOR_")]), default, text)
+        for name, default, text in described(cls)
+        if name not in common
+    ]
+
+
+def type_name(declared: Any) -> str:
+    """Return the type of a setting in words: its bounds, or its words."""
+    schema = msgspec.json.schema(declared)
+    shapes = [shape for shape in schema.get("anyOf", [schema]) if shape.get("type") != "null"]
+    shape = shapes[0]
+    if "enum" in shape:
+        return ", ".join(f"`{word}`" for word in shape["enum"])
+    if "pattern" in shape and (words := re.fullmatch(r"\^\(\|?([a-z|]+)\)\$", shape["pattern"])):
+        return ", ".join(f"`{word}`" for word in words[1].split("|"))
+    signs = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"))
+    bounds = [f"{sign} {shape[key]:,}" for key, sign in signs if key in shape]
+    word = {"integer": "whole number", "boolean": FLAG, "array": "list, with commas", "string": "text"}
+    return " ".join([word.get(shape["type"], shape["type"]), *bounds])
+
+
+def settings_of(process: str = "") -> str:
+    return table(
+        ("variable", "type", "default", "meaning"),
+        [
+            (f"`{name}`", type_, f"`{default.lower() if type_ == FLAG else default}`" if default else "", text)
+            for name, type_, default, text in setting_rows(process)
+        ],
+    )
+
+
+# Commands
+
+
+@cache
+def leaves() -> dict[str, CommandParser]:
+    """Return each command that can be run, by its words without `director`."""
+    return {
+        parser.prog.removeprefix("director "): parser
+        for parser in made_parser().all_of_it()
+        if parser.get_default("run") is not None
+    }
+
+
+def option_rows(parser: CommandParser) -> list[tuple[str, str]]:
+    """Return the names and the meaning of each argument."""
+    rows = []
+    for action in parser.arguments:
+        if isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
+            continue
+        value = action.metavar or ("" if action.nargs == 0 else action.dest.upper())
+        if action.choices:
+            value = "|".join(map(str, action.choices))
+        names = ", ".join(action.option_strings)
+        meaning = (action.help or "") % {"default": action.default, "prog": parser.prog}
+        rows.append((f"{names} {value}".strip() if names else str(value), meaning))
+    return rows
+
+
+def commands() -> str:
+    parts: list[str] = []
+    for name, parser in leaves().items():
+        about = " ".join((parser.description or "").split())
+        rows = [(f"`{what}`", meaning) for what, meaning in option_rows(parser)]
+        parts += [f"## `director {name}`", f"{about.rstrip('.')}."]
+        parts += [table(("argument", "meaning"), rows)] if rows else []
+        parts.append("\n".join(f"    {line}" for line in parser.examples))
+    return "\n\n".join(parts)
+
+
+def exit_codes() -> str:
+    return table(("code", "meaning"), [(f"`{code}`", text) for code, text in EXIT_CODES.items()])
+
+
+# Metrics
+
+
+def metrics() -> str:
+    rows = []
+    for metric in METRICS:
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        by = "all" if metric.by == get_args(Process) else ", ".join(metric.by)
+        rows.append((f"`{metric.name}`", metric.kind, labels, by, metric.what))
+    return table(("metric", "type", "labels", "of", "meaning"), rows)
+
+
+# Codes and statuses
+
+
+def texts_below(cls: type) -> dict[str, str]:
+    """Return the text below each member of an enumeration."""
+    [declared] = ast.parse(inspect.getsource(cls)).body
+    assert isinstance(declared, ast.ClassDef)
+    found = {}
+    for member, text in pairwise(declared.body):
+        match member, text:
+            case ast.Assign([ast.Name(name)]), ast.Expr(ast.Constant(str(words))):
+                found[str(getattr(cls, name))] = " ".join(words.split())
+    return found
+
+
+@cache
+def statuses_of_codes() -> dict[str, set[int]]:
+    """Return the HTTP statuses of the refusals with each code."""
+    refusals = [each for each in vars(errors).values() if isinstance(each, Refusal)]
+    given = [(each.code, each.status) for each in (*refusals, *errors.QUEUE_REFUSALS.values())]
+    header = errors.invalid_header("", "").document  # it is made where it is raised
+    found: dict[str, set[int]] = {}
+    for code, status in (*given, (header.code, header.status)):
+        if code is not None:
+            found.setdefault(str(code), set()).add(status)
+    return found
+
+
+def api_codes() -> str:
+    texts, statuses = texts_below(Code), statuses_of_codes()
+    return table(
+        ("code", "status", "meaning, and what to do"),
+        [(f"`{code}`", ", ".join(map(str, sorted(statuses[code]))), texts[code]) for code in Code],
+    )
+
+
+def end_codes() -> str:
+    return table(("code", "meaning"), [(f"`{code}`", text) for code, text in sorted(END_CODES.items())])
+
+
+def statuses() -> str:
+    texts = texts_below(Status)
+    rows = [
+        (
+            f"`{status}`",
+            texts[status],
+            "yes" if status in TERMINAL else "",
+            ", ".join(f"`{following}`" for following in Status if following in TRANSITIONS[status]),
+        )
+        for status in Status
+    ]
+    return table(("status", "meaning", "terminal", "may be followed by"), rows)
+
+
+def webhook_events() -> str:
+    return table(("event", "sent"), [(f"`{event}`", text) for event, text in texts_below(WebhookEvent).items()])
+
+
+# The HTTP API
+
+
+@cache
+def document() -> dict[str, Any]:
+    return msgspec.json.decode(encoded("", ROUTES), type=dict[str, Any])
+
+
+def http(chapter: str) -> str:
+    return "\n\n".join(
+        f'## {each.summary} {{ #{each.name} }}\n\n<div class="operation">\n'
+        f"{operation_html(document(), each, types='types.html', refusals='../http-api.html')}\n</div>"
+        for each in operations(document(), CHAPTERS[chapter])
+    )
+
+
+def types() -> str:
+    return "\n\n".join(
+        f'## {name} {{ #type-{name} }}\n\n<div class="operation">\n{type_html(name, schema)}\n</div>'
+        for name, schema in sorted(document()["components"]["schemas"].items())
+    )
+
+
+def refusals() -> str:
+    return f'<div class="operation">\n{refusals_html(document())}\n</div>'
+
+
+# The drawing of the statuses: places by hand, arrows from the table
+
+PLACES: Final = {
+    Status.STARTING: (70, 110),
+    Status.PROCESSING: (270, 110),
+    Status.SUCCEEDED: (480, 30),
+    Status.FAILED: (480, 83),
+    Status.CANCELED: (480, 137),
+    Status.ABORTED: (480, 190),
+}
+WIDE: Final = 110
+HIGH: Final = 34
+
+
+def state_diagram() -> str:
+    """Return the statuses and their transitions as SVG. It takes the colours of the page."""
+    boxes = "".join(
+        f'<rect x="{x - WIDE / 2}" y="{y - HIGH / 2}" width="{WIDE}" height="{HIGH}" rx="8"/>'
+        f'<text x="{x}" y="{y + 5}">{escape(status)}</text>'
+        for status, (x, y) in PLACES.items()
+    )
+    arrows = "".join(
+        arrow(before, after) for before, following in TRANSITIONS.items() for after in Status if after in following
+    )
+    label = "; ".join(f"{before} to {', '.join(sorted(after))}" for before, after in TRANSITIONS.items() if after)
+    return (
+        f'<svg class="states" viewBox="0 0 550 240" role="img" aria-label="{escape(label)}">'
+        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        f'<path d="M0 0 8 4 0 8z"/></marker></defs>{arrows}{boxes}</svg>'
+    )
+
+
+def arrow(before: Status, after: Status) -> str:
+    (x, y), (to_x, to_y) = PLACES[before], PLACES[after]
+    if (before, after) == (Status.PROCESSING, Status.STARTING):
+        path = f"M{x} {y + HIGH / 2} C{x} {y + 50} {to_x} {y + 50} {to_x} {to_y + HIGH / 2 + 2}"
+    elif before is Status.STARTING and after is not Status.PROCESSING:
+        is_up = to_y < y
+        side = y - HIGH / 2 if is_up else y + HIGH / 2
+        path = f"M{x + 20} {side} C{x + 60} {to_y} {x + 150} {to_y} {to_x - WIDE / 2} {to_y + (4 if is_up else -4)}"
+    else:
+        path = f"M{x + WIDE / 2} {y} L{to_x - WIDE / 2} {to_y}"
+    return f'<path class="arrow" d="{path}" marker-end="url(#tip)"/>'
+
+
+PARTS: Final[dict[str, Callable[..., str]]] = {
+    "settings": settings_of,
+    "commands": commands,
+    "exit codes": exit_codes,
+    "metrics": metrics,
+    "api codes": api_codes,
+    "end codes": end_codes,
+    "statuses": statuses,
+    "webhook events": webhook_events,
+    "http": http,
+    "types": types,
+    "refusals": refusals,
+    "state diagram": state_diagram,
+}
