@@ -154,12 +154,13 @@ def type_html(name: str, schema: Mapping[str, Any], *, types: str = "") -> str:
         (
             f"<code>{escape(field)}</code>",
             _type(its, types),
-            "yes" if field in must else "",
+            "always" if field in must else "",
             prose(its.get("description", "")),
         )
         for field, its in schema["properties"].items()
     ]
-    return f"{about}\n{_table((name, 'type', 'always', ''), rows)}"
+    shown = _table(("field", "type", "is there", "meaning"), rows)
+    return f"{about}\n{shown}"
 
 
 def refusals_html(document: Mapping[str, Any]) -> str:

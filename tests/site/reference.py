@@ -31,6 +31,8 @@ from director.core.settings import (
     described,
 )
 from director.core.states import END_CODES, TERMINAL, TRANSITIONS, Status, WebhookEvent
+from director.core.view import PAUSED, REASONS
+from director.diagnosis.findings import KINDS, Kind
 from director.runtime.metric_table import METRICS, Process
 
 ROOT: Final = Path(__file__).parents[2]
@@ -205,6 +207,35 @@ def statuses() -> str:
     return table(("status", "meaning", "terminal", "may be followed by"), rows)
 
 
+def reasons() -> str:
+    """Why a prediction waits. The other texts of the table are details of a reason."""
+    details = {*PAUSED.values(), "overloaded"}
+    return table(
+        ("reason", "meaning"),
+        [(f"`{reason}`", text.replace("{}", "…")) for reason, text in REASONS.items() if reason not in details],
+    )
+
+
+GAP: Final = re.compile(r"{(\w+)(?::[^}]*)?}")
+
+
+def findings() -> str:
+    """The texts of findings have gaps for names and figures. Of a detail, only sentences without a gap are shown."""
+
+    def said(kind: Kind) -> str:
+        title = GAP.sub(r"\1", kind.title)
+        whole = [each for each in kind.detail.rstrip(".").split(". ") if not GAP.search(each)]
+        return ". ".join([title[0].upper() + title[1:], *whole]) + "."
+
+    return table(
+        ("code", "level", "meaning", "command"),
+        [
+            (f"`{code}`", kind.level, said(kind), f"`{GAP.sub(lambda gap: gap[1].upper(), kind.ask)}`")
+            for code, kind in KINDS.items()
+        ],
+    )
+
+
 def webhook_events() -> str:
     return table(("event", "sent"), [(f"`{event}`", text) for event, text in texts_below(WebhookEvent).items()])
 
@@ -290,6 +321,8 @@ PARTS: Final[dict[str, Callable[..., str]]] = {
     "end codes": end_codes,
     "statuses": statuses,
     "webhook events": webhook_events,
+    "reasons": reasons,
+    "findings": findings,
     "http": http,
     "types": types,
     "refusals": refusals,

@@ -9,6 +9,8 @@ from api.errors import Code
 from api.reference import CHAPTERS
 from director.core.settings import described
 from director.core.states import END_CODES, Status, WebhookEvent
+from director.core.view import PAUSED, REASONS
+from director.diagnosis.findings import CODES, KINDS
 from director.execution.tracker import DRAINED, FAULTS, STOPS, VERDICTS
 from director.runtime.metric_table import METRICS
 from director.servers.runners.answers import SERVER_AUTH
@@ -72,6 +74,12 @@ def test_each_code_status_and_event_has_a_meaning() -> None:
         assert set(texts) == set(words)
         assert [word for word in words if f"| `{word}` |" not in REFERENCE or not texts[word].endswith(".")] == []
     assert [code for code, text in END_CODES.items() if f"| `{code}` |" not in REFERENCE or not text] == []
+
+
+def test_each_reason_and_finding_is_in_the_reference() -> None:
+    reasons = set(REASONS) - set(PAUSED.values()) - {"overloaded"}
+    assert [word for word in (*reasons, *CODES) if f"| `{word}` |" not in REFERENCE] == []
+    assert set(KINDS) == set(CODES)
 
 
 def test_each_code_is_the_code_of_a_refusal() -> None:
