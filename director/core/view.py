@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, Raw, Struct
 
-from director.core.ids import Kind
+from director.core.ids import Kind, created_ms_of
 from director.core.schema import LIFE, Eta, Event, Outlook, Place, Prediction, Record, Stored, Urls
 
 PATHS: Final[Mapping[Kind, str]] = {"": "predictions", "training": "trainings", "procedure": "procedures"}
@@ -30,7 +30,7 @@ def view(stored: Stored) -> Prediction:
         logs=stored.logs,
         error=record.error or None,
         status=record.status,
-        created_at=iso(record.created),
+        created_at=iso(created_ms(record)),
         started_at=None if record.started is None else iso(record.started),
         completed_at=None if record.completed is None else iso(record.completed),
         data_removed=stored.input is None,
@@ -49,6 +49,13 @@ def view(stored: Stored) -> Prediction:
         webhook=record.webhook or UNSET,
         webhook_events_filter=tuple(record.events.split(",")) if record.webhook else UNSET,
     )
+
+
+def created_ms(record: Record) -> int:
+    """Return when the request came, as its id has it: lists and their filters go by ids. If the API's clock is ahead of
+    the server's, the server's counts, because nothing starts before it was created.
+    """
+    return min(created_ms_of(record.id), record.created)
 
 
 def public_input(record: Record, given: Raw) -> Raw:

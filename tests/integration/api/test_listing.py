@@ -61,6 +61,17 @@ async def test_next_leads_through_all_predictions_once(api: AsyncClient, filed: 
     assert [*chain(*pages)] == filed
 
 
+async def test_list_descends_in_created_at_over_pages_also_where_filing_was_out_of_order(
+    api: AsyncClient, scripts: Scripts, queue: QueueName
+) -> None:
+    for number in range(110, 0, -1):
+        await file(scripts, queue, new_prediction_id(model=MODEL, now_ms=START_MS + number))
+    first = (await api.get("/v1/predictions")).json()
+    created = [one["created_at"] for one in first["results"] + (await api.get(first["next"])).json()["results"]]
+    assert created == sorted(created, reverse=True)
+    assert len(set(created)) == 110
+
+
 async def test_previous_leads_back_to_the_newest(api: AsyncClient, filed: list[PredictionId]) -> None:
     second = (await api.get((await api.get("/v1/predictions")).json()["next"])).json()
     last = (await api.get(second["next"])).json()
