@@ -19,7 +19,7 @@ from starlette.responses import Response
 from api import bodies, errors
 from api.auth import give_back, refuse_full, reserve_compute
 from api.errors import Moved, Problem
-from api.http import Request, base_url, json_response, until_gone
+from api.http import Request, base_url, json_response, watching
 from api.predictions.secrets import Secrets
 from api.predictions.streams import new_ticket
 from api.predictions.validation import InputSchema
@@ -66,6 +66,8 @@ async def submit(
         accepted, stored = await accept(
             request, version, asked, deployment=deployment, rate_token=request.rate_token, wait=wait
         )
+        if deployment and await _is_disabled(services, deployment):
+            stored = await _canceled(request, stored)
         headers = {"Location": address(stored.record)}
         if accepted.replayed:
             headers["Idempotency-Replayed"] = "true"
@@ -76,6 +78,18 @@ async def submit(
     finally:
         if wait is not None:
             wait.leave()
+
+
+async def _is_disabled(services: Services, deployment: str) -> bool:
+    """Ask again after the prediction was filed: an update that disabled the deployment before may not have seen it."""
+    known = await services.deployments.get(*deployment.split("/"))
+    return known is not None and known.is_disabled
+
+
+async def _canceled(request: Request, stored: Stored) -> Stored:
+    record, scripts = stored.record, services_at(request, stored.record.id).scripts
+    await scripts.cancel(record.id, account=record.account, kind=record.kind)
+    return await scripts.get(record.id) or stored
 
 
 async def accept(
@@ -324,13 +338,8 @@ async def _answer(
     if stored.record.is_terminal:
         return json_response(view(stored), 201, headers)
     left_s = max(0.0, until - services.clock.monotonic())
-    # a caller that hangs up frees its wait; the prediction goes on
-    gone = request.scope["state"].get("gone") or asyncio.create_task(until_gone(request.receive))
-    try:
+    with watching(request) as gone:  # a caller that hangs up frees its wait; the prediction goes on
         ended = await waiters.ended(stored.record.id, seconds=left_s, weight=weight, wait=wait, gone=gone)
-    finally:
-        if isinstance(gone, asyncio.Task):  # not behind our own HTTP protocol
-            gone.cancel()
     if ended is not None:
         return json_response(view(ended.of(stored) if isinstance(ended, Ending) else ended), 201, headers)
     # Clients take any other status for the end, and a part of the output for all of it.

@@ -8,6 +8,9 @@ from httpx import AsyncClient
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
+from api.bodies import CreatePrediction
+from api.http import Request
+from api.models import deployments
 from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.ids import PredictionId, QueueName
@@ -271,3 +274,17 @@ async def test_disabled_deployment_refuses_and_cancels_what_it_has(
     assert (refused.status_code, refused.json()["code"]) == (422, "deployment_disabled")
     assert (await api.patch(CHAT, json={"max_instances": 1})).status_code == 200
     assert await status(await create()) == "starting"
+
+
+async def test_prediction_that_was_being_created_when_its_deployment_was_disabled_is_canceled(
+    api: AsyncClient, chat: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = deployments.read_create
+
+    async def read_late(request: Request) -> CreatePrediction:
+        assert (await api.patch(CHAT, json={"max_instances": 0})).status_code == 200
+        return await read(request)
+
+    monkeypatch.setattr(deployments, "read_create", read_late)
+    made = await api.post(f"{CHAT}/predictions", json={"input": {}})
+    assert (made.status_code, made.json()["status"]) == (201, "canceled")

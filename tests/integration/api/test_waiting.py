@@ -29,7 +29,7 @@ from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, QueueName, queue_name
 from director.core.policy import Policy
-from director.core.schema import Stored
+from director.core.schema import Claim, Stored
 from director.core.states import Status
 from director.store.predictions import heard
 from tests.integration.api.conftest import Served, listeners, no_faults
@@ -469,3 +469,39 @@ async def test_ending_api_answers_waiting_callers(server: RedisServer, token: st
                 live.process.terminate()
             await live.process.wait()
     assert (answers[0].status_code, answers[0].json()["status"]) == (202, "starting")
+
+
+async def ask_to_cancel(api: AsyncClient, claim: Claim, answers: list[httpx.Response]) -> None:
+    answers.append(await api.post(f"/v1/predictions/{claim.id}/cancel"))
+
+
+async def test_answer_to_a_cancel_waits_for_the_end_of_the_run(served: Served, director: PlayedDirector) -> None:
+    answers: list[httpx.Response] = []
+    async with served(cancel_wait_s=60) as api:
+        await api.post("/v1/predictions", json=BODY)
+        await director.begin(claim := await director.claim())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask_to_cancel, api, claim, answers)
+            await holds(api, 1)
+            await director.finish(claim, Status.CANCELED)
+        assert [(answer.status_code, answer.json()["status"]) for answer in answers] == [(200, "canceled")]
+        assert await held(api) == 0
+
+
+async def test_answer_to_a_cancel_waits_no_longer_than_its_limit(served: Served, director: PlayedDirector) -> None:
+    async with served(cancel_wait_s=0.05) as api:
+        await api.post("/v1/predictions", json=BODY)
+        await director.begin(claim := await director.claim())
+        answer = await api.post(f"/v1/predictions/{claim.id}/cancel")
+        assert (answer.status_code, answer.json()["status"]) == (200, "processing")
+        assert await held(api) == 0
+
+
+async def test_cancels_leave_half_of_the_held_responses_to_others(served: Served, director: PlayedDirector) -> None:
+    async with served(cancel_wait_s=60, max_waits=2) as api, asked(api) as answers:
+        await director.begin(claim := await director.claim())
+        await holds(api, 1)
+        answer = await api.post(f"/v1/predictions/{claim.id}/cancel")
+        assert answer.json()["status"] == "processing"
+        await director.finish(claim, Status.CANCELED)
+    assert answers[0].json()["status"] == "canceled"
