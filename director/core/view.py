@@ -19,7 +19,11 @@ LINES_DROPPED: Final = "… earlier lines were dropped …\n"  # first line of l
 
 
 def view(stored: Stored) -> Prediction:
+    """Return what callers see. `created_at` is the time in the id, because lists and their filters go by ids. The API's
+    clock made it, and that of Redis the other times: where it is behind, they are shown as equal and not as earlier.
+    """
     record = stored.record
+    created = created_ms_of(record.id)
     base = address(record)
     return Prediction(
         id=record.id,
@@ -30,9 +34,9 @@ def view(stored: Stored) -> Prediction:
         logs=stored.logs,
         error=record.error or None,
         status=record.status,
-        created_at=iso(created_ms(record)),
-        started_at=None if record.started is None else iso(record.started),
-        completed_at=None if record.completed is None else iso(record.completed),
+        created_at=iso(created),
+        started_at=None if record.started is None else iso(max(created, record.started)),
+        completed_at=None if record.completed is None else iso(max(created, record.completed)),
         data_removed=stored.input is None,
         metrics=_metrics(stored),
         urls=Urls(
@@ -49,13 +53,6 @@ def view(stored: Stored) -> Prediction:
         webhook=record.webhook or UNSET,
         webhook_events_filter=tuple(record.events.split(",")) if record.webhook else UNSET,
     )
-
-
-def created_ms(record: Record) -> int:
-    """Return when the request came, as its id has it: lists and their filters go by ids. If the API's clock is ahead of
-    the server's, the server's counts, because nothing starts before it was created.
-    """
-    return min(created_ms_of(record.id), record.created)
 
 
 def public_input(record: Record, given: Raw) -> Raw:

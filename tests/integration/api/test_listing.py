@@ -61,11 +61,12 @@ async def test_next_leads_through_all_predictions_once(api: AsyncClient, filed: 
     assert [*chain(*pages)] == filed
 
 
-async def test_list_descends_in_created_at_over_pages_also_where_filing_was_out_of_order(
-    api: AsyncClient, scripts: Scripts, queue: QueueName
+@pytest.mark.parametrize("start_ms", [START_MS, 2 * START_MS], ids=["behind", "ahead"])
+async def test_list_descends_in_created_at_whatever_the_clock_of_the_api(
+    api: AsyncClient, scripts: Scripts, queue: QueueName, start_ms: int
 ) -> None:
-    for number in range(110, 0, -1):
-        await file(scripts, queue, new_prediction_id(model=MODEL, now_ms=START_MS + number))
+    for number in range(110, 0, -1):  # filed out of order
+        await file(scripts, queue, new_prediction_id(model=MODEL, now_ms=start_ms + number))
     first = (await api.get("/v1/predictions")).json()
     created = [one["created_at"] for one in first["results"] + (await api.get(first["next"])).json()["results"]]
     assert created == sorted(created, reverse=True)
