@@ -7,38 +7,38 @@ from api.http import Request
 from api.lookups import VersionRef
 from api.sites.sites import others
 from director.core.errors import BackendUnavailable
-from director.store.accounts import Account
-from director.store.catalog import Awaited, Catalog
+from director.store.catalog import Awaited
 
 MAX_WHY: Final = 200
 
 
 async def no_version(request: Request, ref: VersionRef, refusal: Refusal) -> Problem:
-    """Return the refusal of a version that is not in the catalogue.
+    """Return the refusal of a version that is not in the catalogue. Only operators see addresses of servers."""
+    try:
+        found = await _found(request, ref)
+    except BackendUnavailable:  # the refusal is true without its reason
+        found = None
+    return refusal() if found is None else refusal(_told(ref, found, with_servers="admin" in request.account.scopes))
 
-    Nothing says yet whether a model without a record is private. So only its owner and operators learn that it is
-    awaited. Only operators see addresses of servers.
+
+async def _found(request: Request, ref: VersionRef) -> Awaited | None:
+    """Return what the version's director waits for, if the caller may know.
+
+    Nothing says yet whether a model without a record is private, so only its owner and operators may. The first site
+    that has a record of the model decides, as it does who may see the model.
     """
-    if ref.model is not None:
-        for services in (request.services, *(site.services for site in others(request) if site.is_up)):
-            try:
-                found = await _found(services.catalog, ref, request.account)
-            except BackendUnavailable:  # the refusal is true without its reason
-                continue
-            if found is not None:
-                return refusal(_told(ref, found, with_servers="admin" in request.account.scopes))
-    return refusal()
-
-
-async def _found(catalog: Catalog, ref: VersionRef, account: Account) -> Awaited | None:
-    name = ref.model or ""
-    awaited = await catalog.awaited(name)
-    if awaited is None or (ref.version is not None and ref.version != awaited.version):
+    account, name = request.account, ref.model
+    if name is None:
         return None
-    model = await catalog.model(name)
-    is_its_own = name.partition("/")[0] == account.name or "admin" in account.scopes
-    may_know = is_its_own if model is None else model.may_be_seen_by(account)
-    return awaited if may_know else None
+    may_know = name.partition("/")[0] == account.name or "admin" in account.scopes
+    model = None
+    for services in (request.services, *(site.services for site in others(request) if site.is_up)):
+        if model is None and (model := await services.catalog.model(name)) is not None:
+            may_know = model.may_be_seen_by(account)
+        awaited = await services.catalog.awaited(name) if may_know else None
+        if awaited is not None and ref.version in (None, awaited.version):
+            return awaited
+    return None
 
 
 def _told(ref: VersionRef, awaited: Awaited, *, with_servers: bool) -> str:
