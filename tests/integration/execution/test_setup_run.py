@@ -134,6 +134,8 @@ async def test_missing_version_is_explained_by_what_its_director_waits_for(
                 rf"No version of {name} is ready: a director has waited for its model server for \d+ s: Its setup .*",
                 (await refused("owner"))[1],
             )
+            seen = await api.get(f"/v1/models/{name}", headers={"authorization": f"Bearer {tokens['owner']}"})
+            assert (seen.status_code, "Its setup failed" in seen.json()["detail"]) == (404, True)
             status, said = await refused("owner", "predictions", version=f"{name}:{version}")
             assert (status, said.partition(": ")[0]) == (422, f"{name}:{version} is not ready")
             assert await refused("stranger") == bare == (404, "The requested resource could not be found.")
