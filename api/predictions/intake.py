@@ -8,7 +8,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final, Self
 
 import anyio
@@ -66,8 +66,8 @@ async def submit(
         accepted, stored = await accept(
             request, version, asked, deployment=deployment, rate_token=request.rate_token, wait=wait
         )
-        if deployment and await _is_disabled(services, deployment):
-            stored = await _canceled(request, stored)
+        if deployment:
+            stored = await _canceled_if_disabled(request, stored)
         headers = {"Location": address(stored.record)}
         if accepted.replayed:
             headers["Idempotency-Replayed"] = "true"
@@ -80,16 +80,21 @@ async def submit(
             wait.leave()
 
 
-async def _is_disabled(services: Services, deployment: str) -> bool:
-    """Ask again after the prediction was filed: an update that disabled the deployment before may not have seen it."""
-    known = await services.deployments.get(*deployment.split("/"))
-    return known is not None and known.is_disabled
+async def _canceled_if_disabled(request: Request, stored: Stored) -> Stored:
+    """Cancel what was filed while an update disabled its deployment, since the update may not have seen it. The
+    prediction is accepted by now, so an outage here must not refuse it.
+    """
+    record = stored.record
 
+    async def cancel(services: Services) -> Stored | None:
+        await services.scripts.cancel(record.id, account=record.account, kind=record.kind)
+        return await _read(services, record.id)
 
-async def _canceled(request: Request, stored: Stored) -> Stored:
-    record, scripts = stored.record, services_at(request, stored.record.id).scripts
-    await scripts.cancel(record.id, account=record.account, kind=record.kind)
-    return await scripts.get(record.id) or stored
+    with contextlib.suppress(BackendUnavailable):
+        known = await request.services.deployments.get(*record.deployment.split("/"))
+        if known is not None and known.is_disabled:
+            return await where_it_is(request, record.id, cancel) or stored
+    return stored
 
 
 async def accept(
@@ -316,14 +321,14 @@ async def _accepted_before(request: Request, new: NewPrediction) -> Stored | Non
 
 async def _where_it_moved(request: Request, prediction_id: PredictionId) -> Stored | None:
     """Read the prediction as GET does, at any of our sites. Raises Moved if it went to a server outside this API."""
+    return await where_it_is(request, prediction_id, partial(_read, prediction_id=prediction_id))
 
-    async def read(services: Services) -> Stored | None:
-        stored = await services.scripts.get(prediction_id)
-        if stored is not None and stored.record.moved:
-            raise Moved(stored.record.moved)
-        return stored
 
-    return await where_it_is(request, prediction_id, read)
+async def _read(services: Services, prediction_id: PredictionId) -> Stored | None:
+    stored = await services.scripts.get(prediction_id)
+    if stored is not None and stored.record.moved:
+        raise Moved(stored.record.moved)
+    return stored
 
 
 async def _answer(

@@ -13,12 +13,13 @@ from api.http import Request
 from api.models import deployments
 from director.broker import keys
 from director.broker.scripts import Scripts
+from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, QueueName
 from director.core.policy import Policy
 from director.core.settings import ApiSettings
 from director.store.accounts import Accounts, Suspension
 from director.store.catalog import OPEN_SCHEMA, Catalog
-from director.store.deployments import MOST
+from director.store.deployments import MOST, Deployment, Deployments
 from director.store.removal import Removal
 from tests.support.api import BASE, PlayedDirector, api_client
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
@@ -288,3 +289,20 @@ async def test_prediction_that_was_being_created_when_its_deployment_was_disable
     monkeypatch.setattr(deployments, "read_create", read_late)
     made = await api.post(f"{CHAT}/predictions", json={"input": {}})
     assert (made.status_code, made.json()["status"]) == (201, "canceled")
+
+
+async def test_prediction_that_was_filed_is_201_even_if_its_deployment_cannot_be_read_again(
+    api: AsyncClient, chat: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, reads = Deployments.get, 0
+
+    async def read_once(self: Deployments, owner: str, name: str) -> Deployment | None:
+        nonlocal reads
+        reads += 1
+        if reads > 1:
+            raise BackendUnavailable("away")
+        return await read(self, owner, name)
+
+    monkeypatch.setattr(Deployments, "get", read_once)
+    made = await api.post(f"{CHAT}/predictions", json={"input": {}})
+    assert (reads, made.status_code, made.json()["status"]) == (2, 201, "starting")
