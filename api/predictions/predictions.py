@@ -196,8 +196,7 @@ def _serve(kind: Kind) -> None:
         """
         scripts, account = request.services.scripts, request.account.name
         asked = await scripts.cancel(request.prediction_id, account=account, kind=kind)
-        ended = await _ended_soon(request) if asked == "asked" else None
-        return await _shown(request, kind) if ended is None else json_response(view(ended))
+        return await _shown(request, kind, await _ended_soon(request) if asked == "asked" else None)
 
 
 for each in PATHS:
@@ -205,18 +204,21 @@ for each in PATHS:
 
 
 async def _ended_soon(request: Request) -> Stored | None:
-    """Return the run if it ends within a moment. Half of the held responses are left to `Prefer: wait`."""
+    """Return the run if it ends within a moment, without large data. Half of the held responses are left to
+    `Prefer: wait`.
+    """
     waiters, settings = request.services.waiters, request.services.settings
     if not settings.cancel_wait_s or waiters.waiting >= settings.max_waits // 2:
         return None
     with watching(request) as gone:
-        ended = await waiters.ended(request.prediction_id, seconds=settings.cancel_wait_s, gone=gone)
+        ended = await waiters.ended(request.prediction_id, seconds=settings.cancel_wait_s, gone=gone, whole=False)
     return ended if isinstance(ended, Stored) else None
 
 
-async def _shown(request: Request, kind: Kind) -> Response:
+async def _shown(request: Request, kind: Kind, stored: Stored | None = None) -> Response:
+    """Show the run, which may have been read already without large data."""
     scripts, account = request.services.scripts, request.account.name
-    stored = await scripts.get(request.prediction_id, whole=False)
+    stored = stored or await scripts.get(request.prediction_id, whole=False)
     if stored is None or stored.record.account != account or stored.record.kind != kind:
         raise errors.not_found()
     if stored.left_out and not stored.record.moved:
