@@ -351,7 +351,9 @@ def invalid_input(fields: Iterable[InvalidField]) -> Problem:
         InvalidField(field.type, shown(field.field), shown(field.description, MAX_DESCRIPTION))
         for field, _ in zip(fields, range(MAX_INVALID_FIELDS), strict=False)
     )
-    detail = "".join(f"- {field.field}: {field.description}\n" for field in first)
+    # the whole body has no name, and Replicate writes no colon then: `- version is required`
+    said = [f"{field.field}: {field.description}" if field.field else field.description for field in first]
+    detail = "".join(f"- {one}\n" for one in said)
     return Refusal(422, "", "Input validation failed")(detail, invalid_fields=first)
 
 

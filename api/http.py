@@ -10,6 +10,7 @@ import base64
 import binascii
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from itertools import accumulate, islice
@@ -212,6 +213,17 @@ def type_of(value: bytes) -> str:
 
 def wrong_type(field: str, expected: str, given: str) -> InvalidField:
     return InvalidField("invalid_type", field, f"Invalid type. Expected: {expected}, given: {given}")
+
+
+@contextmanager
+def watching(request: BaseRequest) -> Iterator["asyncio.Future[None]"]:
+    """Yield a future that is done when the client has left."""
+    gone = request.scope["state"].get("gone") or asyncio.create_task(until_gone(request.receive))
+    try:
+        yield gone
+    finally:
+        if isinstance(gone, asyncio.Task):  # not behind our own HTTP protocol
+            gone.cancel()
 
 
 async def until_gone(receive: Receive) -> None:

@@ -46,6 +46,7 @@ def its_own_loop(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--redis-kind", choices=sorted(KINDS), default="valkey", help="what the tests' server is")
+    parser.addoption("--update-pages", action="store_true", help="write what is seen into the pages")
 
 
 @pytest.fixture(scope="session")

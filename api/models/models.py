@@ -26,8 +26,10 @@ from api.http import (
     slice_of,
     walked_page,
 )
+from api.lookups import VersionRef
 from api.route import CURSOR, NO_BODY, TEXT, Answer, Body, Parameter, changes, deletes, one_of, reads
 from api.services import Services
+from api.sites.awaited import no_version
 from director.core.ids import MODEL_NAME, VERSION_ID
 from director.core.schema import Page
 from director.core.view import iso
@@ -396,7 +398,7 @@ async def seen_model(request: Request) -> Model:
     name = parse_model(request.path_params["owner"], request.path_params["name"])
     model = await request.services.lookups.model(name, request.account)
     if model is None:
-        raise not_found()
+        raise await no_version(request, VersionRef(model=name), not_found)
     return model
 
 

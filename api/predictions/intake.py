@@ -8,7 +8,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final, Self
 
 import anyio
@@ -19,7 +19,7 @@ from starlette.responses import Response
 from api import bodies, errors
 from api.auth import give_back, refuse_full, reserve_compute
 from api.errors import Moved, Problem
-from api.http import Request, base_url, json_response, until_gone
+from api.http import Request, base_url, json_response, watching
 from api.predictions.secrets import Secrets
 from api.predictions.streams import new_ticket
 from api.predictions.validation import InputSchema
@@ -66,6 +66,8 @@ async def submit(
         accepted, stored = await accept(
             request, version, asked, deployment=deployment, rate_token=request.rate_token, wait=wait
         )
+        if deployment:
+            stored = await _canceled_if_disabled(request, stored)
         headers = {"Location": address(stored.record)}
         if accepted.replayed:
             headers["Idempotency-Replayed"] = "true"
@@ -76,6 +78,23 @@ async def submit(
     finally:
         if wait is not None:
             wait.leave()
+
+
+async def _canceled_if_disabled(request: Request, stored: Stored) -> Stored:
+    """Cancel what was filed while an update disabled its deployment, since the update may not have seen it. The
+    prediction is accepted by now, so an outage here must not refuse it.
+    """
+    record = stored.record
+
+    async def cancel(services: Services) -> Stored | None:
+        await services.scripts.cancel(record.id, account=record.account, kind=record.kind)
+        return await _read(services, record.id)
+
+    with contextlib.suppress(BackendUnavailable):
+        known = await request.services.deployments.get(*record.deployment.split("/"))
+        if known is not None and known.is_disabled:
+            return await where_it_is(request, record.id, cancel) or stored
+    return stored
 
 
 async def accept(
@@ -302,14 +321,14 @@ async def _accepted_before(request: Request, new: NewPrediction) -> Stored | Non
 
 async def _where_it_moved(request: Request, prediction_id: PredictionId) -> Stored | None:
     """Read the prediction as GET does, at any of our sites. Raises Moved if it went to a server outside this API."""
+    return await where_it_is(request, prediction_id, partial(_read, prediction_id=prediction_id))
 
-    async def read(services: Services) -> Stored | None:
-        stored = await services.scripts.get(prediction_id)
-        if stored is not None and stored.record.moved:
-            raise Moved(stored.record.moved)
-        return stored
 
-    return await where_it_is(request, prediction_id, read)
+async def _read(services: Services, prediction_id: PredictionId) -> Stored | None:
+    stored = await services.scripts.get(prediction_id)
+    if stored is not None and stored.record.moved:
+        raise Moved(stored.record.moved)
+    return stored
 
 
 async def _answer(
@@ -324,13 +343,8 @@ async def _answer(
     if stored.record.is_terminal:
         return json_response(view(stored), 201, headers)
     left_s = max(0.0, until - services.clock.monotonic())
-    # a caller that hangs up frees its wait; the prediction goes on
-    gone = request.scope["state"].get("gone") or asyncio.create_task(until_gone(request.receive))
-    try:
+    with watching(request) as gone:  # a caller that hangs up frees its wait; the prediction goes on
         ended = await waiters.ended(stored.record.id, seconds=left_s, weight=weight, wait=wait, gone=gone)
-    finally:
-        if isinstance(gone, asyncio.Task):  # not behind our own HTTP protocol
-            gone.cancel()
     if ended is not None:
         return json_response(view(ended.of(stored) if isinstance(ended, Ending) else ended), 201, headers)
     # Clients take any other status for the end, and a part of the output for all of it.

@@ -15,15 +15,16 @@ from starlette.responses import Response
 from api import bodies, errors, route
 from api.auth import take
 from api.errors import Moved, Problem, ProblemDocument
-from api.http import Request, json_response, number_of, prediction_id_of, read_body
+from api.http import Request, json_response, number_of, prediction_id_of, read_body, watching
 from api.lookups import VersionRef
 from api.predictions.intake import accept, submit
 from api.predictions.listing import list_of_kind
+from api.sites.awaited import no_version
 from api.sites.sites import sites_of, version_named
 from director.broker.replies import Redelivered
 from director.core.errors import BackendUnavailable, DirectorError
 from director.core.ids import MODEL_NAME, VERSION_ID, Kind, PredictionId
-from director.core.schema import Known, Prediction
+from director.core.schema import Known, Prediction, Stored
 from director.core.view import PATHS, EventView, shown_event, view
 from director.diagnosis.story import Owed, Story, tell
 from director.store.catalog import Version
@@ -49,9 +50,10 @@ async def create(request: Request) -> Response:
 
 
 async def _version(request: Request, asked: bodies.CreatePrediction) -> Version:
-    version = await version_named(request, bodies.parse_version(asked.version or ""), request.account)
+    ref = bodies.parse_version(asked.version or "")
+    version = await version_named(request, ref, request.account)
     if version is None:
-        raise errors.invalid_version()
+        raise await no_version(request, ref, errors.invalid_version)
     return version
 
 
@@ -69,9 +71,10 @@ async def _version(request: Request, asked: bodies.CreatePrediction) -> Version:
 async def create_of_model(request: Request) -> Response:
     model = bodies.parse_model(request.path_params["owner"], request.path_params["name"])
     asked = await bodies.read_create(request)
-    version = await version_named(request, VersionRef(model=model), request.account)
+    ref = VersionRef(model=model)
+    version = await version_named(request, ref, request.account)
     if version is None:
-        raise errors.not_found()
+        raise await no_version(request, ref, errors.not_found)
     return await submit(request, version, asked)
 
 
@@ -226,21 +229,36 @@ def _serve(kind: Kind) -> None:
         answers=route.SHOWN,
     )
     async def cancel(request: Request) -> Response:
-        """Answer 200 with the run, whether it was waiting, running or terminal.
+        """Answer 200 with the run, whether it was waiting, running or terminal. Programs take the status in this answer
+        for its end, so the answer to a cancel of a running one waits a moment for it.
 
         The body is not read: official clients announce JSON and send nothing.
         """
-        await request.services.scripts.cancel(request.prediction_id, account=request.account.name, kind=kind)
-        return await _shown(request, kind)
+        scripts, account = request.services.scripts, request.account.name
+        asked = await scripts.cancel(request.prediction_id, account=account, kind=kind)
+        return await _shown(request, kind, await _ended_soon(request) if asked == "asked" else None)
 
 
 for each in PATHS:
     _serve(each)
 
 
-async def _shown(request: Request, kind: Kind) -> Response:
+async def _ended_soon(request: Request) -> Stored | None:
+    """Return the run if it ends within a moment, without large data. Half of the held responses are left to
+    `Prefer: wait`.
+    """
+    waiters, settings = request.services.waiters, request.services.settings
+    if not settings.cancel_wait_s or waiters.waiting >= settings.max_waits // 2:
+        return None
+    with watching(request) as gone:
+        ended = await waiters.ended(request.prediction_id, seconds=settings.cancel_wait_s, gone=gone, whole=False)
+    return ended if isinstance(ended, Stored) else None
+
+
+async def _shown(request: Request, kind: Kind, stored: Stored | None = None) -> Response:
+    """Show the run, which may have been read already without large data."""
     scripts, account = request.services.scripts, request.account.name
-    stored = await scripts.get(request.prediction_id, whole=False)
+    stored = stored or await scripts.get(request.prediction_id, whole=False)
     if stored is None or stored.record.account != account or stored.record.kind != kind:
         raise errors.not_found()
     if stored.left_out and not stored.record.moved:

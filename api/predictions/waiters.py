@@ -12,7 +12,7 @@ import math
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import anyio
 from msgspec import Struct
@@ -43,7 +43,12 @@ MOST_EVENTS: Final = 32  # events that wait for a reader who is slow to take the
 # of the inputs of all held requests; the rest of a request takes about as much again
 MOST_BYTES: Final = 128 << 20
 HasEnded = Callable[[PredictionId], Awaitable[bool]]
-Read = Callable[[PredictionId], Awaitable[Stored | None]]
+
+
+class Read(Protocol):
+    """Returns a prediction as it is now. Unless `whole`, large data is left out: see `Stored.left_out`."""
+
+    def __call__(self, prediction_id: PredictionId, /, *, whole: bool) -> Awaitable[Stored | None]: ...
 
 
 class News(asyncio.Event):
@@ -77,6 +82,7 @@ class Wait:
         self.ending: Ending | None = None
         self.is_told = False
         self.is_over = False
+        self.whole = True
         self.look: asyncio.Timeout | None = None  # of the look that is under way
         self._place: dict[PredictionId, Wait] = {}
         self._id: PredictionId | None = None
@@ -99,7 +105,7 @@ class Wait:
 
 
 class Waiters:
-    """Hold at most `most` waits at once. `has_ended` is cheap; `read` returns a prediction as it is now."""
+    """Hold at most `most` waits at once. `has_ended` is cheap."""
 
     def __init__(self, redis: Redis, *, has_ended: HasEnded, read: Read, clock: Clock, most: int) -> None:
         self._redis = redis
@@ -140,15 +146,18 @@ class Waiters:
         weight: int = 0,
         wait: Wait | None = None,
         gone: "asyncio.Future[None] | None" = None,
+        whole: bool = True,
     ) -> Ending | Stored | None:
         """Return how the prediction ended, or the terminal prediction. None if it is not terminal after `seconds`.
         `wait`: what this request registered when it filed the prediction. `gone` is done when the client has left.
+        Unless `whole`, large data is left out of the prediction.
         """
         if self._is_leaving:
             return None
         is_ours = wait is not None and self._expected.get(prediction_id) is wait  # else another request filed it
         held = wait if wait is not None and is_ours else Wait()
         is_told = is_ours and self._clock.monotonic() >= self._listens_until
+        held.whole = whole
         until = asyncio.get_running_loop().time() + seconds
         self._held.add(held)
         self._weight += weight
@@ -239,7 +248,7 @@ class Waiters:
             await self._clock.sleep(in_s)
         held.news.clear()
         try:
-            stored = await self._read(prediction_id) if await self._has_ended(prediction_id) else None
+            stored = await self._read(prediction_id, whole=held.whole) if await self._has_ended(prediction_id) else None
         except BackendUnavailable as exc:
             log.info("could not read a prediction, trying again", extra={"reason": str(exc)})
             return None

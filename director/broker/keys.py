@@ -162,6 +162,13 @@ def version(name: str, version_id: str) -> str:
 
 PERMANENT["models"] = PERMANENT["version"] = "catalogue"
 
+
+# With the tag of a partition, because the ACL user of every release may write there
+def awaited(name: str) -> str:
+    """string · what a director of a model waits for before its queue exists, as JSON. Written by it; 20 s."""
+    return f"{tag(partition_of_model(name))}:awaited:{name}"
+
+
 # Keys that all queues of a partition share.
 
 owed = _of_partition("owed")

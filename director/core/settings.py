@@ -79,6 +79,8 @@ class ApiSettings(CommonSettings, frozen=True, kw_only=True):
     """Connections at once of an address that is no trusted proxy; 0: three quarters of all."""
     max_waits: Positive = 10_000
     """Held responses (Prefer: wait) at once; further requests get 201."""
+    cancel_wait_s: Annotated[float, Meta(ge=0, le=60)] = 2.0
+    """Longest time that the answer to a cancel of a running prediction waits for its end."""
     max_streams: Positive = 10_000
     """Readers of event streams at once; further ones get 503."""
     metrics_token: Annotated[str, Meta(pattern=r"\A([\x21-\x7e]{16,})?\Z")] = ""
@@ -206,8 +208,8 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     """Private receivers that are allowed: hosts, networks, the word loopback."""
     webhook_schedule: str = WEBHOOK_SCHEDULE
     """Waits after each failed attempt to deliver a terminal webhook; then it is given up."""
-    inline_text_bytes: Natural = 4096
-    """Largest text in a data URI that stays in an output if files are stored."""
+    inline_text_bytes: Natural = 0
+    """Largest text file that stays in an output as a data URI if files are stored; 0: each gets an address."""
     moderation_url: str = ""
     """URL to ask (POST id, model, output) before an output is released; empty: no check."""
     moderation_secret: str = ""

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, Raw, Struct
 
-from director.core.ids import Kind
+from director.core.ids import Kind, created_ms_of
 from director.core.schema import LIFE, Eta, Event, Outlook, Place, Prediction, Record, Stored, Urls
 
 PATHS: Final[Mapping[Kind, str]] = {"": "predictions", "training": "trainings", "procedure": "procedures"}
@@ -19,7 +19,11 @@ LINES_DROPPED: Final = "… earlier lines were dropped …\n"  # first line of l
 
 
 def view(stored: Stored) -> Prediction:
+    """Return what callers see. `created_at` is the time in the id, because lists and their filters go by ids. The API's
+    clock made it, and that of Redis the other times: where it is behind, they are shown as equal and not as earlier.
+    """
     record = stored.record
+    created = created_ms_of(record.id)
     base = address(record)
     return Prediction(
         id=record.id,
@@ -30,9 +34,9 @@ def view(stored: Stored) -> Prediction:
         logs=stored.logs,
         error=record.error or None,
         status=record.status,
-        created_at=iso(record.created),
-        started_at=None if record.started is None else iso(record.started),
-        completed_at=None if record.completed is None else iso(record.completed),
+        created_at=iso(created),
+        started_at=None if record.started is None else iso(max(created, record.started)),
+        completed_at=None if record.completed is None else iso(max(created, record.completed)),
         data_removed=stored.input is None,
         metrics=_metrics(stored),
         urls=Urls(

@@ -28,7 +28,7 @@ from director.core.settings import DirectorSettings
 from director.execution.active_claims import ActiveClaims
 from director.execution.consumer import ClaimPlanner, Consumer, Wakeup
 from director.execution.executor import Executor
-from director.execution.heartbeat import Heartbeat
+from director.execution.heartbeat import LONGEST_DETAIL, Heartbeat
 from director.execution.metering import DirectorGauges, Metering
 from director.execution.moderation import Moderator
 from director.execution.run_files import FileInputs, Storing
@@ -41,10 +41,10 @@ from director.servers.fleet import Driven, Fleet, Watch
 from director.servers.runners import RunnerOptions, make_runner
 from director.servers.runners.inbox import Inbox
 from director.servers.runners.runner import Health as ServerHealth
-from director.servers.runners.runner import Setup
+from director.servers.runners.runner import HealthStatus, Setup
 from director.servers.servers import Server, Servers, Trust
 from director.servers.setup_webhook import SetupWebhook
-from director.store.catalog import OPEN_SCHEMA
+from director.store.catalog import OPEN_SCHEMA, Awaited
 from director.store.removal import TrainedVersions
 from director.store.services import Services
 from director.webhooks.delivery import Post, Schedule, Webhooks
@@ -58,6 +58,7 @@ TELL_S: Final = 2.0
 LOOK_AGAIN_S: Final = 2.0
 STAY_S: Final = 5.0  # as often as the slowest heartbeat
 MEND_SCHEMA: Final = "Cog: `director schema FOLDER` prints it; others: `input_schema` of the runner's configuration"
+MOST_AWAITED: Final = 3  # servers that a caller is told of
 NEEDS: Final = "A director needs --model owner/name and at least one --server URL."
 # Bytes of one answer where files are stored: the files leave the output before its size is checked
 MOST_WITH_FILES: Final = 64 << 20
@@ -357,14 +358,29 @@ class Director:
     async def _recognize(self) -> None:
         """Find the queue before any server is ready, if another director registered it.
 
-        Then the heartbeat can report why predictions wait.
+        Then the heartbeat can report why predictions wait. Until then callers of the model learn what is awaited.
         """
+        began = self._clock.monotonic()
         while not self._queue_known.is_set():
             try:
                 await self._recognize_once()
+                if not self._kind and not self._queue_known.is_set():
+                    await self._catalog.note_awaited(self._settings.model, self._awaited(began))
             except BackendUnavailable as exc:
                 log.warning("looking for the queue failed", extra={"error": str(exc)})
             await self._clock.sleep(LOOK_AGAIN_S)
+
+    def _awaited(self, began: float) -> Awaited:
+        servers = self.servers.all
+        health = next((server.health for server in servers if not server.can_run), None)
+        has_failed = health is not None and health.status is HealthStatus.SETUP_FAILED
+        why = ("Its setup failed: " if has_failed else "") + (health.detail if health else "")
+        return Awaited(
+            version=self._version,
+            waited_s=self._clock.monotonic() - began,
+            servers=tuple(server.runner.url for server in servers[:MOST_AWAITED]),
+            why=why[:LONGEST_DETAIL],
+        )
 
     async def _recognize_once(self) -> None:
         model, version = self._settings.model, self._version or await self._version_shown()

@@ -107,7 +107,7 @@ def _read(string: bytes, inline: int) -> DataUri | None:
     kind = (head["type"] or TEXT).lower()
     charset = f"; charset={head['charset'].lower()}" if head["charset"] and kind.startswith("text/") else ""
     uri = DataUri(kind + charset, bool(head["base64"]), string[head.end() :])
-    return None if kind.startswith("text/") and uri.size <= inline else uri
+    return None if inline and kind.startswith("text/") and uri.size <= inline else uri
 
 
 Output = Produced | Ended

@@ -27,6 +27,7 @@ OPEN: Final = bytes(OPEN_SCHEMA).decode()
 # Without `setup_run`: the last setup may have printed much, and is read only on request.
 SHOWN: Final = ("created", "server", "schema", "weights")
 REGISTERED: Final = ("created", "server", "schema", "announced")
+AWAITED_S: Final = 20  # a director says it every 2 s; one that is silent for longer counts as gone
 LISTED: Final = "2"  # marks a version that is announced; "1" did so before models were listed
 
 
@@ -46,6 +47,17 @@ class Version(Struct, frozen=True, kw_only=True):
     @property
     def queue(self) -> QueueName:
         return queue_name(self.model, self.id, self.kind)
+
+
+class Awaited(Struct, frozen=True, kw_only=True):
+    """A director's wait before a version has a queue. `version`: '' while it is unknown. `waited_s`: by the director's
+    clock. `why`: the reason of its first server.
+    """
+
+    version: str = ""
+    waited_s: float = 0
+    servers: tuple[str, ...] = ()
+    why: str = ""
 
 
 class Catalog:
@@ -186,6 +198,18 @@ class Catalog:
         return await pipelined(
             self._redis, lambda pipe: [pipe.hstrlen(keys.version(*version), "schema") for version in named]
         )
+
+    async def note_awaited(self, model: str, awaited: Awaited) -> None:
+        written = msgspec.json.encode(awaited)
+        await ask(lambda: self._redis.set(keys.awaited(model), written, ex=AWAITED_S))
+
+    async def awaited(self, model: str) -> Awaited | None:
+        """Return what the director of this model waits for. None if none does, or an unknown release wrote it."""
+        written: Any = await ask(lambda: self._redis.get(keys.awaited(model)))
+        try:
+            return None if written is None else msgspec.json.decode(written, type=Awaited)
+        except msgspec.DecodeError:
+            return None
 
     async def note_setup(self, model: str, version: str, setup: SetupRun) -> bool:
         said = {"setup_run": msgspec.json.encode(setup)}

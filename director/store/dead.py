@@ -17,7 +17,7 @@ from director.broker import keys
 from director.broker.redis_client import pipelined, text
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
-from director.core.ids import PredictionId, QueueName, is_prediction_id
+from director.core.ids import PredictionId, QueueName, created_ms_of, is_prediction_id
 from director.core.schema import Record, spent_attempts
 from director.core.view import iso, redacted
 from director.store.changes import ChangeKind, Changes
@@ -252,7 +252,7 @@ def _letter(place: Place, record: Record) -> DeadLetter:
         model=record.model,
         version=record.version,
         account=record.account,
-        created_at=iso(record.created),
+        created_at=iso(created_ms_of(record.id)),
         died_at=iso(place.died_ms),
         error=record.error,
         code=record.code,

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -29,12 +30,12 @@ def python_2_client(cache: Path) -> Mapping[str, str]:
     return {**os.environ, "PYTHONPATH": str(folder)}
 
 
-def javascript_client(cache: Path) -> Mapping[str, str]:
-    return {**_with_node(cache), "NODE_PATH": str(javascript_package(cache, JAVASCRIPT))}
+def javascript_client(cache: Path, package: str = JAVASCRIPT) -> Mapping[str, str]:
+    return {**_with_node(cache), "NODE_PATH": str(javascript_package(cache, package))}
 
 
 def javascript_package(cache: Path, package: str) -> Path:
-    folder = cache / package.partition("@")[0]
+    folder = cache / package.replace("@", "-")
     quiet = ("--ignore-scripts", "--no-audit", "--no-fund", "--silent")
     command = ["npm", "install", *quiet, "--prefix", str(folder), package]
     install_aside(folder, command, f"{package} of npm", env=_with_node(cache))
@@ -54,8 +55,20 @@ def _with_node(cache: Path) -> Mapping[str, str]:
     return {**os.environ, "PATH": os.pathsep.join([str(programs), os.environ.get("PATH", os.defpath)])}
 
 
-def run_script(command: list[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Any:
-    ended = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=RUN_S, check=False)
+def python_with(cache: Path, *packages: str) -> Path:
+    """Return the Python of an environment of its own with these packages. Skips the test where no registry has them."""
+    folder = cache / f"venv-{packages[0].replace('==', '-')}"
+    python = folder / "bin" / "python"
+    venv = [sys.executable, "-m", "venv", str(folder)]
+    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
+    install_aside(folder, ["sh", "-c", f"{shlex.join(venv)} && {shlex.join(install)}"], packages[0])
+    return python
+
+
+def run_script(
+    command: list[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None, limit_s: float = RUN_S
+) -> Any:
+    ended = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=limit_s, check=False)
     assert ended.returncode == 0, f"{ended.stdout}{ended.stderr}"
     assert ended.stdout, "it printed nothing"
     return json.loads(ended.stdout.splitlines()[-1])

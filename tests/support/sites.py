@@ -24,6 +24,7 @@ class Place(Struct, frozen=True, kw_only=True):
     driver: QueueDriver
     director: PlayedDirector
     accounts: Accounts
+    catalog: Catalog
 
     async def has(self) -> int:
         return (await self.driver.scripts.stats(self.driver.queue)).live
@@ -43,6 +44,7 @@ async def place(server: RedisServer) -> AsyncIterator[Place]:
             driver=QueueDriver(redis, scripts, queue),
             director=PlayedDirector(scripts, queue),
             accounts=Accounts(redis),
+            catalog=catalog,
         )
     finally:
         await gatherer.aclose()

@@ -116,7 +116,9 @@ class CogRunner(HttpBase):
         if self._known is not None and not self._known.kind.cancels_again:
             now = asyncio.get_running_loop().time()
             await asyncio.sleep(self._sent_at.get(prediction_id, 0.0) + FIRST_CANCEL_AFTER_S - now)
-        return (await self._ask("POST", f"{self._path(prediction_id)}/cancel")).status == 200
+        known = self._known or cog_answers.UNKNOWN
+        place = known.kind.cancels_trainings_at if self._trains else "/predictions"
+        return (await self._ask("POST", f"{place}/{prediction_id}/cancel")).status == 200
 
     async def shutdown(self) -> bool:
         """Ask the server to end its process. It waits for the connections of runs, so close those first."""

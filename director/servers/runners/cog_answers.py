@@ -156,7 +156,7 @@ class Kind(Struct, frozen=True, kw_only=True):
     `hears_meanwhile`: while a PUT is held open, it answers other requests. `cancels_again`: if a cancel got lost in the
     first ms of a run, it acts on the next one. `tells_all_at_end`: the answer to that PUT has the logs and the partial
     output of a failure. `sends_files`: its callbacks have files themselves, and not their paths on its disk.
-    `trains_at`: the path of a training, on a server that was started to train.
+    `trains_at`: the path of a training, on a server that was started to train; `cancels_trainings_at`: of its cancel.
     """
 
     hears_meanwhile: bool = True
@@ -164,11 +164,13 @@ class Kind(Struct, frozen=True, kw_only=True):
     tells_all_at_end: bool = True
     sends_files: bool = False
     trains_at: str = "/trainings"
+    cancels_trainings_at: str = "/predictions"
 
 
-COGLET: Final = Kind(tells_all_at_end=False, sends_files=True)
+COGLET: Final = Kind(tells_all_at_end=False, sends_files=True, cancels_trainings_at="/trainings")
 # The Python servers from the newest on: the first version and its kind. Those before 0.12 do not report a version
 PYTHON: Final = (
+    # All of them answer 500 to the cancel of /trainings, since that handler does not await it either
     ((0, 13), Kind(cancels_again=False)),
     # 0.9 and 0.10 answer 500 to PUT /trainings, since that handler does not await the run
     ((0, 0), Kind(cancels_again=False, hears_meanwhile=False, trains_at="/predictions")),

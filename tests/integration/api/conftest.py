@@ -36,7 +36,7 @@ async def token(redis: Redis) -> str:
 
 @pytest.fixture
 def settings(server: RedisServer) -> ApiSettings:
-    return ApiSettings(redis_url=server.url)
+    return ApiSettings(redis_url=server.url, cancel_wait_s=0)  # a played director stops nothing
 
 
 @pytest.fixture

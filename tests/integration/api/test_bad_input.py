@@ -100,9 +100,9 @@ async def test_each_wrong_type_is_named(
 @pytest.mark.parametrize(
     ("path", "given", "detail"),
     [
-        ("predictions", body(inptu={}, stream=True), "- : Additional property inptu is not allowed\n"),
-        (f"models/{MODEL}/predictions", body(), "- : Additional property version is not allowed\n"),
-        ("predictions", {}, "- : version is required\n- : input is required\n"),
+        ("predictions", body(inptu={}, stream=True), "- Additional property inptu is not allowed\n"),
+        (f"models/{MODEL}/predictions", body(), "- Additional property version is not allowed\n"),
+        ("predictions", {}, "- version is required\n- input is required\n"),
     ],
 )
 async def test_missing_and_additional_fields_are_named(

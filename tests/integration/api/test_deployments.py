@@ -8,14 +8,18 @@ from httpx import AsyncClient
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
+from api.bodies import CreatePrediction
+from api.http import Request
+from api.models import deployments
 from director.broker import keys
 from director.broker.scripts import Scripts
+from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, QueueName
 from director.core.policy import Policy
 from director.core.settings import ApiSettings
 from director.store.accounts import Accounts, Suspension
 from director.store.catalog import OPEN_SCHEMA, Catalog
-from director.store.deployments import MOST
+from director.store.deployments import MOST, Deployment, Deployments
 from director.store.removal import Removal
 from tests.support.api import BASE, PlayedDirector, api_client
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
@@ -271,3 +275,34 @@ async def test_disabled_deployment_refuses_and_cancels_what_it_has(
     assert (refused.status_code, refused.json()["code"]) == (422, "deployment_disabled")
     assert (await api.patch(CHAT, json={"max_instances": 1})).status_code == 200
     assert await status(await create()) == "starting"
+
+
+async def test_prediction_that_was_being_created_when_its_deployment_was_disabled_is_canceled(
+    api: AsyncClient, chat: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = deployments.read_create
+
+    async def read_late(request: Request) -> CreatePrediction:
+        assert (await api.patch(CHAT, json={"max_instances": 0})).status_code == 200
+        return await read(request)
+
+    monkeypatch.setattr(deployments, "read_create", read_late)
+    made = await api.post(f"{CHAT}/predictions", json={"input": {}})
+    assert (made.status_code, made.json()["status"]) == (201, "canceled")
+
+
+async def test_prediction_that_was_filed_is_201_even_if_its_deployment_cannot_be_read_again(
+    api: AsyncClient, chat: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, reads = Deployments.get, 0
+
+    async def read_once(self: Deployments, owner: str, name: str) -> Deployment | None:
+        nonlocal reads
+        reads += 1
+        if reads > 1:
+            raise BackendUnavailable("away")
+        return await read(self, owner, name)
+
+    monkeypatch.setattr(Deployments, "get", read_once)
+    made = await api.post(f"{CHAT}/predictions", json={"input": {}})
+    assert (reads, made.status_code, made.json()["status"]) == (2, 201, "starting")

@@ -237,7 +237,7 @@ class Door:
 
 @pytest.fixture
 def settings(server: RedisServer, tmp_path: Path) -> ApiSettings:
-    return ApiSettings(redis_url=server.url, files_dir=str(tmp_path), cache_s=0)
+    return ApiSettings(redis_url=server.url, files_dir=str(tmp_path), cache_s=0, cancel_wait_s=0)
 
 
 @pytest.fixture

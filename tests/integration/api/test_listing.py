@@ -61,6 +61,18 @@ async def test_next_leads_through_all_predictions_once(api: AsyncClient, filed: 
     assert [*chain(*pages)] == filed
 
 
+@pytest.mark.parametrize("start_ms", [START_MS, 2 * START_MS], ids=["behind", "ahead"])
+async def test_list_descends_in_created_at_whatever_the_clock_of_the_api(
+    api: AsyncClient, scripts: Scripts, queue: QueueName, start_ms: int
+) -> None:
+    for number in range(110, 0, -1):  # filed out of order
+        await file(scripts, queue, new_prediction_id(model=MODEL, now_ms=start_ms + number))
+    first = (await api.get("/v1/predictions")).json()
+    created = [one["created_at"] for one in first["results"] + (await api.get(first["next"])).json()["results"]]
+    assert created == sorted(created, reverse=True)
+    assert len(set(created)) == 110
+
+
 async def test_previous_leads_back_to_the_newest(api: AsyncClient, filed: list[PredictionId]) -> None:
     second = (await api.get((await api.get("/v1/predictions")).json()["next"])).json()
     last = (await api.get(second["next"])).json()

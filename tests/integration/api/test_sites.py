@@ -18,6 +18,7 @@ from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, lowest_id_at, new_prediction_id, site_of
 from director.core.settings import ApiSettings
+from director.store.catalog import Awaited
 from director.store.departure import named_site
 from tests.support.api import api_client
 from tests.support.eventually import eventually
@@ -231,6 +232,27 @@ async def test_prediction_moved_to_another_site_is_read_there(api: AsyncClient, 
     assert (again["id"], again["status"], again["input"]) == (prediction_id, "starting", {})
     assert [one["id"] for one in (await api.get("/v1/predictions")).json()["results"]] == [prediction_id]
     assert (await api.post(f"/v1/predictions/{prediction_id}/cancel")).json()["status"] == "canceled"
+
+
+async def test_first_site_that_knows_a_model_decides_who_learns_what_it_waits_for(
+    service: Service, eu: Place, us: Place
+) -> None:
+    missing = "ff" * 32
+    await us.catalog.note_awaited(MODEL, Awaited(version=missing, why="Setup is running"))
+    token = await eu.accounts.create_token("stranger")
+    async with service.api() as api:
+
+        async def told() -> str:
+            answer = await api.post(
+                "/v1/predictions",
+                json={"version": f"{MODEL}:{missing}", "input": {}},
+                headers={"authorization": f"Bearer {token}"},
+            )
+            return str(answer.json()["detail"])
+
+        assert (await told()).endswith(": Setup is running")
+        await eu.driver.redis.hset(keys.model(MODEL), "visibility", "private")
+        assert "Setup" not in await told()
 
 
 async def test_suspension_covers_every_site(api: AsyncClient, eu: Place, us: Place) -> None:

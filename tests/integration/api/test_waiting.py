@@ -23,13 +23,14 @@ from redis.exceptions import RedisError
 from api.predictions import intake
 from api.predictions import waiters as api_waiters
 from director.broker import keys
+from director.broker.gatherer import LARGE_BYTES
 from director.broker.replies import Accepted
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, QueueName, queue_name
 from director.core.policy import Policy
-from director.core.schema import Stored
+from director.core.schema import Claim, Stored
 from director.core.states import Status
 from director.store.predictions import heard
 from tests.integration.api.conftest import Served, listeners, no_faults
@@ -175,7 +176,7 @@ async def test_waiting_checks_progress_at_a_bounded_rate_without_reading_it(redi
         looks += 1
         return False
 
-    async def read(_: PredictionId) -> Stored:
+    async def read(_: PredictionId, **_whole: bool) -> Stored:
         raise AssertionError("read before its end")
 
     waiters = api_waiters.Waiters(redis, has_ended=has_ended, read=read, clock=SystemClock(), most=10)
@@ -214,7 +215,7 @@ async def test_failed_look_without_remaining_waiters_reports_no_fault(
 
 
 async def test_hanging_up_at_the_moment_of_the_end_reports_no_fault(redis: Redis, driver: QueueDriver) -> None:
-    async def never(_: PredictionId) -> Any:
+    async def never(_: PredictionId, **_whole: bool) -> Any:
         raise AssertionError("looked")
 
     waiters = api_waiters.Waiters(redis, has_ended=never, read=never, clock=SystemClock(), most=10)
@@ -298,7 +299,7 @@ async def test_caller_joining_an_existing_subscription_looks_at_once(
     async def has_ended(_: PredictionId) -> bool:
         return now.record.is_terminal
 
-    async def read(_: PredictionId) -> Stored:
+    async def read(_: PredictionId, **_whole: bool) -> Stored:
         return now
 
     waiters = api_waiters.Waiters(redis, has_ended=has_ended, read=read, clock=SystemClock(), most=10)
@@ -414,7 +415,7 @@ async def test_subscription_error_is_logged_once(
     async def has_ended(_: PredictionId) -> bool:
         return False
 
-    async def read(_: PredictionId) -> None:
+    async def read(_: PredictionId, **_whole: bool) -> None:
         return None
 
     async def fail(_: api_waiters.Waiters) -> None:
@@ -469,3 +470,65 @@ async def test_ending_api_answers_waiting_callers(server: RedisServer, token: st
                 live.process.terminate()
             await live.process.wait()
     assert (answers[0].status_code, answers[0].json()["status"]) == (202, "starting")
+
+
+async def ask_to_cancel(api: AsyncClient, claim: Claim, answers: list[httpx.Response]) -> None:
+    answers.append(await api.post(f"/v1/predictions/{claim.id}/cancel"))
+
+
+async def test_answer_to_a_cancel_waits_for_the_end_of_the_run(served: Served, director: PlayedDirector) -> None:
+    answers: list[httpx.Response] = []
+    async with served(cancel_wait_s=60) as api:
+        await api.post("/v1/predictions", json=BODY)
+        await director.begin(claim := await director.claim())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask_to_cancel, api, claim, answers)
+            await holds(api, 1)
+            await director.finish(claim, Status.CANCELED)
+        assert [(answer.status_code, answer.json()["status"]) for answer in answers] == [(200, "canceled")]
+        assert await held(api) == 0
+
+
+async def test_answer_to_a_cancel_reads_a_large_output_in_the_turn_of_its_account(
+    served: Served, director: PlayedDirector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers of many cancels could otherwise hold the same megabytes at once."""
+    answers: list[httpx.Response] = []
+    reads: list[dict[str, Any]] = []
+    get = Scripts.get
+
+    async def noted(self: Scripts, prediction_id: PredictionId, **how: Any) -> Stored | None:
+        reads.append(how)
+        return await get(self, prediction_id, **how)
+
+    monkeypatch.setattr(Scripts, "get", noted)
+    large = b'"%b"' % (b"x" * 2 * LARGE_BYTES)
+    async with served(cancel_wait_s=60) as api:
+        await api.post("/v1/predictions", json=BODY)
+        await director.begin(claim := await director.claim())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask_to_cancel, api, claim, answers)
+            await holds(api, 1)
+            await director.finish(claim, Status.CANCELED, output=large)
+    assert (answers[0].json()["status"], len(answers[0].json()["output"])) == ("canceled", 2 * LARGE_BYTES)
+    assert [how for how in reads if how.get("whole", True) and not how.get("size")] == []
+    assert len([how for how in reads if how.get("size")]) == 1
+
+
+async def test_answer_to_a_cancel_waits_no_longer_than_its_limit(served: Served, director: PlayedDirector) -> None:
+    async with served(cancel_wait_s=0.05) as api:
+        await api.post("/v1/predictions", json=BODY)
+        await director.begin(claim := await director.claim())
+        answer = await api.post(f"/v1/predictions/{claim.id}/cancel")
+        assert (answer.status_code, answer.json()["status"]) == (200, "processing")
+        assert await held(api) == 0
+
+
+async def test_cancels_leave_half_of_the_held_responses_to_others(served: Served, director: PlayedDirector) -> None:
+    async with served(cancel_wait_s=60, max_waits=2) as api, asked(api) as answers:
+        await director.begin(claim := await director.claim())
+        await holds(api, 1)
+        answer = await api.post(f"/v1/predictions/{claim.id}/cancel")
+        assert answer.json()["status"] == "processing"
+        await director.finish(claim, Status.CANCELED)
+    assert answers[0].json()["status"] == "canceled"

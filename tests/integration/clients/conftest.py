@@ -41,6 +41,8 @@ class Service(Struct, frozen=True, kw_only=True):
     url: str
     authority: Path
     redis: Redis
+    redis_url: str
+    files: Mapping[str, str]
 
 
 class Caller(Struct, frozen=True, kw_only=True):
@@ -91,7 +93,7 @@ async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Se
         await eventually(lambda: _all_are_known(redis), "every model is known")
         await Collections(redis).put("best", Collection(name="The best", models=(WRITER.name,)))
         await stack.enter_async_context(keeping(redis, server.url))
-        yield Service(url=url, authority=folder / "ca.pem", redis=redis)
+        yield Service(url=url, authority=folder / "ca.pem", redis=redis, redis_url=server.url, files=given)
 
 
 async def _all_are_known(redis: Redis) -> bool:

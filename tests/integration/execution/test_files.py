@@ -147,10 +147,19 @@ async def test_output_stays_unchanged_without_a_store(caller: Caller, live: Live
     assert output[0].startswith("data:image/png;base64,")
 
 
-async def test_short_text_stays_and_long_text_becomes_a_file(
-    caller: Caller, live: Live, folder: Path, api: httpx.AsyncClient
+@pytest.mark.parametrize("size", [0, 10])
+async def test_text_becomes_a_file_as_any_other(
+    caller: Caller, live: Live, folder: Path, api: httpx.AsyncClient, size: int
 ) -> None:
     async with live.director(**settings(folder)):
+        [address] = (await caller.ended(await caller.submit(n=1, name="out.txt", size=size)))["output"]
+    assert await fetched(api, address) == bytes(size)
+
+
+async def test_short_text_stays_where_an_operator_wants_that(
+    caller: Caller, live: Live, folder: Path, api: httpx.AsyncClient
+) -> None:
+    async with live.director(**settings(folder, inline_text_bytes=4096)):
         [short] = (await caller.ended(await caller.submit(n=1, name="out.txt")))["output"]
         [long] = (await caller.ended(await caller.submit(n=1, name="out.txt", size=5_000)))["output"]
     assert short.startswith("data:text/plain")

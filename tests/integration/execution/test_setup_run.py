@@ -1,6 +1,7 @@
 """Test the record of a version's last setup, who may see it, and the signed report that an operator's receiver gets."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
@@ -25,7 +26,7 @@ from director.core.webhooks import new_secret
 from director.servers import setup_webhook
 from director.servers.runners.runner import HealthStatus
 from director.servers.setup_webhook import SetupWebhook
-from director.store.accounts import Accounts
+from director.store.accounts import SCOPES, Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.webhooks.sender import AllowList, Sender
 from tests.support.api import api_client
@@ -99,6 +100,54 @@ async def test_setup_that_failed_before_registration_is_recorded_after_it(
             assert not await redis.exists(keys.version(MODEL, VERSION))
             await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="", policy=Policy())
             await noted(catalog, "failed")
+
+
+async def test_missing_version_is_explained_by_what_its_director_waits_for(
+    server: RedisServer, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("director.servers.fleet.PAUSES", dict.fromkeys(HealthStatus, 0.02))
+    monkeypatch.setattr("director.execution.director.LOOK_AGAIN_S", 0.02)
+    name, version = "acme/fresh", "d4" * 32
+    accounts = Accounts(redis)
+    tokens = {"owner": await accounts.create_token("acme"), "stranger": await accounts.create_token("stranger")}
+    tokens["operator"] = await accounts.create_token("operators", scopes=SCOPES)
+    setup = {"started_at": "then", "logs": "Traceback\nValueError: no weights\n"}
+    async with scripted_cog() as cog, api_client(ApiSettings(redis_url=server.url)) as api:
+
+        async def refused(who: str, asked: str = f"models/{name}/predictions", **body: Any) -> tuple[int, str]:
+            headers = {"authorization": f"Bearer {tokens[who]}"}
+            answer = await api.post(f"/v1/{asked}", json={"input": {}, **body}, headers=headers)
+            return answer.status_code, answer.json()["detail"]
+
+        async def told(words: str) -> str:
+            until: Any = lambda found: found[1].endswith(words)  # noqa: E731
+            return (await eventually(lambda: refused("operator"), "it is told", until=until))[1]
+
+        bare = await refused("operator")
+        cog.on("GET", "/health-check", answer(200, {**HEALTHY, "status": "STARTING"}))
+        async with live_director(server.url, cog.url, model=name, version=version):
+            said = await told(" s: Setup is running")
+            assert said.startswith(f"No version of {name} is ready: a director has waited for {cog.url} for ")
+            cog.on("GET", "/health-check", answer(200, {**HEALTHY, "status": "SETUP_FAILED", "setup": setup}))
+            await told(" s: Its setup failed: ValueError: no weights")
+            assert re.fullmatch(
+                rf"No version of {name} is ready: a director has waited for its model server for \d+ s: Its setup .*",
+                (await refused("owner"))[1],
+            )
+            seen = await api.get(f"/v1/models/{name}", headers={"authorization": f"Bearer {tokens['owner']}"})
+            assert (seen.status_code, "Its setup failed" in seen.json()["detail"]) == (404, True)
+            status, said = await refused("owner", "predictions", version=f"{name}:{version}")
+            assert (status, said.partition(": ")[0]) == (422, f"{name}:{version} is not ready")
+            assert await refused("stranger") == bare == (404, "The requested resource could not be found.")
+            await make_model(redis, name, "private")
+            assert await refused("stranger") == bare
+            await make_model(redis, name, "public")
+            status, said = await refused("stranger")
+            assert (status, cog.url in said, "ValueError: no weights" in said) == (404, False, True)
+
+
+async def make_model(redis: Redis, name: str, visibility: str) -> None:
+    await redis.hset(keys.model(name), mapping={"created": "1", "visibility": visibility})
 
 
 async def test_operators_see_the_setup_with_its_server(

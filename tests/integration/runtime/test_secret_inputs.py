@@ -180,6 +180,34 @@ async def walked(service: Service, ids: Iterable[str]) -> dict[str, str]:
     return found
 
 
+async def changed(service: Service, prediction_id: str) -> dict[str, str]:
+    """Return what every route that changes something answers, with a body of its schema that holds the secret."""
+    document = (await service.http.get("/openapi.json")).json()
+    one = {"version": VERSION, "input": GIVEN}
+    asked = {**one, "model": MODEL, "predictions": [one], "webhook": service.receiver.url, "destination": MODEL}
+    # no queue, account or version of this service: a walk over all changes must not end it
+    named = {"owner": "acme", "name": "keeper", "version": "0" * 12}
+    found: dict[str, str] = {}
+    for path, methods in document["paths"].items():
+        for method in methods.keys() - {"get", "head", "parameters"}:
+            parts = re.split(r"\{(\w+)\}", path)
+            parts[1::2] = [named.get(name, prediction_id) for name in parts[1::2]]
+            body = {name: asked[name] for name in members_of(document, methods[method]) if name in asked}
+            verb = method.removeprefix("x-").upper()
+            at = "".join(parts)
+            answer = await service.http.request(verb, at if at.startswith("/v1") else f"/v1{at}", json=body)
+            found[f"{verb} {path}"] = f"{answer.status_code} {answer.headers}\n{answer.text}"
+    return found
+
+
+def members_of(document: dict[str, Any], operation: dict[str, Any]) -> list[str]:
+    content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+    schema = content.get("schema", {})
+    if "$ref" in schema:
+        schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    return list(schema.get("properties", {}))
+
+
 async def got(service: Service, at: str) -> str:
     """Return an answer, or as much as came of one that stays open."""
     text = ""
@@ -321,6 +349,20 @@ async def test_official_python_client_sees_no_secret(service: Service, monkeypat
     said = await to_thread.run_sync(script)
     assert HIDDEN in said
     assert HUSH not in said
+
+
+async def test_no_change_shows_the_secret(service: Service, gate: Path) -> None:
+    running = await service.create(input={**GIVEN, "gate": str(gate)})
+    await eventually(lambda: shows(service, running["id"], "processing"), "it runs", limit_s=60)
+    live = await changed(service, running["id"])
+    await service.ended(running)  # the walk has canceled it
+    ended = await service.ended(await service.create())
+    over = await changed(service, ended["id"])
+    creating = [name for name, text in live.items() if HIDDEN in text and text[:3] in ("200", "201")]
+    for name in ("POST /predictions", "POST /models/{owner}/{name}/predictions", "POST /predictions/batch"):
+        assert name in creating, live[name]
+    assert "POST /predictions/{id}/cancel" in creating
+    assert leaks({**live, **over}) == []
 
 
 @pytest.mark.heavy  # the client comes from the registry of npm

@@ -22,6 +22,7 @@ from tests.support.runner_conformance import HOSTLESS, follow, opened, python_wi
 pytestmark = [pytest.mark.cog, pytest.mark.heavy]
 
 ID = "a" * 26
+DEAF = ("0.9", "0.11", "0.12")  # they hear nothing during a run that may make files
 COGS = ("0.9", "0.10.0a27", "0.11", "0.12", "0.13", "0.14", "0.15", "0.16")
 MODEL = """
     import tempfile, time
@@ -48,6 +49,8 @@ MODEL = """
         weights: Path
 
     def train(data: str) -> Weights:
+        while data == "hang":
+            time.sleep(0.01)
         return Weights(weights=file(data.encode()))
 """
 
@@ -110,3 +113,16 @@ async def test_training_returns_its_weights(version: str, tmp_path: Path, inbox:
         ended = the_end(await follow(runner, request(data="poems")))
     assert (ended.outcome, ended.error) == (Outcome.SUCCEEDED, None)
     assert msgspec.json.decode(ended.output or b"")["weights"].startswith("data:")
+
+
+@pytest.mark.parametrize("version", [version for version in COGS if version not in DEAF])
+async def test_canceled_training_ends(version: str, tmp_path: Path, inbox: Inbox) -> None:
+    async with (
+        old_cog(version, tmp_path, inbox, stub="train", trains=True) as runner,
+        aclosing(runner.run(request(data="hang"))) as run,
+    ):
+        assert await anext(run) == Began()
+        await asyncio.sleep(0.5)  # it is not sure to act on a cancel in the first ms
+        with anyio.fail_after(20):
+            assert await runner.cancel(ID)
+            assert the_end([event async for event in run]).outcome is Outcome.CANCELED

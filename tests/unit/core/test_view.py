@@ -53,6 +53,15 @@ def test_what_waits_looks_as_official_clients_expect() -> None:
     }
 
 
+@pytest.mark.parametrize("behind_ms", [-5, 0, 5])
+def test_times_ascend_from_that_of_the_id_whatever_the_clocks(behind_ms: int) -> None:
+    """The API's clock made the id. The clock of Redis, which made the others, may be behind it."""
+    at = MADE.created - behind_ms
+    seen = shown(msgspec.structs.replace(MADE, created=at, started=at, completed=at + 2))
+    assert seen["created_at"] == "2027-01-15T08:00:00.000Z"
+    assert [iso(max(MADE.created, ms)) for ms in (at, at + 2)] == [seen["started_at"], seen["completed_at"]]
+
+
 @pytest.mark.parametrize(
     ("history", "why"),
     [

@@ -58,8 +58,9 @@ def test_the_name_of_a_member_is_no_file() -> None:
 
 def test_text_becomes_a_file_once_it_is_long() -> None:
     short, long = "data:text/plain;base64,aGk=", "data:text/plain;charset=UTF-8;base64," + "aGk=" * 50
-    assert stored([short, long], inline=20) == [short, URL]
-    assert stored([short, long], inline=0) == [URL, URL]
+    empty = "data:text/plain;base64,"
+    assert stored([empty, short, long], inline=20) == [empty, short, URL]
+    assert stored([empty, short, long], inline=0) == [URL, URL, URL]
     found = find(raw(long), inline=20)
     assert found is not None
     assert found.files[0].content_type == "text/plain; charset=utf-8"

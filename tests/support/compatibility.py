@@ -1,0 +1,139 @@
+"""The table of docs/compatibility.md: what clients and model servers could do when a test last tried them.
+
+A test tries one row and compares it with the page, or writes it with `--update-pages`. A row that cannot be tried on a
+machine stays as it is, with the date and the release of its last run.
+"""
+
+import fcntl
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from director import __version__
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "compatibility.md"
+YES: Final = "yes"
+NONE: Final = "–"
+
+
+class Table(Struct, frozen=True, kw_only=True):
+    """`theirs`: why a cell is not `yes` for a reason that is not ours, by row and column."""
+
+    name: str
+    columns: Mapping[str, str]
+    rows: Sequence[str]
+    theirs: Mapping[tuple[str, str], str] = {}
+
+    def cells(self, row: str, seen: Mapping[str, str]) -> list[str]:
+        """Return a row's cells of what was seen. A fault that is not explained fails here."""
+        unexplained = {
+            name: found for name, found in seen.items() if found not in (YES, NONE) and (row, name) not in self.theirs
+        }
+        assert not unexplained, f"{row} cannot: {unexplained}"
+        ended = {row_name[1] for row_name in self.theirs if row_name[0] == row and seen[row_name[1]] == YES}
+        assert ended == set(), f"{row} can do this by now: remove its reason"
+        return [
+            f"no: {self.theirs[row, name]}" if (row, name) in self.theirs else seen.get(name, NONE)
+            for name in self.columns
+        ]
+
+    def head(self) -> list[str]:
+        names = ["", *self.columns.values(), "last run"]
+        return [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
+
+
+def shown_rows(table: Table, page: str) -> dict[str, list[str]]:
+    """Return the cells of each row of a table as the page has them. The last one is when it ran."""
+    found = re.search(rf"<!-- {table.name} -->\n(.*?)<!-- /{table.name} -->", page, re.DOTALL)
+    assert found is not None, f"the page has no place for the table {table.name}"
+    lines = found[1].splitlines()
+    assert lines[:2] == table.head(), "the head of the table is another"
+    parts = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    return {cells[0]: cells[1:] for cells in parts}
+
+
+def last_run(table: Table, row: str) -> str:
+    cells = shown_rows(table, PAGE.read_text()).get(row)
+    return cells[-1] if cells else "never"
+
+
+def compare_or_keep(table: Table, row: str, seen: Mapping[str, str], *, keeps: bool) -> None:
+    cells = table.cells(row, seen)
+    if keeps:
+        _keep(table, row, cells)
+    else:
+        shown = shown_rows(table, PAGE.read_text()).get(row, [])
+        assert shown[:-1] == cells, "the page shows something else: run the command at its head"
+
+
+def _keep(table: Table, row: str, cells: Sequence[str]) -> None:
+    with PAGE.open("r+") as page:
+        fcntl.flock(page, fcntl.LOCK_EX)  # tests of other rows run beside this one
+        text = page.read()
+        kept = {**_known(table, text), row: [*cells, f"{datetime.now(UTC):%Y-%m-%d}, {__version__}"]}
+        lines = [f"| {' | '.join([name, *kept[name]])} |" for name in table.rows if name in kept]
+        made = "\n".join([*table.head(), *lines])
+        marks = rf"(<!-- {table.name} -->\n).*?(<!-- /{table.name} -->)"
+        page.seek(0)
+        page.write(re.sub(marks, lambda found: f"{found[1]}{made}\n{found[2]}", text, flags=re.DOTALL))
+        page.truncate()
+
+
+def _known(table: Table, text: str) -> dict[str, list[str]]:
+    try:
+        return shown_rows(table, text)
+    except AssertionError:  # its columns changed
+        return {}
+
+
+FEATURES: Final = {
+    "run": "run",
+    "predictions": "create, wait, get, list",
+    "cancel": "cancel",
+    "failure": "error of the model",
+    "stream": "stream",
+    "files": "files in and out",
+    "trainings": "trainings",
+    "models_and_versions": "models, versions",
+    "deployments": "deployments",
+}
+CLIENTS: Final = Table(
+    name="clients",
+    columns=FEATURES,
+    rows=(
+        *(f"PyPI replicate {version}" for version in ("0.8.4", "0.15.7", "0.20.0", "0.25.2", "0.34.2", "1.0.7")),
+        "PyPI replicate 2.0.0b4",
+        *(f"npm replicate {version}" for version in ("0.20.1", "0.30.2", "1.0.1", "1.4.0")),
+    ),
+    theirs={
+        ("npm replicate 0.20.1", "files"): "it sends a Buffer as an object; a data URI works",
+    },
+)
+COGS: Final = Table(
+    name="cogs",
+    columns={
+        "predict": "predict",
+        "failure": "error of the model",
+        "refusal": "422",
+        "stream": "stream, partial output",
+        "cancel": "cancel",
+        "deadline": "Cancel-After",
+        "webhooks": "webhooks",
+        "files": "files",
+        "training": "training",
+        "training_cancel": "cancel of a training",
+    },
+    rows=tuple(f"Cog {version}" for version in ("0.9.26", "0.10.0a27", "0.14.12", "0.16.12", "0.23.1")),
+    theirs={
+        (
+            "Cog 0.9.26",
+            "training_cancel",
+        ): "it hears nothing during a run that may make files. The training is `canceled` "
+        "after 30 s, when its server is given up",
+    },
+)
+TABLES: Final = (CLIENTS, COGS)
