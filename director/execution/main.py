@@ -138,7 +138,7 @@ class Pool:
         self._redis = shared.services.redis
         self._broken: dict[str, str] = {}
         self.health.checks = {
-            "redis": process.redis_check(self._redis),
+            "redis": process.redis_check(self._redis, shared.services.clock),
             **{label: partial(self._missing, label) for label in directors},
         }
         if shared.store is not None:

@@ -126,7 +126,7 @@ class Keeper:
         ]
         self.health = Health()
         self.health.metrics = metering.registry
-        self.health.checks = {"redis": redis_check(redis), "durability": self._durability_known}
+        self.health.checks = {"redis": redis_check(redis, clock), "durability": self._durability_known}
         if store := store_in(settings.files_dir, redis, clock, url=settings.files_url):
             self._roles.append(("tidier", Tidier(redis, scripts, store, clock).run_once, store.sweep_s))
             self.health.checks["files"] = StoreCheck(store, clock).missing

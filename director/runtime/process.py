@@ -34,6 +34,7 @@ from director.core.settings import CommonSettings
 from director.runtime.bounded_http import BoundedHttp, Connections
 from director.runtime.logs import configure
 from director.runtime.metrics import Registry
+from director.runtime.recent import Recent
 from director.runtime.startup import collect_garbage_rarely, release_sigterm
 from director.runtime.tracing import OFF, Tracing
 
@@ -140,7 +141,7 @@ def _json(body: dict[str, Any], *, status: int = 200) -> Response:
 
 async def look_at_redis(redis: Redis, settings: CommonSettings, health: Health, clock: Clock) -> None:
     """Wait until Redis answers. Raises UnsafeBackend if it would lose accepted work, or refuses us a right.
-    From then on /readyz shows its durability level, read for each request: after a failover it is another server's.
+    From then on /readyz shows its durability level, read again each second: after a failover it is another server's.
     """
     address = describe(settings.redis_url)
     while True:
@@ -153,7 +154,7 @@ async def look_at_redis(redis: Redis, settings: CommonSettings, health: Health, 
         else:
             break
     health.facts["durability"] = server.level
-    health.checks["durability"] = lambda: _safe(redis, settings, health)
+    health.checks["durability"] = Recent(partial(_safe, redis, settings, health), clock).get
     facts = {"address": address, "server": f"{server.kind} {server.version}", "durability": server.level}
     log.info("redis is ready", extra=facts)
 
@@ -168,7 +169,8 @@ async def _safe(redis: Redis, settings: CommonSettings, health: Health) -> str:
     return ""
 
 
-def redis_check(redis: Redis) -> Check:
+def redis_check(redis: Redis, clock: Clock) -> Check:
+    """Return the check that Redis answers. It asks Redis once a second at most."""
 
     async def answers() -> str:
         try:
@@ -177,7 +179,7 @@ def redis_check(redis: Redis) -> Check:
             return str(exc)
         return ""
 
-    return answers
+    return Recent(answers, clock).get
 
 
 async def serve_http(
