@@ -34,6 +34,11 @@ HAND_BACK_S: Final = 13.0  # the user who pressed Ctrl-C watches: do not wait fo
 LOOK_S: Final = 0.1
 ANSWER_S: Final = 5.0
 HOPELESS_ENDS: Final = 3  # a part that died this often before it was ready will not start by itself
+# Cog takes this address as an argument only, and any user of the machine can read arguments. So it comes in a variable.
+COG: Final = (
+    "import os, runpy, sys; sys.argv += ['--upload-url', os.environ.pop('COG_UPLOAD_URL')]; "
+    "runpy.run_module('cog.server.http', run_name='__main__', alter_sys=True)"
+)
 NEEDED_BY_EXAMPLES: Final = {"cog": "cog", "PIL": "pillow"}
 
 
@@ -77,11 +82,11 @@ def _served(home: Home, example: Example, redis_url: str) -> Served:
         server=Part(
             name=f"model-{short}",
             # SIGTERM is for the director; the server ends after it, when asked by HTTP
-            command=[
-                *(sys.executable, "-m", "cog.server.http", "--host", LOOPBACK, "--await-explicit-shutdown=true"),
-                *("--upload-url", f"http://{LOOPBACK}:{health_port}/uploads/{upload_secret}/"),
-            ],
-            env=_model_environment(example, port),
+            command=[sys.executable, "-c", COG, "--host", LOOPBACK, "--await-explicit-shutdown=true"],
+            env={
+                **_model_environment(example, port),
+                "COG_UPLOAD_URL": f"http://{LOOPBACK}:{health_port}/uploads/{upload_secret}/",
+            },
             cwd=example.folder,
             shutdown_url=f"{url}/shutdown",
         ),
