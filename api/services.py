@@ -88,7 +88,7 @@ class Gate:
     async def run_once(self) -> Server:
         try:
             if not self._has_rights:
-                await check_rights(self._redis)
+                await check_rights(self._redis, "api")
                 self._has_rights = True
             server = await check(self._redis, self._settings)
         except (BackendUnavailable, UnsafeBackend):

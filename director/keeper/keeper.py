@@ -133,7 +133,7 @@ class Keeper:
         self._scale = scale_route(Scaling(redis, scripts, services.catalog, clock), settings.scale_token)
 
     async def keep(self) -> None:
-        await process.look_at_redis(self._redis, self._settings, self.health, self._clock)
+        await process.look_at_redis(self._redis, self._settings, self.health, self._clock, part="keeper")
         async with anyio.create_task_group() as roles:
             roles.start_soon(self.health.missing)  # logs a broken store before anyone asks for it
             for name, step, tick_s in self._roles:

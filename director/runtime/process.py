@@ -27,7 +27,7 @@ from starlette.types import ASGIApp
 
 from director.broker.durability import check
 from director.broker.redis_client import ask, describe
-from director.broker.rights import check_rights
+from director.broker.rights import Part, check_rights
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable, DirectorError, SettingsError, UnsafeBackend
 from director.core.settings import CommonSettings
@@ -139,7 +139,7 @@ def _json(body: dict[str, Any], *, status: int = 200) -> Response:
     return Response(msgspec.json.encode(body), status_code=status, media_type="application/json")
 
 
-async def look_at_redis(redis: Redis, settings: CommonSettings, health: Health, clock: Clock) -> None:
+async def look_at_redis(redis: Redis, settings: CommonSettings, health: Health, clock: Clock, *, part: Part) -> None:
     """Wait until Redis answers. Raises UnsafeBackend if it would lose accepted work, or refuses us a right.
     From then on /readyz shows its durability level, read again each second: after a failover it is another server's.
     """
@@ -147,7 +147,7 @@ async def look_at_redis(redis: Redis, settings: CommonSettings, health: Health, 
     while True:
         try:
             server = await check(redis, settings)
-            await check_rights(redis)
+            await check_rights(redis, part)
         except BackendUnavailable as exc:
             log.warning("waiting for redis", extra={"address": address, "error": str(exc)})
             await clock.sleep(ASK_AGAIN_S)
