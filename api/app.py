@@ -43,6 +43,7 @@ ROUTES: Final = routes_of(
 )
 
 RETRY_AFTER_S: Final = 5
+METRICS_PATH: Final = b"/metrics"
 NAMED: Final = re.compile(r"\(\?P<\w+>")
 
 
@@ -145,7 +146,9 @@ class Api:
         return await answer_at_site(request, route)
 
     def _is_host_right(self, request: Request) -> bool:
-        return request.names_one_host and (not self._hosts or names_allowed_host(request, self._hosts))
+        # Prometheus names the address of a pod, which no list can have, and the answer has no address
+        any_is_right = not self._hosts or request.scope["raw_path"] == METRICS_PATH
+        return request.names_one_host and (any_is_right or names_allowed_host(request, self._hosts))
 
 
 class Http(BoundedHttp):

@@ -271,7 +271,7 @@ def base_url(request: BaseRequest) -> str:
 def names_allowed_host(request: BaseRequest, allowed: frozenset[str]) -> bool:
     """Whether the request names one of the hosts, on any port, or none, as HTTP/1.0 may."""
     host = _named_host(request)
-    return not host or ((found := HOST.fullmatch(host)) is not None and found[1].lower() in allowed)
+    return not host or ((found := HOST.fullmatch(host)) is not None and _bare(found[1]) in allowed)
 
 
 def allowed_hosts(settings: ApiSettings) -> frozenset[str]:
@@ -283,7 +283,11 @@ def allowed_hosts(settings: ApiSettings) -> frozenset[str]:
         return frozenset()
     public = HOST.fullmatch(urlsplit(settings.public_url).netloc)
     named = (*settings.allowed_hosts, *LOOPBACK, *([public[1]] if public else ()))
-    return frozenset(map(str.lower, named))
+    return frozenset(map(_bare, named))
+
+
+def _bare(host: str) -> str:
+    return host.lower().removesuffix(".")  # a name with its final dot is the same one, in full
 
 
 def _named_host(request: BaseRequest) -> str:

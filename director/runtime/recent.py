@@ -12,7 +12,7 @@ FRESH_S: Final = 1.0
 
 
 class Recent(Generic[T]):
-    """Looks at most once in FRESH_S. An error of `look` is shared like a result."""
+    """Looks at most once in FRESH_S, one look at a time. An error of `look` is shared like a result."""
 
     def __init__(self, look: Callable[[], Coroutine[Any, Any, T]], clock: Clock) -> None:
         self._look = look
@@ -22,7 +22,7 @@ class Recent(Generic[T]):
 
     async def get(self) -> T:
         now = self._clock.monotonic()
-        if self._task is None or now - self._looked_at >= FRESH_S:
+        if self._task is None or (self._task.done() and now - self._looked_at >= FRESH_S):
             self._task, self._looked_at = asyncio.create_task(self._look()), now
             self._task.add_done_callback(lambda task: task.cancelled() or task.exception())  # all may have left
         return await asyncio.shield(self._task)

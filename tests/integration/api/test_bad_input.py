@@ -182,11 +182,15 @@ async def test_invalid_host_is_400(api: AsyncClient, host: str) -> None:
     assert (document["status"], document["code"]) == (400, "invalid_header")
 
 
-ALLOWED = {"allowed_hosts": ("Api.Internal", "[fd00::1]"), "public_url": "https://api.example:8443"}
+ALLOWED = {"allowed_hosts": ("Api.Internal", "[fd00::1]", "dotted.example."), "public_url": "https://api.example:8443"}
 
 
 @pytest.mark.parametrize(
-    "host", ["api.internal:8080", "API.INTERNAL", "[fd00::1]:80", "api.example", "localhost:1", "127.0.0.1", "[::1]"]
+    "host",
+    [
+        *("api.internal:8080", "API.INTERNAL", "api.internal.:80", "dotted.example", "[fd00::1]:80"),
+        *("api.example", "localhost:1", "127.0.0.1", "[::1]"),
+    ],
 )
 async def test_allowed_host_is_served(served: Served, host: str) -> None:
     async with served(**ALLOWED) as api:
@@ -194,13 +198,13 @@ async def test_allowed_host_is_served(served: Served, host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["evil.example", "api.internal.evil.example", "10.0.0.1", "xapi.example", "[::2]"])
-async def test_host_that_is_not_allowed_is_400_but_for_health(served: Served, host: str) -> None:
+async def test_host_that_is_not_allowed_is_400_but_for_health_and_metrics(served: Served, host: str) -> None:
     async with served(**ALLOWED) as api:
-        for path in ("/v1/account", "/", "/metrics", "/v1/unknown"):
+        for path in ("/v1/account", "/", "/v1/unknown"):
             refused = problem(await api.get(path, headers={"Host": host}))
             assert (refused["status"], refused["code"]) == (400, "invalid_header")
-        for path in ("/livez", "/readyz"):
-            assert (await api.get(path, headers={"Host": host})).status_code == 200
+        for path, status in (("/livez", 200), ("/readyz", 200), ("/metrics", 403)):
+            assert (await api.get(path, headers={"Host": host})).status_code == status
 
 
 async def test_forwarded_host_of_a_trusted_proxy_must_be_allowed(served: Served) -> None:
