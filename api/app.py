@@ -24,7 +24,7 @@ from api.admin import dead, overview, queues
 from api.admin import models as admin_models
 from api.errors import Problem, head_too_large, invalid_host, is_expected, problem_of, too_many_connections
 from api.files import files, outputs
-from api.http import Request, carried, proxy_networks
+from api.http import Request, allowed_hosts, carried, names_allowed_host, proxy_networks
 from api.models import collections, deployments, models
 from api.predictions import predictions, streams
 from api.route import Handler, Route, routes_of
@@ -43,6 +43,7 @@ ROUTES: Final = routes_of(
 )
 
 RETRY_AFTER_S: Final = 5
+METRICS_PATH: Final = b"/metrics"
 NAMED: Final = re.compile(r"\(\?P<\w+>")
 
 
@@ -57,7 +58,7 @@ def create_app(
     is too weak. `tracing` replaces the environment's. Raises SettingsError for an invalid address or file of sites.
     """
     proxy_networks(settings.trusted_proxies)
-    plan, meters = Plan.of(settings), Meters()
+    hosts, plan, meters = allowed_hosts(settings), Plan.of(settings), Meters()
 
     @asynccontextmanager
     async def lifespan(_app: Any) -> AsyncIterator[State]:
@@ -68,20 +69,28 @@ def create_app(
             yield state
         await spans.aclose()
 
-    return Api(ROUTES, otherwise=dashboard.elsewhere, meters=meters, lifespan=lifespan)
+    return Api(ROUTES, otherwise=dashboard.elsewhere, meters=meters, hosts=hosts, lifespan=lifespan)
 
 
 class Api:
     """The ASGI application: it finds the route, answers what the handler returns or raises, and counts both.
-    `otherwise` answers unknown paths. An unexpected exception is answered with 500 and raised again, to be logged.
+    `otherwise` answers unknown paths. `hosts`: those that a request may name; empty: any. An unexpected exception is
+    answered with 500 and raised again, to be logged.
     """
 
     def __init__(
-        self, routes: Iterable[Route], *, otherwise: Handler, meters: Meters, lifespan: Lifespan[Any] | None = None
+        self,
+        routes: Iterable[Route],
+        *,
+        otherwise: Handler,
+        meters: Meters,
+        hosts: frozenset[str] = frozenset(),
+        lifespan: Lifespan[Any] | None = None,
     ) -> None:
         self.routes: Final = tuple(routes)
         self.meters: Final = meters
         self._otherwise: Final = otherwise
+        self._hosts: Final = hosts
         self._named: Final = _Paths(route for route in self.routes if route.name)
         self._plain: Final = _Paths(route for route in self.routes if not route.name)
         self.router: Final = Router(lifespan=lifespan)
@@ -117,7 +126,7 @@ class Api:
 
     async def _answer(self, request: Request) -> Response:
         scope, method = request.scope, request.method
-        if not request.names_one_host and scope["raw_path"] not in HEALTH_PATHS:
+        if scope["raw_path"] not in HEALTH_PATHS and not self._is_host_right(request):
             raise invalid_host()
         path = _without_base(scope["path"])
         if (found := self._named.find(method, path)) is not None:
@@ -135,6 +144,11 @@ class Api:
         if route.scopes:
             request.account = await auth.authenticate(request, *route.scopes, bucket=route.bucket)
         return await answer_at_site(request, route)
+
+    def _is_host_right(self, request: Request) -> bool:
+        # Prometheus names the address of a pod, which no list can have, and the answer has no address
+        any_is_right = not self._hosts or request.scope["raw_path"] == METRICS_PATH
+        return request.names_one_host and (any_is_right or names_allowed_host(request, self._hosts))
 
 
 class Http(BoundedHttp):

@@ -15,7 +15,7 @@ from functools import cache
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from itertools import accumulate, islice
 from typing import Any, Final, TypeVar, cast
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import msgspec
 from msgspec import Raw, Struct
@@ -43,6 +43,7 @@ from director.core.account_limits import Bucket
 from director.core.errors import SettingsError
 from director.core.ids import PredictionId, is_prediction_id
 from director.core.schema import Page
+from director.core.settings import ApiSettings
 from director.store.accounts import Account
 
 T = TypeVar("T")
@@ -74,6 +75,7 @@ TYPES: Final = {
 
 HOST: Final = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
 SCHEMES: Final = ("http", "https")
+LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 
 PAGE_SIZE: Final = 100
 PLACE: Final = re.compile(r"([np])([0-9A-Za-z._/:~-]{1,300})")
@@ -270,13 +272,39 @@ def base_url(request: BaseRequest) -> str:
     """Return the public URL, else the scheme and host of the request, without /v1. 400 for an invalid host."""
     if public := services_of(request).settings.public_url:
         return public.rstrip("/")
-    scheme, host = request.scope["scheme"], request.headers.get("host", "")
+    scheme, host = request.scope["scheme"], _named_host(request)
     if _is_from_proxy(request):
         scheme = _last(request, "x-forwarded-proto") or scheme
-        host = _last(request, "x-forwarded-host") or host
     if scheme not in SCHEMES or not HOST.fullmatch(host):
         raise invalid_host()
     return f"{scheme}://{host}"
+
+
+def names_allowed_host(request: BaseRequest, allowed: frozenset[str]) -> bool:
+    """Whether the request names one of the hosts, on any port, or none, as HTTP/1.0 may."""
+    host = _named_host(request)
+    return not host or ((found := HOST.fullmatch(host)) is not None and _bare(found[1]) in allowed)
+
+
+def allowed_hosts(settings: ApiSettings) -> frozenset[str]:
+    """Return the hosts that requests may name, in lower case; an empty set allows any. Raises SettingsError."""
+    for name in settings.allowed_hosts:
+        if (found := HOST.fullmatch(name)) is None or found[2]:
+            raise SettingsError(f"DIRECTOR_ALLOWED_HOSTS: {name!r} is no host. Leave out the scheme and the port.")
+    if not settings.allowed_hosts:
+        return frozenset()
+    public = HOST.fullmatch(urlsplit(settings.public_url).netloc)
+    named = (*settings.allowed_hosts, *LOOPBACK, *([public[1]] if public else ()))
+    return frozenset(map(_bare, named))
+
+
+def _bare(host: str) -> str:
+    return host.lower().removesuffix(".")  # a name with its final dot is the same one, in full
+
+
+def _named_host(request: BaseRequest) -> str:
+    host = request.headers.get("host", "")
+    return (_last(request, "x-forwarded-host") or host) if _is_from_proxy(request) else host
 
 
 @cache

@@ -28,13 +28,13 @@ from director.files.caller_files import CallerFiles
 from director.files.choose import StoreCheck, store_in
 from director.files.store import Links
 from director.runtime.metrics import Counter, Histogram, Pulse, RedisMeter, Registry
+from director.runtime.recent import Recent
 from director.runtime.startup import Descriptors
 from director.runtime.tracing import Tracing
 from director.store import services as store
 
 log = logging.getLogger(__name__)
 GATE_PAUSE_S: Final = 1.0
-FRESH_S: Final = 1.0
 
 
 class Gate:
@@ -51,8 +51,7 @@ class Gate:
         self._on_unsafe = on_unsafe
         self._opened = anyio.Event()
         self._has_rights = False
-        self._look: asyncio.Task[Server] | None = None
-        self._looked_at = 0.0
+        self._recent = Recent(self.run_once, clock)
         self.is_up = False
 
     def pass_through(self) -> None:
@@ -84,16 +83,12 @@ class Gate:
 
     async def checked(self) -> Server:
         """Return what `run_once` found in the last second: callers without a token ask, as often as they like."""
-        now = self._clock.monotonic()
-        if self._look is None or now - self._looked_at >= FRESH_S:
-            self._look, self._looked_at = asyncio.create_task(self.run_once()), now
-            self._look.add_done_callback(lambda task: task.cancelled() or task.exception())  # all may have left
-        return await asyncio.shield(self._look)
+        return await self._recent.get()
 
     async def run_once(self) -> Server:
         try:
             if not self._has_rights:
-                await check_rights(self._redis)
+                await check_rights(self._redis, "api")
                 self._has_rights = True
             server = await check(self._redis, self._settings)
         except (BackendUnavailable, UnsafeBackend):

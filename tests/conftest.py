@@ -6,10 +6,12 @@ from collections.abc import AsyncIterator, Iterator
 import hypothesis
 import pytest
 import sniffio
+from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 
 from director.broker.gatherer import Gatherer
 from director.broker.redis_client import client
+from director.broker.rights import PARTS
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import QueueName
@@ -19,6 +21,7 @@ from tests.support.keyspace import leaks
 from tests.support.kinds import KINDS, Started, started, whole
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 from tests.support.release import Release, former_release
+from tests.support.servers import RedisServer
 
 NOT_RUN: dict[str, list[str]] = {}
 TRIED_AGAIN: dict[str, str] = {}
@@ -51,9 +54,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def server(request: pytest.FixtureRequest) -> Iterator[Started]:
-    """Start one durable server with the users that we ship. A test that kills or fills its server starts its own."""
+    """Start one durable server with the users that we ship. A test that kills or fills its server starts its own.
+
+    The last test fails if the server refused a command to a part of the product.
+    """
     with started(request.config.getoption("redis_kind")) as server:
         yield server
+        if isinstance(server, RedisServer):
+            with SyncRedis.from_url(server.admin_url) as admin:
+                refused = [entry for entry in admin.acl_log() if entry["username"] in PARTS]
+            assert refused == []
 
 
 @pytest.fixture(scope="session")

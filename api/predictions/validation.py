@@ -31,7 +31,10 @@ MAX_NODES: Final = 2_000  # of the schema with its references expanded: referenc
 MAX_DEPTH: Final = 40
 MAX_PATTERNS: Final = 64
 # the linear-time engine, with a bound on the memory of one pattern
-PATTERN_OPTIONS: Final = RegexOptions(size_limit=1 << 18, dfa_size_limit=1 << 18)
+PATTERN_OPTIONS: Final = RegexOptions(size_limit=1 << 16, dfa_size_limit=1 << 18)
+# Characters × patterns of one input; with more to match, the model server checks the patterns. Linear is still slow
+# where a text keeps many states alive: 100 KB held the loop for 31 s with a pattern of four times this size
+MOST_MATCHED: Final = 4_096
 SCHEMA_TYPES: Final = frozenset({"object", "array", "string", "integer", "number", "boolean", "null"})
 NULL: Final[Schema] = {"type": ["null"]}
 ANYTHING: Final[tuple[Schema, ...]] = (True, {})
@@ -89,8 +92,9 @@ CARRIED: Final[Mapping[str, Callable[[Any], bool]]] = {
 
 
 class _Reduction:
-    def __init__(self, document: dict[str, Any]) -> None:
+    def __init__(self, document: dict[str, Any], *, most_patterns: int) -> None:
         self._document = document
+        self._most_patterns = most_patterns
         self._nodes = 0
         self._patterns = 0
 
@@ -131,7 +135,7 @@ class _Reduction:
 
     def _is_linear(self, pattern: object) -> bool:
         """Return whether the linear engine accepts the pattern. It has no look-around and no back-references."""
-        if not isinstance(pattern, str) or self._patterns >= MAX_PATTERNS:
+        if not isinstance(pattern, str) or self._patterns >= self._most_patterns:
             return False
         self._patterns += 1
         try:
@@ -263,8 +267,17 @@ class InputSchema:
     `secrets`: which parts of an input are secret, None without any.
     """
 
-    def __init__(self, schema: dict[str, Any], *, can_stream: bool, secrets: Secrets | None = None) -> None:
+    def __init__(
+        self,
+        schema: dict[str, Any],
+        *,
+        can_stream: bool,
+        secrets: Secrets | None = None,
+        lenient: "InputSchema | None" = None,
+    ) -> None:
+        """`lenient`: the same without its patterns, for inputs with too much text to match them. None without any."""
         self.can_stream = can_stream
+        self._lenient = lenient
         self.secrets = secrets
         self._all = _Validator(schema)
         properties: dict[str, Schema] = schema.get("properties", {})
@@ -273,6 +286,8 @@ class InputSchema:
         # the rest applies to the whole object; additionalProperties still needs the names of the properties
         rest = {word: value for word, value in schema.items() if word != "required"}
         self._whole = _Validator({**rest, "properties": dict.fromkeys(properties, True)})
+        self._patterns = {name: found for name, part in properties.items() if (found := _patterns_in(part))}
+        self._patterns_of_all = _patterns_in(schema) - sum(self._patterns.values())
 
     @classmethod
     def of(cls, version: Version) -> "InputSchema":
@@ -295,11 +310,14 @@ class InputSchema:
         if known is None:
             whole = _document(document)
             schema = _follow(whole, ("components", "schemas", INPUTS[kind]))
-            reduced = _Reduction(whole).reduce(schema, depth=0, within=())
+            reduced, lenient = (
+                _Reduction(whole, most_patterns=most).reduce(schema, depth=0, within=()) for most in (MAX_PATTERNS, 0)
+            )
             streams = kind != "training" and can_stream(whole)
             secrets = Secrets(whole, schema) or None
-            schema = reduced if isinstance(reduced, dict) else {}
-            known = _compiled[digest] = cls(schema, can_stream=streams, secrets=secrets)
+            without = None if lenient == reduced else cls(_object(lenient), can_stream=streams, secrets=secrets)
+            known = cls(_object(reduced), can_stream=streams, secrets=secrets, lenient=without)
+            _compiled[digest] = known
             if len(_compiled) > MAX_CACHED:
                 _compiled.popitem(last=False)
         _compiled.move_to_end(digest)
@@ -311,12 +329,20 @@ class InputSchema:
         value = decode_json(text, object)
         if not isinstance(value, dict):
             return [_invalid("type", ["input"], {"types": ["object"], "given": value})]
+        if self._lenient is not None and self._to_match(value, len(text)) > MOST_MATCHED:
+            return self._lenient.check(given)
         if self._all.takes(value):
             return []
         # each element follows a comma or an opening bracket; those inside strings count too, so this is an upper bound
         elements = sum(map(text.count, (b",", b"[", b"{")))
         faults = islice(self._faults(value, elements=elements), MAX_INVALID_FIELDS)
         return [_invalid(keyword, self._visible(path), facts) for keyword, path, facts in faults]
+
+    def _to_match(self, value: dict[str, Any], size: int) -> int:
+        """Return at most how many characters are compared with patterns, each as often as there are patterns for it."""
+        parts = ((value[name], patterns) for name, patterns in self._patterns.items() if name in value)
+        of_fields = sum(patterns * (len(part) if isinstance(part, str) else size) for part, patterns in parts)
+        return of_fields + self._patterns_of_all * size
 
     def _visible(self, path: list[str]) -> list[str]:
         return path if self.secrets is None else self.secrets.visible(path)
@@ -328,6 +354,14 @@ class InputSchema:
         parts = ((["input", name], validator, value[name]) for name, validator in self._fields.items() if name in value)
         for path, validator, part in chain(parts, [(["input"], self._whole, value)]):
             yield from validator.faults(part, path, elements=elements if isinstance(part, list | dict) else 1)
+
+
+def _object(schema: Schema) -> dict[str, Any]:
+    return schema if isinstance(schema, dict) else {}
+
+
+def _patterns_in(schema: Schema) -> int:
+    return _json(schema).count('"pattern":')  # a property of that name counts too: this is an upper bound
 
 
 class _Validator:

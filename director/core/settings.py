@@ -67,6 +67,8 @@ class ApiSettings(CommonSettings, frozen=True, kw_only=True):
     """Port the API listens on."""
     public_url: str = ""
     """Base of the URLs in answers, without /v1; empty: the request's own."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Hosts that a request may name, beside loopback and that of DIRECTOR_PUBLIC_URL; empty: any."""
     trusted_proxies: tuple[str, ...] = ()
     """Addresses or networks of proxies whose X-Forwarded-Proto and -Host are trusted; empty: none."""
     max_body_bytes: Annotated[int, Meta(ge=1024)] = 1 << 20

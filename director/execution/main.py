@@ -138,7 +138,7 @@ class Pool:
         self._redis = shared.services.redis
         self._broken: dict[str, str] = {}
         self.health.checks = {
-            "redis": process.redis_check(self._redis),
+            "redis": process.redis_check(self._redis, shared.services.clock),
             **{label: partial(self._missing, label) for label in directors},
         }
         if shared.store is not None:
@@ -153,7 +153,7 @@ class Pool:
         async with anyio.create_task_group() as tasks:
             # before Redis answers: /livez must answer, because a restart of this process would only take longer
             port = await tasks.start(self._serve_health, inbox)
-            await process.look_at_redis(redis, settings, self.health, clock)
+            await process.look_at_redis(redis, settings, self.health, clock, part="run")
             if settings.coglet_dir:
                 tasks.start_soon(Leftovers(Path(settings.coglet_dir), redis, clock).run)
             tasks.start_soon(self.health.missing)  # a store that does not work is logged before the first request

@@ -126,14 +126,14 @@ class Keeper:
         ]
         self.health = Health()
         self.health.metrics = metering.registry
-        self.health.checks = {"redis": redis_check(redis), "durability": self._durability_known}
+        self.health.checks = {"redis": redis_check(redis, clock), "durability": self._durability_known}
         if store := store_in(settings.files_dir, redis, clock, url=settings.files_url):
             self._roles.append(("tidier", Tidier(redis, scripts, store, clock).run_once, store.sweep_s))
             self.health.checks["files"] = StoreCheck(store, clock).missing
         self._scale = scale_route(Scaling(redis, scripts, services.catalog, clock), settings.scale_token)
 
     async def keep(self) -> None:
-        await process.look_at_redis(self._redis, self._settings, self.health, self._clock)
+        await process.look_at_redis(self._redis, self._settings, self.health, self._clock, part="keeper")
         async with anyio.create_task_group() as roles:
             roles.start_soon(self.health.missing)  # logs a broken store before anyone asks for it
             for name, step, tick_s in self._roles:

@@ -29,6 +29,11 @@ LOOPBACK: Final = "127.0.0.1"
 COGLET_DIR: Final = "/tmp/coglet/predictions"  # noqa: S108 - coglet's own, whatever TMPDIR says
 DRAIN_S: Final = 10
 HAND_BACK_S: Final = 13.0  # the user who pressed Ctrl-C watches: do not wait for a long run
+# Cog takes this address as an argument only, and any user of the machine can read arguments. So it comes in a variable.
+COG: Final = (
+    "import os, runpy, sys; sys.argv += ['--upload-url', os.environ.pop('COG_UPLOAD_URL')]; "
+    "runpy.run_module('cog.server.http', run_name='__main__', alter_sys=True)"
+)
 DESCRIBE: Final = Path(__file__).parent / "describe.py"
 # As `cog build` made it: only input, output and the mark of streaming differ between two models
 FRAME: Final = EXAMPLES["example/hello"].schema_file
@@ -285,12 +290,13 @@ def _server(model: Model, *, upload_url: str, home: Home) -> tuple[str, Part | N
             "PORT": str(port),
             "COG_PREDICT_TYPE_STUB": model.folder.predict,
             "COG_MAX_CONCURRENCY": str(model.concurrency),
+            "COG_UPLOAD_URL": upload_url,
         }
         # SIGTERM is for the director; the server ends after it, when asked by HTTP
-        options = ("--host", LOOPBACK, "--await-explicit-shutdown=true", "--upload-url", upload_url)
+        options = ("--host", LOOPBACK, "--await-explicit-shutdown=true")
         return url, Part(
             name=name,
-            command=[str(model.folder.python), "-m", "cog.server.http", *options],
+            command=[str(model.folder.python), "-c", COG, *options],
             env=dict(model_environment(model.folder, home)) | env,
             cwd=model.folder.path,
             shutdown_url=f"{url}/shutdown",

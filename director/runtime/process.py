@@ -27,13 +27,14 @@ from starlette.types import ASGIApp
 
 from director.broker.durability import check
 from director.broker.redis_client import ask, describe
-from director.broker.rights import check_rights
+from director.broker.rights import Part, check_rights
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable, DirectorError, SettingsError, UnsafeBackend
 from director.core.settings import CommonSettings
 from director.runtime.bounded_http import BoundedHttp, Connections
 from director.runtime.logs import configure
 from director.runtime.metrics import Registry
+from director.runtime.recent import Recent
 from director.runtime.startup import collect_garbage_rarely, release_sigterm
 from director.runtime.tracing import OFF, Tracing
 
@@ -138,22 +139,22 @@ def _json(body: dict[str, Any], *, status: int = 200) -> Response:
     return Response(msgspec.json.encode(body), status_code=status, media_type="application/json")
 
 
-async def look_at_redis(redis: Redis, settings: CommonSettings, health: Health, clock: Clock) -> None:
+async def look_at_redis(redis: Redis, settings: CommonSettings, health: Health, clock: Clock, *, part: Part) -> None:
     """Wait until Redis answers. Raises UnsafeBackend if it would lose accepted work, or refuses us a right.
-    From then on /readyz shows its durability level, read for each request: after a failover it is another server's.
+    From then on /readyz shows its durability level, read again each second: after a failover it is another server's.
     """
     address = describe(settings.redis_url)
     while True:
         try:
             server = await check(redis, settings)
-            await check_rights(redis)
+            await check_rights(redis, part)
         except BackendUnavailable as exc:
             log.warning("waiting for redis", extra={"address": address, "error": str(exc)})
             await clock.sleep(ASK_AGAIN_S)
         else:
             break
     health.facts["durability"] = server.level
-    health.checks["durability"] = lambda: _safe(redis, settings, health)
+    health.checks["durability"] = Recent(partial(_safe, redis, settings, health), clock).get
     facts = {"address": address, "server": f"{server.kind} {server.version}", "durability": server.level}
     log.info("redis is ready", extra=facts)
 
@@ -168,7 +169,8 @@ async def _safe(redis: Redis, settings: CommonSettings, health: Health) -> str:
     return ""
 
 
-def redis_check(redis: Redis) -> Check:
+def redis_check(redis: Redis, clock: Clock) -> Check:
+    """Return the check that Redis answers. It asks Redis once a second at most."""
 
     async def answers() -> str:
         try:
@@ -177,7 +179,7 @@ def redis_check(redis: Redis) -> Check:
             return str(exc)
         return ""
 
-    return answers
+    return Recent(answers, clock).get
 
 
 async def serve_http(

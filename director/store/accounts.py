@@ -428,14 +428,14 @@ class Accounts:
         await ask(write)
 
     async def webhook_secrets(self, account: str) -> list[str]:
-        """Return the secrets that sign its webhooks, the current one first. Former ones end: see lua/rotate.lua."""
+        """Return the secrets that sign its webhooks, the current one first. Former ones end: see lua/rotate.lua.
+
+        An ended one stays stored until the next rotation. Nothing is written here, since directors may only read.
+        """
         found = texts(await ask(lambda: self._redis.hgetall(keys.account(account))))
         former = {field: int(field.rpartition(":")[2]) for field in found if field.startswith(FORMER)}
         now_ms = self._clock.now_ms()
-        over = [field for field, until in former.items() if until <= now_ms]
-        if over:
-            await ask(lambda: self._redis.hdel(keys.account(account), *over))
-        living = sorted(set(former) - set(over), key=lambda field: -former[field])
+        living = sorted((field for field, until in former.items() if until > now_ms), key=lambda field: -former[field])
         return [found[field] for field in (SIGNING, *living) if field in found]
 
 

@@ -63,7 +63,7 @@ async def test_model_processes_killed_at_random_every_second_for_a_minute(
     dice, late_s = random.Random(7), list[float]()
     async with AsyncExitStack() as stack:
         cogs = [await stack.enter_async_context(supervised_cog(model)) for _ in range(SERVERS)]
-        await stack.enter_async_context(keeping(redis, server.url))
+        await stack.enter_async_context(keeping(server.url))
         director = await stack.enter_async_context(
             live_director(server.url, *(cog.url for cog in cogs), attempts=ATTEMPTS, breaker_after=0)
         )
@@ -103,7 +103,7 @@ async def test_a_director_that_leaves_under_load_does_so_in_its_grace_and_holds_
     async with (
         cog_server(model) as one,
         cog_server(model) as two,
-        keeping(redis, server.url),
+        keeping(server.url),
         director_process(server.url, one, drain_s=DRAIN_S) as leaving,
         director_process(server.url, two) as staying,
     ):

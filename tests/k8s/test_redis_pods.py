@@ -24,6 +24,10 @@ SOURCES = (
 SECRETS = {
     "REDIS_PASSWORD": "new",
     "REDIS_PASSWORD_FORMER": "former",
+    "API_REDIS_PASSWORD": "api",
+    "API_REDIS_PASSWORD_FORMER": "api-former",
+    "KEEPER_REDIS_PASSWORD": "keeper",
+    "RUN_REDIS_PASSWORD": "run",
     "KEDA_PASSWORD": "keda",
     "ADMIN_PASSWORD": "admin",
     "REPLICA_PASSWORD": "replica",
@@ -95,10 +99,17 @@ def test_passwords_replace_the_words_in_the_users_file(tmp_path: Path, etc: Path
     socket = placed(etc, tmp_path)
     with started(etc / "start.sh", surroundings(tmp_path, programs)):
         assert asked(socket, "probe", "any", "PING") is True
-        for password in ("new", "former"):
-            assert asked(socket, "director", password, "EXISTS", "queues") == 0
+        ours = [
+            ("director", "new"),
+            ("director", "former"),
+            ("api", "api"),
+            ("api", "api-former"),
+            ("keeper", "keeper"),
+        ]
+        for user, password in [*ours, ("keeper", "keeper"), ("run", "run")]:
+            assert asked(socket, user, password, "EXISTS", "queues") == 0
         assert asked(socket, "admin", "admin", "CONFIG", "GET", "appendfsync") == [b"appendfsync", b"always"]
-        for user, password in (("director", "admin"), ("director", ""), ("keda", "new"), ("default", "")):
+        for user, password in (("director", "admin"), ("director", ""), ("keda", "new"), ("default", ""), ("run", "")):
             with pytest.raises(exceptions.AuthenticationError):
                 asked(socket, user, password or "no", "PING")
         with pytest.raises(exceptions.NoPermissionError):
@@ -108,6 +119,24 @@ def test_passwords_replace_the_words_in_the_users_file(tmp_path: Path, etc: Path
     text = (tmp_path / "users.acl").read_text()
     assert not [secret for secret in SECRETS.values() if f">{secret}" in text]
     assert (tmp_path / "users.acl").stat().st_mode & 0o777 == 0o600
+
+
+def test_server_without_passwords_of_the_parts_admits_the_user_for_all(
+    tmp_path: Path, etc: Path, programs: Path
+) -> None:
+    """Secrets of the former release have only that one. A user without a password cannot log in."""
+    socket = placed(etc, tmp_path)
+    env = {
+        name: value
+        for name, value in surroundings(tmp_path, programs).items()
+        if name[:4] not in ("API_", "KEEP", "RUN_")
+    }
+    with started(etc / "start.sh", env):
+        assert asked(socket, "director", "new", "EXISTS", "queues") == 0
+        for user in ("api", "keeper", "run"):
+            for password in ("", "any", "new"):
+                with pytest.raises(exceptions.AuthenticationError):
+                    asked(socket, user, password, "PING")
 
 
 def started_member(tmp_path: Path, etc: Path, programs: Path) -> list[str]:

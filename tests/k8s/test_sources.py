@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from director.local.models import COG
 from tests.support.manifests import K8S
 from tests.unit.cli.test_cli_lines import is_a_command
 
@@ -42,10 +43,18 @@ def test_secrets_are_made_once_and_readable_by_their_owner_only(tmp_path: Path) 
         made = dict(line.split("=", 1) for line in file.read_text().splitlines())
         assert made["REDIS_PASSWORD"] == "mine"
         assert made["REDIS_PASSWORD_FORMER"] == ""
-        given = [value for name, value in made.items() if not name.startswith("REDIS_PASSWORD")]
-        assert len(set(given)) == len(given) >= 6
+        given = [value for name, value in made.items() if name != "REDIS_PASSWORD" and not name.endswith("_FORMER")]
+        assert len(set(given)) == len(given) >= 9
         assert all(re.fullmatch("[0-9a-f]{64}", value) for value in given)
     assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_pods_start_cog_with_an_upload_address_as_up_does() -> None:
+    component = yaml.safe_load((K8S / "components/uploads/kustomization.yaml").read_text())
+    steps = yaml.safe_load(component["patches"][0]["patch"])
+    [command] = [step["value"] for step in steps if step["path"].endswith("/command")]
+    assert command == ["python", "-c", COG]
+    assert not [step for step in steps if step["path"].endswith("/args/-")], "all of a node can read arguments"
 
 
 def test_git_ignores_the_secrets_files() -> None:

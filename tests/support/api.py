@@ -12,6 +12,7 @@ import anyio
 import httpx
 from anyio.abc import Process
 from msgspec import Struct
+from msgspec.structs import replace
 
 from api.app import Api, create_app
 from api.dashboard import elsewhere
@@ -25,6 +26,7 @@ from director.core.settings import ApiSettings
 from director.core.states import Status
 from director.runtime.tracing import Tracing
 from tests.support.cog import free_port
+from tests.support.servers import as_user
 
 START_LIMIT_S: Final = 30.0
 BASE: Final = "http://director.test"
@@ -40,6 +42,7 @@ async def api_client(
     tracing: Tracing | None = None,
 ) -> AsyncGenerator[httpx.AsyncClient, None]:
     """Return a client of an API that runs in this loop for the whole lifespan. Its requests come from `peer`."""
+    settings = replace(settings, redis_url=as_user("api", settings.redis_url))
     app = create_app(settings, on_unsafe=on_unsafe, tracing=tracing)
     async with app.router.lifespan_context(app) as state:
 
@@ -83,7 +86,7 @@ async def live_api(
     limited = [] if descriptors is None else ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh"]
     process = await anyio.open_process(
         [*limited, sys.executable, "-m", "api"],
-        env={**os.environ, "DIRECTOR_REDIS_URL": redis_url, "DIRECTOR_PORT": str(port), **(env or {})},
+        env={**os.environ, "DIRECTOR_REDIS_URL": as_user("api", redis_url), "DIRECTOR_PORT": str(port), **(env or {})},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=log,

@@ -16,6 +16,7 @@ from anyio.abc import Process
 from redis.asyncio import Redis
 
 from director.broker import keys
+from director.broker.redis_client import client
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import PredictionId, QueueName, new_prediction_id, queue_name
@@ -33,6 +34,7 @@ from director.webhooks.sender import AllowList, Sender
 from tests.support.cog import CogServer, cog_process, free_port
 from tests.support.eventually import eventually
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, enqueue
+from tests.support.servers import as_user
 
 TERMINAL: Final = ("succeeded", "failed", "canceled", "aborted")
 URL: Final = "http://api.test"
@@ -145,7 +147,7 @@ class Caller:
 
 def settings_for(redis_url: str, servers: Sequence[str], **given: Any) -> DirectorSettings:
     given = {"model": MODEL, "version": VERSION, **given}
-    return DirectorSettings(redis_url=redis_url, servers=tuple(servers), **given)
+    return DirectorSettings(redis_url=as_user("run", redis_url), servers=tuple(servers), **given)
 
 
 @asynccontextmanager
@@ -168,6 +170,10 @@ class DirectorProcess:
     def __init__(self, process: Process, log: Path) -> None:
         self.process = process
         self._log = log
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
 
     def said(self, message: str) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in self._log.read_text().splitlines(keepends=True) if line.endswith("}\n")]
@@ -203,6 +209,7 @@ def keeper_process(redis_url: str, **given: Any) -> AbstractAsyncContextManager[
 
 @asynccontextmanager
 async def _process(role: str, variables: Mapping[str, Any], *options: str) -> AsyncGenerator[DirectorProcess]:
+    variables = {**variables, "redis_url": as_user(role, variables["redis_url"])}
     env = {f"DIRECTOR_{name.upper()}": str(value) for name, value in variables.items()}
     with tempfile.NamedTemporaryFile(prefix="dr-log-") as log:
         process = await anyio.open_process(
@@ -223,7 +230,6 @@ async def _process(role: str, variables: Mapping[str, Any], *options: str) -> As
 
 @asynccontextmanager
 async def keeping(
-    redis: Redis,
     url: str,
     *,
     lease_s: float = 15,
@@ -232,7 +238,8 @@ async def keeping(
     tracing: Tracing = OFF,
 ) -> AsyncGenerator[None]:
     """Run the keeper's roles beside the test. `probe_s`: the interval at which an absent receiver is probed."""
-    services, sender = Services(redis), Sender(AllowList.parse("loopback"))
+    url = as_user("keeper", url)
+    services, sender = Services(client(url)), Sender(AllowList.parse("loopback"))
     settings = KeeperSettings(redis_url=url, lease_s=lease_s, webhook_schedule=schedule)
     breakers = Breakers(SystemClock(), interval_s=probe_s)
     keeper = Keeper(settings, services, sender, breakers=breakers, tracing=tracing)
@@ -240,7 +247,7 @@ async def keeping(
         tasks.start_soon(keeper.keep)
         yield
         tasks.cancel_scope.cancel()
-    await services.gatherer.aclose()
+    await services.aclose()
     await sender.aclose()
 
 
@@ -259,7 +266,7 @@ class Live:
         return director_process(self.url, *(servers or (self.model_url,)), **given)
 
     def keeper(self, **given: Any) -> AbstractAsyncContextManager[None]:
-        return keeping(self.redis, self.url, **given)
+        return keeping(self.url, **given)
 
 
 class Supervised:

@@ -37,6 +37,11 @@ PROMISED: Final = MappingProxyType(
 )
 
 
+def as_user(user: str, url: str) -> str:
+    """Return the URL with this user of a shipped ACL in place of the one for all parts; others as they are."""
+    return url.replace("//director:director@", f"//{user}:{user}@")
+
+
 class Addressed:
     """A server or several that have a URL for each user. Each user's password is its name."""
 
@@ -210,7 +215,7 @@ def stepped_server() -> Iterator[tuple[RedisServer, SteppedClock]]:
 def users_file() -> str:
     lines = [line for line in USERS.read_text().splitlines() if not line.startswith("#")]
     filled = "\n".join(lines)
-    for user in ("director", "keda", "admin"):
+    for user in ("director", "api", "keeper", "run", "keda", "admin"):
         filled = filled.replace(f"%{user.upper()}%", f"#{hashlib.sha256(user.encode()).hexdigest()}")
     return filled + "\n"
 

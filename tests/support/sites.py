@@ -16,7 +16,7 @@ from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.api import PlayedDirector
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
-from tests.support.servers import RedisServer
+from tests.support.servers import RedisServer, as_user
 
 
 class Place(Struct, frozen=True, kw_only=True):
@@ -52,7 +52,7 @@ async def place(server: RedisServer) -> AsyncIterator[Place]:
 
 
 def environ(servers: Mapping[str, RedisServer]) -> dict[str, str]:
-    return {f"REDIS_{name.upper()}": server.url for name, server in list(servers.items())[1:]}
+    return {f"REDIS_{name.upper()}": as_user("api", server.url) for name, server in list(servers.items())[1:]}
 
 
 def sites_file(folder: Path, names: list[str], *, top: str = "", **rows: Mapping[str, Any]) -> Path:

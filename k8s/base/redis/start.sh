@@ -13,6 +13,9 @@ users=${TMPDIR:-/tmp}/users.acl
 umask 077
 sed -e '/^#/d' -e '/^$/d' \
     -e "s/%DIRECTOR%/$(hashes "$REDIS_PASSWORD" "${REDIS_PASSWORD_FORMER:-}")/" \
+    -e "s/%API%/$(hashes "${API_REDIS_PASSWORD:-}" "${API_REDIS_PASSWORD_FORMER:-}")/" \
+    -e "s/%KEEPER%/$(hashes "${KEEPER_REDIS_PASSWORD:-}" "${KEEPER_REDIS_PASSWORD_FORMER:-}")/" \
+    -e "s/%RUN%/$(hashes "${RUN_REDIS_PASSWORD:-}" "${RUN_REDIS_PASSWORD_FORMER:-}")/" \
     -e "s/%KEDA%/$(hashes "$KEDA_PASSWORD")/" \
     -e "s/%ADMIN%/$(hashes "$ADMIN_PASSWORD")/" \
     "$here/users.acl" > "$users"

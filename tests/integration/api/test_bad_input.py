@@ -8,10 +8,11 @@ from httpx import AsyncClient
 from redis.asyncio import Redis
 
 from director.broker import keys
+from director.core.errors import SettingsError
 from director.core.ids import QueueName
 from director.core.settings import ApiSettings
 from director.store.accounts import Accounts
-from tests.integration.api.conftest import HELLO_VERSION
+from tests.integration.api.conftest import HELLO_VERSION, Served
 from tests.support.api import api_client
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.servers import RedisServer
@@ -179,6 +180,47 @@ async def test_invalid_header_is_422(api: AsyncClient, name: str, value: str) ->
 async def test_invalid_host_is_400(api: AsyncClient, host: str) -> None:
     document = problem(await api.post("/v1/predictions", json=body(), headers={"Host": host}))
     assert (document["status"], document["code"]) == (400, "invalid_header")
+
+
+ALLOWED = {"allowed_hosts": ("Api.Internal", "[fd00::1]", "dotted.example."), "public_url": "https://api.example:8443"}
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("api.internal:8080", "API.INTERNAL", "api.internal.:80", "dotted.example", "[fd00::1]:80"),
+        *("api.example", "localhost:1", "127.0.0.1", "[::1]"),
+    ],
+)
+async def test_allowed_host_is_served(served: Served, host: str) -> None:
+    async with served(**ALLOWED) as api:
+        assert (await api.get("/v1/account", headers={"Host": host})).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "api.internal.evil.example", "10.0.0.1", "xapi.example", "[::2]"])
+async def test_host_that_is_not_allowed_is_400_but_for_health_and_metrics(served: Served, host: str) -> None:
+    async with served(**ALLOWED) as api:
+        for path in ("/v1/account", "/", "/v1/unknown"):
+            refused = problem(await api.get(path, headers={"Host": host}))
+            assert (refused["status"], refused["code"]) == (400, "invalid_header")
+        for path, status in (("/livez", 200), ("/readyz", 200), ("/metrics", 403)):
+            assert (await api.get(path, headers={"Host": host})).status_code == status
+
+
+async def test_forwarded_host_of_a_trusted_proxy_must_be_allowed(served: Served) -> None:
+    given = {"Host": "upstream", "X-Forwarded-Host": "evil.example"}
+    async with served(allowed_hosts=("api.example", "upstream"), trusted_proxies=("127.0.0.1",)) as api:
+        assert (await api.get("/v1/account", headers=given)).status_code == 400
+        given["X-Forwarded-Host"] = "api.example"
+        assert (await api.get("/v1/account", headers=given)).status_code == 200
+        assert (await api.get("/v1/account", headers={"Host": "upstream"})).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["https://api.example", "api.example:80", "*", "a b", "fd00::1"])
+async def test_setting_that_is_no_host_is_refused(served: Served, name: str) -> None:
+    with pytest.raises(SettingsError, match="DIRECTOR_ALLOWED_HOSTS"):
+        async with served(allowed_hosts=(name,)):
+            pass
 
 
 @pytest.mark.parametrize("path", ["/v1/predictions", "/v1/account", f"/v1/models/{MODEL}"])

@@ -158,7 +158,7 @@ async def test_queue_known_only_at_home_stays_there(service: Service, eu: Place)
 
 async def test_site_with_missing_rights_gets_no_work_and_reports_why(service: Service, us: Place) -> None:
     admin: Any = us.driver.redis
-    await admin.execute_command("ACL SETUSER", "director", "-xadd")
+    await admin.execute_command("ACL SETUSER", "api", "-xadd")
     try:
         async with service.api(top='placement = "random"') as api:
             assert {number((await made(api))["id"]) for _ in range(8)} == {0}
@@ -167,7 +167,7 @@ async def test_site_with_missing_rights_gets_no_work_and_reports_why(service: Se
                 lambda: api.get("/readyz"), "it says why", until=lambda ready: told in ready.json()["sites"]["us"]
             )
     finally:
-        await admin.execute_command("ACL SETUSER", "director", "+xadd")
+        await admin.execute_command("ACL SETUSER", "api", "+xadd")
 
 
 async def test_prediction_is_read_canceled_followed_and_awaited_at_its_site(

@@ -92,7 +92,7 @@ async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Se
             await stack.enter_async_context(live_director(server.url, cog.url, **served))
         await eventually(lambda: _all_are_known(redis), "every model is known")
         await Collections(redis).put("best", Collection(name="The best", models=(WRITER.name,)))
-        await stack.enter_async_context(keeping(redis, server.url))
+        await stack.enter_async_context(keeping(server.url))
         yield Service(url=url, authority=folder / "ca.pem", redis=redis, redis_url=server.url, files=given)
 
 

@@ -16,13 +16,14 @@ from director.store.catalog import Catalog
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
 from tests.support.queue_driver import QueueDriver
+from tests.support.servers import as_user
 
 
 @asynccontextmanager
 async def keeper_at(url: str, **given: object) -> AsyncGenerator[httpx.AsyncClient]:
     ports: list[int] = []
     async with anyio.create_task_group() as tasks:
-        settings = KeeperSettings(redis_url=url, **given)  # type: ignore[arg-type]
+        settings = KeeperSettings(redis_url=as_user("keeper", url), **given)  # type: ignore[arg-type]
         tasks.start_soon(lambda: keeper.run(settings, started=ports.append))
         [port] = await eventually(lambda: ports, "it has begun")
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:

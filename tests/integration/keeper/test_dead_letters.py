@@ -59,7 +59,7 @@ async def test_dead_letter_succeeds_after_repair_and_revival(
     async with (
         supervised_cog(write_model(tmp_path / "model", DYING)) as cog,
         live_director(server.url, cog.url) as director,
-        keeping(redis, server.url, lease_s=3),
+        keeping(server.url, lease_s=3),
         live_api(server.url) as api,
     ):
         await eventually(lambda: director.missing(), "the director is ready", until=lambda missing: not missing)

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -139,6 +140,26 @@ def test_up_json_shows_the_addresses_and_what_runs(up):
         *(f"{part}-{model}" for part in ("model", "director") for model in ("hello", "thumbnail")),
     }
     assert all(is_alive(one) for one in up.processes.values())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads command lines in /proc")
+def test_no_command_line_has_a_secret(up):
+    leaders = {mark.pid for mark in up.processes.values()}
+    ours = [each for each in Path("/proc").iterdir() if each.name.isdecimal() and group_of(each) in leaders]
+    environments = b"\0".join((each / "environ").read_bytes() for each in ours)
+    secrets = set(re.findall(rb"DIRECTOR_\w*(?:SECRET|TOKEN|PASSWORD)=([^\0]+)", environments))
+    assert len(secrets) == len(up.state["servers"]), "each pair of director and model server has its own"
+    secrets.add(up.state["token"].encode())
+    lines = [(each / "cmdline").read_bytes() for each in ours]
+    assert len(lines) > len(leaders), "workers of model servers too"
+    assert [line for line in lines if any(secret in line for secret in secrets)] == []
+
+
+def group_of(process: Path) -> int:
+    try:
+        return os.getpgid(int(process.name))
+    except ProcessLookupError:  # it has ended meanwhile
+        return 0
 
 
 def test_predict_prints_only_the_output_on_stdout(up):

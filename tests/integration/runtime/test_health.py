@@ -134,9 +134,30 @@ async def test_durability_level_is_shown_and_a_weakened_one_is_not_ready(
             await operator.config_set("min-replicas-to-write", 0)
             await operator.config_set("appendfsync", "everysec")
         weak = await eventually(
-            lambda: http.get("/readyz"), "it is refused", until=lambda shown: shown.status_code == 503
+            lambda: http.get("/readyz"),
+            "it is refused with advice",
+            until=lambda shown: "DIRECTOR_DURABILITY=everysec" in shown.text,
         )
-        assert "DIRECTOR_DURABILITY=everysec" in weak.text
+        assert weak.status_code == 503
+
+
+@pytest.mark.parametrize("process", [api, keeping, directing])
+async def test_readyz_asks_redis_once_a_second_at_most(
+    server: RedisServer, process: Callable[[str], AbstractAsyncContextManager[httpx.AsyncClient]]
+) -> None:
+    async with process(server.url) as http, Redis(unix_socket_path=str(server.socket)) as operator:
+
+        async def level() -> object:
+            return (await http.get("/readyz")).json().get("durability")
+
+        await eventually(level, "it is looked at", until=lambda shown: shown == "always")
+        started_s, before = anyio.current_time(), await operator.info("commandstats")
+        for _ in range(20):
+            await http.get("/readyz")
+        seconds = anyio.current_time() - started_s
+        after = await operator.info("commandstats")
+        asked = after["cmdstat_config|get"]["calls"] - before["cmdstat_config|get"]["calls"]
+        assert asked <= seconds + 2
 
 
 async def test_director_is_live_but_not_ready_before_redis_answers(server: RedisServer) -> None:

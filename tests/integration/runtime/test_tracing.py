@@ -118,7 +118,7 @@ async def serving(
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(api_client(ApiSettings(redis_url=url), token=token, tracing=api))
         model, receiver = [await stack.enter_async_context(sink()) for _ in range(2)]
-        keeps = keeping(redis, url, schedule="1s,1s,1s", probe_s=0.2, **({} if keeper is None else {"tracing": keeper}))
+        keeps = keeping(url, schedule="1s,1s,1s", probe_s=0.2, **({} if keeper is None else {"tracing": keeper}))
         await stack.enter_async_context(keeps)
         given = {"webhook_allow": "loopback", "backoff_s": 0, **given} | ({} if server else HTTP)
         await stack.enter_async_context(live_director(url, server or model.url, tracing=director, **given))
@@ -232,7 +232,7 @@ async def test_recovered_prediction_continues_in_the_same_trace(
         director = traces.tracing("director")
         given = {"webhook_allow": "loopback", "lease_s": 1.0, **HTTP}
         async with (
-            keeping(redis, server.url, lease_s=1.0, tracing=traces.tracing("keeper")),
+            keeping(server.url, lease_s=1.0, tracing=traces.tracing("keeper")),
             live_director(server.url, model.url, tracing=director, **given),
         ):
             told = await service.told(trace_id)

@@ -112,7 +112,7 @@ async def test_queue_registered_during_its_removal_stays_listed_and_swept(
     driver.now_ms = SystemClock().now_ms() - 60_000
     prediction_id = await driver.submit()
     await driver.claim_one()  # and the director with the claim dies: the lease is over by now
-    async with keeping(redis, server.url, lease_s=1):
+    async with keeping(server.url, lease_s=1):
         await eventually(
             lambda: redis.hget(keys.record(prediction_id), "token"),
             "it is taken back",

@@ -246,6 +246,15 @@ class TestAHostileSchema:
         checked = of_properties(x={"pattern": pattern, "maxLength": 3})
         assert [kind for kind, _, _ in faults(checked, {"x": "bbbb"})] == ["string_lte"]
 
+    def test_leaves_patterns_to_the_model_where_matching_would_hold_others_up(self) -> None:
+        slow = {"type": "string", "pattern": "^(a|b)*a(a|b){100}c"}
+        checked = of_properties(x=slow, y={"type": "string"}, z={"type": "array", "items": slow})
+        assert [field for _, field, _ in faults(checked, {"x": "ab" * 1_000})] == ["input.x"]
+        assert faults(checked, {"x": "ab" * 50_000}) == []
+        assert faults(checked, {"z": ["ab" * 100] * 500}) == []
+        assert [field for _, field, _ in faults(checked, {"x": "ab", "y": "a" * 100_000})] == ["input.x"]
+        assert [field for _, field, _ in faults(checked, {"x": 5, "z": ["ab" * 100] * 500})] == ["input.x"]
+
     def test_cannot_hold_more_patterns_than_memory_is_spent_on(self) -> None:
         checked = of_properties(**{f"x{n}": {"pattern": f"^a{n}"} for n in range(200)})
         assert [field for _, field, _ in faults(checked, {"x0": "b", "x199": "b"})] == ["input.x0"]
