@@ -261,7 +261,7 @@ def test_part_runs_only_scripts_whose_commands_it_may_send() -> None:
 
 def test_each_script_is_of_a_part_or_of_operators() -> None:
     of_parts = set(" ".join(SCRIPTS.values()).split())
-    assert of_parts == {path.stem for folder in lua.__path__ for path in Path(folder).glob("*.lua")}
+    assert of_parts == {path.stem for path in LUA.glob("*.lua")}
 
 
 def test_every_right_is_needed_by_our_code() -> None:
