@@ -137,7 +137,9 @@ def test_model_server_gets_neither_our_settings_nor_the_address_of_redis(
     assert one.server.env["COG_PREDICT_TYPE_STUB"] == "p.py:P"
     assert one.director.env["DIRECTOR_FILES_DIR"] == "/files"
     assert one.director.env["DIRECTOR_WEBHOOK_ALLOW"] == "loopback"
-    assert one.director.env["DIRECTOR_UPLOAD_SECRET"] in " ".join(one.server.command)
+    secret = one.director.env["DIRECTOR_UPLOAD_SECRET"]
+    assert secret in one.server.env["COG_UPLOAD_URL"]
+    assert secret not in " ".join(one.server.command), "any user of the machine can read it"
 
 
 def test_command_is_started_with_its_port_and_driven_as_openais_api(tmp_path: Path) -> None:
