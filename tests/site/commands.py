@@ -77,7 +77,8 @@ class Terminals:
 
     def __init__(self, folder: Path, environment: Mapping[str, str], instead: Mapping[str, str]) -> None:
         self._folder = folder
-        self._environment = environment
+        self._environment = {**environment, "CURL_HOME": str(folder)}
+        (folder / ".curlrc").write_text("fail-with-body\n")  # a refusal ends curl with 22
         self.instead = dict(instead)
         self._background: list[tuple[subprocess.Popen[bytes], Path]] = []
 
