@@ -6,6 +6,7 @@ import pytest
 from director.core.states import TERMINAL, TRANSITIONS
 from director.core.view import REASONS
 from director.diagnosis.findings import KINDS
+from tests.site.commands import blocks_of
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("api", "director", "k8s", "lua", "tests")
@@ -16,6 +17,12 @@ PAGES = [
     ROOT / "SECURITY.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     *READMES,
+]
+COMMAND_PAGES = [
+    ROOT / "docs/tutorial.md",
+    ROOT / "docs/troubleshooting.md",
+    *sorted((ROOT / "docs/how-to").glob("*.md")),
+    *sorted((ROOT / "docs/migrate").glob("*.md")),
 ]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
@@ -36,6 +43,12 @@ def test_troubleshooting_has_every_finding_and_every_reason_to_wait() -> None:
     page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
     titles = [PLACEHOLDER.sub("", kind.title).strip() for kind in KINDS.values()]
     assert [text for text in (*titles, *(f"`{reason}`" for reason in REASONS)) if text not in page] == []
+
+
+@pytest.mark.parametrize("page", COMMAND_PAGES, ids=lambda page: page.stem)
+def test_every_block_of_a_how_to_is_run_or_left_out_with_a_reason(page: Path) -> None:
+    """Run nothing: `tests/integration/local/test_pages.py` does. Here a wrong comment or language raises PageError."""
+    assert all(block.text for block in blocks_of(page.read_text(encoding="utf-8")))
 
 
 def name_of(page: Path) -> str:
