@@ -64,6 +64,8 @@ def own_server(
             config = msgspec.json.encode({"kind": OPENAI, "path": path}).decode()
         check_server_url(url)
     runner_config(kind, config)
+    if config and not config.lstrip().startswith("{"):
+        config = str(Path(config).absolute())  # its director has another working directory
     return Model(
         name=name, label="", url=url, command=command, runner=kind, runner_config=config, concurrency=concurrency
     )

@@ -22,6 +22,7 @@ SOURCE: Final = "source"  # the folder of the site that has pages from outside d
 MERMAID: Final = re.compile(r"```mermaid\nstateDiagram-v2\n.*?```", re.DOTALL)
 LINK: Final = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])+)\]\(([^)\s]+)\)")
 FENCE: Final = re.compile(r"(^```.*?^```$|^(?: {4}[^\n]*\n)+|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
+CODE_OR_LINK: Final = re.compile(f"{LINK.pattern}|{FENCE.pattern}", re.DOTALL | re.MULTILINE)
 ANCHOR: Final = re.compile(r"""\sid=["']?([^"'\s>]+)""")
 HREF: Final = re.compile(r"""<a\s[^>]*\bhref=["']?(?![a-z+]+:|//)([^"'\s>]+)""")
 FROM_ELSEWHERE: Final = re.compile(
@@ -50,9 +51,9 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
     here = page.file.src_uri
     in_repository = here.removeprefix(f"{SOURCE}/") if here.startswith(f"{SOURCE}/") else f"docs/{here}"
     text = MERMAID.sub(lambda _: state_diagram(), markdown)
-    parts = FENCE.split(text)
-    parts[::2] = [LINK.sub(lambda found: link(found, in_repository, here, config, files), part) for part in parts[::2]]
-    return filled("".join(parts))
+    return filled(
+        CODE_OR_LINK.sub(lambda found: found[0] if found[3] else link(found, in_repository, here, config, files), text)
+    )
 
 
 def link(found: re.Match[str], name: str, here: str, config: MkDocsConfig, files: Files) -> str:

@@ -4,6 +4,9 @@ from pathlib import Path
 import pytest
 
 from director.core.states import TERMINAL, TRANSITIONS
+from director.core.view import REASONS
+from director.diagnosis.findings import KINDS
+from tests.site.commands import blocks_of
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("api", "director", "k8s", "lua", "tests")
@@ -15,10 +18,18 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
     *READMES,
 ]
+COMMAND_PAGES = [
+    ROOT / "docs/tutorial.md",
+    ROOT / "docs/troubleshooting.md",
+    *sorted((ROOT / "docs/how-to").glob("*.md")),
+    *sorted((ROOT / "docs/migrate").glob("*.md")),
+]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 USERS = {"predict.py"}  # a file of the reader's own
+WRITTEN = re.compile(r"^<!-- file: (\S+) -->$", re.MULTILINE)  # by the reader, as the page shows
 PYTHON_FILE = re.compile(r"`([\w/-]+\.py)`")
+PLACEHOLDER = re.compile(r"\{\w+\}")
 ARROW = re.compile(r"^ +(\S+) --> (\S+)$", re.MULTILINE)
 
 
@@ -26,6 +37,18 @@ def test_state_diagram_shows_exactly_the_table_of_transitions() -> None:
     drawn = set(ARROW.findall((ROOT / "docs/explanation/lifecycle.md").read_text(encoding="utf-8")))
     table = {(str(before), str(after)) for before, following in TRANSITIONS.items() for after in following}
     assert drawn == table | {("[*]", "starting")} | {(str(status), "[*]") for status in TERMINAL}
+
+
+def test_troubleshooting_has_every_finding_and_every_reason_to_wait() -> None:
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    titles = [PLACEHOLDER.sub("", kind.title).strip() for kind in KINDS.values()]
+    assert [text for text in (*titles, *(f"`{reason}`" for reason in REASONS)) if text not in page] == []
+
+
+@pytest.mark.parametrize("page", COMMAND_PAGES, ids=lambda page: page.stem)
+def test_every_block_of_a_how_to_is_run_or_left_out_with_a_reason(page: Path) -> None:
+    """Run nothing: `tests/integration/local/test_pages.py` does. Here a wrong comment or language raises PageError."""
+    assert all(block.text for block in blocks_of(page.read_text(encoding="utf-8")))
 
 
 def name_of(page: Path) -> str:
@@ -54,6 +77,6 @@ def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
 def test_every_python_file_named_on_a_page_exists(page: Path) -> None:
     """A name counts from the page's folder, from a package that is shipped, or from the repository's root."""
     roots = (page.parent, ROOT, ROOT / "director", ROOT / "api")
-    named = set(PYTHON_FILE.findall(page.read_text(encoding="utf-8")))
-    named -= USERS
+    text = page.read_text(encoding="utf-8")
+    named = set(PYTHON_FILE.findall(text)) - USERS - set(WRITTEN.findall(text))
     assert [name for name in sorted(named) if not any((root / name).is_file() for root in roots)] == []

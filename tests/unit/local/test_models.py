@@ -166,6 +166,16 @@ def test_running_server_is_not_started_again(tmp_path: Path, given: dict[str, st
     assert (one.director.env["DIRECTOR_RUNNER"], one.director.env["DIRECTOR_RUNNER_CONFIG"]) == (runner, config)
 
 
+def test_relative_path_of_a_runner_config_holds_in_the_folder_of_the_director(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "counter.toml").write_text('path = "/count"\n')
+    monkeypatch.chdir(tmp_path)
+    own = own_server("acme/counter", http="http://127.0.0.1:8000/count", config="counter.toml")
+    one = served(own, around(tmp_path))
+    assert one.director.env["DIRECTOR_RUNNER_CONFIG"] == str(tmp_path / "counter.toml")
+
+
 @pytest.mark.parametrize("given", [{"openai": "127.0.0.1:8000"}, {"http": "http://127.0.0.1:8000"}])
 def test_address_that_cannot_be_used_is_refused(given: dict[str, str]) -> None:
     with pytest.raises(UpError, match="http://"):

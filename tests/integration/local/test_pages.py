@@ -1,0 +1,80 @@
+"""Run the commands of the tutorial and the how-tos as a reader pastes them, in order, in a scratch folder."""
+
+import json
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.local.test_up import director, environment, started
+from tests.site.commands import PageError, Terminals, blocks_of
+from tests.support.cog import free_port
+
+pytestmark = [pytest.mark.cog, pytest.mark.faults]
+
+ROOT = Path(__file__).parents[3]
+TUTORIAL = ROOT / "docs/tutorial.md"
+FIRST = ROOT / "docs/how-to/index.md"  # sets the variables that the others use
+HOW_TOS = sorted({*(ROOT / "docs/how-to").glob("*.md"), *(ROOT / "docs/migrate").glob("*.md")} - {FIRST})
+HOW_TOS += [ROOT / "docs/troubleshooting.md"]
+
+
+def terminals(folder: Path, **instead: str) -> Terminals:
+    paths = f"{Path(sys.executable).parent}:{environment()['PATH']}"
+    ports = {shown: str(free_port()) for shown in ("8080", "9000", "9001")}
+    left_out = {name: value for name, value in environment().items() if not name.startswith("REPLICATE_")}
+    return Terminals(folder, left_out | {"PATH": paths, "NO_COLOR": "1"}, ports | instead)
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path, None, None]:
+    folder = tmp_path_factory.mktemp("reader")
+    with started(folder / ".director"):
+        yield folder
+
+
+def test_tutorial_does_what_it_says(tmp_path: Path) -> None:
+    reader = terminals(tmp_path)
+    try:
+        assert reader.run(TUTORIAL.read_text(encoding="utf-8")) >= 12
+    finally:
+        reader.close()
+        director("down", home=tmp_path / ".director")
+
+
+@pytest.mark.parametrize("page", HOW_TOS, ids=lambda page: page.stem)
+def test_commands_of_a_how_to_work(page: Path, scratch: Path) -> None:
+    state = json.loads((scratch / ".director/up.json").read_bytes())
+    reader = terminals(scratch, **{"8080": state["url"].rpartition(":")[2], "dr_…": state["token"]})
+    try:
+        reader.run(FIRST.read_text(encoding="utf-8"))
+        reader.run(page.read_text(encoding="utf-8"))
+    finally:
+        reader.close()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<!-- exit: 1 -->\n```sh\nfalse\n```\n",
+        "```rust\nfn main() {}\n```\n",
+        "text\n\n    false\n",
+        "```sh\ntrue\n```\n\n<!-- exits: 1 -->\n",
+        "```sh\necho one\n```\n\n```text\ntwo\n```\n",
+        "<!-- run as: true -->\n```sh\nfalse\n```\n",
+        "<!-- background until: ready -->\n```sh\necho red\n```\n",
+    ],
+)
+def test_runner_refuses_what_does_not_run(page: str, tmp_path: Path) -> None:
+    reader = terminals(tmp_path)
+    try:
+        with pytest.raises(PageError):
+            reader.run(page)
+    finally:
+        reader.close()
+
+
+def test_block_that_is_left_out_has_its_reason() -> None:
+    [block] = blocks_of("<!-- page not run: needs Docker -->\n\ntext\n\n    docker ps\n")
+    assert (block.language, block.text, block.hows) == ("", "docker ps\n", {"page not run": "needs Docker"})

@@ -1,0 +1,181 @@
+"""Take the blocks out of a page of the documentation and run them in order, as a reader would paste them.
+
+A block is run unless a comment before it gives a reason: `<!-- not run: REASON -->`, or `<!-- page not run: REASON -->`
+for all that follow. More comments before a block say how it is run:
+
+- `<!-- file: NAME -->` writes it to that file of the scratch folder.
+- `<!-- background until: TEXT -->` starts it as in a terminal of its own, and waits until it prints TEXT.
+- `<!-- terminal shows: TEXT -->` waits, after the block, until the last of those terminals shows TEXT.
+- `<!-- exits: N -->` expects another exit code than 0.
+- `<!-- run as: COMMAND (REASON) -->` runs the command in its place.
+
+A `text` block after a block is what that one prints, with `…` for anything.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+PATIENCE_S: Final = 90
+COMMANDS: Final = {"": ["bash", "-euo", "pipefail", "-c"], "sh": ["bash", "-euo", "pipefail", "-c"]}
+COMMANDS["python"] = [sys.executable, "-c"]
+DATA: Final = {"json", "ini", "yaml", "toml"}  # to look at, where no `file` says otherwise
+BLOCK: Final = re.compile(
+    r"^<!-- (?P<how>[a-z ]+): (?P<what>.+?) -->$"
+    r"|^```(?P<language>\w*)\n(?P<fenced>.*?)^```$"
+    r"|(?:(?<=\n\n)|\A)(?P<indented>(?: {4}.*\n(?:\n(?= {4}))?)+)",
+    re.MULTILINE | re.DOTALL,
+)
+RUN_AS: Final = re.compile(r"(.+) \((.+)\)")
+HOWS: Final = {"not run", "page not run", "file", "background until", "terminal shows", "exits", "run as"}
+TOKEN: Final = re.compile(r"dr_[0-9a-f]{40}")
+SHOWN_TOKEN: Final = "dr_…"  # a page's place for the token that `director up` printed in a terminal
+STATE: Final = ".environment"
+
+
+class Block(Struct, frozen=True, kw_only=True):
+    language: str
+    text: str
+    hows: Mapping[str, str]
+
+
+class PageError(AssertionError):
+    """A block cannot be run and no comment says why, or it does not do what the page says."""
+
+
+def blocks_of(page: str) -> Iterator[Block]:
+    """Yield the blocks of a page. Raises PageError for a comment or a language that is unknown."""
+    hows: dict[str, str] = {}
+    whole: dict[str, str] = {}
+    for found in BLOCK.finditer(page):
+        if how := found["how"]:
+            if how in HOWS:
+                (whole if how == "page not run" else hows)[how] = found["what"]
+            elif how != "made":
+                raise PageError(f"Unknown comment: {found[0]}")
+            continue
+        language = found["language"] or ""
+        text = found["fenced"] if found["indented"] is None else re.sub(r"^ {4}", "", found["indented"], flags=re.M)
+        if language not in COMMANDS.keys() | DATA | {"text"} and not hows.keys() & {"file", "not run"} and not whole:
+            raise PageError(f"A block of `{language}` is neither run nor left out with a reason:\n{text}")
+        yield Block(language=language, text=text, hows=hows | whole)
+        hows = {}
+    if hows:
+        raise PageError(f"No block follows the comments {hows}")
+
+
+class Terminals:
+    """Run the blocks of a page in one folder. `instead` replaces words, such as ports and the token."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str], instead: Mapping[str, str]) -> None:
+        self._folder = folder
+        self._environment = {**environment, "CURL_HOME": str(folder)}
+        (folder / ".curlrc").write_text("fail-with-body\n")  # a refusal ends curl with 22
+        self.instead = dict(instead)
+        self._background: list[tuple[subprocess.Popen[bytes], Path]] = []
+
+    def run(self, page: str) -> int:
+        """Run all blocks and return how many commands ran."""
+        said = ""
+        ran = 0
+        for block in blocks_of(page):
+            text = self._replaced(block.text)
+            if {"not run", "page not run"} & block.hows.keys():
+                said = ""
+            elif block.language == "text":
+                self._compare(text, said)
+            elif name := block.hows.get("file"):
+                path = self._folder / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+            elif block.language in COMMANDS:
+                said = self._run(block, text)
+                ran += 1
+        return ran
+
+    def close(self) -> None:
+        for process, _ in reversed(self._background):
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGINT)
+        for process, _ in self._background:
+            process.wait(PATIENCE_S)
+        self._background.clear()
+
+    def _replaced(self, text: str) -> str:
+        for shown, real in self.instead.items():
+            text = text.replace(shown, real)
+        return text
+
+    def _run(self, block: Block, text: str) -> str:
+        if instead := block.hows.get("run as"):
+            found = RUN_AS.fullmatch(instead)
+            if not found:
+                raise PageError(f"A reason is missing: {instead}")
+            text = self._replaced(found[1])
+        line = self._line(block.language, text)
+        if until := block.hows.get("background until"):
+            return self._start(line, self._replaced(until))
+        done = subprocess.run(
+            line,
+            cwd=self._folder,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        said = done.stdout + done.stderr
+        if done.returncode != int(block.hows.get("exits", 0)):
+            raise PageError(f"{text}\nended with {done.returncode}:\n{said}")
+        if shown := block.hows.get("terminal shows"):
+            self._wait_for(self._replaced(shown))
+        return said
+
+    def _line(self, language: str, text: str) -> list[str]:
+        """Return the command of a block. What a shell block exports, later blocks have too."""
+        *command, option = COMMANDS[language]
+        if command[0] == "bash":
+            return [*command, option, f"[ -f {STATE} ] && . ./{STATE}\n{text}\nexport -p > {STATE}"]
+        return ["bash", "-c", f'[ -f {STATE} ] && . ./{STATE}; exec "$@"', "bash", *command, option, text]
+
+    def _start(self, line: list[str], until: str) -> str:
+        out = self._folder / f".terminal-{len(self._background)}"
+        with out.open("wb") as file:
+            process = subprocess.Popen(
+                line,
+                cwd=self._folder,
+                env=self._environment,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._background.append((process, out))
+        self._wait_for(until)
+        said = out.read_text(encoding="utf-8")
+        if found := TOKEN.search(said):
+            self.instead.setdefault(SHOWN_TOKEN, found[0])
+        return said
+
+    def _wait_for(self, text: str) -> None:
+        process, out = self._background[-1]
+        give_up = time.monotonic() + PATIENCE_S
+        while text not in (said := out.read_text(encoding="utf-8")):
+            if process.poll() is not None or time.monotonic() > give_up:
+                said = out.read_text(encoding="utf-8")
+                if text in said:
+                    return
+                raise PageError(f"{text!r} does not come:\n{said}")
+            time.sleep(0.1)
+
+    def _compare(self, expected: str, said: str) -> None:
+        pattern = re.escape(expected.strip()).replace("…", ".*")
+        if not re.search(pattern, said):
+            raise PageError(f"The page says:\n{expected}\nIt printed:\n{said}")
