@@ -16,7 +16,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, UnknownModel, UnknownQueue
+from director.core.errors import (
+    BackendUnavailable,
+    DataRefused,
+    IdempotencyMismatch,
+    QueueRefused,
+    UnknownModel,
+    UnknownQueue,
+)
 from director.store.accounts import Reason
 
 log = logging.getLogger(__name__)
@@ -38,6 +45,7 @@ class Code(StrEnum):
     COMPUTE_EXHAUSTED = "compute_exhausted"
     CONFIG_CHANGED = "config_changed"
     CREDIT_EXHAUSTED = "credit_exhausted"
+    DATA_FULL = "data_full"
     DATA_REMOVED = "data_removed"
     DEPLOYMENT_DISABLED = "deployment_disabled"
     IDEMPOTENCY_MISMATCH = "idempotency_mismatch"
@@ -241,6 +249,12 @@ storage_full = Refusal(  # never 429: a short wait does not help
     "Storage full",
     Code.STORAGE_FULL,
 )
+input_over_data = Refusal(
+    413,
+    "The input is larger than all that the predictions of this account may take: {limit:,} bytes.",
+    "Storage full",
+    Code.DATA_FULL,
+)
 no_room_for_file = replace(storage_full, status=413)
 unusable_schema = Refusal(  # `reason` completes 'it …': the model's operator must correct its schema
     500, "The schema of this model cannot be used: it {reason}.", "Unusable model schema", Code.UNUSABLE_SCHEMA
@@ -292,6 +306,12 @@ QUEUE_REFUSALS: Final = {
     Code.NO_CAPACITY: Refusal(429, THROTTLED, code=Code.NO_CAPACITY),
     Code.TOO_MANY_QUEUED: Refusal(
         429, "Too many predictions of this account are waiting for this model.", code=Code.TOO_MANY_QUEUED
+    ),
+    Code.DATA_FULL: Refusal(
+        429,
+        "The data of this account's predictions, waiting and ended, may take {limit:,} bytes, and takes {used:,}. It "
+        "expires some time after each has ended. Please try again in {retry_after}s.",
+        code=Code.DATA_FULL,
     ),
     Code.CANNOT_START_IN_TIME: Refusal(
         429, "It would not start in the time that X-Start-By allows.", code=Code.CANNOT_START_IN_TIME
@@ -361,6 +381,9 @@ PROBLEMS: Final[Mapping[Any, Callable[[Any], Problem]]] = {
     UnknownModel: lambda _: not_found(),
     UnknownQueue: lambda _: invalid_version(),
     IdempotencyMismatch: lambda _: idempotency_mismatch(),
+    DataRefused: lambda exc: QUEUE_REFUSALS[Code(exc.code)](
+        limit=exc.limit, used=exc.used, retry_after=exc.retry_after_s
+    ),
     QueueRefused: lambda exc: QUEUE_REFUSALS[Code(exc.code)](
         limit=exc.limit, eta_s=exc.eta_s, retry_after=exc.retry_after_s
     ),

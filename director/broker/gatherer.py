@@ -37,7 +37,7 @@ LARGE_BYTES: Final = 256 * 1024
 MOST_ITEMS: Final = 32
 ITEMS_BYTES: Final = 256 * 1024
 RELIED_ON: Final = frozenset({"enlist"})  # by calls of the same turn of the loop
-PARTS: Final = ("keys", "log", "place", "estimate", "share", "outlook", "breaker", "settle", "requeue", "batch")
+PARTS: Final = ("keys", "data", "log", "place", "estimate", "share", "outlook", "breaker", "settle", "requeue", "batch")
 # A block of a file in lua/lib/: a function, up to the `end` on its only line or at the left margin; or a line of values
 BLOCKS: Final = re.compile(
     r"^local function (?P<name>\w+)(?:.* end$|(?s:.*?)^end$)|^local (?P<values>\w+(?:, \w+)*)\b(?! function).*$",
