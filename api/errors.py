@@ -54,6 +54,7 @@ class Code(StrEnum):
     INVALID_HEADER = "invalid_header"
     KIND_NOT_SERVED = "kind_not_served"
     MALFORMED = "malformed"
+    MEMORY_SHORT = "memory_short"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     MOVED = "moved"
     NO_CAPACITY = "no_capacity"
@@ -312,6 +313,12 @@ QUEUE_REFUSALS: Final = {
         "The data of this account's predictions, waiting and ended, may take {limit:,} bytes, and takes {used:,}. It "
         "expires some time after each has ended. Please try again in {retry_after}s.",
         code=Code.DATA_FULL,
+    ),
+    Code.MEMORY_SHORT: Refusal(  # 429: clients of Replicate try again
+        429,
+        "The memory of this service is short, and the data of this account's predictions takes {used:,} bytes of it: "
+        "its share is {limit:,} now. Please try again in {retry_after}s.",
+        code=Code.MEMORY_SHORT,
     ),
     Code.CANNOT_START_IN_TIME: Refusal(
         429, "It would not start in the time that X-Start-By allows.", code=Code.CANNOT_START_IN_TIME

@@ -265,11 +265,13 @@ async def _enter(
     services: Services, version: Version, new: NewPrediction, most_data: int | None, wait: Wait | None
 ) -> Accepted:
     """Add the prediction to its account's list and to its queue, in one write to the socket. With a limit on the bytes
-    of the account the queue waits until the list has answered.
+    of the account, or while memory is short, the queue waits until the list has answered.
     """
     listed_s = max(services.settings.listing_ttl_s, (new.data_ttl_ms or 0) / 1000)
     oldest = _lowest_id_at_s(services.clock.now_ms() // 1000 - math.ceil(listed_s))
     counts = at_creation(new.id, len(new.input), new.data_ttl_ms or version.data_ttl_ms)
+    share = services.memory.share(counts.bytes)
+    most = min((limit for limit in (most_data, share) if limit is not None), default=None)
     listing = services.scripts.enlist(
         new.id,
         account=new.account,
@@ -277,10 +279,10 @@ async def _enter(
         kind=new.kind,
         input_bytes=len(new.input),
         counts=counts,
-        most=most_data,
+        most=most,
     )
-    if most_data is not None:
-        _refuse_data(await listing, Code.DATA_FULL, most_data)
+    if most is not None:
+        _refuse_data(await listing, most, Code.DATA_FULL if most == most_data else Code.MEMORY_SHORT)
     new.waiter = "" if wait is None else services.waiters.expect(new.id, wait)
     try:
         accepted = await services.scripts.enqueue(new)
@@ -297,7 +299,7 @@ async def _enter(
     return accepted
 
 
-def _refuse_data(listed: int | list[int], code: Code, most: int) -> None:
+def _refuse_data(listed: int | list[int], most: int, code: Code) -> None:
     if isinstance(listed, list):
         used, retry_after_ms = listed
         retry_after_s = max(1, min(LONGEST_RETRY_S, math.ceil(retry_after_ms / 1000)))

@@ -1,7 +1,7 @@
 """Decide how bytes of an account in Redis count: how many, until when, and what each account may have of them."""
 
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
 from director.core.ids import PredictionId, created_ms_of
 
@@ -65,9 +65,28 @@ def counted(fields: Iterable[tuple[str, str]], *, now_ms: int) -> int:
     return total
 
 
-def room_for_data(*, used: int, limit: int, data: int) -> int:
+class Fullness(NamedTuple):
+    """Memory of Redis. Of a Cluster, `limit` is as if all of its masters were as full as the fullest."""
+
+    used: int
+    limit: int
+
+    @classmethod
+    def of(cls, servers: Iterable[Mapping[str, Any]]) -> "Fullness":
+        """Read what each master answers to INFO. Without `maxmemory` there is no limit: 0."""
+        masters = [(int(each["used_memory"]), int(each.get("maxmemory", 0))) for each in servers]
+        used = sum(of_one for of_one, _ in masters)
+        fullest = max((of_one / limit for of_one, limit in masters if limit), default=0.0)
+        return cls(used, int(used / fullest) if fullest else 0)
+
+    @property
+    def part(self) -> float:
+        return self.used / self.limit if self.limit else 0.0
+
+
+def room_for_data(memory: Fullness, *, data: int) -> int:
     """Return how many bytes all accounts may have together so that memory is not short. `data`: what they have now."""
-    return max(int(SHORT * limit) - max(0, used - data), int(LEAST * limit))
+    return max(int(SHORT * memory.limit) - max(0, memory.used - data), int(LEAST * memory.limit))
 
 
 def fair_share(held: Iterable[int], room: int) -> int:

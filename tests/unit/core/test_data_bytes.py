@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from director.core.data_bytes import BUCKETS, counted, fair_share, room_for_data, until_ms
+from director.core.data_bytes import BUCKETS, Fullness, counted, fair_share, room_for_data, until_ms
 
 MB = 1_000_000
 HELD = st.lists(st.integers(0, 100 * MB), max_size=300)
@@ -47,10 +47,17 @@ def test_shares_of_hoarders(held: list[int], share: int) -> None:
 
 
 def test_what_is_no_data_leaves_less_room_but_never_none() -> None:
-    assert room_for_data(used=50, limit=100, data=50) == 80
-    assert room_for_data(used=50, limit=100, data=30) == 60
-    assert room_for_data(used=95, limit=100, data=5) == 10
-    assert room_for_data(used=10, limit=100, data=30) == 80
+    assert room_for_data(Fullness(50, 100), data=50) == 80
+    assert room_for_data(Fullness(50, 100), data=30) == 60
+    assert room_for_data(Fullness(95, 100), data=5) == 10
+    assert room_for_data(Fullness(10, 100), data=30) == 80
+
+
+def test_a_cluster_is_as_full_as_its_fullest_master() -> None:
+    masters = [{"used_memory": 90, "maxmemory": 100}, {"used_memory": 30, "maxmemory": 100}]
+    assert Fullness.of(masters) == (120, 133)
+    assert Fullness.of(masters).part == pytest.approx(0.9, abs=0.01)
+    assert Fullness.of([{"used_memory": 90, "maxmemory": 0}]) == (90, 0)
 
 
 @given(st.integers(0, 2**42), st.integers(1, 366 * 86_400_000))
