@@ -352,6 +352,10 @@ class Scripts:
         names = [keys.data(account)]
         return self._call("weigh", names, args, group=names[0])
 
+    async def recount(self, account: str, size: int, *, until_ms: int, now_ms: int | None = None) -> None:
+        """Say how many bytes the account has beyond what was counted, until `until_ms` or the next call. Repeatable."""
+        await self._call("recount", [keys.data(account)], [size, until_ms, given(now_ms)])
+
     async def get(
         self,
         prediction_id: PredictionId,

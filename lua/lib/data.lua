@@ -5,9 +5,11 @@
 -- {a:<account>}:data   until_ms -> bytes, about thirty buckets; `old` -> '<bytes> <until_ms>', see recount
 --
 -- Counted are inputs, outputs, logs and events of all kinds of runs, waiting and ended, and a fixed part for what else one
--- takes (director/core/data_bytes.py). The figure is an estimate: what is deleted, or ends early, counts until its time is
--- over; what waited or was canceled late counts shorter than it lives. So it is never more than half too low for long, and
--- each error ends with its bucket. A process of the former release counts nothing.
+-- takes (director/core/data_bytes.py). A create counts as if it ended at once. Its director counts a late or large end, and a
+-- keeper what is older than that and still there. The figure is an estimate: what is deleted counts until its time is over.
+-- What was canceled or expired after a long wait counts up to half too short; small outputs and events of lost attempts
+-- count in the fixed part. Each error ends with its bucket, and the sum is never below zero. A process of the former release
+-- counts nothing.
 
 -- Return all bytes that count, {until_ms, bytes} of each bucket in order of time, and the fields that are over.
 local function counted_data(data, now)

@@ -1,4 +1,4 @@
-"""A director counts what a prediction left behind, where its account was not counted for so much, or not for so long."""
+"""A director counts what a prediction left behind, where its account was counted for less, or not so long."""
 
 from typing import Any
 

@@ -1,0 +1,89 @@
+"""Count data that outlives what was counted of it: see `lua/lib/data.lua`.
+
+A prediction counts from its create as if it ended at once. One that waits longer than its data lives, a dead letter,
+and an ended one whose webhook is still owed are in a list of their queue or partition, and are measured here. Each pass
+says the whole sum of an account again, so two keepers do no harm, and an error lasts for a pass.
+"""
+
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from director.broker import keys
+from director.broker.redis_client import ask, pipelined, text
+from director.broker.scripts import Scripts
+from director.core.clock import Clock
+from director.core.data_bytes import DATA_TTL_MS, RECORD_BYTES
+from director.core.ids import PredictionId, created_ms_of
+from director.keeper.registry import Registry
+from director.runtime.sweep import LIMIT
+
+PERIOD_S: Final = 60.0
+SHARE: Final = 0.01  # of the time, so that a million old predictions cost no more
+KEPT: Final = 3  # passes for which a sum is good
+FIELDS: Final = ("account", "completed", "data_ttl_ms")
+
+
+@dataclass(slots=True, eq=False)
+class Recounter:
+    _redis: Any  # redis-py says str or bytes; ours answers in bytes
+    _scripts: Scripts
+    _registry: Registry
+    _clock: Clock
+    _known: set[str] = field(default_factory=set)
+    _next_s: float = float("-inf")
+
+    async def look_in_time(self) -> None:
+        if self._clock.monotonic() >= self._next_s:
+            await self.run_once()
+
+    async def run_once(self) -> dict[str, int]:
+        """Return the bytes of each account that has any."""
+        began, found = time.perf_counter(), Counter[str]()
+        for queue in await self._registry.queues():
+            meta, before_ms = keys.meta(queue), self._clock.now_ms()
+            ttl_ms = int(await ask(lambda: self._redis.hget(meta, "data_ttl_ms")) or DATA_TTL_MS)  # noqa: B023
+            for index in (keys.live(queue), keys.dead(queue)):
+                async for ids in self._slices(index, before_ms - ttl_ms):
+                    found.update(await self._measured(ids, ttl_ms))
+        for partition in await self._registry.owing():
+            async for ids in self._slices(keys.owed(partition), None):
+                found.update(await self._measured(ids, DATA_TTL_MS))
+        pause_s = max(PERIOD_S, (time.perf_counter() - began) / SHARE)
+        until_ms = self._clock.now_ms() + int(1000 * KEPT * pause_s)
+        for account in sorted(self._known | set(found)):
+            await self._scripts.recount(account, found[account], until_ms=until_ms, now_ms=self._clock.now_ms())
+        self._known, self._next_s = set(found), self._clock.monotonic() + pause_s
+        return dict(found)
+
+    async def _slices(self, index: str, most: int | None) -> AsyncIterator[list[PredictionId]]:
+        """Yield the ids of an index with at most this score. One that leaves meanwhile may hide another for a pass."""
+        start = 0
+        while True:
+            at = start  # by rank: with a score as its bound, Redis would walk to each slice from the first one
+            found = await ask(lambda: self._redis.zrange(index, at, at + LIMIT - 1, withscores=True))  # noqa: B023
+            yield [PredictionId(text(name)) for name, score in found if most is None or score <= most]
+            if len(found) < LIMIT or (most is not None and found[-1][1] > most):
+                return
+            start += LIMIT
+
+    async def _measured(self, ids: Sequence[PredictionId], ttl_ms: int) -> Counter[str]:
+        def read(pipe: Any) -> None:
+            for name in old:
+                pipe.hmget(keys.record(name), FIELDS)
+                pipe.strlen(keys.input_data(name))
+                pipe.hstrlen(keys.output_data(name), "output")
+                pipe.hstrlen(keys.output_data(name), "logs")
+
+        now_ms, found = self._clock.now_ms(), Counter[str]()
+        old = [name for name in ids if created_ms_of(name) + ttl_ms < now_ms]
+        replies = await pipelined(self._redis, read)
+        for name, (account, completed, own_ms), *sizes in zip(
+            old, *(replies[part::4] for part in range(4)), strict=True
+        ):
+            over_ms = int(completed or created_ms_of(name)) + int(own_ms or ttl_ms)
+            if account is not None and over_ms < now_ms:
+                found[text(account)] += RECORD_BYTES + sum(sizes)
+        return found
