@@ -271,7 +271,7 @@ async def _enter(
     oldest = _lowest_id_at_s(services.clock.now_ms() // 1000 - math.ceil(listed_s))
     counts = at_creation(new.id, len(new.input), new.data_ttl_ms or version.data_ttl_ms)
     share = services.memory.share(counts.bytes)
-    most = min((limit for limit in (most_data, share) if limit is not None), default=None)
+    most = most_data if share is None or (most_data is not None and most_data < share) else share
     listing = services.scripts.enlist(
         new.id,
         account=new.account,
