@@ -16,14 +16,15 @@ from director.broker.redis_client import ask, pipelined, text
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.data_bytes import DATA_TTL_MS, RECORD_BYTES
-from director.core.ids import PredictionId, created_ms_of
+from director.core.ids import PredictionId, QueueName, created_ms_of, partition_of
 from director.keeper.registry import Registry
 from director.runtime.sweep import LIMIT
 
 PERIOD_S: Final = 60.0
 SHARE: Final = 0.01  # of the time, so that a million old predictions cost no more
 KEPT: Final = 3  # passes for which a sum is good
-FIELDS: Final = ("account", "completed", "data_ttl_ms")
+AT_ONCE: Final = 500
+FIELDS: Final = ("account", "queue", "completed", "data_ttl_ms")
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +33,8 @@ class Recounter:
     _scripts: Scripts
     _registry: Registry
     _clock: Clock
-    _known: set[str] = field(default_factory=set)
+    _known: set[str] | None = None
+    _ttls_ms: dict[QueueName, int] = field(default_factory=dict)
     _next_s: float = float("-inf")
 
     async def look_in_time(self) -> None:
@@ -42,21 +44,35 @@ class Recounter:
     async def run_once(self) -> dict[str, int]:
         """Return the bytes of each account that has any."""
         began, found = time.perf_counter(), Counter[str]()
-        for queue in await self._registry.queues():
-            meta, before_ms = keys.meta(queue), self._clock.now_ms()
-            ttl_ms = int(await ask(lambda: self._redis.hget(meta, "data_ttl_ms")) or DATA_TTL_MS)  # noqa: B023
+        if self._known is None:  # sums of a keeper that died would count until they are forgotten
+            self._known = await self._recounted()
+        queues, before_ms = await self._registry.queues(), self._clock.now_ms()
+        read = lambda pipe: [pipe.hget(keys.meta(queue), "data_ttl_ms") for queue in queues]  # noqa: E731
+        ttls = await pipelined(self._redis, read)
+        self._ttls_ms = {queue: int(ttl or DATA_TTL_MS) for queue, ttl in zip(queues, ttls, strict=True)}
+        for queue, ttl_ms in self._ttls_ms.items():
             for index in (keys.live(queue), keys.dead(queue)):
                 async for ids in self._slices(index, before_ms - ttl_ms):
-                    found.update(await self._measured(ids, ttl_ms))
+                    found.update(await self._measured(ids, are_owed=False))
         for partition in await self._registry.owing():
             async for ids in self._slices(keys.owed(partition), None):
-                found.update(await self._measured(ids, DATA_TTL_MS))
+                found.update(await self._measured(ids, are_owed=True))
         pause_s = max(PERIOD_S, (time.perf_counter() - began) / SHARE)
         until_ms = self._clock.now_ms() + int(1000 * KEPT * pause_s)
         for account in sorted(self._known | set(found)):
             await self._scripts.recount(account, found[account], until_ms=until_ms, now_ms=self._clock.now_ms())
         self._known, self._next_s = set(found), self._clock.monotonic() + pause_s
         return dict(found)
+
+    async def _recounted(self) -> set[str]:
+        """Return the accounts that have a sum of an earlier pass, perhaps of another keeper."""
+        names = [text(name) for name in await ask(lambda: self._redis.smembers(keys.accounts()))]
+        known = set[str]()
+        for start in range(0, len(names), AT_ONCE):
+            some = names[start : start + AT_ONCE]
+            found = await pipelined(self._redis, lambda pipe: [pipe.hexists(keys.data(name), "old") for name in some])  # noqa: B023
+            known.update(name for name, has_sum in zip(some, found, strict=True) if has_sum)
+        return known
 
     async def _slices(self, index: str, most: int | None) -> AsyncIterator[list[PredictionId]]:
         """Yield the ids of an index with at most this score. One that leaves meanwhile may hide another for a pass."""
@@ -69,21 +85,25 @@ class Recounter:
                 return
             start += LIMIT
 
-    async def _measured(self, ids: Sequence[PredictionId], ttl_ms: int) -> Counter[str]:
+    async def _measured(self, ids: Sequence[PredictionId], *, are_owed: bool) -> Counter[str]:
+        """Return the bytes of each account. A dead letter that is owed too is measured with what is owed."""
+
         def read(pipe: Any) -> None:
-            for name in old:
+            for name in ids:
                 pipe.hmget(keys.record(name), FIELDS)
+                pipe.zscore(keys.owed(partition_of(name)), name)
                 pipe.strlen(keys.input_data(name))
                 pipe.hstrlen(keys.output_data(name), "output")
                 pipe.hstrlen(keys.output_data(name), "logs")
 
         now_ms, found = self._clock.now_ms(), Counter[str]()
-        old = [name for name in ids if created_ms_of(name) + ttl_ms < now_ms]
         replies = await pipelined(self._redis, read)
-        for name, (account, completed, own_ms), *sizes in zip(
-            old, *(replies[part::4] for part in range(4)), strict=True
+        for name, (account, queue, completed, own_ms), owed, *sizes in zip(
+            ids, *(replies[part::5] for part in range(5)), strict=True
         ):
-            over_ms = int(completed or created_ms_of(name)) + int(own_ms or ttl_ms)
-            if account is not None and over_ms < now_ms:
+            if account is None or (owed is not None) != are_owed:
+                continue
+            ttl_ms = int(own_ms or self._ttls_ms.get(QueueName(text(queue)), DATA_TTL_MS))
+            if int(completed or created_ms_of(name)) + ttl_ms < now_ms:
                 found[text(account)] += RECORD_BYTES + sum(sizes)
         return found

@@ -1,5 +1,7 @@
 """Data that outlives what was counted of it counts as long as it is there."""
 
+from typing import Any
+
 import pytest
 from redis.asyncio import Redis
 
@@ -64,6 +66,37 @@ async def test_an_owed_webhook_keeps_the_output_counted(
     assert await driver.finish(claim, output=b'"0123456789"')
     assert await redis.zscore(keys.owed(partition_of(claim.id)), claim.id)
     assert await recounter.run_once() == {ACCOUNT: EACH + 12}
+
+
+async def test_a_dead_letter_with_an_owed_webhook_counts_once(
+    recounter: Recounter, driver: QueueDriver, redis: Redis
+) -> None:
+    name = await driver.die(data=INPUT, webhook="https://example.com", events="completed")
+    assert await redis.zscore(keys.dead(driver.queue), name)
+    assert await redis.zscore(keys.owed(partition_of(name)), name)
+    assert await recounter.run_once() == {ACCOUNT: EACH}
+
+
+async def test_an_owed_webhook_counts_after_the_lifetime_of_its_queue(
+    driver: QueueDriver, redis: Any, scripts: Scripts, catalog: Catalog
+) -> None:
+    await redis.hset(keys.meta(driver.queue), "data_ttl_ms", 24 * HOUR_S * 1000)
+    await driver.submit(data=INPUT, webhook="https://example.com", events="completed")
+    assert await driver.finish(await driver.claim_one())
+    clock = FakeClock(now_ms=driver.now_ms + 23 * HOUR_S * 1000)
+    recounter = Recounter(redis, scripts, Registry(redis, catalog, clock, keep_s=0), clock)
+    assert await recounter.run_once() == {}
+    clock.pass_time(2 * HOUR_S)
+    assert await recounter.run_once() == {ACCOUNT: EACH}
+
+
+async def test_a_new_keeper_corrects_the_sum_of_one_that_died(
+    recounter: Recounter, redis: Redis, scripts: Scripts, late: FakeClock
+) -> None:
+    await Accounts(redis).create(ACCOUNT)
+    await scripts.recount(ACCOUNT, 9_000, until_ms=late.now_ms() + 5 * HOUR_S * 1000, now_ms=late.now_ms())
+    assert await recounter.run_once() == {}
+    assert await used(redis, late) == 0
 
 
 async def test_a_sum_is_forgotten_without_a_keeper(
