@@ -14,11 +14,12 @@ from director.core.errors import BackendUnavailable
 
 log = logging.getLogger(__name__)
 FRESH_S: Final = 1.0
+STALE_S: Final = 10.0  # an API that had no creates for long, or whose looks fail, knows nothing
 
 
 class Memory:
     """The look of the last second. A create that finds it old starts the next look and does not wait for it: what was
-    accepted here meanwhile is added to it.
+    accepted here meanwhile is added to it. A look that is older than STALE_S refuses none.
     """
 
     def __init__(self, redis: Redis, clock: Clock) -> None:
@@ -27,7 +28,7 @@ class Memory:
         self._memory = Fullness(0, 0)
         self._share: int | None = None
         self._accepted = 0
-        self._looked_at = float("-inf")
+        self._asked_at = self._seen_at = float("-inf")
         self._look: asyncio.Task[None] | None = None
 
     def share(self, bytes_more: int) -> int | None:
@@ -35,12 +36,13 @@ class Memory:
         says what a share is.
         """
         now = self._clock.monotonic()
-        if now - self._looked_at >= FRESH_S and (self._look is None or self._look.done()):
-            self._looked_at = now
+        if now - self._asked_at >= FRESH_S and (self._look is None or self._look.done()):
+            self._asked_at = now
             self._look = asyncio.get_running_loop().create_task(self._look_again())
         self._accepted += bytes_more
-        is_short = self._memory.used + self._accepted > SHORT * self._memory.limit
-        return self._share if is_short and self._memory.limit else None
+        if now - self._seen_at > STALE_S or not self._memory.limit:
+            return None
+        return self._share if self._memory.used + self._accepted > SHORT * self._memory.limit else None
 
     def release(self) -> None:
         if self._look is not None:
@@ -49,8 +51,8 @@ class Memory:
     async def _look_again(self) -> None:
         try:
             await self.look()
-        except BackendUnavailable:  # creates find out by themselves
-            self._memory = Fullness(0, 0)
+        except BackendUnavailable:
+            pass  # creates find out by themselves
         except Exception:  # a create must not be refused because its memory cannot be looked at
             log.exception("looking at the memory of Redis failed")
 
@@ -59,3 +61,4 @@ class Memory:
         share = await ask(lambda: self._redis.get(keys.data_share()))
         self._memory = Fullness.of(await infos(self._redis, "memory"))
         self._share = None if share is None else int(share)
+        self._seen_at = self._clock.monotonic()

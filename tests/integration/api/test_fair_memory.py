@@ -172,6 +172,18 @@ async def test_memory_that_is_not_short_refuses_none() -> None:
         assert (await place.create("hoarder", 1_000)).status_code == 201
 
 
+@pytest.mark.not_on("cluster", why="it starts a server of its own")
+async def test_a_look_of_long_ago_refuses_none() -> None:
+    async with town(8 * MB) as place:
+        clock = FakeClock()
+        looked = memory.Memory(place.redis, clock)
+        await looked.look()
+        assert looked.share(64 * MB) is not None
+        clock.pass_time(memory.STALE_S + 1)
+        assert looked.share(64 * MB) is None
+        looked.release()
+
+
 async def test_shares_sum_what_accounts_hold(redis: Redis, scripts: Scripts) -> None:
     clock, now_ms = FakeClock(), FakeClock().now_ms()
     shares = Shares(redis, clock)
