@@ -1,13 +1,14 @@
 """Judge fairness, I14: equal tenants get equal shares while all wait, and light tenants do not wait for a heavy one.
 The evidence is the server's log of arrivals and claims, wherever each of the equal tenants of a lane had something
 waiting. A share is slot time. Under faults slots cannot end what they hold, so a share is then model server time,
-and the time for which a freeze kept the slot of a run that was over. Work lost with a server does not count. A wait
-is counted in turns of other predictions: while nothing is claimed, time says nothing about fairness.
+and the time for which a freeze kept the slot before the run began or after it was over. Work lost with a server does
+not count. A wait is counted in turns of other predictions: while nothing is claimed, time says nothing about fairness.
 """
 
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
+from statistics import median
 from typing import Final
 
 from msgspec import Struct
@@ -95,14 +96,14 @@ def _saturation(
     evidence: Evidence, waits: list[tuple[Arrived, int]], tenants: set[str], window: Stretch, plans: dict[str, str]
 ) -> Saturation:
     begin, end = window
-    served = dict.fromkeys(sorted(tenants), 0)
+    served: dict[str, list[int]] = {tenant: [] for tenant in sorted(tenants)}
     is_quiet = not evidence.was_hit(begin, end)
     served_ms = _held_ms if is_quiet else _ran_ms
     owners = {each.tenant for each in evidence.arrivals.values() if plans.get(each.id) == HEAVY}
     others = [(arrived, until) for arrived, until in waits if begin <= arrived.at <= end]
     for arrived, _ in waits:
         if arrived.tenant in tenants:
-            served[arrived.tenant] += served_ms(evidence, arrived.id, begin, end)
+            served[arrived.tenant].append(served_ms(evidence, arrived.id, begin, end))
     turns = _turns(evidence, [arrived for arrived, _ in waits])
     return Saturation(
         queue=waits[0][0].queue,
@@ -110,11 +111,20 @@ def _saturation(
         begin=begin,
         end=end,
         is_quiet=is_quiet,
-        jain=round(jain(served.values()), 4),
-        served_ms=served,
+        jain=round(jain(_comparable(served)), 4),
+        served_ms={tenant: sum(parts) for tenant, parts in served.items()},
         light=_wait([each for each in others if each[0].tenant not in tenants | owners], 0.99, turns),
         heavy=_wait([each for each in others if each[0].tenant in owners - tenants], 0.5, turns),
     )
+
+
+def _comparable(served: dict[str, list[int]]) -> list[int]:
+    """Return the shares without those that one prediction alone decided. A freeze of 30 s kept one slot for longer than
+    the 19 s that each other tenant had in the minute. Nothing is claimed for its tenant meanwhile, nor long after.
+    """
+    shares = {tenant: sum(parts) for tenant, parts in served.items()}
+    usual = median(shares.values())
+    return [share for tenant, share in shares.items() if max(served[tenant], default=0) <= usual]
 
 
 def _wait(waits: list[tuple[Arrived, int]], share: float, turns: dict[str, int]) -> Wait:
@@ -146,12 +156,18 @@ def _held_ms(evidence: Evidence, prediction_id: str, begin: int, end: int) -> in
 
 def _ran_ms(evidence: Evidence, prediction_id: str, begin: int, end: int) -> int:
     """The queue charges the time in a frozen director too. Without it, tenants with a run in a director that froze for
-    8 s had 12 s of 20 s.
+    8 s had 12 s of 20 s, and one whose claim waited in a director that froze for 30 s had 3 s of 19 s.
     """
     runs = [run for run in evidence.runs.get(prediction_id, []) if run.outcome == "succeeded"]
     if not runs:
         return 0
-    over, parts = runs[-1].ended, depends_on(runs[-1].server)
+    run, parts = runs[-1], depends_on(runs[-1].server)
+    claimed = max(
+        (claim.at for claim in evidence.claims.get(prediction_id, []) if claim.at <= run.began), default=run.began
+    )
     freezes = [fault for fault in evidence.faults if fault.is_freeze and fault.target in parts]
-    until = max((freeze.end for freeze in freezes if freeze.overlaps(over, over)), default=over)
-    return max(0, min(until, end) - max(runs[-1].began, begin))
+    since = min(
+        (max(freeze.begin, claimed) for freeze in freezes if freeze.overlaps(claimed, run.began)), default=run.began
+    )
+    until = max((freeze.end for freeze in freezes if freeze.overlaps(run.ended, run.ended)), default=run.ended)
+    return max(0, min(until, end) - max(since, begin))

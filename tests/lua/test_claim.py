@@ -158,6 +158,16 @@ async def test_a_destroyed_group_is_created_again_without_double_claims(driver: 
     assert await driver.finish(held)
 
 
+async def test_what_is_admitted_behind_an_entry_that_nothing_showed_is_claimed_next(driver: QueueDriver) -> None:
+    """The reply to the first claim has no room for it, and no later claim would look into its stream."""
+    await driver.have_slots(1)
+    ready, backlogged = [await driver.submit(streams=[0]) for _ in range(2)]
+    assert await driver.backlog() == [backlogged]
+    await driver.redis.hset(keys.meta(driver.queue), "mask:normal", 0)
+    assert [claim.id for claim in await driver.claim(1)] == [ready]
+    assert [claim.id for claim in await driver.claim(1)] == [backlogged]
+
+
 @pytest.mark.parametrize("lost", ["group", "stream"])
 async def test_a_holder_keeps_its_claim_without_its_group_or_stream(driver: QueueDriver, lost: str) -> None:
     held = await driver.claimed(streams=[0])

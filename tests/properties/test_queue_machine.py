@@ -131,9 +131,6 @@ FAULTS = {
     "what is let in stays in its backlog": Fault(
         "  if #turn.admitted > 0 then redis.call('ZREM', turn.backlog, unpack(turn.admitted)) end\n"
     ),
-    "what is let in behind others is left there": Fault(
-        "      mask[lane] = with_bit(mask[lane], r.stream)\n", script="claim"
-    ),
     "the turn is another one's": Fault("turn.own < best.own or", "turn.own > best.own or", "claim"),
     "the last of a line goes first": Fault(
         "redis.call('ZRANGE', turn.backlog", "redis.call('ZREVRANGE', turn.backlog", "claim"

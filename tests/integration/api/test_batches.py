@@ -120,6 +120,7 @@ async def slowest_livez(http: AsyncClient, until: "asyncio.Task[object]") -> flo
     return slowest_s
 
 
+@pytest.mark.faults
 async def test_large_batch_does_not_hold_up_other_requests(server: RedisServer, token: str, queue: QueueName) -> None:
     text = b"[%b{}]" % (b"{}," * 310_000)
     item = b'{"version":"%b","input":{"text":%b}}' % (VERSION.encode(), text)

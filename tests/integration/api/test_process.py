@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 import pytest
 from anyio import to_thread
 
-from director.core.ids import QueueName
 from director.runtime.bounded_http import MAX_HEAD_BYTES
 from tests.support.api import LiveApi, live_api
 from tests.support.queue_driver import MODEL
@@ -24,8 +23,8 @@ TOO_MUCH = 2 * MAX_HEAD_BYTES
 BODY = b'{"input":{"text":"%b"}}' % (b"x" * 30_000)
 
 
-@pytest.fixture
-async def live(server: RedisServer, queue: QueueName) -> AsyncIterator[LiveApi]:
+@pytest.fixture(scope="module")
+async def live(server: RedisServer) -> AsyncIterator[LiveApi]:
     async with live_api(server.url) as started:
         yield started
 
@@ -111,6 +110,7 @@ async def test_endless_head_is_refused_and_its_connection_closed(live: LiveApi, 
         pytest.param(b"2\r\n{}\r\n0\r\n" + b"X: a\r\n" * (TOO_MUCH // 6), id="trailers without end"),
     ],
 )
+@pytest.mark.usefixtures("queue")
 async def test_framing_of_a_body_is_bounded(live: LiveApi, token: str, rest: bytes) -> None:
     """The request is already running, so the only answer is the end of the connection."""
     request = create(token, b"Transfer-Encoding: chunked\r\n") + rest
@@ -131,6 +131,7 @@ async def test_large_headers_below_the_limit_are_accepted(live: LiveApi) -> None
     ],
     ids=["at once", "byte by byte"],
 )
+@pytest.mark.usefixtures("queue")
 async def test_body_does_not_count_as_head(live: LiveApi, token: str, framing: bytes, body: bytes) -> None:
     answer = await to_thread.run_sync(exchange, live.url, create(token, framing) + body)
     assert answer.startswith(b"HTTP/1.1 201 ")

@@ -217,6 +217,7 @@ async def test_server_killed_under_batches_loses_and_doubles_nothing(mortal: Red
         assert Counter(line.id for line in lines if isinstance(line, Claimed)) == Counter(ids)
 
 
+@pytest.mark.faults
 async def test_batch_under_way_at_a_failover_is_done_once_at_the_new_master() -> None:
     with failover_group(replicas=1) as group:
         async with driving(group.url) as driver:

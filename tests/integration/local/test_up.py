@@ -337,7 +337,7 @@ def test_killed_up_leaves_nothing_in_the_way_of_the_next(tmp_path):
         assert all(is_alive(one) for one in second.processes.values())
 
 
-@pytest.mark.long
+@pytest.mark.faults
 def test_full_disk_is_an_outage_that_heals_by_itself(tmp_path):
     with small_disk(tmp_path / "disk", mib=32) as disk, started(disk / "home", out=tmp_path / "out.txt") as up:
         accepted = [ask(up).json()["id"] for _ in range(3)]

@@ -230,6 +230,7 @@ async def test_full_process_still_answers_health(server: RedisServer, queue: Que
                 await asyncio.sleep(0.2)
 
 
+@pytest.mark.faults
 async def test_silent_half_and_dripping_connections_are_closed_in_20_seconds(
     server: RedisServer, queue: QueueName
 ) -> None:

@@ -70,7 +70,8 @@ MODEL = """
                 raise ValueError("it went wrong")
             if then == "swallow":
                 try:
-                    time.sleep(30)
+                    for _ in range(3_000):  # the server cancels between two steps of Python
+                        time.sleep(0.01)
                 except BaseException:
                     pass
             return text * n

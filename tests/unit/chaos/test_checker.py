@@ -294,6 +294,13 @@ def too_long(*, ended: int) -> list[Line]:
     ]
 
 
+def held_by_a_freeze() -> list[Line]:
+    """Return a rush in which a director freezes between its claim for the third tenant and the run."""
+    claim = claimed("2-15", 1_510)
+    lines = [line for line in rush(39, 39, 15) if not (isinstance(line, Claimed) and line.id == "2-15")]
+    return [*lines, claim, *fault("stop_director", "director-2", 1_515, 3_950)]
+
+
 def rush(*shares: int, light_ms: int = 300, heavy_ms: int = 9_000) -> list[Line]:
     """Return four seconds in which tenants want all of a queue. This many runs of each get in, and then the rest.
 
@@ -469,6 +476,11 @@ KEPT: dict[str, list[Line]] = {
     "a rush, and a frozen director that keeps the slot of one tenant": [
         *rush(39, 39, 15),
         *fault("stop_director", "director-2", 1_505, 3_900),
+    ],
+    "a rush, and a director that froze before the run that it had claimed for one tenant": held_by_a_freeze(),
+    "a rush, and one tenant whose slot froze for longer than any other's share": [
+        *rush(20, 20, 20, 5),
+        *fault("stop_director", "director-3", 505, 4_900),
     ],
     "a reader that heard all of it": misheard(ONE, DONE),
     "a reader that came back in the middle": followed(
