@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
 -- recount: say how many bytes an account has that are older than what was counted of them: of predictions that wait for
--- long, of dead letters, and of ended ones with an owed webhook. Each call replaces what the last one said.
+-- long, of dead letters, of ended ones with an owed webhook, and of records that outlive their data. Each call replaces
+-- what the last one said.
 --
 --   KEYS[1]  data      hash  {a:<account>}:data     see lib/data
 --   ARGV[1]  bytes     0 for none

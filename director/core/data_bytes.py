@@ -9,6 +9,8 @@ from director.core.ids import LENGTH, PredictionId, created_ms_of
 # The record, its events, entries of lists, and small output and logs: 0.8 KB beside the input while a prediction waits,
 # and 0.6 to 1.4 KB of the record alone at its end
 RECORD_BYTES: Final = 2048
+# The record and its entry in the list, which outlive the data: 0.6 to 1.4 KB
+KEPT_BYTES: Final = 1024
 # Output, logs and events are counted by a call of their own from here on
 WEIGHED_BYTES: Final = 4096
 # A bucket is at most a sixteenth of the data's lifetime, so a time is rounded up by no more

@@ -7,18 +7,18 @@ from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.scripts import Scripts
-from director.core.data_bytes import RECORD_BYTES
-from director.core.ids import partition_of
+from director.core.data_bytes import KEPT_BYTES, RECORD_BYTES
+from director.core.ids import lowest_id_at, new_prediction_id, partition_of
 from director.keeper.recounter import KEPT, PERIOD_S, Recounter
 from director.keeper.registry import Registry
 from director.runtime.sweep import LIMIT
 from director.store.accounts import Accounts
 from director.store.catalog import Catalog
 from tests.support.clock import FakeClock
-from tests.support.queue_driver import ACCOUNT, QueueDriver
+from tests.support.queue_driver import ACCOUNT, MODEL, QueueDriver
 
 INPUT = b'{"text":"twenty bytes"}'
-EACH = len(INPUT) + RECORD_BYTES
+EACH = len(INPUT) + RECORD_BYTES - KEPT_BYTES
 HOUR_S = 3600
 
 
@@ -88,6 +88,25 @@ async def test_an_owed_webhook_counts_after_the_lifetime_of_its_queue(
     assert await recounter.run_once() == {}
     clock.pass_time(2 * HOUR_S)
     assert await recounter.run_once() == {ACCOUNT: EACH}
+
+
+async def test_records_count_for_as_long_as_they_outlive_their_data(
+    driver: QueueDriver, redis: Redis, scripts: Scripts, catalog: Catalog
+) -> None:
+    await Accounts(redis).create(ACCOUNT)
+    clock = FakeClock(now_ms=driver.now_ms)
+    for kind in ("", "", "training"):
+        for age_s in (0, 60):
+            name = new_prediction_id(model=MODEL, now_ms=clock.now_ms() + 1000 * age_s)
+            await scripts.enlist(name, account=ACCOUNT, oldest=lowest_id_at(0), kind=kind)
+    recounter = Recounter(redis, scripts, Registry(redis, catalog, clock, keep_s=0), clock)
+    assert await recounter.run_once() == {}
+    clock.pass_time(HOUR_S + 1)
+    assert await recounter.run_once() == {ACCOUNT: 3 * KEPT_BYTES}
+    clock.pass_time(60)
+    assert await recounter.run_once() == {ACCOUNT: 6 * KEPT_BYTES}
+    clock.pass_time(7 * 24 * HOUR_S - HOUR_S - 30)
+    assert await recounter.run_once() == {ACCOUNT: 3 * KEPT_BYTES}
 
 
 async def test_a_new_keeper_corrects_the_sum_of_one_that_died(
