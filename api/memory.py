@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 from director.broker import keys
 from director.broker.redis_client import ask, infos
 from director.core.clock import Clock
-from director.core.data_bytes import SHORT, Fullness
+from director.core.data_bytes import SHORT, Fullness, share_while_short
 from director.core.errors import BackendUnavailable
 
 log = logging.getLogger(__name__)
@@ -40,9 +40,10 @@ class Memory:
             self._asked_at = now
             self._look = asyncio.get_running_loop().create_task(self._look_again())
         self._accepted += bytes_more
-        if now - self._seen_at > STALE_S or not self._memory.limit:
+        if now - self._seen_at > STALE_S or self._share is None:
             return None
-        return self._share if self._memory.used + self._accepted > SHORT * self._memory.limit else None
+        part = self._memory._replace(used=self._memory.used + self._accepted).part
+        return share_while_short(self._share, part) if part > SHORT else None
 
     def release(self) -> None:
         if self._look is not None:

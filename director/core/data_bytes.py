@@ -115,3 +115,13 @@ def fair_share(held: Iterable[int], room: int) -> int:
             return int(share)
         left -= size * growth
     return int(left)
+
+
+def share_while_short(share: int, part: float) -> int:
+    """Return what an account may have while this part of the memory is used: the share at SHORT, and nothing at 1.
+
+    An account that came first keeps more than its share until its data expires. So whole shares for those that come
+    later would be more than there is: the second of two hoarders would fill what is left. With the third power sixty
+    in a row leave 1 %, and an account with some KB is served beside them.
+    """
+    return int(share * max(0.0, (1 - part) / (1 - SHORT)) ** 3)

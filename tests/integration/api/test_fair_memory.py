@@ -165,6 +165,21 @@ async def test_ten_hoarders_together_leave_fifty_others_a_service() -> None:
         assert (held.accounts, held.most < 2 * held.share) == (60, True)
 
 
+@pytest.mark.faults
+@pytest.mark.not_on("cluster", why="it starts a server of its own")
+async def test_hoarders_that_come_one_after_the_other_leave_others_a_service() -> None:
+    hoarders = [f"h{number}" for number in range(4)]
+    async with town(24 * MB) as place:
+        await place.settle(*hoarders, "small")
+        for name in hoarders:
+            await place.hoard(name, 1_000_000)
+        for _ in range(20):
+            await place.create("small", 1_000)
+        assert all_accepted(place, ["small"])
+        for name in hoarders:
+            assert set(place.answers[name]) == {(201, ""), SHORT}, name
+
+
 async def test_memory_that_is_not_short_refuses_none() -> None:
     async with town(64 * MB) as place:
         await place.settle("hoarder")

@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from director.core.data_bytes import BUCKETS, Fullness, counted, fair_share, room_for_data, until_ms
+from director.core.data_bytes import (
+    BUCKETS,
+    SHORT,
+    Fullness,
+    counted,
+    fair_share,
+    room_for_data,
+    share_while_short,
+    until_ms,
+)
 
 MB = 1_000_000
 HELD = st.lists(st.integers(0, 100 * MB), max_size=300)
@@ -44,6 +53,23 @@ def test_an_account_with_less_than_an_equal_part_is_never_above_its_share(held: 
 )
 def test_shares_of_hoarders(held: list[int], share: int) -> None:
     assert fair_share(held, 80 * MB) == pytest.approx(share, rel=0.02)
+
+
+@pytest.mark.parametrize("count", [1, 2, 10, 60])
+def test_hoarders_one_after_the_other_leave_room_for_small_accounts(count: int) -> None:
+    held = list[int]()
+    for _ in range(count):
+        held.append(0)
+        while True:
+            memory = Fullness(sum(held), 100 * MB)
+            share = fair_share(held, room_for_data(memory, data=memory.used))
+            if memory.part > SHORT:
+                share = share_while_short(share, memory.part)
+            if held[-1] + MB // 10 > share:
+                break
+            held[-1] += MB // 10
+    assert sum(held) <= 99 * MB
+    assert share_while_short(fair_share(held, 80 * MB), sum(held) / (100 * MB)) > 5_000
 
 
 def test_what_is_no_data_leaves_less_room_but_never_none() -> None:
