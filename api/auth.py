@@ -18,6 +18,7 @@ from api.route import Answer, Scope, changes, reads
 from api.services import services_of
 from director.broker.replies import Allowance
 from director.core.account_limits import Bucket, BucketName
+from director.core.data_bytes import RECORD_BYTES
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, QueueName
 from director.store.accounts import Account, AccountType
@@ -120,9 +121,13 @@ async def reserve_compute(request: Request, prediction_id: PredictionId, *, queu
     raise errors.compute_exhausted(limit=allowance.most, retry_after=_retry_after_s(allowance))
 
 
-async def refuse_full(request: Request) -> None:
-    """Raise a 402 if the account's files fill its quota: the prediction's output would have no room."""
+async def refuse_full(request: Request, *, input_bytes: int) -> None:
+    """Raise a 402 if the account's files fill its quota: the prediction's output would have no room. Raise a 413 for an
+    input that is larger than all that the account may have in Redis.
+    """
     account, most = request.account, request.account.limits.max_files_bytes
+    if (most_data := account.limits.max_data_bytes) is not None and input_bytes + RECORD_BYTES > most_data:
+        raise errors.input_over_data(limit=most_data)
     if most is not None and (await services_of(request).scripts.stow(account.name)).total >= most:
         raise errors.storage_full(limit=most)
 

@@ -16,7 +16,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, UnknownModel, UnknownQueue
+from director.core.errors import (
+    BackendUnavailable,
+    DataRefused,
+    IdempotencyMismatch,
+    QueueRefused,
+    UnknownModel,
+    UnknownQueue,
+)
 from director.store.accounts import Reason
 
 log = logging.getLogger(__name__)
@@ -48,6 +55,8 @@ class Code(StrEnum):
     """Another operator changed the configuration in between. Read it again, then decide again."""
     CREDIT_EXHAUSTED = "credit_exhausted"
     """The account's compute is used up for good. Ask the operator for more."""
+    DATA_FULL = "data_full"
+    """The account's predictions take all of its room in Redis. Try again after `retry_after`."""
     DATA_REMOVED = "data_removed"
     """Input and output were removed after their lifetime. Nothing is left to deliver."""
     DEPLOYMENT_DISABLED = "deployment_disabled"
@@ -64,6 +73,8 @@ class Code(StrEnum):
     """No director ever ran a training or procedure of this version. Start one with `DIRECTOR_KIND`."""
     MALFORMED = "malformed"
     """The body or the query cannot be read. Correct the request."""
+    MEMORY_SHORT = "memory_short"
+    """Redis has little memory left, and the account has more than its share of it. Try again after `retry_after`."""
     METHOD_NOT_ALLOWED = "method_not_allowed"
     """The path has no such method. The header `Allow` names those that it has."""
     MOVED = "moved"
@@ -277,6 +288,12 @@ storage_full = Refusal(  # never 429: a short wait does not help
     "Storage full",
     Code.STORAGE_FULL,
 )
+input_over_data = Refusal(
+    413,
+    "The input is larger than all that the predictions of this account may take: {limit:,} bytes.",
+    "Storage full",
+    Code.DATA_FULL,
+)
 no_room_for_file = replace(storage_full, status=413)
 unusable_schema = Refusal(  # `reason` completes 'it …': the model's operator must correct its schema
     500, "The schema of this model cannot be used: it {reason}.", "Unusable model schema", Code.UNUSABLE_SCHEMA
@@ -328,6 +345,18 @@ QUEUE_REFUSALS: Final = {
     Code.NO_CAPACITY: Refusal(429, THROTTLED, code=Code.NO_CAPACITY),
     Code.TOO_MANY_QUEUED: Refusal(
         429, "Too many predictions of this account are waiting for this model.", code=Code.TOO_MANY_QUEUED
+    ),
+    Code.DATA_FULL: Refusal(
+        429,
+        "The data of this account's predictions, waiting and ended, may take {limit:,} bytes, and takes {used:,}. It "
+        "expires some time after each has ended. Please try again in {retry_after}s.",
+        code=Code.DATA_FULL,
+    ),
+    Code.MEMORY_SHORT: Refusal(  # 429: clients of Replicate try again
+        429,
+        "The memory of this service is short, and the data of this account's predictions takes {used:,} bytes of it: "
+        "its share is {limit:,} now. Please try again in {retry_after}s.",
+        code=Code.MEMORY_SHORT,
     ),
     Code.CANNOT_START_IN_TIME: Refusal(
         429, "It would not start in the time that X-Start-By allows.", code=Code.CANNOT_START_IN_TIME
@@ -399,6 +428,9 @@ PROBLEMS: Final[Mapping[Any, Callable[[Any], Problem]]] = {
     UnknownModel: lambda _: not_found(),
     UnknownQueue: lambda _: invalid_version(),
     IdempotencyMismatch: lambda _: idempotency_mismatch(),
+    DataRefused: lambda exc: QUEUE_REFUSALS[Code(exc.code)](
+        limit=exc.limit, used=exc.used, retry_after=exc.retry_after_s
+    ),
     QueueRefused: lambda exc: QUEUE_REFUSALS[Code(exc.code)](
         limit=exc.limit, eta_s=exc.eta_s, retry_after=exc.retry_after_s
     ),

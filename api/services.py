@@ -15,6 +15,7 @@ from starlette.requests import Request
 from api.admin.watching import Watching
 from api.errors import Code, Problem
 from api.lookups import Lookups
+from api.memory import Memory
 from api.predictions.stream_readers import Readers
 from api.predictions.waiters import SILENCE_S, Glances, Waiters
 from director.broker.durability import Server, check
@@ -234,6 +235,7 @@ class Services(store.Services):
             cache_s=settings.cache_s,
             is_away=(lambda: not gate.is_up) if serves_while_away else None,
         )
+        self.memory = Memory(redis, clock)
         self.glances = Glances(redis)
         self.waiters = Waiters(
             clients.subscriber, has_ended=self.glances.has_ended, read=scripts.get, clock=clock, most=settings.max_waits
@@ -274,6 +276,7 @@ class Services(store.Services):
                 await self.aclose()
 
     def release(self) -> None:
+        self.memory.release()
         self.waiters.release()
         self.readers.release()
 

@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from api import bodies, errors
 from api.auth import give_back, refuse_full, reserve_compute
-from api.errors import Moved, Problem
+from api.errors import Code, Moved, Problem
 from api.http import Request, base_url, json_response, watching
 from api.predictions.secrets import Secrets
 from api.predictions.streams import new_ticket
@@ -29,7 +29,8 @@ from api.sites.placing import FILE, Submission, place
 from api.sites.sites import services_at, sites_of, where_it_is
 from director.broker.replies import Accepted
 from director.core.account_limits import Bucket
-from director.core.errors import BackendUnavailable, DirectorError, QueueError
+from director.core.data_bytes import Counted, at_creation
+from director.core.errors import BackendUnavailable, DataRefused, DirectorError, QueueError
 from director.core.ids import LANES, PredictionId, lowest_id_at, new_prediction_id
 from director.core.policy import shard
 from director.core.schema import NewPrediction, Outlook, Stored, TraceHeaders
@@ -45,6 +46,7 @@ log = logging.getLogger(__name__)
 UNEXPECTED: Final = "internal"
 LONGEST_KEY: Final = 255
 OUTLOOK_S: Final = 0.2  # the official Python client gives up half a second after the time that it asked for
+LONGEST_RETRY_S: Final = 60  # clients sleep for this long
 EVERY_EVENT: Final = tuple(WebhookEvent)
 # Requests that differ in these headers are different requests. The second group enters the fingerprint by name and only
 # where it is sent, so that fingerprints of requests without these newer headers stay as they were.
@@ -225,7 +227,7 @@ async def _file(
     """File the prediction, in one write to the socket. Returns it as stored, without a read where possible."""
     reserved = new.id
     try:
-        await refuse_full(request)
+        await refuse_full(request, input_bytes=len(new.input))
         await reserve_compute(request, reserved, queue=new.queue, cost=new.cost)
     except (Problem, QueueError):
         await give_back(request, reserved, rate_token)
@@ -234,8 +236,10 @@ async def _file(
         raise
     try:
         accepted, services = await _placed(request, version, new, wait)
-    except QueueError:
+    except QueueError as exc:
         await give_back(request, reserved, rate_token)
+        if isinstance(exc, DataRefused) and (stored := await _accepted_before(request, new)) is not None:
+            return Accepted(stored.record.id, replayed=True), stored
         raise
     crash.at("after_enqueue")
     if not accepted.replayed:
@@ -256,9 +260,10 @@ async def _placed(
     request: Request, version: Version, new: NewPrediction, wait: Wait | None
 ) -> tuple[Accepted, Services]:
     """File into the queue of the one server, or of one of several sites. Returns the services of the chosen one too."""
+    most_data = request.account.limits.max_data_bytes
     if (sites := sites_of(request)) is None:
         services = request.services
-        return await _enter(services, new, wait), services
+        return await _enter(services, version, new, most_data, wait), services
     run = Submission(
         id=new.id,
         account=request.account,
@@ -270,26 +275,41 @@ async def _placed(
 
     async def enter(services: Services, version: Version, prediction_id: PredictionId) -> Accepted:
         new.id, new.shard, new.bound = prediction_id, _shard(new.account, version), True
-        return await _enter(services, new, wait)
+        return await _enter(services, version, new, most_data, wait)
 
     return await place(sites, run, enter)
 
 
-async def _enter(services: Services, new: NewPrediction, wait: Wait | None) -> Accepted:
-    """Add the prediction to its account's list and to its queue, in one write to the socket."""
+async def _enter(
+    services: Services, version: Version, new: NewPrediction, most_data: int | None, wait: Wait | None
+) -> Accepted:
+    """Add the prediction to its account's list and to its queue, in one write to the socket. With a limit on the bytes
+    of the account, or while memory is short, the queue waits until the list has answered.
+    """
     listed_s = max(services.settings.listing_ttl_s, (new.data_ttl_ms or 0) / 1000)
     oldest = _lowest_id_at_s(services.clock.now_ms() // 1000 - math.ceil(listed_s))
+    counts = at_creation(new.id, len(new.input), new.data_ttl_ms or version.data_ttl_ms)
+    share = services.memory.share(counts.bytes)
+    most = most_data if share is None or (most_data is not None and most_data < share) else share
     listing = services.scripts.enlist(
-        new.id, account=new.account, oldest=oldest, kind=new.kind, input_bytes=len(new.input)
+        new.id,
+        account=new.account,
+        oldest=oldest,
+        kind=new.kind,
+        input_bytes=len(new.input),
+        counts=counts,
+        most=most,
     )
+    if most is not None:
+        _refuse_data(await listing, most, Code.DATA_FULL if most == most_data else Code.MEMORY_SHORT)
     new.waiter = "" if wait is None else services.waiters.expect(new.id, wait)
     try:
         accepted = await services.scripts.enqueue(new)
     except QueueError:
-        await _take_off(services, listing, new)
+        await _take_off(services, listing, new, counts)
         raise
     if accepted.replayed:
-        await _take_off(services, listing, new)
+        await _take_off(services, listing, new, counts)
     try:
         await listing
     except BackendUnavailable as exc:
@@ -298,9 +318,18 @@ async def _enter(services: Services, new: NewPrediction, wait: Wait | None) -> A
     return accepted
 
 
-async def _take_off(services: Services, listing: "asyncio.Future[object]", new: NewPrediction) -> None:
+def _refuse_data(listed: int | list[int], most: int, code: Code) -> None:
+    if isinstance(listed, list):
+        used, retry_after_ms = listed
+        retry_after_s = max(1, min(LONGEST_RETRY_S, math.ceil(retry_after_ms / 1000)))
+        raise DataRefused(code, limit=most, used=used, retry_after_s=retry_after_s)
+
+
+async def _take_off(
+    services: Services, listing: "asyncio.Future[object]", new: NewPrediction, counted: Counted
+) -> None:
     await asyncio.gather(listing, return_exceptions=True)  # first, or the entry could be added after its removal
-    await services.predictions.unlist(new.account, new.id, new.kind)
+    await services.scripts.delist(new.id, account=new.account, kind=new.kind, counted=counted)
 
 
 @lru_cache(maxsize=64)

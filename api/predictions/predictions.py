@@ -116,7 +116,7 @@ async def delete(request: Request) -> Response:
         case "running":
             raise errors.not_terminal("Cancel it first: only a prediction that has ended can be deleted.")
         case "erased":
-            await services.predictions.unlist(account.name, prediction_id)
+            await services.scripts.delist(prediction_id, account=account.name)
     if services.files is not None:
         try:
             await services.files.remove(prediction_id)

@@ -44,7 +44,7 @@ LUA: Final = next(
     for path in (Path(director.__file__).parent / "lua", Path(director.__file__).parents[1] / "lua")
     if path.is_dir()
 )
-PARTS: Final = ("keys", "log", "place", "estimate", "share", "outlook", "breaker", "settle", "requeue", "batch")
+PARTS: Final = ("keys", "data", "log", "place", "estimate", "share", "outlook", "breaker", "settle", "requeue", "batch")
 # A block of a file in lua/lib/: a function, up to the `end` on its only line or at the left margin; or a line of values
 BLOCKS: Final = re.compile(
     r"^local function (?P<name>\w+)(?:.* end$|(?s:.*?)^end$)|^local (?P<values>\w+(?:, \w+)*)\b(?! function).*$",

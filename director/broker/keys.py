@@ -114,6 +114,11 @@ stored = _of_account("stored")
 """hash · id of a file, or of a prediction with files → bytes; `total`. By stow; until the last expires."""
 stored_until = _of_account("stored_until")
 """zset · id in `stored` → when it expires, ms. Written by stow; until the last one expires."""
+data = _of_account("data")
+"""hash · bytes of an account's data by the time at which it expires. By enlist and weigh; until the last expires."""
+# spelled like a key of an account because the ACL user of every release may read and write those
+data_share = _single("{a:}:data_share")
+"""string · bytes that an account may have while memory is short. Written by keepers; expires shortly after them."""
 
 
 def deployment(account: str, name: str) -> str:

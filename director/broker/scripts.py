@@ -18,6 +18,7 @@ from director.broker import keys, replies
 from director.broker.gatherer import BATCH_BYTES, LARGE_BYTES, Arg, Gatherer, Traffic
 from director.broker.redis_client import text
 from director.core.account_limits import Bucket
+from director.core.data_bytes import NOTHING, Counted
 from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, SettingsError, UnknownQueue
 from director.core.ids import LANES, Kind, Partition, PredictionId, QueueName, partition_of
 from director.core.policy import MAX_STREAMS, NONE, Lane, Objectives, Policy, decode_objectives, encode
@@ -311,11 +312,49 @@ class Scripts:
         return replies.Bound(PredictionId(held[0].decode()), held[1].decode(), held[2]) if held else None
 
     def enlist(
-        self, prediction_id: PredictionId, *, account: str, oldest: PredictionId, kind: Kind = "", input_bytes: int = 0
-    ) -> "asyncio.Future[object]":
-        """Put an id on its account's list, before `enqueue` of `input_bytes`. Ids below `oldest` may be dropped."""
-        names, args = [keys.listing(account, kind)], [prediction_id, oldest]
+        self,
+        prediction_id: PredictionId,
+        *,
+        account: str,
+        oldest: PredictionId,
+        kind: Kind = "",
+        input_bytes: int = 0,
+        counts: Counted = NOTHING,
+        most: int | None = None,
+        now_ms: int | None = None,
+    ) -> "asyncio.Future[Any]":
+        """Put an id on its account's list, before `enqueue` of `input_bytes`. Ids below `oldest` may be dropped.
+
+        `counts`: its bytes. Above `most` bytes of the account nothing is written, and the result is [bytes that it has,
+        ms until there is room]; else 1.
+        """
+        names = [keys.listing(account, kind), keys.data(account)]
+        args: list[Arg] = [prediction_id, oldest, counts.bytes, counts.until_ms, given(most), given(now_ms)]
         return self._call("enlist", names, args, traffic=_filing(input_bytes), group=names[0])
+
+    async def delist(
+        self,
+        prediction_id: PredictionId,
+        *,
+        account: str,
+        kind: Kind = "",
+        counted: Counted = NOTHING,
+    ) -> bool:
+        """Take an id off its account's list. `counted`: what `enlist` counted of it, which counts no longer."""
+        names = [keys.listing(account, kind), keys.data(account)]
+        return bool(await self._call("delist", names, [prediction_id, counted.bytes, counted.until_ms]))
+
+    def weigh(
+        self, account: str, counts: Counted, instead_of: Counted = NOTHING, *, now_ms: int | None = None
+    ) -> "asyncio.Future[Any]":
+        """Count what a prediction left behind at its end, perhaps instead of what `enlist` counted of it."""
+        args: list[Arg] = [counts.bytes, counts.until_ms, instead_of.bytes, instead_of.until_ms, given(now_ms)]
+        names = [keys.data(account)]
+        return self._call("weigh", names, args, group=names[0])
+
+    async def recount(self, account: str, size: int, *, until_ms: int, now_ms: int | None = None) -> None:
+        """Say how many bytes the account has beyond what was counted, until `until_ms` or the next call. Repeatable."""
+        await self._call("recount", [keys.data(account)], [size, until_ms, given(now_ms)])
 
     async def get(
         self,

@@ -35,6 +35,7 @@ LIMITS: Final = {  # the fields of AccountLimits
     "compute_s_total": "seconds of compute in total",
     "data_ttl_s": "seconds that data of terminal predictions is kept",
     "max_files_bytes": "bytes of stored files, outputs included",
+    "max_data_bytes": "bytes in Redis of its predictions, waiting and terminal",
     "weight": "its share of a queue; 1 is the default",
 }
 OPTIONS: Final = {name: f"--{name.replace('_', '-')}" for name in LIMITS}
@@ -89,6 +90,7 @@ async def _show(backend: Backend, given: argparse.Namespace) -> Answer:
         *(f"{name:<18} {written.limits.get(name, 'default'):<10} {text}" for name, text in LIMITS.items()),
         f"denied bursts      {denied}",
         f"files              {usage.stored_bytes:,} bytes",
+        f"data in Redis      {usage.data_bytes:,} bytes",
         f"compute today      {usage.spent_s:.1f} s spent, {usage.reserved_s:.1f} s reserved",
         f"compute in all     {usage.total_spent_s:.1f} s spent, {usage.total_reserved_s:.1f} s reserved",
     ]

@@ -46,6 +46,7 @@ class AccountLimits(Struct, frozen=True, kw_only=True):
     compute_s_total: Compute | None = None
     data_ttl_s: Retention | None = None
     max_files_bytes: Bytes | None = None
+    max_data_bytes: Bytes | None = None
     weight: Annotated[float, Meta(ge=0.001, le=1000)] = 1.0
 
     @property

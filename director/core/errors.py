@@ -56,3 +56,11 @@ class QueueRefused(QueueError):
         self.limit = limit
         self.retry_after_s = retry_after_s
         self.eta_s = eta_s
+
+
+class DataRefused(QueueRefused):
+    """The account has too many bytes in Redis, `used` of them. Nothing was written. Retry once some have expired."""
+
+    def __init__(self, code: str, *, limit: int, used: int, retry_after_s: int) -> None:
+        super().__init__(code, limit=limit, retry_after_s=retry_after_s)
+        self.used = used

@@ -113,6 +113,8 @@ class ApiSettings(CommonSettings, frozen=True, kw_only=True):
     """Lifetime of an account's data after the end; empty: the model's."""
     account_max_files_bytes: Bytes | None = None
     """Bytes of stored files of an account, with outputs; empty: no limit."""
+    account_max_data_bytes: Bytes | None = None
+    """Bytes in Redis of an account's predictions, waiting and ended; empty: no limit."""
 
     @property
     def account_limits(self) -> AccountLimits:

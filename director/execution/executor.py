@@ -18,6 +18,7 @@ from msgspec import Raw, Struct, field
 from msgspec.structs import replace
 
 from director.broker.scripts import Scripts
+from director.core import data_bytes
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.policy import Policy
@@ -370,10 +371,28 @@ class Run:
                 crash.at("after_finish")
                 if finished:
                     self._figures.ended(self._claim.record, end.status, end.code, now_ms=self._clock.now_ms())
+                    self._count_data(end)
                 log.info("inference" if finished else "claim lost", extra=self._facts_of_end(end))
                 # the grace began when `finish` was carried out: perhaps as early as the first try
                 return finished and self._now() - asked_at < GRACE_S - TELL_S
         return False
+
+    def _count_data(self, end: tracker.Finish) -> None:
+        """Count what the run left behind, where that is more than was counted of it before. The call is not awaited: if
+        it is lost, the figure is too low until the data expires.
+        """
+        record, now_ms = self._claim.record, self._clock.now_ms()
+        ttl_ms = record.data_ttl_ms or int(self._executor.policy.data_ttl_s * 1000)
+        counted = data_bytes.at_end(
+            record.id,
+            input_bytes=memoryview(self._claim.input).nbytes,
+            left_bytes=len(end.output) + tracker.size_of(end.logs) + self._tracker.shown_bytes,
+            lived_ms=now_ms - record.created,
+            now_ms=now_ms,
+            ttl_ms=ttl_ms,
+        )
+        if counted is not None:
+            self._executor.scripts.weigh(record.account, *counted)
 
     async def _give_back(self, end: tracker.GiveBack) -> None:
         claim, policy = self._claim, self._executor.policy

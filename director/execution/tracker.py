@@ -291,6 +291,11 @@ class Tracker:
         self._shown_bytes = 0
 
     @property
+    def shown_bytes(self) -> int:
+        """Bytes of the events that this attempt has written."""
+        return min(self._shown_bytes, self.limits.output + self.limits.logs)
+
+    @property
     def is_over(self) -> bool:
         return self.over_at is not None
 

@@ -23,7 +23,9 @@ from director.keeper.cashier import Cashier
 from director.keeper.courier import Breakers, Courier
 from director.keeper.metrics import Metering, Observer
 from director.keeper.reaper import Reaper, Recoverer, ServerTime
+from director.keeper.recounter import Recounter
 from director.keeper.registry import Registry
+from director.keeper.shares import Shares
 from director.keeper.sweeps import Reconciler, Sampler, expire, promote, retire
 from director.keeper.tidier import Tidier
 from director.runtime import process
@@ -103,7 +105,8 @@ class Keeper:
         told = metering.webhooks.told
         webhooks = Webhooks(scripts, services.accounts, sender, clock, schedule, tracing, told)
         self.courier = Courier(redis, scripts, registry, webhooks, clock, metering.put_off, breakers)
-        observer = Observer(redis, scripts, registry, metering.names, settings, clock)
+        shares = Shares(redis, clock)
+        observer = Observer(redis, scripts, registry, metering.names, settings, clock, shares)
         metering.show(observer)
         time = ServerTime(redis, scripts, clock, lease_s=lease_s)
         reaper = Reaper(scripts, registry, time, lease_s, metering.reaped)
@@ -122,6 +125,8 @@ class Keeper:
             ("cashier", Cashier(redis, scripts, registry, clock).run_once, 1.0),
             # Without recent suspensions it is one look at an empty list. An account takes up to 10 s.
             ("warden", partial(services.suspensions.settle_all, within_s=10.0), 5.0),
+            ("recounter", Recounter(redis, scripts, registry, clock).look_in_time, 5.0),
+            ("shares", shares.look_in_time, 1.0),
             ("observer", observer.look_in_time, 1.0),
         ]
         self.health = Health()

@@ -27,6 +27,7 @@ from director.core.ids import PredictionId, QueueName
 from director.core.policy import Burns, Lane, burns
 from director.core.settings import KeeperSettings
 from director.keeper.registry import Registry
+from director.keeper.shares import Shares
 from director.runtime.metric_table import METRICS, OTHER, QueueNames
 from director.runtime.metrics import RedisMeter, WebhookMeter
 from director.runtime.metrics import Registry as Metrics
@@ -83,6 +84,7 @@ OF_LANES: Final[Mapping[str, tuple[Callable[[QueueStats, Lane], float | None], F
 }
 BURN: Final = "director_objective_burn_rate"
 OF_TENANTS: Final = "director_queue_tenant_waiting"
+DATA_OF_ACCOUNTS: Final = "director_account_data_bytes"
 OF_THE_WHOLE: Final = (
     "director_queues",
     "director_state_look_seconds",
@@ -91,6 +93,11 @@ OF_THE_WHOLE: Final = (
     "director_redis_memory_bytes",
     "director_redis_memory_limit_bytes",
     "director_redis_durable",
+    "director_data_accounts",
+    "director_data_bytes",
+    "director_data_largest_bytes",
+    "director_data_share_bytes",
+    DATA_OF_ACCOUNTS,
 )
 
 
@@ -151,6 +158,7 @@ class Observer(Collector):
     _names: QueueNames
     _settings: KeeperSettings
     _clock: Clock
+    _shares: Shares
     pause_s: float = LOOK_S
     _seen: dict[QueueName, Seen] = field(default_factory=dict)
     _state: State | None = None
@@ -189,9 +197,13 @@ class Observer(Collector):
         there = set(queues)
         self._seen = {queue: seen for queue, seen in self._seen.items() if queue in there}
         whole = {"director_queues": float(len(queues)), **await self._owed(), **await self._server()}
+        whole |= self._held()
         self.pause_s = min(max(LOOK_S, took_s / SHARE), LONGEST_S)
         whole["director_state_look_seconds"] = took_s
-        self._state, self._since_s = folded(self._seen, self._names, whole), self._clock.monotonic()
+        state = folded(self._seen, self._names, whole)
+        if self._settings.metrics_tenants and self._shares.last is not None:
+            state = {**state, DATA_OF_ACCOUNTS: {(name,): float(size) for name, size in self._shares.last.first}}
+        self._state, self._since_s = state, self._clock.monotonic()
         return self._state
 
     async def _look(self, queues: Sequence[QueueName]) -> None:
@@ -245,6 +257,19 @@ class Observer(Collector):
             "director_webhooks_owed": float(sum(replies[::3])),
             "director_webhooks_owed_oldest_seconds": max([0, *ages_ms]) / 1000,
         }
+
+    def _held(self) -> dict[str, float]:
+        held = self._shares.last
+        return (
+            {}
+            if held is None
+            else {
+                "director_data_accounts": float(held.accounts),
+                "director_data_bytes": float(held.total),
+                "director_data_largest_bytes": float(held.most),
+                "director_data_share_bytes": float(held.share),
+            }
+        )
 
     async def _server(self) -> dict[str, float]:
         memory = max(await infos(self._redis, "memory"), key=_fullness)  # the fullest of a Cluster's masters

@@ -158,6 +158,16 @@ director_redis_memory_bytes gauge
     Memory that Redis uses.
 director_redis_memory_limit_bytes gauge
     The `maxmemory` of Redis, or 0 if it has none.
+director_data_accounts gauge
+    Accounts whose predictions have data in Redis.
+director_data_bytes gauge
+    Bytes in Redis of the predictions of all accounts, waiting and ended: an estimate.
+director_data_largest_bytes gauge
+    The most of them that one account has.
+director_data_share_bytes gauge
+    Bytes that one account may have while memory is short, or 0 without a `maxmemory`.
+director_account_data_bytes gauge account
+    Bytes of the five accounts that have the most of them, if accounts may be named (DIRECTOR_METRICS_TENANTS).
 director_redis_durable gauge
     1 while Redis is as durable as DIRECTOR_DURABILITY asks, else 0.
 director_reaped_total counter queue became

@@ -18,6 +18,7 @@ from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text, texts
 from director.core.account_limits import DEFAULT, UNLIMITED, AccountLimits
 from director.core.clock import Clock, SystemClock
+from director.core.data_bytes import counted
 from director.core.errors import SettingsError
 from director.core.ids import LANES
 from director.core.webhooks import new_secret
@@ -238,7 +239,8 @@ class Written(Struct, frozen=True):
 class Usage(Struct, frozen=True, kw_only=True):
     """How an account uses its limits: `bursts` of refusals by limit, seconds of compute, bytes of stored files.
 
-    `spent_s` and `reserved_s` are of one day. The totals count since the account has a credit.
+    `spent_s` and `reserved_s` are of one day. The totals count since the account has a credit. `data_bytes`: of its
+    predictions in Redis, waiting and ended; an estimate, see `lua/lib/data.lua`.
     """
 
     bursts: dict[str, int]
@@ -247,6 +249,7 @@ class Usage(Struct, frozen=True, kw_only=True):
     total_spent_s: float
     total_reserved_s: float
     stored_bytes: int
+    data_bytes: int
 
 
 class Accounts:
@@ -388,13 +391,14 @@ class Accounts:
                 pipe.hmget(keys.compute(name), ["day", "spent", "reserved"])
                 pipe.hmget(keys.credit(name), ["spent", "reserved"])
                 pipe.hget(keys.stored(name), "total")
+                pipe.hgetall(keys.data(name))
                 pipe.zrangebyscore(keys.stored_until(name), "-inf", now_ms, start=0, num=MOST_OVER)
 
         replies = await pipelined(self._redis, read)
-        found = [replies[start : start + 6] for start in range(0, len(replies), 6)]
-        over = await self._bytes_of({name: each[5] for name, each in zip(names, found, strict=True) if each[5]})
+        found = [replies[start : start + 7] for start in range(0, len(replies), 7)]
+        over = await self._bytes_of({name: each[6] for name, each in zip(names, found, strict=True) if each[6]})
         return [
-            (_written(each[0]), _usage(each[1:5], day=day, over=over.get(name, 0)))
+            (_written(each[0]), _usage(each[1:6], day=day, over=over.get(name, 0), now_ms=now_ms))
             for name, each in zip(names, found, strict=True)
         ]
 
@@ -450,8 +454,8 @@ def _written(found: Sequence[bytes | None]) -> Written:
     )
 
 
-def _usage(found: Sequence[Any], *, day: int, over: int) -> Usage:
-    usage, compute, credit, stored = found
+def _usage(found: Sequence[Any], *, day: int, over: int, now_ms: int) -> Usage:
+    usage, compute, credit, stored, data = found
     of_day, spent_ms, reserved_ms, total_spent_ms, total_reserved_ms = (int(part or 0) for part in (*compute, *credit))
     is_today = of_day == day
     return Usage(
@@ -461,6 +465,7 @@ def _usage(found: Sequence[Any], *, day: int, over: int) -> Usage:
         total_spent_s=total_spent_ms / 1000,
         total_reserved_s=total_reserved_ms / 1000,
         stored_bytes=max(0, int(stored or 0) - over),
+        data_bytes=counted(texts(data).items(), now_ms=now_ms),
     )
 
 

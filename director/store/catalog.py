@@ -14,6 +14,7 @@ from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
+from director.core.data_bytes import DATA_TTL_MS
 from director.core.errors import SettingsError, UnknownModel
 from director.core.ids import MODEL_NAME, VERSION_ID, Kind, Partition, QueueName, is_queue_of_predictions, queue_name
 from director.core.policy import Policy
@@ -25,6 +26,7 @@ OPEN_SCHEMA: Final = Raw(b'{"openapi":"3.0.2","info":{"title":"Cog","version":"0
 OPEN: Final = bytes(OPEN_SCHEMA).decode()
 
 # Without `setup_run`: the last setup may have printed much, and is read only on request.
+OF_QUEUE: Final = ("streams", "size", "data_ttl_ms")
 SHOWN: Final = ("created", "server", "schema", "weights")
 REGISTERED: Final = ("created", "server", "schema", "announced")
 AWAITED_S: Final = 20  # a director says it every 2 s; one that is silent for longer counts as gone
@@ -41,6 +43,7 @@ class Version(Struct, frozen=True, kw_only=True):
     schema: Raw
     streams: int
     size: int
+    data_ttl_ms: int = DATA_TTL_MS
     kind: Kind = ""
     weights: str = ""
 
@@ -189,7 +192,7 @@ class Catalog:
         def read(pipe: Any) -> None:
             for model, version in named:
                 pipe.hmget(keys.version(model, version), SHOWN)
-                pipe.hmget(keys.meta(queue_name(model, version)), ["streams", "size"])
+                pipe.hmget(keys.meta(queue_name(model, version)), OF_QUEUE)
 
         replies = iter(await pipelined(self._redis, read))
         return [_version(*name, *parts) for name, *parts in zip(named, replies, replies, strict=True)]
@@ -237,10 +240,11 @@ class Catalog:
         if not kind:
             return version
         meta = keys.meta(queue_name(version.model, version.id, kind))
-        streams, size = await ask(lambda: self._redis.hmget(meta, ["streams", "size"]))
+        streams, size, ttl_ms = await ask(lambda: self._redis.hmget(meta, OF_QUEUE))
         if streams is None or size is None:
             return None
-        return replace(version, kind=kind, streams=int(streams), size=int(size))
+        data_ttl_ms = int(ttl_ms or DATA_TTL_MS)
+        return replace(version, kind=kind, streams=int(streams), size=int(size), data_ttl_ms=data_ttl_ms)
 
     async def register_kind(
         self,
@@ -287,7 +291,7 @@ def _named(names: Sequence[str], values: Sequence[bytes | str | None]) -> dict[s
 
 
 def _version(model: str, version: str, values: Sequence[bytes | None], meta: Sequence[bytes | None]) -> Version | None:
-    found, (streams, size) = _named(SHOWN, values), meta
+    found, (streams, size, ttl_ms) = _named(SHOWN, values), meta
     if "created" not in found or streams is None or size is None:
         return None
     return Version(
@@ -298,5 +302,6 @@ def _version(model: str, version: str, values: Sequence[bytes | None], meta: Seq
         schema=Raw(found["schema"].encode()),
         streams=int(streams),
         size=int(size),
+        data_ttl_ms=int(ttl_ms or DATA_TTL_MS),
         weights=found.get("weights", ""),
     )

@@ -19,6 +19,7 @@ from director.broker.redis_client import ask, pipelined, text
 from director.broker.replies import Arrived, Departed
 from director.broker.scripts import Scripts
 from director.core.account_limits import UNLIMITED, AccountLimits
+from director.core.data_bytes import DATA_TTL_MS, at_creation
 from director.core.errors import SettingsError, UnknownQueue
 from director.core.ids import PredictionId, QueueName, lowest_id_at, model_and_kind
 from director.core.schema import Record
@@ -192,8 +193,11 @@ class Departure:
         return sum(await _all(map(self._vacate, here)))
 
     async def _enlist(self, one: _Packed) -> None:
-        record, oldest = one.record, lowest_id_at(0)
-        await self._there.scripts.enlist(record.id, account=record.account, oldest=oldest, kind=record.kind)
+        record = one.record
+        counts = at_creation(record.id, len(one.input), record.data_ttl_ms or DATA_TTL_MS)
+        await self._there.scripts.enlist(
+            record.id, account=record.account, oldest=lowest_id_at(0), kind=record.kind, counts=counts
+        )
 
     async def _arrive(self, one: _Packed) -> Arrived:
         limits, revision = await self._known(one.record.account) or (UNLIMITED, 0)

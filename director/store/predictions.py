@@ -85,9 +85,6 @@ class Predictions:
             found = await ask(lambda: self._redis.zrangebylex(key, low, high, start=0, num=count))
         return [PredictionId(text(name)) for name in found]
 
-    async def unlist(self, account: str, prediction_id: PredictionId, kind: Kind = "") -> None:
-        await ask(lambda: self._redis.zrem(keys.listing(account, kind), prediction_id))
-
     async def stands_for(self, account: str, *, model: str, digest: str, fingerprint: str) -> PredictionId | None:
         """Return the prediction accepted with this key, or None. Raises IdempotencyMismatch for another request."""
         key = keys.idempotency(account=account, model=model, digest=digest)

@@ -17,6 +17,7 @@ from director.broker.replies import Migrated
 from director.broker.scripts import Scripts
 from director.core.account_limits import Bucket
 from director.core.clock import SystemClock
+from director.core.data_bytes import Counted
 from director.core.ids import lowest_id_at, partition_of, queue_name
 from director.core.policy import Policy
 from director.keeper.registry import Registry
@@ -90,7 +91,8 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
 
     for lane in ("high", "normal", "low"):
         prediction_id = driver.new_id()
-        await scripts.enlist(prediction_id, account=ACCOUNT, oldest=lowest_id_at(0))
+        counts = Counted(9, 2**42)
+        await scripts.enlist(prediction_id, account=ACCOUNT, oldest=lowest_id_at(0), counts=counts, most=99)
         bound = ("bound", "body")
         await scripts.bind(prediction_id, account=ACCOUNT, model=MODEL, idempotency=bound, instead_of=None)
         await driver.submit(
@@ -181,6 +183,9 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
     assert await scripts.configure("acme/said", b"{}", by="ops", at_ms=1, was=None, nonce="n") == ("done", 1)
     assert await scripts.withdraw("acme/said", "model") == "done"
 
+    await scripts.weigh(ACCOUNT, Counted(20, 2**43), counts)
+    await scripts.recount(ACCOUNT, 5, until_ms=2**43)
+    assert await scripts.delist(prediction_id, account=ACCOUNT, counted=counts)
     assert (await scripts.stow(ACCOUNT, "f", 9, most=9, until_ms=2**42)).total == 9
     noted = {"kind": "limits_set", "by": "ops", "account": ACCOUNT, "queue": "", "detail": b"{}", "at_ms": 1}
     assert await scripts.note("n", **noted)

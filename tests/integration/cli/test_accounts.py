@@ -99,9 +99,10 @@ async def test_account_is_shown_with_refusals_and_compute_of_today(operator: Ope
     shown = (await operator.types("account", "show", ACCOUNT)).splitlines()
     assert shown[0] == "rate               0.01       predictions created a second"
     assert "max_queued         default    predictions waiting in one queue" in shown
-    assert shown[-4:] == [
+    assert shown[-5:] == [
         "denied bursts      1 of create",
         "files              0 bytes",
+        "data in Redis      0 bytes",
         "compute today      0.0 s spent, 12.5 s reserved",
         "compute in all     0.0 s spent, 12.5 s reserved",
     ]
@@ -112,6 +113,7 @@ async def test_account_is_shown_with_refusals_and_compute_of_today(operator: Ope
         "total_spent_s": 0.0,
         "total_reserved_s": 12.5,
         "stored_bytes": 0,
+        "data_bytes": 0,
     }
 
 

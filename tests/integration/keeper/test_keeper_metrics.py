@@ -17,6 +17,7 @@ from director.core.samples import MOST, PERIOD_S
 from director.core.settings import KeeperSettings
 from director.keeper.metrics import CROWD, LOOK_S, SHARE, STALE_S, Observer
 from director.keeper.registry import Registry
+from director.keeper.shares import Shares
 from director.runtime.metric_table import QueueNames
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
@@ -42,7 +43,9 @@ def observer_of(
     redis: Redis, scripts: Scripts, catalog: Catalog, clock: FakeClock, url: str, most: int = 500
 ) -> Observer:
     registry = Registry(redis, catalog, clock, keep_s=0)
-    return Observer(redis, scripts, registry, QueueNames(most), KeeperSettings(redis_url=url), clock)
+    return Observer(
+        redis, scripts, registry, QueueNames(most), KeeperSettings(redis_url=url), clock, Shares(redis, clock)
+    )
 
 
 async def test_metrics_show_queue_state_and_acts_of_roles(server: RedisServer, present: QueueDriver) -> None:
@@ -141,12 +144,12 @@ async def test_heaviest_account_is_shown_as_share_without_name(
     assert "loud" not in repr(state)
     assert state["director_queue_tenant_waiting"] == {}
     asked = KeeperSettings(redis_url=server.url, metrics_tenants=True)
-    registry = Registry(redis, catalog, FakeClock(), keep_s=0)
-    state = await Observer(redis, scripts, registry, QueueNames(9), asked, FakeClock()).run_once()
+    registry, shares = Registry(redis, catalog, FakeClock(), keep_s=0), Shares(redis, FakeClock())
+    state = await Observer(redis, scripts, registry, QueueNames(9), asked, FakeClock(), shares).run_once()
     named = state["director_queue_tenant_waiting"]
     assert len(named) == 5
     assert (named[present.queue, "loud"], named[present.queue, "quiet0"]) == (15, 1)
-    unnamed = Observer(redis, scripts, registry, QueueNames(0), asked, FakeClock())
+    unnamed = Observer(redis, scripts, registry, QueueNames(0), asked, FakeClock(), shares)
     assert (await unnamed.run_once())["director_queue_tenant_waiting"] == {}
 
 

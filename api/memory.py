@@ -1,0 +1,65 @@
+"""Know whether Redis's memory is short, and what an account may have of it then, without a command for each create."""
+
+import asyncio
+import logging
+from typing import Any, Final
+
+from redis.asyncio import Redis
+
+from director.broker import keys
+from director.broker.redis_client import ask, infos
+from director.core.clock import Clock
+from director.core.data_bytes import SHORT, Fullness, share_while_short
+from director.core.errors import BackendUnavailable
+
+log = logging.getLogger(__name__)
+FRESH_S: Final = 1.0
+STALE_S: Final = 10.0  # an API that had no creates for long, or whose looks fail, knows nothing
+
+
+class Memory:
+    """The look of the last second. A create that finds it old starts the next look and does not wait for it: what was
+    accepted here meanwhile is added to it. A look that is older than STALE_S refuses none.
+    """
+
+    def __init__(self, redis: Redis, clock: Clock) -> None:
+        self._redis: Any = redis  # ours answers in bytes
+        self._clock = clock
+        self._memory = Fullness(0, 0)
+        self._share: int | None = None
+        self._accepted = 0
+        self._asked_at = self._seen_at = float("-inf")
+        self._look: asyncio.Task[None] | None = None
+
+    def share(self, bytes_more: int) -> int | None:
+        """Return the most bytes that an account may have with these, or None while memory is not short, or no keeper
+        says what a share is.
+        """
+        now = self._clock.monotonic()
+        if now - self._asked_at >= FRESH_S and (self._look is None or self._look.done()):
+            self._asked_at = now
+            self._look = asyncio.get_running_loop().create_task(self._look_again())
+        self._accepted += bytes_more
+        if now - self._seen_at > STALE_S or self._share is None:
+            return None
+        part = self._memory._replace(used=self._memory.used + self._accepted).part
+        return share_while_short(self._share, part) if part > SHORT else None
+
+    def release(self) -> None:
+        if self._look is not None:
+            self._look.cancel()
+
+    async def _look_again(self) -> None:
+        try:
+            await self.look()
+        except BackendUnavailable:
+            pass  # creates find out by themselves
+        except Exception:  # a create must not be refused because its memory cannot be looked at
+            log.exception("looking at the memory of Redis failed")
+
+    async def look(self) -> None:
+        self._accepted = 0
+        share = await ask(lambda: self._redis.get(keys.data_share()))
+        self._memory = Fullness.of(await infos(self._redis, "memory"))
+        self._share = None if share is None else int(share)
+        self._seen_at = self._clock.monotonic()

@@ -1,0 +1,148 @@
+"""Count data that outlives what was counted of it: see `lua/lib/data.lua`.
+
+A prediction counts from its create as if it ended at once. One that waits longer than its data lives, a dead letter,
+and an ended one whose webhook is still owed are in a list of their queue or partition, and are measured here. Records
+outlive their data by days: the account's list says how many there are. Each pass says the whole sum of an account
+again, so two keepers do no harm, and an error lasts for a pass.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, get_args
+
+from director.broker import keys
+from director.broker.redis_client import ask, pipelined, text
+from director.broker.scripts import Scripts
+from director.core.clock import Clock
+from director.core.data_bytes import DATA_TTL_MS, KEPT_BYTES, RECORD_BYTES
+from director.core.ids import Kind, PredictionId, QueueName, created_ms_of, lowest_id_at, partition_of
+from director.keeper.registry import Registry
+from director.runtime.sweep import LIMIT
+
+PERIOD_S: Final = 60.0
+SHARE: Final = 0.01  # of the time, so that a million old predictions cost no more
+KEPT: Final = 3  # passes for which a sum is good
+AT_ONCE: Final = 500
+FIELDS: Final = ("account", "queue", "completed", "data_ttl_ms")
+LIFETIMES: Final = ("data_ttl_ms", "record_ttl_ms")
+RECORD_TTL_MS: Final = 604_800_000  # of a queue that lost its own, as in lua/lib/keys.lua
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+
+
+@dataclass(slots=True, eq=False)
+class Recounter:
+    _redis: Any  # redis-py says str or bytes; ours answers in bytes
+    _scripts: Scripts
+    _registry: Registry
+    _clock: Clock
+    _known: set[str] | None = None
+    _ttls_ms: dict[QueueName, int] = field(default_factory=dict)
+    _next_s: float = float("-inf")
+
+    async def look_in_time(self) -> None:
+        if self._clock.monotonic() >= self._next_s:
+            await self.run_once()
+
+    async def run_once(self) -> dict[str, int]:
+        """Return the bytes of each account that has any."""
+        began, found = time.perf_counter(), Counter[str]()
+        if self._known is None:  # sums of a keeper that died would count until they are forgotten
+            self._known = await self._recounted()
+        queues, before_ms = await self._registry.queues(), self._clock.now_ms()
+        read = lambda pipe: [pipe.hmget(keys.meta(queue), LIFETIMES) for queue in queues]  # noqa: E731
+        ttls = await pipelined(self._redis, read)
+        self._ttls_ms = {queue: int(ttl or DATA_TTL_MS) for queue, (ttl, _) in zip(queues, ttls, strict=True)}
+        # the longest life of data and the shortest of a record: rather too few are counted than too many
+        data_ms = max(self._ttls_ms.values(), default=DATA_TTL_MS)
+        record_ms = min((int(ttl or RECORD_TTL_MS) for _, ttl in ttls), default=RECORD_TTL_MS)
+        found.update(await self._records(before_ms - record_ms, before_ms - data_ms))
+        for queue, ttl_ms in self._ttls_ms.items():
+            for index in (keys.live(queue), keys.dead(queue)):
+                async for ids in self._slices(index, before_ms - ttl_ms):
+                    found.update(await self._measured(ids, are_owed=False))
+        for partition in await self._registry.owing():
+            async for ids in self._slices(keys.owed(partition), None):
+                found.update(await self._measured(ids, are_owed=True))
+        pause_s = max(PERIOD_S, (time.perf_counter() - began) / SHARE)
+        until_ms = self._clock.now_ms() + int(1000 * KEPT * pause_s)
+        names, now_ms = sorted(self._known | set(found)), self._clock.now_ms()
+        for start in range(0, len(names), AT_ONCE):
+            some = names[start : start + AT_ONCE]
+            say = partial(self._scripts.recount, until_ms=until_ms, now_ms=now_ms)
+            await asyncio.gather(*(say(name, found[name]) for name in some))
+        self._known, self._next_s = set(found), self._clock.monotonic() + pause_s
+        return dict(found)
+
+    async def _recounted(self) -> set[str]:
+        """Return the accounts that have a sum of an earlier pass, perhaps of another keeper."""
+        names, known = await self._accounts(), set[str]()
+        for start in range(0, len(names), AT_ONCE):
+            some = names[start : start + AT_ONCE]
+            found = await pipelined(self._redis, lambda pipe: [pipe.hexists(keys.data(name), "old") for name in some])  # noqa: B023
+            known.update(name for name, has_sum in zip(some, found, strict=True) if has_sum)
+        return known
+
+    async def _accounts(self) -> list[str]:
+        return [text(name) for name in await ask(lambda: self._redis.smembers(keys.accounts()))]
+
+    async def _records(self, from_ms: int, before_ms: int) -> Counter[str]:
+        """Return the bytes of each account's records that were made in this time: by the ranks of the first and the
+        last one on its lists, so that many cost no more than few.
+        """
+        low, high = f"[{lowest_id_at(max(0, from_ms))}", f"({lowest_id_at(max(0, before_ms))}"
+        names, found = await self._accounts(), Counter[str]()
+        for start in range(0, len(names), AT_ONCE):
+            lists = {keys.listing(name, kind): name for name in names[start : start + AT_ONCE] for kind in KINDS}
+            ends = await pipelined(self._redis, partial(_read_ends, indexes=lists, low=low, high=high))
+            pairs = zip(lists, ends[::2], ends[1::2], strict=True)
+            spans = [(key, first[0], last[0]) for key, first, last in pairs if first and last]
+            read = lambda pipe: [pipe.zrank(key, name) for key, *both in spans for name in both]  # noqa: B023, E731
+            ranks = await pipelined(self._redis, read)
+            for (key, *_), first, last in zip(spans, ranks[::2], ranks[1::2], strict=True):
+                if first is not None and last is not None:
+                    found[lists[key]] += KEPT_BYTES * (last - first + 1)
+        return found
+
+    async def _slices(self, index: str, most: int | None) -> AsyncIterator[list[PredictionId]]:
+        """Yield the ids of an index with at most this score. One that leaves meanwhile may hide another for a pass."""
+        start = 0
+        while True:
+            at = start  # by rank: with a score as its bound, Redis would walk to each slice from the first one
+            found = await ask(lambda: self._redis.zrange(index, at, at + LIMIT - 1, withscores=True))  # noqa: B023
+            yield [PredictionId(text(name)) for name, score in found if most is None or score <= most]
+            if len(found) < LIMIT or (most is not None and found[-1][1] > most):
+                return
+            start += LIMIT
+
+    async def _measured(self, ids: Sequence[PredictionId], *, are_owed: bool) -> Counter[str]:
+        """Return the bytes of each account. A dead letter that is owed too is measured with what is owed."""
+
+        def read(pipe: Any) -> None:
+            for name in ids:
+                pipe.hmget(keys.record(name), FIELDS)
+                pipe.zscore(keys.owed(partition_of(name)), name)
+                pipe.strlen(keys.input_data(name))
+                pipe.hstrlen(keys.output_data(name), "output")
+                pipe.hstrlen(keys.output_data(name), "logs")
+
+        now_ms, found = self._clock.now_ms(), Counter[str]()
+        replies = await pipelined(self._redis, read)
+        for name, (account, queue, completed, own_ms), owed, *sizes in zip(
+            ids, *(replies[part::5] for part in range(5)), strict=True
+        ):
+            if account is None or (owed is not None) != are_owed:
+                continue
+            ttl_ms = int(own_ms or self._ttls_ms.get(QueueName(text(queue)), DATA_TTL_MS))
+            if int(completed or created_ms_of(name)) + ttl_ms < now_ms:
+                found[text(account)] += RECORD_BYTES - KEPT_BYTES + sum(sizes)  # its list has the rest
+        return found
+
+
+def _read_ends(pipe: Any, *, indexes: Iterable[str], low: str, high: str) -> None:
+    for key in indexes:
+        pipe.zrangebylex(key, low, high, start=0, num=1)
+        pipe.zrevrangebylex(key, high, low, start=0, num=1)

@@ -1,0 +1,52 @@
+-- lib/data: count the bytes that an account's data takes in Redis, by the time at which it expires. Data expires silently, so
+-- no script could subtract it: a bucket of the hash is forgotten when its time is over.
+--
+-- Needs lib/keys.
+-- {a:<account>}:data   until_ms -> bytes, about thirty buckets; `old` -> '<bytes> <until_ms>', see recount
+--
+-- Counted are inputs, outputs, logs and events of all kinds of runs, waiting and ended, and a fixed part for what else one
+-- takes (director/core/data_bytes.py). A create counts as if it ended at once. Its director counts a late or large end, and a
+-- keeper what is older than that and still there. The figure is an estimate: what is deleted counts until its time is over.
+-- What was canceled or expired after a long wait counts up to half too short; small outputs and events of lost attempts
+-- count in the fixed part. Each error ends with its bucket, and the sum is never below zero. A process of the former release
+-- counts nothing.
+
+-- Return all bytes that count, {until_ms, bytes} of each bucket in order of time, and the fields that are over.
+local function counted_data(data, now)
+  local flat, total, buckets, over = redis.call('HGETALL', data), 0, {}, {}
+  for i = 1, #flat, 2 do
+    local until_ms, bytes = tonumber(flat[i]), tonumber(flat[i + 1])
+    if not until_ms then bytes, until_ms = string.match(flat[i + 1], '^(%d+) (%d+)$') end
+    until_ms, bytes = tonumber(until_ms), tonumber(bytes)
+    if until_ms <= now then
+      over[#over + 1] = flat[i]
+    else
+      total = total + bytes
+      buckets[#buckets + 1] = { until_ms, bytes }
+    end
+  end
+  table.sort(buckets, function(one, other) return one[1] < other[1] end)
+  return total, buckets, over
+end
+
+-- Forget what is over, and let the hash live as long as its last bucket. Called when a bucket begins: so one command counts.
+local function tidy_data(data, now)
+  local _, buckets, over = counted_data(data, now)
+  if #over > 0 then redis.call('HDEL', data, unpack(over)) end
+  if #buckets > 0 then redis.call('PEXPIREAT', data, string.format('%d', buckets[#buckets][1])) end
+end
+
+-- Count bytes of data that expires at this time. given: now_ms, '' for the server's clock
+local function count_data(data, until_ms, bytes, given)
+  if redis.call('HINCRBY', data, until_ms, bytes) == tonumber(bytes) then tidy_data(data, clock(given)) end
+end
+
+-- Count less of a bucket, never less than nothing: another bucket, or none, may have had it.
+local function discount_data(data, until_ms, bytes)
+  local left = tonumber(redis.call('HGET', data, until_ms) or 0) - bytes
+  if left > 0 then
+    redis.call('HINCRBY', data, until_ms, -bytes)
+  elseif left == 0 then
+    redis.call('HDEL', data, until_ms)
+  end
+end

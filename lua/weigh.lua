@@ -1,0 +1,21 @@
+#!lua flags=allow-oom
+-- weigh: count what predictions of an account left behind at their end, where `enlist` could not know of it: much output, or
+-- an end so late that their data lives longer than was counted. A call whose reply was lost may count twice, until then.
+--
+--   of each item, in the form of lib/batch; all are of one account:
+--   KEYS[1]  data      hash  {a:<account>}:data     see lib/data
+--   ARGV[1]  bytes     all that count from now on
+--   ARGV[2]  until_ms  when they expire
+--   ARGV[3]  counted   bytes among them that `enlist` counted, 0 for none
+--   ARGV[4]  was_ms    its until_ms for them
+--   ARGV[5]  now_ms    '' for the server's clock
+--   Returns  for each item 1
+
+local function weigh(key, arg)
+  local data, bytes, counted = KEYS[key + 1], tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 3])
+  if counted > 0 then discount_data(data, ARGV[arg + 4], counted) end
+  count_data(data, ARGV[arg + 2], bytes, ARGV[arg + 5])
+  return 1
+end
+
+return for_each_item(1, weigh, function() end)

@@ -1,0 +1,129 @@
+"""Data that outlives what was counted of it counts as long as it is there."""
+
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from director.broker import keys
+from director.broker.scripts import Scripts
+from director.core.data_bytes import KEPT_BYTES, RECORD_BYTES
+from director.core.ids import lowest_id_at, new_prediction_id, partition_of
+from director.keeper.recounter import KEPT, PERIOD_S, Recounter
+from director.keeper.registry import Registry
+from director.runtime.sweep import LIMIT
+from director.store.accounts import Accounts
+from director.store.catalog import Catalog
+from tests.support.clock import FakeClock
+from tests.support.queue_driver import ACCOUNT, MODEL, QueueDriver
+
+INPUT = b'{"text":"twenty bytes"}'
+EACH = len(INPUT) + RECORD_BYTES - KEPT_BYTES
+HOUR_S = 3600
+
+
+@pytest.fixture
+def late() -> FakeClock:
+    return FakeClock(now_ms=2**42)
+
+
+@pytest.fixture
+def recounter(redis: Redis, scripts: Scripts, catalog: Catalog, late: FakeClock) -> Recounter:
+    return Recounter(redis, scripts, Registry(redis, catalog, late, keep_s=0), late)
+
+
+async def used(redis: Redis, clock: FakeClock) -> int:
+    return (await Accounts(redis, clock=clock).usage(ACCOUNT, day=0)).data_bytes
+
+
+async def test_a_long_wait_counts_until_it_is_over(
+    recounter: Recounter, driver: QueueDriver, redis: Redis, late: FakeClock
+) -> None:
+    count = LIMIT + 1
+    ids = [await driver.submit(data=INPUT) for _ in range(count)]
+    for _ in range(2):
+        assert await recounter.run_once() == {ACCOUNT: count * EACH}
+        assert await used(redis, late) == count * EACH
+    for name in ids:
+        await driver.scripts.cancel(name, account=ACCOUNT)
+    assert await recounter.run_once() == {}
+    assert await used(redis, late) == 0
+
+
+async def test_what_was_counted_a_short_while_ago_is_not_counted_again(
+    driver: QueueDriver, redis: Redis, scripts: Scripts, catalog: Catalog
+) -> None:
+    await driver.submit(data=INPUT)
+    soon = FakeClock(now_ms=driver.now_ms)
+    assert await Recounter(redis, scripts, Registry(redis, catalog, soon, keep_s=0), soon).run_once() == {}
+
+
+async def test_an_owed_webhook_keeps_the_output_counted(
+    recounter: Recounter, driver: QueueDriver, redis: Redis, late: FakeClock
+) -> None:
+    await driver.submit(data=INPUT, webhook="https://example.com", events="completed")
+    claim = await driver.claim_one()
+    assert await driver.finish(claim, output=b'"0123456789"')
+    assert await redis.zscore(keys.owed(partition_of(claim.id)), claim.id)
+    assert await recounter.run_once() == {ACCOUNT: EACH + 12}
+
+
+async def test_a_dead_letter_with_an_owed_webhook_counts_once(
+    recounter: Recounter, driver: QueueDriver, redis: Redis
+) -> None:
+    name = await driver.die(data=INPUT, webhook="https://example.com", events="completed")
+    assert await redis.zscore(keys.dead(driver.queue), name)
+    assert await redis.zscore(keys.owed(partition_of(name)), name)
+    assert await recounter.run_once() == {ACCOUNT: EACH}
+
+
+async def test_an_owed_webhook_counts_after_the_lifetime_of_its_queue(
+    driver: QueueDriver, redis: Any, scripts: Scripts, catalog: Catalog
+) -> None:
+    await redis.hset(keys.meta(driver.queue), "data_ttl_ms", 24 * HOUR_S * 1000)
+    await driver.submit(data=INPUT, webhook="https://example.com", events="completed")
+    assert await driver.finish(await driver.claim_one())
+    clock = FakeClock(now_ms=driver.now_ms + 23 * HOUR_S * 1000)
+    recounter = Recounter(redis, scripts, Registry(redis, catalog, clock, keep_s=0), clock)
+    assert await recounter.run_once() == {}
+    clock.pass_time(2 * HOUR_S)
+    assert await recounter.run_once() == {ACCOUNT: EACH}
+
+
+async def test_records_count_for_as_long_as_they_outlive_their_data(
+    driver: QueueDriver, redis: Redis, scripts: Scripts, catalog: Catalog
+) -> None:
+    await Accounts(redis).create(ACCOUNT)
+    clock = FakeClock(now_ms=driver.now_ms)
+    for kind in ("", "", "training"):
+        for age_s in (0, 60):
+            name = new_prediction_id(model=MODEL, now_ms=clock.now_ms() + 1000 * age_s)
+            await scripts.enlist(name, account=ACCOUNT, oldest=lowest_id_at(0), kind=kind)
+    recounter = Recounter(redis, scripts, Registry(redis, catalog, clock, keep_s=0), clock)
+    assert await recounter.run_once() == {}
+    clock.pass_time(HOUR_S + 1)
+    assert await recounter.run_once() == {ACCOUNT: 3 * KEPT_BYTES}
+    clock.pass_time(60)
+    assert await recounter.run_once() == {ACCOUNT: 6 * KEPT_BYTES}
+    clock.pass_time(7 * 24 * HOUR_S - HOUR_S - 30)
+    assert await recounter.run_once() == {ACCOUNT: 3 * KEPT_BYTES}
+
+
+async def test_a_new_keeper_corrects_the_sum_of_one_that_died(
+    recounter: Recounter, redis: Redis, scripts: Scripts, late: FakeClock
+) -> None:
+    await Accounts(redis).create(ACCOUNT)
+    await scripts.recount(ACCOUNT, 9_000, until_ms=late.now_ms() + 5 * HOUR_S * 1000, now_ms=late.now_ms())
+    assert await recounter.run_once() == {}
+    assert await used(redis, late) == 0
+
+
+async def test_a_sum_is_forgotten_without_a_keeper(
+    recounter: Recounter, driver: QueueDriver, redis: Redis, late: FakeClock
+) -> None:
+    await driver.submit(data=INPUT)
+    await recounter.run_once()
+    late.pass_time(KEPT * PERIOD_S - 1)
+    assert await used(redis, late) == EACH
+    late.pass_time(2)
+    assert await used(redis, late) == 0
