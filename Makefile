@@ -16,7 +16,7 @@ BIN   := $(VENV)/bin
 SERVES := $(VENV)/.serves
 READY := $(VENV)/.installed
 LOCK  := requirements.lock
-FILES := director api tests
+FILES := director api tests docs/examples
 
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c $(LOCK)
 # A line for each package that it collects. Errors go to stderr, and a pipe hides the exit status: the stamp tells it

@@ -200,24 +200,25 @@ def make_schema(folder: Folder) -> bytes:
     if "missing" in facts:
         raise UpError(_without_cog(folder, str(facts["missing"])))
     if "error" in facts:
-        raise UpError(f"{folder.path}: {folder.predict} cannot be served by {folder.python}: {facts['error']}")
+        error = str(facts["error"])
+        hint = ". Install what the model imports into that Python, or name another one with --python."
+        what = f"{folder.path}: {folder.predict} cannot be served by {folder.python}: {error}"
+        raise UpError(what + hint if error.startswith("ModuleNotFoundError") else what)
     return _document(facts)
 
 
 def _without_cog(folder: Folder, why: str) -> str:
-    python = shlex.quote(str(folder.python))
+    missing = f"{folder.python} has no Cog 0.23 or later ({why}), and {folder.path} needs it."
+    install = f"{shlex.quote(str(folder.python))} -m pip install 'cog>=0.23'"
+    if folder.python != Path(sys.executable):
+        return f"{missing} Install it, and what the model imports:\n  {install}"
+    # an environment that uv or pipx made for director has no pip
     own = folder.path / ".venv"
-    mine = f"{shlex.quote(sys.executable)} -m venv {shlex.quote(str(own))}"
-    whose = "that of director itself" if folder.python == Path(sys.executable) else "the model's"
-    more = (
-        f"Better, give the model a Python of its own, which is then found by itself: {mine}; "
-        f"{shlex.quote(str(own / 'bin' / 'python'))} -m pip install cog, and what the model imports."
-        if whose != "the model's"
-        else "Install there too what the model imports."
-    )
+    install = f"{shlex.quote(str(own / 'bin' / 'python'))} -m pip install 'cog>=0.23'"
+    make = f"{shlex.quote(sys.executable)} -m venv {shlex.quote(str(own))}"
     return (
-        f"{folder.python} ({whose}) has no Cog 0.23 or later ({why}), and {folder.path} needs it. "
-        f"Install it: {python} -m pip install 'cog>=0.23'. {more}"
+        f"{missing} Give the model a Python of its own, which is found by itself, and install there what the model "
+        f"imports, too:\n  {make}\n  {install}"
     )
 
 

@@ -205,7 +205,7 @@ class Up:
         if not self._options.has_examples:
             return []
         if missing := parts.missing_for_examples():
-            self._say(f"without the example models: {' and '.join(missing)} missing (pip install cog pillow)")
+            self._say(f"without the example models, which need {' and '.join(missing)} in the environment of director")
             return []
         return examples()
 

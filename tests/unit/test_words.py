@@ -88,7 +88,7 @@ def test_sentences_end_where_a_reader_sees_an_end() -> None:
     assert sentences(page) == ["One `a.b` costs 0.6 KB", "Two:", "three", "four five"]
 
 
-@pytest.mark.parametrize("name", files("docs/*.md"))
+@pytest.mark.parametrize("name", files("docs/*.md", "README.md"))
 def test_sentences_of_a_page_are_short(name: str) -> None:
     lengths = [len(sentence.split()) for sentence in sentences((ROOT / name).read_text(encoding="utf-8"))]
     assert not lengths or sum(lengths) / len(lengths) <= MOST_WORDS

@@ -5,18 +5,25 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
+from tests.integration.local.test_serve import written
+from tests.integration.local.test_up import PATIENCE_S, until
 from tests.support.api import free_port
+from tests.support.clients import install_aside
 from tests.support.eventually import eventually
 from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.faults
+
+TOOLS = {"uv": "uv==0.13.9", "pipx": "pipx==1.18.4"}
+INSTALL_S = 300
 
 REPOSITORY = Path(__file__).parents[3]
 FOREIGN = 'raise RuntimeError("the api of another program")\n'
@@ -119,3 +126,63 @@ def test_name_that_another_program_took_is_said(
     assert says in said
     assert "Install" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.cog
+@pytest.mark.parametrize("tool", TOOLS)
+def test_installed_program_starts_anywhere_and_its_next_step_works(
+    tool: str, wheel: Path, project: Path, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    """Install the wheel as a program, as a new user does: an empty HOME, the newest dependencies, no Cog."""
+    assert pytestconfig.cache is not None
+    packages = Path(pytestconfig.cache.mkdir("clients")) / tool
+    quietly = ("--quiet", "--disable-pip-version-check")
+    install_aside(
+        packages, [sys.executable, "-m", "pip", "install", *quietly, "--target", str(packages), TOOLS[tool]], tool
+    )
+    home = tmp_path / "home"
+    programs = home / ".local" / "bin"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("DIRECTOR_", "VIRTUAL_ENV"))}
+    env = kept | {"HOME": str(home), "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    line = [packages / "bin" / "uv", "tool", "install"] if tool == "uv" else [sys.executable, "-m", "pipx", "install"]
+    installed = subprocess.run(
+        [*line, "--python", sys.executable, wheel],
+        env=env | {"PYTHONPATH": str(packages)},
+        capture_output=True,
+        text=True,
+        timeout=INSTALL_S,
+        check=False,
+    )
+    assert installed.returncode == 0, installed.stderr
+    written(project / "painter", "def predict(text: str) -> str:\n    return text.upper()\n")
+
+    with (
+        running([programs / "director", "up", "--port", "0"], "Ctrl-C ends everything", folder=project, env=env) as up,
+        running(
+            [programs / "director", "serve", "painter", "--model", "acme/painter", "--python", sys.executable],
+            "acme/painter is ready",
+            folder=project,
+            env=env,
+        ),
+    ):
+        assert "without the example models, which need cog and pillow" in up.read_text()
+        assert "\n  director serve FOLDER --model owner/name\n" in up.read_text()
+        asked = [programs / "director", "predict", "acme/painter", "-i", "text=hello"]
+        assert subprocess.run(asked, cwd=project, env=env, capture_output=True, check=True).stdout == b"HELLO\n"
+
+
+@contextmanager
+def running(
+    line: Sequence[str | Path], ready: str, *, folder: Path, env: Mapping[str, str]
+) -> Generator[Path, None, None]:
+    """Start a command in a folder, and yield the file with its output when that says that it is ready."""
+    out = folder / f"{line[1]}.txt"
+    with out.open("wb") as file:
+        process = subprocess.Popen(line, cwd=folder, env=env, stdout=file, stderr=subprocess.STDOUT)
+    try:
+        until(lambda: ready in out.read_text() or process.poll() is not None, out.read_text)
+        assert process.poll() is None, out.read_text()
+        yield out
+    finally:
+        process.terminate()
+        process.wait(PATIENCE_S)

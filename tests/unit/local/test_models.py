@@ -100,6 +100,20 @@ def test_python_without_cog_is_named_with_the_line_that_installs_it(tmp_path: Pa
     assert "No module named 'cog'" in str(refused.value)
 
 
+def test_model_gets_a_python_of_its_own_where_that_of_director_has_no_cog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment that uv or pipx made for director has no pip."""
+    python = without_cog(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(python))
+    folder = folder_with(tmp_path, predict_py="def predict(): ...")
+    with pytest.raises(UpError) as refused:
+        make_schema(find_folder(folder, str(python)))
+    own = folder / ".venv"
+    lines = [f"{python} -m venv {own}", f"{own}/bin/python -m pip install 'cog>=0.23'"]
+    assert str(refused.value).splitlines()[1:] == [f"  {line}" for line in lines]
+
+
 def test_schema_is_written_once_and_where_cog_reads_it(tmp_path: Path) -> None:
     folder = Folder(path=tmp_path, predict="predict.py:Predictor", python=HERE)
     assert keep_schema(folder, b"{}")
@@ -233,5 +247,5 @@ def test_made_schema_has_choices_bounds_defaults_secrets_and_optional_inputs(tmp
 
 def test_model_that_cannot_be_imported_is_refused_with_its_own_error(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, predict_py="import no_such_package\ndef predict() -> str: ...")
-    with pytest.raises(UpError, match="No module named 'no_such_package'"):
+    with pytest.raises(UpError, match=r"No module named 'no_such_package'\. Install what the model imports"):
         make_schema(find_folder(folder, str(HERE)))
