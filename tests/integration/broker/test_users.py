@@ -157,11 +157,12 @@ zrevrangebylex {a:a}:listing + -
 # Which part calls which script: the table in lua/README.md, and what each reads
 SCRIPTS: dict[Part, str] = {
     "api": """
-amend arrive bind bound cancel configure delist demand depart deploy drop enlist enqueue erase get limit migrate note pause
-redeliver replay reserve resize revive rotate spend stats stay story stow unregister vacate withdraw
+amend arrive bind bound cancel configure delist demand depart deploy drop enlist enqueue erase get limit migrate note
+pause redeliver replay reserve resize revive rotate spend stats stay story stow unregister vacate withdraw
 """,
     "keeper": """
-cancel contact deliver demand due expire forward get pause promote reap reconcile recount recover retire sample spend stats stow
+cancel contact deliver demand due expire forward get pause promote reap reconcile recount recover retire sample
+spend stats stow
 """,
     "run": """
 advance amend claim deliver extend finish forward get pause register release stow unregister weigh withdraw
