@@ -132,7 +132,7 @@ def _serve(given: argparse.Namespace) -> int:
     "schema",
     arg("folder FOLDER", "folder with the model's predict.py or cog.yaml", type=Path),
     OF_OWN[0],
-    examples=("./painter", "./painter > ./painter/.cog/openapi_schema.json"),
+    examples=("./painter", "./painter > openapi_schema.json"),
 )
 def _schema(given: argparse.Namespace) -> int:
     """Print the schema of a Cog model, as Cog's inspector finds it in the model's own Python. Nothing is written."""

@@ -228,9 +228,13 @@ class ActiveClaims:
         return active if active is not None and active.claim.token == token else None
 
     def stop_all(self, why: Stop) -> None:
+        """Stop the runs of all claims, and of each claim that is added before `resume`."""
         self._stopped = why
         for active in list(self._claims.values()):
             active.stop(why)
+
+    def resume(self) -> None:
+        self._stopped = None
 
 
 @dataclass(eq=False)

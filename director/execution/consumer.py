@@ -67,14 +67,18 @@ class Wakeup:
         return len(self._keys) == 1 and not isinstance(self.redis, Cluster)
 
     async def wait(self) -> bool:
-        if self._kept is not None:  # the pool has one connection for each waiter
-            connection, self._kept = self._kept, None
-            await self.redis.connection_pool.release(connection)
+        await self.close()
         try:
             return await self.redis.blpop(self._keys, timeout=_pause_s()) is not None
         except exceptions.RedisError:
             await self.clock.sleep(1.0)
             return False
+
+    async def close(self) -> None:
+        """Give the kept connection back: the pool has one for each waiter, and another wakeup may follow this one."""
+        if self._kept is not None:
+            connection, self._kept = self._kept, None
+            await self.redis.connection_pool.release(connection)
 
     async def carry(self, call: bytes) -> Any:
         """Return the answer to `call`, which Redis runs when a wakeup came or the wait is over.
@@ -250,6 +254,7 @@ class Consumer:
                 raise
         finally:
             self._over.set()
+        await self.wakeup.close()
 
     def stop(self) -> None:
         """Claim nothing more. A claim call in progress is not cut: what it brings still runs."""

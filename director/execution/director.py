@@ -155,6 +155,8 @@ class Director:
             tasks.start_soon(stay, self._look_at_registries)
             while True:
                 await self._queue_known.wait()
+                if self._draining:
+                    break
                 await self._serve_version()
 
     async def _serve_version(self) -> None:
@@ -167,6 +169,7 @@ class Director:
             await self._drain_claims(consumer, heartbeat)
             await consumer.abandon()
             claiming.cancel_scope.cancel()
+        self.claims.resume()
         async with self._registering:
             self._heartbeat = self._consumer = self._queue = None
             self._version, self._schema = "", OPEN_SCHEMA
@@ -403,13 +406,15 @@ class Director:
         server.has_schema = schema is not None
         if schema is None:
             log.warning("the model server shows no schema", extra={"server": server.runner.url, "mend": MEND_SCHEMA})
-        if schema is not None and (why := self._differs(server, schema)):
-            return why
         if schema is not None and self._settings.version:
             await self._compare(server, schema)
-        self._schema = schema or self._schema  # a server that does not answer now must not undo what is known
-        self._server_kind = health.server or self._server_kind
-        await self._register()
+        # Under one lock, so that no server is registered for a version while another server replaces it
+        async with self._registering:
+            if why := self._other_version(server, schema):
+                return why
+            self._schema = schema or self._schema  # a server that does not answer now must not undo what is known
+            self._server_kind = health.server or self._server_kind
+            await self._register_now()
         return ""
 
     async def _compare(self, server: Server, schema: Raw) -> None:
@@ -419,17 +424,20 @@ class Director:
             facts = {"server": server.runner.url, "version": self._version, "mend": "give this build its own --version"}
             log.error("the model server shows another schema than its version has", extra=facts)
 
-    def _differs(self, server: Server, schema: Raw) -> str:
+    def _other_version(self, server: Server, schema: Raw | None) -> str:
         """Return what is wrong if a server shows another schema than the version that is served: it is another version.
         The director changes to it when no other server runs the former one. A version that was given stays.
         """
-        found = version_id(self._settings.model, schema, b"")
-        if self._settings.version or found == (self._version or found):
+        if self._replaced.is_set():
+            return "its director is about to serve another version"
+        if schema is None or self._settings.version or not self._version:
             return ""
-        facts = {"server": server.runner.url, "served": self._version, "version": found}
-        if not self._replaced.is_set():
-            log.warning("a model server shows another schema: it is another version", extra=facts)
-        if not any(other.can_run for other in self.servers.all if other is not server):
+        found = version_id(self._settings.model, schema, b"")
+        if found == self._version:
+            return ""
+        if not any(other.health.can_run for other in self.servers.all if other is not server):
+            facts = {"server": server.runner.url, "served": self._version, "version": found}
+            log.warning("no server runs the version that is served, changing to another", extra=facts)
             self._replaced.set()
         return f"it shows another schema, so it is version {found[:12]}, and {self._version[:12]} is served here"
 
@@ -453,20 +461,22 @@ class Director:
 
     async def _register(self) -> None:
         async with self._registering:
-            settings = self._settings
-            self._version = self._version or version_id(settings.model, self._schema, b"")
-            self._queue = await self._catalog.register_kind(
-                settings.model,
-                self._version,
-                self._kind,
-                schema=self._schema,
-                server=self._server_kind,
-                policy=self._policy,
-                is_latest=settings.latest,
-            )
-            log.info("model registered", extra={"model": settings.model, "version": self._version})
-            if not self._replaced.is_set():
-                self._queue_known.set()
+            await self._register_now()
+
+    async def _register_now(self) -> None:
+        settings = self._settings
+        self._version = self._version or version_id(settings.model, self._schema, b"")
+        self._queue = await self._catalog.register_kind(
+            settings.model,
+            self._version,
+            self._kind,
+            schema=self._schema,
+            server=self._server_kind,
+            policy=self._policy,
+            is_latest=settings.latest,
+        )
+        log.info("model registered", extra={"model": settings.model, "version": self._version})
+        self._queue_known.set()
 
     async def _look_at_registries(self) -> bool:
         """Register again what a deletion of the version took away meanwhile: nothing else would, since the queue's

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from director.core.ids import MODEL_NAME, version_id
 from director.core.settings import PREFIX
 from director.examples import EXAMPLES, Example
+from director.local import child
 from director.local.home import Home
 from director.local.processes import UpError, free_port
 from director.local.supervisor import Part
@@ -177,19 +178,17 @@ def _python_of(folder: Path, wanted: str) -> Path:
 
 def make_schema(folder: Folder) -> bytes:
     """Return the OpenAPI document of a model, made by Cog's inspector in the model's own Python. It imports the model's
-    file. Raises UpError if that Python has no Cog, or if the file cannot be imported.
+    file. Raises UpError if that Python has no Cog or cannot be started, or if the file cannot be imported.
     """
-    try:
-        said = subprocess.run(
-            [str(folder.python), str(DESCRIBE), folder.predict],
-            cwd=folder.path,
-            env=model_environment(folder),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-        )
-    except OSError as exc:
-        raise UpError(f"{folder.python} cannot be started: {exc.strerror}.") from exc
+    # Like the parts of an `up` it must not outlive us: a model's import may take minutes
+    said = subprocess.run(
+        child.bound(str(folder.python), str(DESCRIBE), folder.predict),
+        cwd=folder.path,
+        env=model_environment(folder),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
     last = said.stdout.decode(errors="replace").rstrip().rpartition("\n")[2]
     try:
         facts = json.loads(last)

@@ -2,6 +2,8 @@
 as `up --model` does.
 """
 
+import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -66,9 +68,20 @@ def own_server(
     runner_config(kind, config)
     if config and not config.lstrip().startswith("{"):
         config = str(Path(config).absolute())  # its director has another working directory
+    if command:
+        _check_command(command)
     return Model(
         name=name, label="", url=url, command=command, runner=kind, runner_config=config, concurrency=concurrency
     )
+
+
+def _check_command(command: str) -> None:
+    try:
+        program = (shlex.split(command) or [""])[0]
+    except ValueError as exc:
+        raise UpError(f"--command {command}: {exc}.") from exc
+    if shutil.which(program) is None:
+        raise UpError(f"--command {command}: there is no program {program!r}. Install it, or give its path.")
 
 
 def _base_and_path(url: str) -> tuple[str, str]:

@@ -94,3 +94,12 @@ async def test_wait_without_a_claim_uses_the_same_connection(driver: QueueDriver
     await claim(driver, wakeup)
     await driver.submit()
     assert await wakeup.wait() is True
+
+
+async def test_closed_wakeup_leaves_its_connection_to_the_next_one(driver: QueueDriver, wakeup: Wakeup) -> None:
+    await driver.submit()
+    await claim(driver, wakeup)
+    await wakeup.close()
+    accepted = await driver.submit()
+    following = Wakeup(wakeup.redis, [driver.queue], SystemClock())
+    assert [found.id for found in await asyncio.wait_for(claim(driver, following, "n2"), 10)] == [accepted]

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import anyio
 import pytest
 from msgspec import Raw
 from redis.asyncio import Redis
@@ -38,6 +39,10 @@ def runs(cog: ScriptedCog, prediction_id: str) -> None:
     body = {"id": prediction_id, "status": "succeeded", "output": cog.url}
     cog.on("PUT", f"/predictions/{prediction_id}", answer(200, body))
     cog.on("POST", f"/predictions/{prediction_id}/cancel", answer(404, b"{}"))
+
+
+async def for_ever(exchange: Exchange) -> None:
+    await anyio.sleep_forever()
 
 
 @pytest.fixture(autouse=True)
@@ -147,6 +152,83 @@ async def test_running_prediction_survives_a_change_of_version(
             runs(cog, prediction)
             restarted(cog, first, "third")
             assert (await old.ended(prediction))["status"] == "succeeded"
+
+
+@pytest.mark.faults
+async def test_new_version_runs_after_runs_of_the_former_were_stopped(
+    catalog: Catalog, server: RedisServer, caller_of: Callable[[bytes], Caller]
+) -> None:
+    first, second = schema("first"), schema("second")
+    async with scripted_cog(streams=False, is_array=False) as cog:
+        restarted(cog, first, "first")
+        async with live_director(server.url, cog.url, version="", drain_s=0.1) as director:
+            await registered(catalog, first)
+            old = caller_of(first)
+            prediction = old.new_id()
+            cog.on("PUT", f"/predictions/{prediction}", Script(for_ever))
+            cog.on("POST", f"/predictions/{prediction}/cancel", answer(200, b"{}"))
+            await old.submit(prediction)
+            await eventually(lambda: director.claims, "it is claimed")
+            restarted(cog, second, "second")
+            await registered(catalog, second)
+
+            new = caller_of(second)
+            prediction = new.new_id()
+            runs(cog, prediction)
+            await new.submit(prediction)
+            assert (await new.ended(prediction))["status"] == "succeeded"
+            assert (await new.record(prediction)).attempt == 1
+
+
+@pytest.mark.faults
+async def test_server_that_comes_back_in_a_change_of_version_gets_no_work_of_the_new_one(
+    catalog: Catalog, server: RedisServer, caller_of: Callable[[bytes], Caller]
+) -> None:
+    first, second = schema("first"), schema("second")
+    is_over = anyio.Event()
+    async with scripted_cog(streams=False) as cog, scripted_cog(streams=False) as other:
+        restarted(cog, first, "first")
+        restarted(other, first, "first")
+        async with live_director(server.url, cog.url, other.url, version="") as director:
+            changing, back = director.servers.all
+            await eventually(lambda: changing.can_run and back.can_run, "both run")
+            other.on("GET", "/health-check", answer(503, b"{}"))
+            await eventually(lambda: not back.can_run, "the other is away")
+            old = caller_of(first)
+            prediction = old.new_id()
+
+            async def held(exchange: Exchange) -> None:
+                await is_over.wait()
+
+            cog.on("PUT", f"/predictions/{prediction}", Script(held), answer(503, b"{}"))
+            cog.on("POST", f"/predictions/{prediction}/cancel", answer(404, b"{}"))
+            await old.submit(prediction)
+            await eventually(lambda: cog.asked("PUT"), "it runs")
+            restarted(cog, second, "second")
+            await eventually(lambda: "another schema" in changing.health.detail, "the change has begun")
+            restarted(other, first, "second")
+            await eventually(lambda: back.health.since == "second", "the other is back")
+            is_over.set()
+            await registered(catalog, second)
+            await eventually(lambda: changing.can_run, "the new version is served")
+            await eventually(lambda: "another schema" in back.health.detail, "the other is held back")
+            assert back.free == 0
+
+
+async def test_director_that_drains_begins_with_no_version(
+    catalog: Catalog, redis: Redis, server: RedisServer, caller_of: Callable[[bytes], Caller]
+) -> None:
+    shown = schema("first")
+    async with scripted_cog(streams=False) as cog:
+        cog.on("GET", "/health-check", answer(503, b"{}"))
+        async with live_director(server.url, cog.url, version="") as director:
+            await director.drain()
+            restarted(cog, shown, "first")
+            await registered(catalog, shown)
+            await eventually(director.servers.any_ready, "its server is ready")
+            await anyio.wait_all_tasks_blocked()
+            assert await Directors(redis).of([caller_of(shown).queue]) == []
+            assert director.servers.permits.busy == 0
 
 
 async def test_schema_of_a_version_that_the_operator_named_is_never_rewritten(

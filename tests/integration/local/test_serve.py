@@ -19,7 +19,7 @@ import replicate
 from standardwebhooks import Webhook
 
 from director.chaos.wire import Answer, Request, listening
-from director.local.processes import is_alive
+from director.local.processes import is_alive, mark
 from tests.integration.local.test_up import DIRECTOR, PATIENCE_S, Started, director, environment, until
 
 pytestmark = [pytest.mark.cog, pytest.mark.faults]
@@ -231,3 +231,17 @@ def test_schema_command_prints_what_the_server_shows(served: Started, folder: Pa
     said = subprocess.run([*DIRECTOR, "schema", str(folder)], capture_output=True, check=True, env=environment())
     shown = httpx.get(f"{served.state['servers'][MODEL]}/openapi.json", trust_env=False)
     assert json.loads(said.stdout) == shown.json()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
+def test_import_of_a_model_ends_with_the_command_that_needs_it(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    source = f"import os, time\nopen({str(begun)!r}, 'w').write(f'{{os.getpid()}}\\n')\ntime.sleep(600)"
+    folder = written(tmp_path / "slow", f"{source}\ndef predict() -> str: ...")
+    making = subprocess.Popen([*DIRECTOR, "schema", str(folder)], stdout=subprocess.DEVNULL, env=environment())
+    until(lambda: begun.exists() and begun.read_text().endswith("\n"), lambda: "the import has not begun")
+    importing = mark(int(begun.read_text()))
+    making.kill()
+    making.wait(PATIENCE_S)
+    assert importing is not None
+    until(lambda: not is_alive(importing), lambda: "the import goes on")

@@ -58,7 +58,7 @@ class Counter:
         self.carried: list[object] = []
         self.released: list[Claim | str] = []
         self.executed: list[Claim] = []
-        self.registered = 0
+        self.registered = self.closed = 0
         self.away = list(away)
         self.bell = asyncio.Event()
         self.run_ends = asyncio.Event()
@@ -129,6 +129,9 @@ class Counter:
         if self.away:
             raise self.away.pop(0)
 
+    async def close(self) -> None:
+        self.closed += 1
+
     async def release(self, prediction_id: str, *, token: str, spent: bool, code: str) -> None:
         assert (spent, code) == (False, "claimed_ahead")
         self.released.append(token)
@@ -187,6 +190,13 @@ async def test_short_run_is_claimed_ahead_when_more_waits() -> None:
     assert not finishing.done(), "three still run"
     await counter.all_released()
     await asyncio.wait_for(finishing, 5)
+
+
+async def test_consumer_that_has_stopped_keeps_no_connection() -> None:
+    counter = Counter()
+    async with counter.waiting():
+        assert counter.closed == 0
+    assert counter.closed == 1
 
 
 @pytest.mark.parametrize("answers", [[1], [2, 0]], ids=["not all that was asked for", "nothing ahead"])

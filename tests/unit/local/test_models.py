@@ -157,12 +157,21 @@ def test_model_server_gets_neither_our_settings_nor_the_address_of_redis(
 
 
 def test_command_is_started_with_its_port_and_driven_as_openais_api(tmp_path: Path) -> None:
-    one = served(own_server("acme/llm", command="vllm serve 'a model' --port {port}"), around(tmp_path))
+    command = f"{HERE} serve 'a model' --port {{port}}"
+    one = served(own_server("acme/llm", command=command), around(tmp_path))
     assert one.server is not None
     port = one.server.env["PORT"]
-    assert one.server.command == ["vllm", "serve", "a model", "--port", port]
+    assert one.server.command == [str(HERE), "serve", "a model", "--port", port]
     assert one.director.env["DIRECTOR_SERVERS"] == f"http://127.0.0.1:{port}"
     assert one.director.env["DIRECTOR_RUNNER"] == "openai"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"), [("vllm 'serve", "No closing quotation"), ("no-such-program --port {port}", "no program")]
+)
+def test_command_that_cannot_start_is_refused_before_anything_starts(command: str, said: str) -> None:
+    with pytest.raises(UpError, match=said):
+        own_server("acme/llm", command=command)
 
 
 @pytest.mark.parametrize(
