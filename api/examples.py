@@ -90,6 +90,7 @@ DETAIL: Final = {
         "total_spent_s": 20911.0,
         "total_reserved_s": 3.7,
         "stored_bytes": 1048576,
+        "data_bytes": 734003,
     },
 }
 TOKEN: Final = {

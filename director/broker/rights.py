@@ -33,6 +33,7 @@ a-r evalsha 0 1 model:a/b
 a-r evalsha 0 1 version:a/b:0
 a-- evalsha 0 1 {a:a}:deployment:b
 a-- evalsha 0 1 {a:a}:listing
+akr evalsha 0 1 {a:a}:data
 akr evalsha 0 1 {a:a}:stored
 ak- evalsha 0 1 {a:a}:usage
 a-r exec
@@ -41,6 +42,7 @@ ak- exists {a:a}:deployment:b
 akr exists {a:a}:file:0
 akr exists version:a/b:0
 akr get secret:outputs
+a-- get {a:}:data_share
 a-- hdel account:a limits
 a-r hdel versions 0
 akr hdel {p0}:q:a/b:0:running a
@@ -49,6 +51,7 @@ akr hexists {p0}:q:a/b:0:suspended a
 a-r hget versions 0
 akr hget {p0}:rec:0 queue
 akr hgetall account:a
+akr hgetall {a:a}:data
 a-- hgetall sink:a
 a-- hgetall token:0
 a-- hincrby account:a limits_rev 1
@@ -70,7 +73,7 @@ a-r hset versions 0 a/b
 akr hset {p0}:rec:0 status 0
 a-- hsetnx account:a type 0
 a-r hsetnx model:a/b created 0
-a-- hstrlen version:a/b:0 schema
+ak- hstrlen version:a/b:0 schema
 akr info server
 a-r llen {p0}:ev:0
 akr lpush {p0}:q:a/b:0:samples 0
@@ -97,6 +100,7 @@ a-- set collection:a 0
 akr set secret:outputs 0
 a-- set site 0
 a-- set {a:a}:file:0 0
+ak- set {a:}:data_share 0
 akr sismember partitions 0
 akr sismember queues a/b:0
 ak- smembers accounts
@@ -106,7 +110,7 @@ ak- srandmember {p0}:q:a/b:0:held 1
 a-- srem collections a
 a-r srem queues a/b:0
 akr srem {p0}:q:a/b:0:held a
-a-- strlen {p0}:in:0
+ak- strlen {p0}:in:0
 a-r subscribe kick:0
 a-r subscribe {p0}:ch:0
 akr time
@@ -141,7 +145,7 @@ a-r zrange models:created 0 1
 ak- zrange settling 0 1
 a-r zrange suspensions 0 1
 akr zrange {p0}:owed 0 1
-a-- zrangebylex {a:a}:listing - +
+ak- zrangebylex {a:a}:listing - +
 akr zrangebyscore {p0}:owed 0 1
 akr zrank {p0}:q:a/b:0:live 0
 a-r zrem models:created a/b

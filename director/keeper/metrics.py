@@ -201,8 +201,8 @@ class Observer(Collector):
         self.pause_s = min(max(LOOK_S, took_s / SHARE), LONGEST_S)
         whole["director_state_look_seconds"] = took_s
         state = folded(self._seen, self._names, whole)
-        if self._settings.metrics_tenants and self._shares.last is not None:
-            state = {**state, DATA_OF_ACCOUNTS: {(name,): float(size) for name, size in self._shares.last.first}}
+        held = self._shares.last if self._settings.metrics_tenants else None
+        state = {**state, DATA_OF_ACCOUNTS: {(name,): float(size) for name, size in held.first} if held else {}}
         self._state, self._since_s = state, self._clock.monotonic()
         return self._state
 

@@ -67,13 +67,13 @@ async def test_training_goes_where_the_version_of_the_server_accepts_it(
     old: ScriptedCog, inbox: Inbox, version: str, path: str
 ) -> None:
     old.on("GET", "/", answer(200, {"cog_version": version} if version else {}))
-    old.on("POST", f"{path}/{ID}/cancel", answer(404, b"{}"))
+    old.on("POST", f"/predictions/{ID}/cancel", answer(404, b"{}"))
     old.on("PUT", f"{path}/{ID}", answer(200, {**TAKEN, "status": "succeeded", "output": "weights"}))
     async with opened(CogRunner(CogConfig(), RunnerOptions(url=old.url, inbox=inbox, trains=True))) as runner:
         await runner.health()
         assert (await follow(runner, REQUEST))[-1].outcome is Outcome.SUCCEEDED
         await runner.cancel(ID)
-    assert old.asked("POST", "/")[-1].path == f"{path}/{ID}/cancel"
+    assert old.asked("POST", "/")[-1].path == f"/predictions/{ID}/cancel", "they answer 500 to a cancel of /trainings"
 
 
 @pytest.mark.parametrize("version", ["", "0.12.1", "0.13.7", "0.16.12"])
