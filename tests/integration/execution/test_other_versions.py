@@ -134,8 +134,7 @@ async def test_running_prediction_survives_a_change_of_version(
     first, second = schema("first"), schema("second")
     async with scripted_cog(streams=False, is_array=False) as cog:
         restarted(cog, first, "first")
-        keeper = keeping(redis, server.url)
-        async with keeper, live_director(server.url, cog.url, version="", drain_s=1.0, backoff_s=0.1):
+        async with keeping(server.url), live_director(server.url, cog.url, version="", drain_s=1.0, backoff_s=0.1):
             await registered(catalog, first)
             old = caller_of(first)
             prediction = old.new_id()

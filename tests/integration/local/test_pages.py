@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 TUTORIAL = ROOT / "docs/tutorial.md"
 FIRST = ROOT / "docs/how-to/index.md"  # sets the variables that the others use
 HOW_TOS = sorted({*(ROOT / "docs/how-to").glob("*.md"), *(ROOT / "docs/migrate").glob("*.md")} - {FIRST})
-HOW_TOS += [ROOT / "docs/troubleshooting.md", ROOT / "README.md"]
+HOW_TOS += [ROOT / "docs/troubleshooting.md"]
 
 
 def terminals(folder: Path, **instead: str) -> Terminals:
@@ -34,10 +34,11 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path, None, N
         yield folder
 
 
-def test_tutorial_does_what_it_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("page", "least"), [(TUTORIAL, 12), (ROOT / "README.md", 3)], ids=["tutorial", "README"])
+def test_page_that_begins_with_nothing_does_what_it_says(tmp_path: Path, page: Path, least: int) -> None:
     reader = terminals(tmp_path)
     try:
-        assert reader.run(TUTORIAL.read_text(encoding="utf-8")) >= 12
+        assert reader.run(page.read_text(encoding="utf-8")) >= least
     finally:
         reader.close()
         director("down", home=tmp_path / ".director")
