@@ -44,7 +44,7 @@ FAULTS: Final = {
 }
 
 
-@pytest.mark.chaos
+@pytest.mark.heavy  # a machine may be quick enough to serve the bystander in time all the same
 @pytest.mark.parametrize("broken", FAULTS)
 def test_a_bystander_shows_a_missing_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     fault = FAULTS[broken]
