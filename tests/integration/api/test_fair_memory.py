@@ -100,8 +100,11 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "FRESH_S", LOOK_S)
 
 
-def all_accepted(town: Town, names: list[str]) -> bool:
-    return all(set(town.answers[name]) == {(201, "")} for name in names)
+def refusals(town: Town, names: list[str]) -> Answers:
+    """Return what these accounts were answered but 201, in all."""
+    found = sum((town.answers[name] for name in names), Answers())
+    assert found.pop((201, ""), 0), "something was accepted"
+    return found
 
 
 @pytest.mark.not_on("cluster", why="it starts a server of its own")
@@ -111,14 +114,14 @@ async def test_an_account_beside_one_that_fills_memory_is_never_refused() -> Non
         await place.hoard("hoarder", 256 << 10)
         for _ in range(20):
             await place.create("small", 100)
-        assert all_accepted(place, ["small"])
+        assert refusals(place, ["small"]) == Answers()
         assert set(place.answers["hoarder"]) == {(201, ""), SHORT}
         assert 0.7 < await place.fullness() < 0.95
     assert 1 <= place.refused["retry_after"] <= 60
     assert "memory of this service is short" in place.refused["detail"]
 
 
-@pytest.mark.heavy  # judges by looks at a pace that a busy machine does not keep
+@pytest.mark.heavy  # a second of load on 60 accounts, and once in 17 runs the small ones were refused: cause unknown
 @pytest.mark.not_on("cluster", why="it starts a server of its own")
 async def test_sixty_creates_beside_an_account_that_fills_memory_with_large_inputs() -> None:
     async with town(60 * MB) as place:
@@ -135,7 +138,7 @@ async def test_sixty_creates_beside_an_account_that_fills_memory_with_large_inpu
         assert set(place.answers["hoarder"]) == {(201, ""), SHORT}
 
 
-@pytest.mark.heavy  # judges by looks at a pace that a busy machine does not keep
+@pytest.mark.heavy  # a second of load on 60 accounts, and once in 17 runs the small ones were refused: cause unknown
 @pytest.mark.not_on("cluster", why="it starts a server of its own")
 async def test_ten_hoarders_together_leave_fifty_others_a_service() -> None:
     hoarders, others = [f"h{number}" for number in range(10)], [f"o{number}" for number in range(50)]
@@ -158,14 +161,14 @@ async def test_ten_hoarders_together_leave_fifty_others_a_service() -> None:
                     for name in others:
                         living.start_soon(live, name)
             stop.set()
-        assert all_accepted(place, others)
+        assert refusals(place, others) == Answers()
         for name in hoarders:
             assert set(place.answers[name]) == {(201, ""), SHORT}, name
         held = await place.shares.run_once()
         assert (held.accounts, held.most < 2 * held.share) == (60, True)
 
 
-@pytest.mark.heavy  # judges by looks at a pace that a busy machine does not keep
+@pytest.mark.heavy  # a second of load on 60 accounts, and once in 17 runs the small ones were refused: cause unknown
 @pytest.mark.not_on("cluster", why="it starts a server of its own")
 async def test_hoarders_that_come_one_after_the_other_leave_others_a_service() -> None:
     hoarders = [f"h{number}" for number in range(4)]
@@ -175,7 +178,7 @@ async def test_hoarders_that_come_one_after_the_other_leave_others_a_service() -
             await place.hoard(name, 1_000_000)
         for _ in range(20):
             await place.create("small", 1_000)
-        assert all_accepted(place, ["small"])
+        assert refusals(place, ["small"]) == Answers()
         for name in hoarders:
             assert set(place.answers[name]) == {(201, ""), SHORT}, name
 
