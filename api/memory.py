@@ -19,7 +19,8 @@ STALE_S: Final = 10.0  # an API that had no creates for long, or whose looks fai
 
 class Memory:
     """The look of the last second. A create that finds it old starts the next look and does not wait for it: what was
-    accepted here meanwhile is added to it. A look that is older than STALE_S refuses none.
+    accepted here meanwhile is added to it, and no bytes of creates that were refused, or one
+    account that goes on after a refusal would have others refused. A look that is older than STALE_S refuses none.
     """
 
     def __init__(self, redis: Redis, clock: Clock) -> None:
@@ -33,7 +34,7 @@ class Memory:
 
     def share(self, bytes_more: int) -> int | None:
         """Return the most bytes that an account may have with these, or None while memory is not short, or no keeper
-        says what a share is.
+        says what a share is. The bytes count here until `give_back`, or until the next look.
         """
         now = self._clock.monotonic()
         if now - self._asked_at >= FRESH_S and (self._look is None or self._look.done()):
@@ -44,6 +45,10 @@ class Memory:
             return None
         part = self._memory._replace(used=self._memory.used + self._accepted).part
         return share_while_short(self._share, part) if part > SHORT else None
+
+    def give_back(self, bytes_more: int) -> None:
+        """Count no longer what was not accepted."""
+        self._accepted = max(0, self._accepted - bytes_more)
 
     def release(self) -> None:
         if self._look is not None:

@@ -300,8 +300,9 @@ async def _enter(
         counts=counts,
         most=most,
     )
-    if most is not None:
-        _refuse_data(await listing, most, Code.DATA_FULL if most == most_data else Code.MEMORY_SHORT)
+    if most is not None and isinstance(listed := await listing, list):
+        services.memory.give_back(counts.bytes)
+        raise _data_refused(listed, most, Code.DATA_FULL if most == most_data else Code.MEMORY_SHORT)
     new.waiter = "" if wait is None else services.waiters.expect(new.id, wait)
     try:
         accepted = await services.scripts.enqueue(new)
@@ -318,16 +319,16 @@ async def _enter(
     return accepted
 
 
-def _refuse_data(listed: int | list[int], most: int, code: Code) -> None:
-    if isinstance(listed, list):
-        used, retry_after_ms = listed
-        retry_after_s = max(1, min(LONGEST_RETRY_S, math.ceil(retry_after_ms / 1000)))
-        raise DataRefused(code, limit=most, used=used, retry_after_s=retry_after_s)
+def _data_refused(listed: list[int], most: int, code: Code) -> DataRefused:
+    used, retry_after_ms = listed
+    retry_after_s = max(1, min(LONGEST_RETRY_S, math.ceil(retry_after_ms / 1000)))
+    return DataRefused(code, limit=most, used=used, retry_after_s=retry_after_s)
 
 
 async def _take_off(
     services: Services, listing: "asyncio.Future[object]", new: NewPrediction, counted: Counted
 ) -> None:
+    services.memory.give_back(counted.bytes)
     await asyncio.gather(listing, return_exceptions=True)  # first, or the entry could be added after its removal
     await services.scripts.delist(new.id, account=new.account, kind=new.kind, counted=counted)
 
