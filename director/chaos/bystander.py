@@ -21,6 +21,7 @@ LEAST_SEEN: Final = {"creates": 12, "streams": 4, "webhooks": 12}  # in each wat
 # Connections that the neighbours held at least, in each visit without faults: the API has 16 turns for large events
 LEAST_HELD: Final = {"stall": 16, "slow": 32}
 QUIET_PART: Final = "peace"
+REFUSED: Final = 429
 
 
 class Served(Struct, frozen=True, kw_only=True):
@@ -66,6 +67,9 @@ def unseen(evidence: Evidence) -> Iterator[str]:
         counts = [each.count for each in evidence.held if (each.kind, each.part) == (kind, QUIET_PART)]
         if max(counts, default=0) < least:
             yield f"fewer than {least} connections of neighbours were held open: {kind}"
+    hoarded = (each for tries in evidence.creates.values() for each in tries if each.sent.plan == "hoard")
+    if not any(each.answer.status == REFUSED for each in hoarded):
+        yield "the hoarder was never at its limit of bytes"
 
 
 def _of(evidence: Evidence, plan: Plan) -> Iterator[list[Try]]:

@@ -247,9 +247,9 @@ BYSTANDER_MS: Final = 5.0
 FOLLOWED_EACH: Final = 2
 FOLLOWED_BYTES: Final = 256_000
 
-# The neighbours' predictions in one visit: how many, and the seconds between two. Their bytes are bounded by number, so
-# that the run needs no limit of bytes for an account: 12 times 0.9 MB of input, of output, and of an event.
-HOARD: Final = (12, 0.5)
+# The neighbours' predictions in one visit: how many, and the seconds between two. The hoarder wants 36 MB of inputs
+# alone, and its account has a limit of 8 MB.
+HOARD: Final = (40, 0.15)
 DEAD: Final = (80, 0.045)  # half of their webhooks go to the host of the good receiver: more than it has places
 SICK: Final = (24, 0.25)
 HANG: Final = (6, 0.1)

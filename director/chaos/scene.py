@@ -55,7 +55,7 @@ EQUALS: Final = 6  # tenants besides the ordinary ones, which all want the same 
 # Further tenants: the bystander, then its neighbours in the order of `Tenants`. Some have limits.
 NEIGHBOURS: Final = Tenants.__struct_fields__
 LIMITS: Final = {
-    "hoard": {"max_queued": "20", "max_running": "4"},
+    "hoard": {"max_data_bytes": "8000000", "max_running": "4"},
     "poison": {"max_running": "4"},  # half of the slots of the model that it shares with the bystander
 }
 # The neighbours' slow connections come from an address of their own. All others come over the link, as over a proxy.

@@ -360,11 +360,16 @@ def watched(
     is_refused: bool = False,
     without: str = "",
     held: int = 32,
+    hoarded: int = 429,
 ) -> list[Line]:
     """Return a bystander that is watched alone and then beside its neighbours, which are there except for one."""
     lines: list[Line] = [Held(at=T + 11_000, kind=kind, part="peace", count=held) for kind in ("slow", "stall")]
     for place, plan in enumerate(plan for plan in NEIGHBOURS if plan != without):
         lines += plain(f"n{place}", 9_000 + 100 * place, 9_010 + 100 * place, 9_020 + 100 * place, plan=plan)
+    lines += [
+        Sent(at=T + 11_000, key="hoard-2", action="create", plan="hoard"),
+        Answered(at=T + 11_001, key="hoard-2", action="create", status=hoarded),
+    ]
     for number in range(16):
         lines += seen("alone", number, 100 * number, create_ms=5, stream_ms=60, webhook_ms=alone_ms)
         times = {"create_ms": create_ms, "stream_ms": stream_ms, "webhook_ms": webhook_ms}
@@ -700,6 +705,7 @@ BROKEN: list[tuple[str, str, list[Line]]] = [
     ("I19", "its create beside neighbours was answered 503", watched(is_refused=True)),
     ("evidence", "no neighbour had the plan dead", watched(without="dead")),
     ("evidence", "fewer than 32 connections of neighbours were held open: slow", watched(held=31)),
+    ("evidence", "the hoarder was never at its limit of bytes", watched(hoarded=503)),
     (
         "evidence",
         "too few streams of the bystander, beside",

@@ -33,7 +33,7 @@ from director.chaos.plan import (
     schedule,
     visit,
 )
-from director.chaos.scene import find_library
+from director.chaos.scene import LIMITS, find_library
 
 STAGE = Stage(
     directors=["director-0", "director-1", "director-2"],
@@ -151,7 +151,9 @@ def test_neighbours_of_all_kinds_come_and_each_visit_has_keys_of_its_own():
     assert {order.cancel_after_s for order in wanted} == {5, 8}, "none outlives its visit by long"
     assert Counter(order.hook for order in wanted if order.plan == "dead") == {"a": 80, "b": 80}
     assert {order.hook for order in wanted if order.plan != "dead"} == {""}
-    assert sum(order.padding + 2 * order.script.fill for order in wanted) < 100_000_000
+    assert sum(order.padding + 2 * order.script.fill for order in wanted if order.plan != "hoard") < 30_000_000
+    hoarded = sum(order.padding for order in visits[0]["hoard"])
+    assert hoarded > 4 * int(LIMITS["hoard"]["max_data_bytes"]), "its account's limit is reached, and bounds it"
 
 
 def test_a_long_run_has_every_kind_of_fault():
