@@ -33,8 +33,12 @@ TURN_WITHIN_S: Final = 0.5
 # A claim takes some ms. Of longer runs that is too little to hold what another director may have a free slot for
 SHORT_S: Final = 0.25
 ONE_AHEAD_OF: Final = 4  # slots
-ALONE_WAIT_S: Final = 30.0  # for other runs to end before a run that was lost runs alone
-ALONE_RUN_S: Final = 60.0  # a run that kills its server mostly does so soon: then others may run beside it
+# A run that was lost waits for other runs to end, and is then alone. Both last so many usual runs, at least LEAST_ALONE_S:
+# a run that kills its server mostly does so soon, and one that hangs would else idle the others' slots again and again
+ALONE_RUNS: Final = 5
+LEAST_ALONE_S: Final = 5.0
+ALONE_WAIT_S: Final = 30.0  # at most
+ALONE_RUN_S: Final = 60.0  # at most
 # In a row, then half of the time: one death may end a hundred runs, and the pool has others to run
 MOST_ALONE_S: Final = 120.0
 UNSEEN: Final = Health(status=HealthStatus.STARTING)
@@ -301,14 +305,15 @@ class Permits:
                 async with asyncio.timeout(TURN_WITHIN_S):
                     await permit.turn.wait()
             except TimeoutError:
-                permit.server.run_s = math.inf
+                permit.server.run_s = max(SHORT_S, permit.server.run_s)
                 return False
         return True
 
     async def be_alone(self, permit: Permit) -> bool:
-        """Reserve the permit's server for its run, and wait until no other run is there, at most 30 s. The reservation
-        ends with the permit, or 60 s later. False if another run of this pool has one: poison must not idle the pool.
-        True without a reservation if the pool has had too many of them recently.
+        """Reserve the permit's server for its run, and wait until no other run is there, for five usual runs, from 5 to
+        30 s. The reservation ends with the permit, or five usual runs later, after 5 to 60 s. False if another run of
+        this pool has one: poison must not idle the pool. True without a reservation if the pool has had too many of
+        them recently.
         """
         server, now = permit.server, self._now()
         if permit.place is not None or server.slots == 1:
@@ -320,11 +325,12 @@ class Permits:
         if self._alone_left_s <= 0:
             return True
         self._alone, server.is_reserved = permit, True
+        usual_s = max(LEAST_ALONE_S, ALONE_RUNS * server.run_s)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ALONE_WAIT_S):
+            async with asyncio.timeout(min(ALONE_WAIT_S, usual_s)):
                 while server.busy > 1:
                     await self.changed()
-        asyncio.get_running_loop().call_later(ALONE_RUN_S, self._end_alone, permit)
+        asyncio.get_running_loop().call_later(min(ALONE_RUN_S, usual_s), self._end_alone, permit)
         return True
 
     def _end_alone(self, permit: Permit) -> None:

@@ -392,10 +392,18 @@ async def test_run_that_was_lost_waits_to_be_alone_and_keeps_others_out() -> Non
     assert one.free == 3
 
 
-async def test_wait_to_be_alone_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("director.servers.servers.ALONE_WAIT_S", 0.01)
-    monkeypatch.setattr("director.servers.servers.ALONE_RUN_S", 0.02)
+@pytest.mark.parametrize(
+    ("usual_s", "bounds"),
+    [(math.inf, {"ALONE_WAIT_S": 0.01, "ALONE_RUN_S": 0.02}), (0.002, {"LEAST_ALONE_S": 0.01})],
+    ids=["of an unknown length", "of quick runs"],
+)
+async def test_wait_to_be_alone_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, usual_s: float, bounds: dict[str, float]
+) -> None:
+    for name, bound in bounds.items():
+        monkeypatch.setattr(f"director.servers.servers.{name}", bound)
     one, servers = alone(3)
+    one.run_s = usual_s
     lost, other, third = await taken(servers)
     servers.permits.release(third)
     assert await servers.permits.be_alone(lost)
