@@ -54,7 +54,7 @@ for i = 11, #ARGV, 2 do
 end
 local tenant = r.account
 r.queue, r.mid, r.token, r.charged = queue, '', '', ''
-r.arrival = (tonumber(r.arrival) or 0) - OLDER
+r.arrival = tonumber(r.arrival) - OLDER
 
 if ARGV[9] ~= '0' then take_over_limits(queue, tenant, ARGV[7], ARGV[8], ARGV[9]) end
 redis.call('SET', KEYS[2], move .. ' here', 'PX', CAME_TTL_MS)

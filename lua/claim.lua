@@ -136,10 +136,8 @@ end
 
 -- One more of its tenant runs. Only a tenant with limits can reach one, and that is checked at once.
 local function note_claim(r)
-  if r.arrival ~= '' then
-    count_ready(r, -1)
-    count_later('queued', r.account, -1)
-  end
+  count_ready(r, -1)
+  count_later('queued', r.account, -1)
   count_later('running', r.account, 1)
   if not has_any(queue, 'limits') then return end
   write_counts(queue)
@@ -170,7 +168,6 @@ local function hand_out(stream, mid, id, input, r)
   else
     redis.call('HSET', record, 'token', token, 'holder', consumer, 'attempt', attempt, 'claims', handed, 'claimed', now_text)
   end
-  if r.arrival == '' then redis.call('HSET', record, 'arrival', '0') end -- an entry of the former release is counted from here on
   log('claimed', id, queue, r.account, now_text, consumer .. ' ' .. attempt)
   for _, part in ipairs({ 'token', token, 'holder', consumer, 'attempt', attempt, 'claims', handed, 'claimed', now_text }) do
     shown[#shown + 1] = part

@@ -30,13 +30,13 @@ local ended = {}
 -- The fields of a claimed record that its end needs; all others, of which there are more, stay unread. '' if absent.
 local function read_claim(record)
   local v = redis.call('HMGET', record, 'token', 'ended', 'seq', 'started', 'claimed', 'queue', 'account', 'lane', 'cost',
-    'stream', 'mid', 'arrival', 'charged', 'cancel', 'deadline', 'start_by', 'data_ttl_ms', 'webhook', 'events', 'metered',
-    'ran_ms', 'waiter', 'secret')
+    'stream', 'mid', 'charged', 'cancel', 'deadline', 'start_by', 'data_ttl_ms', 'webhook', 'events', 'metered', 'ran_ms',
+    'waiter', 'secret')
   return { token = v[1] or '', ended = v[2] or '', seq = v[3] or '', started = v[4] or '', claimed = v[5] or '',
     queue = v[6] or '', account = v[7] or '', lane = v[8] or '', cost = v[9] or '', stream = v[10] or '', mid = v[11] or '',
-    arrival = v[12] or '', charged = v[13] or '', cancel = v[14] or '', deadline = v[15] or '', start_by = v[16] or '',
-    data_ttl_ms = v[17] or '', webhook = v[18] or '', events = v[19] or '', metered = v[20] or '', ran_ms = v[21] or '',
-    waiter = v[22] or '', secret = v[23] or '' }
+    charged = v[12] or '', cancel = v[13] or '', deadline = v[14] or '', start_by = v[15] or '', data_ttl_ms = v[16] or '',
+    webhook = v[17] or '', events = v[18] or '', metered = v[19] or '', ran_ms = v[20] or '', waiter = v[21] or '',
+    secret = v[22] or '' }
 end
 
 local function finish(key, arg, last)

@@ -21,7 +21,7 @@ local function move(id, r)
   local due, since = take_out(id, r)
   local limits = has_any(queue, 'limits') and redis.call('HGET', queue_key(queue, 'limits'), r.account)
   if limits then take_over_limits(to, r.account, string.match(limits, '^(%S+) (%S*) (%S+)$')) end
-  r.queue, r.arrival = to, (tonumber(r.arrival) or 0) - OLDER
+  r.queue, r.arrival = to, tonumber(r.arrival) - OLDER
   local placed = put_in(id, r, due, since)
   -- its caller's estimate was for the other queue, and a held response was for the former version
   redis.call('HSET', record_key(id), 'queue', to, 'version', version, 'arrival', string.format('%d', r.arrival),
@@ -44,7 +44,7 @@ for _, id in ipairs(ids) do
   end
 end
 -- within one ms `live` orders by id, but turns go by arrival
-table.sort(waiting_here, function(one, other) return (tonumber(one[2].arrival) or 0) < (tonumber(other[2].arrival) or 0) end)
+table.sort(waiting_here, function(one, other) return tonumber(one[2].arrival) < tonumber(other[2].arrival) end)
 for _, each in ipairs(waiting_here) do
   moved = moved + 1
   if not only_asks then move(each[1], each[2]) end

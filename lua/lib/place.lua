@@ -125,10 +125,7 @@ local function counted(queue, what, tenant)
 end
 
 -- Count an entry that came into the streams, or left them because it was handed out or ended.
--- Entries of a release without these counts were never counted.
-local function count_ready(r, by)
-  if r.arrival ~= '' then count_later('meta', 'ready:' .. r.lane, by) end
-end
+local function count_ready(r, by) count_later('meta', 'ready:' .. r.lane, by) end
 
 -- The stream of its tenant's shard with the fewest waiting. `look`: from look_at_lane; it keeps the answer.
 local function stream_for(r, look)

@@ -17,7 +17,7 @@ local function take_out(id, r)
   local since = redis.call('ZSCORE', queue_key(r.queue, 'live'), id) or r.created
   unplace(id, r)
   correct(r, 0)
-  count(r.queue, 'queued', r.account, r.arrival ~= '' and -1 or 0)
+  count(r.queue, 'queued', r.account, -1)
   for _, index in ipairs({ 'live', 'deadline', 'delayed' }) do redis.call('ZREM', queue_key(r.queue, index), id) end
   return due, since
 end
@@ -26,7 +26,7 @@ end
 local function put_in(id, r, due, since)
   redis.call('ZADD', queue_key(r.queue, 'live'), since, id)
   if soonest(r) then redis.call('ZADD', queue_key(r.queue, 'deadline'), soonest(r), id) end
-  if r.arrival ~= '' then count(r.queue, 'queued', r.account, 1) end
+  count(r.queue, 'queued', r.account, 1)
   return file_when_due(id, r, due)
 end
 
@@ -84,8 +84,7 @@ local function requeue(id, r, how, now)
   elseif not how.lost then
     correct(r, math.max(0, now - r.claimed) / 1000)
   end
-  if r.arrival ~= '' then count(r.queue, 'running', r.account, -1) end
-  r.arrival = r.arrival ~= '' and r.arrival or '0' -- from here on it is counted
+  count(r.queue, 'running', r.account, -1)
   count(r.queue, 'queued', r.account, 1)
   redis.call('ZREM', queue_key(r.queue, 'lease'), id)
   local seq = r.seq + 1
@@ -94,7 +93,7 @@ local function requeue(id, r, how, now)
   log(kind, id, r.queue, r.account, now, code .. ' ' .. r.holder)
   local placed = file_when_due(id, r, delay_ms > 0 and now + delay_ms or '')
   redis.call('HSET', record_key(id), 'status', 'starting', 'started', '', 'token', '',
-    'attempt', how.spent and attempt or attempt - 1, 'seq', seq, 'arrival', r.arrival, unpack(placed))
+    'attempt', how.spent and attempt or attempt - 1, 'seq', seq, unpack(placed))
   -- a failed run is not followed again; a run whose director died may still go on
   if r.remote ~= '' and how.spent and not how.lost then redis.call('HDEL', record_key(id), 'remote') end
   if ran then redis.call('HSET', record_key(id), 'ran_ms', ran) end

@@ -100,7 +100,7 @@ local function settle_later(id, r, status, end_, now)
   local was_claimed = r.token ~= ''
   correct(r, end_.served_s or 0)
   unplace(id, r)
-  if r.arrival ~= '' then count_later(was_claimed and 'running' or 'queued', r.account, -1) end
+  count_later(was_claimed and 'running' or 'queued', r.account, -1)
   ended_of[r.account] = true
   if facts[3] == id then end_probe(r.queue, now) end -- its end says nothing about the servers
   count_later('tally', 'ended', 1)

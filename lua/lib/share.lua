@@ -151,7 +151,7 @@ local joining = {}
 local function into_backlog_later(backlog, id, r)
   local line = joining[backlog] or { lane = r.lane }
   joining[backlog] = line
-  line[#line + 1] = tonumber(r.arrival) or 0
+  line[#line + 1] = tonumber(r.arrival)
   line[#line + 1] = id
 end
 

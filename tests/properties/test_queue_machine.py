@@ -149,16 +149,14 @@ FAULTS = {
     "a lane that may not run saves turns up": Fault(
         "return backlogged[lane] ~= '0' and redis.call(", "return backlogged[lane] ~= '0' or redis.call(", "claim"
     ),
-    "what leaves is still counted": Fault(
-        "  count(r.queue, 'queued', r.account, r.arrival ~= '' and -1 or 0)\n", script="depart"
-    ),
+    "what leaves is still counted": Fault("  count(r.queue, 'queued', r.account, -1)\n", script="depart"),
     "what leaves is still looked for": Fault("'live', 'deadline', 'delayed'", "'live', 'delayed'", "depart"),
     "what is put back still leaves": Fault("'leaving', '', 'due'", "'due'", "stay"),
     "a cancel on the way is forgotten": Fault(
         "if r.cancel == 'user' and not canceled then return 'cancel' end", script="vacate"
     ),
     "what arrives is not counted": Fault(
-        "  if r.arrival ~= '' then count(r.queue, 'queued', r.account, 1) end\n", script="arrive"
+        "  count(r.queue, 'queued', r.account, 1)\n  return", "  return", script="arrive"
     ),
     "a bound of one claim strands the rest": Fault("(scanned >= SCAN or stopped)", "stopped", "claim", scan=FEW),
     "what may run once runs again": Fault("(may_have_run and policy[2] == 'fail')", "false", "release"),
