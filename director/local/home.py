@@ -132,7 +132,8 @@ class Home:
         except OSError:
             return os.open(os.devnull, os.O_WRONLY)
 
-    def last_lines(self, part: str, count: int = 5) -> list[str]:
+    def last_lines(self, part: str, count: int = 5, *, since: int = 0) -> list[str]:
+        """Return the end of the part's log, of what follows its first `since` bytes."""
         with suppress(FileNotFoundError):
-            return self.log(part).read_text(errors="replace").splitlines()[-count:]
+            return self.log(part).read_bytes()[since:].decode(errors="replace").splitlines()[-count:]
         return []
