@@ -193,7 +193,7 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     streams: Annotated[int, Meta(ge=1, le=32)] = 16
     """Streams per lane of a new queue."""
     shard_size: Annotated[int, Meta(ge=1, le=32)] = 2
-    """Streams per tenant of a new queue."""
+    """Streams of each lane that one account uses, of a new queue."""
     data_ttl_s: Annotated[float, Meta(ge=1)] = 3600.0
     """Lifetime of input, output and logs after the end."""
     record_ttl_s: Annotated[float, Meta(ge=1)] = 7 * 86400.0
@@ -318,7 +318,7 @@ def mistake(exc: msgspec.ValidationError) -> tuple[str, str]:
 
 
 def described(cls: type[CommonSettings]) -> list[tuple[str, str, str]]:
-    """Return (variable, default, description) of each setting, for the README and `--help`."""
+    """Return (variable, default, description) of each setting, for the reference and `--help`."""
     declaring = [each for each in cls.mro() if issubclass(each, CommonSettings)]
     texts = {name: text for each in reversed(declaring) for name, text in _texts(each)}
     rows = []
@@ -340,4 +340,5 @@ def _texts(cls: type[CommonSettings]) -> Iterator[tuple[str, str]]:
 
 
 def _shown(default: object) -> str:
-    return "" if default in ("", (), None) else str(default)
+    """Return a default as a variable has it."""
+    return "" if default in ("", (), None) else str(default).lower() if isinstance(default, bool) else str(default)
