@@ -13,12 +13,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from director.cli import predictions
 from director.cli.arguments import model_name, port_number
 from director.cli.backend import redis_url
-from director.cli.client import FileFault, Seen, parse_input, save_output, service
+from director.cli.client import FileFault, Seen, _detail, parse_input, save_output, service
 from director.cli.main import main
 from director.cli.printing import Printer
 from director.cli.tables import print_json
@@ -418,3 +419,9 @@ def test_wait_is_one_line_on_a_terminal_that_disappears(monkeypatch):
     assert wait.endswith("\r\x1b[1A"), "the line is emptied"
     assert rest.startswith("» succeeded after ")
     assert err.count("\x1b[?25l") == err.count("\x1b[?25h"), "the cursor is shown again"
+
+
+def test_fault_of_an_input_names_it_once() -> None:
+    said = "- input.colour: input.colour must be one of the following: red\n- input.n: Invalid type.\n"
+    answer = httpx.Response(422, json={"detail": said})
+    assert _detail(answer) == "input.colour must be one of the following: red; input.n: Invalid type."
