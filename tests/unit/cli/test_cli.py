@@ -425,3 +425,12 @@ def test_fault_of_an_input_names_it_once() -> None:
     said = "- input.colour: input.colour must be one of the following: red\n- input.n: Invalid type.\n"
     answer = httpx.Response(422, json={"detail": said})
     assert _detail(answer) == "input.colour must be one of the following: red; input.n: Invalid type."
+
+
+def test_fault_of_several_lines_is_shown_as_lines(monkeypatch, capsys) -> None:
+    def refuse(argv: object) -> int:
+        raise Nowhere("valkey does not start. Its log ends with:\n  no\x1b[31mspace")
+
+    monkeypatch.setattr("director.cli.main._run", refuse)
+    assert main([]) == 1
+    assert capsys.readouterr().err == "director: valkey does not start. Its log ends with:\n  no\ufffd[31mspace\n"
