@@ -290,6 +290,7 @@ class AuditSettings(CommonSettings, frozen=True, kw_only=True):
 
 # Words for people, where the library would name a pattern
 IN_WORDS: Final = {"model": "expected owner/name in lower case, such as acme/painter"}
+TYPES: Final = {"`float`": "a number", "`int`": "a whole number", "`bool`": "true or false", "`str`": "text"}
 
 
 def load(cls: type[AnySettings], environ: Mapping[str, str] | None = None, **given: object) -> AnySettings:
@@ -314,6 +315,8 @@ def load(cls: type[AnySettings], environ: Mapping[str, str] | None = None, **giv
 def mistake(exc: msgspec.ValidationError) -> tuple[str, str]:
     reason, _, place = str(exc).partition(" - at `$.")
     name = place.rstrip("`").partition("[")[0]
+    for type_, words in TYPES.items():
+        reason = reason.replace(type_, words)
     return name, IN_WORDS.get(name, reason)
 
 

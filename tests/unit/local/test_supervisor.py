@@ -174,13 +174,13 @@ async def test_last_line_of_a_part_that_gives_up_is_said_once(supervise, part, h
         sys.exit(2)
     note.touch()
     print("starting", flush=True)
-    sys.exit("director run: DIRECTOR_LEASE_S: Expected `float`")
+    sys.exit("director run: DIRECTOR_LEASE_S: Expected a number")
     """
     async with supervise() as supervisor:
         supervisor.start([part("director-painter", source)])
         await until(lambda: supervisor.ends["director-painter"] >= 2)
     assert [line.partition(";")[0] for line in heard[:2]] == [
-        "director-painter ended (exit code 1: director run: DIRECTOR_LEASE_S: Expected `float`)",
+        "director-painter ended (exit code 1: director run: DIRECTOR_LEASE_S: Expected a number)",
         "director-painter ended (exit code 2)",
     ]
 
