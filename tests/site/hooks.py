@@ -19,7 +19,9 @@ from tests.site.reference import filled, state_diagram
 
 ROOT: Final = Path(__file__).parents[2]
 SOURCE: Final = "source"  # the folder of the site that has pages from outside docs/
-FOR_MAINTAINERS: Final = 0.2  # pages of the repository rank behind those of docs/ in the search
+# What pages weigh in the search, where titles alone rank the wrong page first
+WEIGHTS: Final = {"how-to/own-model.md": 4, "reference/http/types.md": 0.2}
+WEIGHT_OF_SOURCE: Final = 0.2
 MERMAID: Final = re.compile(r"```mermaid\nstateDiagram-v2\n.*?```", re.DOTALL)
 LINK: Final = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])+)\]\(([^)\s]+)\)")
 FENCE: Final = re.compile(r"(^```.*?^```$|^(?: {4}[^\n]*\n)+|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
@@ -52,8 +54,7 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
     here = page.file.src_uri
     is_source = here.startswith(f"{SOURCE}/")
     in_repository = here.removeprefix(f"{SOURCE}/") if is_source else f"docs/{here}"
-    if is_source:
-        page.meta.setdefault("search", {"boost": FOR_MAINTAINERS})
+    page.meta["search"] = {"boost": WEIGHT_OF_SOURCE if is_source else WEIGHTS.get(here, 1)}
     text = MERMAID.sub(lambda _: state_diagram(), markdown)
     return filled(
         CODE_OR_LINK.sub(lambda found: found[0] if found[3] else link(found, in_repository, here, config, files), text)
