@@ -19,7 +19,7 @@ from tests.site.reference import filled, state_diagram
 
 ROOT: Final = Path(__file__).parents[2]
 SOURCE: Final = "source"  # the folder of the site that has pages from outside docs/
-# What pages weigh in the search, where titles alone rank the wrong page first
+# Weights of pages in the search, where titles alone rank the wrong page first
 WEIGHTS: Final = {"how-to/own-model.md": 4, "reference/http/types.md": 0.2}
 WEIGHT_OF_SOURCE: Final = 0.2
 MERMAID: Final = re.compile(r"```mermaid\nstateDiagram-v2\n.*?```", re.DOTALL)
