@@ -21,6 +21,7 @@ from director.cli.arguments import model_name, port_number
 from director.cli.backend import redis_url
 from director.cli.client import FileFault, Seen, _detail, parse_input, save_output, service
 from director.cli.main import main
+from director.cli.output import say
 from director.cli.printing import Printer
 from director.cli.tables import print_json
 from director.core.states import Status
@@ -178,6 +179,14 @@ def test_closed_pipe_does_not_end_a_command():
         "import sys\nfrom director.cli.output import say\nsay('one')\nsay('two')\nprint('goes on', file=sys.stderr)"
     )
     assert without_a_reader("-c", source, check=True).stderr == "goes on\n"
+
+
+def test_last_line_of_a_part_cannot_control_the_terminal(monkeypatch, capsys):
+    line = "model-painter ended (exit code 1: \x1b[2Jno GPU)"
+    say(line)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    say(line)
+    assert capsys.readouterr().out.splitlines() == [line, line.replace("\x1b", "\ufffd")]
 
 
 def test_full_disk_does_not_end_a_command():
