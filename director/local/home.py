@@ -133,7 +133,8 @@ class Home:
             return os.open(os.devnull, os.O_WRONLY)
 
     def last_lines(self, part: str, count: int = 5, *, since: int = 0) -> list[str]:
-        """Return the end of the part's log, of what follows its first `since` bytes."""
-        with suppress(FileNotFoundError):
-            return self.log(part).read_bytes()[since:].decode(errors="replace").splitlines()[-count:]
+        """Return the last lines of the part's log, without those in its first `since` bytes."""
+        with suppress(FileNotFoundError), self.log(part).open("rb") as file:
+            file.seek(since)
+            return file.read().decode(errors="replace").splitlines()[-count:]
         return []
