@@ -344,4 +344,6 @@ def _texts(cls: type[CommonSettings]) -> Iterator[tuple[str, str]]:
 
 def _shown(default: object) -> str:
     """Return a default as a variable has it."""
-    return "" if default in ("", (), None) else str(default).lower() if isinstance(default, bool) else str(default)
+    if default in ("", (), None):
+        return ""
+    return str(default).lower() if isinstance(default, bool) else str(default)
