@@ -204,7 +204,7 @@ async def test_server_that_comes_back_in_a_change_of_version_gets_no_work_of_the
             restarted(other, FIRST, "second")
             await eventually(lambda: back.health.since == "second", "the other is back")
             is_over.set()
-            # The server that is asked FIRST says which version is served from now on. The other one is held back
+            # The server that is asked first says which version is served from now on. The other one is held back
             strange = lambda server: "another schema" in server.health.detail  # noqa: E731 - one fact
             await eventually(lambda: changing.can_run != back.can_run and strange(changing) != strange(back), "settled")
             shown, serving, held_back = (SECOND, cog, back) if changing.can_run else (FIRST, other, changing)
