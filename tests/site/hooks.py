@@ -47,6 +47,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name in pages_of_repository():
         text = (ROOT / name).read_text(encoding="utf-8")
         files.append(File.generated(config, f"{SOURCE}/{name}", content=text))
+    if unknown := [name for name in WEIGHTS if files.get_file_from_path(name) is None]:
+        raise PluginError(f"WEIGHTS of the search names pages that are missing: {', '.join(unknown)}")
     return files
 
 
