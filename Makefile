@@ -75,6 +75,7 @@ soak: $(READY)  ## half an hour at half of what it can do: does anything grow? m
 
 docs: $(VENV)/.docs  ## build the documentation into build/site; a link that leads nowhere fails it
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict  # with --quiet it counts no warnings
+	@echo "Read it at http://127.0.0.1:8001, where its search works: $(BIN)/python -m http.server -b 127.0.0.1 -d build/site 8001"
 
 wheel: $(READY)  ## build the wheel of this checkout into dist/
 	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w dist .

@@ -207,27 +207,26 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return f'<div class="wide"><table>\n<thead>{line(head, "th")}</thead>\n<tbody>\n{body}\n</tbody></table></div>'
 
 
+def _card(anchor: str, title: str, html: str) -> str:
+    return f'<section class="card" id="{escape(anchor)}"><h3>{escape(title)}</h3>\n{html}</section>'
+
+
+def _chapter(document: Mapping[str, Any], title: str, tags: Iterable[str]) -> tuple[str, str]:
+    """Return a chapter's line of the contents, and the chapter."""
+    anchor, found = title.split()[0].lower(), list(operations(document, tags))
+    lines = "".join(f'<li><a href="#{each.name}">{escape(each.summary)}</a></li>' for each in found)
+    cards = "\n".join(_card(each.name, each.summary, operation_html(document, each)) for each in found)
+    return (
+        f'<li><a href="#{anchor}">{escape(title)}</a><ul>{lines}</ul></li>',
+        f'<h2 id="{anchor}">{escape(title)}</h2>\n{cards}',
+    )
+
+
 def page(document: Mapping[str, Any]) -> str:
     """Return the page `/docs`. Its links are relative, so a proxy may serve it below a path of its own."""
-    chapters, contents = [], []
-    for title, tags in CHAPTERS.items():
-        anchor = title.split()[0].lower()
-        found = list(operations(document, tags))
-        contents.append(
-            f'<li><a href="#{anchor}">{escape(title)}</a><ul>'
-            + "".join(f'<li><a href="#{each.name}">{escape(each.summary)}</a></li>' for each in found)
-            + "</ul></li>"
-        )
-        shown = "\n".join(
-            f'<section class="card" id="{each.name}"><h3>{escape(each.summary)}</h3>\n'
-            f"{operation_html(document, each)}</section>"
-            for each in found
-        )
-        chapters.append(f'<h2 id="{anchor}">{escape(title)}</h2>\n{shown}')
-    types = "\n".join(
-        f'<section class="card" id="type-{escape(name)}"><h3>{escape(name)}</h3>\n{type_html(name, schema)}</section>'
-        for name, schema in sorted(document["components"]["schemas"].items())
-    )
+    contents, chapters = zip(*(_chapter(document, *each) for each in CHAPTERS.items()), strict=True)
+    schemas = sorted(document["components"]["schemas"].items())
+    types = "\n".join(_card(f"type-{name}", name, type_html(name, schema)) for name, schema in schemas)
     version = escape(document["info"]["version"])
     return f"""<!doctype html>
 <html lang="en" data-theme="auto">

@@ -190,7 +190,7 @@ HOW: Final = (
     ),
     Parameter(
         "X-Affinity-Key",
-        "Predictions with the same key prefer the same director, which is warm for them.",
+        "Predictions with the same key prefer the same model server, which is warm for them.",
         Annotated[str, Meta(min_length=1, max_length=LONGEST_AFFINITY)],
         "header",
     ),

@@ -29,7 +29,7 @@ from api.http import (
 from api.lookups import VersionRef
 from api.route import CURSOR, NO_BODY, TEXT, Answer, Body, Parameter, changes, deletes, one_of, reads
 from api.services import Services
-from api.sites.awaited import no_version
+from api.sites.sites import no_version
 from director.core.ids import MODEL_NAME, VERSION_ID
 from director.core.schema import Page
 from director.core.view import iso

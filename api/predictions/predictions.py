@@ -19,8 +19,7 @@ from api.http import Request, json_response, number_of, prediction_id_of, read_b
 from api.lookups import VersionRef
 from api.predictions.intake import accept, submit
 from api.predictions.listing import list_of_kind
-from api.sites.awaited import no_version
-from api.sites.sites import sites_of, version_named
+from api.sites.sites import no_version, sites_of, version_named
 from director.broker.replies import Redelivered
 from director.core.errors import BackendUnavailable, DirectorError
 from director.core.ids import MODEL_NAME, VERSION_ID, Kind, PredictionId
@@ -215,7 +214,7 @@ def _serve(kind: Kind) -> None:
     async def get(request: Request) -> Response:
         return await _shown(request, kind)
 
-    @route.Route(
+    @route.changes(
         "POST",
         f"/{path}/{{id}}/cancel",
         name=f"{path}.cancel",
@@ -224,23 +223,26 @@ def _serve(kind: Kind) -> None:
             f"A {one} that waits is canceled at once. One that runs is asked to stop, and its status changes when it "
             "has. The answer is the same for one that has ended already."
         ),
-        scopes=("run",),
         of=prediction_id_of,
         answers=route.SHOWN,
     )
     async def cancel(request: Request) -> Response:
-        """Answer 200 with the run, whether it was waiting, running or terminal. Programs take the status in this answer
-        for its end, so the answer to a cancel of a running one waits a moment for it.
-
-        The body is not read: official clients announce JSON and send nothing.
-        """
-        scripts, account = request.services.scripts, request.account.name
-        asked = await scripts.cancel(request.prediction_id, account=account, kind=kind)
-        return await _shown(request, kind, await _ended_soon(request) if asked == "asked" else None)
+        return await _canceled(request, kind)
 
 
 for each in PATHS:
     _serve(each)
+
+
+async def _canceled(request: Request, kind: Kind) -> Response:
+    """Answer 200 with the run, whether it was waiting, running or terminal. Programs take the status in this answer
+    for its end, so the answer to a cancel of a running one waits a moment for it.
+
+    The body is not read: official clients announce JSON and send nothing.
+    """
+    scripts, account = request.services.scripts, request.account.name
+    asked = await scripts.cancel(request.prediction_id, account=account, kind=kind)
+    return await _shown(request, kind, await _ended_soon(request) if asked == "asked" else None)
 
 
 async def _ended_soon(request: Request) -> Stored | None:

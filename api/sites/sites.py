@@ -17,7 +17,7 @@ from msgspec import Struct
 from starlette.requests import Request as BaseRequest
 from starlette.responses import Response
 
-from api.errors import Moved, invalid_header, not_found
+from api.errors import Moved, Problem, Refusal, invalid_header, not_found, shown
 from api.http import Request
 from api.lookups import Cache, VersionRef
 from api.route import Route
@@ -30,7 +30,7 @@ from director.core.ids import PredictionId, QueueName, site_of
 from director.core.settings import ApiSettings
 from director.runtime.tracing import Tracing
 from director.store.accounts import Account
-from director.store.catalog import Version
+from director.store.catalog import Awaited, Version
 from director.store.departure import server_name
 
 log = logging.getLogger(__name__)
@@ -39,6 +39,7 @@ LOOK_S: Final = 1.0  # between two checks of a site
 FRESH_S: Final = 1.0  # how long a queue's report is used
 MOST_QUEUES: Final = 1_000
 MOST_ACCOUNTS: Final = 10_000
+MAX_WHY: Final = 200
 NOTHING_STARTS: Final = frozenset({"open"})
 
 
@@ -276,6 +277,45 @@ def services_at(request: BaseRequest, prediction_id: PredictionId) -> Services:
 async def version_named(request: BaseRequest, ref: VersionRef, account: Account) -> Version | None:
     sites = sites_of(request)
     return await (services_of(request).lookups if sites is None else sites).named(ref, account)
+
+
+async def no_version(request: Request, ref: VersionRef, refusal: Refusal) -> Problem:
+    """Return the refusal of a version that is not in the catalogue. Only operators see addresses of servers."""
+    try:
+        found = await _awaited(request, ref)
+    except BackendUnavailable:  # the refusal is true without its reason
+        found = None
+    is_operator = "admin" in request.account.scopes
+    return refusal() if found is None else refusal(_in_words(ref, found, with_servers=is_operator))
+
+
+async def _awaited(request: Request, ref: VersionRef) -> Awaited | None:
+    """Return what the version's director waits for, if the caller may know.
+
+    Nothing says yet whether a model without a record is private, so only its owner and operators may. The first site
+    that has a record of the model decides, as it does who may see the model.
+    """
+    account, name = request.account, ref.model
+    if name is None:
+        return None
+    may_know = name.partition("/")[0] == account.name or "admin" in account.scopes
+    model = None
+    for services in (request.services, *(site.services for site in others(request) if site.is_up)):
+        if model is None and (model := await services.catalog.model(name)) is not None:
+            may_know = model.may_be_seen_by(account)
+        awaited = await services.catalog.awaited(name) if may_know else None
+        if awaited is not None and ref.version in (None, awaited.version):
+            return awaited
+    return None
+
+
+def _in_words(ref: VersionRef, awaited: Awaited, *, with_servers: bool) -> str:
+    subject = (
+        f"No version of {ref.model} is ready" if ref.version is None else f"{ref.model}:{ref.version} is not ready"
+    )
+    servers = " and ".join(awaited.servers) if with_servers else ""
+    why = f": {shown(awaited.why, MAX_WHY)}" if awaited.why else ""
+    return f"{subject}: a director has waited for {servers or 'its model server'} for {awaited.waited_s:.0f} s{why}"
 
 
 class State(TypedDict):

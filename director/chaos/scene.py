@@ -419,7 +419,7 @@ async def staged(home: Home, options: Options) -> AsyncGenerator[Scene]:
 
     try:
         async with supervising(
-            open_log=home.open_log, say=say, changed=note, first_pause_s=AGAIN_S, longest_pause_s=AGAIN_S
+            home=home, say=say, changed=note, first_pause_s=AGAIN_S, longest_pause_s=AGAIN_S
         ) as supervisor:
             scene = Scene(home, options, server, supervisor, redis, http)
             try:

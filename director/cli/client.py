@@ -6,6 +6,7 @@ import argparse
 import base64
 import mimetypes
 import os
+import re
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import quote
@@ -20,6 +21,7 @@ from director.local.home import Home, Nowhere
 
 T = TypeVar("T")
 
+BEFORE_FAULT: Final = re.compile(r"^- (?:(\S+): (?=\1 ))?")  # the name of a field whose fault begins with it
 ANSWER_S: Final = 30.0
 FETCHED: Final = ("http://", "https://")
 FETCH_S: Final = 60.0
@@ -143,7 +145,7 @@ def _detail(answer: httpx.Response) -> str:
     except msgspec.MsgspecError:
         return f"the service answered {answer.status_code}."
     said = str(problem.get("detail") or problem.get("title") or f"the service answered {answer.status_code}")
-    return "; ".join(line.removeprefix("- ") for line in said.splitlines() if line).rstrip(".") + "."
+    return "; ".join(BEFORE_FAULT.sub("", line) for line in said.splitlines() if line).rstrip(".") + "."
 
 
 class FileFault(DirectorError):

@@ -80,7 +80,8 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _failed(text: str) -> int:
-    print(f"director: {printable(text)}", file=sys.stderr)
+    lines = "\n".join(printable(line) for line in text.splitlines())  # some advise a command, or show the end of a log
+    print(f"director: {lines}", file=sys.stderr)
     return FAILED
 
 

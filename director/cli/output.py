@@ -26,9 +26,11 @@ def harmless(text: str, to: TextIO) -> str:
 
 
 def say(line: str) -> None:
-    """Print a line at once. A closed pipe or a full disk does not end a command that still has work to do."""
+    """Print a line at once. A closed pipe or a full disk does not end a command that still has work to do. A part wrote
+    some of it, such as the last line of a model server.
+    """
     try:
-        print(line, flush=True)
+        print(harmless(line, sys.stdout), flush=True)
     except BrokenPipeError:
         leave_stdout()
     except OSError as exc:

@@ -175,8 +175,11 @@ def _api(given: argparse.Namespace) -> int:
     arg("--config FILE", "many models: a TOML file with a [[model]] table each", type=Path),
     *OF_ONE_MODEL,
     settings="DirectorSettings",
-    examples=("--model acme/painter --server http://127.0.0.1:5000", "--config pool.toml"),
-    epilog="Example: director run --model acme/painter --server http://127.0.0.1:5000 --also acme/painter:0123456789ab",
+    examples=(
+        "--model acme/painter --server http://127.0.0.1:5000",
+        "--model acme/painter --server http://127.0.0.1:5000 --also acme/painter:0123456789ab",
+        "--config pool.toml",
+    ),
 )
 def _run(given: argparse.Namespace) -> int:
     hold_sigterm()

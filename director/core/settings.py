@@ -193,7 +193,7 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     streams: Annotated[int, Meta(ge=1, le=32)] = 16
     """Streams per lane of a new queue."""
     shard_size: Annotated[int, Meta(ge=1, le=32)] = 2
-    """Streams per tenant of a new queue."""
+    """Streams of each lane that one account uses, of a new queue."""
     data_ttl_s: Annotated[float, Meta(ge=1)] = 3600.0
     """Lifetime of input, output and logs after the end."""
     record_ttl_s: Annotated[float, Meta(ge=1)] = 7 * 86400.0
@@ -290,6 +290,7 @@ class AuditSettings(CommonSettings, frozen=True, kw_only=True):
 
 # Words for people, where the library would name a pattern
 IN_WORDS: Final = {"model": "expected owner/name in lower case, such as acme/painter"}
+TYPES: Final = {"`float`": "a number", "`int`": "a whole number", "`bool`": "true or false", "`str`": "text"}
 
 
 def load(cls: type[AnySettings], environ: Mapping[str, str] | None = None, **given: object) -> AnySettings:
@@ -314,11 +315,13 @@ def load(cls: type[AnySettings], environ: Mapping[str, str] | None = None, **giv
 def mistake(exc: msgspec.ValidationError) -> tuple[str, str]:
     reason, _, place = str(exc).partition(" - at `$.")
     name = place.rstrip("`").partition("[")[0]
+    for type_, words in TYPES.items():
+        reason = reason.replace(type_, words)
     return name, IN_WORDS.get(name, reason)
 
 
 def described(cls: type[CommonSettings]) -> list[tuple[str, str, str]]:
-    """Return (variable, default, description) of each setting, for the README and `--help`."""
+    """Return (variable, default, description) of each setting, for the reference and `--help`."""
     declaring = [each for each in cls.mro() if issubclass(each, CommonSettings)]
     texts = {name: text for each in reversed(declaring) for name, text in _texts(each)}
     rows = []
@@ -340,4 +343,7 @@ def _texts(cls: type[CommonSettings]) -> Iterator[tuple[str, str]]:
 
 
 def _shown(default: object) -> str:
-    return "" if default in ("", (), None) else str(default)
+    """Return a default as a variable has it."""
+    if default in ("", (), None):
+        return ""
+    return str(default).lower() if isinstance(default, bool) else str(default)

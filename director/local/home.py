@@ -132,7 +132,9 @@ class Home:
         except OSError:
             return os.open(os.devnull, os.O_WRONLY)
 
-    def last_lines(self, part: str, count: int = 5) -> list[str]:
-        with suppress(FileNotFoundError):
-            return self.log(part).read_text(errors="replace").splitlines()[-count:]
+    def last_lines(self, part: str, count: int = 5, *, since: int = 0) -> list[str]:
+        """Return the last lines of the part's log, without those in its first `since` bytes."""
+        with suppress(FileNotFoundError), self.log(part).open("rb") as file:
+            file.seek(since)
+            return file.read().decode(errors="replace").splitlines()[-count:]
         return []

@@ -116,7 +116,7 @@ class _Beside:
         self._say = say
 
     async def run(self) -> None:
-        await until_signal(self._start, open_log=self._home.open_log, say=self._say, changed=lambda: None)
+        await until_signal(self._start, home=self._home, say=self._say, changed=lambda: None)
 
     async def _start(self, supervisor: Supervisor, tasks: TaskGroup) -> None:
         state = self._state

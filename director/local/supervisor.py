@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from director.core.errors import DirectorError
 from director.local import child
+from director.local.home import Home
 from director.local.processes import Mark, mark, signal_group
 
 FIRST_PAUSE_S: Final = 0.5
@@ -40,21 +41,24 @@ class Part(Struct, frozen=True, kw_only=True):
 
 
 class Kept(Struct):
-    """`is_restarting`: its process is being ended on purpose, to start it again at once."""
+    """`is_restarting`: its process is being ended on purpose, to start it again at once. `log_start`: the bytes that
+    were in its log when the process started.
+    """
 
     part: Part
     scope: anyio.CancelScope
     gone: anyio.Event
     process: Process | None = None
     is_restarting: bool = False
+    log_start: int = 0
 
 
 @dataclass(slots=True)
 class Supervisor:
-    """`changed` is called after each start. `ends` counts how often each part died by itself."""
+    """`home` has the logs. `changed` is called after each start. `ends` counts how often each part died by itself."""
 
     tasks: TaskGroup
-    open_log: Callable[[str], int]
+    home: Home
     say: Callable[[str], None]
     changed: Callable[[], None]
     first_pause_s: float = FIRST_PAUSE_S
@@ -114,11 +118,12 @@ class Supervisor:
             part = kept.part
             began = time.monotonic()
             try:
-                kept.process = await self._launch(part)
+                kept.process = await self._launch(kept)
             except OSError as exc:  # no memory or process id is free
                 ended = f"did not start ({exc.strerror})"
             else:
-                ended = f"ended ({how_it_ended(await kept.process.wait())})"
+                code = await kept.process.wait()
+                ended = f"ended ({how_it_ended(code)}{self._last_words(kept) if code > 0 else ''})"
                 signal_group(kept.process.pid, signal.SIGKILL)  # one of its workers may still run
             if kept.is_restarting:
                 kept.is_restarting = False
@@ -130,8 +135,14 @@ class Supervisor:
             await anyio.sleep(pause_s)
             pause_s = min(pause_s * 2, self.longest_pause_s)
 
-    async def _launch(self, part: Part) -> Process:
-        log = self.open_log(part.name)
+    def _last_words(self, kept: Kept) -> str:
+        """Return the last line that the process wrote: a part that refuses its settings says there what is wrong."""
+        lines = self.home.last_lines(kept.part.name, since=kept.log_start)
+        return next((f": {line}" for line in reversed(lines) if line.strip()), "")
+
+    async def _launch(self, kept: Kept) -> Process:
+        part, log = kept.part, self.home.open_log(kept.part.name)
+        kept.log_start = os.fstat(log).st_size
         try:
             # in its own session: Ctrl-C in the terminal reaches only `up`, which ends the parts in order
             process = await anyio.open_process(
@@ -168,14 +179,14 @@ class Supervisor:
 @asynccontextmanager
 async def supervising(
     *,
-    open_log: Callable[[str], int],
+    home: Home,
     say: Callable[[str], None],
     changed: Callable[[], None],
     first_pause_s: float = FIRST_PAUSE_S,
     longest_pause_s: float = LONGEST_PAUSE_S,
 ) -> AsyncGenerator[Supervisor, None]:
     async with anyio.create_task_group() as tasks:
-        supervisor = Supervisor(tasks, open_log, say, changed, first_pause_s, longest_pause_s)
+        supervisor = Supervisor(tasks, home, say, changed, first_pause_s, longest_pause_s)
         try:
             yield supervisor
         finally:
@@ -186,7 +197,7 @@ async def supervising(
 async def until_signal(
     work: Callable[[Supervisor, TaskGroup], Awaitable[None]],
     *,
-    open_log: Callable[[str], int],
+    home: Home,
     say: Callable[[str], None],
     changed: Callable[[], None],
 ) -> None:
@@ -197,7 +208,7 @@ async def until_signal(
     failures: list[DirectorError] = []
     with anyio.open_signal_receiver(*SIGNALS) as signals:
         async with (
-            supervising(open_log=open_log, say=say, changed=changed) as supervisor,
+            supervising(home=home, say=say, changed=changed) as supervisor,
             anyio.create_task_group() as tasks,
         ):
             with anyio.CancelScope() as scope:

@@ -107,7 +107,7 @@ class Up:
         self._is_noted = True
 
     async def run(self) -> int:
-        await until_signal(self._start, open_log=self._home.open_log, say=self._say, changed=self._note)
+        await until_signal(self._start, home=self._home, say=self._say, changed=self._note)
         return STOPPED if self._is_ready else INTERRUPTED
 
     async def _start(self, supervisor: Supervisor, tasks: TaskGroup) -> None:

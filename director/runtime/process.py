@@ -9,11 +9,11 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 import anyio
 import msgspec
@@ -34,19 +34,20 @@ from director.core.settings import CommonSettings
 from director.runtime.bounded_http import BoundedHttp, Connections
 from director.runtime.logs import configure
 from director.runtime.metrics import Registry
-from director.runtime.recent import Recent
 from director.runtime.startup import collect_garbage_rarely, release_sigterm
 from director.runtime.tracing import OFF, Tracing
 
 log = logging.getLogger(__name__)
 
 AnySettings = TypeVar("AnySettings", bound=CommonSettings)
+Found = TypeVar("Found")
 Check = Callable[[], Awaitable[str]]
 """Returns what is missing, in words for people, or '' if nothing is."""
 
 ASK_AGAIN_S: Final = 1.0
 CHECK_S: Final = 2.0
 SHUTDOWN_S: Final = 2
+FRESH_S: Final = 1.0
 
 
 def serve(name: str, command: str, main: Callable[[AnySettings], Awaitable[None]], settings: AnySettings) -> None:
@@ -137,6 +138,25 @@ async def _asked(check: Check) -> str:
 
 def _json(body: dict[str, Any], *, status: int = 200) -> Response:
     return Response(msgspec.json.encode(body), status_code=status, media_type="application/json")
+
+
+class Recent(Generic[Found]):
+    """Shares a look among all that ask within FRESH_S: callers without a token ask as often as they like. There is one
+    look at a time, and its error is shared like a result.
+    """
+
+    def __init__(self, look: Callable[[], Coroutine[Any, Any, Found]], clock: Clock) -> None:
+        self._look = look
+        self._clock = clock
+        self._task: asyncio.Task[Found] | None = None
+        self._looked_at = 0.0
+
+    async def get(self) -> Found:
+        now = self._clock.monotonic()
+        if self._task is None or (self._task.done() and now - self._looked_at >= FRESH_S):
+            self._task, self._looked_at = asyncio.create_task(self._look()), now
+            self._task.add_done_callback(lambda task: task.cancelled() or task.exception())  # all may have left
+        return await asyncio.shield(self._task)
 
 
 async def look_at_redis(redis: Redis, settings: CommonSettings, health: Health, clock: Clock, *, part: Part) -> None:

@@ -19,6 +19,9 @@ from tests.site.reference import filled, state_diagram
 
 ROOT: Final = Path(__file__).parents[2]
 SOURCE: Final = "source"  # the folder of the site that has pages from outside docs/
+# Weights of pages in the search, where titles alone rank the wrong page first
+WEIGHTS: Final = {"how-to/own-model.md": 4, "reference/http/types.md": 0.2}
+WEIGHT_OF_SOURCE: Final = 0.2
 MERMAID: Final = re.compile(r"```mermaid\nstateDiagram-v2\n.*?```", re.DOTALL)
 LINK: Final = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])+)\]\(([^)\s]+)\)")
 FENCE: Final = re.compile(r"(^```.*?^```$|^(?: {4}[^\n]*\n)+|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
@@ -44,12 +47,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name in pages_of_repository():
         text = (ROOT / name).read_text(encoding="utf-8")
         files.append(File.generated(config, f"{SOURCE}/{name}", content=text))
+    if unknown := [name for name in WEIGHTS if files.get_file_from_path(name) is None]:
+        raise PluginError(f"WEIGHTS of the search names pages that are missing: {', '.join(unknown)}")
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
     here = page.file.src_uri
-    in_repository = here.removeprefix(f"{SOURCE}/") if here.startswith(f"{SOURCE}/") else f"docs/{here}"
+    is_source = here.startswith(f"{SOURCE}/")
+    in_repository = here.removeprefix(f"{SOURCE}/") if is_source else f"docs/{here}"
+    page.meta["search"] = {"boost": WEIGHT_OF_SOURCE if is_source else WEIGHTS.get(here, 1)}
     text = MERMAID.sub(lambda _: state_diagram(), markdown)
     return filled(
         CODE_OR_LINK.sub(lambda found: found[0] if found[3] else link(found, in_repository, here, config, files), text)

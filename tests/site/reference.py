@@ -92,7 +92,7 @@ def settings_of(process: str = "") -> str:
     return table(
         ("variable", "type", "default", "meaning"),
         [
-            (f"`{name}`", type_, f"`{default.lower() if type_ == FLAG else default}`" if default else "", text)
+            (f"`{name}`", type_, f"`{default}`" if default else "", text)
             for name, type_, default, text in setting_rows(process)
         ],
     )

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import httpx
 import pytest
 
 from director.broker import keys
-from director.broker.redis_client import client
 from director.broker.rights import PARTS
 from director.core.ids import queue_name
 from director.store.accounts import Accounts
@@ -22,7 +20,7 @@ from tests.support.eventually import eventually
 from tests.support.live_director import DirectorProcess, Gate, director_process, keeper_process
 from tests.support.model_server import model_server
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
-from tests.support.servers import Kind, RedisServer, redis_server
+from tests.support.servers import RedisServer
 from tests.support.sink import Answer, Sink, sink
 
 pytestmark = [pytest.mark.faults]
@@ -35,20 +33,6 @@ DRIVEN: dict[str, Any] = {
     **{"runner": "http", "runner_config": json.dumps(RUNNER), "webhook_allow": "loopback", "lease_s": 1},
     **{"attempts": 2, "backoff_s": 0.1, "health_port": 0},
 }
-
-
-@pytest.fixture(params=["valkey", pytest.param("redis7", marks=pytest.mark.redis7)])
-def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    kind: Kind = request.param
-    with redis_server(kind, guarded=True) as started:
-        yield started
-
-
-@pytest.fixture
-async def admin(server: RedisServer) -> AsyncIterator[Any]:
-    redis = client(server.admin_url)
-    yield redis
-    await redis.aclose()
 
 
 class Callers:
@@ -134,9 +118,8 @@ async def seen(callers: Callers, keeper: str) -> str:
 
 
 async def test_parts_do_all_of_their_work_with_their_own_rights(
-    server: RedisServer, admin: Any, tmp_path: Path
+    guarded: RedisServer, admin: Any, tmp_path: Path
 ) -> None:
-    await admin.acl_log_reset()  # other tests of this server try what is refused
     token = await Accounts(admin).create_token(ACCOUNT, scopes=("read", "run", "admin"))
     files, gate, api_log = str(tmp_path / "files"), Gate(tmp_path / "gate"), tmp_path / "api.log"
     env = {"DIRECTOR_FILES_DIR": files, "DIRECTOR_WEBHOOK_ALLOW": "loopback"}
@@ -144,13 +127,13 @@ async def test_parts_do_all_of_their_work_with_their_own_rights(
         model = await stack.enter_async_context(model_server())
         receiver = await stack.enter_async_context(sink())
         log = stack.enter_context(api_log.open("wb"))
-        api = await stack.enter_async_context(live_api(server.url, env=env, log=log))
+        api = await stack.enter_async_context(live_api(guarded.url, env=env, log=log))
         http = httpx.AsyncClient(base_url=api.url, trust_env=False, timeout=30)
         http.headers["Authorization"] = f"Bearer {token}"
         callers = Callers(await stack.enter_async_context(http))
 
         def director() -> AbstractAsyncContextManager[DirectorProcess]:
-            return director_process(server.url, model.url, files_dir=files, **DRIVEN)
+            return director_process(guarded.url, model.url, files_dir=files, **DRIVEN)
 
         await callers.ask("PATCH", f"/v1/admin/accounts/{ACCOUNT}", json={"limits": LIMITS})
         async with director() as first:
@@ -163,7 +146,7 @@ async def test_parts_do_all_of_their_work_with_their_own_rights(
         lost = await callers.create(n=1)
         await out_of_line(admin, lost)
         metrics_port, keeping = free_port(), {"webhook_allow": "loopback", "files_dir": files, "scale_token": SECRET}
-        async with keeper_process(server.url, lease_s=1, port=metrics_port, **keeping) as keeper:
+        async with keeper_process(guarded.url, lease_s=1, port=metrics_port, **keeping) as keeper:
             await callers.shows(killed, "starting")
             async with director() as second:
                 await callers.shows(killed, "processing")
@@ -184,7 +167,7 @@ async def test_parts_do_all_of_their_work_with_their_own_rights(
                 logs.append(third.log)
             logs.append(keeper.log)
         for user in ("api", "director"):
-            line = [sys.executable, "-m", "director", "doctor", "--json", "--redis", server.url_of(user)]
+            line = [sys.executable, "-m", "director", "doctor", "--json", "--redis", guarded.url_of(user)]
             found = json.loads((await anyio.run_process(line, check=False)).stdout)["checks"]
             assert [check["verdict"] for check in found if check["check"] == "rights"] == ["ok"]
         logs.append(api_log.read_text())

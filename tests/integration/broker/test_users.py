@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from director.core.clock import SystemClock
 from director.core.errors import UnsafeBackend
 from director.core.ids import Partition, QueueName, new_prediction_id, partition_of_model
 from tests.support.eventually import eventually
-from tests.support.servers import USERS, Kind, RedisServer, binary, redis_server
+from tests.support.servers import USERS, RedisServer, binary
 
 HOUSE = Path(__file__).parents[3]
 ROOMS = ("api", "director")
@@ -184,26 +184,9 @@ zrange {LIVE} 0 -1
 """.strip().splitlines()
 
 
-@pytest.fixture(scope="module", params=["valkey", pytest.param("redis7", marks=pytest.mark.redis7)])
-def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    kind: Kind = request.param
-    with redis_server(kind, guarded=True) as started:
-        yield started
-
-
 @pytest.fixture
-async def admin(server: RedisServer) -> AsyncIterator[Any]:
-    """Yield a client with all rights on an empty database. Restore the shipped users afterwards."""
-    redis = client(server.admin_url)
-    await redis.flushall()
-    yield redis
-    await redis.acl_load()
-    await redis.aclose()
-
-
-@pytest.fixture
-async def ours(server: RedisServer, admin: Any) -> AsyncIterator[Redis]:
-    redis = client(server.url)
+async def ours(guarded: RedisServer, admin: Any) -> AsyncIterator[Redis]:
+    redis = client(guarded.url)
     yield redis
     await redis.aclose()
 
@@ -236,8 +219,8 @@ def test_our_users_have_only_the_requested_rights(user: str) -> None:
 
 
 @pytest.mark.parametrize("part", PARTS)
-async def test_part_is_refused_what_only_others_need(server: RedisServer, admin: Any, part: Part) -> None:
-    async with client(server.url_of(part)) as redis:
+async def test_part_is_refused_what_only_others_need(guarded: RedisServer, admin: Any, part: Part) -> None:
+    async with client(guarded.url_of(part)) as redis:
         assert await refused(redis, part) == []
         assert await refused(redis) == [], "its name tells which part it is"
     others = [command for command in ALL if command not in NEEDED[part]]
@@ -246,9 +229,9 @@ async def test_part_is_refused_what_only_others_need(server: RedisServer, admin:
 
 
 @pytest.mark.parametrize("part", PARTS)
-async def test_part_is_refused_everything_that_none_needs(server: RedisServer, admin: Any, part: Part) -> None:
+async def test_part_is_refused_everything_that_none_needs(guarded: RedisServer, admin: Any, part: Part) -> None:
     await admin.hset(f"{{p{partition_of_model('acme/echo')}}}:rec:a", "status", "starting")
-    async with client(server.url_of(part)) as redis:
+    async with client(guarded.url_of(part)) as redis:
         assert await not_refused(redis, REFUSED_US + REFUSED[part]) == []
 
 
@@ -321,9 +304,9 @@ async def test_script_has_only_the_rights_of_its_caller(ours: Redis, admin: Any)
     assert await admin.get("stranger") == b"1"
 
 
-async def test_kedas_user_can_only_count_the_live_entries_of_a_queue(server: RedisServer, admin: Any) -> None:
+async def test_kedas_user_can_only_count_the_live_entries_of_a_queue(guarded: RedisServer, admin: Any) -> None:
     await admin.zadd(LIVE, {"a": 1, "b": 2})
-    async with Redis.from_url(server.url_of("keda"), protocol=2) as keda:
+    async with Redis.from_url(guarded.url_of("keda"), protocol=2) as keda:
         assert await keda.ping()
         assert await keda.eval(OF_KEDA, 1, LIVE) == 2
         assert await keda.eval(OF_KEDA, 1, ELSEWHERE) == 0, "a queue in which nothing lives has no key"
@@ -333,12 +316,12 @@ async def test_kedas_user_can_only_count_the_live_entries_of_a_queue(server: Red
                 await keda.eval(body, 1, LIVE)
 
 
-async def test_probe_is_answered_but_reads_nothing(server: RedisServer) -> None:
-    async with Redis.from_url(server.url_of("probe"), protocol=2) as probe:
+async def test_probe_is_answered_but_reads_nothing(guarded: RedisServer) -> None:
+    async with Redis.from_url(guarded.url_of("probe"), protocol=2) as probe:
         assert await probe.ping()
         assert await not_refused(probe, ["info", "get secret:files", "config get *", "subscribe x"]) == []
     with pytest.raises(exceptions.ConnectionError, match="Authentication required"):
-        async with Redis.from_url(f"unix://{server.socket}", protocol=2) as unknown_user:
+        async with Redis.from_url(f"unix://{guarded.socket}", protocol=2) as unknown_user:
             await unknown_user.ping()
 
 
@@ -400,10 +383,10 @@ async def test_server_of_the_pod_knows_passwords_only_by_their_hashes(tmp_path: 
     ids=lambda command: command[0],
 )
 async def test_process_without_a_right_exits_and_names_it(
-    server: RedisServer, admin: Any, command: tuple[str, ...]
+    guarded: RedisServer, admin: Any, command: tuple[str, ...]
 ) -> None:
     await admin.execute_command("ACL SETUSER", "director", "-hmget")
-    env = dict(os.environ) | {"DIRECTOR_REDIS_URL": server.url, "DIRECTOR_PORT": "0"}
+    env = dict(os.environ) | {"DIRECTOR_REDIS_URL": guarded.url, "DIRECTOR_PORT": "0"}
     ended = await anyio.run_process([sys.executable, "-m", "director", *command], env=env, check=False)
     assert ended.returncode == 1
     said = ended.stdout + ended.stderr
@@ -412,8 +395,8 @@ async def test_process_without_a_right_exits_and_names_it(
 
 
 @pytest.mark.heavy
-async def test_doctor_works_with_the_rights_of_our_user(server: RedisServer, admin: Any) -> None:
-    line = [sys.executable, "-m", "director", "doctor", "--json", "--redis", server.url]
+async def test_doctor_works_with_the_rights_of_our_user(guarded: RedisServer, admin: Any) -> None:
+    line = [sys.executable, "-m", "director", "doctor", "--json", "--redis", guarded.url]
     found = json.loads((await anyio.run_process(line, check=False)).stdout)["checks"]
     told = {check["check"]: (check["verdict"], check["found"]) for check in found}
     assert told["rights"] == ("ok", "our user may do all that is needed")

@@ -25,6 +25,9 @@ def schema(name: str) -> bytes:
     return json.dumps({"openapi": "3.0.2", "paths": {}, "components": {"schemas": {"Input": {"title": name}}}}).encode()
 
 
+FIRST, SECOND = schema("first"), schema("second")
+
+
 def version_of(shown: bytes) -> str:
     return version_id(MODEL, Raw(shown), b"")
 
@@ -39,6 +42,14 @@ def runs(cog: ScriptedCog, prediction_id: str) -> None:
     body = {"id": prediction_id, "status": "succeeded", "output": cog.url}
     cog.on("PUT", f"/predictions/{prediction_id}", answer(200, body))
     cog.on("POST", f"/predictions/{prediction_id}/cancel", answer(404, b"{}"))
+
+
+async def result(caller: Caller, cog: ScriptedCog) -> dict[str, Any]:
+    """Create a prediction that this server can run, and return it at its end."""
+    prediction = caller.new_id()
+    runs(cog, prediction)
+    await caller.submit(prediction)
+    return await caller.ended(prediction)
 
 
 async def for_ever(exchange: Exchange) -> None:
@@ -64,28 +75,23 @@ async def registered(catalog: Catalog, shown: bytes) -> Any:
 async def test_server_that_shows_another_schema_is_another_version(
     catalog: Catalog, server: RedisServer, caller_of: Callable[[bytes], Caller]
 ) -> None:
-    first, second = schema("first"), schema("second")
     async with scripted_cog(streams=False, is_array=False) as cog:
-        restarted(cog, first, "first")
+        restarted(cog, FIRST, "first")
         async with live_director(server.url, cog.url, version=""):
-            await registered(catalog, first)
-            restarted(cog, second, "second")
-            await registered(catalog, second)
+            await registered(catalog, FIRST)
+            restarted(cog, SECOND, "second")
+            await registered(catalog, SECOND)
             # a version that was published stays as it was
-            assert bytes((await registered(catalog, first)).schema) == first
+            assert bytes((await registered(catalog, FIRST)).schema) == FIRST
 
-            left = await caller_of(first).submit()
-            new = caller_of(second)
-            prediction = new.new_id()
-            runs(cog, prediction)
-            await new.submit(prediction)
-            assert (await new.ended(prediction))["status"] == "succeeded"
+            left = await caller_of(FIRST).submit()
+            assert (await result(caller_of(SECOND), cog))["status"] == "succeeded"
             # what waits for the former version is not run by the new one, and not lost
-            assert (await caller_of(first).get(left))["status"] == "starting"
+            assert (await caller_of(FIRST).get(left))["status"] == "starting"
 
             runs(cog, left)
-            restarted(cog, first, "third")
-            assert (await caller_of(first).ended(left))["status"] == "succeeded"
+            restarted(cog, FIRST, "third")
+            assert (await caller_of(FIRST).ended(left))["status"] == "succeeded"
 
 
 async def test_server_without_a_schema_that_shows_one_later_is_another_version(
@@ -104,26 +110,21 @@ async def test_server_without_a_schema_that_shows_one_later_is_another_version(
 async def test_server_of_another_version_gets_no_work_while_others_run_the_former(
     catalog: Catalog, server: RedisServer, caller_of: Callable[[bytes], Caller]
 ) -> None:
-    first, second = schema("first"), schema("second")
     async with scripted_cog(streams=False) as cog, scripted_cog(streams=False) as other:
-        restarted(cog, first, "first")
-        restarted(other, first, "first")
+        restarted(cog, FIRST, "first")
+        restarted(other, FIRST, "first")
         async with live_director(server.url, cog.url, other.url, version="") as director:
             await eventually(lambda: all(each.can_run for each in director.servers.all), "both run")
-            restarted(cog, second, "second")
+            restarted(cog, SECOND, "second")
             held = director.servers.all[0]
             await eventually(lambda: "another schema" in held.health.detail, "it is held back")
             assert held.free == 0
-            old = caller_of(first)
             for _ in range(3):
-                prediction = old.new_id()
-                runs(other, prediction)
-                await old.submit(prediction)
-                assert (await old.ended(prediction))["output"] == other.url
-            assert await catalog.version(MODEL, version_of(second)) is None
+                assert (await result(caller_of(FIRST), other))["output"] == other.url
+            assert await catalog.version(MODEL, version_of(SECOND)) is None
 
-            restarted(other, second, "second")
-            await registered(catalog, second)
+            restarted(other, SECOND, "second")
+            await registered(catalog, SECOND)
             await eventually(lambda: all(each.can_run for each in director.servers.all), "both run the new one")
 
 
@@ -131,25 +132,24 @@ async def test_server_of_another_version_gets_no_work_while_others_run_the_forme
 async def test_running_prediction_survives_a_change_of_version(
     catalog: Catalog, redis: Redis, server: RedisServer, caller_of: Callable[[bytes], Caller]
 ) -> None:
-    first, second = schema("first"), schema("second")
     async with scripted_cog(streams=False, is_array=False) as cog:
-        restarted(cog, first, "first")
+        restarted(cog, FIRST, "first")
         async with keeping(server.url), live_director(server.url, cog.url, version="", drain_s=1.0, backoff_s=0.1):
-            await registered(catalog, first)
-            old = caller_of(first)
+            await registered(catalog, FIRST)
+            old = caller_of(FIRST)
             prediction = old.new_id()
 
             async def die(exchange: Exchange) -> None:  # the server restarts in the middle of the run
-                restarted(cog, second, "second")
+                restarted(cog, SECOND, "second")
 
             cog.on("PUT", f"/predictions/{prediction}", Script(die), answer(503, b"{}"))
             cog.on("POST", f"/predictions/{prediction}/cancel", answer(404, b"{}"))
             await old.submit(prediction)
-            await registered(catalog, second)
+            await registered(catalog, SECOND)
             assert await old.status(prediction) in ("starting", "processing")
 
             runs(cog, prediction)
-            restarted(cog, first, "third")
+            restarted(cog, FIRST, "third")
             assert (await old.ended(prediction))["status"] == "succeeded"
 
 
@@ -157,43 +157,39 @@ async def test_running_prediction_survives_a_change_of_version(
 async def test_new_version_runs_after_runs_of_the_former_were_stopped(
     catalog: Catalog, server: RedisServer, caller_of: Callable[[bytes], Caller]
 ) -> None:
-    first, second = schema("first"), schema("second")
     async with scripted_cog(streams=False, is_array=False) as cog:
-        restarted(cog, first, "first")
+        restarted(cog, FIRST, "first")
         async with live_director(server.url, cog.url, version="", drain_s=0.1) as director:
-            await registered(catalog, first)
-            old = caller_of(first)
+            await registered(catalog, FIRST)
+            old = caller_of(FIRST)
             prediction = old.new_id()
             cog.on("PUT", f"/predictions/{prediction}", Script(for_ever))
             cog.on("POST", f"/predictions/{prediction}/cancel", answer(200, b"{}"))
             await old.submit(prediction)
             await eventually(lambda: director.claims, "it is claimed")
-            restarted(cog, second, "second")
-            await registered(catalog, second)
+            restarted(cog, SECOND, "second")
+            await registered(catalog, SECOND)
 
-            new = caller_of(second)
-            prediction = new.new_id()
-            runs(cog, prediction)
-            await new.submit(prediction)
-            assert (await new.ended(prediction))["status"] == "succeeded"
-            assert (await new.record(prediction)).attempt == 1
+            new = caller_of(SECOND)
+            ended = await result(new, cog)
+            assert ended["status"] == "succeeded"
+            assert (await new.record(ended["id"])).attempt == 1
 
 
 @pytest.mark.faults
 async def test_server_that_comes_back_in_a_change_of_version_gets_no_work_of_the_new_one(
     catalog: Catalog, server: RedisServer, caller_of: Callable[[bytes], Caller]
 ) -> None:
-    first, second = schema("first"), schema("second")
     is_over = anyio.Event()
     async with scripted_cog(streams=False) as cog, scripted_cog(streams=False) as other:
-        restarted(cog, first, "first")
-        restarted(other, first, "first")
+        restarted(cog, FIRST, "first")
+        restarted(other, FIRST, "first")
         async with live_director(server.url, cog.url, other.url, version="") as director:
             changing, back = director.servers.all
             await eventually(lambda: changing.can_run and back.can_run, "both run")
             other.on("GET", "/health-check", answer(503, b"{}"))
             await eventually(lambda: not back.can_run, "the other is away")
-            old = caller_of(first)
+            old = caller_of(FIRST)
             prediction = old.new_id()
 
             async def held(exchange: Exchange) -> None:
@@ -203,28 +199,24 @@ async def test_server_that_comes_back_in_a_change_of_version_gets_no_work_of_the
             cog.on("POST", f"/predictions/{prediction}/cancel", answer(404, b"{}"))
             await old.submit(prediction)
             await eventually(lambda: cog.asked("PUT"), "it runs")
-            restarted(cog, second, "second")
+            restarted(cog, SECOND, "second")
             await eventually(lambda: "another schema" in changing.health.detail, "the change has begun")
-            restarted(other, first, "second")
+            restarted(other, FIRST, "second")
             await eventually(lambda: back.health.since == "second", "the other is back")
             is_over.set()
             # The server that is asked first says which version is served from now on. The other one is held back
             strange = lambda server: "another schema" in server.health.detail  # noqa: E731 - one fact
             await eventually(lambda: changing.can_run != back.can_run and strange(changing) != strange(back), "settled")
-            shown, serving, held_back = (second, cog, back) if changing.can_run else (first, other, changing)
+            shown, serving, held_back = (SECOND, cog, back) if changing.can_run else (FIRST, other, changing)
             await registered(catalog, shown)
             assert held_back.free == 0
-            new = caller_of(shown)
-            prediction = new.new_id()
-            runs(serving, prediction)
-            await new.submit(prediction)
-            assert (await new.ended(prediction))["output"] == serving.url
+            assert (await result(caller_of(shown), serving))["output"] == serving.url
 
 
 async def test_director_that_drains_begins_with_no_version(
     catalog: Catalog, redis: Redis, server: RedisServer, caller_of: Callable[[bytes], Caller]
 ) -> None:
-    shown = schema("first")
+    shown = FIRST
     async with scripted_cog(streams=False) as cog:
         cog.on("GET", "/health-check", answer(503, b"{}"))
         async with live_director(server.url, cog.url, version="") as director:
@@ -242,17 +234,17 @@ async def test_schema_of_a_version_that_the_operator_named_is_never_rewritten(
 ) -> None:
     version = "b2" * 32
     async with scripted_cog() as cog:
-        restarted(cog, schema("first"), "first")
+        restarted(cog, FIRST, "first")
         async with live_director(server.url, cog.url, version=version) as director:
             await eventually(lambda: catalog.version(MODEL, version), "it is registered")
-            restarted(cog, schema("second"), "second")
+            restarted(cog, SECOND, "second")
             [judged] = director.servers.all
             await eventually(lambda: judged.health.since == "second", "its new start was registered")
             assert judged.can_run
             assert "the model server shows another schema than its version has" in caplog.messages
             known = await catalog.version(MODEL, version)
             assert known is not None
-            assert bytes(known.schema) == schema("first")
+            assert bytes(known.schema) == FIRST
 
 
 async def test_heartbeat_says_that_a_server_shows_no_schema(redis: Redis, server: RedisServer) -> None:

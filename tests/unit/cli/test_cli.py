@@ -13,13 +13,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from director.cli import predictions
 from director.cli.arguments import model_name, port_number
 from director.cli.backend import redis_url
-from director.cli.client import FileFault, Seen, parse_input, save_output, service
+from director.cli.client import FileFault, Seen, _detail, parse_input, save_output, service
 from director.cli.main import main
+from director.cli.output import say
 from director.cli.printing import Printer
 from director.cli.tables import print_json
 from director.core.states import Status
@@ -177,6 +179,14 @@ def test_closed_pipe_does_not_end_a_command():
         "import sys\nfrom director.cli.output import say\nsay('one')\nsay('two')\nprint('goes on', file=sys.stderr)"
     )
     assert without_a_reader("-c", source, check=True).stderr == "goes on\n"
+
+
+def test_last_line_of_a_part_cannot_control_the_terminal(monkeypatch, capsys):
+    line = "model-painter ended (exit code 1: \x1b[2Jno GPU)"
+    say(line)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    say(line)
+    assert capsys.readouterr().out.splitlines() == [line, line.replace("\x1b", "\ufffd")]
 
 
 def test_full_disk_does_not_end_a_command():
@@ -418,3 +428,18 @@ def test_wait_is_one_line_on_a_terminal_that_disappears(monkeypatch):
     assert wait.endswith("\r\x1b[1A"), "the line is emptied"
     assert rest.startswith("» succeeded after ")
     assert err.count("\x1b[?25l") == err.count("\x1b[?25h"), "the cursor is shown again"
+
+
+def test_fault_of_an_input_names_it_once() -> None:
+    said = "- input.colour: input.colour must be one of the following: red\n- input.n: Invalid type.\n"
+    answer = httpx.Response(422, json={"detail": said})
+    assert _detail(answer) == "input.colour must be one of the following: red; input.n: Invalid type."
+
+
+def test_fault_of_several_lines_is_shown_as_lines(monkeypatch, capsys) -> None:
+    def refuse(argv: object) -> int:
+        raise Nowhere("valkey does not start. Its log ends with:\n  no\x1b[31mspace")
+
+    monkeypatch.setattr("director.cli.main._run", refuse)
+    assert main([]) == 1
+    assert capsys.readouterr().err == "director: valkey does not start. Its log ends with:\n  no\ufffd[31mspace\n"

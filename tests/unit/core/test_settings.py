@@ -60,7 +60,7 @@ def test_other_variables_are_not_ours() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
-        ("PORT", "eighty", "int"),
+        ("PORT", "eighty", "a whole number"),
         ("PORT", "65536", "<= 65535"),
         ("CACHE_S", "-1", ">= 0"),
         ("DURABILITY", "none", "regex"),

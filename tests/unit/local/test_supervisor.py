@@ -9,6 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from director.local.home import Home
 from director.local.processes import is_alive, mark
 from director.local.supervisor import Part, Supervisor, how_it_ended, supervising
 
@@ -25,15 +26,13 @@ def heard() -> list[str]:
 
 @pytest.fixture
 def supervise(tmp_path: Path, heard: list[str]) -> Supervise:
-    def open_log(name: str) -> int:
-        return os.open(tmp_path / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    home = Home(tmp_path)
+    home.make()
 
     @asynccontextmanager
     async def supervised() -> AsyncGenerator[Supervisor, None]:
         with anyio.fail_after(PATIENCE_S):
-            async with supervising(
-                open_log=open_log, say=heard.append, changed=lambda: None, first_pause_s=0.01
-            ) as supervisor:
+            async with supervising(home=home, say=heard.append, changed=lambda: None, first_pause_s=0.01) as supervisor:
                 yield supervisor
 
     return supervised
@@ -157,22 +156,45 @@ async def test_a_failure_inside_the_block_still_ends_every_part(supervise, part)
     assert not any(is_alive(one) for one in marks.values())
 
 
-async def test_missing_command_is_named_in_the_log(supervise, tmp_path):
+async def test_missing_command_is_named(supervise, heard, tmp_path):
     async with supervise() as supervisor:
         supervisor.start([Part(name="absent", command=["no-such-program"], env=dict(os.environ), cwd=tmp_path)])
         await until(lambda: supervisor.ends["absent"])
-    assert "no-such-program: No such file or directory" in (tmp_path / "absent.log").read_text()
+    assert heard[0] == (
+        "absent ended (exit code 1: no-such-program: No such file or directory); starting it again in 0.01 s"
+    )
+
+
+async def test_last_line_of_a_part_that_gives_up_is_said_once(supervise, part, heard, tmp_path):
+    note = tmp_path / "note"
+    source = f"""
+    import pathlib, sys
+    note = pathlib.Path({str(note)!r})
+    if note.exists():
+        sys.exit(2)
+    note.touch()
+    print("starting", flush=True)
+    sys.exit("director run: DIRECTOR_LEASE_S: Expected a number")
+    """
+    async with supervise() as supervisor:
+        supervisor.start([part("director-painter", source)])
+        await until(lambda: supervisor.ends["director-painter"] >= 2)
+    assert [line.partition(";")[0] for line in heard[:2]] == [
+        "director-painter ended (exit code 1: director run: DIRECTOR_LEASE_S: Expected a number)",
+        "director-painter ended (exit code 2)",
+    ]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
 async def test_parts_die_with_a_supervisor_that_is_killed(part, tmp_path):
     note = tmp_path / "pid"
     source = f"""
-    import os, sys, anyio
+    import os, pathlib, sys, anyio
+    from director.local.home import Home
     from director.local.supervisor import Part, supervising
     async def main():
-        log = lambda name: os.open(os.devnull, os.O_WRONLY)
-        async with supervising(open_log=log, say=print, changed=lambda: None) as supervisor:
+        home = Home(pathlib.Path({str(tmp_path)!r}))
+        async with supervising(home=home, say=print, changed=lambda: None) as supervisor:
             child = "import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
             supervisor.start([Part(name="part", command=[sys.executable, "-c", child], env=dict(os.environ), cwd=".")])
             await anyio.sleep_forever()

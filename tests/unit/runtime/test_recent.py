@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from director.core.errors import BackendUnavailable
-from director.runtime.recent import FRESH_S, Recent
+from director.runtime.process import FRESH_S, Recent
 from tests.support.clock import FakeClock
 
 

@@ -1,23 +1,15 @@
-"""Try each feature that this version of the Python client has, 0.8 to 1.0. Prints a JSON object: feature → how it went.
-
-It runs in the client's own environment, which has no package of ours.
-"""
+"""Try each feature that this version of the Python client has, 0.8 to 1.0."""
 
 import io
-import json
 import os
 import ssl
 import time
 import urllib.request
 
 import replicate
+from given import account, captioner, gate, given, painter, pieces, show, trainer, writer
 
-given = json.loads(os.environ["GIVEN"])
-account, gate, models = given["account"], given["gate"], given["models"]
 client = replicate.Client(api_token=given["token"])
-writer, captioner, painter, trainer = (models[name] for name in ("writer", "captioner", "painter", "trainer"))
-pieces = ["About ", "llamas", "."]
-PARTS = {"stream": ("stream",), "deployments": ("deployments",), "trainings": ("trainings",)}
 
 
 def version_of(model):
@@ -103,15 +95,5 @@ def deployments():
     assert (ended(made).status, made.output) == ("succeeded", "by a release"), made
 
 
-def told(feature):
-    if not all(hasattr(client, part) for part in PARTS.get(feature.__name__, ())):
-        return "–"
-    try:
-        feature()
-    except Exception as error:  # each is a cell of the table
-        return f"{type(error).__name__}: {error}"[:300]
-    return "yes"
-
-
-features = (run, predictions, cancel, failure, stream, files, trainings, models_and_versions, deployments)
-print(json.dumps({feature.__name__: told(feature) for feature in features}))
+missing = [name for name in ("stream", "deployments", "trainings") if not hasattr(client, name)]
+show(run, predictions, cancel, failure, stream, files, trainings, models_and_versions, deployments, missing=missing)
