@@ -295,6 +295,10 @@ async def _enter(
         raise
     if accepted.replayed:
         await services.data_files.drop(new.id)
+        return accepted
+    until_ms = services.clock.now_ms() + int(services.settings.listing_ttl_s * 1000)  # or until its director counts it
+    with contextlib.suppress(BackendUnavailable):  # it is accepted
+        await services.scripts.stow(new.account, new.id, len(new.input), until_ms=until_ms)
     return accepted
 
 

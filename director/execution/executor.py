@@ -22,6 +22,7 @@ from director.core import data_bytes
 from director.core.clock import Clock, SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.policy import Policy
+from director.core.references import BYTES as REFERENCE_BYTES
 from director.core.references import reference_in
 from director.core.schema import Claim, Stored
 from director.core.settings import DirectorSettings
@@ -151,7 +152,7 @@ class Run:
         self._bytes_ahead = 0
         self._has_files = False
         self._input_bytes = len(claim.input)  # in Redis
-        self._has_data_file = False
+        self._data_bytes = 0  # in the file store
 
     @cached_property
     def _caught_up(self) -> asyncio.Event:
@@ -174,7 +175,7 @@ class Run:
     async def _start_and_read(self) -> None:
         if self.active.older is not None:
             await self.active.wait_for_older(self.active.older)
-        if not await self._has_input():
+        if len(self._claim.input) == REFERENCE_BYTES and not await self._has_read_input():
             self._apply(replace(INPUT_AWAY, retry_after_s=_away_s(self._claim.record.claims)))
             return
         files = self._executor.file_inputs
@@ -213,12 +214,10 @@ class Run:
                 self._hear(event)
                 await self._room_for_files()
 
-    async def _has_input(self) -> bool:
+    async def _has_read_input(self) -> bool:
         """Read the input if it is in the file store. False if that fails: no attempt is counted for an outage."""
-        claim = self._claim
-        if reference_in(claim.input) is None:
-            return True
-        self._has_data_file = True
+        claim, reference = self._claim, reference_in(self._claim.input)
+        self._data_bytes = reference.size if reference else 0
         try:
             claim.input = await self._executor.data_files.read(claim.id, claim.input) or claim.input
         except BackendUnavailable as exc:
@@ -365,9 +364,10 @@ class Run:
         pause = AWAY_S
         asked_at = self._now()
         unwritten = await self._progress.close()
-        output = b""
-        if isinstance(end, tracker.Finish) and not self.active.is_lost:
-            output = await self._executor.data_files.put(self._claim.id, end.output)
+        given = output = end.output if isinstance(end, tracker.Finish) else b""
+        if self._executor.data_files.takes(given):
+            output = await self._executor.data_files.put(self._claim.id, given)
+            self._data_bytes += 0 if output is given else len(given)
         while end is not None:
             try:
                 if isinstance(end, tracker.GiveBack):
@@ -401,6 +401,8 @@ class Run:
                 if finished:
                     self._figures.ended(self._claim.record, end.status, end.code, now_ms=self._clock.now_ms())
                     self._count_data(end, output)
+                    if self._data_bytes:
+                        await self._count_files()
                 log.info("inference" if finished else "claim lost", extra=self._facts_of_end(end))
                 # the grace began when `finish` was carried out: perhaps as early as the first try
                 return finished and self._now() - asked_at < GRACE_S - TELL_S
@@ -422,6 +424,12 @@ class Run:
         )
         if counted is not None:
             self._executor.scripts.weigh(record.account, *counted)
+
+    async def _count_files(self) -> None:
+        """Count the input and the output in the file store, and with them the files that were counted before."""
+        if self._executor.storing is not None:
+            files = sum(file.size for file in self._known_files.values())
+            await self._executor.storing.count(self._claim.record, self._data_bytes + files)
 
     async def _give_back(self, end: tracker.GiveBack) -> None:
         claim, policy = self._claim, self._executor.policy
@@ -473,7 +481,7 @@ class Run:
         the input is among them.
         """
         storing, record = self._executor.storing, self._claim.record
-        if storing is None or not self._has_files or self._has_data_file or record.kind == "training":
+        if storing is None or not self._has_files or self._data_bytes or record.kind == "training":
             return
         if isinstance(end, tracker.Finish) and not end.output:
             self._drop_beside()

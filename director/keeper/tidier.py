@@ -72,7 +72,7 @@ class Tidier:
 
         def read(pipe: Any) -> None:
             for prediction_id in holders:
-                pipe.hmget(keys.record(prediction_id), ["status", "account"])
+                pipe.hmget(keys.record(prediction_id), ["status", "account", "moved"])
                 pipe.exists(keys.output_data(prediction_id))
                 pipe.strlen(keys.input_data(prediction_id))
 
@@ -80,8 +80,8 @@ class Tidier:
         found = zip(holders, replies, replies, replies, strict=True)
         gone = {
             each: text(account or b"")
-            for each, (status, account), has_output, input_bytes in found
-            if self._is_over(each, status) and not has_output and input_bytes != REFERENCE_BYTES
+            for each, (status, account, moved), has_output, input_bytes in found
+            if (moved or self._is_over(each, status)) and not has_output and input_bytes != REFERENCE_BYTES
         }
         kept = await whose_weights_are_kept(self._redis, list(gone))
         return [(each, account) for each, account in gone.items() if each not in kept]

@@ -38,6 +38,7 @@ from tests.support.release import Release
 from tests.support.servers import RedisServer
 
 INPUT = {"text": "x" * 200_000}
+INPUT_BYTES = len(msgspec.json.encode(INPUT))
 OUTPUT = b'"' + b"y" * 200_000 + b'"'
 SECRETS_VERSION = "d4" * 32
 
@@ -242,12 +243,18 @@ async def test_files_live_as_long_as_their_data_and_their_prediction(
     await director.finish(await director.claim(), Status.FAILED, error="It broke.")
     await finish(await director.claim())
     assert await tidier.run_once() == Tidied(seen=3)
+    counted = (await scripts.stow(ACCOUNT)).total
     await redis.delete(keys.input_data(PredictionId(failed)))  # as its lifetime would
     await redis.delete(keys.input_data(PredictionId(ended)))
     assert await tidier.run_once() == Tidied(seen=3, removed=1)
+    assert (counted, (await scripts.stow(ACCOUNT)).total) == (3 * INPUT_BYTES, 2 * INPUT_BYTES)
     assert in_files(folder) == sorted([ended, ended, waiting])
     assert (await api.delete(f"/v1/predictions/{ended}")).status_code == 204
     assert in_files(folder) == [waiting]
+    await redis.hset(keys.record(PredictionId(waiting)), "moved", "elsewhere")  # as vacate leaves it
+    await redis.delete(keys.input_data(PredictionId(waiting)))
+    await tidier.run_once()
+    assert in_files(folder) == []
 
 
 @pytest.mark.faults
