@@ -29,6 +29,7 @@ def test_no_json_is_a_reference() -> None:
         b"{}",
         bytes(REFERENCE)[1:] + b" ",
         bytes(REFERENCE) + b"\n",
+        b'"' + bytes(REFERENCE)[1:],
         b"\0" + b"A0" * 16 + b" 0000200000",
         b"\0" + b"../" * 10 + b"ab 0000200000",
     ],
