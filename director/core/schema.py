@@ -168,7 +168,7 @@ class NewPrediction(Struct, kw_only=True):
         )
 
 
-class Claim(Struct, eq=False):
+class Claim(Struct):
     """`input`: as Redis keeps it, until its director has read it from the file store."""
 
     record: Record
