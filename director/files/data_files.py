@@ -29,6 +29,16 @@ AWAY_S: Final = 5.0  # after a failure Redis takes the data, and no caller waits
 JSON: Final = "application/json"
 
 
+class DataAway(BackendUnavailable):
+    """The file store does not give the data of one prediction, though Redis answers. Retry later, or show `without`:
+    the prediction as it is once its data was removed.
+    """
+
+    def __init__(self, reason: str, *, without: Stored) -> None:
+        super().__init__(reason)
+        self.without = without
+
+
 class DataFiles:
     """The data of one Redis server's predictions in its file store, if there is one. Data of `from_bytes` and more is
     put there; None puts none.
@@ -71,9 +81,12 @@ class DataFiles:
             log.warning("files are left to the keeper", extra={"prediction": prediction_id, "error": str(exc)})
 
     async def whole(self, stored: Stored) -> Stored:
-        """Return the prediction with its data in place of references. Raises BackendUnavailable."""
+        """Return the prediction with its data in place of references. Raises DataAway."""
         prediction_id = stored.record.id
-        given, output = await self.read(prediction_id, stored.input), await self.read(prediction_id, stored.output)
+        try:
+            given, output = await self.read(prediction_id, stored.input), await self.read(prediction_id, stored.output)
+        except BackendUnavailable as exc:
+            raise DataAway(str(exc), without=replace(stored, input=None, output=None)) from exc
         return replace(stored, input=given, output=output)
 
     async def read(self, prediction_id: PredictionId, kept: Raw | None) -> Raw | None:

@@ -20,6 +20,7 @@ from director.core.clock import Clock
 from director.core.ids import PredictionId, QueueName, created_ms_of, is_prediction_id
 from director.core.schema import Record, spent_attempts
 from director.core.view import iso, public_input
+from director.files.data_files import DataAway
 from director.store.changes import ChangeKind, Changes
 
 SLICE: Final = 100
@@ -132,7 +133,10 @@ class DeadLetters:
         letters = await self._letters([place]) if place.died_ms else []
         if not letters:
             return None
-        stored = await self._scripts.get(prediction_id, outlook=False)
+        try:
+            stored = await self._scripts.get(prediction_id, outlook=False)
+        except DataAway as exc:  # its attempts say why it died: perhaps this very file is lost
+            stored = exc.without
         given = stored and stored.input
         return Shown(letter=letters[0], input=public_input(stored.record, given) if stored and given else None)
 

@@ -215,9 +215,11 @@ async def test_a_store_that_is_away_refuses_no_create_and_delays_a_read(
         made = await create(api)
     assert (made.status_code, made.json()["input"]) == (201, INPUT)
     assert (await in_redis(redis, made.json()["id"]))[0] > 200_000
-    for path in (f"/v1/predictions/{kept}", "/v1/predictions"):
-        answer = await api.get(path)
-        assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+    answer = await api.get(f"/v1/predictions/{kept}")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+    listed = (await api.get("/v1/predictions")).json()["results"]
+    shown = [(each["id"], each["input"], each["data_removed"]) for each in listed]
+    assert shown == [(made.json()["id"], INPUT, False), (kept, {}, True)], "one hides no other"
     folder.with_name("away").rename(folder)
     assert (await api.get(f"/v1/predictions/{kept}")).json()["input"] == INPUT
 
@@ -261,6 +263,7 @@ async def test_files_live_as_long_as_their_data_and_their_prediction(
 async def test_a_dead_letter_is_shown_with_its_input_and_runs_again(
     api: httpx.AsyncClient,
     redis: Any,
+    folder: Path,
     scripts: Scripts,
     store: LocalFiles,
     director: PlayedDirector,
@@ -275,6 +278,10 @@ async def test_a_dead_letter_is_shown_with_its_input_and_runs_again(
     await Tidier(redis, scripts, store, FakeClock(now_ms=SystemClock().now_ms() + 86_400_000)).run_once()
     shown = (await admin.get(f"/v1/admin/dead/{prediction_id}")).json()
     assert shown["input"] == INPUT
+    folder.rename(folder.with_name("away"))
+    without = (await admin.get(f"/v1/admin/dead/{prediction_id}")).json()
+    assert without == {**shown, "input": None}, "why it died is shown in any case"
+    folder.with_name("away").rename(folder)
     assert await scripts.revive(prediction_id)
     await finish(await director.claim())
     assert (await api.get(f"/v1/predictions/{prediction_id}")).json()["output"] == "y" * 200_000
