@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from director.broker.scripts import Scripts
 from director.core import data_bytes
-from director.core.clock import Clock, SystemClock
+from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.policy import Policy
 from director.core.references import BYTES as REFERENCE_BYTES
@@ -86,7 +86,7 @@ class Executor(Struct, kw_only=True, eq=False):
     policy: Policy
     settings: DirectorSettings
     dice: Callable[[], float]
-    data_files: DataFiles = field(default_factory=lambda: DataFiles(SystemClock()))
+    data_files: DataFiles
     storing: Storing | None = None
     moderator: Moderator | None = None
     file_inputs: FileInputs | None = None
