@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 PUT_S: Final = 5.0  # a caller waits for it
 READ_S: Final = 10.0
 SLOWEST_BYTES_S: Final = 1 << 20
-AWAY_S: Final = 5.0  # after a failure Redis takes the data, and no caller waits for the store
+AWAY_S: Final = 5.0
 JSON: Final = "application/json"
 
 
@@ -39,16 +39,38 @@ class DataAway(BackendUnavailable):
         self.without = without
 
 
+class Tries:
+    """Calls of a store that may be away. After a failure one caller in AWAY_S tries it, and no other waits for it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._away_until = 0.0
+
+    def may_try(self) -> bool:
+        if not self._away_until:
+            return True
+        is_due = self._clock.monotonic() >= self._away_until
+        if is_due:
+            self.failed()  # until it answers this caller
+        return is_due
+
+    def failed(self) -> None:
+        self._away_until = self._clock.monotonic() + AWAY_S
+
+    def answered(self) -> None:
+        self._away_until = 0.0
+
+
 class DataFiles:
     """The data of one Redis server's predictions in its file store, if there is one. Data of `from_bytes` and more is
     put there; None puts none.
     """
 
     def __init__(self, clock: Clock, store: OutputStore | None = None, *, from_bytes: int | None = None) -> None:
-        self._clock = clock
         self._store = store
         self._from_bytes = from_bytes
-        self._away_until = 0.0
+        self._puts = Tries(clock)
+        self._reads = Tries(clock)  # a full disk can still be read
 
     def takes(self, data: bytes) -> bool:
         return self._from_bytes is not None and self._store is not None and len(data) >= self._from_bytes
@@ -58,7 +80,7 @@ class DataFiles:
 
         So a store that is away refuses nothing, and no output is lost. The data counts then as any other.
         """
-        if not self.takes(data) or self._store is None or self._clock.monotonic() < self._away_until:
+        if not self.takes(data) or self._store is None or not self._puts.may_try():
             return data
         try:
             async with asyncio.timeout(PUT_S + len(data) / SLOWEST_BYTES_S):
@@ -66,9 +88,10 @@ class DataFiles:
                 reference = Reference(digest[:32], len(data))
                 await self._store.put(_name(prediction_id, reference), data, content_type=JSON)
         except Exception as exc:  # noqa: BLE001 - any store may raise anything
-            self._away_until = self._clock.monotonic() + AWAY_S
+            self._puts.failed()
             log.warning("data stays in Redis", extra={"prediction": prediction_id, "error": type(exc).__name__})
             return data
+        self._puts.answered()
         return bytes(reference)
 
     async def drop(self, prediction_id: PredictionId) -> None:
@@ -96,15 +119,22 @@ class DataFiles:
             return kept
         if self._store is None:
             raise BackendUnavailable(f"data of {prediction_id} is in a file store, and this process knows none")
+        if not self._reads.may_try():
+            raise BackendUnavailable(f"data of {prediction_id} is in a file store that does not answer")
         try:
             async with asyncio.timeout(READ_S + reference.size / SLOWEST_BYTES_S):
                 file = await self._store.open(_name(prediction_id, reference))
                 if file is None or file.size != reference.size:
                     raise FileNotFoundError
-                return Raw(b"".join([chunk async for chunk in file.read(0, reference.size)]))
+                data = Raw(b"".join([chunk async for chunk in file.read(0, reference.size)]))
         except Exception as exc:  # any store may raise anything
+            # an error comes at once, and may concern one file; silence would hold a slot for each prediction
+            if isinstance(exc, TimeoutError):
+                self._reads.failed()
             why = type(exc).__name__
             raise BackendUnavailable(f"data of {prediction_id} cannot be read from the file store: {why}") from exc
+        self._reads.answered()
+        return data
 
 
 def _name(prediction_id: PredictionId, reference: Reference) -> FileName:

@@ -1,3 +1,4 @@
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -6,10 +7,11 @@ from msgspec import Raw
 from redis.asyncio import Redis
 
 from director.core.errors import BackendUnavailable
+from director.core.ids import PredictionId
 from director.core.references import Reference, reference_in
 from director.files.choose import store_in
 from director.files.data_files import AWAY_S, DataFiles
-from director.files.store import FileName, FileStore
+from director.files.store import FileName, FileStore, OpenFile
 from tests.support.clock import FakeClock
 from tests.unit.files.test_files import MINE, YOURS
 
@@ -30,6 +32,12 @@ class FaultyStore:
         if self.fault:
             raise self.fault
         await self._store.put(name, data, content_type=content_type)
+
+    async def open(self, name: FileName) -> OpenFile | None:
+        self.asked += 1
+        if self.fault:
+            raise self.fault
+        return await self._store.open(name)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
@@ -87,9 +95,32 @@ async def test_data_stays_while_the_store_is_away(
     store.fault = fault
     assert [await files.put(MINE, LARGE) for _ in range(3)] == [LARGE] * 3
     assert store.asked == 1, "no other caller waits for it"
+    clock.pass_time(AWAY_S)
+    assert await asyncio.gather(*(files.put(MINE, LARGE) for _ in range(3))) == [LARGE] * 3
+    assert store.asked == 2, "one caller tries it"
     store.fault = None
     clock.pass_time(AWAY_S)
     assert reference_in(await files.put(MINE, LARGE)) is not None
+    assert reference_in(await files.put(MINE, LARGE)) is not None
+
+
+async def test_readers_wait_for_a_silent_store_one_at_a_time(
+    files: DataFiles, store: FaultyStore, clock: FakeClock
+) -> None:
+    async def read(prediction_id: PredictionId) -> bool:
+        try:
+            return await files.read(prediction_id, kept) == Raw(LARGE)
+        except BackendUnavailable:
+            return False
+
+    kept, store.asked = Raw(await files.put(MINE, LARGE)), 0
+    assert [await read(YOURS), await read(MINE)] == [False, True], "a lost file is no silence"
+    store.fault = TimeoutError()
+    assert [await read(MINE) for _ in range(3)] == [False] * 3
+    assert store.asked == 3
+    store.fault = None
+    clock.pass_time(AWAY_S)
+    assert [await read(MINE), await read(MINE)] == [True, True]
 
 
 @pytest.mark.parametrize("size", [0, len(LARGE) - 1, len(LARGE) + 1])
