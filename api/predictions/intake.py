@@ -290,10 +290,10 @@ async def _enter(
     crash.at("after_data_put")
     try:
         accepted = await _filed(services, version, replace(new, input=kept), most_data, wait)
-    except QueueError:
+    except QueueError:  # nothing was accepted; after a BackendUnavailable it may be, and the file stays
         await services.data_files.drop(new.id)
         raise
-    if accepted.replayed:
+    if accepted.replayed:  # another id was accepted: a repeat of this one is no replay
         await services.data_files.drop(new.id)
         return accepted
     until_ms = services.clock.now_ms() + int(services.settings.listing_ttl_s * 1000)  # or until its director counts it
