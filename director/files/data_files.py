@@ -118,7 +118,10 @@ class DataFiles:
         if reference is None:
             return kept
         if self._store is None:
-            raise BackendUnavailable(f"data of {prediction_id} is in a file store, and this process knows none")
+            raise BackendUnavailable(
+                f"data of {prediction_id} is in a file store, and this process knows none: set DIRECTOR_FILES_DIR or"
+                " DIRECTOR_FILES_URL"
+            )
         if not self._reads.may_try():
             raise BackendUnavailable(f"data of {prediction_id} is in a file store that does not answer")
         try:
