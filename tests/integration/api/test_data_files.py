@@ -12,9 +12,11 @@ from msgspec import Raw
 from redis.asyncio import Redis
 
 from director.broker import keys
+from director.broker.replies import Accepted
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.data_bytes import RECORD_BYTES
+from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, new_prediction_id
 from director.core.policy import Policy
 from director.core.references import BYTES
@@ -199,6 +201,26 @@ async def test_a_refused_or_repeated_create_leaves_no_file(api: httpx.AsyncClien
     await Accounts(redis).set_limits(ACCOUNT, {"max_queued": "none", "max_data_bytes": str(RECORD_BYTES + 1)})
     assert refusal(await create(api)) == (429, "data_full")
     assert in_files(folder) == [first["id"]]
+
+
+async def test_a_create_whose_answer_is_lost_keeps_its_file(
+    api: httpx.AsyncClient, folder: Path, director: PlayedDirector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prediction is accepted all the same. The repeat stores a file of its own, and drops only that."""
+    enqueue = Scripts.enqueue
+
+    async def loses_its_answer(*given: Any) -> Accepted:
+        await enqueue(*given)
+        raise BackendUnavailable("its answer was lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Scripts, "enqueue", loses_its_answer)
+        assert (await create(api, **{"Idempotency-Key": "k"})).status_code == 503
+    accepted = (await director.claim()).id
+    assert in_files(folder) == [accepted]
+    again = await create(api, **{"Idempotency-Key": "k"})
+    assert (again.json()["id"], again.json()["input"]) == (accepted, INPUT)
+    assert in_files(folder) == [accepted]
 
 
 async def test_a_store_that_is_away_refuses_no_create_and_delays_a_read(
