@@ -28,6 +28,7 @@ from director.core.settings import ApiSettings, CommonSettings
 from director.diagnosis.overview import Overview
 from director.files.caller_files import CallerFiles
 from director.files.choose import StoreCheck, store_in
+from director.files.data_files import DataFiles
 from director.files.store import Links
 from director.runtime.metrics import Counter, Histogram, Pulse, RedisMeter, Registry
 from director.runtime.process import Recent
@@ -274,12 +275,14 @@ class Services(store.Services):
         is_home: bool = True,
         serves_while_away: bool = False,
     ) -> None:
+        self.files = store_in(settings.files_dir, clients.redis, clock, url=settings.files_url)
         super().__init__(
             clients.redis,
             clock,
             limits=settings.account_limits,
             at_once=WRITES_AT_ONCE,
             meter=meters.redis if is_home else None,
+            data_files=DataFiles(clock, self.files, from_bytes=settings.data_files_from),
         )
         redis, scripts = self.redis, self.scripts
         self.site = site
@@ -305,7 +308,6 @@ class Services(store.Services):
             scripts, self.waiters, clock=clock, descriptors=self.descriptors, most=settings.max_streams
         )
         self.watching = Watching(Overview.of(self), clock)
-        self.files = store_in(settings.files_dir, redis, clock, url=settings.files_url)
         self.store_check = None if self.files is None else StoreCheck(self.files, clock)
         self.links = Links(redis, clock)
         self.caller_files = CallerFiles(redis)

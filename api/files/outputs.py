@@ -37,15 +37,15 @@ PART: Final = (
 LONGEST_TYPE: Final = 200
 
 
-def _name(request: Request) -> FileName:
-    name = FileName.parse(request.path_params["name"])
+def _name(request: Request, *, of_data: bool = False) -> FileName:
+    name = FileName.parse(request.path_params["name"], of_data=of_data)
     if name is None:
         raise errors.not_found()
     return name
 
 
 def _prediction_of(request: Request) -> PredictionId:
-    return _name(request).prediction_id
+    return _name(request, of_data=True).prediction_id
 
 
 @Route("GET", "/internal/files")
@@ -57,10 +57,20 @@ async def look_at_files(request: Request) -> Response:
     return Response(status_code=204)
 
 
+@Route("GET", "/internal/outputs/{name}", of=_prediction_of)
+async def get_data(request: Request) -> Response:
+    """Answer with a stored file, which a director asks for if it is an input or output as a whole."""
+    name = _name(request, of_data=True)
+    store = await _ordered(request, "get", str(name))
+    if (file := await store.open(name)) is None:
+        raise errors.not_found()
+    return stored_response(request, file, digest=name.digest, headers={"Content-Type": file.content_type})
+
+
 @Route("PUT", "/internal/outputs/{name}", of=_prediction_of)
 async def put_output(request: Request) -> Response:
     """Answer 204 once the file is stored, and 422 for other bytes than its name says."""
-    name = _name(request)
+    name = _name(request, of_data=True)
     store = await _ordered(request, "put", str(name))
     kind = request.headers.get("content-type", PLAIN_TYPE)
     if not kind.isascii() or len(kind) > LONGEST_TYPE:

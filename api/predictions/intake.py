@@ -227,7 +227,7 @@ async def _file(
     """File the prediction, in one write to the socket. Returns it as stored, without a read where possible."""
     reserved = new.id
     try:
-        await refuse_full(request, input_bytes=len(new.input))
+        await refuse_full(request, input_bytes=0 if _goes_to_files(request.services, new) else len(new.input))
         await reserve_compute(request, reserved, queue=new.queue, cost=new.cost)
     except (Problem, QueueError):
         await give_back(request, reserved, rate_token)
@@ -281,6 +281,33 @@ async def _placed(
 
 
 async def _enter(
+    services: Services, version: Version, new: NewPrediction, most_data: int | None, wait: Wait | None
+) -> Accepted:
+    """Put a large input into the file store and file the prediction with a reference to it."""
+    kept = await services.data_files.put(new.id, new.input) if _goes_to_files(services, new) else new.input
+    if kept is new.input:
+        return await _filed(services, version, new, most_data, wait)
+    crash.at("after_data_put")
+    try:
+        accepted = await _filed(services, version, replace(new, input=kept), most_data, wait)
+    except QueueError:  # nothing was accepted; after a BackendUnavailable it may be, and the file stays
+        await services.data_files.drop(new.id)
+        raise
+    if accepted.replayed:  # another id was accepted: a repeat of this one is no replay
+        await services.data_files.drop(new.id)
+        return accepted
+    until_ms = services.clock.now_ms() + int(services.settings.listing_ttl_s * 1000)  # or until its director counts it
+    with contextlib.suppress(BackendUnavailable):  # it is accepted
+        await services.scripts.stow(new.account, new.id, len(new.input), until_ms=until_ms)
+    return accepted
+
+
+def _goes_to_files(services: Services, new: NewPrediction) -> bool:
+    """Return False for an input with secret values: it stays in Redis, where its end overwrites them."""
+    return not new.secret and services.data_files.takes(new.input)
+
+
+async def _filed(
     services: Services, version: Version, new: NewPrediction, most_data: int | None, wait: Wait | None
 ) -> Accepted:
     """Add the prediction to its account's list and to its queue, in one write to the socket. With a limit on the bytes

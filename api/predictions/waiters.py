@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 import secrets
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Final, Protocol
@@ -27,6 +28,8 @@ from director.broker.replies import event
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId
+from director.core.references import BYTES as REFERENCE_BYTES
+from director.core.references import reference_in
 from director.core.schema import Event, Stored
 from director.core.states import TERMINAL, Status
 from director.store.predictions import Ending, heard
@@ -375,13 +378,33 @@ class Glances:
             return await pipe.execute()
 
         replies = iter(await ask(read) if ids else [])
+        looked = [(each, *(next(replies) for _ in range(4))) for each in ids]
+        in_files = await self._bytes_in_files(looked)
         glances = []
-        for prediction_id in ids:
-            status, model, version = (text(value or b"") for value in next(replies))
-            size = sum(next(replies) for _ in range(3))
-            weight = None if status == Status.PROCESSING else size
+        for prediction_id, fields, *sizes in looked:
+            status, model, version = (text(value or b"") for value in fields)
+            weight = None if status == Status.PROCESSING else sum(sizes) + in_files[prediction_id]
             glances.append(Glance(prediction_id, status, model, version, weight))
         return glances
+
+    async def _bytes_in_files(self, looked: Sequence[tuple[Any, ...]]) -> Counter[PredictionId]:
+        """Return the bytes of each that are in the file store. What is as long as a reference is read."""
+        inputs = [each for each, _, size, *_ in looked if size == REFERENCE_BYTES]
+        outputs = [each for each, _, _, size, _ in looked if size == REFERENCE_BYTES]
+
+        async def read() -> list[Any]:
+            pipe = self._redis.pipeline(transaction=False)
+            for each in inputs:
+                pipe.get(keys.input_data(each))
+            for each in outputs:
+                pipe.hget(keys.output_data(each), "output")
+            return await pipe.execute()
+
+        kept = await ask(read) if inputs or outputs else []
+        found = Counter[PredictionId]()
+        for each, reference in zip([*inputs, *outputs], map(reference_in, kept), strict=True):
+            found[each] += reference.size if reference else 0
+        return found
 
     async def _look(self) -> dict[PredictionId, bool]:
         # one look at a time, or a crowd would take every connection; every call made before the look begins is in it

@@ -16,6 +16,7 @@ from director.broker.gatherer import LARGE_BYTES
 from director.core.errors import BackendUnavailable
 from director.core.ids import Kind, PredictionId, site_of
 from director.core.schema import Stored
+from director.files.data_files import DataAway
 
 AWAY: Final = "X-Sites-Away"
 Found = TypeVar("Found")
@@ -86,7 +87,10 @@ class Lists:
         async def get(one: Sighting) -> Stored | None:
             # without the outlook, which is expensive and not shown in a list
             scripts, glance = one.source.services.scripts, one.glance
-            return await scripts.get(glance.id, outlook=False, size=glance.weight if is_heavy else None)
+            try:
+                return await scripts.get(glance.id, outlook=False, size=glance.weight if is_heavy else None)
+            except DataAway as exc:  # a file that cannot be read hides no other prediction, and no site
+                return exc.without
 
         if len(self._sources) == 1:
             return [stored for stored in await asyncio.gather(*map(get, looked)) if stored is not None]

@@ -194,9 +194,11 @@ def owed_to(partition: Partition, host: str) -> str:
 record = _of_prediction("rec")
 """hash · the record, without its large data. No lifetime until terminal, then 7 days."""
 input_data = _of_prediction("in")
-"""string · the caller's input, byte for byte. By enqueue. No lifetime until terminal, then 1 hour."""
+"""string · the caller's input, byte for byte, or a reference to its file, see core/references.py. By enqueue. No
+lifetime until terminal, then 1 hour.
+"""
 output_data = _of_prediction("out")
-"""hash · output and logs of a terminal prediction. Written by the script that ends it; 1 hour."""
+"""hash · output (or a reference to its file) and logs of a terminal prediction. By the script that ends it; 1 hour."""
 # Not a stream: a stream takes 4.3 KB for its first entry (measured on Valkey 9.1 and Redis 7.0), a list 0.1 KB
 events = _of_prediction("ev")
 """list · its events; an event's number is its place, from 1. No lifetime until terminal, then 1 hour."""

@@ -22,6 +22,7 @@ from director.core.data_bytes import NOTHING, Counted
 from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, SettingsError, UnknownQueue
 from director.core.ids import LANES, Kind, Partition, PredictionId, QueueName, partition_of
 from director.core.policy import MAX_STREAMS, NONE, Lane, Objectives, Policy, decode_objectives, encode
+from director.core.references import reference_in
 from director.core.schema import LIFE, Claim, Known, NewEvent, NewPrediction, Record, Stored, Token, pairs
 from director.core.states import Status
 from director.core.view import fold
@@ -36,11 +37,15 @@ DELIVERED: Final[Sequence[replies.Delivered]] = ("", "noted", "others")
 
 
 class Scripts:
-    """Every change of shared state. All methods raise BackendUnavailable while Redis cannot answer."""
+    """Every change of shared state. All methods raise BackendUnavailable while Redis cannot answer.
 
-    def __init__(self, gatherer: Gatherer) -> None:
+    `whole` replaces references to the file store in what `get` returns. Without it they stay.
+    """
+
+    def __init__(self, gatherer: Gatherer, *, whole: Callable[[Stored], Awaitable[Stored]] | None = None) -> None:
         self._call = gatherer.call
         self._packed = gatherer.packed
+        self._whole = whole
 
     async def register(self, queue: QueueName, *, version: str, policy: Policy) -> bool:
         """Register a queue, or refresh its policy. Returns False if its name belongs to another version."""
@@ -372,10 +377,23 @@ class Scripts:
         """
         if size is None:
             stored = await self._get(prediction_id, given(now_ms), outlook, LARGE_BYTES)
-            if stored is None or not stored.left_out or not whole:
+            if stored is None or (stored.left_out and not whole):
                 return stored
+            if not stored.left_out:
+                return await self._with_files(stored, most=None if whole else LARGE_BYTES)
             size = stored.left_out
-        return await self._get(prediction_id, given(now_ms), outlook, "", size=size)
+        stored = await self._get(prediction_id, given(now_ms), outlook, "", size=size)
+        return stored and await self._with_files(stored)
+
+    async def _with_files(self, stored: Stored, *, most: int | None = None) -> Stored:
+        """Return it with the data that is in the file store, or without any data if that has more than `most` bytes."""
+        found = [reference for reference in (reference_in(stored.input), reference_in(stored.output)) if reference]
+        if not found or self._whole is None:
+            return stored
+        size = sum(reference.size for reference in found)
+        if most is not None and size > most:
+            return Stored(record=stored.record, input=None, left_out=size)
+        return await self._whole(stored)
 
     async def _get(
         self, prediction_id: PredictionId, now: Arg, outlook: bool, most: Arg, *, size: int = 0

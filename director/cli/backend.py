@@ -4,6 +4,7 @@ import argparse
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,10 +12,13 @@ import anyio
 from redis.asyncio import Redis
 
 from director.broker.redis_client import client, describe
+from director.broker.scripts import Scripts
 from director.core.errors import BackendUnavailable, SettingsError
 from director.core.ids import QueueName
+from director.core.settings import CommonSettings, load
 from director.diagnosis.overview import Overview
 from director.diagnosis.scaling import Scaling
+from director.files.data_files import DataFiles
 from director.local.home import Home, Nowhere
 from director.store.services import Services
 
@@ -26,6 +30,16 @@ class Backend(Services):
         super().__init__(redis)
         self.overview = Overview.of(self)
         self.scaling = Scaling(redis, self.scripts, self.catalog, self.clock)
+
+    @cached_property
+    def scripts_with_files(self) -> Scripts:
+        """Scripts that read data in the file store that the environment names. Raises SettingsError."""
+        # only here: it takes longer to import than most commands run
+        from director.files.choose import output_store_in
+
+        settings = load(CommonSettings)
+        store = output_store_in(settings.files_dir, self.redis, self.clock, url=settings.files_url)
+        return Scripts(self.gatherer, whole=DataFiles(self.clock, store).whole)
 
     async def queue(self, name: str) -> QueueName:
         """Return the queue that a command line names. Raises SettingsError for an unknown queue."""

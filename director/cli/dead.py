@@ -53,7 +53,10 @@ async def _list(backend: Backend, given: argparse.Namespace) -> Answer:
 @operator("dead show", arg("id ID", "the prediction"), examples=(EXAMPLE_ID,))
 async def _show(backend: Backend, given: argparse.Namespace) -> Answer:
     """Show a dead letter with all its attempts."""
-    shown = await backend.dead.show(_id(given.id))
+    from director.store.dead import DeadLetters
+
+    letters = DeadLetters(backend.redis, backend.scripts_with_files, backend.clock)
+    shown = await letters.show(_id(given.id))
     if shown is None:
         raise SettingsError(f"{given.id} is not a dead letter: `director dead list` shows them.")
     body = {**msgspec.structs.asdict(shown.letter), "input": shown.input}

@@ -136,11 +136,14 @@ def _named_value(line: str) -> tuple[str, object]:
 )
 async def _example(backend: Backend, given: argparse.Namespace) -> Answer:
     """Show a prediction with its model, as it is now."""
+    from director.store.models import Examples
+
     name = prediction_id(given.prediction)
     shown = {"model": given.of, "prediction": name}
     if not given.remove:
         async with backend.changes.noting("example_shown", by=typist(), **shown):
-            await backend.examples.show(given.of, name, is_default=given.default)
+            examples = Examples(backend.redis, backend.scripts_with_files)
+            await examples.show(given.of, name, is_default=given.default)
         return _done(given)
     async with backend.changes.noting("example_hidden", by=typist(), **shown) as noted:
         is_hidden = await backend.examples.hide(given.of, name)

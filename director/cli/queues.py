@@ -182,7 +182,7 @@ async def _depart(here: Backend, given: argparse.Namespace) -> Answer:
         if to is None:
             raise SettingsError(f"there is no queue {given.to or given.queue} there. A director there creates it.")
         await check(there.redis, load(CommonSettings))
-        one, other = (Site(each.redis, each.scripts, each.accounts) for each in (here, there))
+        one, other = (Site(each.redis, each.scripts_with_files, each.accounts) for each in (here, there))
         departure, done = Departure(one, other, queue, to), Left()
         steps = departure.put_back() if given.put_back else departure.steps(only_asks=given.dry_run)
         facts = {"to": to, "to_redis": describe(given.to_redis), "put_back": given.put_back}

@@ -168,7 +168,9 @@ class NewPrediction(Struct, kw_only=True):
         )
 
 
-class Claim(Struct, frozen=True):
+class Claim(Struct):
+    """`input`: as Redis keeps it, until its director has read it from the file store."""
+
     record: Record
     input: Raw
 

@@ -54,6 +54,14 @@ class CommonSettings(Struct, frozen=True, kw_only=True):
     """Bucket for files instead of a folder: s3://bucket/prefix?endpoint=…&region=…. Directors may also name the API
     that has the folder: http://api:8080.
     """
+    data_in_files: bool = False
+    """Keep large inputs and outputs in the file store. First upgrade all processes; turn it off before a rollback."""
+    data_in_files_bytes: Annotated[int, Meta(ge=1024)] = 32 << 10
+    """Smallest input or output that DIRECTOR_DATA_IN_FILES keeps in the file store."""
+
+    @property
+    def data_files_from(self) -> int | None:
+        return self.data_in_files_bytes if self.data_in_files else None
 
 
 class ApiSettings(CommonSettings, frozen=True, kw_only=True):

@@ -350,6 +350,7 @@ class Director:
             policy=self._policy,
             settings=settings,
             dice=random.random,
+            data_files=shared.services.data_files,
             storing=self._storing,
             moderator=shared.moderator,
             file_inputs=self._file_inputs,

@@ -22,6 +22,8 @@ from director.core import data_bytes
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.policy import Policy
+from director.core.references import BYTES as REFERENCE_BYTES
+from director.core.references import reference_in
 from director.core.schema import Claim, Stored
 from director.core.settings import DirectorSettings
 from director.core.states import Status
@@ -32,6 +34,7 @@ from director.execution.moderation import Moderator
 from director.execution.quoted_secrets import without_secrets
 from director.execution.run_files import FileInputs, StoredFile, Storing
 from director.execution.uploads import Upload, Uploaded
+from director.files.data_files import DataFiles
 from director.files.store import FileName
 from director.runtime import crash
 from director.runtime.tracing import OFF, Tracing
@@ -54,10 +57,15 @@ MOST_ENDING: Final = 8
 # Bytes of files that wait for the store: beyond it the run is not followed until some are stored
 MOST_AHEAD: Final = 64 << 20
 
+LONGEST_AWAY_S: Final = 1800.0
+
 ABANDONED: Final = Ended(outcome=Outcome.LOST, error="The run was abandoned")
 FAULT: Final = Ended(outcome=Outcome.LOST, error="Following the run failed inside the director")
 NO_INPUT: Final = Ended(outcome=Outcome.REFUSED, error="The files of its input could not be looked up")
 LEFT: Final = Ended(outcome=Outcome.LOST, error="It was left on its server, for another director to follow")
+INPUT_AWAY: Final = Ended(
+    outcome=Outcome.REFUSED, code=tracker.INPUT_AWAY, error="Its input cannot be read from the file store"
+)
 NO_TURN: Final = Ended(outcome=Outcome.REFUSED, code=tracker.CLAIMED_AHEAD)
 ONE_ALONE: Final = Ended(
     outcome=Outcome.REFUSED, error="Another prediction that was lost runs alone here", retry_after_s=2
@@ -78,6 +86,7 @@ class Executor(Struct, kw_only=True, eq=False):
     policy: Policy
     settings: DirectorSettings
     dice: Callable[[], float]
+    data_files: DataFiles
     storing: Storing | None = None
     moderator: Moderator | None = None
     file_inputs: FileInputs | None = None
@@ -142,6 +151,8 @@ class Run:
         self._beside_task: asyncio.Task[None] | None = None
         self._bytes_ahead = 0
         self._has_files = False
+        self._input_bytes = len(claim.input)  # in Redis
+        self._data_bytes = 0  # in the file store
 
     @cached_property
     def _caught_up(self) -> asyncio.Event:
@@ -164,6 +175,9 @@ class Run:
     async def _start_and_read(self) -> None:
         if self.active.older is not None:
             await self.active.wait_for_older(self.active.older)
+        if len(self._claim.input) == REFERENCE_BYTES and not await self._has_read_input():
+            self._apply(replace(INPUT_AWAY, retry_after_s=_away_s(self._claim.record.claims)))
+            return
         files = self._executor.file_inputs
         given = self._claim.input if files is None else await self._input(files)
         if given is None:
@@ -199,6 +213,17 @@ class Run:
             async for event in events:
                 self._hear(event)
                 await self._room_for_files()
+
+    async def _has_read_input(self) -> bool:
+        """Read the input if it is in the file store. False if that fails: no attempt is counted for an outage."""
+        claim, reference = self._claim, reference_in(self._claim.input)
+        self._data_bytes = reference.size if reference else 0
+        try:
+            claim.input = await self._executor.data_files.read(claim.id, claim.input) or claim.input
+        except BackendUnavailable as exc:
+            log.warning("an input cannot be read", extra={**self._facts(), "reason": str(exc)})
+            return False
+        return True
 
     async def _input(self, files: FileInputs) -> Raw | None:
         try:
@@ -339,6 +364,10 @@ class Run:
         pause = AWAY_S
         asked_at = self._now()
         unwritten = await self._progress.close()
+        given = output = end.output if isinstance(end, tracker.Finish) else b""
+        if self._executor.data_files.takes(given):
+            output = await self._executor.data_files.put(self._claim.id, given)
+            self._data_bytes += 0 if output is given else len(given)
         while end is not None:
             try:
                 if isinstance(end, tracker.GiveBack):
@@ -353,7 +382,7 @@ class Run:
                     status=end.status,
                     error=end.error,
                     code=end.code,
-                    output=end.output,
+                    output=output,
                     logs=end.logs,
                     metrics=with_metrics(end.metrics, self._measured),
                     ran_ms=self._tracker.ran_ms(now),
@@ -371,22 +400,24 @@ class Run:
                 crash.at("after_finish")
                 if finished:
                     self._figures.ended(self._claim.record, end.status, end.code, now_ms=self._clock.now_ms())
-                    self._count_data(end)
+                    self._count_data(end, output)
+                    if self._data_bytes:
+                        await self._count_files()
                 log.info("inference" if finished else "claim lost", extra=self._facts_of_end(end))
                 # the grace began when `finish` was carried out: perhaps as early as the first try
                 return finished and self._now() - asked_at < GRACE_S - TELL_S
         return False
 
-    def _count_data(self, end: tracker.Finish) -> None:
-        """Count what the run left behind, where that is more than was counted of it before. The call is not awaited: if
-        it is lost, the figure is too low until the data expires.
+    def _count_data(self, end: tracker.Finish, output: bytes) -> None:
+        """Count what the run left behind in Redis, where that is more than was counted of it before. The call is not
+        awaited: if it is lost, the figure is too low until the data expires.
         """
         record, now_ms = self._claim.record, self._clock.now_ms()
         ttl_ms = record.data_ttl_ms or int(self._executor.policy.data_ttl_s * 1000)
         counted = data_bytes.at_end(
             record.id,
-            input_bytes=memoryview(self._claim.input).nbytes,
-            left_bytes=len(end.output) + tracker.size_of(end.logs) + self._tracker.shown_bytes,
+            input_bytes=self._input_bytes,
+            left_bytes=len(output) + tracker.size_of(end.logs) + self._tracker.shown_bytes,
             lived_ms=now_ms - record.created,
             now_ms=now_ms,
             ttl_ms=ttl_ms,
@@ -394,9 +425,15 @@ class Run:
         if counted is not None:
             self._executor.scripts.weigh(record.account, *counted)
 
+    async def _count_files(self) -> None:
+        """Count the input and the output in the file store, and with them the files that were counted before."""
+        if self._executor.storing is not None:
+            files = sum(file.size for file in self._known_files.values())
+            await self._executor.storing.count(self._claim.record, self._data_bytes + files)
+
     async def _give_back(self, end: tracker.GiveBack) -> None:
         claim, policy = self._claim, self._executor.policy
-        delay_s = 0.0
+        delay_s = end.asked_s or 0.0
         if end.fault is not None:
             delay_s = tracker.backoff_s(
                 end.fault,
@@ -440,9 +477,11 @@ class Run:
                 del telling[account]
 
     async def remove_unnamed_files(self, end: tracker.End | None) -> None:
-        """Delete the files of a prediction without an output; never of a training, whose version may name them."""
+        """Delete the files of a prediction without an output; never of a training, whose version may name them, nor if
+        the input is among them.
+        """
         storing, record = self._executor.storing, self._claim.record
-        if storing is None or not self._has_files or record.kind == "training":
+        if storing is None or not self._has_files or self._data_bytes or record.kind == "training":
             return
         if isinstance(end, tracker.Finish) and not end.output:
             self._drop_beside()
@@ -491,6 +530,11 @@ def _may_have_begun(active: ActiveClaim, end: tracker.GiveBack) -> bool:
     if end.fault is tracker.ErrorClass.INFRASTRUCTURE or active.tracker.is_accepted:
         return True
     return end.fault is None and active.tracker.began_at is not None
+
+
+def _away_s(claims: int) -> float:
+    """Return the wait until an input is read again. A prediction has 20 claims in all: so they last for six hours."""
+    return min(7.5 * 2.0**claims, LONGEST_AWAY_S)
 
 
 def _snapshot(claim: Claim, run: tracker.Tracker, clock: Clock, started_ms: int | None) -> Stored:

@@ -25,6 +25,7 @@ from director.execution.heartbeat import KICK_WAIT_S
 from director.execution.metering import Metering
 from director.execution.moderation import Moderator
 from director.files.choose import StoreCheck, output_store_in
+from director.files.data_files import DataFiles
 from director.runtime import process
 from director.runtime.metrics import Pulse
 from director.runtime.tracing import Tracing
@@ -93,10 +94,11 @@ async def connections(
     waits = blocking_client(settings.redis_url, block_s=max(LONGEST_S, KICK_WAIT_S), connections=WAITS * directors)
     metering = Metering()
     sender.on_sent = metering.webhooks.sent
-    services = Services(redis, clock, meter=metering.redis)
     tracing = tracing or process.tracing_of("director", accounts=settings.trace_accounts)
+    store = output_store_in(settings.files_dir, redis, clock, url=settings.files_url)
+    data_files = DataFiles(clock, store, from_bytes=settings.data_files_from)
+    services = Services(redis, clock, meter=metering.redis, data_files=data_files)
     try:
-        store = output_store_in(settings.files_dir, redis, clock, url=settings.files_url)
         yield Shared(
             services=services,
             waits=waits,

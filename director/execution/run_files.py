@@ -79,7 +79,7 @@ class Storing:
                 known[name] = StoredFile(url, size)
             urls.append(known[name].url)
         if len(known) > before:
-            await self._count(record, sum(file.size for file in known.values()))
+            await self.count(record, sum(file.size for file in known.values()))
         return tuple(urls)
 
     async def remove(self, record: Record) -> None:
@@ -89,11 +89,12 @@ class Storing:
                 if putting := [task for task, holder in self._under_way.items() if holder == record.id]:
                     await asyncio.wait(putting)
                 await self._store.remove(record.id)
-                await self._count(record, 0)
+                await self.count(record, 0)
         except Exception:  # any store may raise anything
             log.warning("files are left to the keeper", extra={"prediction": record.id}, exc_info=True)
 
-    async def _count(self, record: Record, size: int) -> None:
+    async def count(self, record: Record, size: int) -> None:
+        """Count all bytes of the prediction's files, whatever was counted before."""
         until_ms = self._expires_s(record) * 1000
         try:
             await self._scripts.stow(record.account, record.id, size, until_ms=until_ms)

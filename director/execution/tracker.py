@@ -28,6 +28,9 @@ NULL: Final = Raw(b"null")
 CAPACITY_S: Final = 1.0
 # The code of a claim that waited in this process for a slot while the runs before it took longer than expected
 CLAIMED_AHEAD: Final = "claimed_ahead"
+# The code of a claim whose input could not be read from the file store
+INPUT_AWAY: Final = "input_away"
+UNTRIED: Final = frozenset({CLAIMED_AHEAD, INPUT_AWAY})
 
 
 class ErrorClass(StrEnum):
@@ -97,7 +100,7 @@ class Finish(Struct, frozen=True, kw_only=True):
 class GiveBack(Struct, frozen=True, kw_only=True):
     """The claim is released and the prediction may run again. With a `fault` this was an attempt, if its rule says so;
     a drain, or a slot that did not come in time, has None. `error` and `code` become the prediction's own when it may
-    not run again. `asked_s` is the server's Retry-After.
+    not run again. `asked_s` is the server's Retry-After, or the time until the input may be read.
     """
 
     fault: ErrorClass | None
@@ -179,8 +182,8 @@ def end_of(ended: Ended, stopped: Stop | None, limits: Limits, *, has_begun: boo
         return _finish(ended, limits, Status.FAILED, code=code, error=_cut(ended.error or fault.error))
     if stopped is Stop.DRAIN:
         return DRAINED
-    if code == CLAIMED_AHEAD:  # no server was asked, and another director may have a free slot now
-        return GiveBack(fault=None, error="", code=code)
+    if code in UNTRIED:  # no server was asked
+        return GiveBack(fault=None, error="", code=code, asked_s=ended.retry_after_s)
     why = f"{fault.error} ({_cut(ended.error)})" if ended.error else fault.error
     return GiveBack(fault=fault.kind, error=why, code=code, asked_s=ended.retry_after_s)
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,7 @@ from director.core.clock import Clock
 from director.core.errors import SettingsError
 from director.core.ids import PredictionId
 from director.files.local import LocalFiles
-from director.files.store import FileName, FileStore, LinkedStore, Links, OutputStore
+from director.files.store import PLAIN_TYPE, FileName, FileStore, LinkedStore, Links, OpenFile, OutputStore
 
 # Store a director's files through the API, for directors that see neither its folder nor a bucket. Each request is
 # signed with the secret of all processes, for five minutes and one action. The API stores only bytes that match their
@@ -56,12 +56,21 @@ class ApiFiles(LinkedStore):
     async def remove(self, prediction_id: PredictionId) -> None:
         await self._ordered("DELETE", f"/predictions/{prediction_id}/outputs", "remove", prediction_id)
 
-    async def _ordered(self, method: str, path: str, verb: str, what: str, **given: Any) -> None:
+    async def open(self, name: FileName) -> OpenFile:
+        body = (await self._ordered("GET", f"/outputs/{name}", "get", str(name))).content
+
+        async def read(start: int, stop: int) -> AsyncGenerator[bytes, None]:
+            yield body[start:stop]
+
+        return OpenFile(PLAIN_TYPE, len(body), read)
+
+    async def _ordered(self, method: str, path: str, verb: str, what: str, **given: Any) -> httpx.Response:
         expires_s = self._clock.now_ms() // 1000 + ORDER_S
         query = await self._links.order(verb, what, expires_s=expires_s)
         answer = await self._ask(method, f"{path}?{query}", **given)
         if not answer.is_success:
             raise OSError(f"the API answers {answer.status_code}")  # the error leaves out the address, which is signed
+        return answer
 
     async def _ask(self, method: str, path: str, **given: Any) -> httpx.Response:
         way: dict[str, Any] = {"verify": self._tls, "transport": self._transport}

@@ -24,7 +24,8 @@ from director.core.ids import FileId, PredictionId, is_file_id, is_prediction_id
 
 READ_BYTES: Final = 256 * 1024
 PLAIN_TYPE: Final = "application/octet-stream"
-NAME: Final = re.compile(r"([0-9a-z]{26})-([0-9a-f]{32})\.([a-z0-9]{1,8})")
+NAME: Final = re.compile(r"([0-9a-z]{26})-([0-9a-f]{32})\.([a-z0-9]{1,8}|data~)")
+DATA_ENDING: Final = "data~"  # of an input or output as a whole; no public name can have it
 CALLER_NAME: Final = re.compile(r"([a-z0-9][a-z0-9_-]{0,63})/([0-9a-z]{26})\.([a-z0-9]{1,8}|part~)")
 # Endings that differ from the second half of the media type
 ENDINGS: Final = {
@@ -50,10 +51,12 @@ class FileName(Struct, frozen=True):
         return f"{self.prediction_id}-{self.digest}.{self.ending}"
 
     @classmethod
-    def parse(cls, text: str) -> "FileName | None":
-        """Return the name, or None for any other text: nothing else ever becomes a path."""
+    def parse(cls, text: str, *, of_data: bool = False) -> "FileName | None":
+        """Return the name, or None for any other text: nothing else ever becomes a path. `of_data`: also of data."""
         found = NAME.fullmatch(text)
-        return cls(PredictionId(found[1]), found[2], found[3]) if found and is_prediction_id(found[1]) else None
+        if not found or not is_prediction_id(found[1]) or (found[3] == DATA_ENDING and not of_data):
+            return None
+        return cls(PredictionId(found[1]), found[2], found[3])
 
 
 class CallerFileName(Struct, frozen=True):
@@ -118,6 +121,10 @@ class OutputStore(Protocol):
 
     async def remove(self, prediction_id: PredictionId) -> None:
         """Delete all files of this prediction, and of no other."""
+        ...
+
+    async def open(self, name: FileName) -> OpenFile | None:
+        """Return a stored file, or None if it is missing."""
         ...
 
 

@@ -15,10 +15,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from director.broker.redis_client import client
+from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable, UnknownQueue
 from director.core.settings import KeeperSettings
 from director.diagnosis.scaling import Scaling
 from director.files.choose import StoreCheck, store_in
+from director.files.data_files import DataFiles
+from director.files.store import FileStore
 from director.keeper.cashier import Cashier
 from director.keeper.courier import Breakers, Courier
 from director.keeper.metrics import Metering, Observer
@@ -73,11 +76,13 @@ async def _keeper(settings: KeeperSettings) -> AsyncGenerator["Keeper"]:
     sender = Sender(AllowList.parse(settings.webhook_allow))
     redis = client(settings.redis_url, name="director-keeper")
     metering = Metering(most_queues=settings.metrics_queues)
-    services = Services(redis, meter=metering.redis)
+    clock = SystemClock()
+    store = store_in(settings.files_dir, redis, clock, url=settings.files_url)
+    services = Services(redis, clock, meter=metering.redis, data_files=DataFiles(clock, store))
     sender.on_sent = metering.webhooks.sent
     tracing = process.tracing_of("keeper", accounts=settings.trace_accounts)
     try:
-        yield Keeper(settings, services, sender, metering=metering, tracing=tracing)
+        yield Keeper(settings, services, sender, metering=metering, tracing=tracing, store=store)
     finally:
         with anyio.CancelScope(shield=True):
             await services.aclose()
@@ -95,6 +100,7 @@ class Keeper:
         breakers: Breakers | None = None,
         metering: Metering | None = None,
         tracing: Tracing = OFF,
+        store: FileStore | None = None,
     ) -> None:
         self._settings = settings
         self._metering = metering = metering or Metering(most_queues=settings.metrics_queues)
@@ -132,7 +138,7 @@ class Keeper:
         self.health = Health()
         self.health.metrics = metering.registry
         self.health.checks = {"redis": redis_check(redis, clock), "durability": self._durability_known}
-        if store := store_in(settings.files_dir, redis, clock, url=settings.files_url):
+        if store is not None:
             self._roles.append(("tidier", Tidier(redis, scripts, store, clock).run_once, store.sweep_s))
             self.health.checks["files"] = StoreCheck(store, clock).missing
         self._scale = scale_route(Scaling(redis, scripts, services.catalog, clock), settings.scale_token)

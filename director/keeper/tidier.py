@@ -1,7 +1,8 @@
 """Delete files of predictions whose data is gone, and expired files of callers.
 
-A file of an output lives as long as what names it: data in Redis, a prediction that may still finish, or a version made
-of it. A caller's file is left alone while it may still be arriving. Nothing is deleted while Redis cannot answer.
+A file of a prediction lives as long as what names it: data in Redis, a prediction that may still finish, or a version
+made of it. It is left alone while its prediction may still be accepted, and a caller's file while it may be arriving.
+Nothing is deleted while Redis cannot answer.
 """
 
 import logging
@@ -17,6 +18,7 @@ from director.broker.redis_client import pipelined, text
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.ids import PredictionId, created_ms_of
+from director.core.references import BYTES as REFERENCE_BYTES
 from director.core.states import TERMINAL
 from director.files.caller_files import GRACE_S, CallerFiles
 from director.files.store import FileStore
@@ -70,15 +72,22 @@ class Tidier:
 
         def read(pipe: Any) -> None:
             for prediction_id in holders:
-                pipe.hmget(keys.record(prediction_id), ["status", "account"])
+                pipe.hmget(keys.record(prediction_id), ["status", "account", "moved"])
                 pipe.exists(keys.output_data(prediction_id))
+                pipe.strlen(keys.input_data(prediction_id))
 
         replies = iter(await pipelined(self._redis, read))
-        found = zip(holders, replies, replies, strict=True)
+        found = zip(holders, replies, replies, replies, strict=True)
         gone = {
             each: text(account or b"")
-            for each, (status, account), has_output in found
-            if not has_output and (status is None or text(status) in TERMINAL)  # else it may still end
+            for each, (status, account, moved), has_output, input_bytes in found
+            if (moved or self._is_over(each, status)) and not has_output and input_bytes != REFERENCE_BYTES
         }
         kept = await whose_weights_are_kept(self._redis, list(gone))
         return [(each, account) for each, account in gone.items() if each not in kept]
+
+    def _is_over(self, prediction_id: PredictionId, status: bytes | None) -> bool:
+        """Return False for a prediction that may still end, or be accepted: its input is stored before its record."""
+        if status is None:
+            return created_ms_of(prediction_id) < self._clock.now_ms() - GRACE_S * 1000
+        return text(status) in TERMINAL

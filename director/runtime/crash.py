@@ -22,6 +22,7 @@ Point = Literal[
     "after_webhook",  # the webhook has arrived and is still owed
     "before_release",  # the claim is about to be released
     "after_release",  # the claim was released
+    "after_data_put",  # the file store has an input, Redis knows nothing of its prediction
     "after_enqueue",  # the prediction is accepted, the caller has no answer
     "after_depart",  # predictions have left their queue for another server, and are in no other place
     "after_arrive",  # a prediction is on the other server, and still on this one
@@ -29,9 +30,10 @@ Point = Literal[
     "after_vacate",  # one prediction has moved, others have not
 ]
 API_POINTS: Final[tuple[Point, ...]] = ("after_enqueue",)
+DATA_POINTS: Final[tuple[Point, ...]] = ("after_data_put",)
 MOVER_POINTS: Final[tuple[Point, ...]] = ("after_depart", "after_arrive", "after_cancel_there", "after_vacate")
 DIRECTOR_POINTS: Final[tuple[Point, ...]] = tuple(
-    point for point in get_args(Point) if point not in (*API_POINTS, *MOVER_POINTS)
+    point for point in get_args(Point) if point not in (*API_POINTS, *DATA_POINTS, *MOVER_POINTS)
 )
 
 KILLED: Final = 137  # the status that a shell reports for SIGKILL

@@ -19,7 +19,8 @@ from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.ids import PredictionId, QueueName, created_ms_of, is_prediction_id
 from director.core.schema import Record, spent_attempts
-from director.core.view import iso, redacted
+from director.core.view import iso, public_input
+from director.files.data_files import DataAway
 from director.store.changes import ChangeKind, Changes
 
 SLICE: Final = 100
@@ -132,9 +133,12 @@ class DeadLetters:
         letters = await self._letters([place]) if place.died_ms else []
         if not letters:
             return None
-        names = keys.input_data(prediction_id), keys.record(prediction_id)
-        data, secret = await pipelined(self._redis, lambda pipe: [pipe.get(names[0]), pipe.hget(names[1], "secret")])
-        return Shown(letter=letters[0], input=Raw(redacted(data, text(secret or b""))) if data else None)
+        try:
+            stored = await self._scripts.get(prediction_id, outlook=False)
+        except DataAway as exc:  # its attempts say why it died: perhaps this very file is lost
+            stored = exc.without
+        given = stored and stored.input
+        return Shown(letter=letters[0], input=public_input(stored.record, given) if stored and given else None)
 
     async def named(self, ids: Sequence[PredictionId]) -> list[Place]:
         """Return the position of each prediction, in this order. `died_ms` is 0 if it is not a dead letter."""

@@ -22,6 +22,7 @@ from director.core.account_limits import UNLIMITED, AccountLimits
 from director.core.data_bytes import DATA_TTL_MS, at_creation
 from director.core.errors import SettingsError, UnknownQueue
 from director.core.ids import PredictionId, QueueName, lowest_id_at, model_and_kind
+from director.core.references import reference_in
 from director.core.schema import Record
 from director.runtime import crash
 from director.store.accounts import Accounts
@@ -239,6 +240,11 @@ class Departure:
             return None
         flat = list(chain(*fields.items()))
         record = Record.parse(prediction_id, flat)
+        if reference_in(data):  # the other server may have another file store
+            stored = await self._here.scripts.get(prediction_id, outlook=False)
+            if stored is None or stored.input is None:
+                return None
+            data = bytes(stored.input)
         return _Packed(record, flat, data or b"", events, await self._held(record))
 
     async def _held(self, record: Record) -> tuple[str, bytes, int] | None:

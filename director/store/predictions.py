@@ -12,6 +12,7 @@ from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text
 from director.core.errors import IdempotencyMismatch
 from director.core.ids import Kind, PredictionId, QueueName, is_prediction_id
+from director.core.references import reference_in
 from director.core.schema import Stored, spent_attempts
 from director.core.states import TERMINAL, Status
 from director.core.view import iso
@@ -233,6 +234,8 @@ def _ending(words: Sequence[str], rest: bytes) -> Ending | None:
         texts.append(rest[:size])
         rest = rest[size:]
     code, error, metrics, output, logs = texts
+    if reference_in(output):
+        return None
     return Ending(
         status=_terminal(status),
         started=None if started == NONE else int(started),

@@ -6,6 +6,7 @@ from director.broker.gatherer import Gatherer, Meter
 from director.broker.scripts import Scripts
 from director.core.account_limits import UNLIMITED, AccountLimits
 from director.core.clock import Clock, SystemClock
+from director.files.data_files import DataFiles
 from director.store.accounts import Accounts
 from director.store.administration import Administration, Suspensions
 from director.store.catalog import Catalog
@@ -21,7 +22,9 @@ from director.store.removal import Removal
 
 
 class Services:
-    """Building it connects to nothing. `at_once` bounds the writes of scripts under way; `meter` counts each."""
+    """Building it connects to nothing. `at_once` bounds the writes of scripts under way; `meter` counts each. Without
+    `data_files`, predictions whose data is in a file store cannot be read.
+    """
 
     def __init__(
         self,
@@ -31,11 +34,13 @@ class Services:
         limits: AccountLimits = UNLIMITED,
         at_once: int | None = None,
         meter: Meter | None = None,
+        data_files: DataFiles | None = None,
     ) -> None:
         self.redis = redis
         self.clock = clock = clock or SystemClock()
         self.gatherer = Gatherer(redis, at_once=at_once, meter=meter)
-        self.scripts = scripts = Scripts(self.gatherer)
+        self.data_files = data_files = data_files or DataFiles(clock)
+        self.scripts = scripts = Scripts(self.gatherer, whole=data_files.whole)
         self.accounts = Accounts(redis, limits, clock)
         self.catalog = Catalog(redis, scripts, clock)
         self.changes = Changes(redis, scripts, clock)

@@ -26,6 +26,7 @@ from director.core.settings import WEBHOOK_SCHEDULE
 from director.core.states import WebhookEvent
 from director.core.view import view
 from director.core.webhooks import host_of
+from director.files.data_files import DataAway
 from director.runtime import crash
 from director.runtime.tracing import OFF, Facts, Tracing, facts_of
 from director.store.accounts import Accounts
@@ -76,13 +77,17 @@ class Schedule(Struct, frozen=True):
             )
         return cls(waits_s)
 
+    def is_last(self, tellings: int, owed_s: float) -> bool:
+        """Return whether no attempt follows the one after `tellings` others, of a webhook owed for `owed_s`."""
+        return tellings >= len(self.waits_s) or owed_s >= LONGEST_S
+
     def noted(self, delivery: Delivery, *, tellings: int, owed_s: float, jitter: float) -> Noted:
         """Judge an attempt after `tellings` others, of a webhook owed for `owed_s`. `jitter` is random, from 0 to 1."""
         ends: tuple[tuple[bool, Outcome], ...] = (
             (delivery.ok, "delivered"),
             (delivery.gone, "gone"),
             (delivery.refused, "refused"),
-            (tellings >= len(self.waits_s) or owed_s >= LONGEST_S, "given_up"),
+            (self.is_last(tellings, owed_s), "given_up"),
         )
         for is_so, outcome in ends:
             if is_so:
@@ -101,6 +106,9 @@ REMOVED: Final = Noted("given_up")
 FORWARD: Final = 32
 # An operator revived the prediction first: that end is not owed any more, and the next one is not here yet.
 REVIVED: Final = Noted("revived")
+
+# A failed attempt as any other. The last one of the schedule is sent without the data: its file may be lost for good.
+UNREADABLE: Final = Delivery(ok=False, reason="its data cannot be read from the file store", was_sent=False)
 
 
 def message_id(prediction_id: PredictionId, event: str, *, revivals: int = 0) -> str:
@@ -165,20 +173,29 @@ class Webhooks:
         return noted
 
     async def _deliver(self, prediction_id: PredictionId) -> Noted:
-        stored = await self._scripts.get(prediction_id)
+        is_unreadable = False
+        try:
+            stored = await self._scripts.get(prediction_id)
+        except DataAway as exc:
+            stored, is_unreadable = exc.without, True
         if stored is None:
             await self._scripts.deliver(prediction_id, outcome=REMOVED.outcome, delay_s=None)
             return REMOVED
         record = stored.record
         if not record.is_terminal:
             return REVIVED
+        tellings = record.tellings - record.tellings_before
+        owed_s = (self._clock.now_ms() - (record.owed_since or record.completed or 0)) / 1000
         crash.at("before_webhook")
-        delivery = await self.send(stored, WebhookEvent.COMPLETED, attempt=record.tellings + 1)
+        if is_unreadable and not self._schedule.is_last(tellings, owed_s):
+            delivery = UNREADABLE
+        else:
+            delivery = await self.send(stored, WebhookEvent.COMPLETED, attempt=record.tellings + 1)
         crash.at("after_webhook")
         result = self._schedule.noted(
             delivery,
-            tellings=record.tellings - record.tellings_before,
-            owed_s=(self._clock.now_ms() - (record.owed_since or record.completed or 0)) / 1000,
+            tellings=tellings,
+            owed_s=owed_s,
             jitter=random.random(),  # noqa: S311 - spreads retries, guards nothing
         )
         facts = {"prediction": record.id, "attempt": record.tellings + 1, "outcome": result.outcome}

@@ -9,8 +9,11 @@ import pytest
 from redis.asyncio import Redis
 
 from director.broker import keys
+from director.core.clock import SystemClock
 from director.core.ids import QueueName
 from director.core.settings import ApiSettings
+from director.files.choose import store_in
+from director.files.data_files import DataFiles
 from director.store.catalog import Catalog
 from director.store.models import Collection, Collections
 from tests.integration.api.conftest import api as api
@@ -74,12 +77,19 @@ async def test_collections_and_hardware_are_written_and_removed(operator: Operat
 
 
 async def test_example_is_a_copy_that_hides_its_account(
-    operator: Operator, redis: Redis, api: httpx.AsyncClient, director: PlayedDirector
+    operator: Operator,
+    redis: Redis,
+    api: httpx.AsyncClient,
+    director: PlayedDirector,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("DIRECTOR_FILES_DIR", str(tmp_path))
+    files = DataFiles(SystemClock(), store_in(str(tmp_path), redis, SystemClock()), from_bytes=1)
     body = {"version": VERSION, "input": {"text": "hi"}, "webhook": "https://receiver.example/hook?token=secret"}
     made = (await api.post("/v1/predictions", json=body)).json()
     assert "succeeded" in await operator.is_told("model", "example", MODEL, made["id"], "--default")
-    await director.finish(await director.claim(), output=b'"ho"')
+    await director.finish(await director.claim(), output=await files.put(made["id"], b'"ho"'))
     await operator.types("model", "example", MODEL, made["id"], "--default")
     [example] = (await api.get(f"/v1/models/{MODEL}/examples")).json()["results"]
     assert (example["input"], example["output"], example["status"]) == ({"text": "hi"}, "ho", "succeeded")

@@ -21,6 +21,7 @@ from director.core.settings import DirectorSettings
 from director.execution.active_claims import ActiveClaims
 from director.execution.executor import Executor
 from director.execution.tracker import Limits
+from director.files.data_files import DataFiles
 from director.servers.runners.runner import (
     Began,
     Ended,
@@ -271,6 +272,7 @@ class Paced:
             policy=Policy(),
             settings=DirectorSettings(run_limit_s=60),
             dice=lambda: 0.5,
+            data_files=DataFiles(SystemClock()),
         )
         await executor.execute(claim, Permit(server, server.since))
 

@@ -7,14 +7,18 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+from msgspec import Raw
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
+from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, new_file_id, new_prediction_id
+from director.core.references import reference_in
 from director.core.settings import ApiSettings
 from director.files.choose import store_in
+from director.files.data_files import DataFiles
 from director.files.s3 import S3Files
 from director.files.store import CallerFileName, FileName, file_name
 from director.keeper.tidier import Tidied, Tidier
@@ -142,6 +146,17 @@ async def test_outputs_are_stored_by_prediction(store: S3Files) -> None:
     assert [each async for page in store.holders(1) for each in page] == [yours]
     assert await content(store, names[-1]) == ("image/png", b"data")
     await store.remove(PredictionId(yours))
+
+
+async def test_data_is_kept_in_the_bucket_and_goes_with_its_prediction(store: S3Files) -> None:
+    mine, data = new_prediction_id(model="acme/echo", now_ms=1), b'"' + bytes([120]) * 200_000 + b'"'
+    files = DataFiles(SystemClock(), store, from_bytes=1024)
+    kept = Raw(await files.put(mine, data))
+    assert reference_in(kept) is not None
+    assert await files.read(mine, kept) == Raw(data)
+    await store.remove(mine)
+    with pytest.raises(BackendUnavailable):
+        await files.read(mine, kept)
 
 
 async def test_upload_stays_in_the_bucket_until_deleted_or_swept(

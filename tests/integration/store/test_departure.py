@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -14,7 +15,10 @@ from anyio import to_thread
 from redis import Redis
 
 from director.broker import keys
+from director.core.clock import SystemClock
 from director.core.ids import PredictionId
+from director.files.choose import store_in
+from director.files.data_files import DataFiles
 from director.runtime.crash import KILLED, MOVER_POINTS, Point
 from director.store.accounts import Accounts
 from tests.support.eventually import eventually
@@ -80,6 +84,21 @@ async def run_all(driver: QueueDriver) -> Counter[PredictionId]:
             for claim in claims:
                 tasks.start_soon(driver.finish, claim)
     return ran
+
+
+async def test_an_input_in_a_file_moves_as_data(
+    mover: Mover, driver: QueueDriver, there: QueueDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other server may have another file store."""
+    large, prediction_id = b'{"text":"' + b"x" * 1024 + b'"}', driver.new_id()
+    files = DataFiles(SystemClock(), store_in(str(tmp_path), driver.redis, SystemClock()), from_bytes=1024)
+    await driver.submit(prediction_id, data=await files.put(prediction_id, large))
+    refused = await mover.run()
+    assert refused.returncode != 0
+    assert "is in a file store, and this process knows none" in refused.stderr
+    monkeypatch.setenv("DIRECTOR_FILES_DIR", str(tmp_path))
+    assert await mover.told() == {"moved": 1}
+    assert bytes((await there.claim_one()).input) == large
 
 
 async def test_move_reports_counts_and_dry_run_moves_nothing(

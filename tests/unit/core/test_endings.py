@@ -1,5 +1,6 @@
 import pytest
 
+from director.core.references import Reference
 from director.core.states import Status
 from director.store.predictions import Ending, heard
 
@@ -40,6 +41,7 @@ def test_additions_of_a_newer_release_are_ignored() -> None:
         b"p1 vanished 5 9 0 0 0 0 0\n",
         b"p1 failed 5 x 0 0 0 0 0\n",
         b"p1 failed 5 9 0 0 0 0 1\n\xff",
+        pytest.param(b"p1 succeeded 5 9 0 0 0 44 0\n" + bytes(Reference("a0" * 16, 99)), id="output in a file"),
     ],
 )
 def test_incomplete_message_still_gives_the_id(message: bytes) -> None:

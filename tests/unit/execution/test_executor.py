@@ -1,18 +1,22 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from msgspec import Raw
+from msgspec.structs import replace
 
 from director.broker import keys
+from director.core import data_bytes
 from director.core.clock import Clock, SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, partition_of
 from director.core.policy import Policy
+from director.core.references import BYTES, Reference
 from director.core.schema import Claim
 from director.core.settings import DirectorSettings
 from director.core.states import WebhookEvent
@@ -20,6 +24,8 @@ from director.execution.active_claims import ActiveClaim, ActiveClaims
 from director.execution.executor import AWAY_S, TELL_S, Executor, _may_have_begun
 from director.execution.run_files import Storing
 from director.execution.tracker import DRAINED, Limits
+from director.files.choose import store_in
+from director.files.data_files import DataFiles
 from director.files.local import LocalFiles
 from director.files.store import FileName
 from director.servers.runners.runner import (
@@ -87,6 +93,7 @@ class Bench:
         storing: Storing | None = None,
         clock: Clock | None = None,
         dice: Callable[[], float] = lambda: 0.5,
+        data_files: DataFiles | None = None,
     ) -> Executor:
         return Executor(
             scripts=self.driver.scripts,
@@ -99,6 +106,7 @@ class Bench:
             settings=DirectorSettings(run_limit_s=run_limit_s),
             dice=dice,
             storing=storing,
+            data_files=data_files or DataFiles(SystemClock()),
         )
 
 
@@ -370,6 +378,40 @@ async def test_abandoned_run_leaves_no_file(bench: Bench, driver: QueueDriver, s
         runner.goes_on.set()
     assert (await driver.record(claim.id)).code == "output_too_large"
     assert not store.kept
+
+
+@pytest.mark.parametrize(("claims", "wait_s"), [(1, 15), (2, 30), (12, 1800)])
+async def test_an_input_that_cannot_be_read_is_tried_again_later(
+    bench: Bench, driver: QueueDriver, claims: int, wait_s: int
+) -> None:
+    claim = await claimed(driver, data=bytes(Reference("a0" * 16, 99)))
+    claim.record = replace(claim.record, claims=claims)
+    before_ms = SystemClock().now_ms()
+    await bench.execute(ScriptedRunner(), claim)
+    due_ms = await driver.redis.zscore(keys.delayed(driver.queue), claim.id)
+    assert 0 <= due_ms - before_ms - 1000 * wait_s < 10_000
+    assert (await driver.record(claim.id)).attempt == 0
+    assert (await driver.kinds(claim.id))[-1] == "released"
+
+
+async def test_files_stay_where_the_input_is_one_of_them(
+    bench: Bench, driver: QueueDriver, store: SlowStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(data_bytes, "at_end", lambda *_, input_bytes, **__: counted.append(input_bytes))
+    runner = ScriptedRunner(Began(), Produced(PNG, 0), Unreceived(too_large=True))
+    large = b'{"text":"' + b"x" * 1024 + b'"}'
+    found = store_in(str(tmp_path), driver.redis, SystemClock())
+    files = DataFiles(SystemClock(), found, from_bytes=1024)
+    prediction_id = driver.new_id()
+    claim = await claimed(driver, prediction_id=prediction_id, data=await files.put(prediction_id, large))
+    async with bench.running(runner, claim, storing=storing(store, driver), data_files=files):
+        await eventually(lambda: store.asked, "the store is asked")
+        runner.goes_on.set()
+    assert (await driver.record(claim.id)).code == "output_too_large"
+    assert store.kept
+    assert claim.input == Raw(large), "the run was given the data"
+    assert counted == [BYTES], "as when it was accepted"
 
 
 async def test_a_store_slower_than_the_runs_slows_them(

@@ -14,6 +14,7 @@ from director.core.settings import DirectorSettings
 from director.execution.active_claims import ActiveClaims
 from director.execution.executor import Executor
 from director.execution.tracker import Limits
+from director.files.data_files import DataFiles
 from director.servers.runners.runner import Began, Ended, Health, HealthStatus, Hear, OneAnswer, Outcome, RunRequest
 from director.servers.servers import Server, Servers
 from tests.support.clock import FakeClock
@@ -41,7 +42,13 @@ async def test_plain_run_takes_few_calls() -> None:
     servers = Servers([Server(runner, 1, health=Health(status=HealthStatus.READY))])
     given: dict[str, Any] = {"scripts": script, "post": None, "policy": None, "settings": DirectorSettings()}
     executor = Executor(
-        clock=FakeClock(), claims=ActiveClaims(), servers=servers, limits=Limits(), dice=lambda: 0.5, **given
+        clock=FakeClock(),
+        claims=ActiveClaims(),
+        servers=servers,
+        limits=Limits(),
+        dice=lambda: 0.5,
+        data_files=DataFiles(FakeClock()),
+        **given,
     )
 
     def count(frame: FrameType, event: str, _: object) -> None:

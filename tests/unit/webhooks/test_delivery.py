@@ -1,12 +1,21 @@
+from typing import Any
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from director.core.errors import SettingsError
-from director.core.ids import new_prediction_id
+from director.core.ids import PredictionId, new_prediction_id
+from director.core.schema import Stored
+from director.core.states import Status
 from director.core.webhooks import new_secret, signed_headers
-from director.webhooks.delivery import LONGEST_S, SCHEDULE, Noted, Schedule, message_id
+from director.files.data_files import DataAway
+from director.webhooks.delivery import LONGEST_S, SCHEDULE, Noted, Schedule, Webhooks, message_id
 from director.webhooks.sender import Delivery
+from tests.support.clock import FakeClock
+from tests.unit.execution.test_tracker import RECORD
 
 FAILED = Delivery(ok=False, status=500)
 MIDDLE = 0.5
@@ -122,3 +131,35 @@ def test_message_id_is_of_its_prediction_and_can_be_signed() -> None:
     assert message_id(prediction_id, "completed") == f"msg_{prediction_id}_completed"
     named = message_id(prediction_id, "output_1_3")
     assert signed_headers([new_secret()], message_id=named, timestamp_s=1, body=b"")["webhook-id"] == named
+
+
+class Parts:
+    """Stands in for the scripts, the accounts and the sender. The file of the prediction is lost."""
+
+    def __init__(self, tellings: int) -> None:
+        ended = replace(RECORD, status=Status.SUCCEEDED, completed=1, tellings=tellings, webhook="http://receiver/")
+        self.without = Stored(record=ended, input=None)
+        self.bodies: list[Any] = []
+
+    async def get(self, _: PredictionId) -> Stored:
+        raise DataAway("the file is lost", without=self.without)
+
+    async def deliver(self, *_: Any, **__: Any) -> str:
+        return "noted"
+
+    async def webhook_secrets(self, _: str) -> list[str]:
+        return [new_secret()]
+
+    async def send(self, *_: Any, body: bytes, **__: Any) -> Delivery:
+        self.bodies.append(msgspec.json.decode(body))
+        return Delivery(ok=True, status=200)
+
+
+@pytest.mark.parametrize(("tellings", "outcome"), [(0, "failed"), (LAST, "failed"), (LAST + 1, "delivered")])
+async def test_a_lost_file_delays_the_webhook_and_not_for_ever(tellings: int, outcome: str) -> None:
+    parts: Any = Parts(tellings)
+    noted = await Webhooks(parts, parts, parts, FakeClock(now_ms=1)).deliver(RECORD.id)
+    assert (noted.outcome, noted.host_answers) == (outcome, None if outcome == "failed" else True)
+    assert (noted.delay_s is None) == (outcome == "delivered")
+    sent = [(body["status"], body["output"], body["data_removed"]) for body in parts.bodies]
+    assert sent == ([("succeeded", None, True)] if outcome == "delivered" else [])
