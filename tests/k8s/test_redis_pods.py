@@ -1,6 +1,7 @@
 """The scripts that start Redis in a pod: who may log in, and who is the master."""
 
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from redis import Redis, exceptions
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from tests.support.disk import fill, small_disk
 from tests.support.manifests import K8S
 from tests.support.servers import binary
 
@@ -267,3 +269,21 @@ def made_nothing(tmp_path: Path) -> Path:
     folder.mkdir()
     program(folder, "valkey-sentinel", "exit 0")
     return folder
+
+
+@pytest.mark.parametrize("full", ["data", "tmp"])
+def test_server_waits_for_room_on_its_disks(tmp_path: Path, etc: Path, programs: Path, full: str) -> None:
+    socket = placed(etc, tmp_path)
+    with small_disk(tmp_path / "disk", mib=4) as disk:
+        variable = {"data": "DATA", "tmp": "TMPDIR"}[full]
+        program(programs, "sleep", f"echo >> {tmp_path}/waits; exec /bin/sleep 0.05")
+        ballast = fill(disk)
+        with started(etc / "start.sh", {**surroundings(tmp_path, programs), variable: str(disk)}):
+            until = time.monotonic() + 20
+            while not (tmp_path / "waits").exists() or len((tmp_path / "waits").read_text()) < 3:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            assert not socket.exists()
+            assert not (disk / ".room").exists()
+            shutil.rmtree(ballast)
+            assert asked(socket, "probe", "any", "PING") is True
