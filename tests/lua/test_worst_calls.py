@@ -162,7 +162,7 @@ def within_bounds(name: str, costs: Sequence[Cost]) -> bool:
 
 
 async def waiting(driver: QueueDriver) -> None:
-    """What callers and directors do to a deep queue."""
+    """Do what callers and directors do to a deep queue."""
     scripts, now = driver.scripts, driver.now_ms
     for number in range(3):
         one = driver.new_id()

@@ -171,7 +171,7 @@ async def http(pods: Pods) -> AsyncGenerator[httpx.AsyncClient]:
 
 
 class Work:
-    """What a caller asks for, and what was accepted of it."""
+    """A caller, who keeps what was accepted."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
