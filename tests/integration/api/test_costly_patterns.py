@@ -23,11 +23,11 @@ from tests.support.servers import RedisServer
 pytestmark = [pytest.mark.faults]
 
 TIMES: Final = 5  # the wait may be this many times that beside as many requests without a pattern
-SENDERS: Final = 8
-CREATES: Final = 20
+SENDERS: Final = 6
+CREATES: Final = 10
 ROUNDS: Final = 3  # each with all models in turn, as a busy machine has slow and quick minutes
-# In a text of a and b all states stay alive, and no text matches. The last is almost the largest that is compared
-STATES: Final = (8, 55, 110, 470)
+# In a text of a and b all states of such a pattern stay alive, and no text matches
+STATES: Final = (8, 110)
 LONGEST: Final = 4_096
 CONTROL: Final = "control"
 
