@@ -13,6 +13,7 @@ hashes() {
 has_room() {
     head -c 1048576 /dev/zero > "$1/.room" && found=0 || found=1
     rm -f "$1/.room"
+    [ $found = 0 ] || echo "waiting for 1 MiB of room in $1" >&2
     return $found
 }
 
@@ -20,6 +21,7 @@ here=$(dirname "$0")
 tmp=${TMPDIR:-/tmp}
 users=$tmp/users.acl
 umask 077
+trap 'exit 143' TERM  # as process 1 of its container the shell ignores it otherwise, and a stop takes 2 minutes
 until has_room "$tmp" && has_room "${DATA:-/data}"; do
     sleep 1
 done
