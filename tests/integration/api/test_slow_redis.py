@@ -35,6 +35,9 @@ pytestmark = [pytest.mark.faults]
 
 BODY: dict[str, Any] = {"version": VERSION, "input": {"text": "hi"}}
 KEYED = {"Idempotency-Key": "one"}
+SLEEP_S = 9  # longer than a lease, and than all that a request waits for Redis
+ALIVE_S = 5.0  # the time that the probes of the pods have
+RUNNER = {"path": "/predict", "input": {"args": {"$input": ""}}, "output": "/result/items"}
 
 
 @pytest.fixture
@@ -62,12 +65,6 @@ async def made(boss: Any) -> str:
     await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
     await gatherer.aclose()
     return await Accounts(boss).create_token(ACCOUNT)
-
-
-SLEEP_S = 9  # longer than a lease, and than all that a request waits for Redis
-ANSWERED_S = 8.0
-ALIVE_S = 2.0
-RUNNER = {"path": "/predict", "input": {"args": {"$input": ""}}, "output": "/result/items"}
 
 
 async def accepted(api: AsyncClient) -> list[str]:
@@ -209,6 +206,6 @@ async def test_redis_that_sleeps_in_the_middle_of_work_is_503_and_all_heals(tmp_
     refused = [answer for answer in work.answers if answer.status_code != 201]
     assert refused
     assert {(answer.status_code, "retry-after" in answer.headers) for answer in refused} == {(503, True)}
-    assert work.slowest_s <= ANSWERED_S
+    assert work.slowest_s < SLEEP_S, "no caller waited until Redis was back"
     assert {status for status, _ in work.probes} == {200}
     assert max(took_s for _, took_s in work.probes) <= ALIVE_S
