@@ -137,7 +137,9 @@ class _Reduction:
         return self.reduce(target, depth=depth + 1, within=(*within, reference))
 
     def _is_linear(self, pattern: object) -> bool:
-        """Return whether the linear engine accepts the pattern. It has no look-around and no back-references."""
+        """Return whether the linear engine accepts the pattern, and note its size. That engine has no look-around and
+        no back-references.
+        """
         if not isinstance(pattern, str) or self._patterns >= self._most_patterns:
             return False
         self._patterns += 1
@@ -281,7 +283,7 @@ class InputSchema:
         pattern_bytes: int = 0,
     ) -> None:
         """`lenient`: the same without its patterns, for inputs with too much text to match them. None without any.
-        `pattern_bytes`: size of the largest pattern.
+        `pattern_bytes`: the size of the largest pattern.
         """
         self.can_stream = can_stream
         self._lenient = lenient
@@ -352,7 +354,7 @@ class InputSchema:
         return [_invalid(keyword, self._visible(path), facts) for keyword, path, facts in faults]
 
     def _to_match(self, value: dict[str, Any], size: int) -> int:
-        """Return at most how many characters are compared with patterns, each as often as there are patterns for it,
+        """Return an upper bound of the characters that are compared with patterns, each counted once for each pattern,
         times the size of the largest pattern.
         """
         parts = ((value[name], patterns) for name, patterns in self._patterns.items() if name in value)
