@@ -8,6 +8,7 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import chain, islice
 from typing import Any, Final
 from urllib.parse import unquote
@@ -30,11 +31,12 @@ MAX_DOCUMENT_BYTES: Final = 1_048_576
 MAX_NODES: Final = 2_000  # of the schema with its references expanded: references that double each other grow fast
 MAX_DEPTH: Final = 40
 MAX_PATTERNS: Final = 64
-# the linear-time engine, with a bound on the memory of one pattern
-PATTERN_OPTIONS: Final = RegexOptions(size_limit=1 << 16, dfa_size_limit=1 << 18)
-# Characters × patterns of one input; with more to match, the model server checks the patterns. Linear is still slow
-# where a text keeps many states alive: 100 KB held the loop for 31 s with a pattern of four times this size
-MOST_MATCHED: Final = 4_096
+# the linear-time engine, by its bound on the memory of one pattern in bytes, the smallest first
+PATTERN_OPTIONS: Final = {1 << n: RegexOptions(size_limit=1 << n, dfa_size_limit=1 << 18) for n in range(10, 17)}
+# Characters × patterns of one input × bytes of the largest pattern; with more to match, the model server checks the
+# patterns. Linear is still slow where a text keeps many states of a pattern alive: a character takes 0.2 µs with a
+# pattern of 2 KiB, and 7 µs with one of 64 KiB
+MOST_MATCHED: Final = 4_096 * 1_024
 SCHEMA_TYPES: Final = frozenset({"object", "array", "string", "integer", "number", "boolean", "null"})
 NULL: Final[Schema] = {"type": ["null"]}
 ANYTHING: Final[tuple[Schema, ...]] = (True, {})
@@ -97,6 +99,7 @@ class _Reduction:
         self._most_patterns = most_patterns
         self._nodes = 0
         self._patterns = 0
+        self.pattern_bytes = 0  # of the largest
 
     def reduce(self, schema: object, *, depth: int, within: tuple[str, ...]) -> Schema:
         """Return a copy with the allowed keywords only. `within`: the references that are being expanded around it."""
@@ -134,15 +137,18 @@ class _Reduction:
         return self.reduce(target, depth=depth + 1, within=(*within, reference))
 
     def _is_linear(self, pattern: object) -> bool:
-        """Return whether the linear engine accepts the pattern. It has no look-around and no back-references."""
+        """Return whether the linear engine accepts the pattern, and note its size. That engine has no look-around and
+        no back-references.
+        """
         if not isinstance(pattern, str) or self._patterns >= self._most_patterns:
             return False
         self._patterns += 1
-        try:
-            validator_for({"pattern": pattern}, pattern_options=PATTERN_OPTIONS, offline=True)
-        except ValidationError:
-            return False
-        return True
+        for size, options in PATTERN_OPTIONS.items():
+            with suppress(ValidationError):
+                validator_for({"pattern": pattern}, pattern_options=options, offline=True)
+                self.pattern_bytes = max(self.pattern_bytes, size)
+                return True
+        return False
 
 
 def _containers(schema: Mapping[str, Any], below: Callable[[object], Schema]) -> dict[str, Any]:
@@ -274,10 +280,14 @@ class InputSchema:
         can_stream: bool,
         secrets: Secrets | None = None,
         lenient: "InputSchema | None" = None,
+        pattern_bytes: int = 0,
     ) -> None:
-        """`lenient`: the same without its patterns, for inputs with too much text to match them. None without any."""
+        """`lenient`: the same without its patterns, for inputs with too much text to match them. None without any.
+        `pattern_bytes`: the size of the largest pattern.
+        """
         self.can_stream = can_stream
         self._lenient = lenient
+        self._pattern_bytes = pattern_bytes
         self.secrets = secrets
         self._all = _Validator(schema)
         properties: dict[str, Schema] = schema.get("properties", {})
@@ -310,13 +320,18 @@ class InputSchema:
         if known is None:
             whole = _document(document)
             schema = _follow(whole, ("components", "schemas", INPUTS[kind]))
-            reduced, lenient = (
-                _Reduction(whole, most_patterns=most).reduce(schema, depth=0, within=()) for most in (MAX_PATTERNS, 0)
-            )
+            strict, loose = (_Reduction(whole, most_patterns=most) for most in (MAX_PATTERNS, 0))
+            reduced, lenient = (each.reduce(schema, depth=0, within=()) for each in (strict, loose))
             streams = kind != "training" and can_stream(whole)
             secrets = Secrets(whole, schema) or None
             without = None if lenient == reduced else cls(_object(lenient), can_stream=streams, secrets=secrets)
-            known = cls(_object(reduced), can_stream=streams, secrets=secrets, lenient=without)
+            known = cls(
+                _object(reduced),
+                can_stream=streams,
+                secrets=secrets,
+                lenient=without,
+                pattern_bytes=strict.pattern_bytes,
+            )
             _compiled[digest] = known
             if len(_compiled) > MAX_CACHED:
                 _compiled.popitem(last=False)
@@ -339,10 +354,12 @@ class InputSchema:
         return [_invalid(keyword, self._visible(path), facts) for keyword, path, facts in faults]
 
     def _to_match(self, value: dict[str, Any], size: int) -> int:
-        """Return at most how many characters are compared with patterns, each as often as there are patterns for it."""
+        """Return an upper bound of the characters that are compared with patterns, each counted once for each pattern,
+        times the size of the largest pattern.
+        """
         parts = ((value[name], patterns) for name, patterns in self._patterns.items() if name in value)
         of_fields = sum(patterns * (len(part) if isinstance(part, str) else size) for part, patterns in parts)
-        return of_fields + self._patterns_of_all * size
+        return (of_fields + self._patterns_of_all * size) * self._pattern_bytes
 
     def _visible(self, path: list[str]) -> list[str]:
         return path if self.secrets is None else self.secrets.visible(path)
@@ -371,7 +388,7 @@ class _Validator:
                 schema,
                 formats={"uri": lambda uri: FETCHABLE.match(uri) is not None},
                 validate_formats=True,
-                pattern_options=PATTERN_OPTIONS,
+                pattern_options=PATTERN_OPTIONS[max(PATTERN_OPTIONS)],
                 offline=True,
             )
         except ValidationError as exc:
@@ -385,10 +402,10 @@ class _Validator:
 
     def faults(self, value: Any, path: list[str], *, elements: int) -> Iterator[Fault]:
         """Yield what is wrong with a value of at most `elements` elements; one error where all would cost too much."""
-        if self.takes(value):
-            return
         if elements * self._errors_each <= MANY_ERRORS:
             yield from (_described(error, path) for error in self._validator.iter_errors(value))
+        elif self.takes(value):
+            return
         elif self._has_alternatives:
             yield "", path, {}
         else:

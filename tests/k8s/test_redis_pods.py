@@ -1,6 +1,7 @@
 """The scripts that start Redis in a pod: who may log in, and who is the master."""
 
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from redis import Redis, exceptions
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from tests.support.disk import fill, small_disk
 from tests.support.manifests import K8S
 from tests.support.servers import binary
 
@@ -72,10 +74,10 @@ def placed(etc: Path, tmp_path: Path) -> Path:
 
 
 @contextmanager
-def started(script: Path, env: dict[str, str]) -> Iterator[None]:
+def started(script: Path, env: dict[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
     process = subprocess.Popen(["sh", script], env=env, stdout=subprocess.DEVNULL)
     try:
-        yield
+        yield process
     finally:
         process.kill()
         process.wait(20)
@@ -267,3 +269,40 @@ def made_nothing(tmp_path: Path) -> Path:
     folder.mkdir()
     program(folder, "valkey-sentinel", "exit 0")
     return folder
+
+
+def counted_waits(tmp_path: Path, programs: Path) -> Path:
+    """Let each `sleep` of a script be short, and add a byte to the file that is returned."""
+    program(programs, "sleep", f"echo >> {tmp_path}/waits; exec /bin/sleep 0.05")
+    return tmp_path / "waits"
+
+
+def wait_for(waits: Path, count: int) -> None:
+    until = time.monotonic() + 20
+    while not waits.exists() or waits.stat().st_size < count:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("full", ["data", "tmp"])
+def test_server_waits_for_room_on_its_disks(tmp_path: Path, etc: Path, programs: Path, full: str) -> None:
+    socket = placed(etc, tmp_path)
+    with small_disk(tmp_path / "disk", mib=4) as disk:
+        variable = {"data": "DATA", "tmp": "TMPDIR"}[full]
+        waits = counted_waits(tmp_path, programs)
+        ballast = fill(disk)
+        with started(etc / "start.sh", {**surroundings(tmp_path, programs), variable: str(disk)}):
+            wait_for(waits, 3)
+            assert not socket.exists()
+            assert not (disk / ".room").exists()
+            shutil.rmtree(ballast)
+            assert asked(socket, "probe", "any", "PING") is True
+
+
+def test_server_that_waits_for_room_can_be_stopped(tmp_path: Path, etc: Path, programs: Path) -> None:
+    """143 is the script's own exit: by default the signal ends a shell, except as process 1 of a container."""
+    waits = counted_waits(tmp_path, programs)
+    with started(etc / "start.sh", {**surroundings(tmp_path, programs), "DATA": str(tmp_path / "missing")}) as process:
+        wait_for(waits, 1)
+        process.terminate()
+        assert process.wait(20) == 143

@@ -136,4 +136,17 @@ COGS: Final = Table(
         "after 30 s, when its server is given up",
     },
 )
-TABLES: Final = (CLIENTS, COGS)
+LIBRARIES: Final = Table(
+    name="libraries",
+    columns={
+        "complete": "complete",
+        "stream": "stream",
+        "asynchronous": "async",
+        "many": "batch",
+        "chat": "chat",
+        "stop": "stop words",
+        "failure": "error of the model",
+    },
+    rows=("PyPI langchain-community 0.4.2", "PyPI llama-index-llms-replicate 0.7.0"),
+)
+TABLES: Final = (CLIENTS, LIBRARIES, COGS)

@@ -175,7 +175,11 @@ class Arrivals:
         try:
             Spool()
         except OSError as exc:
-            raise SettingsError(f"DIRECTOR_UPLOAD_SECRET needs a TMPDIR that can be written ({exc.strerror}).") from exc
+            # With a full disk `tempfile` finds no folder at all. Until there is room, each file is refused
+            folder = tempfile.tempdir or os.environ.get("TMPDIR", "/tmp")  # noqa: S108 - nothing is written here
+            if not os.access(folder, os.W_OK | os.X_OK):
+                reason = f"DIRECTOR_UPLOAD_SECRET needs a TMPDIR that can be written ({exc.strerror})."
+                raise SettingsError(reason) from exc
         return cls(secret)
 
     @contextmanager

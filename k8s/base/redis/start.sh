@@ -1,5 +1,5 @@
 #!/bin/sh
-# Puts the passwords into the list of users, as hashes, and becomes the server.
+# Waits for room on its disks, puts the passwords into the list of users, as hashes, and becomes the server.
 set -eu
 
 hashes() {
@@ -8,9 +8,23 @@ hashes() {
     done
 }
 
+# A server without room ends at its first write. It waits here instead of starting in vain: between its starts the
+# kubelet waits for up to 5 minutes, also when there is room again.
+has_room() {
+    head -c 1048576 /dev/zero > "$1/.room" && found=0 || found=1
+    rm -f "$1/.room"
+    [ $found = 0 ] || echo "waiting for 1 MiB of room in $1" >&2
+    return $found
+}
+
 here=$(dirname "$0")
-users=${TMPDIR:-/tmp}/users.acl
+tmp=${TMPDIR:-/tmp}
+users=$tmp/users.acl
 umask 077
+trap 'exit 143' TERM  # as process 1 of its container the shell ignores it otherwise, and a stop takes 2 minutes
+until has_room "$tmp" && has_room "${DATA:-/data}"; do
+    sleep 1
+done
 sed -e '/^#/d' -e '/^$/d' \
     -e "s/%DIRECTOR%/$(hashes "$REDIS_PASSWORD" "${REDIS_PASSWORD_FORMER:-}")/" \
     -e "s/%API%/$(hashes "${API_REDIS_PASSWORD:-}" "${API_REDIS_PASSWORD_FORMER:-}")/" \

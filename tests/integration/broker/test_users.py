@@ -356,7 +356,8 @@ async def test_server_of_the_pod_knows_passwords_only_by_their_hashes(tmp_path: 
     config.write_text(config.read_text().replace("dir /data", f"dir {tmp_path}"))
     (tmp_path / "valkey-server").symlink_to(binary("valkey"))
     passwords = {"REDIS_PASSWORD": "new & $o/|", "REDIS_PASSWORD_FORMER": "old", "KEDA_PASSWORD": "k"}
-    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path), "ADMIN_PASSWORD": "a", **passwords}
+    paths = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path), "DATA": str(tmp_path)}
+    env = {**paths, "ADMIN_PASSWORD": "a", **passwords}
     here = ("--port", "0", "--unixsocket", str(socket), "--logfile", str(tmp_path / "log"))
     async with await anyio.open_process(["sh", str(shipped / "start.sh"), *here], env=env) as process:
         try:

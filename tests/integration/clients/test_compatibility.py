@@ -17,7 +17,7 @@ from msgspec import Struct
 from tests.integration.clients.conftest import Caller, Service
 from tests.support.clients import javascript_client, python_2_client, python_with, run_script
 from tests.support.cog import cog_process, cog_schema, write_model
-from tests.support.compatibility import CLIENTS, COGS, YES, Table, compare_or_keep, last_run
+from tests.support.compatibility import CLIENTS, COGS, LIBRARIES, YES, Table, compare_or_keep, last_run
 from tests.support.eventually import eventually
 from tests.support.live_director import Gate, live_director
 from tests.support.models import CAPTIONER
@@ -89,6 +89,17 @@ async def test_client_does_what_the_page_says(row: str, prepared: Caller, gate: 
         command = [str(python), str(SCRIPTS / "python_0_1.py")]
     seen = await to_thread.run_sync(partial(run_script, command, env=env, limit_s=LIMIT_S))
     compare_or_keep(CLIENTS, row, seen, keeps=keeps)
+
+
+@pytest.mark.parametrize("row", LIBRARIES.rows)
+async def test_library_does_what_the_page_says(row: str, caller: Caller, gate: Gate, cache: Path, keeps: bool) -> None:
+    _, package, version = row.split(" ")
+    install = partial(python_with, cache, f"{package}=={version}", "replicate==1.0.7")
+    python = await installed(LIBRARIES, row, install)
+    env = {"GIVEN": caller.as_json(gate), **caller.of_python(caller.url)}
+    command = [str(python), str(SCRIPTS / "python_libraries.py"), package]
+    seen = await to_thread.run_sync(partial(run_script, command, env=env, limit_s=LIMIT_S))
+    compare_or_keep(LIBRARIES, row, seen, keeps=keeps)
 
 
 # One service with real Cog servers of one version. Each feature is a check that raises if it fails.

@@ -1,5 +1,6 @@
 import asyncio
 import os
+import shutil
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from starlette.requests import ClientDisconnect
 from director.core.errors import SettingsError
 from director.servers.runners.inbox import PIECE_BYTES, Arrivals, Spool
 from director.servers.runners.runner import BLOCK_BYTES, Received, Unreceived
+from tests.support.disk import fill, small_disk
 
 PATH = "/uploads/secret/out.png"
 
@@ -123,6 +125,24 @@ async def test_invalid_media_types_are_replaced(said: str, kept: str) -> None:
     [received] = run.told
     assert isinstance(received, Received)
     assert received.file.content_type == kept
+
+
+async def test_full_temporary_folder_refuses_files_until_it_has_room(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with small_disk(tmp_path / "disk", mib=1) as disk:
+        monkeypatch.setattr("tempfile.tempdir", None)
+        monkeypatch.setattr("tempfile._candidate_tempdir_list", lambda: [str(disk)])  # a pod's root is read-only
+        monkeypatch.setenv("TMPDIR", str(disk))
+        ballast = fill(disk)
+        arrivals, run = Arrivals.of("secret"), Run()
+        assert arrivals is not None
+        async with client_of(arrivals) as client:
+            with arrivals.expect("one", run.told.append, most=BLOCK_BYTES):
+                assert (await put(client, b"x")).status_code == 507
+                shutil.rmtree(ballast)
+                assert (await put(client, b"x")).status_code == 201
+    assert [type(each) for each in run.told] == [Unreceived, Received]
 
 
 def test_missing_temporary_folder_is_a_settings_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
