@@ -55,7 +55,7 @@ def rendered(folder: Path, *, also: str = "") -> list[Manifest]:
         pytest.skip("no kubectl in PATH: nothing here renders the manifests")
     with tempfile.TemporaryDirectory() as temporary:
         copied = Path(temporary) / "k8s"
-        shutil.copytree(K8S, copied, ignore=shutil.ignore_patterns("secrets.env"))
+        shutil.copytree(K8S, copied, ignore=shutil.ignore_patterns("secrets.env", "secrets"))
         place = copied / folder.relative_to(K8S)
         if also:
             file = place / "kustomization.yaml"
@@ -114,5 +114,5 @@ def environment(container: Manifest, objects: list[Manifest]) -> dict[str, str]:
             given[each["name"]] = "given-by-the-kubelet"
     from_maps: dict[str, str] = {}
     for source in container.get("envFrom", []):
-        from_maps |= known["ConfigMap", source["configMapRef"]["name"]]["data"]
+        from_maps |= known["ConfigMap", source["configMapRef"]["name"]].get("data", {})
     return from_maps | given
