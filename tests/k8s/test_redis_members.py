@@ -20,7 +20,7 @@ from tests.support.servers import binary
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long]
 
-# What the scripts need of `valkey-cli`: a command in its arguments or on each line of its input. The answer is printed
+# Stand in for `valkey-cli`: take a command from the arguments or from each line of the input, and print the answer
 CLI = f"""#!{sys.executable} -SI
 import os, socket, sys
 words = [word for word in sys.argv[1:] if word != "--no-auth-warning"]

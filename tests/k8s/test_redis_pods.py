@@ -268,7 +268,7 @@ def test_a_sentinel_keeps_its_state_and_accepts_new_passwords(tmp_path: Path, et
 def test_a_sentinel_finds_members_whose_services_have_other_addresses(
     tmp_path: Path, etc: Path, programs: Path
 ) -> None:
-    """Those of the former release were names. A Sentinel that looks names up acts late while look-ups stall."""
+    """The former release wrote names. A Sentinel that looks names up acts late while look-ups stall."""
     program(programs, "valkey-sentinel", "exit 0")
     conf = tmp_path / "sentinel.conf"
     conf.write_text(

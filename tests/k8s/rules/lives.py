@@ -19,6 +19,8 @@ AUTOSCALER: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 def is_probed(objects: list[Manifest]) -> Iterator[str]:
     """Each process is, and none is killed for what another one lacks."""
     for pod in pods(objects):
+        if pod.workload["kind"] == "CronJob":
+            continue
         main = {each["name"] for each in pod.spec["containers"]}
         for container in pod.containers:
             wanted = (
@@ -49,7 +51,7 @@ def _wrong_probes(container: Manifest) -> Iterator[str]:
 
 
 def restarts_what_hangs(objects: list[Manifest]) -> Iterator[str]:
-    """A process that hangs is killed in time: it heeds no SIGTERM, so the probe needs a grace time of its own."""
+    """A process that hangs is killed in time: SIGTERM does not end it, so the probe needs a grace time of its own."""
     for pod in pods(objects):
         for container in pod.containers:
             for name in ("livenessProbe", "startupProbe"):
@@ -68,7 +70,7 @@ def restarts_what_hangs(objects: list[Manifest]) -> Iterator[str]:
 def lets_nodes_be_emptied(objects: list[Manifest]) -> Iterator[str]:
     """An autoscaler may move pods, but none that drains for long. Pods that are ill keep no node."""
     for pod in pods(objects):
-        told = pod.workload["spec"]["template"]["metadata"].get("annotations", {})
+        told = pod.workload["spec"].get("template", {}).get("metadata", {}).get("annotations", {})
         if pod.component == "director":
             if (told.get(AUTOSCALER), told.get("karpenter.sh/do-not-disrupt")) != ("false", "true"):
                 yield f"{pod.name}: an autoscaler cuts its runs off"

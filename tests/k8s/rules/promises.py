@@ -13,7 +13,7 @@ from tests.support.manifests import Manifest, Pod, pods
 FALLBACK_S: Final = 300
 INTERNAL: Final = "/internal"
 MIB: Final = {"Ki": 1 / 1024, "Mi": 1, "Gi": 1024}
-CLUSTER_WIDE: Final = ("Namespace", "StorageClass", "PersistentVolume")
+CLUSTER_WIDE: Final = ("Namespace", "PriorityClass", "StorageClass", "PersistentVolume")
 
 
 def keeps_what_was_accepted(objects: list[Manifest]) -> Iterator[str]:

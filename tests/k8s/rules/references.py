@@ -153,6 +153,8 @@ def is_rolled_only_by_what_it_reads(objects: list[Manifest]) -> Iterator[str]:
     secrets = {each["metadata"]["name"]: set(each.get("data") or {}) for each in objects if each["kind"] == "Secret"}
     read: dict[str, dict[str, set[str]]] = {}
     for pod in pods(objects):
+        if pod.workload["kind"] == "CronJob":
+            continue  # nothing of it runs that could be rolled
         for container in pod.containers:
             for each in container.get("env", []):
                 if ref := each.get("valueFrom", {}).get("secretKeyRef"):
