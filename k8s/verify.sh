@@ -71,7 +71,7 @@ drained() {
 
 restored() {
     admin='REDISCLI_AUTH=$ADMIN_PASSWORD valkey-cli --user admin'
-    k exec redis-0 -c redis -- sh -c "$admin --rdb -" > "$temporary/director.rdb" &&
+    k exec redis-0 -c redis -- sh /etc/redis/copy.sh > "$temporary/director.rdb" &&
         k exec redis-0 -c redis -- sh -c "$admin set contact:verify later" &&
         k scale statefulset redis --replicas 0 && k wait --for delete pod/redis-0 --timeout 180s &&
         k apply -f "$(dirname "$0")/restore-pod.yaml" && k wait --for condition=Ready pod/restore --timeout 5m &&

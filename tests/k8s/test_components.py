@@ -10,8 +10,9 @@ import yaml
 
 from tests.k8s.rules import complaints
 from tests.k8s.schemas import VERSIONS, misfits
-from tests.k8s.test_redis_pods import asked, etc, placed, programs, started, surroundings
+from tests.k8s.test_redis_pods import asked, etc, placed, program, programs, started, surroundings
 from tests.support.manifests import K8S, Manifest, pods, rendered
+from tests.support.servers import binary
 
 __all__ = ["etc", "programs"]
 CHOSEN = {
@@ -67,11 +68,14 @@ def test_a_backup_is_restored_by_the_commands_of_the_readme(tmp_path: Path, etc:
     readme = (K8S / "README.md").read_text()
     [restore] = re.findall(r"exec -i restore -- sh -c '(.*)' < director\.rdb", readme)
     socket = placed(etc, tmp_path)
+    program(programs, "valkey-cli", f'exec {cli} -s {socket} "$@"')
+    (programs / "valkey-check-rdb").symlink_to(binary("valkey"))
     with started(etc / "start.sh", surroundings(tmp_path, programs)):
         assert asked(socket, "admin", "admin", "SET", "contact:1", "kept")
         backup = tmp_path / "director.rdb"
-        command = [cli, "-s", socket, "--user", "admin", "--pass", "admin", "--no-auth-warning", "--rdb", backup]
-        subprocess.run(command, check=True, timeout=60, capture_output=True)
+        env = surroundings(tmp_path, programs)
+        with backup.open("wb") as copy:
+            subprocess.run(["sh", etc / "copy.sh"], env=env, check=True, timeout=60, stdout=copy)
         assert asked(socket, "admin", "admin", "SET", "contact:1", "changed")
     with backup.open("rb") as copy:
         subprocess.run(["sh", "-c", restore.replace("/data", str(tmp_path))], stdin=copy, check=True, timeout=30)
@@ -80,3 +84,16 @@ def test_a_backup_is_restored_by_the_commands_of_the_readme(tmp_path: Path, etc:
         assert asked(socket, "admin", "admin", "SET", "contact:2", "new")
     with started(etc / "start.sh", surroundings(tmp_path, programs)):
         assert asked(socket, "admin", "admin", "GET", "contact:2") == b"new"
+
+
+@pytest.mark.kubectl
+def test_alerts_on_disk_and_backup_name_what_is_rendered() -> None:
+    rules = yaml.safe_load((K8S / "components/monitoring/disk.yaml").read_text())["spec"]["groups"][0]["rules"]
+    disk, backup = (re.findall(r'(\w+)=~?"([^"]+)"', rule["expr"]) for rule in rules)
+    stateful = next(each for each in chosen("backup") if each["kind"] == "StatefulSet")
+    claim = f"{stateful['spec']['volumeClaimTemplates'][0]['metadata']['name']}-{stateful['metadata']['name']}-0"
+    assert [wanted for label, wanted in disk if label == "persistentvolumeclaim" and re.fullmatch(wanted, claim)]
+    job = next(each for each in chosen("backup") if each["kind"] == "CronJob")
+    for labels in (disk, backup):
+        assert {wanted for label, wanted in labels if label == "namespace"} == {job["metadata"]["namespace"]}
+    assert ("cronjob", job["metadata"]["name"]) in backup

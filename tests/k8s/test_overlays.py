@@ -41,6 +41,14 @@ def test_supported_clusters_accept_the_restore_pod() -> None:
     assert pod["spec"]["containers"][0]["securityContext"] == redis.container("redis")["securityContext"]
 
 
+def test_the_snapshot_is_of_the_disk_of_redis() -> None:
+    snapshot = yaml.safe_load((K8S / "snapshot.yaml").read_text())
+    assert snapshot["spec"] == {"source": {"persistentVolumeClaimName": "data-redis-0"}}
+    redis = next(each for each in pods(overlay("small")) if each.component == "redis")
+    [claim] = redis.workload["spec"]["volumeClaimTemplates"]
+    assert f"{claim['metadata']['name']}-{redis.workload['metadata']['name']}-0" == "data-redis-0"
+
+
 def test_the_readme_shows_the_pool_as_it_is() -> None:
     shown = re.findall(r"```yaml\n(.*?)```", (K8S / "README.md").read_text(), re.DOTALL)
     folder = K8S / "overlays/small/pool"

@@ -18,7 +18,7 @@ from tests.support.servers import binary
 
 NO_RETRIES: Retry = Retry(NoBackoff(), 0)
 SOURCES = (
-    *("base/redis/redis.conf", "base/redis/users.acl", "base/redis/start.sh"),
+    *("base/redis/redis.conf", "base/redis/users.acl", "base/redis/start.sh", "base/redis/copy.sh"),
     *(
         f"components/sentinel/{name}"
         for name in ("members.sh", "member.sh", "caught-up.sh", "hand-over.sh", "sentinel.sh", "members.acl")
