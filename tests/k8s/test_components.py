@@ -27,6 +27,7 @@ def chosen(name: str) -> list[Manifest]:
 
 
 @pytest.mark.kubectl
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_component_renders_and_follows_the_rules(name: str) -> None:
     assert chosen(name) != rendered(SMALL)
@@ -41,6 +42,7 @@ def test_each_component_is_part_of_an_overlay_or_tried_here() -> None:
 
 
 @pytest.mark.kubectl
+@pytest.mark.heavy
 def test_a_private_registry_is_asked_by_every_pod() -> None:
     accounts = {each["metadata"]["name"]: each for each in chosen("pull-secret") if each["kind"] == "ServiceAccount"}
     used = {pod.spec["serviceAccountName"] for pod in pods(chosen("pull-secret"))}
@@ -60,6 +62,7 @@ def test_secrets_of_a_store_have_the_keys_that_the_script_makes(tmp_path: Path) 
         assert all(one["secretKey"] == one["remoteRef"]["property"] for one in each["spec"]["data"])
 
 
+@pytest.mark.heavy
 def test_a_backup_is_restored_by_the_commands_of_the_readme(tmp_path: Path, etc: Path, programs: Path) -> None:
     """A backup is a copy as a replica gets it. No setting changes meanwhile, so an interrupted one leaves nothing."""
     cli = shutil.which("valkey-cli") or shutil.which("redis-cli")
@@ -87,6 +90,7 @@ def test_a_backup_is_restored_by_the_commands_of_the_readme(tmp_path: Path, etc:
 
 
 @pytest.mark.kubectl
+@pytest.mark.heavy
 def test_alerts_on_disk_and_backup_name_what_is_rendered() -> None:
     rules = yaml.safe_load((K8S / "components/monitoring/disk.yaml").read_text())["spec"]["groups"][0]["rules"]
     disk, backup = (re.findall(r'(\w+)=~?"([^"]+)"', rule["expr"]) for rule in rules)

@@ -317,3 +317,26 @@ def made_nothing(tmp_path: Path) -> Path:
     folder.mkdir()
     program(folder, "valkey-sentinel", "exit 0")
     return folder
+
+
+def test_a_full_disk_ends_redis_and_loses_no_answered_write(tmp_path: Path, etc: Path, programs: Path) -> None:
+    """A limit on the size of a file stands for the disk. `DirectorRedisDiskFull` fires before it is full."""
+    socket, env = placed(etc, tmp_path), surroundings(tmp_path, programs)
+    full = 'trap "" XFSZ; ulimit -f 100; exec sh "$0"'
+    process = subprocess.Popen(["sh", "-c", full, etc / "start.sh"], env=env, stdout=subprocess.DEVNULL)
+    answered: list[int] = []
+    try:
+        assert asked(socket, "probe", "any", "PING") is True
+        with Redis(unix_socket_path=str(socket), username="admin", password="admin", retry=NO_RETRIES) as redis:
+            for number in range(1000):
+                redis.set(f"contact:{number}", b"x" * 1024)
+                answered.append(number)
+    except exceptions.ConnectionError:
+        assert process.wait(20) == 1
+    finally:
+        process.kill()
+        process.wait(20)
+    assert 10 < len(answered) < 1000
+    with started(etc / "start.sh", env):
+        names = [f"contact:{number}" for number in answered]
+        assert asked(socket, "admin", "admin", "EXISTS", *names) == len(names)
