@@ -1,7 +1,6 @@
 """Three Redis pods of the overlay `ha`, as processes: one is lost, comes back, and all of them start at once."""
 
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 from redis import Redis, exceptions
 
-from tests.k8s.test_redis_pods import NO_RETRIES, SECRETS, SOURCES, program
+from tests.k8s.test_redis_pods import NO_RETRIES, SECRETS, SOURCES, end, program
 from tests.support.cog import free_port
 from tests.support.manifests import K8S
 from tests.support.servers import binary
@@ -79,7 +78,8 @@ class Pod:
         self.log = folder / "log"
         self._folder = folder
         self._down_after_ms = down_after_ms
-        self._env = {"POD_HOST": self.host, "POD_PORT": str(port)}
+        paths = {"PATH": f"{folder}/bin:/usr/bin:/bin", "TMPDIR": f"{folder}/tmp", "DATA": str(self.data)}
+        self._env = {**SECRETS, **paths, "POD_HOST": self.host, "POD_PORT": str(port)}
         self._processes: list[subprocess.Popen[bytes]] = []
         for name in ("etc-redis", "data", "tmp", "bin"):
             (folder / name).mkdir(parents=True)
@@ -94,17 +94,15 @@ class Pod:
 
     def start(self, **env: str) -> None:
         self._env |= env
-        paths = {"PATH": f"{self._folder}/bin:/usr/bin:/bin", "TMPDIR": f"{self._folder}/tmp"}
-        env = {**SECRETS, **self._env, **paths, "DATA": str(self.data)}
         with self.log.open("w") as log:
             for script in ("member.sh", "sentinel.sh"):
                 command = ["sh", self._folder / "etc-redis" / script]
-                self._processes.append(subprocess.Popen(command, env=env, stdout=log, stderr=log))
+                process = subprocess.Popen(command, env=self._env, stdout=log, stderr=log, start_new_session=True)
+                self._processes.append(process)
 
     def lose(self) -> None:
         for process in self._processes:
-            process.send_signal(signal.SIGKILL)
-            process.wait(20)
+            end(process)
         self._processes = []
 
     def lose_disk(self) -> None:
@@ -112,9 +110,8 @@ class Pod:
         self.data.mkdir()
 
     def run(self, script: str) -> None:
-        paths = {"PATH": f"{self._folder}/bin:/usr/bin:/bin"}
         path = self._folder / "etc-redis" / script
-        subprocess.run(["sh", path], env={**SECRETS, **self._env, **paths}, check=True, timeout=60)
+        subprocess.run(["sh", path], env=self._env, check=True, timeout=60)
 
     def ask(self, *command: str) -> Any:
         with Redis(host=self.host, port=self.port, username="admin", password="admin", retry=NO_RETRIES) as redis:

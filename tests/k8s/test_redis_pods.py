@@ -1,10 +1,12 @@
 """The scripts that start Redis in a pod: who may log in, and who is the master."""
 
+import os
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +80,18 @@ def placed(etc: Path, tmp_path: Path) -> Path:
 
 @contextmanager
 def started(script: Path, env: dict[str, str]) -> Iterator[None]:
-    process = subprocess.Popen(["sh", script], env=env, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(["sh", script], env=env, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         yield
     finally:
-        process.kill()
-        process.wait(20)
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a script and what it started: the process is the first of a session of its own."""
+    with suppress(ProcessLookupError):  # all of them have ended
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(20)
 
 
 def asked(socket: Path, user: str | None, password: str | None, *command: str | bytes) -> Any:
@@ -146,8 +154,21 @@ def test_server_without_passwords_of_the_parts_admits_the_user_for_all(
 
 def started_member(tmp_path: Path, etc: Path, programs: Path) -> list[str]:
     program(programs, "valkey-server", "exit 0")
-    subprocess.run(["sh", etc / "member.sh"], env=surroundings(tmp_path, programs), check=True, timeout=30)
+    member, env = ["sh", etc / "member.sh"], surroundings(tmp_path, programs)
+    with subprocess.Popen(member, env=env, stdout=subprocess.PIPE, start_new_session=True) as process:
+        try:
+            assert process.wait(30) == 0
+            process.communicate(timeout=10)  # its output ends when nothing that it started runs any more
+        finally:
+            end(process)
     return (tmp_path / "etc/redis.conf").read_text().splitlines()
+
+
+def has_a_log(data: Path) -> None:
+    folder = data / "appendonlydir"
+    folder.mkdir()
+    (folder / "appendonly.aof.1.incr.aof").touch()
+    (folder / "appendonly.aof.manifest").write_text("file appendonly.aof.1.incr.aof seq 1 type i\n")
 
 
 def sentinels_say(*answers: tuple[str, int]) -> str:
@@ -175,7 +196,7 @@ def test_a_member_starts_as_replica_of_the_newest_master(
     tmp_path: Path, etc: Path, programs: Path, sentinels: str, disk: tuple[str, int] | None, master: str
 ) -> None:
     program(programs, "valkey-cli", sentinels)
-    (tmp_path / "appendonlydir").mkdir()
+    has_a_log(tmp_path)
     if disk is not None:
         lines = f"sentinel monitor director {disk[0]} 6379 2\nsentinel config-epoch director {disk[1]}\n"
         (tmp_path / "sentinel.conf").write_text(lines)
@@ -209,9 +230,23 @@ def test_a_master_without_a_disk_waits_until_the_others_show_that_they_are_empty
     assert (tmp_path / "appendonlydir/filling").exists() is not may_start
 
 
+def test_a_member_that_waits_for_a_master_ends_when_it_is_told(tmp_path: Path, etc: Path, programs: Path) -> None:
+    """As the first process of its container it would get no signal that it does not ask for, and take 120 s to end."""
+    program(programs, "hostname", "echo redis-0")
+    member = ["sh", etc / "member.sh"]
+    env = surroundings(tmp_path, programs)
+    with subprocess.Popen(member, env=env, stderr=subprocess.PIPE, start_new_session=True) as process:
+        try:
+            assert process.stderr is not None
+            assert b"The disk is empty." in process.stderr.readline()
+            process.terminate()
+            assert process.wait(20) == 143
+        finally:
+            end(process)
+
+
 def test_a_replica_with_an_empty_disk_is_not_to_be_promoted(tmp_path: Path, etc: Path, programs: Path) -> None:
     program(programs, "valkey-cli", "exit 1")
-    program(programs, "sleep", "kill $PPID")
     assert "replica-priority 0" in started_member(tmp_path, etc, programs)
 
 
@@ -236,7 +271,7 @@ def test_a_member_is_ready_once_it_has_its_masters_data(
 
 def test_a_member_admits_replicas_and_sentinels(tmp_path: Path, etc: Path, programs: Path) -> None:
     program(programs, "hostname", "echo redis-0")
-    (tmp_path / "appendonlydir").mkdir()
+    has_a_log(tmp_path)
     socket = placed(etc, tmp_path)
     with started(etc / "member.sh", surroundings(tmp_path, programs)):
         assert asked(socket, "replica", "replica", "PING") is True
@@ -322,8 +357,8 @@ def made_nothing(tmp_path: Path) -> Path:
 def test_a_full_disk_ends_redis_and_loses_no_answered_write(tmp_path: Path, etc: Path, programs: Path) -> None:
     """A limit on the size of a file stands for the disk. `DirectorRedisDiskFull` fires before it is full."""
     socket, env = placed(etc, tmp_path), surroundings(tmp_path, programs)
-    full = 'trap "" XFSZ; ulimit -f 100; exec sh "$0"'
-    process = subprocess.Popen(["sh", "-c", full, etc / "start.sh"], env=env, stdout=subprocess.DEVNULL)
+    full = ["sh", "-c", 'trap "" XFSZ; ulimit -f 100; exec sh "$0"', etc / "start.sh"]
+    process = subprocess.Popen(full, env=env, stdout=subprocess.DEVNULL, start_new_session=True)
     answered: list[int] = []
     try:
         assert asked(socket, "probe", "any", "PING") is True
@@ -334,8 +369,7 @@ def test_a_full_disk_ends_redis_and_loses_no_answered_write(tmp_path: Path, etc:
     except exceptions.ConnectionError:
         assert process.wait(20) == 1
     finally:
-        process.kill()
-        process.wait(20)
+        end(process)
     assert 10 < len(answered) < 1000
     with started(etc / "start.sh", env):
         names = [f"contact:{number}" for number in answered]

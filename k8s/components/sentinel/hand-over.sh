@@ -4,7 +4,7 @@
 set -eu
 
 . "$(dirname "$0")/members.sh"
-members=$(addresses)
+members=$(former_addresses)  # no look-up: it may stall until the grace time is over
 role() {
     valkey-cli --no-auth-warning --user sentinel --pass "$REPLICA_PASSWORD" role | head -n 1
 }

@@ -7,9 +7,10 @@ tmp=${TMPDIR:-/tmp}
 former=$(former_addresses)  # before sentinel.conf is read: the Sentinel beside this server renews this file last
 members=$(addresses)
 
-# The disk was empty, and what the master has is not on it yet. In this folder, so that a restored one has no such file
+# The disk has no log that is whole, and what the master has is not on it yet. In this folder, so that a restored one has
+# no such file
 filling=$data/appendonlydir/filling
-[ -d "$data/appendonlydir" ] || { mkdir "$data/appendonlydir" && : > "$filling"; }
+[ -e "$data/appendonlydir/appendonly.aof.manifest" ] || { mkdir -p "$data/appendonlydir" && : > "$filling"; }
 
 known_masters() {  # "EPOCH ADDRESS": what the others' Sentinels say, then what the one beside this server wrote down
     for other in $(others); do
@@ -66,7 +67,10 @@ hash=$(printf %s "$REPLICA_PASSWORD" | sha256sum | cut -d ' ' -f 1)
 cp "$here/start.sh" "$tmp/etc/start.sh"
 if [ -e "$filling" ]; then
     (
-        until sh "$here/caught-up.sh"; do sleep 1; done 2> /dev/null
+        until sh "$here/caught-up.sh"; do
+            kill -0 $$ || exit  # this shell becomes the server
+            sleep 1
+        done 2> /dev/null
         valkey-cli --no-auth-warning --user admin --pass "$ADMIN_PASSWORD" config set replica-priority 100
         rm "$filling"
     ) &
