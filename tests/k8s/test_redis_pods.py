@@ -322,6 +322,18 @@ def test_a_sentinel_finds_members_whose_services_have_other_addresses(
         ]
 
 
+def test_a_sentinel_that_knows_members_twice_keeps_each_once(tmp_path: Path, etc: Path, programs: Path) -> None:
+    """During an upgrade it knows them by name and by address. Twice ends it at the start: "Duplicate hostname"."""
+    program(programs, "valkey-sentinel", "exit 0")
+    conf = tmp_path / "sentinel.conf"
+    known = ("redis-0.redis-nodes", "10.9.0.0", "redis-2.redis-nodes", "10.9.0.2")
+    replicas = [f"sentinel known-replica director {at} 6379" for at in known]
+    conf.write_text("\n".join(["sentinel monitor director 10.9.0.0 6379 2", *replicas, ""]))
+    subprocess.run(["sh", etc / "sentinel.sh"], env=surroundings(tmp_path, programs), check=True, timeout=30)
+    replicas = [line for line in conf.read_text().splitlines() if "known-replica" in line]
+    assert replicas == ["sentinel known-replica director 10.9.0.2 6379"]  # and the master is no replica of itself
+
+
 def test_a_real_sentinel_accepts_the_written_configuration(tmp_path: Path, etc: Path, programs: Path) -> None:
     (programs / "valkey-sentinel").symlink_to(binary("valkey"))
     socket = tmp_path / "s"

@@ -26,6 +26,11 @@ changes=$(
 own='requirepass|user default|sentinel (announce-ip|announce-hostnames|resolve-hostnames|sentinel-pass|auth-pass director)'
 sed -i -e "$changes" "$conf"
 sed -i -E -e "/^($own) /d" "$conf"
+# during an upgrade Sentinels of the former release know a member by its name and by its address: twice is an error at the
+# start, and a replica that is the master would be told to copy itself
+awk 'NR == FNR { if ($2 == "monitor") master = $4; next }
+    $2 == "known-replica" && ($4 == master || known[$4]++) { next } { print }' "$conf" "$conf" > "$conf.new"
+mv "$conf.new" "$conf"
 cat >> "$conf" << END
 requirepass $SENTINEL_PASSWORD
 sentinel announce-ip $(address_of "$me")
