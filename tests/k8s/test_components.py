@@ -81,7 +81,11 @@ def test_a_backup_is_restored_by_the_commands_of_the_readme(tmp_path: Path, etc:
             subprocess.run(["sh", etc / "copy.sh"], env=env, check=True, timeout=60, stdout=copy)
         assert asked(socket, "admin", "admin", "SET", "contact:1", "changed")
     with backup.open("rb") as copy:
-        subprocess.run(["sh", "-c", restore.replace("/data", str(tmp_path))], stdin=copy, check=True, timeout=30)
+        restored = ["sh", "-c", restore.replace("/data", str(tmp_path))]
+        subprocess.run(restored, env=env, stdin=copy, check=True, timeout=30)
+    backup.write_bytes(backup.read_bytes()[:-1])  # the connection broke: what is on the disk stays
+    with backup.open("rb") as copy:
+        assert subprocess.run(restored, env=env, stdin=copy, check=False, timeout=30).returncode != 0
     with started(etc / "start.sh", surroundings(tmp_path, programs)):
         assert asked(socket, "admin", "admin", "GET", "contact:1") == b"kept"
         assert asked(socket, "admin", "admin", "SET", "contact:2", "new")
@@ -89,11 +93,31 @@ def test_a_backup_is_restored_by_the_commands_of_the_readme(tmp_path: Path, etc:
         assert asked(socket, "admin", "admin", "GET", "contact:2") == b"new"
 
 
+@pytest.mark.parametrize(("service", "asked_one"), [("redis", "redis"), ("redis-0", "redis-0")])
+def test_a_backup_asks_the_one_redis_or_the_first_of_three(
+    tmp_path: Path, programs: Path, service: str, asked_one: str
+) -> None:
+    job = next(
+        each
+        for each in yaml.safe_load_all((K8S / "components/backup/backup.yaml").read_text())
+        if each["kind"] == "CronJob"
+    )
+    [container] = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    *shell, script = container["command"]
+    program(programs, "getent", f'[ "$2" = {service} ]')
+    program(programs, "valkey-cli", 'echo "$2" > unfinished')
+    program(programs, "valkey-check-rdb", "exit 0")
+    env = surroundings(tmp_path, programs)
+    subprocess.run([*shell, script.replace("/backups", str(tmp_path))], env=env, check=True, timeout=30)
+    assert [copy.read_text().strip() for copy in tmp_path.glob("director-*.rdb")] == [asked_one]
+
+
 @pytest.mark.kubectl
 @pytest.mark.heavy
 def test_alerts_on_disk_and_backup_name_what_is_rendered() -> None:
     rules = yaml.safe_load((K8S / "components/monitoring/disk.yaml").read_text())["spec"]["groups"][0]["rules"]
     disk, backup = (re.findall(r'(\w+)=~?"([^"]+)"', rule["expr"]) for rule in rules)
+    assert "kube_cronjob_created" in rules[1]["expr"], "a backup that never succeeded has no time of success"
     stateful = next(each for each in chosen("backup") if each["kind"] == "StatefulSet")
     claim = f"{stateful['spec']['volumeClaimTemplates'][0]['metadata']['name']}-{stateful['metadata']['name']}-0"
     assert [wanted for label, wanted in disk if label == "persistentvolumeclaim" and re.fullmatch(wanted, claim)]
