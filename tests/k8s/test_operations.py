@@ -102,6 +102,39 @@ def test_verify_asks_ports_and_settings_that_there_are() -> None:
     assert claim["claimName"] == "data-redis-0"
 
 
+@pytest.mark.parametrize(
+    ("nodes", "fails", "table"),
+    [
+        (1, "", {"apply": "passed", "a drained node": "skipped: one node", "to zero and back": "passed"}),
+        (2, "", {"a drained node": "passed", "a backup, and its restore": "passed"}),
+        (2, "drain", {"a drained node": "FAILED"}),
+        (1, "wait --for delete pod -l", {"to zero and back": "FAILED"}),
+    ],
+)
+def test_verify_says_what_failed_and_what_was_skipped(
+    tmp_path: Path, nodes: int, fails: str, table: dict[str, str]
+) -> None:
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(
+        f"""#!/bin/sh
+        case "$*" in
+            *annotate*) exit 1 ;;  # no KEDA
+            *"get nodes"*) seq {nodes} ;;
+            *exists*) echo 0 ;;
+            {f'*"{fails}"*) exit 1 ;;' if fails else ""}
+        esac
+        """
+    )
+    kubectl.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "TMPDIR": str(tmp_path)}
+    script = ["sh", K8S / "verify.sh", tmp_path]
+    done = subprocess.run(script, env=env, check=False, timeout=60, capture_output=True, text=True)
+    said = dict(re.findall(r"^(\S.*?) {2,}(\S.*?) +\d+ s$", done.stdout, re.MULTILINE))
+    assert {name: said.get(name) for name in table} == table
+    assert len(said) == 6
+    assert done.returncode == (1 if fails else 0)
+
+
 @pytest.mark.parametrize("script", sorted(K8S.rglob("*.sh")), ids=lambda path: path.name)
 def test_every_script_is_one_for_a_posix_shell(script: Path) -> None:
     subprocess.run(["sh", "-n", script], check=True, timeout=30)
