@@ -1,11 +1,18 @@
 #!/bin/sh
 # Writes the secrets of an overlay that it has not got yet: sh k8s/secrets.sh k8s/overlays/small
+# secrets.env has all of them, and is yours to keep and change. secrets/ has what each part reads, made from it each time:
+# so a change rolls those parts alone.
 set -eu
 umask 077
-file=${1:?name the folder of an overlay}/secrets.env
+folder=${1:?name the folder of an overlay}
+file=$folder/secrets.env
 
 made() {
     od -An -N 32 -tx1 /dev/urandom | tr -d ' \n'
+}
+
+part() {  # the lines whose names match
+    grep -E "^($2)=" "$file" > "$folder/secrets/$1.env" || true
 }
 
 touch "$file"
@@ -19,3 +26,9 @@ done
 for name in $of_parts; do
     grep -q "^${name}_FORMER=" "$file" || echo "${name}_FORMER=" >> "$file"
 done
+mkdir -p "$folder/secrets"
+part redis '.*_PASSWORD(_FORMER)?'
+part api 'API_REDIS_PASSWORD|SENTINEL_PASSWORD|METRICS_TOKEN'
+part keeper 'KEEPER_REDIS_PASSWORD|SENTINEL_PASSWORD|SCALE_TOKEN'
+part director 'RUN_REDIS_PASSWORD|SENTINEL_PASSWORD|UPLOAD_SECRET'
+part files 'AWS_.*'

@@ -1,12 +1,11 @@
 """Three Redis pods of the overlay `ha`, as processes: one is lost, comes back, and all of them start at once."""
 
-import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,34 +13,73 @@ from typing import Any
 import pytest
 from redis import Redis, exceptions
 
-from tests.k8s.test_redis_pods import NO_RETRIES, SECRETS, SOURCES
+from tests.k8s.test_redis_pods import NO_RETRIES, SECRETS, SOURCES, end, program
 from tests.support.cog import free_port
 from tests.support.manifests import K8S
 from tests.support.servers import binary
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long]
 
-# The answer of `valkey-cli … sentinel get-master-addr-by-name director`, for machines that have none
-CLI = f"""#!{sys.executable}
-import sys
-from redis import Redis
-words = sys.argv
-at = dict(zip(words[1:], words[2:]))
-try:
-    with Redis(host=at["-h"], port=int(at["-p"]), password=at["-a"], socket_timeout=2) as redis:
-        print(*redis.execute_command(*words[words.index("sentinel"):]), sep="\\n")
-except Exception:
-    sys.exit(1)
+# Stand in for `valkey-cli`: take a command from the arguments or from each line of the input, and print the answer
+CLI = f"""#!{sys.executable} -SI
+import os, socket, sys
+words = [word for word in sys.argv[1:] if word != "--no-auth-warning"]
+at = {{}}
+while words and words[0].startswith("-"):
+    name, value, *words = words
+    at[name] = value
+password = at.get("--pass", at.get("-a"))
+lines = [["auth", *([at["--user"]] if "--user" in at else []), password]] if password else []
+lines += [words] if words else [line.split() for line in sys.stdin]
+def command(line):
+    return b"*%d\\r\\n" % len(line) + b"".join(b"$%d\\r\\n%s\\r\\n" % (len(word), word.encode()) for word in line)
+def said(answers):
+    kind, rest = (line := answers.readline().rstrip())[:1], line[1:]
+    if kind == b"*":
+        return [one for _ in range(int(rest)) for one in said(answers)]
+    return [answers.read(int(rest) + 2)[:-2] if kind == b"$" else rest]
+where = at.get("-h", os.environ["POD_HOST"]), int(at.get("-p", os.environ["POD_PORT"]))
+with socket.create_connection(where, 2) as server, server.makefile("rb") as answers:
+    for line in lines:
+        server.sendall(command(line))
+        found = said(answers)
+        if line[0] != "auth":
+            print(*(one.decode() for one in found), sep="\\n")
+"""
+# Look-ups of the members' names, every second one of which stalls for 5 s while the file $SLOW_DNS is there
+SLOW_DNS = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <netdb.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+typedef int lookup(const char *, const char *, const struct addrinfo *, struct addrinfo **);
+int getaddrinfo(const char *name, const char *service, const struct addrinfo *hints, struct addrinfo **found) {
+    static unsigned asked;
+    char address[32];
+    lookup *real = (lookup *)dlsym(RTLD_NEXT, "getaddrinfo");
+    if (!name || strncmp(name, "redis-", 6)) return real(name, service, hints, found);
+    if (!access(getenv("SLOW_DNS"), F_OK) && ++asked % 2) { sleep(5); return EAI_AGAIN; }
+    snprintf(address, sizeof address, "127.77.0.1%c", name[6]);
+    return real(address, service, hints, found);
+}
 """
 
 
 class Pod:
-    """A member of the cluster whose disk outlives its processes. Its name is an address of this machine."""
+    """A member of the cluster whose disk outlives its processes. Its Service's address is one of this machine."""
 
-    def __init__(self, number: int, folder: Path, port: int) -> None:
+    def __init__(self, number: int, folder: Path, port: int, *, down_after_ms: int = 1000) -> None:
         self.host = f"127.77.0.1{number}"
         self.port = port
+        self.data = folder / "data"
+        self.log = folder / "log"
         self._folder = folder
+        self._down_after_ms = down_after_ms
+        paths = {"PATH": f"{folder}/bin:/usr/bin:/bin", "TMPDIR": f"{folder}/tmp", "DATA": str(self.data)}
+        self._env = {**SECRETS, **paths, "POD_HOST": self.host, "POD_PORT": str(port)}
         self._processes: list[subprocess.Popen[bytes]] = []
         for name in ("etc-redis", "data", "tmp", "bin"):
             (folder / name).mkdir(parents=True)
@@ -49,30 +87,31 @@ class Pod:
             (folder / "etc-redis" / Path(source).name).write_text(self._here((K8S / source).read_text()))
         for name in ("valkey-server", "valkey-sentinel"):
             (folder / "bin" / name).symlink_to(binary("valkey"))
+        program(folder / "bin", "hostname", f"echo redis-{number}")
+        program(folder / "bin", "getent", 'echo "127.77.0.1${2#redis-} $2.director.svc"')
         (folder / "bin/valkey-cli").write_text(CLI)
         (folder / "bin/valkey-cli").chmod(0o755)
 
-    def start(self) -> None:
-        paths = {"PATH": f"{self._folder}/bin:/usr/bin:/bin", "TMPDIR": f"{self._folder}/tmp"}
-        for script in ("member.sh", "sentinel.sh"):
-            self._processes.append(
-                subprocess.Popen(
-                    ["sh", self._folder / "etc-redis" / script],
-                    env={**SECRETS, **paths, "DATA": f"{self._folder}/data"},
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                )
-            )
+    def start(self, **env: str) -> None:
+        self._env |= env
+        with self.log.open("w") as log:
+            for script in ("member.sh", "sentinel.sh"):
+                command = ["sh", self._folder / "etc-redis" / script]
+                process = subprocess.Popen(command, env=self._env, stdout=log, stderr=log, start_new_session=True)
+                self._processes.append(process)
 
     def lose(self) -> None:
         for process in self._processes:
-            process.send_signal(signal.SIGKILL)
-            process.wait(20)
+            end(process)
         self._processes = []
 
     def lose_disk(self) -> None:
-        shutil.rmtree(self._folder / "data")
-        (self._folder / "data").mkdir()
+        shutil.rmtree(self.data)
+        self.data.mkdir()
+
+    def run(self, script: str) -> None:
+        path = self._folder / "etc-redis" / script
+        subprocess.run(["sh", path], env=self._env, check=True, timeout=60)
 
     def ask(self, *command: str) -> Any:
         with Redis(host=self.host, port=self.port, username="admin", password="admin", retry=NO_RETRIES) as redis:
@@ -98,22 +137,20 @@ class Pod:
         return ("master",) if told[0] == "master" else (told[0], told[1], told[3])
 
     def _here(self, text: str) -> str:
-        text = text.replace("$(hostname).redis-nodes", self.host).replace(
-            "redis-$member.redis-nodes", "127.77.0.1$member"
-        )
-        text = re.sub(r"redis-(\d)\.redis-nodes", r"127.77.0.1\1", text).replace("redis-*)", "127.*)")
         text = text.replace("26379", str(self.port + 1)).replace("6379", str(self.port))
         text = text.replace("bind * -::*", f"bind {self.host}\nport {self.port}").replace(
-            "dir /data", f"dir {self._folder}/data"
+            "dir /data", f"dir {self.data}"
         )
         text = text.replace(f"\nport {self.port + 1}\n", f"\nport {self.port + 1}\nbind {self.host}\n")
-        return text.replace("milliseconds director 5000", "milliseconds director 1000").replace("sleep 1", "sleep 0.2")
+        down_after = f"milliseconds director {self._down_after_ms}"
+        text = text.replace("failover-timeout director 30000", "failover-timeout director 5000")
+        return text.replace("milliseconds director 5000", down_after).replace("sleep 1", "sleep 0.2")
 
 
 @contextmanager
-def members(tmp_path: Path) -> Iterator[list[Pod]]:
+def members(tmp_path: Path, **settings: int) -> Iterator[list[Pod]]:
     port = free_port()
-    pods = [Pod(number, tmp_path / f"redis-{number}", port) for number in range(3)]
+    pods = [Pod(number, tmp_path / f"redis-{number}", port, **settings) for number in range(3)]
     try:
         yield pods
     finally:
@@ -121,8 +158,8 @@ def members(tmp_path: Path) -> Iterator[list[Pod]]:
             pod.lose()
 
 
-def wait_for(holds: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + 60
+def wait_for(holds: Callable[[], bool], what: str, limit_s: float = 60) -> None:
+    until = time.monotonic() + limit_s
     while not holds():
         assert time.monotonic() < until, what
         time.sleep(0.05)
@@ -177,3 +214,86 @@ def test_written_data_survives_a_lost_node_and_a_full_restart(tmp_path: Path) ->
         master.start()
         wait_for(lambda: are_one(pods), "one that comes back with an empty disk is no master that others copy")
         assert [masters(pods)[0].ask("GET", f"contact:{number}") for number in (1, 2)] == [b"kept", b"kept"]
+
+
+def test_the_former_master_with_an_empty_disk_empties_no_other_member(tmp_path: Path) -> None:
+    with members(tmp_path) as pods:
+        began(pods)
+        for pod in pods:
+            pod.lose()
+        pods[0].lose_disk()
+        pods[0].start()
+        # by itself it knows no other master: it must not become one that the others copy
+        wait_for(lambda: "The disk is empty." in pods[0].log.read_text() or bool(masters(pods)), "it begins")
+        for pod in pods[1:]:
+            pod.start()
+        wait_for(lambda: are_one(pods), "three that begin are one again")
+        assert masters(pods)[0].ask("GET", "contact:1") == b"kept"
+
+
+def test_a_member_is_not_promoted_before_its_first_copy_is_complete(tmp_path: Path) -> None:
+    with members(tmp_path) as pods:
+        began(pods)
+        pods[0].ask("CONFIG", "SET", "repl-diskless-sync-delay", "3600")  # nothing is copied meanwhile
+        pods[2].lose()
+        pods[2].lose_disk()
+        pods[2].start()
+        wait_for(lambda: pods[2].role != ("away",), "it begins")
+        assert priority(pods[2]) == b"0"
+        pods[0].ask("CONFIG", "SET", "repl-diskless-sync-delay", "0")
+        wait_for(lambda: are_one(pods), "it has its copy")
+        wait_for(lambda: priority(pods[2]) == b"100", "it may be promoted")
+
+
+def test_a_roll_hands_the_master_over_without_losing_a_write(tmp_path: Path) -> None:
+    with members(tmp_path) as pods:
+        began(pods)
+        with ThreadPoolExecutor(1) as writer:
+            answered = writer.submit(write_until_refused, pods[0])
+            pods[0].run("hand-over.sh")
+            assert masters(pods[:1]) == []
+        wait_for(lambda: are_one(pods), "another one is the master")
+        names = [f"contact:{number}" for number in range(2, answered.result())]
+        assert masters(pods)[0].ask("EXISTS", *names) == len(names) > 0
+
+
+def write_until_refused(pod: Pod) -> int:
+    """Return the number of the first write that was not answered. A roll kills the member after it handed over."""
+    with Redis(host=pod.host, port=pod.port, username="admin", password="admin", retry=NO_RETRIES) as redis:
+        for number in range(2, 20_000):
+            try:
+                redis.set(f"contact:{number}", "kept")
+            except exceptions.RedisError:
+                break
+    return number
+
+
+def test_a_failover_takes_seconds_while_half_of_the_lookups_stall(tmp_path: Path) -> None:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no cc in PATH: nothing here slows look-ups")
+    source, library, is_slow = tmp_path / "slow.c", tmp_path / "slow.so", tmp_path / "is-slow"
+    source.write_text(SLOW_DNS)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True, timeout=60)
+    with members(tmp_path, down_after_ms=5000) as pods:
+        began(pods, LD_PRELOAD=str(library), SLOW_DNS=str(is_slow))
+        is_slow.touch()
+        pods[0].lose()
+        lost = time.monotonic()
+        wait_for(lambda: len(masters(pods[1:])) == 1, "another one becomes the master", 120)
+        took_s = time.monotonic() - lost
+    assert took_s < 15
+
+
+def priority(pod: Pod) -> Any:
+    return pod.ask("CONFIG", "GET", "replica-priority")[b"replica-priority"]
+
+
+def began(pods: list[Pod], **env: str) -> None:
+    """Start all three for the first time, and write one key."""
+    for pod in pods:
+        pod.start(**env)
+    wait_for(lambda: are_one(pods), "three that begin for the first time are one master and two replicas")
+    wait_for(lambda: write(pods, 1), "a master with a replica takes a write")
+    wait_for(lambda: all(pod.knows == (2, 2) for pod in pods), "Sentinels know each other")
+    wait_for(lambda: not [pod for pod in pods if (pod.data / "appendonlydir/filling").exists()], "copies are complete")

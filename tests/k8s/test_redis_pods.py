@@ -1,11 +1,13 @@
 """The scripts that start Redis in a pod: who may log in, and who is the master."""
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,11 @@ from tests.support.servers import binary
 
 NO_RETRIES: Retry = Retry(NoBackoff(), 0)
 SOURCES = (
-    *("base/redis/redis.conf", "base/redis/users.acl", "base/redis/start.sh"),
-    *("components/sentinel/member.sh", "components/sentinel/sentinel.sh", "components/sentinel/members.acl"),
+    *("base/redis/redis.conf", "base/redis/users.acl", "base/redis/start.sh", "base/redis/copy.sh"),
+    *(
+        f"components/sentinel/{name}"
+        for name in ("members.sh", "member.sh", "caught-up.sh", "hand-over.sh", "sentinel.sh", "members.acl")
+    ),
 )
 SECRETS = {
     "REDIS_PASSWORD": "new",
@@ -53,6 +58,8 @@ def programs(tmp_path: Path) -> Path:
     (folder / "valkey-server").symlink_to(binary("valkey"))
     program(folder, "valkey-cli", "exit 1")
     program(folder, "hostname", "echo redis-1")
+    program(folder, "getent", 'echo "10.9.0.${2#redis-} $2.director.svc"')
+    program(folder, "sleep", "/bin/sleep 0.01")
     return folder
 
 
@@ -75,12 +82,18 @@ def placed(etc: Path, tmp_path: Path) -> Path:
 
 @contextmanager
 def started(script: Path, env: dict[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
-    process = subprocess.Popen(["sh", script], env=env, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(["sh", script], env=env, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         yield process
     finally:
-        process.kill()
-        process.wait(20)
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a script and what it started: the process is the first of a session of its own."""
+    with suppress(ProcessLookupError):  # all of them have ended
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(20)
 
 
 def asked(socket: Path, user: str | None, password: str | None, *command: str | bytes) -> Any:
@@ -143,53 +156,100 @@ def test_server_without_passwords_of_the_parts_admits_the_user_for_all(
 
 def started_member(tmp_path: Path, etc: Path, programs: Path) -> list[str]:
     program(programs, "valkey-server", "exit 0")
-    subprocess.run(["sh", etc / "member.sh"], env=surroundings(tmp_path, programs), check=True, timeout=30)
+    member, env = ["sh", etc / "member.sh"], surroundings(tmp_path, programs)
+    with subprocess.Popen(member, env=env, stdout=subprocess.PIPE, start_new_session=True) as process:
+        try:
+            assert process.wait(30) == 0
+            process.communicate(timeout=10)  # its output ends when nothing that it started runs any more
+        finally:
+            end(process)
     return (tmp_path / "etc/redis.conf").read_text().splitlines()
+
+
+def has_a_log(data: Path) -> None:
+    folder = data / "appendonlydir"
+    folder.mkdir()
+    (folder / "appendonly.aof.1.incr.aof").touch()
+    (folder / "appendonly.aof.manifest").write_text("file appendonly.aof.1.incr.aof seq 1 type i\n")
+
+
+def sentinels_say(*answers: tuple[str, int]) -> str:
+    """Write a `valkey-cli` whose Sentinels of redis-0 and redis-2 name a master, and the epoch of its failover."""
+    cases = [
+        f"*-h\\ 10.9.0.{number}\\ *) printf '%s\\n' {at} 6379 name director ip {at} config-epoch {epoch} ;;"
+        for number, (at, epoch) in zip((0, 2), answers, strict=True)
+    ]
+    return "\n".join(['case "$*" in', *cases, "*) exit 1 ;;", "esac"])
 
 
 @pytest.mark.parametrize(
     ("sentinels", "disk", "master"),
     [
-        ("echo redis-2.redis-nodes", "redis-0.redis-nodes", "redis-2.redis-nodes"),  # what is, before what was
-        ("exit 1", "redis-2.redis-nodes", "redis-2.redis-nodes"),  # all begin at once: what was
-        ("exit 1", "", "redis-0.redis-nodes"),  # the very first time
-        ("echo ERR invalid password", "redis-1.redis-nodes", ""),  # no answer is no master; itself
+        (sentinels_say(("10.9.0.2", 4), ("10.9.0.2", 4)), ("10.9.0.0", 3), "10.9.0.2"),  # what is, before what was
+        (sentinels_say(("10.9.0.0", 3), ("10.9.0.2", 4)), ("10.9.0.0", 3), "10.9.0.2"),  # one has not heard of it yet
+        (sentinels_say(("10.9.0.0", 0), ("10.9.0.0", 0)), ("10.9.0.2", 4), "10.9.0.2"),  # theirs are new disks
+        ("exit 1", ("10.9.0.2", 4), "10.9.0.2"),  # all begin at once
+        ("exit 1", ("redis-2.redis-nodes", 4), "10.9.0.2"),  # the former release wrote it
+        ("exit 1", None, "10.9.0.0"),  # the very first time
+        ("echo ERR invalid password", ("10.9.0.1", 1), ""),  # no answer is no master; itself
     ],
 )
-def test_a_member_starts_as_replica_of_the_known_master(
-    tmp_path: Path, etc: Path, programs: Path, sentinels: str, disk: str, master: str
+def test_a_member_starts_as_replica_of_the_newest_master(
+    tmp_path: Path, etc: Path, programs: Path, sentinels: str, disk: tuple[str, int] | None, master: str
 ) -> None:
     program(programs, "valkey-cli", sentinels)
-    if disk:
-        (tmp_path / "sentinel.conf").write_text(f"port 26379\nsentinel monitor director {disk} 6379 2\n")
+    has_a_log(tmp_path)
+    if disk is not None:
+        lines = f"sentinel monitor director {disk[0]} 6379 2\nsentinel config-epoch director {disk[1]}\n"
+        (tmp_path / "sentinel.conf").write_text(lines)
     lines = started_member(tmp_path, etc, programs)
     assert [line for line in lines if line.startswith("replicaof")] == ([f"replicaof {master} 6379"] if master else [])
-    assert "replica-announce-ip redis-1.redis-nodes" in lines
+    assert "replica-announce-ip 10.9.0.1" in lines
+    assert not [line for line in lines if line.startswith("replica-priority")]
 
 
 @pytest.mark.parametrize(
-    ("has_data", "looks", "master"),
+    ("others", "may_start"),
     [
-        (False, 3, "redis-2.redis-nodes"),  # they name another one in time
-        (False, 99, ""),  # no master is known: they know no other member yet
-        (True, 99, ""),
+        ("loading:0\\r\\n# Keyspace\\r", True),  # the very first start
+        ("loading:0\\r\\n# Keyspace\\r\\ndb0:keys=1,expires=0\\r", False),
+        ("loading:1\\r\\n# Keyspace\\r", False),  # it has not read its log yet
+        ("", False),  # it does not answer
     ],
 )
-def test_a_member_with_an_empty_disk_waits_for_another_master(
-    tmp_path: Path, etc: Path, programs: Path, has_data: bool, looks: int, master: str
+def test_a_master_without_a_disk_waits_until_the_others_show_that_they_are_empty(
+    tmp_path: Path, etc: Path, programs: Path, others: str, may_start: bool
 ) -> None:
-    tally = tmp_path / "looks"
-    program(
-        programs,
-        "valkey-cli",
-        f"echo >> {tally}; [ $(wc -l < {tally}) -gt {looks} ] && m=2; echo redis-${{m:-1}}.redis-nodes",
-    )
-    program(programs, "sleep", "exit 0")
-    if has_data:
-        (tmp_path / "appendonlydir").mkdir()
-    lines = started_member(tmp_path, etc, programs)
-    assert [line for line in lines if line.startswith("replicaof")] == ([f"replicaof {master} 6379"] if master else [])
-    assert len(tally.read_text()) == (1 if has_data else min(looks + 1, 21))
+    """Else they would copy nothing, and what they hold would be gone."""
+    info = f'case "$*" in *info) printf "{others}" ;; *sentinel) printf "10.9.0.1\\n6379\\n" ;; esac'
+    program(programs, "valkey-cli", info)
+    looks = tmp_path / "looks"
+    program(programs, "sleep", f"echo >> {looks}; [ $(wc -l < {looks}) -lt 3 ] || kill $PPID")
+    program(programs, "valkey-server", "exit 0")
+    done = subprocess.run(["sh", etc / "member.sh"], env=surroundings(tmp_path, programs), check=False, timeout=30)
+    assert (done.returncode == 0) is may_start
+    assert (tmp_path / "etc/redis.conf").exists() is may_start
+    assert (tmp_path / "appendonlydir/filling").exists() is not may_start
+
+
+def test_a_member_that_waits_for_a_master_ends_when_it_is_told(tmp_path: Path, etc: Path, programs: Path) -> None:
+    """As the first process of its container it would get no signal that it does not ask for, and take 120 s to end."""
+    program(programs, "hostname", "echo redis-0")
+    member = ["sh", etc / "member.sh"]
+    env = surroundings(tmp_path, programs)
+    with subprocess.Popen(member, env=env, stderr=subprocess.PIPE, start_new_session=True) as process:
+        try:
+            assert process.stderr is not None
+            assert b"The disk is empty." in process.stderr.readline()
+            process.terminate()
+            assert process.wait(20) == 143
+        finally:
+            end(process)
+
+
+def test_a_replica_with_an_empty_disk_is_not_to_be_promoted(tmp_path: Path, etc: Path, programs: Path) -> None:
+    program(programs, "valkey-cli", "exit 1")
+    assert "replica-priority 0" in started_member(tmp_path, etc, programs)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +257,7 @@ def test_a_member_with_an_empty_disk_waits_for_another_master(
     [
         (("master", "1042", "redis-1.redis-nodes", "6379", "1042"), True),
         (("slave", "redis-0.redis-nodes", "6379", "connected", "1042"), True),
-        (("slave", "redis-0.redis-nodes", "6379", "sync", "-1"), False),
+        (("slave", "10.9.0.0", "6379", "sync", "-1"), False),
         (("slave", "redis-0.redis-nodes", "6379", "connect", "-1"), False),
         (("NOAUTH", "Authentication", "required."), False),
     ],
@@ -213,6 +273,7 @@ def test_a_member_is_ready_once_it_has_its_masters_data(
 
 def test_a_member_admits_replicas_and_sentinels(tmp_path: Path, etc: Path, programs: Path) -> None:
     program(programs, "hostname", "echo redis-0")
+    has_a_log(tmp_path)
     socket = placed(etc, tmp_path)
     with started(etc / "member.sh", surroundings(tmp_path, programs)):
         assert asked(socket, "replica", "replica", "PING") is True
@@ -228,17 +289,51 @@ def test_a_sentinel_keeps_its_state_and_accepts_new_passwords(tmp_path: Path, et
     env = surroundings(tmp_path, programs)
     conf = tmp_path / "sentinel.conf"
     subprocess.run(["sh", etc / "sentinel.sh"], env=env, check=True, timeout=30)
-    assert "sentinel monitor director redis-0.redis-nodes 6379 2" in conf.read_text().splitlines()
-    conf.write_text(conf.read_text().replace("redis-0", "redis-2") + "sentinel current-epoch 7\n")
+    assert "sentinel monitor director 10.9.0.0 6379 2" in conf.read_text().splitlines()
+    conf.write_text(conf.read_text().replace("10.9.0.0", "10.9.0.2") + "sentinel current-epoch 7\n")
     subprocess.run(["sh", etc / "sentinel.sh"], env=env | {"REPLICA_PASSWORD": "other"}, check=True, timeout=30)
     lines = conf.read_text().splitlines()
-    assert "sentinel monitor director redis-2.redis-nodes 6379 2" in lines
+    assert "sentinel monitor director 10.9.0.2 6379 2" in lines
     assert "sentinel current-epoch 7" in lines
     assert [line for line in lines if "pass" in line] == [
         "requirepass sentinel",
         "sentinel sentinel-pass sentinel",
         "sentinel auth-pass director other",
     ]
+
+
+def test_a_sentinel_finds_members_whose_services_have_other_addresses(
+    tmp_path: Path, etc: Path, programs: Path
+) -> None:
+    """The former release wrote names. A Sentinel that looks names up acts late while look-ups stall."""
+    program(programs, "valkey-sentinel", "exit 0")
+    conf = tmp_path / "sentinel.conf"
+    conf.write_text(
+        "sentinel resolve-hostnames yes\nsentinel announce-ip redis-1.redis-nodes\n"
+        "sentinel monitor director redis-2.redis-nodes 6379 2\n"
+        "sentinel known-replica director redis-0.redis-nodes 6379\n"
+    )
+    for net in ("10.9.0", "10.9.1"):
+        program(programs, "getent", f'echo "{net}.${{2#redis-}} $2.director.svc"')
+        subprocess.run(["sh", etc / "sentinel.sh"], env=surroundings(tmp_path, programs), check=True, timeout=30)
+        lines = [line for line in conf.read_text().splitlines() if "pass" not in line]
+        assert lines == [
+            f"sentinel monitor director {net}.2 6379 2",
+            f"sentinel known-replica director {net}.0 6379",
+            f"sentinel announce-ip {net}.1",
+        ]
+
+
+def test_a_sentinel_that_knows_members_twice_keeps_each_once(tmp_path: Path, etc: Path, programs: Path) -> None:
+    """During an upgrade it knows them by name and by address. Twice ends it at the start: "Duplicate hostname"."""
+    program(programs, "valkey-sentinel", "exit 0")
+    conf = tmp_path / "sentinel.conf"
+    known = ("redis-0.redis-nodes", "10.9.0.0", "redis-2.redis-nodes", "10.9.0.2")
+    replicas = [f"sentinel known-replica director {at} 6379" for at in known]
+    conf.write_text("\n".join(["sentinel monitor director 10.9.0.0 6379 2", *replicas, ""]))
+    subprocess.run(["sh", etc / "sentinel.sh"], env=surroundings(tmp_path, programs), check=True, timeout=30)
+    replicas = [line for line in conf.read_text().splitlines() if "known-replica" in line]
+    assert replicas == ["sentinel known-replica director 10.9.0.2 6379"]  # and the master is no replica of itself
 
 
 def test_a_real_sentinel_accepts_the_written_configuration(tmp_path: Path, etc: Path, programs: Path) -> None:
@@ -251,7 +346,9 @@ def test_a_real_sentinel_accepts_the_written_configuration(tmp_path: Path, etc: 
         timeout=30,
     )
     conf = tmp_path / "sentinel.conf"
-    text = re.sub(r"redis-\d\.redis-nodes", "127.0.0.1", conf.read_text())  # those names are a cluster's
+    text = re.sub(r"10\.9\.0\.\d", "127.0.0.1", conf.read_text())
+    (tmp_path / "members").unlink()
+    program(programs, "getent", "echo 127.0.0.1 $2")
     conf.write_text(text.replace("port 26379", f"port 0\nunixsocket {socket}"))
     with started(etc / "sentinel.sh", surroundings(tmp_path, programs)):
         assert asked(socket, None, "sentinel", "SENTINEL", "get-master-addr-by-name", "director")[0] == b"127.0.0.1"
@@ -306,3 +403,25 @@ def test_server_that_waits_for_room_can_be_stopped(tmp_path: Path, etc: Path, pr
         wait_for(waits, 1)
         process.terminate()
         assert process.wait(20) == 143
+
+
+def test_a_full_disk_ends_redis_and_loses_no_answered_write(tmp_path: Path, etc: Path, programs: Path) -> None:
+    """A limit of 2 MiB on the size of a file stands for the disk. `DirectorRedisDiskFull` fires before it is full."""
+    socket, env = placed(etc, tmp_path), surroundings(tmp_path, programs)
+    full = ["sh", "-c", 'trap "" XFSZ; ulimit -f 4096; exec sh "$0"', etc / "start.sh"]
+    process = subprocess.Popen(full, env=env, stdout=subprocess.DEVNULL, start_new_session=True)
+    answered: list[int] = []
+    try:
+        assert asked(socket, "probe", "any", "PING") is True
+        with Redis(unix_socket_path=str(socket), username="admin", password="admin", retry=NO_RETRIES) as redis:
+            for number in range(4000):
+                redis.set(f"contact:{number}", b"x" * 1024)
+                answered.append(number)
+    except exceptions.ConnectionError:
+        assert process.wait(20) == 1
+    finally:
+        end(process)
+    assert 10 < len(answered) < 4000
+    with started(etc / "start.sh", env):
+        names = [f"contact:{number}" for number in answered]
+        assert asked(socket, "admin", "admin", "EXISTS", *names) == len(names)

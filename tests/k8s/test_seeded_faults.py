@@ -83,7 +83,16 @@ FAULTS: dict[str, Fault] = {
     # rights
     "root": Fault(lambda o: pod(o, "api")["securityContext"].update(runAsUser=0), "Deployment/api api may be root"),
     "root in a container": Fault(
-        lambda o: model(o)["securityContext"].update(runAsNonRoot=False), "director-painter model may be root"
+        lambda o: pod(o, "director-hello")["initContainers"][0]["securityContext"].update(runAsNonRoot=False),
+        "director-hello model may be root",
+        "kind",
+    ),
+    "a root pool that its namespace refuses": Fault(
+        put("Namespace", "director", "metadata.labels", **{"pod-security.kubernetes.io/enforce": "restricted"}),
+        "director-painter model may be root",
+    ),
+    "a part that writes to its image as root": Fault(
+        lambda o: first(o, DIRECTOR)["securityContext"].update(readOnlyRootFilesystem=False), "may write to its image"
     ),
     "no user": Fault(lambda o: pod(o, "keeper").pop("securityContext"), "Deployment/keeper keeper may be root"),
     "privileged": Fault(lambda o: first(o, "api")["securityContext"].update(privileged=True), "api may get privileges"),
@@ -135,13 +144,35 @@ FAULTS: dict[str, Fault] = {
     ),
     "200 of Cog": Fault(
         lambda o: model(o).update(startupProbe={"httpGet": {"path": "/health-check", "port": "model"}}),
-        "Cog answers 200 whatever its status",
+        "Cog listens on the loopback alone",
     ),
     "a probe of nothing": Fault(
         lambda o: first(o, "api")["startupProbe"]["httpGet"].update(path="/healthz"), "which nothing answers"
     ),
     "a probe of no port": Fault(
         lambda o: first(o, "api")["livenessProbe"]["httpGet"].update(port="web"), "asks the port web, which it has not"
+    ),
+    "a hang for as long as a drain": Fault(
+        lambda o: first(o, DIRECTOR)["livenessProbe"].pop("terminationGracePeriodSeconds"),
+        "director: it may hang for longer than 120 s by its livenessProbe",
+    ),
+    "a start that hangs": Fault(
+        lambda o: model(o)["startupProbe"].pop("terminationGracePeriodSeconds"), "it may hang for longer than 120 s"
+    ),
+    # nodes
+    "a pool that is moved": Fault(
+        lambda o: named(o, "Deployment", DIRECTOR)["spec"]["template"]["metadata"].pop("annotations"),
+        "an autoscaler cuts its runs off",
+    ),
+    "a node that stays": Fault(
+        lambda o: named(o, "Deployment", "api")["spec"]["template"]["metadata"].pop("annotations"),
+        "its emptyDir keeps its node",
+    ),
+    "a drain that ill pods stop": Fault(
+        drop("PodDisruptionBudget", "keeper", "spec", "unhealthyPodEvictionPolicy"), "pods that are ill keep their node"
+    ),
+    "a node without room": Fault(
+        lambda o: model(o)["resources"]["requests"].pop("ephemeral-storage"), "may fill more of a node's disk"
     ),
     # ends
     "a short grace": Fault(lambda o: pod(o, DIRECTOR).update(terminationGracePeriodSeconds=600), "needs 644 s to end"),
@@ -160,6 +191,23 @@ FAULTS: dict[str, Fault] = {
     "an unknown setting": Fault(setting("director-config", "DIRECTOR_DURABLE", "yes"), "DIRECTOR_DURABLE is nothing"),
     "a value that is missing": Fault(
         setting("director-config", "DIRECTOR_DURABILITY", "sometimes"), "DIRECTOR_DURABILITY: "
+    ),
+    "a setting that rolls pools for nothing": Fault(
+        setting("director-config", "DIRECTOR_PUBLIC_URL", "https://director.example.com"),
+        "DIRECTOR_PUBLIC_URL is not read, and rolls it",
+    ),
+    "a secret that rolls Redis for nothing": Fault(
+        lambda o: [
+            named(o, "Secret", r"redis-secrets-\w+")["data"].update(METRICS_TOKEN="eA=="),
+            [
+                each["valueFrom"]["secretKeyRef"].update(
+                    name=named(o, "Secret", r"redis-secrets-\w+")["metadata"]["name"]
+                )
+                for each in first(o, "api")["env"]
+                if each["name"] == "DIRECTOR_METRICS_TOKEN"
+            ],
+        ],
+        "redis is rolled by METRICS_TOKEN",
     ),
     "no model": Fault(setting("pool-painter", "DIRECTOR_MODEL", ""), "needs --model"),
     "an objective that is missing": Fault(
@@ -181,9 +229,7 @@ FAULTS: dict[str, Fault] = {
         lambda o: first(o, "keeper").update(args=["keeper", "--leader"]),
         "`director keeper --leader` is no command line",
     ),
-    "a key that is missing": Fault(
-        drop("Secret", r"director-secrets-\w+", "data", "SCALE_TOKEN"), "has no SCALE_TOKEN"
-    ),
+    "a key that is missing": Fault(drop("Secret", r"keeper-secrets-\w+", "data", "SCALE_TOKEN"), "has no SCALE_TOKEN"),
     "a ConfigMap that is missing": Fault(
         lambda o: first(o, "api")["envFrom"][0]["configMapRef"].update(name="director"),
         "there is no ConfigMap director",
@@ -217,34 +263,34 @@ FAULTS: dict[str, Fault] = {
     "a service of an ingress": Fault(
         put("Ingress", "api", "spec.rules.0.http.paths.0.backend.service", name="web"),
         "Ingress/api: no service has the port http",
-        "ha",
+        "multi-pool",
     ),
     "a port of a route": Fault(
         put("HTTPRoute", "api", "spec.rules.1.backendRefs.0", port=80),
         "HTTPRoute/api: no service has the port 80",
-        "multi-pool",
+        "ha",
     ),
     "a proxy without patience": Fault(
         lambda o: named(o, "Ingress", "api")["metadata"]["annotations"].update(
             {"nginx.ingress.kubernetes.io/proxy-read-timeout": "30"}
         ),
         "cuts held answers off",
-        "ha",
+        "multi-pool",
     ),
     "a proxy that holds streams back": Fault(
         drop("Ingress", "api", "metadata.annotations", "nginx.ingress.kubernetes.io/proxy-buffering"),
         "proxy-buffering is not off",
-        "ha",
+        "multi-pool",
     ),
     "a gateway that ends streams": Fault(
-        put("HTTPRoute", "api", "spec.rules.1", timeouts={"request": "15s"}), "cuts event streams off", "multi-pool"
+        put("HTTPRoute", "api", "spec.rules.1", timeouts={"request": "15s"}), "cuts event streams off", "ha"
     ),
     "a way in for directors' files": Fault(
-        lambda o: named(o, "HTTPRoute", "api")["spec"]["rules"].pop(0), "it passes /internal on", "multi-pool"
+        lambda o: named(o, "HTTPRoute", "api")["spec"]["rules"].pop(0), "it passes /internal on", "ha"
     ),
-    "another way in for them": Fault(without("Ingress", "internal"), "it passes /internal on", "ha"),
+    "another way in for them": Fault(without("Ingress", "internal"), "it passes /internal on", "multi-pool"),
     "an open way in for them": Fault(
-        drop("Ingress", "internal", "metadata", "annotations"), "it passes /internal on", "ha"
+        drop("Ingress", "internal", "metadata", "annotations"), "it passes /internal on", "multi-pool"
     ),
     "a service without pods": Fault(
         lambda o: named(o, "Service", "redis")["spec"]["selector"].update({"director/pool": "painter"}),
@@ -289,6 +335,9 @@ FAULTS: dict[str, Fault] = {
     "a Redis that is missing": Fault(
         without("Service", "redis"), "nothing answers at redis.director:6379", "multi-pool"
     ),
+    "a GPU of every pool for a restart": Fault(
+        put(*SCALED, "spec.fallback", failureThreshold=3), "a restart of Redis wakes a GPU of every pool"
+    ),
     "streams": Fault(put(*SCALED, "spec.triggers.0", type="redis-streams"), "counts what is not the queue"),
     "replicas that come back": Fault(put("Deployment", DIRECTOR, "spec", replicas=1), "which an apply would put back"),
 }
@@ -314,7 +363,7 @@ STRANGE: dict[str, Fault] = {
         "fore",
         "multi-pool",
     ),
-    "a typo in a route": Fault(put("HTTPRoute", "api", "spec", hostname="x"), "hostname", "multi-pool"),
+    "a typo in a route": Fault(put("HTTPRoute", "api", "spec", hostname="x"), "hostname", "ha"),
     "an old version's kind": Fault(
         put("PodDisruptionBudget", "api", "", apiVersion="policy/v1beta1"), "Couldn't find schema"
     ),

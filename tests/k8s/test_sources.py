@@ -52,13 +52,16 @@ def test_secrets_are_made_once_and_readable_by_their_owner_only(tmp_path: Path) 
 def test_pods_start_cog_with_an_upload_address_as_up_does() -> None:
     component = yaml.safe_load((K8S / "components/uploads/kustomization.yaml").read_text())
     steps = yaml.safe_load(component["patches"][0]["patch"])
-    [command] = [step["value"] for step in steps if step["path"].endswith("/command")]
-    assert command == ["python", "-c", COG]
-    assert not [step for step in steps if step["path"].endswith("/args/-")], "all of a node can read arguments"
+    words = {int(step["path"].rpartition("/")[2]): step["value"] for step in steps if "/args/" in step["path"]}
+    assert words == {1: "-c", 2: COG}, "all of a node can read arguments: none is added"
+    pool = yaml.safe_load_all((K8S / "components/gpu-pool/director.yaml").read_text())
+    [director] = [each for each in pool if each["kind"] == "Deployment"]
+    assert director["spec"]["template"]["spec"]["initContainers"][0]["args"][:3] == ["python", "-m", "cog.server.http"]
 
 
 def test_git_ignores_the_secrets_files() -> None:
-    assert "/k8s/overlays/*/secrets.env" in (ROOT / ".gitignore").read_text().splitlines()
+    ignored = {"/k8s/overlays/*/secrets.env", "/k8s/overlays/*/secrets/"}
+    assert ignored <= set((ROOT / ".gitignore").read_text().splitlines())
 
 
 def test_the_operations_page_shows_only_existing_commands() -> None:

@@ -48,19 +48,22 @@ def overlay(name: str) -> list[Manifest]:
 
 
 @cache
-def rendered(folder: Path, *, also: str = "") -> list[Manifest]:
-    """Render a folder below k8s/. The result is cached: do not change it. `also`: one more component."""
+def rendered(folder: Path, *, also: str = "", into: str = ".") -> list[Manifest]:
+    """Render a folder below k8s/. The result is cached: do not change it.
+
+    `also`: one more component, of the folder, or of the folder `into` below it.
+    """
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("no kubectl in PATH: nothing here renders the manifests")
     with tempfile.TemporaryDirectory() as temporary:
         copied = Path(temporary) / "k8s"
-        shutil.copytree(K8S, copied, ignore=shutil.ignore_patterns("secrets.env"))
+        shutil.copytree(K8S, copied, ignore=shutil.ignore_patterns("secrets.env", "secrets"))
         place = copied / folder.relative_to(K8S)
         if also:
-            file = place / "kustomization.yaml"
+            file = place / into / "kustomization.yaml"
             told = yaml.safe_load(file.read_text())
-            told["components"].append(os.path.relpath(copied / "components" / also, place))
+            told["components"].append(os.path.relpath(copied / "components" / also, place / into))
             file.write_text(yaml.safe_dump(told))
         subprocess.run(["sh", copied / "secrets.sh", place], check=True, timeout=60)
         done = subprocess.run(
@@ -79,7 +82,7 @@ def rendered(folder: Path, *, also: str = "") -> list[Manifest]:
 def pods(objects: list[Manifest]) -> Iterator[Pod]:
     for each in objects:
         if each["kind"] in WORKLOADS:
-            template = each["spec"]["template"]
+            template = each["spec"].get("jobTemplate", each)["spec"]["template"]
             spec = template["spec"]
             containers = (*spec.get("initContainers", []), *spec["containers"])
             yield Pod(
@@ -114,5 +117,5 @@ def environment(container: Manifest, objects: list[Manifest]) -> dict[str, str]:
             given[each["name"]] = "given-by-the-kubelet"
     from_maps: dict[str, str] = {}
     for source in container.get("envFrom", []):
-        from_maps |= known["ConfigMap", source["configMapRef"]["name"]]["data"]
+        from_maps |= known["ConfigMap", source["configMapRef"]["name"]].get("data", {})
     return from_maps | given

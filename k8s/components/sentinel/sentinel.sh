@@ -2,28 +2,40 @@
 # A Sentinel that keeps what it has learned on its member's disk.
 set -eu
 
-data=${DATA:-/data}
+. "$(dirname "$0")/members.sh"
 conf=$data/sentinel.conf
+members=$(addresses)
 umask 077
 if [ ! -s "$conf" ]; then
     cat > "$conf" << END
 port 26379
 dir ${TMPDIR:-/tmp}
-sentinel resolve-hostnames yes
-sentinel announce-hostnames yes
-sentinel announce-ip $(hostname).redis-nodes
-sentinel monitor director redis-0.redis-nodes 6379 2
+sentinel monitor director @redis-0@ 6379 2
 sentinel down-after-milliseconds director 5000
 sentinel failover-timeout director 30000
 sentinel parallel-syncs director 1
 sentinel auth-user director sentinel
 END
 fi
-# passwords may have changed since; `user` is what it made of its own one, and would win over it
-sed -i -e '/^requirepass /d' -e '/^user default /d' -e '/^sentinel sentinel-pass /d' -e '/^sentinel auth-pass director /d' "$conf"
+# Services that were made anew have other addresses. Passwords may have changed too; `user` is what a Sentinel made of its
+# own one, and would win over it
+changes=$(
+    former_addresses | sed -e 's/\./\\./g' -e 's|\(.*\) \(.*\)|s/ \2\\( \\\|$\\)/ @\1@\\1/|'
+    echo "$members" | sed 's|\(.*\) \(.*\)|s/@\1@/\2/|'
+)
+own='requirepass|user default|sentinel (announce-ip|announce-hostnames|resolve-hostnames|sentinel-pass|auth-pass director)'
+sed -i -e "$changes" "$conf"
+sed -i -E -e "/^($own) /d" "$conf"
+# during an upgrade Sentinels of the former release know a member by its name and by its address: twice is an error at the
+# start, and a replica that is the master would be told to copy itself
+awk 'NR == FNR { if ($2 == "monitor") master = $4; next }
+    $2 == "known-replica" && ($4 == master || known[$4]++) { next } { print }' "$conf" "$conf" > "$conf.new"
+mv "$conf.new" "$conf"
 cat >> "$conf" << END
 requirepass $SENTINEL_PASSWORD
+sentinel announce-ip $(address_of "$me")
 sentinel sentinel-pass $SENTINEL_PASSWORD
 sentinel auth-pass director $REPLICA_PASSWORD
 END
+echo "$members" > "$data/members"
 exec valkey-sentinel "$conf"

@@ -6,7 +6,14 @@ Looks at manifests and at the code that they start: its settings, its command li
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from tests.k8s.rules.lives import drains_its_gpus, ends_in_time, is_probed, leaves_proxies_time
+from tests.k8s.rules.lives import (
+    drains_its_gpus,
+    ends_in_time,
+    is_probed,
+    leaves_proxies_time,
+    lets_nodes_be_emptied,
+    restarts_what_hangs,
+)
 from tests.k8s.rules.promises import (
     is_walled,
     keeps_inside_what_is_for_directors,
@@ -16,6 +23,7 @@ from tests.k8s.rules.promises import (
 )
 from tests.k8s.rules.references import (
     asks_services_that_there_are,
+    is_rolled_only_by_what_it_reads,
     names_ports_that_there_are,
     refers_to_what_there_is,
     selects_a_pod,
@@ -31,12 +39,15 @@ RULES: Final[tuple[Rule, ...]] = (
     asks_for_what_it_takes,
     names_its_images,
     is_probed,
+    restarts_what_hangs,
+    lets_nodes_be_emptied,
     ends_in_time,
     leaves_proxies_time,
     drains_its_gpus,
     is_given_what_it_reads,
     trusts_no_model,
     refers_to_what_there_is,
+    is_rolled_only_by_what_it_reads,
     names_ports_that_there_are,
     asks_services_that_there_are,
     lets_streams_last,

@@ -12,11 +12,15 @@ from tests.support.manifests import Manifest, Pod, pods
 
 MODEL_ENDS_S: Final = 30
 SHUTDOWN_SAVES_S: Final = 120
+HANGS_AT_MOST_S: Final = 120
+AUTOSCALER: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 
 
 def is_probed(objects: list[Manifest]) -> Iterator[str]:
     """Each process is, and none is killed for what another one lacks."""
     for pod in pods(objects):
+        if pod.workload["kind"] == "CronJob":
+            continue
         main = {each["name"] for each in pod.spec["containers"]}
         for container in pod.containers:
             wanted = (
@@ -36,7 +40,7 @@ def _wrong_probes(container: Manifest) -> Iterator[str]:
         ):
             yield f"its {name} asks what it needs: an outage of Redis would restart it"
         elif path == "/health-check":
-            yield f"its {name} is passed at once: Cog answers 200 whatever its status"
+            yield f"its {name} asks the address of the pod: Cog listens on the loopback alone"
         elif path != "/livez":
             yield f"its {name} asks {path}, which nothing answers"
     ready = container.get("readinessProbe", {})
@@ -44,6 +48,41 @@ def _wrong_probes(container: Manifest) -> Iterator[str]:
         yield "its readinessProbe asks nothing that it needs"
     if container["name"] in ("redis", "sentinel") and "PONG" not in str(ready.get("exec", "")):
         yield "its readinessProbe does not wait for PONG: it listens while it loads"
+
+
+def restarts_what_hangs(objects: list[Manifest]) -> Iterator[str]:
+    """A process that hangs is killed in time: SIGTERM does not end it, so the probe needs a grace time of its own."""
+    for pod in pods(objects):
+        for container in pod.containers:
+            for name in ("livenessProbe", "startupProbe"):
+                probe = container.get(name)
+                if probe is None:
+                    continue
+                grace = pod.spec.get("terminationGracePeriodSeconds", 30)
+                seen_s = (
+                    probe.get("periodSeconds", 10) * probe.get("failureThreshold", 3) if name == "livenessProbe" else 0
+                )
+                if seen_s + probe.get("terminationGracePeriodSeconds", grace) > HANGS_AT_MOST_S:
+                    where = f"{pod.name} {container['name']}"
+                    yield f"{where}: it may hang for longer than {HANGS_AT_MOST_S} s by its {name}"
+
+
+def lets_nodes_be_emptied(objects: list[Manifest]) -> Iterator[str]:
+    """An autoscaler may move pods, but none that drains for long. Pods that are ill keep no node."""
+    for pod in pods(objects):
+        told = pod.workload["spec"].get("template", {}).get("metadata", {}).get("annotations", {})
+        if pod.component == "director":
+            if (told.get(AUTOSCALER), told.get("karpenter.sh/do-not-disrupt")) != ("false", "true"):
+                yield f"{pod.name}: an autoscaler cuts its runs off"
+            continue
+        local = {each["name"] for each in pod.spec.get("volumes", []) if "emptyDir" in each}
+        if local - set(told.get(f"{AUTOSCALER}-local-volumes", "").split(",")):
+            yield f"{pod.name}: its emptyDir keeps its node from being removed"
+    for each in objects:
+        # of three Redis a second one must not go while one is ill
+        is_ours = each["kind"] == "PodDisruptionBudget" and each["metadata"]["name"] != "redis"
+        if is_ours and each["spec"].get("unhealthyPodEvictionPolicy") != "AlwaysAllow":
+            yield f"PodDisruptionBudget/{each['metadata']['name']}: pods that are ill keep their node"
 
 
 def ends_in_time(objects: list[Manifest]) -> Iterator[str]:

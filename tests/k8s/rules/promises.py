@@ -10,9 +10,10 @@ from director.core.ids import queue_name
 from tests.k8s.rules.settings import director_settings
 from tests.support.manifests import Manifest, Pod, pods
 
+FALLBACK_S: Final = 300
 INTERNAL: Final = "/internal"
 MIB: Final = {"Ki": 1 / 1024, "Mi": 1, "Gi": 1024}
-CLUSTER_WIDE: Final = ("Namespace", "StorageClass", "PersistentVolume")
+CLUSTER_WIDE: Final = ("Namespace", "PriorityClass", "StorageClass", "PersistentVolume")
 
 
 def keeps_what_was_accepted(objects: list[Manifest]) -> Iterator[str]:
@@ -113,6 +114,9 @@ def scales_by_what_is_counted(objects: list[Manifest]) -> Iterator[str]:
         settings = director_settings(pod, objects)
         if settings is None:
             continue
+        fallback = each["spec"].get("fallback", {})
+        if each["spec"].get("pollingInterval", 30) * fallback.get("failureThreshold", 0) < FALLBACK_S:
+            yield f"{where}: a restart of Redis wakes a GPU of every pool"
         model, version = settings.model, settings.version or "0" * 64
         for trigger in each["spec"]["triggers"]:
             told = trigger["metadata"]
@@ -137,9 +141,8 @@ def scales_by_what_is_counted(objects: list[Manifest]) -> Iterator[str]:
 
 
 def _starts_s(pod: Pod) -> float:
-    """How long the slowest of its containers may take."""
-    probes = [each["startupProbe"] for each in pod.containers if "startupProbe" in each]
-    return max((each["periodSeconds"] * each["failureThreshold"] for each in probes), default=0)
+    """How long a run, and then a setup, may take."""
+    return float(pod.workload["spec"]["progressDeadlineSeconds"])
 
 
 def is_walled(objects: list[Manifest]) -> Iterator[str]:

@@ -97,7 +97,9 @@ def _ports_meant(each: Manifest) -> Iterator[tuple[dict[str, str], Any]]:
     match each["kind"]:
         case "Service":
             for port in spec["ports"]:
-                yield spec["selector"], port.get("targetPort", port["port"])
+                # a Service of one member: its name is no label of the template
+                labels = {name: value for name, value in spec["selector"].items() if not name.endswith("/pod-name")}
+                yield labels, port.get("targetPort", port["port"])
         case "PodMonitor":
             for endpoint in spec["podMetricsEndpoints"]:
                 yield spec["selector"]["matchLabels"], endpoint["port"]
@@ -137,6 +139,32 @@ def asks_services_that_there_are(objects: list[Manifest]) -> Iterator[str]:
                 yield f"{where}: no service has the port {port} that it asks"
 
 
+def _labels(pod: Pod) -> Iterator[dict[str, str]]:
+    """Yield the labels of each pod of a workload. Those of a StatefulSet have their names among them."""
+    if pod.workload["kind"] != "StatefulSet":
+        yield dict(pod.labels)
+    for number in range(pod.workload["spec"].get("replicas", 0)):
+        name = f"{pod.workload['metadata']['name']}-{number}"
+        yield {**pod.labels, "statefulset.kubernetes.io/pod-name": name}
+
+
+def is_rolled_only_by_what_it_reads(objects: list[Manifest]) -> Iterator[str]:
+    """A pod is rolled by each key of a Secret that it names, so the keys that others read are in another one."""
+    secrets = {each["metadata"]["name"]: set(each.get("data") or {}) for each in objects if each["kind"] == "Secret"}
+    read: dict[str, dict[str, set[str]]] = {}
+    for pod in pods(objects):
+        if pod.workload["kind"] == "CronJob":
+            continue  # nothing of it runs that could be rolled
+        for container in pod.containers:
+            for each in container.get("env", []):
+                if ref := each.get("valueFrom", {}).get("secretKeyRef"):
+                    read.setdefault(ref["name"], {}).setdefault(pod.component, set()).add(ref["key"])
+    for name, readers in read.items():
+        by_others = {key for keys in readers.values() for key in keys} & secrets.get(name, set())
+        for component, keys in readers.items():
+            yield from (f"{component} is rolled by {key} of {name}" for key in sorted(by_others - keys))
+
+
 def selects_a_pod(objects: list[Manifest]) -> Iterator[str]:
     """Require that each selector matches existing pods, and a workload's selector its own pods only."""
     everybody = list(pods(objects))
@@ -155,7 +183,7 @@ def selects_a_pod(objects: list[Manifest]) -> Iterator[str]:
             "Service",
         ):
             continue
-        picked = [pod for pod in everybody if picks(selector or {}, pod.labels)]
+        picked = [pod for pod in everybody if any(picks(selector or {}, labels) for labels in _labels(pod))]
         if not picked:
             yield f"{where} selects no pod"
         if each["kind"] in ("Deployment", "StatefulSet") and [pod.workload for pod in picked] != [each]:

@@ -1,12 +1,21 @@
-"""Rights of a pod: no process is root, everything has a limit, images are named, and no model is trusted."""
+"""Rights of a pod: root only in pools that ask for it, limits of everything, named images, no trust in a model."""
 
+import re
 from collections.abc import Iterator
+from typing import Final
 
 from tests.support.manifests import Manifest, Pod, pods
 
+ENFORCED: Final = "pod-security.kubernetes.io/enforce"
+BYTES: Final = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+
 
 def runs_without_rights(objects: list[Manifest]) -> Iterator[str]:
-    """No process is root or becomes it, sees anything of the node, or may ask the cluster anything."""
+    """No process sees anything of the node, or may ask the cluster anything. Only those of a pool may be root.
+
+    Their namespace has to admit them: else the next pod after an apply is refused.
+    """
+    levels = {each["metadata"]["labels"].get(ENFORCED) for each in objects if each["kind"] == "Namespace"}
     for each in objects:
         if each["kind"] == "ServiceAccount" and each.get("automountServiceAccountToken") is not False:
             yield f"ServiceAccount/{each['metadata']['name']} mounts its token"
@@ -23,25 +32,26 @@ def runs_without_rights(objects: list[Manifest]) -> Iterator[str]:
                 yield f"{pod.name} has {name}"
         yield from (f"{pod.name} mounts the node's disk" for each in pod.spec.get("volumes", []) if "hostPath" in each)
         for container in pod.containers:
-            yield from _rights_of(pod, container)
+            yield from _rights_of(pod, container, may_be_root=pod.component == "director" and levels == {"baseline"})
 
 
-def _rights_of(pod: Pod, container: Manifest) -> Iterator[str]:
+def _rights_of(pod: Pod, container: Manifest, *, may_be_root: bool) -> Iterator[str]:
     where = f"{pod.name} {container['name']}"
     own = container.get("securityContext", {})
     asked = {**pod.spec.get("securityContext", {}), **own}
-    if asked.get("runAsNonRoot") is not True or not asked.get("runAsUser"):
+    is_root = asked.get("runAsNonRoot") is not True or not asked.get("runAsUser")
+    if is_root and not may_be_root:
         yield f"{where} may be root"
     if own.get("allowPrivilegeEscalation") is not False or own.get("privileged"):
         yield f"{where} may get privileges"
-    if own.get("readOnlyRootFilesystem") is not True:
+    if own.get("readOnlyRootFilesystem") is not True and not (is_root and container["name"] == "model"):
         yield f"{where} may write to its image"
     if own.get("capabilities") != {"drop": ["ALL"]}:
         yield f"{where} keeps capabilities"
 
 
 def asks_for_what_it_takes(objects: list[Manifest]) -> Iterator[str]:
-    """Requests and limits of everything; an emptyDir has an end."""
+    """Requests and limits of everything. An emptyDir has an end, and its node is asked for the room up to there."""
     for pod in pods(objects):
         for container in pod.containers:
             for kind in ("requests", "limits"):
@@ -54,6 +64,15 @@ def asks_for_what_it_takes(objects: list[Manifest]) -> Iterator[str]:
         for volume in pod.spec.get("volumes", []):
             if "emptyDir" in volume and "sizeLimit" not in volume["emptyDir"]:
                 yield f"{pod.name} volume {volume['name']} has no end"
+        on_disk = [each["emptyDir"] for each in pod.spec.get("volumes", []) if "emptyDir" in each]
+        taken = sum(_bytes(each.get("sizeLimit", "0Mi")) for each in on_disk if each.get("medium") != "Memory")
+        asked = [each.get("resources", {}).get("requests", {}).get("ephemeral-storage") for each in pod.containers]
+        if sum(_bytes(each) for each in asked if each) < taken * 0.99:  # but for the smallest
+            yield f"{pod.name} may fill more of a node's disk than it requests"
+
+
+def _bytes(quantity: str) -> float:
+    return float(re.sub(r"\D", "", quantity)) * BYTES[quantity[-2:]]
 
 
 def names_its_images(objects: list[Manifest]) -> Iterator[str]:
@@ -71,5 +90,7 @@ def trusts_no_model(objects: list[Manifest]) -> Iterator[str]:
     for pod in pods(objects):
         for container in pod.spec.get("initContainers", []):
             given = {str(each["valueFrom"]) for each in container.get("env", []) if "valueFrom" in each}
-            if container.get("envFrom") or [each for each in given if "'key': 'UPLOAD_SECRET'" not in each]:
+            if container.get("envFrom") or [
+                each for each in given if "'key': 'UPLOAD_SECRET'" not in each and "'name': 'model'" not in each
+            ]:
                 yield f"{pod.name} {container['name']} is given what is ours"

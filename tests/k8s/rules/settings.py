@@ -49,6 +49,9 @@ def is_given_what_it_reads(objects: list[Manifest]) -> Iterator[str]:
                 continue  # `refers_to_what_there_is` says it
             else:
                 strange = {name for name in given if name.startswith("DIRECTOR_")} - everybody
+                if pod.component != "api":  # to roll it costs nothing
+                    unread = {name for name in given if name.startswith("DIRECTOR_")} & everybody - known
+                    yield from (f"{where}: {name} is not read, and rolls it" for name in sorted(unread))
                 yield from (f"{where}: {name} is nothing that anybody reads" for name in sorted(strange))
                 yield from (
                     f"{where}: {name} names a variable that does not stand above it"

@@ -87,7 +87,7 @@ WELL = {
 HERE = {"job": "api", "instance": "a1"}
 # Series that differ in each fault
 FAULTS = {
-    "DirectorQueueNotServed": Fault(by_keepers("director_queue_directors", "2x9 0x80")),
+    "DirectorQueueNotServed": Fault(by_keepers("director_queue_directors", "2x9 0x80"), "30m"),
     "DirectorSetupFailing": Fault({f"director_queue_setup_failed{{{OF_Q}}}": "0x9 1x80"}),
     "DirectorServersUnwell": Fault({f'director_servers{{{OF_Q}, state="resting"}}': "0x9 1x80"}),
     "DirectorBreakerOpen": Fault({f"director_queue_breaker_open{{{OF_Q}}}": "0x9 1x80"}),
@@ -130,6 +130,7 @@ OTHERWISE = {
 # Series that look like a fault and are harmless
 HARMLESS = {
     "nothing waits where no director is": ("DirectorQueueNotServed", NO_DIRECTORS | NOTHING_WAITS),
+    "a pool starts from zero": ("DirectorQueueNotServed", by_keepers("director_queue_directors", "0x10 1x80")),
     "it is paused": ("DirectorQueueNotServed", NO_DIRECTORS | {f"director_queue_paused{{{OF_Q}}}": "1x90"}),
     "paused without work": ("DirectorQueuePaused", NOTHING_WAITS | {f"director_queue_paused{{{OF_Q}}}": "1x90"}),
     "it burns since a moment": ("DirectorObjectiveBurning", BURNS),
