@@ -40,6 +40,8 @@ ChangeKind = Literal[
     "limits_set",
     "model_changed",
     "model_configured",
+    "predictions_canceled",
+    "predictions_retried",
     "queue_bounded",
     "queue_migrated",
     "queue_paused",
