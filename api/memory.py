@@ -11,6 +11,7 @@ from director.broker.redis_client import ask, infos
 from director.core.clock import Clock
 from director.core.data_bytes import SHORT, Fullness, share_while_short
 from director.core.errors import BackendUnavailable
+from director.runtime.recent import Recent
 
 log = logging.getLogger(__name__)
 FRESH_S: Final = 1.0
@@ -31,6 +32,14 @@ class Memory:
         self._accepted = 0
         self._asked_at = self._seen_at = float("-inf")
         self._look: asyncio.Task[None] | None = None
+        self._recent = Recent(self._fullness, clock)
+
+    async def is_full(self) -> bool:
+        """Return whether Redis refuses new work for lack of memory, by a look of the last second."""
+        return (await self._recent.get()).part >= 1
+
+    async def _fullness(self) -> Fullness:
+        return Fullness.of(await infos(self._redis, "memory"))
 
     def share(self, bytes_more: int) -> int | None:
         """Return the most bytes that an account may have with these, or None while memory is not short, or no keeper
@@ -65,6 +74,6 @@ class Memory:
     async def look(self) -> None:
         self._accepted = 0
         share = await ask(lambda: self._redis.get(keys.data_share()))
-        self._memory = Fullness.of(await infos(self._redis, "memory"))
+        self._memory = await self._fullness()
         self._share = None if share is None else int(share)
         self._seen_at = self._clock.monotonic()

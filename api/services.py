@@ -244,7 +244,8 @@ class Services(store.Services):
         self.readers = Readers(
             scripts, self.waiters, clock=clock, descriptors=self.descriptors, most=settings.max_streams
         )
-        self.watching = Watching(Overview.of(self), clock)
+        self.overview = Overview.of(self)
+        self.watching = Watching(self.overview, clock)
         self.files = store_in(settings.files_dir, redis, clock, url=settings.files_url)
         self.store_check = None if self.files is None else StoreCheck(self.files, clock)
         self.links = Links(redis, clock)

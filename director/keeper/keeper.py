@@ -17,6 +17,7 @@ from starlette.routing import Route
 from director.broker.redis_client import client
 from director.core.errors import BackendUnavailable, UnknownQueue
 from director.core.settings import KeeperSettings
+from director.diagnosis.overview import Overview
 from director.diagnosis.scaling import Scaling
 from director.files.choose import StoreCheck, store_in
 from director.keeper.cashier import Cashier
@@ -106,7 +107,8 @@ class Keeper:
         webhooks = Webhooks(scripts, services.accounts, sender, clock, schedule, tracing, told)
         self.courier = Courier(redis, scripts, registry, webhooks, clock, metering.put_off, breakers)
         shares = Shares(redis, clock)
-        observer = Observer(redis, scripts, registry, metering.names, settings, clock, shares)
+        overview = Overview.of(services)
+        observer = Observer(redis, scripts, registry, metering.names, settings, clock, shares, overview)
         metering.show(observer)
         time = ServerTime(redis, scripts, clock, lease_s=lease_s)
         reaper = Reaper(scripts, registry, time, lease_s, metering.reaped)

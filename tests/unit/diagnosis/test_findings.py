@@ -4,12 +4,27 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from director import __version__
 from director.broker.replies import QueueStats
-from director.core.ids import QueueName
-from director.core.policy import Burn
+from director.core.data_bytes import Fullness
+from director.core.ids import PredictionId, QueueName
+from director.core.policy import Burn, Objective
 from director.core.view import iso
-from director.diagnosis.findings import MOST, Closer, Finding, Heaviest, Letter, Neglected, Situation, away, find
-from director.store.directors import About, Beat, DirectorFound, ServerFound
+from director.diagnosis.findings import (
+    MOST,
+    Closer,
+    Expiry,
+    Finding,
+    Heaviest,
+    Holder,
+    Letter,
+    Neglected,
+    Situation,
+    Usual,
+    away,
+    find,
+)
+from director.store.directors import About, Beat, DirectorFound, EndsFound, RunFound, ServerFound
 from director.store.owed import FailingHost
 
 NOW = 1_800_000_000_000
@@ -23,8 +38,9 @@ SERVER = ServerFound(url="http://gpu-1:5000", state="ready", since_ms=NOW - 60_0
 
 
 def director(name: str = "d1", *servers: ServerFound, silent_s: float = 1, **said: Any) -> DirectorFound:
-    about = About(since_ms=NOW - 3_600_000, held=1, servers=servers or (SERVER,))
-    about = replace(about, **{key: said.pop(key) for key in ("since_ms", "held") if key in said})
+    about = About(since_ms=NOW - 3_600_000, held=1, servers=servers or (SERVER,), version=__version__)
+    of_about = ("since_ms", "held", "version", "oldest", "ends")
+    about = replace(about, **{key: said.pop(key) for key in of_about if key in said})
     beat = Beat(queue=Q, at_ms=NOW - int(silent_s * 1000), slots=2, state=said.pop("state", "ready"), about=about)
     return DirectorFound(name=name, beats=(beat,), silent_ms=int(silent_s * 1000))
 
@@ -185,10 +201,125 @@ def test_slow_and_absent_redis_are_found() -> None:
     assert (away("Redis is away: TimeoutError").code, away("x").level) == ("redis_away", "bad")
 
 
-@pytest.mark.parametrize(("soon", "hour", "codes"), [(20.0, 15.0, [("objective_burning", "bad")]), (20.0, 2.0, [])])
-def test_objective_burns_only_over_both_windows(soon: float, hour: float, codes: list[tuple[str, str]]) -> None:
+BURNING = [("objective_burning", "bad")]
+MISSED = [("objective_missed", "warn")]
+
+
+@pytest.mark.parametrize(
+    ("share", "soon", "hour", "codes"),
+    [
+        (0.95, 20.0, 15.0, BURNING),
+        (0.95, 20.0, 2.0, MISSED),
+        (0.95, 20.0, 0.9, []),
+        (0.9, 9.75, 9.75, BURNING),
+        (0.9, 5.0, 5.0, MISSED),
+        (0.5, 2.0, 2.0, BURNING),
+        (0.5, 1.4, 1.4, MISSED),
+        (0.999, 12.0, 11.0, BURNING),
+    ],
+)
+def test_objective_of_any_share_burns_only_over_both_windows(
+    share: float, soon: float, hour: float, codes: list[tuple[str, str]]
+) -> None:
     windows = {"5m": Burn(met=0, missed=40, rate=soon), "1h": Burn(met=0, missed=90, rate=hour)}
-    assert found(closer={"burns": {Q: {"normal": windows}}}) == codes
+    objectives = {"normal": Objective(share=share, within_s=1)}
+    assert found(objectives=objectives, closer={"burns": {Q: {"normal": windows}}}) == codes
+
+
+USUAL = Usual(mean_s=2.0, deviation_s=5.0, runs=50)  # at most 32 s
+
+
+def running(since_s: float, limit_s: float = 1800) -> DirectorFound:
+    oldest = RunFound(id=PredictionId("abc"), since_ms=NOW - int(since_s * 1000), limit_s=limit_s)
+    return director(oldest=oldest)
+
+
+def test_run_that_takes_far_longer_than_usual_is_found() -> None:
+    finding = only(running(75), slots=1, closer={"usual": {Q: USUAL}})
+    assert (finding.code, finding.level, finding.ask) == ("run_hangs", "bad", "director explain abc")
+    assert "abc has run for 75 s at d1, whose server looks healthy" in finding.detail
+    assert "usually take less than 32 s. It is stopped after 30.0 min" in finding.detail
+    assert found(running(75), slots=2, closer={"usual": {Q: USUAL}}) == [("run_hangs", "warn")], "another slot is free"
+    assert found(running(31), closer={"usual": {Q: USUAL}}) == []
+
+
+def test_run_of_an_unknown_model_hangs_after_half_of_its_limit() -> None:
+    usual = {"usual": {Q: Usual(mean_s=0.1, runs=4)}}
+    assert found(running(75), closer=usual) == []
+    assert "Too few runs have succeeded" in only(running(75, limit_s=120), closer=usual).detail
+
+
+def test_runs_of_milliseconds_hang_only_after_some_seconds() -> None:
+    usual = {"usual": {Q: Usual(mean_s=0.01, runs=50)}}
+    assert found(running(19), closer=usual) == []
+    assert found(running(21), closer=usual) == [("run_hangs", "warn")]
+
+
+def ended(name: str = "d1", **counts: Any) -> DirectorFound:
+    return director(name, ends=EndsFound(**{"failed_id": name, "failed_ms": NOW, **counts}))
+
+
+def test_runs_that_time_out_in_a_row_are_counted_over_all_directors() -> None:
+    two = ended(ended=2, failed=2, timed_out_in_a_row=2)
+    assert found(two) == []
+    newer = ended("d2", ended=1, failed=1, timed_out_in_a_row=1, failed_ms=NOW + 1)
+    finding = only(two, newer)
+    assert (finding.code, finding.level, finding.ask) == ("runs_time_out", "bad", "director explain d2")
+    assert "The last 3 runs were stopped by the run limit" in finding.detail
+
+
+@pytest.mark.parametrize(
+    ("runs", "failed", "codes"),
+    [
+        (40, 21, [("model_failing", "warn")]),
+        (6, 6, [("model_failing", "bad")]),
+        (40, 20, []),
+        (4, 4, []),
+        (0, 0, []),
+    ],
+)
+def test_model_that_fails_most_runs_is_found(runs: int, failed: int, codes: list[tuple[str, str]]) -> None:
+    assert found(ended(ended=runs, failed=failed)) == codes
+
+
+@pytest.mark.parametrize(
+    ("used", "codes"),
+    [(70, []), (80, [("redis_filling", "warn")]), (95, [("redis_filling", "bad")]), (101, [("redis_full", "bad")])],
+)
+def test_redis_that_fills_is_found(used: int, codes: list[tuple[str, str]]) -> None:
+    assert found(closer={"memory": Fullness(used << 20, 100 << 20)}) == codes
+    assert found(closer={"memory": Fullness(used << 20, 0)}) == [], "it may have all memory"
+
+
+def test_account_with_most_of_the_data_is_found_once_memory_is_used() -> None:
+    holder = Holder(account="noisy", bytes=60 << 20, total=100 << 20, accounts=3)
+    half = Fullness(60 << 20, 100 << 20)
+    finding = only(closer={"holder": holder, "memory": half})
+    assert (finding.code, finding.level) == ("account_holds_most", "warn")
+    assert "noisy has 60 MB of the 100 MB that 3 accounts keep in Redis, and 60%" in finding.detail
+    assert found(closer={"holder": holder, "memory": half._replace(used=10)}) == []
+    assert found(closer={"holder": replace(holder, accounts=1), "memory": half}) == []
+    assert found(closer={"holder": replace(holder, bytes=40 << 20), "memory": half}) == []
+
+
+def test_tokens_that_expire_soon_are_one_finding() -> None:
+    soon = [Expiry("zoo", "t2", NOW + 3 * 86_400_000), Expiry("acme", "t1", NOW + 7_200_000)]
+    finding = only(closer={"expiring": soon})
+    assert finding.code == "token_expires"
+    assert "2 tokens of acme, zoo expire within 7 days, the first, t1, in 2.0 h" in finding.detail
+
+
+def test_server_that_shows_another_schema_is_found() -> None:
+    finding = only(director("d1", SERVER, replace(SERVER, is_other_version=True)))
+    assert (finding.code, finding.level) == ("version_changed", "warn")
+
+
+def test_directors_of_another_release_are_found() -> None:
+    finding = only(director(), director("d2", version="0.0.9"))
+    assert finding.code == "former_release"
+    assert "1 director of 2 without this release" in finding.detail
+    assert "d2 has 0.0.9" in finding.detail
+    assert found(director("d2", version="0.0.9", silent_s=700)) == []
 
 
 def test_findings_are_bounded_and_no_kind_hides_another() -> None:
