@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 FIRST: Final = "0-0"  # before every entry
 
 ChangeKind = Literal[
+    "accounts_brought",
     "account_created",
     "account_resumed",
     "account_suspended",
