@@ -11,9 +11,9 @@ from msgspec import Struct
 Level = Literal["bad", "warn"]
 """`bad`: work is lost, refused or stuck; `warn`: it will be, or an operator should know."""
 Who = Literal["an operator", "who runs Redis", "who runs the servers", "the author of the model", "the receiver"]
-"""Who can mend it."""
+"""The persons who can mend it."""
 Stage = Literal["waits", "runs", "owes"]
-"""Of a prediction: it waits, it runs, or its webhook is owed."""
+"""A prediction waits, or runs, or its webhook is owed."""
 
 Code = Literal[
     "redis_away",

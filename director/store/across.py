@@ -77,7 +77,7 @@ class PredictionBrief(Struct, frozen=True, kw_only=True):
 
 
 class Filter(Struct, frozen=True, kw_only=True):
-    """What to look for; '' and None are no condition. Times are those of the ids, in ms."""
+    """The conditions of a search; '' and None are no condition. Times are those of the ids, in ms."""
 
     account: str = ""
     model: str = ""
@@ -123,7 +123,7 @@ class Retry(Struct, frozen=True):
 
 
 class BulkAnswer(Struct, frozen=True, kw_only=True):
-    """What a call did, what it left alone, and the cursor with which the same call goes on; null if nothing is left."""
+    """The result of a call. `next`: the cursor with which the same call goes on; null if nothing is left."""
 
     done: int
     refused: list[LeftAlone]

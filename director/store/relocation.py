@@ -17,11 +17,11 @@ from director.store.accounts import SIGNING
 
 CAME: Final = "came"  # a field of the account there: when its takeover began, ms
 SKEW_MS: Final = 60_000  # tokens have the time of the process that made them
-PURPOSES: Final = ("outputs",)  # what the service signs with secrets of its own
+PURPOSES: Final = ("outputs",)  # the service has a secret for each of these
 
 
 class Brought(Struct, frozen=True, kw_only=True):
-    """What a run brought. `known`: accounts that were taken over before. `secrets`: the service's own that are now
+    """The result of a run. `known`: accounts that were taken over before. `secrets`: the service's own that are now
     alike; others were made there before, and addresses that were signed here end.
     """
 

@@ -72,7 +72,7 @@ async def test_act_needs_ids_or_a_filter_or_all(operator: Operator, line: tuple[
     assert "name some: `director predictions cancel ID …`, or give a filter, or --all." in ended.stderr
 
 
-async def test_age_that_is_none_is_refused(operator: Operator) -> None:
+async def test_wrong_age_is_refused(operator: Operator) -> None:
     ended = await operator.types("list", "--older-than", "soon")
     assert ended.returncode == 2
     assert "such as 90s or 2h" in ended.stderr

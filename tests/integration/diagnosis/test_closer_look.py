@@ -112,7 +112,7 @@ async def test_token_that_is_used_and_expires_soon_is_noted(past: QueueDriver, r
     accounts, now_ms = Accounts(redis), SystemClock().now_ms()
     soon = await accounts.create_token("amber", expires_ms=now_ms + 3_600_000)
     for token in (soon, await accounts.create_token("basalt", expires_ms=now_ms + 8 * 86_400_000)):
-        await accounts.create_token("amber", expires_ms=now_ms + 7_200_000)  # nobody uses it
+        await accounts.create_token("amber", expires_ms=now_ms + 7_200_000)  # it is not used
         assert await accounts.authenticate(token)
     assert (await looked(past, redis, catalog)).expiring == [Expiry("amber", digest(soon)[:16], now_ms + 3_600_000)]
     found = await accounts.tokens.found(soon)

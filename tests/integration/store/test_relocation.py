@@ -105,6 +105,6 @@ async def test_account_that_was_made_there_becomes_the_same(
 
 
 async def test_unknown_account_is_named(line: list[str], far: Redis, capsys: pytest.CaptureFixture[str]) -> None:
-    ended = await to_thread.run_sync(typed, capsys, *line, "nobody")
+    ended = await to_thread.run_sync(typed, capsys, *line, "missing")
     assert ended.returncode == 1
-    assert "there is no account nobody" in ended.stderr
+    assert "there is no account missing" in ended.stderr
