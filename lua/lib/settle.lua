@@ -122,10 +122,14 @@ end
 -- End a prediction whose deadline has passed. `aborted` is only for callers that asked for a deadline: older official
 -- clients break on that status.
 local function settle_late(id, r, now)
-  local end_ = { code = 'deadline_exceeded' }
-  local status = r.begun ~= '' and 'canceled' or r.late == 'aborted' and 'aborted' or 'failed'
-  if status == 'failed' then end_.error = 'The deadline passed before the prediction could start.' end
-  settle(id, r, status, end_, now)
+  if r.begun ~= '' then
+    settle(id, r, 'canceled', { code = 'deadline_exceeded' }, now)
+  elseif r.late == 'aborted' then
+    settle(id, r, 'aborted', {}, now)
+  else
+    settle(id, r, 'failed',
+      { error = 'The deadline passed before the prediction could start.', code = 'deadline_exceeded' }, now)
+  end
 end
 
 -- End a waiting prediction whose time is up. Returns true if it was.
