@@ -152,6 +152,7 @@ async def test_many_are_canceled_by_filter_and_the_rest_is_named(
     assert await driver.field(runs.id, "cancel") == "user"
     noted = await changes(ops)
     assert [one["detail"]["count"] for one in noted] == [3, 2]
+    assert (await done(ops, "cancel", all=True))["refused"] == [], "what has ended is not among all"
     assert noted[0]["detail"]["filter"] == {"account": "amber", "status": "starting"}
 
 
