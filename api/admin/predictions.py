@@ -5,7 +5,7 @@ changes has each call, with who did it and how many it was about. A call that ha
 from collections.abc import Mapping
 from typing import Annotated, Final
 
-from msgspec import Meta, Struct, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 from msgspec.structs import asdict, replace
 from starlette.responses import Response
 
@@ -18,6 +18,7 @@ from api.route import CURSOR, FILTERS, Answer, Body, Parameter, administers, one
 from director.core.errors import SettingsError
 from director.core.ids import PredictionId, is_prediction_id
 from director.core.schema import Page
+from director.core.states import Status
 from director.core.view import PATHS
 from director.store.across import BulkAnswer, Filter, PredictionBrief, Walked
 
@@ -39,20 +40,27 @@ ASKED: Final = (
 )
 
 
+Condition = Annotated[str, Meta(min_length=1)] | UnsetType
+"""An empty one is refused: as no condition it would make a call reach far more than its author meant."""
+
+
 class ManyPredictions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which ones: those named, or those that match every condition, or `all`. `cursor`: `next` of the last answer."""
 
     ids: Annotated[tuple[str, ...], Meta(max_length=MOST_IDS)] = ()
     is_all: bool = field(default=False, name="all")
-    account: str = ""
-    model: str = ""
-    version: str = ""
-    kind: str = ""
-    status: str = ""
-    code: Annotated[str, Meta(pattern=f"^$|{CODE}")] = ""
-    created_after: str = ""
-    created_before: str = ""
+    account: Condition = UNSET
+    model: Condition = UNSET
+    version: Condition = UNSET
+    kind: Condition = UNSET
+    status: Condition = UNSET
+    code: Annotated[str, Meta(pattern=CODE)] | UnsetType = UNSET
+    created_after: Condition = UNSET
+    created_before: Condition = UNSET
     cursor: str = ""
+
+
+CONDITIONS: Final = frozenset(ManyPredictions.__struct_fields__) - {"ids", "is_all", "cursor"}
 
 
 @administers(
@@ -107,18 +115,20 @@ def _serve(verb: str, about: str) -> None:
     )
     async def change_many(request: Request) -> Response:
         given = await decoded(request, ManyPredictions, max_bytes=request.services.settings.max_body_bytes)
+        asked = {name: value for name, value in asdict(given).items() if value and name in CONDITIONS}
+        if [bool(given.ids), bool(asked), given.is_all].count(True) != 1:
+            raise invalid_field("required", "", 'Either "ids", a filter or "all" is required')
         if given.ids:
             return json_response(await _change(request, verb, _ids(given), None))
-        return json_response(await _change_found(request, verb, given))
+        return json_response(await _change_found(request, verb, given, asked))
 
 
-async def _change_found(request: Request, verb: str, given: ManyPredictions) -> BulkAnswer:
-    asked = {name: value for name, value in asdict(given).items() if value and name not in ("ids", "is_all", "cursor")}
-    if bool(asked) == given.is_all:
-        raise invalid_field("required", "", 'Either "ids", a filter or "all" is required')
+async def _change_found(request: Request, verb: str, given: ManyPredictions, asked: Mapping[str, str]) -> BulkAnswer:
     if given.cursor and not is_prediction_id(given.cursor):
         raise invalid_field("format", "cursor", "Is not a cursor of this list")
     wanted, below = _filter(asked), PredictionId(given.cursor) if given.cursor else None
+    if verb == "retry" and not wanted.status:  # what succeeded or was canceled is run again only by its status
+        wanted = replace(wanted, status=Status.FAILED)
     page = await _page(request, replace(wanted, is_terminal=verb == "retry"), below, count=MOST_IDS)
     if not page.results:
         return BulkAnswer(done=0, refused=[], next=page.next)
@@ -129,7 +139,8 @@ _serve("cancel", "One that waits is canceled at once. One that runs is asked to 
 _serve(
     "retry",
     "A dead letter returns to its queue. Any other one that has ended stays as it is, and a new one with the same "
-    "input is made for the same account, within its limits. One end is retried once: a second call gives the same id.",
+    "input is made for the same account, within its limits. One end is retried once: a second call gives the same id. "
+    "Without a `status`, a filter and `all` take those that failed.",
 )
 
 
@@ -148,8 +159,6 @@ async def _page(request: Request, wanted: Filter, below: PredictionId | None, *,
 
 
 def _ids(given: ManyPredictions) -> list[PredictionId]:
-    if given.is_all:
-        raise invalid_field("required", "", 'Either "ids", a filter or "all" is required')
     if bad := [f"ids.{place}" for place, name in enumerate(given.ids) if not is_prediction_id(name)]:
         raise invalid_input([InvalidField("format", where, "Is not the id of a prediction") for where in bad])
     return [PredictionId(name) for name in dict.fromkeys(given.ids)]

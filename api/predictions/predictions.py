@@ -233,7 +233,7 @@ def _serve(kind: Kind) -> None:
         about=(
             f"A {one} that waits is canceled at once. One that runs is asked to stop, and its status changes when it "
             "has. The answer is the same for one that has ended already. A token with the scope `admin` may cancel any "
-            f"account's {one}; the log of changes then says who did."
+            f"account's {one}, and the log of changes says who did."
         ),
         scopes=("run", "admin"),
         of=prediction_id_of,
@@ -248,7 +248,9 @@ def _serve(kind: Kind) -> None:
         services, account = request.services, request.account
         asked = await services.scripts.cancel(request.prediction_id, account=account.name, kind=kind)
         if asked == "unknown" and "admin" in account.scopes:
-            await services.across.cancel([request.prediction_id], by=named(account))
+            found = await services.across.named([request.prediction_id])
+            ids = [one.id for one in found if one.kind == kind]
+            await services.across.cancel(ids, by=named(account))
         return await _shown(request, kind, await _ended_soon(request) if asked == "asked" else None)
 
 

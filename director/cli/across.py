@@ -48,13 +48,13 @@ def age(text: str) -> str:
 
 
 FILTERS: Final = (
-    arg("--account NAME", "only of this account", default=""),
+    arg("--account NAME", "only of this account"),
     arg("--model OWNER/NAME", "only of this model", type=model_name),
-    arg("--status", "only with this status", choices=list(Status), default=""),
-    arg("--code", "only with this error code", default=""),
+    arg("--status", "only with this status", choices=list(Status)),
+    arg("--code", "only with this error code"),
     arg("--older-than AGE", "only created before that, such as 90s, 10m, 2h or 3d", type=age),
     arg("--newer-than AGE", "only created since", type=age),
-    arg("--kind", "runs of this kind", choices=["prediction", "training", "procedure"], default=""),
+    arg("--kind", "runs of this kind instead of predictions", choices=["prediction", "training", "procedure"]),
 )
 MANY: Final = (arg("ids ID", "predictions", nargs="*"), *FILTERS, flag("--all", "all that there are"))
 
@@ -93,7 +93,7 @@ class Done(Struct, frozen=True):
 def _asked(given: argparse.Namespace) -> dict[str, str]:
     asked = {name: getattr(given, name) for name in ("account", "model", "status", "code", "kind")}
     asked |= {"created_before": given.older_than, "created_after": given.newer_than}
-    return {name: str(value) for name, value in asked.items() if value}
+    return {name: str(value) for name, value in asked.items() if value is not None}
 
 
 @command(
@@ -130,6 +130,7 @@ def _retry(given: argparse.Namespace) -> int:
     """Run predictions of any account again: those named, or all that match. The token needs the scope admin.
 
     A dead letter returns to its queue. For any other one that has ended a new one with the same input is made.
+    Without --status, a filter and --all take those that failed.
     """
     return _change(given, "retry", "retried")
 

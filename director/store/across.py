@@ -14,14 +14,14 @@ from msgspec import UNSET, Struct, UnsetType
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import pipelined, text
+from director.broker.redis_client import ask, pipelined, text
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.data_bytes import Counted, at_creation
 from director.core.errors import QueueRefused, SettingsError, UnknownQueue
 from director.core.ids import Kind, PredictionId, QueueName, lowest_id_at, new_prediction_id
 from director.core.policy import shard
-from director.core.schema import NewPrediction, Stored
+from director.core.schema import NewPrediction, Record
 from director.core.states import TERMINAL, Status
 from director.core.view import iso
 from director.store.accounts import Account, Accounts
@@ -150,7 +150,7 @@ class Across:
         predictions: Predictions,
         changes: Changes,
     ) -> None:
-        self._redis = redis
+        self._redis: Any = redis  # ours answers in bytes
         self._scripts = scripts
         self._clock = clock
         self._accounts = accounts
@@ -232,14 +232,19 @@ class Across:
     ) -> Outcome:
         if owner.suspension is not None:
             return "account_suspended"
-        stored = await self._scripts.get(prediction_id, outlook=False)
+        stored = await self._scripts.get(prediction_id, outlook=False, whole=False)
         if stored is None:
             return "unknown"
         if stored.record.moved:
             return "moved"
+        if not stored.record.is_terminal:  # another operator has revived it meanwhile
+            return "has_not_ended"
         if stored.record.secret:
             return "secrets_gone"
-        if stored.input is None:
+        given = stored.input
+        if stored.left_out:  # its output may be large, so only the input is read
+            given = await ask(lambda: self._redis.get(keys.input_data(prediction_id)))
+        if given is None:
             return "data_removed"
         version = await self._catalog.version(stored.record.model, stored.record.version)
         served = version and await self._catalog.of_kind(version, stored.record.kind)
@@ -248,7 +253,8 @@ class Across:
         streams = shard(owner.name, streams=served.streams, size=served.size)
         new_id = new_prediction_id(model=served.model, now_ms=self._clock.now_ms(), site=site)
         new = _copy(
-            stored,
+            stored.record,
+            bytes(given),
             new_id,
             owner,
             shard=",".join(map(str, streams)),
@@ -305,6 +311,8 @@ class Across:
         known = {one.id: one for one in await self.named(ids)}
         accounts = {one.account for one in known.values()}
         refused = [LeftAlone(name, "unknown") for name in ids if name not in known]
+        if not known:
+            return BulkAnswer(done=0, refused=refused)
         did: list[Retry] = []
         whose = accounts.pop() if len(accounts) == 1 else ""
         facts = wanted.facts if wanted else {}
@@ -323,14 +331,16 @@ class Across:
         return BulkAnswer(done=len(did), refused=refused, retried=did if kind == "predictions_retried" else UNSET)
 
 
-def _copy(stored: Stored, new_id: PredictionId, owner: Account, *, shard: str, ticket: str) -> NewPrediction:
+def _copy(
+    record: Record, given: bytes, new_id: PredictionId, owner: Account, *, shard: str, ticket: str
+) -> NewPrediction:
     """Return the same request again. Its key is of this end, so that one end is retried once."""
-    record, limits = stored.record, owner.limits
+    limits = owner.limits
     key = hashlib.sha256(f"retry {record.id} {record.completed}".encode()).hexdigest()
     lives_ms = record.deadline - record.created if record.late and record.deadline else None
     return NewPrediction(
         id=new_id,
-        input=bytes(stored.input or b""),
+        input=given,
         idempotency=(key, key),
         weight=limits.weight,
         most_running=limits.max_running,

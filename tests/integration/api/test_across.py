@@ -90,6 +90,25 @@ async def test_operator_reads_and_cancels_the_prediction_of_any_account(
     assert change["detail"] == {"count": 1, "ids": [of_amber], "filter": {}}
 
 
+async def test_cancel_by_a_route_of_another_kind_is_404_and_cancels_nothing(
+    callers: dict[str, AsyncClient], ops: AsyncClient
+) -> None:
+    for caller in (callers["amber"], ops):
+        name = await create(caller)
+        assert (await ops.post(f"/v1/trainings/{name}/cancel")).status_code == 404
+        assert (await caller.get(f"/v1/predictions/{name}")).json()["status"] == "starting"
+    assert await changes(ops) == []
+
+
+async def test_only_operators_read_what_holds_a_prediction_up(
+    callers: dict[str, AsyncClient], ops: AsyncClient, driver: QueueDriver
+) -> None:
+    path = f"/v1/predictions/{await create(callers['amber'])}/explain"
+    await driver.scripts.pause(driver.queue, paused=True)
+    assert "queue_paused" in [one["code"] for one in (await ops.get(path)).json()["causes"]]
+    assert "causes" not in (await callers["amber"].get(path)).json()
+
+
 async def test_own_cancel_of_an_operator_is_no_change(ops: AsyncClient) -> None:
     await ops.post(f"/v1/predictions/{await create(ops)}/cancel")
     assert await changes(ops) == []
@@ -163,9 +182,9 @@ async def test_cancel_leaves_alone_what_has_ended(
     ended = await fail(driver)
     answer = await done(ops, "cancel", ids=[ended, driver.new_id()])
     assert (answer["done"], [one["why"] for one in answer["refused"]]) == (0, ["unknown", "has_ended"])
-    kinds = [one["kind"] for one in await changes(ops)]
-    assert kinds == ["predictions_canceled", "void"]
     assert (await ops.post(f"{ALL}/{driver.new_id()}/cancel")).status_code == 404
+    kinds = [one["kind"] for one in await changes(ops)]
+    assert kinds == ["predictions_canceled", "void"], "an unknown id is no change"
 
 
 async def test_retry_makes_the_same_request_again_once(
@@ -185,6 +204,45 @@ async def test_retry_makes_the_same_request_again_once(
     assert await found(ops, account="amber") == [retry["new_id"], failed]
     assert (await callers["amber"].get(f"/v1/predictions/{failed}")).json()["status"] == "failed"
     assert (await driver.claim_one()).id == retry["new_id"]
+
+
+@pytest.mark.parametrize("asked", [{"all": True}, {"account": "amber"}])
+async def test_retry_by_a_filter_without_a_status_takes_only_what_failed(
+    callers: dict[str, AsyncClient], ops: AsyncClient, driver: QueueDriver, asked: dict[str, Any]
+) -> None:
+    for _ in range(2):
+        await create(callers["amber"])
+    failed, fine = await fail(driver), await driver.claim_one()
+    await driver.finish(fine, Status.SUCCEEDED)
+    assert [one["id"] for one in (await done(ops, "retry", **asked))["retried"]] == [failed]
+    again = await done(ops, "retry", status="succeeded", **({} if "all" in asked else asked))
+    assert [one["id"] for one in again["retried"]] == [fine.id]
+
+
+async def test_retry_of_a_letter_that_is_revived_meanwhile_makes_no_second_one(
+    callers: dict[str, AsyncClient], ops: AsyncClient, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(attempts=1))
+    dead = await create(callers["amber"])
+    await driver.release(await driver.claim_one(), spent=True, delay_s=0, error="lost", code="server_lost")
+    revive = Scripts.revive
+
+    async def late(scripts: Scripts, *given: Any, **named: Any) -> bool:
+        await revive(scripts, *given, **named)
+        return await revive(scripts, *given, **named)
+
+    monkeypatch.setattr(Scripts, "revive", late)
+    assert [one["why"] for one in (await done(ops, "retry", ids=[dead]))["refused"]] == ["has_not_ended"]
+    assert await found(ops) == [dead]
+
+
+async def test_retry_of_a_large_prediction_has_its_whole_input(
+    callers: dict[str, AsyncClient], ops: AsyncClient, driver: QueueDriver
+) -> None:
+    text = "a" * 300_000
+    await create(callers["amber"], input={"text": text})
+    [retry] = (await done(ops, "retry", ids=[await fail(driver)]))["retried"]
+    assert (await ops.get(f"/v1/predictions/{retry['new_id']}")).json()["input"] == {"text": text}
 
 
 async def test_retry_revives_a_dead_letter(
@@ -235,6 +293,7 @@ async def test_retry_keeps_to_the_limits_of_the_account(
         ({"all": True, "ids": ["x"]}, ""),
         ({"ids": ["x"]}, "ids.0"),
         ({"status": "done"}, "status"),
+        ({"ids": ["x"], "account": "amber"}, ""),
         ({"all": True, "cursor": "x"}, "cursor"),
     ],
 )
@@ -242,3 +301,12 @@ async def test_wrong_request_is_named(ops: AsyncClient, asked: dict[str, Any], f
     answer = await ops.post(f"{ALL}/cancel", json=asked)
     assert answer.status_code == 422
     assert [one["field"] for one in answer.json()["invalid_fields"]] == [field]
+
+
+async def test_empty_condition_is_refused(callers: dict[str, AsyncClient], ops: AsyncClient) -> None:
+    waits = await create(callers["amber"])
+    for condition in ("account", "code", "created_before"):
+        answer = await ops.post(f"{ALL}/cancel", json={"status": "starting", condition: ""})
+        assert answer.status_code == 400
+        assert condition in answer.json()["detail"]
+    assert await found(ops, status="starting") == [waits]
