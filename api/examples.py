@@ -252,7 +252,6 @@ OF_TYPES: Final[dict[str, Any]] = {
         "ended": None,
         "webhook": None,
         "has_events": True,
-        "causes": [{"code": "run_hangs", "title": "A run takes far longer than usual", "who": "who runs the servers"}],
     },
     "Events": {
         "events": [

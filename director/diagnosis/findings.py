@@ -43,19 +43,15 @@ def _found(code: Code, queue: QueueName | None = None, *, level: Level | None = 
     return Finding(code=code, level=level or kind.level, title=title, detail=detail, queue=queue, ask=ask, who=kind.who)
 
 
-def causes_of(known: Known, findings: Sequence[Finding], *, for_operator: bool) -> list[Cause]:
-    """Return which of these findings hold a prediction up. Only operators read titles that name anyone, and details."""
+def causes_of(known: Known, findings: Sequence[Finding]) -> list[Cause]:
+    """Return which of these findings hold a prediction up. They are for operators: details name other accounts."""
     stage, queue, causes = stage_of(known), known.record.queue, list[Cause]()
     for one in findings:
-        kind = KINDS[one.code]
-        if stage not in kind.stages or (one.queue or queue) != queue:
+        if stage not in KINDS[one.code].stages or (one.queue or queue) != queue:
             continue
         if one.code == "receiver_dead" and not one.title.startswith(f"{host_of(known.record.webhook)} "):
             continue
-        if for_operator:
-            causes.append(Cause(code=one.code, title=one.title, who=one.who, detail=one.detail, ask=one.ask))
-        elif kind.title == one.title:
-            causes.append(Cause(code=one.code, title=one.title, who=one.who))
+        causes.append(Cause(code=one.code, title=one.title, who=one.who, detail=one.detail, ask=one.ask))
     return causes
 
 

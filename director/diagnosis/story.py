@@ -92,17 +92,18 @@ class Coming(Struct, frozen=True):
 
 
 class Cause(Struct, frozen=True, kw_only=True):
-    """A finding that concerns it. `who` can act. Only operators read the detail, and the command that shows more."""
+    """A finding that concerns it. `who` can act, and `ask` is the command that shows more or repairs it."""
 
     code: Code
     title: str
     who: Who
-    detail: str | UnsetType = UNSET
-    ask: str | UnsetType = UNSET
+    detail: str
+    ask: str
 
 
 class Story(Struct, frozen=True, kw_only=True):
-    """The whole story. `queue` is as on a prediction, only while it waits. `causes` say what holds it up, worst first.
+    """The whole story. `queue` is as on a prediction, only while it waits. `causes` say what holds it up, worst first;
+    only operators read them.
 
     Without events it is unknown which directors released it. `redis_ms` is set if Redis was slow to tell this.
     """
@@ -120,7 +121,7 @@ class Story(Struct, frozen=True, kw_only=True):
     ended: Ended | None = None
     webhook: Owed | None = None
     has_events: bool = True
-    causes: tuple[Cause, ...] = ()
+    causes: Sequence[Cause] | UnsetType = UNSET
     redis_ms: float | UnsetType = UNSET
 
 
@@ -133,7 +134,7 @@ class Stay(Struct, frozen=True):
     is_spent: bool = True
 
 
-def tell(known: Known, *, took_ms: float = 0, causes: Sequence[Cause] = ()) -> Story:
+def tell(known: Known, *, took_ms: float = 0, causes: Sequence[Cause] | UnsetType = UNSET) -> Story:
     """Return the story so far. `took_ms` is how long it took to read."""
     record = known.record
     return Story(
@@ -150,7 +151,7 @@ def tell(known: Known, *, took_ms: float = 0, causes: Sequence[Cause] = ()) -> S
         ended=_ended(record),
         webhook=_owed(known),
         has_events=bool(known.events),
-        causes=tuple(causes),
+        causes=causes,
         redis_ms=round(took_ms, 1) if took_ms > SLOW_STORY_MS else UNSET,
     )
 
