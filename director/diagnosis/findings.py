@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from director import __version__
 from director.broker.replies import QueueStats
-from director.core.data_bytes import BUSY, Fullness
+from director.core.data_bytes import Fullness
 from director.core.ids import QueueName
 from director.core.policy import LATE_MS, Burns
 from director.core.schema import Known
@@ -21,7 +21,7 @@ from director.core.words import several, since, some, span
 from director.diagnosis.kinds import CODES, KINDS, Code, Level, Who
 from director.diagnosis.story import Cause, stage_of
 from director.diagnosis.views import state_of
-from director.store.directors import ALIVE_S, LOOP, Beat, DirectorFound, RunFound, ServerFound
+from director.store.directors import ALIVE_S, LOOP, Beat, DirectorFound, EndsFound, RunFound, ServerFound
 from director.store.owed import FailingHost
 
 
@@ -76,17 +76,24 @@ class Letter(Struct, frozen=True, kw_only=True):
 
 
 class Usual(Struct, frozen=True, kw_only=True):
-    """How long recent runs of a queue that succeeded kept a slot: their mean and deviation, and how many there were."""
+    """How long recent runs of a queue that succeeded kept a slot: their mean and deviation, how many there were, and
+    their mean declared cost.
+    """
 
     mean_s: float = 0.0
     deviation_s: float = 0.0
     runs: int = 0
+    cost: float = 1.0
 
-    def longest_s(self, limit_s: float) -> float:
-        """Return the time after which a run is longer than usual. Without enough runs it is half of the run limit."""
+    def longest_s(self, run: RunFound, known_s: float) -> float:
+        """Return the time after which this run is longer than usual. Without enough runs it is half of the run limit.
+
+        `known_s`: the longest that directors remember. Mean and deviation say little of rare long runs.
+        """
         if self.runs < KNOWN_RUNS:
-            return limit_s / 2
-        return max(LEAST_HANG_S, 3 * self.mean_s, self.mean_s + 6 * self.deviation_s)
+            return run.limit_s / 2
+        usual_s = max(3 * self.mean_s, self.mean_s + 6 * self.deviation_s, 2 * known_s)
+        return max(LEAST_HANG_S, usual_s * max(1, run.cost / self.cost))
 
 
 class Holder(Struct, frozen=True, kw_only=True):
@@ -226,11 +233,11 @@ CROWDED: Final = 100  # waiting: in a shorter queue no account crowds out others
 FLOOD: Final = 0.8
 FAILING_AFTER: Final = 2  # attempts
 TIMED_OUT: Final = 3  # runs in a row
-LEAST_FAILED: Final = 5  # runs
-MOST_FAIL: Final = 0.5
+MORE_FAIL: Final = 5  # runs more than succeed: of a model that fails one in five, five of nine may do so by chance
 FILLING: Final = 0.75  # of the memory
 NEARLY_FULL: Final = 0.9
 MOST_OF_DATA: Final = 0.5
+LEAST_MISSED: Final = 5  # one late start of ten is above most shares
 SOON_DAYS: Final = 7
 MOST: Final = 100  # findings
 
@@ -308,7 +315,7 @@ def _objectives(situation: Situation) -> Iterator[Finding]:
                 continue
             rate = min(burn.rate for burn in windows.values())
             is_hot = rate > objectives[lane].hot_rate
-            if is_hot or rate > 1:
+            if is_hot or (rate > 1 and windows["1h"].missed >= LEAST_MISSED):
                 code: Code = "objective_burning" if is_hot else "objective_missed"
                 burn = windows["5m" if is_hot else "1h"]
                 judged = burn.met + burn.missed
@@ -325,14 +332,26 @@ def oldest_runs(directors: Sequence[DirectorFound]) -> dict[QueueName, list[tupl
     return found
 
 
+def _ends(directors: Sequence[DirectorFound]) -> dict[QueueName, list[tuple[DirectorFound, EndsFound]]]:
+    """Return how runs ended at each director that is there, by queue."""
+    return {
+        queue: [(one, ends) for one, beat in beats if one.is_alive and (ends := beat.about.ends) is not None]
+        for queue, beats in _by_queue(directors).items()
+    }
+
+
 def _hanging(situation: Situation) -> Iterator[Finding]:
+    ended = _ends(situation.directors)
     for queue, runs in oldest_runs(situation.directors).items():
         director, run = runs[0]
         usual, stats = situation.closer.usual.get(queue), situation.queues.get(queue)
-        age_s = (situation.closer.now_ms - run.since_ms) / 1000
-        if stats is None or usual is None or age_s <= usual.longest_s(run.limit_s):
+        if stats is None or usual is None:
             continue
-        known = f"Runs of this model usually take less than {span(usual.longest_s(run.limit_s))}"
+        longest_s = usual.longest_s(run, max((ends.longest_s for _, ends in ended[queue]), default=0.0))
+        age_s = (situation.closer.now_ms - run.since_ms) / 1000
+        if age_s <= longest_s:
+            continue
+        known = f"Runs of this model usually take less than {span(longest_s)}"
         yield _found(
             "run_hangs",
             queue,
@@ -347,19 +366,22 @@ def _hanging(situation: Situation) -> Iterator[Finding]:
 
 
 def _failing(situation: Situation) -> Iterator[Finding]:
-    for queue, beats in _by_queue(situation.directors).items():
-        ends = [beat.about.ends for one, beat in beats if one.is_alive and beat.about.ends is not None]
-        if not ends or queue not in situation.queues:
+    for queue, ends in _ends(situation.directors).items():
+        stats = situation.queues.get(queue)
+        if not ends or stats is None:
             continue
-        timed_out, failed, ended = (
-            sum(getattr(one, name) for one in ends) for name in ("timed_out_in_a_row", "failed", "ended")
-        )
-        newest = max(ends, key=lambda one: one.failed_ms).failed_id
-        if timed_out >= TIMED_OUT:
-            waiting = waits(situation.queues[queue])
-            yield _found("runs_time_out", queue, runs=several(timed_out, "run"), id=newest, waits=waiting)
-        elif failed >= LEAST_FAILED and failed > MOST_FAIL * ended:
-            level: Level = "bad" if failed == ended else "warn"
+        # Each director is judged alone: of many, some always ended a long run last
+        director, worst = max(ends, key=lambda one: one[1].timed_out_in_a_row)
+        if worst.timed_out_in_a_row >= TIMED_OUT and (worst.failed or stats.live):
+            runs = several(worst.timed_out_in_a_row, "run")
+            yield _found(
+                "runs_time_out", queue, runs=runs, director=director.name, id=worst.failed_id, waits=waits(stats)
+            )
+            continue
+        failed, ended = sum(one.failed for _, one in ends), sum(one.ended for _, one in ends)
+        if 2 * failed - ended >= MORE_FAIL:
+            newest = max((one for _, one in ends), key=lambda one: one.failed_ms).failed_id
+            level: Level = "bad" if failed == ended >= 2 * MORE_FAIL else "warn"
             yield _found("model_failing", queue, level=level, failed=failed, runs=several(ended, "run"), id=newest)
 
 
@@ -369,7 +391,9 @@ def _memory(situation: Situation) -> Iterator[Finding]:
         code: Code = "redis_full" if memory.part >= 1 else "redis_filling"
         yield _found(code, level=level, used=bytes_in_words(memory.used), limit=bytes_in_words(memory.limit))
     holder = situation.closer.holder
-    if holder and memory.part > BUSY and holder.accounts > 1 and holder.bytes > MOST_OF_DATA * holder.total:
+    # With half of the data but little of the memory it is not what fills Redis
+    most = max(MOST_OF_DATA * holder.total, MOST_OF_DATA / 2 * memory.used) if holder else 0.0
+    if holder and memory.part > FILLING and holder.accounts > 1 and holder.bytes > most:
         yield _found(
             "account_holds_most",
             account=holder.account,

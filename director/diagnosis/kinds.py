@@ -231,8 +231,8 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "runs_time_out": Kind(
         "bad",
         "Run after run reaches its limit",
-        "The last {runs} were stopped by the run limit, the newest is {id}. {waits}. The server hangs, or "
-        "DIRECTOR_RUN_LIMIT_S is too short for this model: look at its log, then restart it or raise the limit.",
+        "The last {runs} at {director} were stopped by the run limit, the newest is {id}. {waits}. The server hangs, "
+        "or DIRECTOR_RUN_LIMIT_S is too short for this model: look at its log, then restart it or raise the limit.",
         "director explain {id}",
         "runs",
         "DirectorRunsTimeOut",

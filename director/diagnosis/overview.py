@@ -147,7 +147,7 @@ MOST_PROMISING: Final = 50
 MOST_LONG: Final = 50  # queues
 MOST_EXPIRING: Final = 100  # tokens
 DAY_MS: Final = 86_400_000
-SERVICE: Final = ("service_ms", "service_dev", "service_n")
+SERVICE: Final = ("service_ms", "service_dev", "service_n", "service_cost")
 MOST_BURNING: Final = 5  # an hour of one queue takes some milliseconds to read
 SOON_SAMPLES: Final = 30
 AT_ONCE: Final = 50  # queues per write
@@ -185,8 +185,13 @@ class CloserLook:
         long = [queue for queue, runs in findings.oldest_runs(directors).items() if runs[0][1].since_ms < since_ms]
         known = await self._each([("hmget", (keys.meta(queue), SERVICE)) for queue in long[:MOST_LONG]])
         return {
-            queue: Usual(mean_s=float(mean or 0) / 1000, deviation_s=float(dev or 0) / 1000, runs=int(runs or 0))
-            for queue, (mean, dev, runs) in zip(long, known, strict=False)
+            queue: Usual(
+                mean_s=float(mean or 0) / 1000,
+                deviation_s=float(dev or 0) / 1000,
+                runs=int(runs or 0),
+                cost=float(cost or 1),
+            )
+            for queue, (mean, dev, runs, cost) in zip(long, known, strict=False)
         }
 
     async def _of_accounts(self, now_ms: int) -> tuple[Holder | None, list[Expiry]]:

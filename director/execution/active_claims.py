@@ -239,7 +239,7 @@ class ActiveClaims:
             return None
         began_at, active = min(running, key=itemgetter(0))
         since_ms = now_ms - round((active.clock.monotonic() - began_at) * 1000)
-        return RunFound(id=active.claim.id, since_ms=since_ms, limit_s=active.limit_s)
+        return RunFound(id=active.claim.id, since_ms=since_ms, limit_s=active.limit_s, cost=active.claim.record.cost)
 
     def find(self, prediction_id: PredictionId, token: Token) -> ActiveClaim | None:
         active = self._claims.get(prediction_id)

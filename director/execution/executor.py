@@ -370,7 +370,8 @@ class Run:
             else:
                 crash.at("after_finish")
                 if finished:
-                    self._figures.ended(self._claim.record, end.status, end.code, now_ms=self._clock.now_ms())
+                    run_s, now_ms = self._measured.get("run_time", 0.0), self._clock.now_ms()
+                    self._figures.ended(self._claim.record, end.status, end.code, now_ms=now_ms, run_s=run_s)
                     self._count_data(end)
                 log.info("inference" if finished else "claim lost", extra=self._facts_of_end(end))
                 # the grace began when `finish` was carried out: perhaps as early as the first try

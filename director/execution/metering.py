@@ -114,6 +114,8 @@ class Metering(Collector):
 
 RECENT: Final = 50  # ends
 RECENT_MS: Final = 900_000
+FORGETS: Final = 0.998  # of the longest run's time after each run: half of it after 350 runs
+NOT_OF_THE_MODEL: Final = frozenset({"invalid_input", "moderation_refused"})  # one caller may cause many of these
 
 
 class RecentEnds:
@@ -121,22 +123,27 @@ class RecentEnds:
 
     def __init__(self) -> None:
         self._ends = deque[tuple[int, str, str]](maxlen=RECENT)
+        self._longest_s = 0.0
 
-    def add(self, prediction_id: str, status: Status, code: str, now_ms: int) -> None:
-        if status is Status.SUCCEEDED or status is Status.FAILED:
-            self._ends.append((now_ms, "" if status is Status.SUCCEEDED else code or status, prediction_id))
+    def add(self, prediction_id: str, status: Status, code: str, now_ms: int, *, run_s: float = 0.0) -> None:
+        if status is Status.SUCCEEDED:
+            self._longest_s = max(run_s, self._longest_s * FORGETS)
+            self._ends.append((now_ms, "", prediction_id))
+        elif status is Status.FAILED and code not in NOT_OF_THE_MODEL:
+            self._ends.append((now_ms, code or status, prediction_id))
 
     def found(self, now_ms: int) -> EndsFound:
         recent = [end for end in self._ends if now_ms - end[0] <= RECENT_MS]
-        failed = [end for end in recent if end[1]]
-        in_a_row = takewhile(lambda end: end[1] == STOPS[Stop.RUN_LIMIT][1], reversed(recent))
-        failed_ms, _, failed_id = failed[-1] if failed else (0, "", "")
+        # Old ends count here, because a run limit may be longer than what is recent
+        in_a_row = takewhile(lambda end: end[1] == STOPS[Stop.RUN_LIMIT][1], reversed(self._ends))
+        failed_ms, _, failed_id = next((end for end in reversed(self._ends) if end[1]), (0, "", ""))
         return EndsFound(
             ended=len(recent),
-            failed=len(failed),
+            failed=sum(1 for end in recent if end[1]),
             timed_out_in_a_row=sum(1 for _ in in_a_row),
             failed_id=failed_id,
             failed_ms=failed_ms,
+            longest_s=round(self._longest_s, 3),
         )
 
 
@@ -180,13 +187,13 @@ class QueueSeries:
             if name in metrics:
                 histogram.observe(metrics[name])
 
-    def ended(self, record: Record, status: Status, code: str, *, now_ms: int) -> None:
+    def ended(self, record: Record, status: Status, code: str, *, now_ms: int, run_s: float) -> None:
         error = error_label(code) or NONE
         found = self.ends.get((status, error))
         if found is None:
             found = self.ends[status, error] = self._rows.ends.labels(self.name, status, error)
         found.inc()
-        self.recent.add(record.id, status, code, now_ms)
+        self.recent.add(record.id, status, code, now_ms, run_s=run_s)
         self.total.observe(max(0, now_ms - record.created) / 1000)
 
     def given_back(self, end: GiveBack, became: Requeued) -> None:

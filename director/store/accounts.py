@@ -34,6 +34,7 @@ MOST_TOKENS: Final = 1_000  # of one account, since one answer lists them all
 LONGEST_MS: Final = 100 * 366 * 86_400_000  # a date after the year 9999 could not be shown
 HALF_MADE_MS: Final = 60_000
 SOON_MS: Final = 7 * 86_400_000
+LASTING_MS: Final = 4 * SOON_MS
 MOST_EXPIRING: Final = 1_000
 
 
@@ -148,7 +149,8 @@ class Tokens:
         if found.expires_ms is None:
             return found
         now_ms = self._clock.now_ms()
-        if now_ms < found.expires_ms <= now_ms + SOON_MS:
+        is_lasting = found.expires_ms - (found.created_ms or 0) >= LASTING_MS  # programs renew others themselves
+        if is_lasting and now_ms < found.expires_ms <= now_ms + SOON_MS:
             await self._note_expiry(found, found.expires_ms, now_ms)
         return found if now_ms < found.expires_ms else None
 

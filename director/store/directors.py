@@ -31,21 +31,25 @@ class ServerFound(Struct, frozen=True, kw_only=True):
 
 
 class RunFound(Struct, frozen=True, kw_only=True):
-    """A run that has begun. `limit_s` is its run limit."""
+    """A run that has begun. `limit_s` is its run limit, `cost` what its caller declared."""
 
     id: PredictionId
     since_ms: int
     limit_s: float
+    cost: float = 1
 
 
 class EndsFound(Struct, frozen=True, kw_only=True):
-    """Recent ends of one queue at one director. `timed_out_in_a_row` are its newest, `failed_id` its newest failure."""
+    """Ends of one queue at one director, of the last 15 minutes. `timed_out_in_a_row` are its newest ends, of any age,
+    `failed_id` its newest failure. `longest_s`: about the longest of the last few hundred runs that succeeded.
+    """
 
     ended: int = 0
     failed: int = 0
     timed_out_in_a_row: int = 0
     failed_id: str = ""
     failed_ms: int = 0
+    longest_s: float = 0.0
 
 
 class About(Struct, frozen=True, kw_only=True):

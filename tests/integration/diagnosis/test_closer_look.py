@@ -13,7 +13,7 @@ from director.core.policy import Objective, Policy
 from director.diagnosis.findings import Closer, Expiry, Heaviest, Holder, Neglected, Usual
 from director.diagnosis.overview import CloserLook
 from director.keeper.shares import Shares
-from director.store.accounts import Accounts, digest
+from director.store.accounts import LASTING_MS, Accounts, digest
 from director.store.catalog import Catalog
 from director.store.directors import About, Directors, RunFound
 from director.store.owed import Owed
@@ -77,10 +77,11 @@ async def test_hour_of_an_objective_is_read_only_while_it_burns(
 async def test_usual_times_are_read_only_where_a_run_takes_long(
     past: QueueDriver, redis: Redis, catalog: Catalog
 ) -> None:
-    await redis.hset(keys.meta(past.queue), mapping={"service_ms": 500, "service_dev": 20, "service_n": 9})  # type: ignore[misc]
+    known = {"service_ms": 500, "service_dev": 20, "service_n": 9, "service_cost": 2}
+    await redis.hset(keys.meta(past.queue), mapping=known)  # type: ignore[misc]
     queues = {past.queue: await past.scripts.stats(past.queue)}
     closer, there = CloserLook(redis, Owed(redis, catalog)), Directors(redis)
-    for ago_s, usual in ((5, {}), (75, {past.queue: Usual(mean_s=0.5, deviation_s=0.02, runs=9)})):
+    for ago_s, usual in ((5, {}), (75, {past.queue: Usual(mean_s=0.5, deviation_s=0.02, runs=9, cost=2)})):
         oldest = RunFound(id=past.new_id(), since_ms=time.time_ns() // 1_000_000 - ago_s * 1000, limit_s=1800)
         about = msgspec.json.encode(About(oldest=oldest))
         await past.scripts.extend(past.queue, consumer="d1", lease_s=15, claims=[], slots=1, about=about)
@@ -111,7 +112,9 @@ async def test_account_with_the_most_data_is_what_a_keeper_found(
 async def test_token_that_is_used_and_expires_soon_is_noted(past: QueueDriver, redis: Redis, catalog: Catalog) -> None:
     accounts, now_ms = Accounts(redis), SystemClock().now_ms()
     soon = await accounts.create_token("amber", expires_ms=now_ms + 3_600_000)
-    for token in (soon, await accounts.create_token("basalt", expires_ms=now_ms + 8 * 86_400_000)):
+    await redis.hset(keys.token(digest(soon)), "created", now_ms - LASTING_MS)  # type: ignore[misc]
+    others = [await accounts.create_token("basalt", expires_ms=now_ms + days * 86_400_000) for days in (1, 8)]
+    for token in (soon, *others):  # one was made for a day, one expires later
         await accounts.create_token("amber", expires_ms=now_ms + 7_200_000)  # it is not used
         assert await accounts.authenticate(token)
     assert (await looked(past, redis, catalog)).expiring == [Expiry("amber", digest(soon)[:16], now_ms + 3_600_000)]

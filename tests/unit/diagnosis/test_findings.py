@@ -226,6 +226,12 @@ def test_objective_of_any_share_burns_only_over_both_windows(
     assert found(objectives=objectives, closer={"burns": {Q: {"normal": windows}}}) == codes
 
 
+def test_few_late_starts_of_an_hour_miss_no_objective() -> None:
+    windows = dict.fromkeys(("5m", "1h"), Burn(met=9, missed=1, rate=2.0))
+    objectives = {"normal": Objective(share=0.95, within_s=1)}
+    assert found(objectives=objectives, closer={"burns": {Q: {"normal": windows}}}) == []
+
+
 USUAL = Usual(mean_s=2.0, deviation_s=5.0, runs=50)  # at most 32 s
 
 
@@ -249,6 +255,18 @@ def test_run_of_an_unknown_model_hangs_after_half_of_its_limit() -> None:
     assert "Too few runs have succeeded" in only(running(75, limit_s=120), closer=usual).detail
 
 
+def test_rare_long_runs_are_usual_while_a_director_remembers_them() -> None:
+    rare = director("d2", ends=EndsFound(ended=50, longest_s=60))
+    assert found(running(75), rare, closer={"usual": {Q: USUAL}}) == []
+    assert found(running(121), rare, closer={"usual": {Q: USUAL}}) == [("run_hangs", "warn")]
+
+
+def test_run_of_a_higher_declared_cost_may_take_as_much_longer() -> None:
+    oldest = RunFound(id=PredictionId("abc"), since_ms=NOW - 75_000, limit_s=1800, cost=10)
+    assert found(director(oldest=oldest), closer={"usual": {Q: replace(USUAL, cost=2.0)}}) == []
+    assert found(director(oldest=oldest), closer={"usual": {Q: replace(USUAL, cost=9.0)}}) == [("run_hangs", "warn")]
+
+
 def test_runs_of_milliseconds_hang_only_after_some_seconds() -> None:
     usual = {"usual": {Q: Usual(mean_s=0.01, runs=50)}}
     assert found(running(19), closer=usual) == []
@@ -259,21 +277,28 @@ def ended(name: str = "d1", **counts: Any) -> DirectorFound:
     return director(name, ends=EndsFound(**{"failed_id": name, "failed_ms": NOW, **counts}))
 
 
-def test_runs_that_time_out_in_a_row_are_counted_over_all_directors() -> None:
-    two = ended(ended=2, failed=2, timed_out_in_a_row=2)
-    assert found(two) == []
-    newer = ended("d2", ended=1, failed=1, timed_out_in_a_row=1, failed_ms=NOW + 1)
-    finding = only(two, newer)
-    assert (finding.code, finding.level, finding.ask) == ("runs_time_out", "bad", "director explain d2")
-    assert "The last 3 runs were stopped by the run limit" in finding.detail
+def test_runs_that_time_out_in_a_row_are_counted_at_each_director() -> None:
+    each = [ended(f"d{number}", ended=9, failed=1, timed_out_in_a_row=2) for number in range(5)]
+    assert found(*each) == [], "in many directors some last run took too long"
+    finding = only(*each, ended("d9", ended=3, failed=3, timed_out_in_a_row=3))
+    assert (finding.code, finding.level, finding.ask) == ("runs_time_out", "bad", "director explain d9")
+    assert "The last 3 runs at d9 were stopped by the run limit" in finding.detail
+
+
+def test_runs_that_timed_out_long_ago_count_while_there_is_work() -> None:
+    long_ago = ended(timed_out_in_a_row=3)
+    assert found(long_ago, live=1) == [("runs_time_out", "bad")]
+    assert found(long_ago, live=0) == []
 
 
 @pytest.mark.parametrize(
     ("runs", "failed", "codes"),
     [
-        (40, 21, [("model_failing", "warn")]),
-        (6, 6, [("model_failing", "bad")]),
-        (40, 20, []),
+        (40, 23, [("model_failing", "warn")]),
+        (10, 10, [("model_failing", "bad")]),
+        (5, 5, [("model_failing", "warn")]),
+        (9, 5, []),
+        (40, 22, []),
         (4, 4, []),
         (0, 0, []),
     ],
@@ -293,13 +318,14 @@ def test_redis_that_fills_is_found(used: int, codes: list[tuple[str, str]]) -> N
 
 def test_account_with_most_of_the_data_is_found_once_memory_is_used() -> None:
     holder = Holder(account="noisy", bytes=60 << 20, total=100 << 20, accounts=3)
-    half = Fullness(60 << 20, 100 << 20)
-    finding = only(closer={"holder": holder, "memory": half})
-    assert (finding.code, finding.level) == ("account_holds_most", "warn")
-    assert "noisy has 60 MB of the 100 MB that 3 accounts keep in Redis, and 60%" in finding.detail
-    assert found(closer={"holder": holder, "memory": half._replace(used=10)}) == []
-    assert found(closer={"holder": replace(holder, accounts=1), "memory": half}) == []
-    assert found(closer={"holder": replace(holder, bytes=40 << 20), "memory": half}) == []
+    memory, fills = Fullness(160 << 20, 200 << 20), ("redis_filling", "warn")
+    assert found(closer={"holder": holder, "memory": memory}) == [fills, ("account_holds_most", "warn")]
+    finding = find(situation(closer={"holder": holder, "memory": memory}))[-1]
+    assert "noisy has 60 MB of the 100 MB that 3 accounts keep in Redis, and 80%" in finding.detail
+    assert found(closer={"holder": holder, "memory": memory._replace(used=100 << 20)}) == [], "there is room"
+    alone, less, little = {"accounts": 1}, {"bytes": 40 << 20}, {"bytes": 6 << 20, "total": 9 << 20}
+    for other in (replace(holder, **facts) for facts in (alone, less, little)):
+        assert found(closer={"holder": other, "memory": memory}) == [fills], other
 
 
 def test_tokens_that_expire_soon_are_one_finding() -> None:

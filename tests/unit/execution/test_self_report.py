@@ -86,7 +86,23 @@ def test_recent_ends_count_failures_and_the_last_time_outs() -> None:
         ends.add(str(number), Status.FAILED if code else Status.SUCCEEDED, code, now_ms + number)
     ends.add("5", Status.CANCELED, "", now_ms + 5)
     assert ends.found(now_ms) == EndsFound(ended=5, failed=4, timed_out_in_a_row=2, failed_id="4", failed_ms=now_ms + 4)
-    assert ends.found(now_ms + RECENT_MS + 4).ended == 1, "older ends do not count"
+    later = ends.found(now_ms + RECENT_MS + 4)
+    assert (later.ended, later.failed) == (1, 1), "older ends do not count"
+    assert (later.timed_out_in_a_row, later.failed_id) == (2, "4"), "a run limit may be longer"
+    ends.add("6", Status.FAILED, "invalid_input", now_ms + 6)
+    assert ends.found(now_ms + 6).ended == 5, "its caller's fault"
     for number in range(2 * RECENT):
         ends.add(str(number), Status.SUCCEEDED, "", now_ms)
     assert ends.found(now_ms) == EndsFound(ended=RECENT)
+
+
+def test_longest_run_is_forgotten_slowly() -> None:
+    ends = RecentEnds()
+    ends.add("0", Status.SUCCEEDED, "", 0, run_s=60)
+    for number in range(100):
+        ends.add(str(number), Status.SUCCEEDED, "", 0, run_s=1)
+    ends.add("1", Status.FAILED, "timed_out", 0, run_s=1800)
+    assert 45 < ends.found(0).longest_s < 50
+    for number in range(5_000):
+        ends.add(str(number), Status.SUCCEEDED, "", 0, run_s=1)
+    assert ends.found(0).longest_s == 1
