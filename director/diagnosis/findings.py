@@ -352,13 +352,15 @@ def _hanging(situation: Situation) -> Iterator[Finding]:
         if age_s <= longest_s:
             continue
         known = f"Runs of this model usually take less than {span(longest_s)}"
+        servers = [server for beat in director.beats for server in beat.about.servers]
+        is_well = all(server.state not in UNWELL for server in servers)
         yield _found(
             "run_hangs",
             queue,
             level="bad" if work_of(stats) and stats.claimed >= stats.slots else "warn",
             id=run.id,
             age=span(age_s),
-            director=director.name,
+            where=f"{director.name}, whose server looks healthy" if is_well else director.name,
             usual=known if usual.runs >= KNOWN_RUNS else "Too few runs have succeeded to know what is usual",
             limit=span(run.limit_s),
             waits=waits(stats),

@@ -220,7 +220,7 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "run_hangs": Kind(
         "warn",
         "A run takes far longer than usual",
-        "{id} has run for {age} at {director}, whose server looks healthy. {usual}. It is stopped after {limit}. "
+        "{id} has run for {age} at {where}. {usual}. It is stopped after {limit}. "
         "{waits}. Cancel it; if the next one hangs too, restart the server.",
         "director explain {id}",
         "runs",

@@ -255,6 +255,14 @@ def test_run_of_an_unknown_model_hangs_after_half_of_its_limit() -> None:
     assert "Too few runs have succeeded" in only(running(75, limit_s=120), closer=usual).detail
 
 
+def test_run_of_a_frozen_server_is_not_said_to_be_at_a_healthy_one() -> None:
+    frozen = running(75).beats[0]
+    about = replace(frozen.about, servers=(replace(SERVER, state="unreachable"),))
+    one = DirectorFound(name="d1", beats=(replace(frozen, about=about),), silent_ms=1000)
+    hangs = [found for found in find(situation(one, closer={"usual": {Q: USUAL}})) if found.code == "run_hangs"]
+    assert [" at d1. " in found.detail for found in hangs] == [True]
+
+
 def test_rare_long_runs_are_usual_while_a_director_remembers_them() -> None:
     rare = director("d2", ends=EndsFound(ended=50, longest_s=60))
     assert found(running(75), rare, closer={"usual": {Q: USUAL}}) == []
