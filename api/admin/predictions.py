@@ -139,8 +139,8 @@ _serve("cancel", "One that waits is canceled at once. One that runs is asked to 
 _serve(
     "retry",
     "A dead letter returns to its queue. Any other one that has ended stays as it is, and a new one with the same "
-    "input is made for the same account, within its limits. One end is retried once: a second call gives the same id. "
-    "Without a `status`, a filter and `all` take those that failed.",
+    "input is made for the same account, within its limits. One end is retried once: a second call within a "
+    "day gives the same id. Without a `status`, a filter and `all` take those that failed.",
 )
 
 

@@ -1,7 +1,8 @@
 """Let operators find, cancel and retry predictions of all accounts. A call is bounded, and says where to go on.
 
 A prediction that has ended stays so. A retry makes a new one with the same input, for the same account; only a dead
-letter returns to its queue under its own id. The same end is retried once: a repeated call returns the same new one.
+letter returns to its queue under its own id. The same end is retried once within a day: a repeated call returns the
+same new one.
 """
 
 import asyncio
@@ -246,6 +247,10 @@ class Across:
             given = await ask(lambda: self._redis.get(keys.input_data(prediction_id)))
         if given is None:
             return "data_removed"
+        key = _key(stored.record)
+        known = await self._predictions.stands_for(owner.name, model=stored.record.model, digest=key, fingerprint=key)
+        if known is not None:  # before the limits, which it has passed
+            return known
         version = await self._catalog.version(stored.record.model, stored.record.version)
         served = version and await self._catalog.of_kind(version, stored.record.kind)
         if served is None:
@@ -331,12 +336,16 @@ class Across:
         return BulkAnswer(done=len(did), refused=refused, retried=did if kind == "predictions_retried" else UNSET)
 
 
+def _key(record: Record) -> str:
+    """Return an idempotency key of this end, so that one end is retried once."""
+    return hashlib.sha256(f"retry {record.id} {record.completed}".encode()).hexdigest()
+
+
 def _copy(
     record: Record, given: bytes, new_id: PredictionId, owner: Account, *, shard: str, ticket: str
 ) -> NewPrediction:
-    """Return the same request again. Its key is of this end, so that one end is retried once."""
-    limits = owner.limits
-    key = hashlib.sha256(f"retry {record.id} {record.completed}".encode()).hexdigest()
+    """Return the same request again."""
+    limits, key = owner.limits, _key(record)
     lives_ms = record.deadline - record.created if record.late and record.deadline else None
     return NewPrediction(
         id=new_id,

@@ -188,7 +188,7 @@ async def test_cancel_leaves_alone_what_has_ended(
 
 
 async def test_retry_makes_the_same_request_again_once(
-    callers: dict[str, AsyncClient], ops: AsyncClient, driver: QueueDriver
+    callers: dict[str, AsyncClient], ops: AsyncClient, driver: QueueDriver, redis: Redis
 ) -> None:
     await create(callers["amber"], webhook="https://example.com/hook", webhook_events_filter=["completed"])
     failed = await fail(driver)
@@ -201,6 +201,9 @@ async def test_retry_makes_the_same_request_again_once(
         "https://example.com/hook",
     )
     assert await done(ops, "retry", ids=[failed]) == {"done": 1, "refused": [], "retried": [retry], "next": None}
+    await Accounts(redis).set_limits("amber", {"max_data_bytes": "1"})
+    again = await done(ops, "retry", ids=[failed])
+    assert again["retried"] == [retry], "what was retried is not refused for a limit"
     assert await found(ops, account="amber") == [retry["new_id"], failed]
     assert (await callers["amber"].get(f"/v1/predictions/{failed}")).json()["status"] == "failed"
     assert (await driver.claim_one()).id == retry["new_id"]
