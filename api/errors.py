@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from director.core.errors import (
+    BackendFull,
     BackendUnavailable,
     DataRefused,
     IdempotencyMismatch,
@@ -73,6 +74,8 @@ class Code(StrEnum):
     """No director ever ran a training or procedure of this version. Start one with `DIRECTOR_KIND`."""
     MALFORMED = "malformed"
     """The body or the query cannot be read. Correct the request."""
+    MEMORY_FULL = "memory_full"
+    """Redis is full, and nothing new is accepted. Reads and cancels work. Try again after `retry_after`."""
     MEMORY_SHORT = "memory_short"
     """Redis has little memory left, and the account has more than its share of it. Try again after `retry_after`."""
     METHOD_NOT_ALLOWED = "method_not_allowed"
@@ -333,6 +336,13 @@ unavailable = Refusal(  # the request may have been carried out, because a reply
     UNAVAILABLE,
     Code.UNAVAILABLE,
 )
+memory_full = Refusal(
+    503,
+    "The memory of this service is full, so it accepts nothing new now: who runs it must give it more, or data must "
+    "expire. Reads and cancels work. Please try again.",
+    UNAVAILABLE,
+    Code.MEMORY_FULL,
+)
 was_moved = Refusal(
     503,
     "It was moved to another site of this service, which answers for it. Please ask there, or again later.",
@@ -421,9 +431,15 @@ def _of_backend(exc: BackendUnavailable) -> Problem:
     return unavailable(retry_after=exc.retry_after_s)
 
 
+def _of_full(exc: BackendFull) -> Problem:
+    log.warning("request refused: Redis is full")
+    return memory_full(retry_after=exc.retry_after_s)
+
+
 PROBLEMS: Final[Mapping[Any, Callable[[Any], Problem]]] = {
     Problem: lambda problem: problem,
     HTTPException: _of_starlette,
+    BackendFull: _of_full,
     BackendUnavailable: _of_backend,
     UnknownModel: lambda _: not_found(),
     UnknownQueue: lambda _: invalid_version(),

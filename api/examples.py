@@ -314,6 +314,17 @@ OF_TYPES: Final[dict[str, Any]] = {
     "WholeLetter": {**LETTER, "input": {"prompt": "a lighthouse at dusk", "seed": 7}},
     "Done": {"done": 2, "refused": [], "next": None, "secret": []},
     "ManyLetters": {"ids": [PREDICTION_ID]},
+    "PredictionBrief": {
+        **{"id": PREDICTION_ID, "account": "acme", "model": "acme/painter", "version": VERSION, "queue": QUEUE},
+        **{"kind": "", "lane": "normal", "status": "failed", "created_at": AT, "started_at": LATER},
+        **{"completed_at": END, "code": "timed_out", "error": "Prediction timed out"},
+    },
+    "ManyPredictions": {"account": "acme", "status": "failed", "code": "timed_out"},
+    "BulkAnswer": {
+        "done": 1,
+        "refused": [{"id": PREDICTION_ID, "why": "has_ended"}],
+        "next": None,
+    },
     "AccountDetail": DETAIL,
     "NewAccount": {"name": "acme"},
     "AccountChange": {"limits": {"max_running": 4, "rate": "default", "max_queued": None}},

@@ -6,6 +6,7 @@ from starlette.responses import Response
 from api.http import Request, json_response
 from api.route import Route
 from api.sites.sites import Sites, sites_of
+from director.broker.redis_client import FULL
 from director.core.errors import BackendUnavailable, UnsafeBackend
 
 
@@ -17,12 +18,14 @@ class Load(Struct, frozen=True):
 
 
 class Readiness(Struct, frozen=True, kw_only=True):
-    """Whether the process can serve requests. `durability`: the level of its Redis. `reasons`: why it is not ready.
+    """Whether the process can serve requests, and is `accepting` new runs: a full Redis refuses those, while reads and
+    cancels go on. `durability`: the level of its Redis. `reasons`: why it is not ready, or accepts nothing.
     `files`: what is wrong with the store of files; other requests are still served. `sites`: of several, `ready` or why
     not.
     """
 
     ready: bool
+    accepting: bool
     load: Load
     reasons: tuple[str, ...] = ()
     durability: str | UnsetType = UNSET
@@ -48,11 +51,23 @@ async def readyz(request: Request) -> Response:
         return _of_several(sites, load)
     try:
         server = await services.gate.checked()
+        is_full = await services.memory.is_full()
     except (BackendUnavailable, UnsafeBackend) as exc:
-        return json_response(Readiness(ready=False, load=load, reasons=(str(exc),)), 503)
+        return json_response(Readiness(ready=False, accepting=False, load=load, reasons=(str(exc),)), 503)
     found = f"{server.kind} {server.version}"
     files = (await services.store_check.missing() if services.store_check else "") or UNSET
-    return json_response(Readiness(ready=True, load=load, durability=server.level, server=found, files=files))
+    reasons = (FULL,) if is_full else ()
+    return json_response(
+        Readiness(
+            ready=True,
+            accepting=not is_full,
+            load=load,
+            reasons=reasons,
+            durability=server.level,
+            server=found,
+            files=files,
+        )
+    )
 
 
 def _of_several(sites: Sites, load: Load) -> Response:
@@ -60,4 +75,7 @@ def _of_several(sites: Sites, load: Load) -> Response:
     up = [site for site in sites.all if site.is_up]
     told = {site.name: "ready" if site.is_up else site.reason for site in sites.all}
     reasons = () if up else tuple(dict.fromkeys(told.values()))
-    return json_response(Readiness(ready=bool(up), load=load, reasons=reasons, sites=told), 200 if up else 503)
+    is_up = bool(up)
+    return json_response(
+        Readiness(ready=is_up, accepting=is_up, load=load, reasons=reasons, sites=told), 200 if is_up else 503
+    )

@@ -122,6 +122,14 @@ class Memory:
         self._accepted = 0
         self._asked_at = self._seen_at = float("-inf")
         self._look: asyncio.Task[None] | None = None
+        self._recent = Recent(self._fullness, clock)
+
+    async def is_full(self) -> bool:
+        """Return whether Redis refuses new work for lack of memory, by a look of the last second."""
+        return (await self._recent.get()).part >= 1
+
+    async def _fullness(self) -> Fullness:
+        return Fullness.of(await infos(self._redis, "memory"))
 
     def share(self, bytes_more: int) -> int | None:
         """Return the most bytes that an account may have with these, or None while memory is not short, or no keeper
@@ -156,7 +164,7 @@ class Memory:
     async def look(self) -> None:
         self._accepted = 0
         share = await ask(lambda: self._redis.get(keys.data_share()))
-        self._memory = Fullness.of(await infos(self._redis, "memory"))
+        self._memory = await self._fullness()
         self._share = None if share is None else int(share)
         self._seen_at = self._clock.monotonic()
 
@@ -307,7 +315,8 @@ class Services(store.Services):
         self.readers = Readers(
             scripts, self.waiters, clock=clock, descriptors=self.descriptors, most=settings.max_streams
         )
-        self.watching = Watching(Overview.of(self), clock)
+        self.overview = Overview.of(self)
+        self.watching = Watching(self.overview, clock)
         self.store_check = None if self.files is None else StoreCheck(self.files, clock)
         self.links = Links(redis, clock)
         self.caller_files = CallerFiles(redis)

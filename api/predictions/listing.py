@@ -61,7 +61,8 @@ class Filters(Struct, frozen=True):
         )
 
 
-def _id_at(text: str) -> PredictionId | None:
+def created_ms(text: str) -> int | None:
+    """Return a time that an id can hold, or None for another text."""
     try:
         moment = datetime.fromisoformat(text)
         if moment.tzinfo is None:
@@ -69,7 +70,12 @@ def _id_at(text: str) -> PredictionId | None:
         at_ms = int(moment.timestamp() * 1000)
     except (ValueError, OverflowError):
         return None
-    return lowest_id_at(min(max(at_ms, 0), LATEST_MS))
+    return min(max(at_ms, 0), LATEST_MS)
+
+
+def _id_at(text: str) -> PredictionId | None:
+    at_ms = created_ms(text)
+    return None if at_ms is None else lowest_id_at(at_ms)
 
 
 MOST_READ: Final = 2_000

@@ -1,5 +1,6 @@
 """Serve predictions, procedures and trainings: create, get, explain, cancel and delete one, and create a batch. A
-prediction of another account, or of another kind, answers 404 as if it did not exist.
+prediction of another account, or of another kind, answers 404 as if it did not exist. A token with the scope `admin`
+may read, cancel and redeliver any account's, as it may list them.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from starlette.responses import Response
 
 from api import bodies, errors, route
-from api.auth import take
+from api.auth import named, take
 from api.errors import Moved, Problem, ProblemDocument
 from api.http import Request, json_response, number_of, prediction_id_of, read_body, watching
 from api.lookups import VersionRef
@@ -25,7 +26,8 @@ from director.core.errors import BackendUnavailable, DirectorError
 from director.core.ids import MODEL_NAME, VERSION_ID, Kind, PredictionId
 from director.core.schema import Known, Prediction, Stored
 from director.core.view import PATHS, EventView, shown_event, view
-from director.diagnosis.story import Owed, Story, tell
+from director.diagnosis.findings import Finding, causes_of
+from director.diagnosis.story import Owed, Story, stage_of, tell
 from director.store.catalog import Version
 
 log = logging.getLogger(__name__)
@@ -85,6 +87,7 @@ async def create_of_model(request: Request) -> Response:
     about=(
         "The answer lists each claim so far, what ended it, and what comes next. A waiting prediction also says why"
         " it waits and when it should start. A token with the scope `admin` may ask about any account's prediction."
+        " Only such a token reads `causes`: the findings that hold it up, with who can act."
     ),
     scopes=("read", "admin"),
     of=prediction_id_of,
@@ -93,7 +96,13 @@ async def create_of_model(request: Request) -> Response:
 async def explain(request: Request) -> Response:
     clock, began = request.services.clock, request.services.clock.monotonic()
     known = await story_of(request)
-    return json_response(tell(known, took_ms=(clock.monotonic() - began) * 1000))
+    took_ms = (clock.monotonic() - began) * 1000
+    if "admin" not in request.account.scopes:  # findings name other accounts, and cost many reads
+        return json_response(tell(known, took_ms=took_ms))
+    findings: list[Finding] = []
+    if stage_of(known) is not None:
+        findings = await request.services.overview.of_queue(known.record.queue, owed=int(known.owed is not None))
+    return json_response(tell(known, took_ms=took_ms, causes=causes_of(known, findings)))
 
 
 @route.deletes(
@@ -200,14 +209,16 @@ def _serve(kind: Kind) -> None:
     async def list_runs(request: Request) -> Response:
         return await list_of_kind(request, kind)
 
-    @route.reads(
+    @route.Route(
+        "GET",
         f"/{path}/{{id}}",
         name=f"{path}.get",
         summary=f"Get a {one}",
         about=(
             "The answer has the status, the output so far and the logs. While it waits, `queue` says why and when it "
-            "should start."
+            f"should start. A token with the scope `admin` may read any account's {one}."
         ),
+        scopes=("read", "admin"),
         of=prediction_id_of,
         answers=route.SHOWN,
     )
@@ -221,8 +232,10 @@ def _serve(kind: Kind) -> None:
         summary=f"Cancel a {one}",
         about=(
             f"A {one} that waits is canceled at once. One that runs is asked to stop, and its status changes when it "
-            "has. The answer is the same for one that has ended already."
+            "has. The answer is the same for one that has ended already. A token with the scope `admin` may cancel any "
+            f"account's {one}, and the log of changes says who did."
         ),
+        scopes=("run", "admin"),
         of=prediction_id_of,
         answers=route.SHOWN,
     )
@@ -240,8 +253,12 @@ async def _canceled(request: Request, kind: Kind) -> Response:
 
     The body is not read: official clients announce JSON and send nothing.
     """
-    scripts, account = request.services.scripts, request.account.name
-    asked = await scripts.cancel(request.prediction_id, account=account, kind=kind)
+    services, account = request.services, request.account
+    asked = await services.scripts.cancel(request.prediction_id, account=account.name, kind=kind)
+    if asked == "unknown" and "admin" in account.scopes:
+        found = await services.across.named([request.prediction_id])
+        ids = [one.id for one in found if one.kind == kind]
+        await services.across.cancel(ids, by=named(account))
     return await _shown(request, kind, await _ended_soon(request) if asked == "asked" else None)
 
 
@@ -257,11 +274,15 @@ async def _ended_soon(request: Request) -> Stored | None:
     return ended if isinstance(ended, Stored) else None
 
 
+def _may_see(request: Request, account: str) -> bool:
+    return account == request.account.name or "admin" in request.account.scopes
+
+
 async def _shown(request: Request, kind: Kind, stored: Stored | None = None) -> Response:
     """Show the run, which may have been read already without large data."""
     scripts, account = request.services.scripts, request.account.name
     stored = stored or await scripts.get(request.prediction_id, whole=False)
-    if stored is None or stored.record.account != account or stored.record.kind != kind:
+    if stored is None or not _may_see(request, stored.record.account) or stored.record.kind != kind:
         raise errors.not_found()
     if stored.left_out and not stored.record.moved:
         try:
@@ -275,8 +296,6 @@ async def _shown(request: Request, kind: Kind, stored: Stored | None = None) -> 
         raise Moved(stored.record.moved)
     return json_response(view(stored))
 
-
-# Only the owner may read the events of a prediction, because they carry what the model put out.
 
 PAGE: Final = 100
 MOST_IN_PAGE: Final = 1_000
@@ -292,14 +311,16 @@ class Events(Struct, frozen=True, kw_only=True):
     data_removed: bool = False
 
 
-@route.reads(
+@route.Route(
+    "GET",
     "/predictions/{id}/events",
     name="predictions.events",
     summary="List the events of a prediction",
     about=(
-        "Events are numbered from 1 in the order in which they happened. Ask again with `after` to read on. Only "
-        "the owner may read them, because they carry the output."
+        "Events are numbered from 1 in the order in which they happened. Ask again with `after` to read on. A token "
+        "with the scope `admin` may read those of any account's prediction."
     ),
+    scopes=("read", "admin"),
     of=prediction_id_of,
     parameters=(
         route.Parameter("after", "The `next` of the page before.", Annotated[int, Meta(ge=0, le=MOST_AFTER)]),
@@ -312,11 +333,11 @@ async def get_events(request: Request) -> Response:
     """List the events. After an operator revived the prediction, they begin again with number 1."""
     after = number_of(request, "after", default=0, least=0, most=MOST_AFTER)
     limit = number_of(request, "limit", default=PAGE, least=1, most=MOST_IN_PAGE)
-    scripts, account = request.services.scripts, request.account
+    scripts = request.services.scripts
     page = await scripts.replay(request.prediction_id, after=after, count=limit, most_bytes=MOST_BYTES, whole=False)
-    if page is not None and page.account == account.name and page.has_more and not page.events:
+    if page is not None and _may_see(request, page.account) and page.has_more and not page.events:
         page = await scripts.replay(request.prediction_id, after=after, count=1, most_bytes=MOST_BYTES)
-    if page is None or page.account != account.name:
+    if page is None or not _may_see(request, page.account):
         raise errors.not_found()
     if page.moved:
         raise Moved(page.moved)
@@ -384,8 +405,8 @@ async def redeliver(request: Request) -> Response:
 
 
 async def story_of(request: Request) -> Known:
-    known, account = await request.services.scripts.story(request.prediction_id), request.account
-    if known is None or (known.record.account != account.name and "admin" not in account.scopes):
+    known = await request.services.scripts.story(request.prediction_id)
+    if known is None or not _may_see(request, known.record.account):
         raise errors.not_found()
     if known.record.moved:
         raise Moved(known.record.moved)

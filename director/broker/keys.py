@@ -119,6 +119,10 @@ data = _of_account("data")
 # spelled like a key of an account because the ACL user of every release may read and write those
 data_share = _single("{a:}:data_share")
 """string · bytes that an account may have while memory is short. Written by keepers; expires shortly after them."""
+data_first = _single("{a:}:data_first")
+"""string · the account with the most bytes, as JSON, for operators. Written by keepers; expires shortly after them."""
+expiring = _single("{a:}:expiring")
+"""zset · account and id of a token that was used → when it expires, ms: those of the next days. By the API; a week."""
 
 
 def deployment(account: str, name: str) -> str:

@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 
 from director.broker.cluster import DOUBTS, Cluster, ClusterPool, asks, cluster_pool, in_parts, moving
 from director.broker.connections import NO_RETRIES, Patience, Patient, direct_pool, sentinel_pool, unsent
-from director.core.errors import BackendUnavailable, SettingsError
+from director.core.errors import BackendFull, BackendUnavailable, SettingsError
 
 Reply = TypeVar("Reply")
 
@@ -36,6 +36,7 @@ AWAY: Final = (
 AWAY_WORDS: Final = re.compile(r"(?:^|caused error: \W*)(NOREPLICAS|MISCONF|OOM|LOADING|READONLY|MASTERDOWN|BUSY) ")
 
 REFUSED: Final = "Redis refuses the user or the password in its URL"
+FULL: Final = "Redis is full: it refuses new work until data has expired"
 
 SOCKET_TIMEOUT_S: Final = 3.0
 CONNECT_TIMEOUT_S: Final = 2.0
@@ -254,10 +255,12 @@ def unavailable(exc: Exception) -> BackendUnavailable | None:
     said = exc.__cause__ if wraps else exc
     if isinstance(said, exceptions.AuthenticationError):
         return BackendUnavailable(REFUSED)
+    if isinstance(exc, exceptions.OutOfMemoryError):
+        return BackendFull(FULL)
     if isinstance(exc, AWAY):
         return BackendUnavailable(f"Redis is away: {type(said).__name__}")
     if isinstance(exc, exceptions.ResponseError) and (word := AWAY_WORDS.search(str(exc))):
-        return BackendUnavailable(f"Redis is away: {word[1]}")
+        return BackendFull(FULL) if word[1] == "OOM" else BackendUnavailable(f"Redis is away: {word[1]}")
     return None
 
 

@@ -42,6 +42,7 @@ ak- exists {a:a}:deployment:b
 akr exists {a:a}:file:0
 akr exists version:a/b:0
 akr get secret:outputs
+ak- get {a:}:data_first
 a-- get {a:}:data_share
 a-- hdel account:a limits
 a-r hdel versions 0
@@ -100,6 +101,7 @@ a-- set collection:a 0
 akr set secret:outputs 0
 a-- set site 0
 a-- set {a:a}:file:0 0
+ak- set {a:}:data_first 0
 ak- set {a:}:data_share 0
 akr sismember partitions 0
 akr sismember queues a/b:0
@@ -136,6 +138,7 @@ a-r zadd models:created 0 0
 ak- zadd settling 0 a
 a-- zadd suspensions 0 a
 a-- zadd tokens:a 0 0
+a-- zadd {a:}:expiring 0 a
 akr zadd {p0}:owed 0 0
 akr zcard {p0}:owed
 akr zcount {p0}:owed 0 1
@@ -146,6 +149,7 @@ ak- zrange settling 0 1
 a-r zrange suspensions 0 1
 akr zrange {p0}:owed 0 1
 ak- zrangebylex {a:a}:listing - +
+ak- zrangebyscore {a:}:expiring 0 1
 akr zrangebyscore {p0}:owed 0 1
 akr zrank {p0}:q:a/b:0:live 0
 a-r zrem models:created a/b

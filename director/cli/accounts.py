@@ -4,17 +4,19 @@ a token is shown once. No command prints a webhook secret.
 
 import argparse
 import sys
+from contextlib import nullcontext
 from typing import Any, Final, get_args
 
 import msgspec
 
-from director.cli.arguments import arg, group, hours
+from director.cli.arguments import arg, flag, group, hours
 from director.cli.operators import Backend, audited, operator
 from director.cli.tables import Answer, listed
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError
 from director.core.ids import LANES
 from director.core.view import iso
+from director.core.words import several
 from director.store.accounts import SCOPES, TYPES, Policy, Reason, Token, refuse_name
 
 COLUMNS: Final = ("account", "limits")
@@ -112,6 +114,43 @@ async def _set(backend: Backend, given: argparse.Namespace) -> Answer:
     with audited() as by:
         written = (await backend.administration.set_limits(given.name, limits, by=by)).limits
     return Answer({"name": given.name, "limits": written}, f"{given.name} {_limits(written)}".rstrip())
+
+
+@operator(
+    "account migrate",
+    arg("names NAME", "accounts; without any, all", nargs="*"),
+    arg("--to-redis URL", "the other server", required=True),
+    flag("--dry-run", "only say how many would be brought"),
+    examples=("--to-redis redis://10.0.0.2:6379",),
+    epilog="The command may be interrupted and repeated at any time. It prints no secret.",
+)
+async def _migrate(here: Backend, given: argparse.Namespace) -> Answer:
+    """Bring accounts to another server: limits, suspensions, webhook secrets, tokens. Do this before their queues."""
+    # only here: no other command on accounts needs them
+    from director.broker.durability import check
+    from director.broker.redis_client import describe
+    from director.cli.backend import connected
+    from director.core.settings import CommonSettings, load
+    from director.store.relocation import PURPOSES, Relocation
+
+    for name in given.names:
+        await here.accounts.refuse_unknown(name)
+    names = list(dict.fromkeys(given.names)) or await here.accounts.names()
+    async with connected(given.to_redis) as there:
+        await check(there.redis, load(CommonSettings))
+        relocation = Relocation(here.redis, there.redis, here.clock)
+        with audited() as by:
+            noted = here.changes.noting("accounts_brought", by=by, count=len(names), to_redis=describe(given.to_redis))
+            async with nullcontext() if given.dry_run else noted:
+                done = await relocation.run(names, only_asks=given.dry_run)
+    verb = "would be brought" if given.dry_run else "brought"
+    lines = [f"{several(done.accounts, 'account')} and {several(done.tokens, 'token')} {verb}"]
+    lines += [f"{several(done.known, 'account')} had been brought before"] if done.known else []
+    lines += [
+        "the secret that signs addresses of outputs is another one there: addresses that were signed here end"
+        for _ in range(len(PURPOSES) - done.secrets)
+    ]
+    return Answer({"dry_run": given.dry_run, **msgspec.to_builtins(done)}, "\n".join(lines))
 
 
 @operator(

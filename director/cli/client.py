@@ -7,9 +7,10 @@ import base64
 import mimetypes
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode, urlsplit
 
 import httpx
 import msgspec
@@ -115,7 +116,15 @@ class Client:
     def cancel(self, prediction_id: str) -> Raw:
         return self._ask("POST", f"/v1/predictions/{quote(prediction_id, safe='')}/cancel")
 
-    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Raw:
+    def all_predictions(self, asked: Mapping[str, str], *, after: str | None) -> Raw:
+        """Return a page of predictions of all accounts. `after`: the `next` of the page before."""
+        query = urlsplit(after).query if after else urlencode(asked)
+        return self._ask("GET", f"/v1/admin/predictions?{query}")
+
+    def change_predictions(self, verb: str, asked: Mapping[str, Any]) -> Raw:
+        return self._ask("POST", f"/v1/admin/predictions/{verb}", asked)
+
+    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Raw:
         try:
             answer = self._http.request(method, path, json=body)
         except (httpx.HTTPError, httpx.InvalidURL) as exc:

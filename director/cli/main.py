@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "get": ("predictions", "show the state of a prediction"),
     "cancel": ("predictions", "cancel a prediction"),
     "explain": ("predictions", "explain what happened to a prediction, why it waits and what comes next"),
+    "predictions": ("across", "list, cancel or retry predictions of all accounts, as an operator"),
     "queues": ("queues", "show what waits and runs; pause, drain, bound, resize or migrate a queue"),
     "directors": ("status", "show every director: its slots, its claims and its model servers"),
     "scale": ("status", "show how many directors a queue needs, as the keeper tells an autoscaler"),

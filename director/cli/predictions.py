@@ -166,6 +166,9 @@ def story_lines(story: Story) -> Iterator[str]:
     if story.queue:
         place = story.queue
         yield _at(story.now, f"waits, {_line(place.position, place.ahead, place.eta_s)}. {place.detail}")
+    for cause in story.causes or ():
+        yield _at("why", f"{cause.title}: {cause.detail}")
+        yield _more(f"{cause.who} can act: `{cause.ask}`")
     if story.webhook is not None:
         yield from _told(story.webhook)
     if story.redis_ms:

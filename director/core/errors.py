@@ -25,6 +25,10 @@ class BackendUnavailable(DirectorError):
         self.is_untouched = is_untouched
 
 
+class BackendFull(BackendUnavailable):
+    """The memory of Redis is full, so it refuses new work. Reads and cancels go on: retry once data has expired."""
+
+
 class UnsafeBackend(DirectorError):
     """Redis would lose what it accepts. Correct its configuration, or name the weaker level on purpose."""
 

@@ -20,6 +20,9 @@ Lane = Literal["high", "normal", "low"]
 WINDOWS: Final[Mapping[str, float]] = {"5m": 300.0, "1h": 3600.0}
 # The last sample's late predictions still count as late, unless the sample is older than this
 FRESH_S: Final = 6 * PERIOD_S
+HOT: Final = 10.0
+# A keeper looks every second: none has seen what is this late
+LATE_MS: Final = 5_000
 
 
 class Objective(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,6 +30,14 @@ class Objective(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     share: Annotated[float, Meta(gt=0, lt=1)] = 0.95
     within_s: Annotated[float, Meta(ge=0.001, le=7 * 86400)]
+
+    @property
+    def hot_rate(self) -> float:
+        """Return the burn rate above which starts come too late. It is ten, or half the way from the allowed share to
+        missing all: where a tenth may be late, no rate is above ten.
+        """
+        allowed = 1 - self.share
+        return min(HOT, (1 + allowed) / (2 * allowed))
 
 
 Objectives = Mapping[Lane, Objective]

@@ -51,7 +51,7 @@ TERMINAL: Final = frozenset(status for status, following in TRANSITIONS.items() 
 
 END_CODES: Final = {
     "batch_mismatch": "The model server answered a batch with another number of outputs than it got inputs.",
-    "deadline_exceeded": "`Cancel-After` or the lifetime of its queue passed before the prediction could start.",
+    "deadline_exceeded": "`Cancel-After` or the lifetime of its queue passed. Its status says whether a run had begun.",
     "destination_gone": "The model that a training should make a version of was deleted.",
     "director_lost": "The director that ran it went silent, and no attempt is left. It is a dead letter.",
     "drained": "Its director was drained after the run had begun, and the model allows no second run.",

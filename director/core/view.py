@@ -85,7 +85,7 @@ def address(record: Record) -> str:
 REASONS: Final = {
     "waiting_its_turn": "It starts when those before it have.",
     "no_director": "No director serves this model now.",
-    "servers_starting": "The model's servers are starting.",
+    "servers_starting": "No server of this model is ready: each one starts, or does not answer.",
     "setup_failed": "The model's servers failed to start: the operator must correct this.",
     "server_auth": "The model's servers refuse the key of their director: the operator must correct this.",
     "paused": "An operator paused this queue.",

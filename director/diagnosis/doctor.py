@@ -19,10 +19,12 @@ from director.broker.durability import LEAST_VERSIONS, MENDS, STRONGEST_FIRST, l
 from director.broker.redis_client import ask, describe, has_password, servers
 from director.broker.rights import MEND, in_a_line, refused
 from director.core.clock import Clock
+from director.core.data_bytes import Fullness
 from director.core.settings import CommonSettings
 from director.core.words import several, some
 from director.diagnosis import findings as service
-from director.diagnosis.findings import MOST, Code, is_slow
+from director.diagnosis.findings import MOST, bytes_in_words, is_slow, memory_level
+from director.diagnosis.kinds import KINDS
 from director.diagnosis.overview import Overview
 from director.store.services import Services
 
@@ -142,8 +144,6 @@ def open_holes(kind: str, version: str) -> list[tuple[Floor, str]]:
 
 Verdict = Literal["ok", "warn", "fail"]
 
-FULL: Final = 0.9
-FILLING: Final = 0.75
 SKEW_S: Final = 1.0
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "-::1", "localhost"})
 UNKNOWN: Final = "not known: the server forbids CONFIG GET"
@@ -240,14 +240,19 @@ def eviction(look: Look) -> Answer:
 
 
 def memory(look: Look) -> Answer:
-    used, limit, system = (int(look.info.get(name, 0)) for name in ("used_memory", "maxmemory", "total_system_memory"))
-    if not limit:
-        found = f"{_mb(used)} used, and maxmemory is not set"
-        return "warn", found, f"set it below the machine's {_mb(system)}: a full server refuses, a killed one is away"
-    share, found = used / limit, f"{_mb(used)} of {_mb(limit)} used"
-    if share > FILLING:
-        return "fail" if share > FULL else "warn", found, "raise `maxmemory`, or shorten DIRECTOR_DATA_TTL_S"
-    return ok(found)
+    used, system = (int(look.info.get(name, 0)) for name in ("used_memory", "total_system_memory"))
+    memory = Fullness.of([look.info])
+    if not memory.limit:
+        found = f"{bytes_in_words(used)} used, and maxmemory is not set"
+        mend = f"set it below the machine's {bytes_in_words(system)}: a full server refuses, a killed one is away"
+        return "warn", found, mend
+    found = f"{bytes_in_words(used)} of {bytes_in_words(memory.limit)} used"
+    level = memory_level(memory)
+    if level is None:
+        return ok(found)
+    kind = KINDS["redis_full" if memory.part >= 1 else "redis_filling"]
+    mend = "raise `maxmemory`, or shorten DIRECTOR_DATA_TTL_S"
+    return "fail" if level == "bad" else "warn", f"{kind.title}: {found}", mend
 
 
 def records(look: Look) -> Answer:
@@ -326,14 +331,15 @@ def rights(look: Look) -> Answer:
     return ok("our user may do all that is needed")
 
 
-def of(fine: str, *codes: Code) -> Callable[[Look], Answer]:
+def of(name: str, fine: str) -> Callable[[Look], Answer]:
+    """Return the check that shows all findings of one line of the doctor."""
 
     def check(look: Look) -> Answer:
-        found = [finding for finding in look.findings if finding.code in codes]
+        found = [finding for finding in look.findings if KINDS[finding.code].check == name]
         if not found:
             return ok(fine.format(queues=several(look.queues, "queue")))
         verdict: Verdict = "fail" if any(finding.level == "bad" for finding in found) else "warn"
-        asks = dict.fromkeys(f"`{finding.ask}`" for finding in found)
+        asks = dict.fromkeys(f"{finding.who}: `{finding.ask}`" for finding in found)
         told = sum(min(count, LONGEST_LIST) for count in Counter(finding.code for finding in found).values())
         words = [f"{one.title}{f' ({one.queue})' if one.queue else ''}: {one.detail}" for one in found]
         more = f"{len(found) - told}{' or' if len(look.findings) == MOST else ''} more"
@@ -346,25 +352,22 @@ def of(fine: str, *codes: Code) -> Callable[[Look], Answer]:
     return check
 
 
+FINE: Final = {
+    "directors": "{queues}, none waits without a director",
+    "servers": "no director reports an unwell one",
+    "queues": "nothing holds them up",
+    "runs": "none hangs, few fail",
+    "accounts": "none floods a queue or holds most of the data",
+    "dead letters": "none",
+    "webhooks": "none overdue",
+    "keeper": "nothing waits for one",
+}
 CHECKS: Final[dict[str, Callable[[Look], Answer]]] = {
     **{check.__name__: check for check in (reachable, version, security, role, durability, fsync, eviction, memory)},
     **{check.__name__: check for check in (records, allocator, latency, clock, cluster, replicas, password, rights)},
-    "directors": of("{queues}, none waits without a director", "queue_not_served", "director_gone"),
-    "servers": of(
-        "no director reports an unwell one",
-        *("setup_loop", "setup_failed", "server_auth", "servers_unwell", "setup_slow", "no_schema"),
-    ),
-    "queues": of("nothing holds them up", "breaker_open", "queue_paused", "objective_burning"),
-    "accounts": of("none floods a queue", "tenant_flooding"),
-    "dead letters": of("none", "dead_letters"),
-    "webhooks": of("none overdue", "webhooks_late", "receiver_dead"),
-    "keeper": of("nothing waits for one", "keeper_silent"),
+    **{name: of(name, fine) for name, fine in FINE.items()},
 }
 
 
 def _spread(times_ms: list[float]) -> tuple[float, float]:
     return median(times_ms), quantiles(times_ms, n=100, method="inclusive")[-1]
-
-
-def _mb(size: int) -> str:
-    return f"{size / (1 << 20):,.0f} MB"

@@ -5,47 +5,28 @@ Pure and bounded: the worst finding of each kind comes first, so that no kind hi
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, Literal, get_args
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from director import __version__
 from director.broker.replies import QueueStats
+from director.core.data_bytes import Fullness
 from director.core.ids import QueueName
-from director.core.policy import Burns
+from director.core.policy import LATE_MS, Burns
+from director.core.schema import Known
+from director.core.webhooks import host_of
 from director.core.words import several, since, some, span
+from director.diagnosis.kinds import CODES, KINDS, Code, Level, Who
+from director.diagnosis.story import Cause, stage_of
 from director.diagnosis.views import state_of
-from director.store.directors import ALIVE_S, LOOP, Beat, DirectorFound, ServerFound
-from director.store.owed import LATE_MS, FailingHost
-
-Level = Literal["bad", "warn"]
-"""`bad`: work is lost, refused or stuck; `warn`: it will be, or an operator should know."""
-
-Code = Literal[
-    "redis_away",
-    "redis_slow",
-    "keeper_silent",
-    "queue_not_served",
-    "director_gone",
-    "setup_loop",
-    "setup_failed",
-    "server_auth",
-    "servers_unwell",
-    "setup_slow",
-    "no_schema",
-    "breaker_open",
-    "queue_paused",
-    "objective_burning",
-    "tenant_flooding",
-    "dead_letters",
-    "webhooks_late",
-    "receiver_dead",
-]
-CODES: Final[tuple[Code, ...]] = get_args(Code)
+from director.store.directors import ALIVE_S, LOOP, Beat, DirectorFound, EndsFound, RunFound, ServerFound
+from director.store.owed import FailingHost
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One thing that needs an operator. `ask` is the command that shows more or repairs it."""
+    """One thing that needs a person: `who` can act. `ask` is the command that shows more or repairs it."""
 
     code: Code
     level: Level
@@ -53,107 +34,25 @@ class Finding(Struct, frozen=True, kw_only=True):
     detail: str
     queue: QueueName | None = None
     ask: str
-
-
-class Kind(Struct, frozen=True):
-    level: Level
-    title: str
-    detail: str
-    ask: str
-
-
-SHOW: Final = "director queues show {queue}"
-KINDS: Final[Mapping[Code, Kind]] = {
-    "redis_away": Kind(
-        "bad",
-        "Redis does not answer",
-        "{reason}. Nothing is accepted or claimed until it does; what runs goes on.",
-        "director doctor",
-    ),
-    "redis_slow": Kind(
-        "warn",
-        "Redis is slow",
-        "It answers a PING after {took_ms:.0f} ms, and {slow_ms:.0f} ms is slow: everything waits for it.",
-        "director doctor",
-    ),
-    "keeper_silent": Kind(
-        "bad",
-        "No keeper acts",
-        "{late}, for more than {late_s} s. A keeper that just started waits for one lease.",
-        "director keeper",
-    ),
-    "queue_not_served": Kind(
-        "bad", "No director serves this queue", "{waits}, and {why}.", "director run --model {model}"
-    ),
-    "director_gone": Kind(
-        "bad",
-        "{directors} went silent",
-        "Last heard: {names}; with {claims} in hand. {left} left.",
-        "director directors",
-    ),
-    "setup_loop": Kind("bad", "A model is in a setup loop", "{servers} {waits}.", SHOW),
-    "setup_failed": Kind("bad", "A model's setup failed", "{servers} {waits}.", SHOW),
-    "server_auth": Kind("bad", "Servers refuse their director's key", "{servers} {waits}.", SHOW),
-    "servers_unwell": Kind("bad", "Servers are unwell", "{servers} {waits}.", SHOW),
-    "setup_slow": Kind(
-        "warn",
-        "A setup takes long",
-        "{servers} {waits}. The server loads large weights, or its worker did not start: the `python` of its PATH must "
-        "have cog. Its log says more.",
-        SHOW,
-    ),
-    "no_schema": Kind(
-        "warn",
-        "A model shows no schema",
-        "{servers} Inputs are not checked, and the page asks for JSON. For Cog make the file of the schema; for an "
-        "http runner give `input_schema` in its configuration.",
-        "director schema FOLDER",
-    ),
-    "breaker_open": Kind(
-        "bad",
-        "The breaker is open",
-        "{waits}. Its servers failed in a row: nothing starts until one run has succeeded.",
-        SHOW,
-    ),
-    "queue_paused": Kind(
-        "warn",
-        "Paused, with work",
-        "{waits}, and an operator paused the queue. The audit log says who.",
-        "director queues resume {queue}",
-    ),
-    "objective_burning": Kind(
-        "bad",
-        "Starts come too late",
-        "{missed} of {judged} of the lane {lane}, within 5 min, started too late or wait too long: "
-        "{rate:.0f} times the allowed share.",
-        SHOW,
-    ),
-    "tenant_flooding": Kind(
-        "warn",
-        "{account} floods this queue",
-        "{account} has {its:,} of the {waiting:,} that wait. The {others} still start in turn.",
-        "director account set {account} --max-queued N",
-    ),
-    "dead_letters": Kind("warn", "Dead letters", "{predictions} used up all attempts.{newest}", "director dead {show}"),
-    "webhooks_late": Kind(
-        "warn",
-        "Webhooks are late",
-        "{webhooks} due for more than {late_s} s, and no keeper tried.",
-        "director keeper",
-    ),
-    "receiver_dead": Kind(
-        "warn",
-        "{host} takes no webhooks",
-        "{webhooks} owed there, the oldest for {oldest}, tried {attempts} times.",
-        "director explain {id}",
-    ),
-}
+    who: Who = "an operator"
 
 
 def _found(code: Code, queue: QueueName | None = None, *, level: Level | None = None, **facts: object) -> Finding:
     kind = KINDS[code]
     title, detail, ask = (text.format(queue=queue, **facts) for text in (kind.title, kind.detail, kind.ask))
-    return Finding(code=code, level=level or kind.level, title=title, detail=detail, queue=queue, ask=ask)
+    return Finding(code=code, level=level or kind.level, title=title, detail=detail, queue=queue, ask=ask, who=kind.who)
+
+
+def causes_of(known: Known, findings: Sequence[Finding]) -> list[Cause]:
+    """Return which of these findings hold a prediction up. They are for operators: details name other accounts."""
+    stage, queue, causes = stage_of(known), known.record.queue, list[Cause]()
+    for one in findings:
+        if stage not in KINDS[one.code].stages or (one.queue or queue) != queue:
+            continue
+        if one.code == "receiver_dead" and not one.title.startswith(f"{host_of(known.record.webhook)} "):
+            continue
+        causes.append(Cause(code=one.code, title=one.title, who=one.who, detail=one.detail, ask=one.ask))
+    return causes
 
 
 class Neglected(Struct, frozen=True, kw_only=True):
@@ -176,6 +75,44 @@ class Letter(Struct, frozen=True, kw_only=True):
     codes: tuple[str, ...]
 
 
+class Usual(Struct, frozen=True, kw_only=True):
+    """How long recent runs of a queue that succeeded kept a slot: their mean and deviation, how many there were, and
+    their mean declared cost.
+    """
+
+    mean_s: float = 0.0
+    deviation_s: float = 0.0
+    runs: int = 0
+    cost: float = 1.0
+
+    def longest_s(self, run: RunFound, known_s: float) -> float:
+        """Return the time after which this run is longer than usual. Without enough runs it is half of the run limit.
+
+        `known_s`: the longest that directors remember. Mean and deviation say little of rare long runs.
+        """
+        if self.runs < KNOWN_RUNS:
+            return run.limit_s / 2
+        usual_s = max(3 * self.mean_s, self.mean_s + 6 * self.deviation_s, 2 * known_s)
+        return max(LEAST_HANG_S, usual_s * max(1, run.cost / self.cost))
+
+
+class Holder(Struct, frozen=True, kw_only=True):
+    """The account with the most data in Redis, its bytes, and those of all `accounts`."""
+
+    account: str
+    bytes: int
+    total: int
+    accounts: int
+
+
+class Expiry(Struct, frozen=True):
+    """A token that was used within its last days."""
+
+    account: str
+    id: str
+    at_ms: int
+
+
 class Closer(Struct, frozen=True, kw_only=True):
     """Facts beside the queues' numbers. `now_ms` is by the server's clock, `redis_ms` its shortest time to answer."""
 
@@ -186,6 +123,10 @@ class Closer(Struct, frozen=True, kw_only=True):
     letters: Mapping[QueueName, Letter] = {}
     burns: Mapping[QueueName, Burns] = {}
     failing: Sequence[FailingHost] = ()
+    memory: Fullness = Fullness(0, 0)
+    usual: Mapping[QueueName, Usual] = {}
+    holder: Holder | None = None
+    expiring: Sequence[Expiry] = ()
 
 
 class Situation(Struct, frozen=True, kw_only=True):
@@ -208,6 +149,8 @@ def waits(stats: QueueStats) -> str:
     return f"{stats.waiting:,} waiting{delayed}, the oldest for {span(max(0, stats.oldest_ms) / 1000)}"
 
 
+KNOWN_RUNS: Final = 5
+LEAST_HANG_S: Final = 20.0  # a shorter delay is no news, even where runs take milliseconds
 GONE_S: Final = 600.0  # a director that has been away for longer is no news
 UNWELL_S: Final = 30.0
 SLOW_START_S: Final = 60.0
@@ -261,6 +204,7 @@ TROUBLES: Final[Mapping[Code, Callable[[ServerFound, int], bool]]] = {
     "setup_failed": lambda one, now_ms: one.state == "setup_failed",
     "servers_unwell": lambda one, now_ms: one.state in UNWELL and now_ms - one.since_ms > UNWELL_S * 1000,
     "setup_slow": lambda one, now_ms: one.state == "starting" and now_ms - one.since_ms > SLOW_START_S * 1000,
+    "version_changed": lambda one, _: one.is_other_version,
     "no_schema": lambda one, _: not one.has_schema,
 }
 
@@ -287,8 +231,14 @@ def _in_words(servers: Sequence[ServerFound], known: int, now_ms: int) -> str:
 SLOW_MS: Final = 10.0
 CROWDED: Final = 100  # waiting: in a shorter queue no account crowds out others
 FLOOD: Final = 0.8
-HOT: Final = 10.0  # times the rate that an objective allows
 FAILING_AFTER: Final = 2  # attempts
+TIMED_OUT: Final = 3  # runs in a row
+MORE_FAIL: Final = 5  # runs more than succeed: of a model that fails one in five, five of nine may do so by chance
+FILLING: Final = 0.75  # of the memory
+NEARLY_FULL: Final = 0.9
+MOST_OF_DATA: Final = 0.5
+LEAST_MISSED: Final = 5  # one late start of ten is above most shares
+SOON_DAYS: Final = 7
 MOST: Final = 100  # findings
 
 
@@ -355,12 +305,134 @@ def _queues(situation: Situation) -> Iterator[Finding]:
             yield _found("queue_not_served", queue, waits=waiting, why=why, model=queue.rpartition(":")[0])
         if state == "breaker_open" or (state == "paused" and work_of(stats)):
             yield _found("breaker_open" if state == "breaker_open" else "queue_paused", queue, waits=waiting)
+
+
+def _objectives(situation: Situation) -> Iterator[Finding]:
     for queue, burns in situation.closer.burns.items():
+        objectives = situation.queues[queue].objectives
         for lane, windows in burns.items():
-            if windows and min(burn.rate for burn in windows.values()) > HOT:
-                soon = windows["5m"]
-                judged = soon.met + soon.missed
-                yield _found("objective_burning", queue, missed=soon.missed, judged=judged, lane=lane, rate=soon.rate)
+            if not windows:
+                continue
+            rate = min(burn.rate for burn in windows.values())
+            is_hot = rate > objectives[lane].hot_rate
+            if is_hot or (rate > 1 and windows["1h"].missed >= LEAST_MISSED):
+                code: Code = "objective_burning" if is_hot else "objective_missed"
+                burn = windows["5m" if is_hot else "1h"]
+                judged = burn.met + burn.missed
+                yield _found(code, queue, lane=lane, missed=burn.missed, judged=judged, rate=burn.rate)
+
+
+def oldest_runs(directors: Sequence[DirectorFound]) -> dict[QueueName, list[tuple[DirectorFound, RunFound]]]:
+    """Return the oldest run of each director that is there, by queue."""
+    found: dict[QueueName, list[tuple[DirectorFound, RunFound]]] = {}
+    for queue, beats in _by_queue(directors).items():
+        runs = [(one, run) for one, beat in beats if one.is_alive and (run := beat.about.oldest) is not None]
+        if runs:
+            found[queue] = sorted(runs, key=lambda one: one[1].since_ms)
+    return found
+
+
+def _ends(directors: Sequence[DirectorFound]) -> dict[QueueName, list[tuple[DirectorFound, EndsFound]]]:
+    """Return how runs ended at each director that is there, by queue."""
+    return {
+        queue: [(one, ends) for one, beat in beats if one.is_alive and (ends := beat.about.ends) is not None]
+        for queue, beats in _by_queue(directors).items()
+    }
+
+
+def _hanging(situation: Situation) -> Iterator[Finding]:
+    ended = _ends(situation.directors)
+    for queue, runs in oldest_runs(situation.directors).items():
+        director, run = runs[0]
+        usual, stats = situation.closer.usual.get(queue), situation.queues.get(queue)
+        if stats is None or usual is None:
+            continue
+        longest_s = usual.longest_s(run, max((ends.longest_s for _, ends in ended[queue]), default=0.0))
+        age_s = (situation.closer.now_ms - run.since_ms) / 1000
+        if age_s <= longest_s:
+            continue
+        known = f"Runs of this model usually take less than {span(longest_s)}"
+        servers = [server for beat in director.beats for server in beat.about.servers]
+        is_well = all(server.state not in UNWELL for server in servers)
+        yield _found(
+            "run_hangs",
+            queue,
+            level="bad" if work_of(stats) and stats.claimed >= stats.slots else "warn",
+            id=run.id,
+            age=span(age_s),
+            where=f"{director.name}, whose server looks healthy" if is_well else director.name,
+            usual=known if usual.runs >= KNOWN_RUNS else "Too few runs have succeeded to know what is usual",
+            limit=span(run.limit_s),
+            waits=waits(stats),
+        )
+
+
+def _failing(situation: Situation) -> Iterator[Finding]:
+    for queue, ends in _ends(situation.directors).items():
+        stats = situation.queues.get(queue)
+        if not ends or stats is None:
+            continue
+        # Each director is judged alone: of many, some always ended a long run last
+        director, worst = max(ends, key=lambda one: one[1].timed_out_in_a_row)
+        if worst.timed_out_in_a_row >= TIMED_OUT and (worst.failed or stats.live):
+            runs = several(worst.timed_out_in_a_row, "run")
+            yield _found(
+                "runs_time_out", queue, runs=runs, director=director.name, id=worst.failed_id, waits=waits(stats)
+            )
+            continue
+        failed, ended = sum(one.failed for _, one in ends), sum(one.ended for _, one in ends)
+        if 2 * failed - ended >= MORE_FAIL:
+            newest = max((one for _, one in ends), key=lambda one: one.failed_ms).failed_id
+            level: Level = "bad" if failed == ended >= 2 * MORE_FAIL else "warn"
+            yield _found("model_failing", queue, level=level, failed=failed, runs=several(ended, "run"), id=newest)
+
+
+def _memory(situation: Situation) -> Iterator[Finding]:
+    memory = situation.closer.memory
+    if (level := memory_level(memory)) is not None:
+        code: Code = "redis_full" if memory.part >= 1 else "redis_filling"
+        yield _found(code, level=level, used=bytes_in_words(memory.used), limit=bytes_in_words(memory.limit))
+    holder = situation.closer.holder
+    # With half of the data but little of the memory it is not what fills Redis
+    most = max(MOST_OF_DATA * holder.total, MOST_OF_DATA / 2 * memory.used) if holder else 0.0
+    if holder and memory.part > FILLING and holder.accounts > 1 and holder.bytes > most:
+        yield _found(
+            "account_holds_most",
+            account=holder.account,
+            its=bytes_in_words(holder.bytes),
+            total=bytes_in_words(holder.total),
+            accounts=several(holder.accounts, "account"),
+            part=memory.part,
+        )
+
+
+def memory_level(memory: Fullness) -> Level | None:
+    """Return how bad it is that so much is used, or None while there is room."""
+    if memory.part <= FILLING:
+        return None
+    return "bad" if memory.part > NEARLY_FULL else "warn"
+
+
+def bytes_in_words(size: int) -> str:
+    return f"{size / (1 << 20):,.0f} MB"
+
+
+def _expiring(situation: Situation) -> Iterator[Finding]:
+    expiring = sorted(situation.closer.expiring, key=lambda one: one.at_ms)
+    if expiring:
+        accounts = some(sorted({one.account for one in expiring}))
+        left = span((expiring[0].at_ms - situation.closer.now_ms) / 1000)
+        tokens = several(len(expiring), "token")
+        yield _found("token_expires", tokens=tokens, accounts=accounts, days=SOON_DAYS, id=expiring[0].id, left=left)
+
+
+def _releases(situation: Situation) -> Iterator[Finding]:
+    alive = [one for one in situation.directors if one.is_alive]
+    others = [one for one in alive if one.last.about.version not in ("", __version__)]
+    if others:
+        names = some([f"{one.name} has {one.last.about.version}" for one in others])
+        count = several(len(others), "director")
+        yield _found("former_release", directors=count, all=len(alive), ours=__version__, names=names)
 
 
 def _flooding(situation: Situation) -> Iterator[Finding]:
@@ -388,7 +460,13 @@ FINDERS: Final[tuple[Callable[[Situation], Iterator[Finding]], ...]] = (
     _directors_gone,
     _servers_unwell,
     _queues,
+    _hanging,
+    _failing,
+    _objectives,
     _flooding,
+    _memory,
     _dead,
     _webhooks,
+    _expiring,
+    _releases,
 )

@@ -11,23 +11,37 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Final, TypeVar
 
+import msgspec
 from msgspec import Struct
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, pipelined, text
+from director.broker.redis_client import ask, infos, pipelined, text
 from director.broker.replies import QueueStats
 from director.core.clock import Clock
+from director.core.data_bytes import Fullness
 from director.core.ids import PredictionId, QueueName
-from director.core.policy import Burns, burns
+from director.core.policy import LATE_MS, Burns, burns
 from director.core.samples import Sample
 from director.core.schema import spent_attempts
 from director.core.view import iso
 from director.diagnosis import findings
-from director.diagnosis.findings import Closer, Finding, Heaviest, Letter, Neglected, Situation, find, work_of
+from director.diagnosis.findings import (
+    Closer,
+    Expiry,
+    Finding,
+    Heaviest,
+    Holder,
+    Letter,
+    Neglected,
+    Situation,
+    Usual,
+    find,
+    work_of,
+)
 from director.diagnosis.views import DirectorView, QueueView, director_view, view_of
-from director.store.directors import Directors
-from director.store.owed import LATE_MS, Owed
+from director.store.directors import DirectorFound, Directors
+from director.store.owed import Owed
 from director.store.queues import QueueHistory, Queues
 from director.store.services import Services
 
@@ -86,9 +100,8 @@ class Overview:
         for start in range(0, len(seen), SLICE):
             queues |= await self._timed(self._queues.stats_of(seen[start : start + SLICE]))
             await self._clock.sleep(BREATH_S)
-        directors = await self._timed(self._directors.of(seen))
         count, late = await self._timed(self._owed.count())
-        closer = await self._timed(self._closer.look(queues, owed=count))
+        directors, found = await self._timed(self.judge(queues, owed=count, owed_late=late))
         self._took.append(self._spent_s)
         self._seen = len(queues)
         return Snapshot(
@@ -98,8 +111,21 @@ class Overview:
             directors=[director_view(one) for one in directors[:MOST_DIRECTORS]],
             more_directors=max(0, len(directors) - MOST_DIRECTORS),
             owed=OwedCount(count=count, late=late),
-            findings=find(Situation(queues=queues, directors=directors, owed_late=late, closer=closer)),
+            findings=found,
         )
+
+    async def judge(
+        self, queues: "Stats", *, owed: int = 0, owed_late: int = 0
+    ) -> tuple[list[DirectorFound], list[Finding]]:
+        """Return the directors of these queues, and the findings of the service as far as it has these queues."""
+        directors = await self._directors.of(list(queues))
+        closer = await self._closer.look(queues, directors, owed=owed)
+        return directors, find(Situation(queues=queues, directors=directors, owed_late=owed_late, closer=closer))
+
+    async def of_queue(self, queue: QueueName, *, owed: int = 0) -> list[Finding]:
+        """Return the findings that concern one queue, and those of the whole service."""
+        _, found = await self.judge(dict(await self._queues.stats_of([queue])), owed=owed)
+        return found
 
     @property
     def rest_s(self) -> float:
@@ -118,6 +144,10 @@ MOST_CROWDED: Final = 10
 MOST_ACCOUNTS: Final = 1_000
 MOST_LETTERS: Final = 20
 MOST_PROMISING: Final = 50
+MOST_LONG: Final = 50  # queues
+MOST_EXPIRING: Final = 100  # tokens
+DAY_MS: Final = 86_400_000
+SERVICE: Final = ("service_ms", "service_dev", "service_n", "service_cost")
 MOST_BURNING: Final = 5  # an hour of one queue takes some milliseconds to read
 SOON_SAMPLES: Final = 30
 AT_ONCE: Final = 50  # queues per write
@@ -132,8 +162,9 @@ class CloserLook:
     _redis: Redis
     _owed: Owed
 
-    async def look(self, queues: Stats, *, owed: int) -> Closer:
+    async def look(self, queues: Stats, directors: Sequence[DirectorFound] = (), *, owed: int) -> Closer:
         now_ms, answer_ms = await self._answered()
+        holder, expiring = await self._of_accounts(now_ms)
         return Closer(
             now_ms=now_ms,
             redis_ms=answer_ms,
@@ -142,7 +173,39 @@ class CloserLook:
             letters=await self._letters([queue for queue, stats in queues.items() if stats.dead][:MOST_LETTERS]),
             burns=await self._burns(queues, now_ms),
             failing=await self._owed.failing(after=findings.FAILING_AFTER) if owed else (),
+            memory=Fullness.of(await infos(self._redis, "memory")),
+            usual=await self._usual(directors, now_ms),
+            holder=holder,
+            expiring=expiring,
         )
+
+    async def _usual(self, directors: Sequence[DirectorFound], now_ms: int) -> dict[QueueName, Usual]:
+        """Return how long runs usually take, of the queues in which one runs for long."""
+        since_ms = now_ms - findings.LEAST_HANG_S * 1000
+        long = [queue for queue, runs in findings.oldest_runs(directors).items() if runs[0][1].since_ms < since_ms]
+        known = await self._each([("hmget", (keys.meta(queue), SERVICE)) for queue in long[:MOST_LONG]])
+        return {
+            queue: Usual(
+                mean_s=float(mean or 0) / 1000,
+                deviation_s=float(dev or 0) / 1000,
+                runs=int(runs or 0),
+                cost=float(cost or 1),
+            )
+            for queue, (mean, dev, runs, cost) in zip(long, known, strict=False)
+        }
+
+    async def _of_accounts(self, now_ms: int) -> tuple[Holder | None, list[Expiry]]:
+        """Return the account with the most data, as a keeper found it, and tokens that were used and expire soon."""
+        until_ms = now_ms + findings.SOON_DAYS * DAY_MS
+        written, soon = await self._each(
+            [
+                ("get", (keys.data_first(),)),
+                ("zrangebyscore", (keys.expiring(), now_ms, until_ms, 0, MOST_EXPIRING, True)),
+            ]
+        )
+        named = [(*text(member).partition(" "), int(at_ms)) for member, at_ms in soon]
+        expiring = [Expiry(account, token, at_ms) for account, _, token, at_ms in named]
+        return None if written is None else msgspec.json.decode(written, type=Holder), expiring
 
     async def _answered(self) -> tuple[int, float]:
         took = []
@@ -199,11 +262,7 @@ class CloserLook:
         history = QueueHistory(self._redis)
         promising = [queue for queue, stats in queues.items() if stats.objectives and stats.live][:MOST_PROMISING]
         soon = (await history.many(promising, most=SOON_SAMPLES)).items()
-        hot = [
-            one
-            for one, samples in soon
-            if any(lane["5m"].rate > findings.HOT for lane in judged(one, samples).values())
-        ]
+        hot = [one for one, samples in soon if any(lane["5m"].rate > 1 for lane in judged(one, samples).values())]
         return {queue: judged(queue, samples) for queue, samples in (await history.many(hot[:MOST_BURNING])).items()}
 
     async def _each(self, asked: Sequence[tuple[str, tuple[Any, ...]]]) -> list[Any]:

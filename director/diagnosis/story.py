@@ -9,10 +9,13 @@ from typing import Final
 from msgspec import UNSET, Struct, UnsetType
 
 from director.core.ids import PredictionId, QueueName
+from director.core.policy import LATE_MS
 from director.core.schema import Eta, Known, Outlook, Place, Record, spent_attempts
 from director.core.states import Status
 from director.core.view import DeliveryAttempt, delivery_attempt, iso, place
 from director.core.webhooks import host_of
+from director.core.words import span
+from director.diagnosis.kinds import Code, Stage, Who
 
 CROWD: Final = 20
 SLOW_STORY_MS: Final = 50.0  # of one answer, to which a busy process may add
@@ -88,8 +91,19 @@ class Coming(Struct, frozen=True):
     detail: str
 
 
+class Cause(Struct, frozen=True, kw_only=True):
+    """A finding that concerns it. `who` can act, and `ask` is the command that shows more or repairs it."""
+
+    code: Code
+    title: str
+    who: Who
+    detail: str
+    ask: str
+
+
 class Story(Struct, frozen=True, kw_only=True):
-    """The whole story. `queue` is as on a prediction, only while it waits.
+    """The whole story. `queue` is as on a prediction, only while it waits. `causes` say what holds it up, worst first;
+    only operators read them.
 
     Without events it is unknown which directors released it. `redis_ms` is set if Redis was slow to tell this.
     """
@@ -107,6 +121,7 @@ class Story(Struct, frozen=True, kw_only=True):
     ended: Ended | None = None
     webhook: Owed | None = None
     has_events: bool = True
+    causes: Sequence[Cause] | UnsetType = UNSET
     redis_ms: float | UnsetType = UNSET
 
 
@@ -119,7 +134,7 @@ class Stay(Struct, frozen=True):
     is_spent: bool = True
 
 
-def tell(known: Known, *, took_ms: float = 0) -> Story:
+def tell(known: Known, *, took_ms: float = 0, causes: Sequence[Cause] | UnsetType = UNSET) -> Story:
     """Return the story so far. `took_ms` is how long it took to read."""
     record = known.record
     return Story(
@@ -136,8 +151,16 @@ def tell(known: Known, *, took_ms: float = 0) -> Story:
         ended=_ended(record),
         webhook=_owed(known),
         has_events=bool(known.events),
+        causes=causes,
         redis_ms=round(took_ms, 1) if took_ms > SLOW_STORY_MS else UNSET,
     )
+
+
+def stage_of(known: Known) -> Stage | None:
+    """Return what goes on with it, or None if nothing does."""
+    if known.record.is_terminal:
+        return None if known.owed is None else "owes"
+    return "runs" if known.record.token else "waits"
 
 
 def _submitted(known: Known) -> Submitted:
@@ -259,6 +282,8 @@ def _waited_for(known: Known) -> Iterator[Coming]:
     attempt = _attempt(known.record.attempt + 1, known.attempts)
     if known.record.leaving:
         yield Coming("move", None, "it is on its way to another Redis server: `director queues migrate` continues")
+    elif known.due is not None and known.due < known.now - LATE_MS:
+        yield Coming("attempt", iso(known.due), f"{attempt}, overdue for {_overdue(known.due, known)}: no keeper acts")
     elif known.due is not None:
         yield Coming("attempt", iso(known.due), f"{attempt}, not before that")
     else:
@@ -280,7 +305,7 @@ STOPPED: Final = {
     "no_director": "a director serves its queue: none does now",
     "setup_failed": "the setup of a model server succeeds: each one fails now",
     "server_auth": "a model server accepts the key of its director",
-    "servers_starting": "a model server is ready",
+    "servers_starting": "a model server is ready: none is now",
     "breaker_open": "a run has succeeded: the servers failed in a row",
 }
 
@@ -297,8 +322,15 @@ def _held_on(known: Known) -> Iterator[Coming]:
     lost = "it is a dead letter" if is_last else f"{_attempt(record.attempt + 1, known.attempts)} begins"
     if known.lease is not None and known.lease > known.now:
         yield Coming("lease", iso(known.lease), f"without a heartbeat until then, {lost}")
+    elif known.lease is not None and known.lease < known.now - LATE_MS:
+        detail = f"it expired {_overdue(known.lease, known)} ago and no keeper acts: once one takes it back, {lost}"
+        yield Coming("lease", iso(known.lease), detail)
     else:
         yield Coming("lease", _iso(known.lease), f"its director went silent: a keeper takes it back, and {lost}")
+
+
+def _overdue(at_ms: int, known: Known) -> str:
+    return span((known.now - at_ms) / 1000)
 
 
 def _limits(record: Record) -> Iterator[Coming]:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import Final
 
 from director.broker.replies import Hold
@@ -22,6 +23,7 @@ from director.core.states import WebhookEvent
 from director.execution.tracker import Stop, Tracker
 from director.runtime import crash
 from director.servers.runners.runner import Runner
+from director.store.directors import RunFound
 from director.webhooks.delivery import Outbox
 
 log = logging.getLogger(__name__)
@@ -54,6 +56,7 @@ class ActiveClaim:
     never_began: bool = False
     is_left: bool = False
     older: "ActiveClaim | None" = None
+    limit_s: float = 0.0
     _following: asyncio.Task[object] | None = None
     _stopping: asyncio.Task[None] | None = None
     _limit: asyncio.TimerHandle | None = None
@@ -116,6 +119,7 @@ class ActiveClaim:
         self.older = None
 
     def limit(self, seconds: float) -> None:
+        self.limit_s = seconds
         self._limit = asyncio.get_running_loop().call_later(seconds, self.stop, Stop.RUN_LIMIT)
 
     def stop(self, why: Stop) -> None:
@@ -222,6 +226,20 @@ class ActiveClaims:
     def of_queue(self, queue: QueueName) -> list[tuple[PredictionId, Token]]:
         found = [active for active in self._claims.values() if active.claim.record.queue == queue]
         return [(active.claim.id, active.claim.token) for active in found if not active.is_lost]
+
+    def oldest(self, queue: QueueName, *, now_ms: int) -> RunFound | None:
+        """Return the run of this queue that began first, of those that have not ended."""
+        running = [
+            (began_at, active)
+            for active in self._claims.values()
+            if (began_at := active.tracker.began_at) is not None
+            if active.claim.record.queue == queue and not active.tracker.is_over
+        ]
+        if not running:
+            return None
+        began_at, active = min(running, key=itemgetter(0))
+        since_ms = now_ms - round((active.clock.monotonic() - began_at) * 1000)
+        return RunFound(id=active.claim.id, since_ms=since_ms, limit_s=active.limit_s, cost=active.claim.record.cost)
 
     def find(self, prediction_id: PredictionId, token: Token) -> ActiveClaim | None:
         active = self._claims.get(prediction_id)

@@ -312,6 +312,7 @@ class Director:
             redis=self._shared.waits,
             clock=self._clock,
             lease_s=settings.lease_s,
+            metering=self._shared.metering,
         )
         consumer = Consumer(
             queue=queue,
@@ -404,7 +405,7 @@ class Director:
     async def _introduce(self, server: Server, health: ServerHealth) -> str:
         """Register the version of a server that became ready. Return why the server gets no work, '' if it does."""
         schema = await server.runner.openapi_schema()
-        server.has_schema = schema is not None
+        server.has_schema, server.is_other_version = schema is not None, False
         if schema is None:
             log.warning("the model server shows no schema", extra={"server": server.runner.url, "mend": MEND_SCHEMA})
         if schema is not None and self._settings.version:
@@ -412,6 +413,7 @@ class Director:
         # Under one lock, so that no server is registered for a version while another server replaces it
         async with self._registering:
             if why := self._other_version(server, schema):
+                server.is_other_version = True
                 return why
             self._schema = schema or self._schema  # a server that does not answer now must not undo what is known
             self._server_kind = health.server or self._server_kind
@@ -421,7 +423,8 @@ class Director:
     async def _compare(self, server: Server, schema: Raw) -> None:
         """Log that a server's schema is not the one published under the version that the operator gave."""
         known = await self._catalog.version(self._settings.model, self._version)
-        if known is not None and known.schema not in (OPEN_SCHEMA, schema):
+        server.is_other_version = known is not None and known.schema not in (OPEN_SCHEMA, schema)
+        if server.is_other_version:
             facts = {"server": server.runner.url, "version": self._version, "mend": "give this build its own --version"}
             log.error("the model server shows another schema than its version has", extra=facts)
 

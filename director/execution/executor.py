@@ -399,7 +399,8 @@ class Run:
             else:
                 crash.at("after_finish")
                 if finished:
-                    self._figures.ended(self._claim.record, end.status, end.code, now_ms=self._clock.now_ms())
+                    run_s, now_ms = self._measured.get("run_time", 0.0), self._clock.now_ms()
+                    self._figures.ended(self._claim.record, end.status, end.code, now_ms=now_ms, run_s=run_s)
                     self._count_data(end, output)
                     if self._data_bytes:
                         await self._count_files()

@@ -25,8 +25,9 @@ from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import QueueName
 from director.execution.active_claims import ActiveClaims
+from director.execution.metering import Metering
 from director.servers.servers import Server, Servers, Standing
-from director.store.directors import About, ServerFound
+from director.store.directors import About, EndsFound, RunFound, ServerFound
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class SelfReport:
         self._since_ms = self.clock.now_ms()
         self._states: dict[str, tuple[str, int]] = {}  # by URL: the state and the time it was first seen
 
-    def encoded(self, *, held: int) -> bytes:
+    def encoded(self, *, held: int, oldest: RunFound | None = None, ends: EndsFound | None = None) -> bytes:
         """Return the report as JSON. `held`: the number of claims that this heartbeat extends."""
         servers = self.servers.all
         known, now_ms = self._states, self.clock.now_ms()
@@ -67,6 +68,8 @@ class SelfReport:
             held=held,
             servers=tuple(map(self._found, servers[:MOST_SERVERS])),
             more=max(0, len(servers) - MOST_SERVERS),
+            oldest=oldest,
+            ends=ends,
         )
         return msgspec.json.encode(about)
 
@@ -80,6 +83,7 @@ class SelfReport:
             detail=server.trouble[:LONGEST_DETAIL],
             failed_starts=server.failed_starts,
             has_schema=server.has_schema,
+            is_other_version=server.is_other_version,
         )
 
 
@@ -99,6 +103,7 @@ class Heartbeat:
     redis: Redis
     clock: Clock
     lease_s: float
+    metering: Metering
 
     def __post_init__(self) -> None:
         self._report = SelfReport(self.servers, self.clock)
@@ -156,12 +161,17 @@ class Heartbeat:
             claims=claims,
             slots=standing.slots,
             state=standing.state,
-            about=self._report.encoded(held=len(claims)),
+            about=self._about(queue, held=len(claims)),
         )
         for (prediction_id, token), hold in zip(claims, holds, strict=True):
             if (active := self.claims.find(prediction_id, token)) is not None:
                 active.apply_hold(hold)
         return holds
+
+    def _about(self, queue: QueueName, *, held: int) -> bytes:
+        now_ms = self.clock.now_ms()
+        oldest = self.claims.oldest(queue, now_ms=now_ms)
+        return self._report.encoded(held=held, oldest=oldest, ends=self.metering.of(queue).recent.found(now_ms))
 
     @property
     def _standing(self) -> Standing:

@@ -3,7 +3,9 @@
 Decides nothing. A run costs a few microseconds here: the series of a queue are looked up once and then kept.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from itertools import takewhile
 from typing import Final
 
 import msgspec
@@ -16,12 +18,13 @@ from director.core.ids import LANES, QueueName
 from director.core.schema import Record, TraceHeaders, spent_attempts
 from director.core.states import Status
 from director.execution.active_claims import ActiveClaims
-from director.execution.tracker import FAULTS, STOPS, VERDICTS, End, ErrorClass, Finish, GiveBack, Tracker
+from director.execution.tracker import FAULTS, STOPS, VERDICTS, End, ErrorClass, Finish, GiveBack, Stop, Tracker
 from director.runtime.metric_table import METRICS, QueueNames
 from director.runtime.metrics import Counter, RedisMeter, Registry, WebhookMeter
 from director.runtime.tracing import Facts, Span, Tracing, facts_of
 from director.servers.runners.runner import Ended, HealthStatus, Outcome
 from director.servers.servers import Server, Servers
+from director.store.directors import EndsFound
 
 MOST_QUEUES: Final = 500
 MOST_ATTEMPTS: Final = 3
@@ -109,6 +112,41 @@ class Metering(Collector):
         return found
 
 
+RECENT: Final = 50  # ends
+RECENT_MS: Final = 900_000
+FORGETS: Final = 0.998  # of the longest run's time after each run: half of it after 350 runs
+NOT_OF_THE_MODEL: Final = frozenset({"invalid_input", "moderation_refused"})  # one caller may cause many of these
+
+
+class RecentEnds:
+    """The last ends of one queue here. Findings judge by them whether its model fails: see `EndsFound`."""
+
+    def __init__(self) -> None:
+        self._ends = deque[tuple[int, str, str]](maxlen=RECENT)
+        self._longest_s = 0.0
+
+    def add(self, prediction_id: str, status: Status, code: str, now_ms: int, *, run_s: float = 0.0) -> None:
+        if status is Status.SUCCEEDED:
+            self._longest_s = max(run_s, self._longest_s * FORGETS)
+            self._ends.append((now_ms, "", prediction_id))
+        elif status is Status.FAILED and code not in NOT_OF_THE_MODEL:
+            self._ends.append((now_ms, code or status, prediction_id))
+
+    def found(self, now_ms: int) -> EndsFound:
+        recent = [end for end in self._ends if now_ms - end[0] <= RECENT_MS]
+        # Old ends count here, because a run limit may be longer than what is recent
+        in_a_row = takewhile(lambda end: end[1] == STOPS[Stop.RUN_LIMIT][1], reversed(self._ends))
+        failed_ms, _, failed_id = next((end for end in reversed(self._ends) if end[1]), (0, "", ""))
+        return EndsFound(
+            ended=len(recent),
+            failed=sum(1 for end in recent if end[1]),
+            timed_out_in_a_row=sum(1 for _ in in_a_row),
+            failed_id=failed_id,
+            failed_ms=failed_ms,
+            longest_s=round(self._longest_s, 3),
+        )
+
+
 class QueueSeries:
     """The series of one queue, which a run looks up once."""
 
@@ -126,6 +164,7 @@ class QueueSeries:
         self.eta = {side: rows.eta.labels(name, side) for side in ("late", "early")}
         self.times = [(time, histogram.labels(name)) for time, histogram in rows.times.items()]
         self.ends: dict[tuple[Status, str], Counter] = {}
+        self.recent = RecentEnds()
         # an alert rule does not see a rise of a counter that begins at one
         rows.released.labels(name, ErrorClass.INFRASTRUCTURE, "dead")
         rows.ends.labels(name, Status.FAILED, FAULTS[Outcome.FAILED].code)
@@ -148,12 +187,13 @@ class QueueSeries:
             if name in metrics:
                 histogram.observe(metrics[name])
 
-    def ended(self, record: Record, status: Status, code: str, *, now_ms: int) -> None:
+    def ended(self, record: Record, status: Status, code: str, *, now_ms: int, run_s: float) -> None:
         error = error_label(code) or NONE
         found = self.ends.get((status, error))
         if found is None:
             found = self.ends[status, error] = self._rows.ends.labels(self.name, status, error)
         found.inc()
+        self.recent.add(record.id, status, code, now_ms, run_s=run_s)
         self.total.observe(max(0, now_ms - record.created) / 1000)
 
     def given_back(self, end: GiveBack, became: Requeued) -> None:

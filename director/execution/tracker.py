@@ -141,7 +141,7 @@ FAULTS: Final[dict[Outcome, Fault]] = {
 # The reason to stop → the end, whatever the server answers. A drain has no row: it releases the claim.
 STOPS: Final[dict[Stop, tuple[Status, str, str]]] = {
     Stop.USER: (Status.CANCELED, "", ""),
-    Stop.DEADLINE: (Status.CANCELED, "", ""),
+    Stop.DEADLINE: (Status.CANCELED, "deadline_exceeded", ""),
     Stop.RUN_LIMIT: (Status.FAILED, "timed_out", "Prediction timed out"),
     Stop.TOO_LARGE: (Status.FAILED, "output_too_large", "The output is larger than what is kept."),
     Stop.UNSTORED: (Status.FAILED, "output_not_stored", "A file of the output could not be stored."),

@@ -18,6 +18,7 @@ from director.broker.redis_client import client
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable, UnknownQueue
 from director.core.settings import KeeperSettings
+from director.diagnosis.overview import Overview
 from director.diagnosis.scaling import Scaling
 from director.files.choose import StoreCheck, store_in
 from director.files.data_files import DataFiles
@@ -112,7 +113,8 @@ class Keeper:
         webhooks = Webhooks(scripts, services.accounts, sender, clock, schedule, tracing, told)
         self.courier = Courier(redis, scripts, registry, webhooks, clock, metering.put_off, breakers)
         shares = Shares(redis, clock)
-        observer = Observer(redis, scripts, registry, metering.names, settings, clock, shares)
+        overview = Overview.of(services)
+        observer = Observer(redis, scripts, registry, metering.names, settings, clock, shares, overview)
         metering.show(observer)
         time = ServerTime(redis, scripts, clock, lease_s=lease_s)
         reaper = Reaper(scripts, registry, time, lease_s, metering.reaped)

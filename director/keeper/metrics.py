@@ -6,6 +6,7 @@ the server's time: after a longer look the next is later, up to a minute.
 
 import heapq
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import add, itemgetter
@@ -26,6 +27,7 @@ from director.core.errors import UnknownQueue, UnsafeBackend
 from director.core.ids import PredictionId, QueueName
 from director.core.policy import Burns, Lane, burns
 from director.core.settings import KeeperSettings
+from director.diagnosis.overview import MOST_QUEUES, Overview
 from director.keeper.registry import Registry
 from director.keeper.shares import Shares
 from director.runtime.metric_table import METRICS, OTHER, QueueNames
@@ -85,6 +87,7 @@ OF_LANES: Final[Mapping[str, tuple[Callable[[QueueStats, Lane], float | None], F
 BURN: Final = "director_objective_burn_rate"
 OF_TENANTS: Final = "director_queue_tenant_waiting"
 DATA_OF_ACCOUNTS: Final = "director_account_data_bytes"
+FINDINGS: Final = "director_findings"
 OF_THE_WHOLE: Final = (
     "director_queues",
     "director_state_look_seconds",
@@ -98,6 +101,7 @@ OF_THE_WHOLE: Final = (
     "director_data_largest_bytes",
     "director_data_share_bytes",
     DATA_OF_ACCOUNTS,
+    FINDINGS,
 )
 
 
@@ -159,6 +163,7 @@ class Observer(Collector):
     _settings: KeeperSettings
     _clock: Clock
     _shares: Shares
+    _overview: Overview
     pause_s: float = LOOK_S
     _seen: dict[QueueName, Seen] = field(default_factory=dict)
     _state: State | None = None
@@ -193,18 +198,28 @@ class Observer(Collector):
         began = time.perf_counter()
         for start in range(0, len(asked), AT_ONCE):
             await self._look(asked[start : start + AT_ONCE])
-        took_s = time.perf_counter() - began
         there = set(queues)
         self._seen = {queue: seen for queue, seen in self._seen.items() if queue in there}
+        found = await self._findings()
+        took_s = time.perf_counter() - began
         whole = {"director_queues": float(len(queues)), **await self._owed(), **await self._server()}
         whole |= self._held()
         self.pause_s = min(max(LOOK_S, took_s / SHARE), LONGEST_S)
         whole["director_state_look_seconds"] = took_s
         state = folded(self._seen, self._names, whole)
         held = self._shares.last if self._settings.metrics_tenants else None
-        state = {**state, DATA_OF_ACCOUNTS: {(name,): float(size) for name, size in held.first} if held else {}}
+        of_accounts: dict[Labels, float] = {(name,): float(size) for name, size in held.first} if held else {}
+        state = {**state, DATA_OF_ACCOUNTS: of_accounts, FINDINGS: found}
         self._state, self._since_s = state, self._clock.monotonic()
         return self._state
+
+    async def _findings(self) -> dict[Labels, float]:
+        """Return how many findings of each code there are, by queue, where the page shows them too."""
+        busy_first = sorted(self._seen, key=lambda queue: (-self._seen[queue].stats.live, queue))[:MOST_QUEUES]
+        owed = len(await self._registry.owing())
+        _, found = await self._overview.judge({queue: self._seen[queue].stats for queue in busy_first}, owed=owed)
+        named = Counter((one.code, self._names.of(one.queue) if one.queue else "") for one in found)
+        return {labels: float(count) for labels, count in named.items()}
 
     async def _look(self, queues: Sequence[QueueName]) -> None:
         found = {queue: stats for queue, stats in (await sweep(queues, self._stats)).items() if stats is not None}

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 
 from director.broker import keys
 from director.broker.redis_client import ask, infos, pipelined, text, texts
 from director.core.clock import Clock
 from director.core.data_bytes import BUSY, Fullness, counted, fair_share, room_for_data
+from director.diagnosis.findings import Holder
 
 CALM_S: Final = 10.0  # between two looks while much memory is free
 LONGEST_S: Final = 60.0
@@ -58,9 +60,13 @@ class Shares:
         total = sum(held.values())
         share = fair_share(held.values(), room_for_data(memory, data=total)) if memory.limit else 0
         pause_s = min(CALM_S + took_s / SHARE, LONGEST_S)
+        kept_ms = int(1000 * max(LEAST_KEPT_S, KEPT * pause_s))
         if memory.limit:
-            kept_ms = int(1000 * max(LEAST_KEPT_S, KEPT * pause_s))
             await ask(lambda: self._redis.set(keys.data_share(), share, px=kept_ms))
+        if memory.part > BUSY:
+            account, most = max(held.items(), key=itemgetter(1), default=("", 0))
+            holder = Holder(account=account, bytes=most, total=total, accounts=len(held))
+            await ask(lambda: self._redis.set(keys.data_first(), msgspec.json.encode(holder), px=kept_ms))
         self._next_s = self._clock.monotonic() + pause_s
         first = heapq.nlargest(NAMED, held.items(), key=itemgetter(1))
         self.last = Held(len(held), total, max(held.values(), default=0), share, tuple(first))

@@ -108,6 +108,8 @@ director_state_age_seconds gauge
     Age of the state that the keeper last read. State older than a minute is not shown.
 director_state_look_seconds gauge
     Time that the keeper took to read the state.
+director_findings gauge code queue
+    Findings by `code`, as the doctor and the page show them; `queue` is empty for those of the whole service.
 director_queues gauge
     Number of queues.
 director_queue_waiting gauge queue lane

@@ -138,6 +138,7 @@ class Server(Struct, eq=False):
     `running`: those that have not ended. `full_at`: the value of `runs` when it was last full against our count.
     `run_s`: the recent average duration of successful runs. `since`: its last start. `failed_starts`: in a row.
     `is_reserved`: for one run alone, so that it gives no permits. `has_schema`: it showed one when it was ready.
+    `is_other_version`: that is not the schema of the version that is served.
     `doubt`: set when it needs a restart; it gets no work until the watch has seen to that. `refusal`: why it did not
     let the director in; '' otherwise.
     """
@@ -161,6 +162,7 @@ class Server(Struct, eq=False):
     failed_starts: int = 0
     is_reserved: bool = False
     has_schema: bool = True
+    is_other_version: bool = False
 
     @property
     def can_run(self) -> bool:

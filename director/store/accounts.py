@@ -4,6 +4,7 @@ Of tokens only digests are kept. Webhook secrets are kept as they are, because s
 sign as this service does.
 """
 
+import contextlib
 import hashlib
 import re
 import secrets
@@ -19,7 +20,7 @@ from director.broker.redis_client import ask, pipelined, text, texts
 from director.core.account_limits import DEFAULT, UNLIMITED, AccountLimits
 from director.core.clock import Clock, SystemClock
 from director.core.data_bytes import counted
-from director.core.errors import SettingsError
+from director.core.errors import BackendUnavailable, SettingsError
 from director.core.ids import LANES
 from director.core.webhooks import new_secret
 
@@ -32,6 +33,9 @@ LABEL: Final = r"^[A-Za-z0-9][A-Za-z0-9 ._@/-]{0,63}$"
 MOST_TOKENS: Final = 1_000  # of one account, since one answer lists them all
 LONGEST_MS: Final = 100 * 366 * 86_400_000  # a date after the year 9999 could not be shown
 HALF_MADE_MS: Final = 60_000
+SOON_MS: Final = 7 * 86_400_000
+LASTING_MS: Final = 4 * SOON_MS
+MOST_EXPIRING: Final = 1_000
 
 
 class Token(Struct, frozen=True, kw_only=True):
@@ -142,8 +146,27 @@ class Tokens:
         found = _token(name, fields)
         if found.created_ms is None:  # release 0.1.0 made it, which kept no list
             await ask(lambda: self._redis.zadd(keys.tokens(found.account), {name: 0}, nx=True))
-        is_over = found.expires_ms is not None and found.expires_ms <= self._clock.now_ms()
-        return None if is_over else found
+        if found.expires_ms is None:
+            return found
+        now_ms = self._clock.now_ms()
+        is_lasting = found.expires_ms - (found.created_ms or 0) >= LASTING_MS  # programs renew others themselves
+        if is_lasting and now_ms < found.expires_ms <= now_ms + SOON_MS:
+            await self._note_expiry(found, found.expires_ms, now_ms)
+        return found if now_ms < found.expires_ms else None
+
+    async def _note_expiry(self, token: Token, at_ms: int, now_ms: int) -> None:
+        """Tell operators that a token which is used expires soon. At most a thousand are kept, the first to expire."""
+
+        async def write() -> None:
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.zadd(keys.expiring(), {f"{token.account} {token.id}": at_ms})
+            pipe.zremrangebyscore(keys.expiring(), "-inf", now_ms)
+            pipe.zremrangebyrank(keys.expiring(), MOST_EXPIRING, -1)
+            pipe.pexpire(keys.expiring(), SOON_MS)
+            await pipe.execute()
+
+        with contextlib.suppress(BackendUnavailable):  # the token is good, and a full server refuses the note
+            await ask(write)
 
     async def of(self, account: str) -> list[Token]:
         """Return all tokens of this account, oldest first. Entries without a token are removed from the list."""
@@ -159,6 +182,8 @@ class Tokens:
 
     async def remove(self, token: Token) -> bool:
         is_gone = bool(await ask(lambda: self._redis.delete(keys.token(token.digest))))
+        if token.expires_ms is not None:
+            await ask(lambda: self._redis.zrem(keys.expiring(), f"{token.account} {token.id}"))
         await self._take_off(token.account, [token.digest.encode()])
         return is_gone
 
@@ -307,16 +332,19 @@ class Accounts:
         found = await self.tokens.found(token)
         if found is None:
             return None
-        written = await self.written(found.account)
+        account = await self.account(found.account)
+        return msgspec.structs.replace(
+            account, lanes=found.lanes, scopes=found.scopes, token_id=found.id, expires_ms=found.expires_ms
+        )
+
+    async def account(self, name: str) -> Account:
+        """Return an account without a token."""
+        written = await self.written(name)
         return Account(
-            name=found.account,
-            lanes=found.lanes,
-            scopes=found.scopes,
+            name=name,
             limits=self.limits_of(written),
             limits_rev=written.revision,
             type=written.type,
-            token_id=found.id,
-            expires_ms=found.expires_ms,
             suspension=written.suspension,
         )
 

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 FIRST: Final = "0-0"  # before every entry
 
 ChangeKind = Literal[
+    "accounts_brought",
     "account_created",
     "account_resumed",
     "account_suspended",
@@ -40,6 +41,8 @@ ChangeKind = Literal[
     "limits_set",
     "model_changed",
     "model_configured",
+    "predictions_canceled",
+    "predictions_retried",
     "queue_bounded",
     "queue_migrated",
     "queue_paused",

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text
-from director.core.ids import QueueName
+from director.core.ids import PredictionId, QueueName
 
 ALIVE_S: Final = 20.0  # as the scripts count them: ALIVE_MS in lib/keys
 MOST_OF_A_QUEUE: Final = 200
@@ -27,10 +27,36 @@ class ServerFound(Struct, frozen=True, kw_only=True):
     detail: str = ""
     failed_starts: int = 0
     has_schema: bool = True  # directors of older releases do not say
+    is_other_version: bool = False  # it shows another schema than the version that is served
+
+
+class RunFound(Struct, frozen=True, kw_only=True):
+    """A run that has begun. `limit_s` is its run limit, `cost` what its caller declared."""
+
+    id: PredictionId
+    since_ms: int
+    limit_s: float
+    cost: float = 1
+
+
+class EndsFound(Struct, frozen=True, kw_only=True):
+    """Ends of one queue at one director, of the last 15 minutes. `timed_out_in_a_row` are its newest ends, of any age,
+    `failed_id` its newest failure. `longest_s`: about the longest of the last few hundred runs that succeeded.
+    """
+
+    ended: int = 0
+    failed: int = 0
+    timed_out_in_a_row: int = 0
+    failed_id: str = ""
+    failed_ms: int = 0
+    longest_s: float = 0.0
 
 
 class About(Struct, frozen=True, kw_only=True):
-    """The report of a director with each heartbeat, by its own clock. `more` counts servers that it left out."""
+    """The report of a director with each heartbeat, by its own clock. `more` counts servers that it left out.
+
+    `oldest` is its oldest run of the queue. Directors of older releases report no runs and no ends.
+    """
 
     version: str = ""
     now_ms: int | None = None
@@ -38,6 +64,8 @@ class About(Struct, frozen=True, kw_only=True):
     held: int | None = None
     servers: tuple[ServerFound, ...] = ()
     more: int = 0
+    oldest: RunFound | None = None
+    ends: EndsFound | None = None
 
 
 class Beat(Struct, frozen=True, kw_only=True):
@@ -132,4 +160,5 @@ def about_of(written: bytes | None, *, at_ms: int) -> About:
         return about
     servers = tuple(replace(server, since_ms=server.since_ms - ahead_ms) for server in about.servers)
     since_ms = None if about.since_ms is None else about.since_ms - ahead_ms
-    return replace(about, since_ms=since_ms, servers=servers)
+    oldest = about.oldest and replace(about.oldest, since_ms=about.oldest.since_ms - ahead_ms)
+    return replace(about, since_ms=since_ms, servers=servers, oldest=oldest)

@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text
 from director.core.ids import Partition, PredictionId, QueueName
+from director.core.policy import LATE_MS
 from director.core.view import iso
 from director.core.webhooks import host_of
 from director.store.catalog import Catalog
@@ -17,10 +18,6 @@ MOST_LOOKED_AT: Final = 2_000
 MOST_SHOWN: Final = 100
 MOST_GLANCED_AT: Final = 200
 FIELDS: Final = ("queue", "account", "webhook", "completed", "owed_since", "tellings", "told")
-
-
-# A keeper looks every second. No keeper has seen a webhook that is this late.
-LATE_MS: Final = 5_000
 
 
 class FailingHost(Struct, frozen=True, kw_only=True):

@@ -1,7 +1,9 @@
 """Read live predictions of a queue, the runs of an account, idempotency keys, and messages of an end."""
 
+import heapq
 import re
 from collections.abc import AsyncIterator, Sequence
+from itertools import chain
 from typing import Any, Final, Literal
 
 from msgspec import Raw, Struct
@@ -22,6 +24,7 @@ LiveState = Literal["waiting", "running", "delayed"]
 MOST_LOOKED_AT: Final = 2_000  # of one page
 MOST_RUNNING: Final = 5_000  # more slots than any version has
 SLICE: Final = 200
+LISTS_AT_ONCE: Final = 100  # lists of accounts per write
 PLACE: Final = re.compile(r"([0-9]{1,15})-([0-9a-z]{26})")
 OWNED: Final = ("deployment", "account")
 FIELDS: Final = ("account", "status", "lane", "created", "started", "attempt", "holder", "claimed", "history")
@@ -85,6 +88,33 @@ class Predictions:
         else:
             found = await ask(lambda: self._redis.zrangebylex(key, low, high, start=0, num=count))
         return [PredictionId(text(name)) for name in found]
+
+    async def ids_of(
+        self, accounts: Sequence[str], kind: Kind, *, low: str, high: str, count: int
+    ) -> list[PredictionId]:
+        """Return the newest `count` ids of several accounts. Only those whose newest id is among them are read on."""
+        if len(accounts) > count:
+            first = await self._newest(accounts, kind, low=low, high=high, count=1)
+            newest = heapq.nlargest(count, [(ids[0], name) for name, ids in zip(accounts, first, strict=True) if ids])
+            accounts = [name for _, name in newest]
+        found = await self._newest(accounts, kind, low=low, high=high, count=count)
+        return heapq.nlargest(count, chain(*found))
+
+    async def _newest(
+        self, accounts: Sequence[str], kind: Kind, *, low: str, high: str, count: int
+    ) -> list[list[PredictionId]]:
+        found: list[list[PredictionId]] = []
+        for start in range(0, len(accounts), LISTS_AT_ONCE):
+            some = accounts[start : start + LISTS_AT_ONCE]
+            replies = await pipelined(
+                self._redis,
+                lambda pipe: [
+                    pipe.zrevrangebylex(keys.listing(name, kind), high, low, start=0, num=count)
+                    for name in some  # noqa: B023
+                ],
+            )
+            found += [[PredictionId(text(one)) for one in names] for names in replies]
+        return found
 
     async def stands_for(self, account: str, *, model: str, digest: str, fingerprint: str) -> PredictionId | None:
         """Return the prediction accepted with this key, or None. Raises IdempotencyMismatch for another request."""

@@ -8,6 +8,7 @@ from director.core.account_limits import UNLIMITED, AccountLimits
 from director.core.clock import Clock, SystemClock
 from director.files.data_files import DataFiles
 from director.store.accounts import Accounts
+from director.store.across import Across
 from director.store.administration import Administration, Suspensions
 from director.store.catalog import Catalog
 from director.store.changes import Changes
@@ -53,6 +54,15 @@ class Services:
         self.history = QueueHistory(redis)
         self.owed = Owed(redis, self.catalog)
         self.predictions = Predictions(redis)
+        self.across = Across(
+            redis,
+            scripts,
+            clock,
+            accounts=self.accounts,
+            catalog=self.catalog,
+            predictions=self.predictions,
+            changes=self.changes,
+        )
         self.queue_administration = QueueAdministration(scripts, self.changes)
         self.queues = Queues(redis, self.catalog, scripts)
         self.removal = Removal(redis, scripts, self.catalog)

@@ -123,7 +123,7 @@ end
 -- clients break on that status.
 local function settle_late(id, r, now)
   if r.begun ~= '' then
-    settle(id, r, 'canceled', {}, now)
+    settle(id, r, 'canceled', { code = 'deadline_exceeded' }, now)
   elseif r.late == 'aborted' then
     settle(id, r, 'aborted', {}, now)
   else

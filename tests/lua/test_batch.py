@@ -7,7 +7,7 @@ import pytest
 from redis.exceptions import ResponseError
 
 from director.broker import keys
-from director.core.errors import BackendUnavailable
+from director.core.errors import BackendFull
 from tests.support.keyspace import unchanged
 from tests.support.queue_driver import ACCOUNT, QueueDriver
 
@@ -104,7 +104,7 @@ async def test_full_server_refuses_a_batch_and_writes_nothing(driver: QueueDrive
     try:
         async with unchanged(driver.redis):
             answers = await together(*(driver.submit() for _ in range(8)))
-        assert {type(answer) for answer in answers} == {BackendUnavailable}
+        assert {type(answer) for answer in answers} == {BackendFull}
         assert all(answer.is_untouched for answer in answers)
     finally:
         await driver.redis.config_set("maxmemory", "0")

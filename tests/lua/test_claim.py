@@ -86,8 +86,8 @@ async def test_a_claim_sends_a_wakeup_only_while_more_waits(driver: QueueDriver)
     [
         ("aborted", False, Status.ABORTED, ""),
         ("", False, Status.FAILED, "deadline_exceeded"),
-        ("aborted", True, Status.CANCELED, ""),
-        ("", True, Status.CANCELED, ""),
+        ("aborted", True, Status.CANCELED, "deadline_exceeded"),
+        ("", True, Status.CANCELED, "deadline_exceeded"),
     ],
 )
 async def test_a_prediction_past_its_deadline_ends_by_the_table(

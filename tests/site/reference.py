@@ -32,7 +32,7 @@ from director.core.settings import (
 )
 from director.core.states import END_CODES, TERMINAL, TRANSITIONS, Status, WebhookEvent
 from director.core.view import PAUSED, REASONS
-from director.diagnosis.findings import KINDS, Kind
+from director.diagnosis.kinds import KINDS, Kind
 from director.runtime.metric_table import METRICS, Process
 
 ROOT: Final = Path(__file__).parents[2]
@@ -228,9 +228,17 @@ def findings() -> str:
         return ". ".join([title[0].upper() + title[1:], *whole]) + "."
 
     return table(
-        ("code", "level", "meaning", "command"),
+        ("code", "level", "meaning", "who can act", "command", "doctor's line", "alert"),
         [
-            (f"`{code}`", kind.level, said(kind), f"`{GAP.sub(lambda gap: gap[1].upper(), kind.ask)}`")
+            (
+                f"`{code}`",
+                kind.level,
+                said(kind),
+                kind.who,
+                f"`{GAP.sub(lambda gap: gap[1].upper(), kind.ask)}`",
+                kind.check,
+                f"`{kind.alert}`",
+            )
             for code, kind in KINDS.items()
         ],
     )

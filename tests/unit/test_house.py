@@ -57,6 +57,8 @@ PURE = (
     "director.core.settings",
     "director.core.states",
     "director.core.webhooks",
+    "director.core.words",
+    "director.diagnosis.kinds",
     "director.diagnosis.sizing",
     "director.diagnosis.story",
     "director.execution.tracker",

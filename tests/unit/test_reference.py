@@ -10,7 +10,7 @@ from api.reference import CHAPTERS
 from director.core.settings import described
 from director.core.states import END_CODES, Status, WebhookEvent
 from director.core.view import PAUSED, REASONS
-from director.diagnosis.findings import CODES, KINDS
+from director.diagnosis.kinds import CODES, KINDS
 from director.execution.tracker import DRAINED, FAULTS, STOPS, VERDICTS
 from director.runtime.metric_table import METRICS
 from director.servers.runners.answers import SERVER_AUTH

@@ -161,6 +161,11 @@ TRIES: Final[Mapping[Route, Sequence[Try]]] = {
     ("GET", "/admin/directors"): FOR_OPERATORS,
     ("GET", "/admin/owed"): FOR_OPERATORS,
     ("GET", "/admin/live"): [Try(answer=403, query="snapshots=1")],
+    ("GET", "/admin/predictions"): FOR_OPERATORS,
+    ("POST", "/admin/predictions/cancel"): [Try(answer=403, body={"ids": ["$running"]})],
+    ("POST", "/admin/predictions/retry"): [Try(answer=403, body={"ids": ["$running"]})],
+    ("POST", "/admin/predictions/{id}/cancel"): [Try(answer=403, at={"id": "$running"})],
+    ("POST", "/admin/predictions/{id}/retry"): [Try(answer=403, at={"id": "$running"})],
     ("GET", "/admin/dead"): FOR_OPERATORS,
     ("POST", "/admin/dead/revive"): [Try(answer=403, body={"ids": ["$dead"]})],
     ("POST", "/admin/dead/drop"): [Try(answer=403, body={"ids": ["$dead"]})],
@@ -205,13 +210,14 @@ RUN_SOMETHING: Final = (
     ("POST", "/deployments"),
     ("POST", "/deployments/{owner}/{name}/predictions"),
 )
-# The scope `admin` opens these: models and deployments of all, lists, and how a prediction stands
+# The scope `admin` opens these: models and deployments of all, lists, and predictions by their ids
 OPEN_TO_OPERATORS: Final = {
     *(route for route in TRIES if route[1].startswith(("/admin", "/models", "/deployments", "/collections"))),
     *(("POST", path) for path in ("/predictions", "/predictions/batch", "/procedures")),
     *(("GET", path) for path in ("/predictions", "/trainings", "/procedures", "/search")),
-    ("GET", "/predictions/{id}/explain"),
-    ("GET", "/predictions/{id}/webhooks"),
+    *(("GET", f"/{path}/{{id}}") for path in ("predictions", "trainings", "procedures")),
+    *(("POST", f"/{path}/{{id}}/cancel") for path in ("predictions", "trainings", "procedures")),
+    *(("GET", f"/predictions/{{id}}/{what}") for what in ("events", "explain", "webhooks")),
     ("POST", "/predictions/{id}/webhooks/redeliver"),
     ("QUERY", "/models"),
 }

@@ -19,7 +19,8 @@ from director.core.clock import SystemClock
 from director.core.ids import PredictionId, QueueName, lowest_id_at, new_prediction_id
 from director.core.policy import Policy
 from director.core.schema import Claim
-from director.diagnosis.findings import CODES, Finding
+from director.diagnosis.findings import Finding
+from director.diagnosis.kinds import CODES
 from director.diagnosis.overview import OwedCount, Snapshot
 from director.store.accounts import SCOPES, Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog

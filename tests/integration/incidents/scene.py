@@ -107,7 +107,7 @@ class Scene:
         return done.stdout
 
     async def findings(self) -> list[Finding]:
-        async with self._http(self.url) as http:
+        async with self.http() as http:
             answer = await http.get("/v1/admin/live", params={"snapshots": 1})
         event, data, *_ = answer.text.split("\n")
         assert event == "event: snapshot"
@@ -151,6 +151,9 @@ class Scene:
             said = await to_thread.run_sync(fires, promtool, incident.alert, page, queue)
             assert "SUCCESS" in said, said
         return finding
+
+    def http(self) -> httpx.AsyncClient:
+        return self._http(self.url)
 
     def _http(self, url: str) -> httpx.AsyncClient:
         headers = {"Authorization": f"Bearer {self.token}"}

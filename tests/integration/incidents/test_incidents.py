@@ -1,21 +1,26 @@
 """Test that each incident is named with its cause by the doctor, by explain, by the page's feed and by an alert."""
 
+import os
+import signal
 import time
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
 import pytest
+from redis.asyncio import Redis
 
+from director.broker import keys
 from director.core.policy import Policy
 from director.core.states import Status
 from director.store.directors import Directors
 from tests.integration.incidents.scene import Incident, Scene, scene
-from tests.support.cog import free_port, write_model
+from tests.support.cog import cog_process, free_port, write_model
 from tests.support.eventually import eventually
 from tests.support.live_director import director_process, supervised_cog
 from tests.support.proxy import losing_proxy
 from tests.support.queue_driver import QueueDriver
 from tests.support.servers import RedisServer, redis_server
+from tests.support.timed_server import timed_server
 
 MODELS = """
     import os
@@ -66,6 +71,20 @@ POISON = Incident(
     labels={"error": "infrastructure", "became": "dead"},
     holds=bool,
     process="director",
+)
+HANGS = Incident(
+    code="run_hangs",
+    alert="DirectorRunHangs",
+    metric="director_findings",
+    labels={"code": "run_hangs"},
+    holds=bool,
+)
+TIMES_OUT = Incident(
+    code="runs_time_out",
+    alert="DirectorRunsTimeOut",
+    metric="director_findings",
+    labels={"code": "runs_time_out"},
+    holds=bool,
 )
 GONE = Incident(code="director_gone", alert="DirectorLost", metric="director_reaped_total", holds=bool)
 LOOP = Incident(code="setup_loop", alert="DirectorSetupFailing", metric="director_queue_setup_failed", holds=bool)
@@ -125,6 +144,112 @@ async def test_dead_receiver_is_named(stage: Scene) -> None:
     assert finding.ask == f"director explain {told}"
     assert f"{host} takes no webhooks: 1 webhook owed there, the oldest for 11" in await stage.command("doctor")
     assert f"{host} failed the last" in await stage.command("explain", told)
+
+
+async def test_overdue_retry_without_a_keeper_is_explained(stage: Scene) -> None:
+    caller = await stage.caller("acme/overdue", Policy(attempts=3, backoff_s=1))
+    driver = QueueDriver(stage.redis, stage.scripts, caller.queue)
+    driver.now_ms = time.time_ns() // 1_000_000 - 60_000
+    lost = await caller.submit(text="a", now_ms=driver.now_ms)
+    await driver.release(await driver.claim_one(), spent=True, delay_s=1, error="lost", code="server_lost")
+    finding = await stage.finds("keeper_silent")
+    assert "1 retry that is due" in finding.detail
+    story = await stage.command("explain", lost)
+    assert "overdue for " in story
+    assert story.rstrip().endswith(": no keeper acts")
+    assert "No keeper acts: 1 retry that is due" in story
+    assert "an operator can act: `director keeper`" in story
+
+
+@pytest.mark.cog
+@pytest.mark.heavy
+async def test_runs_that_time_out_are_named(stage: Scene, folder: Path, tmp_path: Path) -> None:
+    caller = await stage.caller("acme/timing")
+    async with (
+        stage.keeper(),
+        cog_process(folder, stub="predict.py:Waiting") as cog,
+        director_process(stage.redis_url, cog.url, model=caller.model, run_limit_s=0.2, lease_s=3),
+    ):
+        late = [await caller.submit(gate=str(tmp_path / "never")) for _ in range(4)][-1]
+        finding = await stage.is_named(TIMES_OUT, caller.queue)
+        await caller.shows(late, status="failed")
+        assert "were stopped by the run limit" in finding.detail
+        assert finding.ask.startswith("director explain ")
+        assert f"Run after run reaches its limit ({caller.queue})" in await stage.command("doctor")
+
+
+@pytest.mark.heavy
+@pytest.mark.long
+async def test_run_that_hangs_is_named(stage: Scene) -> None:
+    caller = await stage.caller("acme/hanging")
+    await stage.redis.hset(keys.meta(caller.queue), mapping={"service_ms": 10, "service_dev": 1, "service_n": 50})  # type: ignore[misc]
+    async with (
+        timed_server(3600) as server,
+        stage.keeper(),
+        director_process(stage.redis_url, server.url, model=caller.model, lease_s=3),
+    ):
+        held = await caller.running(text="a")
+        waiting = await caller.submit(text="a")
+        finding = await stage.is_named(HANGS, caller.queue)
+        assert (finding.level, finding.ask) == ("bad", f"director explain {held}")
+        assert "usually take less than 20 s. It is stopped after 30.0 min. 1 waiting" in finding.detail
+        assert f"A run takes far longer than usual ({caller.queue})" in await stage.command("doctor")
+        for each in (held, waiting):
+            assert f"A run takes far longer than usual: {held} has run for" in await stage.command("explain", each)
+
+
+@pytest.mark.cog
+@pytest.mark.heavy
+@pytest.mark.long
+async def test_frozen_server_is_named(stage: Scene, folder: Path, tmp_path: Path) -> None:
+    caller = await stage.caller("acme/frozen")
+    async with (
+        cog_process(folder, stub="predict.py:Waiting") as cog,
+        director_process(stage.redis_url, cog.url, model=caller.model, lease_s=3),
+    ):
+        held = await caller.running(gate=str(tmp_path / "never"))
+        waiting = await caller.submit(gate=str(tmp_path / "never"))
+        os.killpg(cog.pid, signal.SIGSTOP)
+        try:
+            await stage.finds("servers_unwell", caller.queue)
+            for each in (held, waiting):
+                story = await stage.command("explain", each)
+                assert f"Servers are unwell: 1 of 1 server: {cog.url} is " in story
+                assert "The model's servers are starting" not in story
+        finally:
+            os.killpg(cog.pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def full_server() -> Iterator[RedisServer]:
+    with redis_server() as started:
+        yield started
+
+
+async def test_full_redis_is_named(full_server: RedisServer) -> None:
+    async with scene(full_server.url) as stage, stage.http() as http:
+        caller = await stage.caller("acme/full")
+        waiting = await caller.submit(text="a")
+        operator = Redis(unix_socket_path=str(full_server.socket))
+        await operator.set("filler", b"x" * (32 << 20))
+        used = (await stage.redis.info("memory"))["used_memory"]
+        await operator.config_set("maxmemory", int(used / 0.85))
+        filling = await stage.finds("redis_filling")
+        assert (filling.level, filling.who) == ("warn", "who runs Redis")
+        assert (await http.get("/readyz")).json()["accepting"] is True
+        await operator.config_set("maxmemory", int(used / 1.2))
+        finding = await stage.finds("redis_full")
+        assert "Creates are refused until data expires; reads and cancels work" in finding.detail
+        refused = await http.post("/v1/predictions", json={"version": f"{caller.model}", "input": {"text": "a"}})
+        assert (refused.status_code, refused.json()["code"]) == (503, "memory_full")
+        await eventually(
+            lambda: http.get("/readyz"), "it says so", until=lambda ready: ready.json()["accepting"] is False
+        )
+        ready = await http.get("/readyz")
+        assert (ready.status_code, ready.json()["ready"]) == (200, True)
+        assert (await http.get(f"/v1/predictions/{waiting}/explain")).status_code == 200
+        assert "fail  memory" in await stage.command("doctor")
+        await operator.aclose()
 
 
 @pytest.fixture

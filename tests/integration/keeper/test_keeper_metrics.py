@@ -15,12 +15,16 @@ from director.core.ids import QueueName
 from director.core.policy import Objective, Objectives, Policy
 from director.core.samples import MOST, PERIOD_S
 from director.core.settings import KeeperSettings
+from director.diagnosis.overview import CloserLook, Overview
 from director.keeper.metrics import CROWD, LOOK_S, SHARE, STALE_S, Observer
 from director.keeper.registry import Registry
 from director.keeper.shares import Shares
 from director.runtime.metric_table import QueueNames
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.directors import Directors
+from director.store.owed import Owed
+from director.store.queues import Queues
 from tests.integration.keeper.conftest import keeper_at
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
@@ -43,9 +47,13 @@ def observer_of(
     redis: Redis, scripts: Scripts, catalog: Catalog, clock: FakeClock, url: str, most: int = 500
 ) -> Observer:
     registry = Registry(redis, catalog, clock, keep_s=0)
-    return Observer(
-        redis, scripts, registry, QueueNames(most), KeeperSettings(redis_url=url), clock, Shares(redis, clock)
-    )
+    settings, overview = KeeperSettings(redis_url=url), overview_of(redis, scripts, catalog, clock)
+    return Observer(redis, scripts, registry, QueueNames(most), settings, clock, Shares(redis, clock), overview)
+
+
+def overview_of(redis: Redis, scripts: Scripts, catalog: Catalog, clock: FakeClock) -> Overview:
+    owed = Owed(redis, catalog)
+    return Overview(Queues(redis, catalog, scripts), Directors(redis), owed, CloserLook(redis, owed), clock)
 
 
 async def test_metrics_show_queue_state_and_acts_of_roles(server: RedisServer, present: QueueDriver) -> None:
@@ -145,11 +153,12 @@ async def test_heaviest_account_is_shown_as_share_without_name(
     assert state["director_queue_tenant_waiting"] == {}
     asked = KeeperSettings(redis_url=server.url, metrics_tenants=True)
     registry, shares = Registry(redis, catalog, FakeClock(), keep_s=0), Shares(redis, FakeClock())
-    state = await Observer(redis, scripts, registry, QueueNames(9), asked, FakeClock(), shares).run_once()
+    overview = overview_of(redis, scripts, catalog, FakeClock())
+    state = await Observer(redis, scripts, registry, QueueNames(9), asked, FakeClock(), shares, overview).run_once()
     named = state["director_queue_tenant_waiting"]
     assert len(named) == 5
     assert (named[present.queue, "loud"], named[present.queue, "quiet0"]) == (15, 1)
-    unnamed = Observer(redis, scripts, registry, QueueNames(0), asked, FakeClock(), shares)
+    unnamed = Observer(redis, scripts, registry, QueueNames(0), asked, FakeClock(), shares, overview)
     assert (await unnamed.run_once())["director_queue_tenant_waiting"] == {}
 
 

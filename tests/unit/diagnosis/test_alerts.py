@@ -40,6 +40,8 @@ A_CROWD = by_keepers("director_queue_waiting", "900x90")
 ONE_HAS_MOST = {f"director_queue_largest_share{{{OF_Q}}}": "0.95x90"}
 BURNS = {f'director_objective_burn_rate{{{OF_Q}, lane="normal", window="5m"}}': "18x90"}
 BURNT = {name.replace("5m", "1h"): values for name, values in BURNS.items()}
+SHARE = f'director_objective_share{{{OF_Q}, lane="normal"}}'
+ALL_LATE = dict.fromkeys((*BURNS, *BURNT), "9.75x90") | {SHARE: "0.9x90"}
 ABSENT = "absent"
 # A healthy service: two keepers, work that waits a little, runs that end
 WELL = {
@@ -55,11 +57,12 @@ WELL = {
     f'director_servers{{{OF_Q}, state="ready"}}': "2x90",
     f'director_servers{{{OF_Q}, state="setup_failed"}}': "0x90",
     f'director_servers{{{OF_Q}, state="resting"}}': "0x90",
-    f'director_objective_share{{{OF_Q}, lane="normal"}}': "0.95x90",
+    SHARE: "0.95x90",
     f'director_objective_met_total{{{OF_Q}, lane="normal"}}': "0+100x90",
     f'director_objective_missed_total{{{OF_Q}, lane="normal"}}': "0+1x90",
     f'director_objective_burn_rate{{{OF_Q}, lane="normal", window="5m"}}': "0.2x90",
     f'director_objective_burn_rate{{{OF_Q}, lane="normal", window="1h"}}': "0.2x90",
+    **{f'director_findings{{{OF_Q}, code="{code}"}}': "0x90" for code in ("run_hangs", "runs_time_out", "no_schema")},
     f'director_given_back_total{{{OF_Q}, error="infrastructure", became="dead"}}': "0x90",
     f'director_reaped_total{{{OF_Q}, became="waiting"}}': "5x90",
     f'director_reaped_total{{{OF_Q}, became="dead"}}': "0x90",
@@ -93,6 +96,11 @@ FAULTS = {
     "DirectorBreakerOpen": Fault({f"director_queue_breaker_open{{{OF_Q}}}": "0x9 1x80"}),
     "DirectorQueuePaused": Fault({f"director_queue_paused{{{OF_Q}}}": "0x9 1x80"}, "50m"),
     "DirectorObjectiveBurning": Fault(BURNS | BURNT, "70m", {"queue": Q, "lane": "normal"}),
+    "DirectorRunHangs": Fault({f'director_findings{{{OF_Q}, code="run_hangs"}}': "0x9 1x80"}),
+    "DirectorRunsTimeOut": Fault({f'director_findings{{{OF_Q}, code="runs_time_out"}}': "0x9 1x80"}),
+    "DirectorFinding": Fault(
+        {f'director_findings{{{OF_Q}, code="no_schema"}}': "0x9 1x80"}, "30m", {"queue": Q, "code": "no_schema"}
+    ),
     "DirectorTenantFlooding": Fault(ONE_HAS_MOST | A_CROWD),
     "DirectorDeadLettersGrowing": Fault({f"director_queue_dead{{{OF_Q}}}": "2x29 3x60"}, "35m"),
     "DirectorPoisonInput": Fault(
@@ -123,6 +131,7 @@ FAULTS = {
 }
 # The same faults, seen otherwise
 OTHERWISE = {
+    "DirectorObjectiveBurning": Fault(ALL_LATE, "70m", {"queue": Q, "lane": "normal"}),
     "DirectorSetupFailing": Fault({f'director_servers{{{OF_Q}, state="setup_failed"}}': "0x9 1x80"}),
     "DirectorPoisonInput": Fault({f'director_reaped_total{{{OF_Q}, became="dead"}}': "0x29 1x60"}, "35m"),
     "DirectorDeadLettersGrowing": Fault({f"director_queue_dead{{{OF_Q}}}": "_x29 1x60"}, "35m"),

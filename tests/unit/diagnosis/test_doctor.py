@@ -6,7 +6,8 @@ from msgspec.structs import replace
 from director.core.ids import QueueName
 from director.core.settings import CommonSettings
 from director.diagnosis.doctor import CHECKS, Look, examine, has_failed, open_holes
-from director.diagnosis.findings import MOST, Code, Finding
+from director.diagnosis.findings import MOST, Finding
+from director.diagnosis.kinds import Code
 
 SOUND = Look(
     address="redis://h:1/0",

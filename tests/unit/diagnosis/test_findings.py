@@ -4,12 +4,27 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from director import __version__
 from director.broker.replies import QueueStats
-from director.core.ids import QueueName
-from director.core.policy import Burn
+from director.core.data_bytes import Fullness
+from director.core.ids import PredictionId, QueueName
+from director.core.policy import Burn, Objective
 from director.core.view import iso
-from director.diagnosis.findings import MOST, Closer, Finding, Heaviest, Letter, Neglected, Situation, away, find
-from director.store.directors import About, Beat, DirectorFound, ServerFound
+from director.diagnosis.findings import (
+    MOST,
+    Closer,
+    Expiry,
+    Finding,
+    Heaviest,
+    Holder,
+    Letter,
+    Neglected,
+    Situation,
+    Usual,
+    away,
+    find,
+)
+from director.store.directors import About, Beat, DirectorFound, EndsFound, RunFound, ServerFound
 from director.store.owed import FailingHost
 
 NOW = 1_800_000_000_000
@@ -23,8 +38,9 @@ SERVER = ServerFound(url="http://gpu-1:5000", state="ready", since_ms=NOW - 60_0
 
 
 def director(name: str = "d1", *servers: ServerFound, silent_s: float = 1, **said: Any) -> DirectorFound:
-    about = About(since_ms=NOW - 3_600_000, held=1, servers=servers or (SERVER,))
-    about = replace(about, **{key: said.pop(key) for key in ("since_ms", "held") if key in said})
+    about = About(since_ms=NOW - 3_600_000, held=1, servers=servers or (SERVER,), version=__version__)
+    of_about = ("since_ms", "held", "version", "oldest", "ends")
+    about = replace(about, **{key: said.pop(key) for key in of_about if key in said})
     beat = Beat(queue=Q, at_ms=NOW - int(silent_s * 1000), slots=2, state=said.pop("state", "ready"), about=about)
     return DirectorFound(name=name, beats=(beat,), silent_ms=int(silent_s * 1000))
 
@@ -185,10 +201,159 @@ def test_slow_and_absent_redis_are_found() -> None:
     assert (away("Redis is away: TimeoutError").code, away("x").level) == ("redis_away", "bad")
 
 
-@pytest.mark.parametrize(("soon", "hour", "codes"), [(20.0, 15.0, [("objective_burning", "bad")]), (20.0, 2.0, [])])
-def test_objective_burns_only_over_both_windows(soon: float, hour: float, codes: list[tuple[str, str]]) -> None:
+BURNING = [("objective_burning", "bad")]
+MISSED = [("objective_missed", "warn")]
+
+
+@pytest.mark.parametrize(
+    ("share", "soon", "hour", "codes"),
+    [
+        (0.95, 20.0, 15.0, BURNING),
+        (0.95, 20.0, 2.0, MISSED),
+        (0.95, 20.0, 0.9, []),
+        (0.9, 9.75, 9.75, BURNING),
+        (0.9, 5.0, 5.0, MISSED),
+        (0.5, 2.0, 2.0, BURNING),
+        (0.5, 1.4, 1.4, MISSED),
+        (0.999, 12.0, 11.0, BURNING),
+    ],
+)
+def test_objective_of_any_share_burns_only_over_both_windows(
+    share: float, soon: float, hour: float, codes: list[tuple[str, str]]
+) -> None:
     windows = {"5m": Burn(met=0, missed=40, rate=soon), "1h": Burn(met=0, missed=90, rate=hour)}
-    assert found(closer={"burns": {Q: {"normal": windows}}}) == codes
+    objectives = {"normal": Objective(share=share, within_s=1)}
+    assert found(objectives=objectives, closer={"burns": {Q: {"normal": windows}}}) == codes
+
+
+def test_few_late_starts_of_an_hour_miss_no_objective() -> None:
+    windows = dict.fromkeys(("5m", "1h"), Burn(met=9, missed=1, rate=2.0))
+    objectives = {"normal": Objective(share=0.95, within_s=1)}
+    assert found(objectives=objectives, closer={"burns": {Q: {"normal": windows}}}) == []
+
+
+USUAL = Usual(mean_s=2.0, deviation_s=5.0, runs=50)  # at most 32 s
+
+
+def running(since_s: float, limit_s: float = 1800) -> DirectorFound:
+    oldest = RunFound(id=PredictionId("abc"), since_ms=NOW - int(since_s * 1000), limit_s=limit_s)
+    return director(oldest=oldest)
+
+
+def test_run_that_takes_far_longer_than_usual_is_found() -> None:
+    finding = only(running(75), slots=1, closer={"usual": {Q: USUAL}})
+    assert (finding.code, finding.level, finding.ask) == ("run_hangs", "bad", "director explain abc")
+    assert "abc has run for 75 s at d1, whose server looks healthy" in finding.detail
+    assert "usually take less than 32 s. It is stopped after 30.0 min" in finding.detail
+    assert found(running(75), slots=2, closer={"usual": {Q: USUAL}}) == [("run_hangs", "warn")], "another slot is free"
+    assert found(running(31), closer={"usual": {Q: USUAL}}) == []
+
+
+def test_run_of_an_unknown_model_hangs_after_half_of_its_limit() -> None:
+    usual = {"usual": {Q: Usual(mean_s=0.1, runs=4)}}
+    assert found(running(75), closer=usual) == []
+    assert "Too few runs have succeeded" in only(running(75, limit_s=120), closer=usual).detail
+
+
+def test_run_of_a_frozen_server_is_not_said_to_be_at_a_healthy_one() -> None:
+    frozen = running(75).beats[0]
+    about = replace(frozen.about, servers=(replace(SERVER, state="unreachable"),))
+    one = DirectorFound(name="d1", beats=(replace(frozen, about=about),), silent_ms=1000)
+    hangs = [found for found in find(situation(one, closer={"usual": {Q: USUAL}})) if found.code == "run_hangs"]
+    assert [" at d1. " in found.detail for found in hangs] == [True]
+
+
+def test_rare_long_runs_are_usual_while_a_director_remembers_them() -> None:
+    rare = director("d2", ends=EndsFound(ended=50, longest_s=60))
+    assert found(running(75), rare, closer={"usual": {Q: USUAL}}) == []
+    assert found(running(121), rare, closer={"usual": {Q: USUAL}}) == [("run_hangs", "warn")]
+
+
+def test_run_of_a_higher_declared_cost_may_take_as_much_longer() -> None:
+    oldest = RunFound(id=PredictionId("abc"), since_ms=NOW - 75_000, limit_s=1800, cost=10)
+    assert found(director(oldest=oldest), closer={"usual": {Q: replace(USUAL, cost=2.0)}}) == []
+    assert found(director(oldest=oldest), closer={"usual": {Q: replace(USUAL, cost=9.0)}}) == [("run_hangs", "warn")]
+
+
+def test_runs_of_milliseconds_hang_only_after_some_seconds() -> None:
+    usual = {"usual": {Q: Usual(mean_s=0.01, runs=50)}}
+    assert found(running(19), closer=usual) == []
+    assert found(running(21), closer=usual) == [("run_hangs", "warn")]
+
+
+def ended(name: str = "d1", **counts: Any) -> DirectorFound:
+    return director(name, ends=EndsFound(**{"failed_id": name, "failed_ms": NOW, **counts}))
+
+
+def test_runs_that_time_out_in_a_row_are_counted_at_each_director() -> None:
+    each = [ended(f"d{number}", ended=9, failed=1, timed_out_in_a_row=2) for number in range(5)]
+    assert found(*each) == [], "in many directors some last run took too long"
+    finding = only(*each, ended("d9", ended=3, failed=3, timed_out_in_a_row=3))
+    assert (finding.code, finding.level, finding.ask) == ("runs_time_out", "bad", "director explain d9")
+    assert "The last 3 runs at d9 were stopped by the run limit" in finding.detail
+
+
+def test_runs_that_timed_out_long_ago_count_while_there_is_work() -> None:
+    long_ago = ended(timed_out_in_a_row=3)
+    assert found(long_ago, live=1) == [("runs_time_out", "bad")]
+    assert found(long_ago, live=0) == []
+
+
+@pytest.mark.parametrize(
+    ("runs", "failed", "codes"),
+    [
+        (40, 23, [("model_failing", "warn")]),
+        (10, 10, [("model_failing", "bad")]),
+        (5, 5, [("model_failing", "warn")]),
+        (9, 5, []),
+        (40, 22, []),
+        (4, 4, []),
+        (0, 0, []),
+    ],
+)
+def test_model_that_fails_most_runs_is_found(runs: int, failed: int, codes: list[tuple[str, str]]) -> None:
+    assert found(ended(ended=runs, failed=failed)) == codes
+
+
+@pytest.mark.parametrize(
+    ("used", "codes"),
+    [(70, []), (80, [("redis_filling", "warn")]), (95, [("redis_filling", "bad")]), (101, [("redis_full", "bad")])],
+)
+def test_redis_that_fills_is_found(used: int, codes: list[tuple[str, str]]) -> None:
+    assert found(closer={"memory": Fullness(used << 20, 100 << 20)}) == codes
+    assert found(closer={"memory": Fullness(used << 20, 0)}) == [], "it may have all memory"
+
+
+def test_account_with_most_of_the_data_is_found_once_memory_is_used() -> None:
+    holder = Holder(account="noisy", bytes=60 << 20, total=100 << 20, accounts=3)
+    memory, fills = Fullness(160 << 20, 200 << 20), ("redis_filling", "warn")
+    assert found(closer={"holder": holder, "memory": memory}) == [fills, ("account_holds_most", "warn")]
+    finding = find(situation(closer={"holder": holder, "memory": memory}))[-1]
+    assert "noisy has 60 MB of the 100 MB that 3 accounts keep in Redis, and 80%" in finding.detail
+    assert found(closer={"holder": holder, "memory": memory._replace(used=100 << 20)}) == [], "there is room"
+    alone, less, little = {"accounts": 1}, {"bytes": 40 << 20}, {"bytes": 6 << 20, "total": 9 << 20}
+    for other in (replace(holder, **facts) for facts in (alone, less, little)):
+        assert found(closer={"holder": other, "memory": memory}) == [fills], other
+
+
+def test_tokens_that_expire_soon_are_one_finding() -> None:
+    soon = [Expiry("zoo", "t2", NOW + 3 * 86_400_000), Expiry("acme", "t1", NOW + 7_200_000)]
+    finding = only(closer={"expiring": soon})
+    assert finding.code == "token_expires"
+    assert "2 tokens of acme, zoo expire within 7 days, the first, t1, in 2.0 h" in finding.detail
+
+
+def test_server_that_shows_another_schema_is_found() -> None:
+    finding = only(director("d1", SERVER, replace(SERVER, is_other_version=True)))
+    assert (finding.code, finding.level) == ("version_changed", "warn")
+
+
+def test_directors_of_another_release_are_found() -> None:
+    finding = only(director(), director("d2", version="0.0.9"))
+    assert finding.code == "former_release"
+    assert "1 director of 2 without this release" in finding.detail
+    assert "d2 has 0.0.9" in finding.detail
+    assert found(director("d2", version="0.0.9", silent_s=700)) == []
 
 
 def test_findings_are_bounded_and_no_kind_hides_another() -> None:

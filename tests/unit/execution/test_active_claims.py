@@ -5,7 +5,7 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from director.core.ids import QueueName
+from director.core.ids import PredictionId, QueueName
 from director.core.schema import Claim
 from director.execution.active_claims import (
     CANCEL_AGAIN_S,
@@ -19,6 +19,7 @@ from director.execution.tracker import Limits, Stop, Tracker
 from director.local import models
 from director.servers.runners.cog import LET_GO_PATIENCE_S
 from director.servers.runners.runner import Accepted, Began, Capabilities, RunRequest
+from director.store.directors import RunFound
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
 from tests.support.scripted_runner import ScriptedRunner
@@ -253,3 +254,21 @@ async def test_claim_lost_at_the_moment_of_its_answer_interrupts_nothing_later()
     held.lose()
     assert await following == "went on"
     assert following.cancelling() == 0
+
+
+async def test_oldest_run_of_a_queue_is_the_one_that_began_first() -> None:
+    claims, waits, first, second = ActiveClaims(), await started(began=False), await started(), await started()
+    for number, run in enumerate((waits, first, second)):
+        run.held.claim = replace(CLAIM, record=replace(CLAIM.record, id=PredictionId(f"run-{number}")))
+        run.held.limit(60)
+        claims.add(run.held)
+    second.clock.pass_time(20)
+    first.clock.pass_time(30)
+    queue = CLAIM.record.queue
+    assert claims.oldest(queue, now_ms=100_000) == RunFound(id=PredictionId("run-1"), since_ms=70_000, limit_s=60)
+    assert claims.oldest(QueueName("acme/other:0123456789ab"), now_ms=100_000) is None
+    await first.end()
+    assert claims.oldest(queue, now_ms=100_000) == RunFound(id=PredictionId("run-2"), since_ms=80_000, limit_s=60)
+    await second.end()
+    assert claims.oldest(queue, now_ms=100_000) is None
+    await waits.end()

@@ -10,6 +10,7 @@ from director.core.errors import BackendUnavailable
 from director.core.ids import QueueName
 from director.execution.active_claims import ActiveClaims
 from director.execution.heartbeat import Heartbeat
+from director.execution.metering import Metering
 from director.servers.runners.runner import Health, HealthStatus
 from director.servers.servers import Server, Servers
 from tests.support.clock import FakeClock
@@ -40,6 +41,7 @@ class Beating:
             servers=self.servers,
             clock=self.clock,
             lease_s=LEASE_S,
+            metering=Metering(),
             **parts,
         )
 

@@ -1,0 +1,332 @@
+"""The table of findings: each fault that needs a person has one row here, and no other place has its words.
+
+Doctor, explain, the page, `top`, the live feed and the alerts name these rows. `findings.py` decides which apply.
+"""
+
+from collections.abc import Mapping
+from typing import Final, Literal, get_args
+
+from msgspec import Struct
+
+Level = Literal["bad", "warn"]
+"""`bad`: work is lost, refused or stuck; `warn`: it will be, or an operator should know."""
+Who = Literal["an operator", "who runs Redis", "who runs the servers", "the author of the model", "the receiver"]
+"""The persons who can mend it."""
+Stage = Literal["waits", "runs", "owes"]
+"""A prediction waits, or runs, or its webhook is owed."""
+
+Code = Literal[
+    "redis_away",
+    "redis_full",
+    "redis_filling",
+    "redis_slow",
+    "keeper_silent",
+    "queue_not_served",
+    "director_gone",
+    "setup_loop",
+    "setup_failed",
+    "server_auth",
+    "servers_unwell",
+    "setup_slow",
+    "no_schema",
+    "version_changed",
+    "breaker_open",
+    "queue_paused",
+    "run_hangs",
+    "runs_time_out",
+    "model_failing",
+    "objective_burning",
+    "objective_missed",
+    "tenant_flooding",
+    "account_holds_most",
+    "dead_letters",
+    "webhooks_late",
+    "receiver_dead",
+    "token_expires",
+    "former_release",
+]
+CODES: Final[tuple[Code, ...]] = get_args(Code)
+
+
+class Kind(Struct, frozen=True):
+    """One row of the table that doctor, explain, page, `top` and alerts share.
+
+    `check`: the line of the doctor. `alert`: the rule in k8s/monitoring/alerts.yaml. `stages`: when the story of a
+    prediction names it.
+    """
+
+    level: Level
+    title: str
+    detail: str
+    ask: str
+    check: str
+    alert: str
+    who: Who = "an operator"
+    stages: tuple[Stage, ...] = ()
+
+
+SHOW: Final = "director queues show {queue}"
+SERVERS: Final = "who runs the servers"
+HELD_UP: Final[tuple[Stage, ...]] = ("waits", "runs")
+KINDS: Final[Mapping[Code, Kind]] = {
+    "redis_away": Kind(
+        "bad",
+        "Redis does not answer",
+        "{reason}. Nothing is accepted or claimed until it does; what runs goes on.",
+        "director doctor",
+        "reachable",
+        "DirectorRedisUnavailable",
+        "who runs Redis",
+    ),
+    "redis_full": Kind(
+        "bad",
+        "Redis is full",
+        "{used} of {limit} are used. Creates are refused until data expires; reads and cancels work. Raise "
+        "`maxmemory`, or delete what has ended.",
+        "director doctor",
+        "memory",
+        "DirectorRedisFull",
+        "who runs Redis",
+    ),
+    "redis_filling": Kind(
+        "warn",
+        "Redis is nearly full",
+        "{used} of {limit} are used. A full server refuses creates. Raise `maxmemory`, or shorten DIRECTOR_DATA_TTL_S.",
+        "director doctor",
+        "memory",
+        "DirectorRedisFull",
+        "who runs Redis",
+    ),
+    "redis_slow": Kind(
+        "warn",
+        "Redis is slow",
+        "It answers a PING after {took_ms:.0f} ms, and {slow_ms:.0f} ms is slow: everything waits for it.",
+        "director doctor",
+        "latency",
+        "DirectorRedisSlow",
+        "who runs Redis",
+        HELD_UP,
+    ),
+    "keeper_silent": Kind(
+        "bad",
+        "No keeper acts",
+        "{late}, for more than {late_s} s. A keeper that just started waits for one lease.",
+        "director keeper",
+        "keeper",
+        "DirectorKeeperAbsent",
+        stages=HELD_UP,
+    ),
+    "queue_not_served": Kind(
+        "bad",
+        "No director serves this queue",
+        "{waits}, and {why}.",
+        "director run --model {model}",
+        "directors",
+        "DirectorQueueNotServed",
+        stages=("waits",),
+    ),
+    "director_gone": Kind(
+        "bad",
+        "{directors} went silent",
+        "Last heard: {names}; with {claims} in hand. {left} left.",
+        "director directors",
+        "directors",
+        "DirectorLost",
+        stages=HELD_UP,
+    ),
+    "setup_loop": Kind(
+        "bad",
+        "A model is in a setup loop",
+        "{servers} {waits}.",
+        SHOW,
+        "servers",
+        "DirectorSetupFailing",
+        "the author of the model",
+        ("waits",),
+    ),
+    "setup_failed": Kind(
+        "bad",
+        "A model's setup failed",
+        "{servers} {waits}.",
+        SHOW,
+        "servers",
+        "DirectorSetupFailing",
+        "the author of the model",
+        ("waits",),
+    ),
+    "server_auth": Kind(
+        "bad",
+        "Servers refuse their director's key",
+        "{servers} {waits}.",
+        SHOW,
+        "servers",
+        "DirectorServersUnwell",
+        SERVERS,
+        HELD_UP,
+    ),
+    "servers_unwell": Kind(
+        "bad", "Servers are unwell", "{servers} {waits}.", SHOW, "servers", "DirectorServersUnwell", SERVERS, HELD_UP
+    ),
+    "setup_slow": Kind(
+        "warn",
+        "A setup takes long",
+        "{servers} {waits}. The server loads large weights, or its worker did not start: the `python` of its PATH must "
+        "have cog. Its log says more.",
+        SHOW,
+        "servers",
+        "DirectorFinding",
+        SERVERS,
+        ("waits",),
+    ),
+    "no_schema": Kind(
+        "warn",
+        "A model shows no schema",
+        "{servers} Inputs are not checked, and the page asks for JSON. For Cog make the file of the schema; for an "
+        "http runner give `input_schema` in its configuration.",
+        "director schema FOLDER",
+        "servers",
+        "DirectorFinding",
+        "the author of the model",
+    ),
+    "version_changed": Kind(
+        "warn",
+        "A server shows another schema than its version",
+        "{servers} A version never changes: give this build its own `--version`.",
+        SHOW,
+        "servers",
+        "DirectorFinding",
+        SERVERS,
+        ("waits",),
+    ),
+    "breaker_open": Kind(
+        "bad",
+        "The breaker is open",
+        "{waits}. Its servers failed in a row: nothing starts until one run has succeeded.",
+        SHOW,
+        "queues",
+        "DirectorBreakerOpen",
+        SERVERS,
+        ("waits",),
+    ),
+    "queue_paused": Kind(
+        "warn",
+        "Paused, with work",
+        "{waits}, and an operator paused the queue. The audit log says who.",
+        "director queues resume {queue}",
+        "queues",
+        "DirectorQueuePaused",
+        stages=("waits",),
+    ),
+    "run_hangs": Kind(
+        "warn",
+        "A run takes far longer than usual",
+        "{id} has run for {age} at {where}. {usual}. It is stopped after {limit}. "
+        "{waits}. Cancel it; if the next one hangs too, restart the server.",
+        "director explain {id}",
+        "runs",
+        "DirectorRunHangs",
+        SERVERS,
+        HELD_UP,
+    ),
+    "runs_time_out": Kind(
+        "bad",
+        "Run after run reaches its limit",
+        "The last {runs} at {director} were stopped by the run limit, the newest is {id}. {waits}. The server hangs, "
+        "or DIRECTOR_RUN_LIMIT_S is too short for this model: look at its log, then restart it or raise the limit.",
+        "director explain {id}",
+        "runs",
+        "DirectorRunsTimeOut",
+        SERVERS,
+        HELD_UP,
+    ),
+    "model_failing": Kind(
+        "warn",
+        "Most runs of this model fail",
+        "{failed} of the last {runs} failed, the newest is {id}. Its error says why.",
+        "director explain {id}",
+        "runs",
+        "DirectorModelFailing",
+        "the author of the model",
+        HELD_UP,
+    ),
+    "objective_burning": Kind(
+        "bad",
+        "Starts come too late",
+        "{missed} of {judged} of the lane {lane}, within 5 min, started too late or wait too long: "
+        "{rate:.3g} times the allowed share. More directors help, or a limit for who fills the queue.",
+        SHOW,
+        "queues",
+        "DirectorObjectiveBurning",
+        stages=("waits",),
+    ),
+    "objective_missed": Kind(
+        "warn",
+        "An objective is missed",
+        "{missed} of {judged} of the lane {lane}, within 1 h, started too late or wait too long: {rate:.3g} times the "
+        "allowed share. More directors help, or another objective.",
+        SHOW,
+        "queues",
+        "DirectorFinding",
+    ),
+    "tenant_flooding": Kind(
+        "warn",
+        "{account} floods this queue",
+        "{account} has {its:,} of the {waiting:,} that wait. The {others} still start in turn.",
+        "director account set {account} --max-queued N",
+        "accounts",
+        "DirectorTenantFlooding",
+    ),
+    "account_holds_most": Kind(
+        "warn",
+        "{account} holds most of the data",
+        "{account} has {its} of the {total} that {accounts} keep in Redis, and {part:.0%} of its memory is used. Give "
+        "it a limit, or delete what it does not need.",
+        "director account set {account} --max-data-bytes N",
+        "accounts",
+        "DirectorFinding",
+    ),
+    "dead_letters": Kind(
+        "warn",
+        "Dead letters",
+        "{predictions} used up all attempts.{newest}",
+        "director dead {show}",
+        "dead letters",
+        "DirectorDeadLettersGrowing",
+    ),
+    "webhooks_late": Kind(
+        "warn",
+        "Webhooks are late",
+        "{webhooks} due for more than {late_s} s, and no keeper tried.",
+        "director keeper",
+        "webhooks",
+        "DirectorWebhooksOwedLong",
+        stages=("owes",),
+    ),
+    "receiver_dead": Kind(
+        "warn",
+        "{host} takes no webhooks",
+        "{webhooks} owed there, the oldest for {oldest}, tried {attempts} times.",
+        "director explain {id}",
+        "webhooks",
+        "DirectorWebhooksOwedLong",
+        "the receiver",
+        ("owes",),
+    ),
+    "token_expires": Kind(
+        "warn",
+        "A token that is used expires soon",
+        "{tokens} of {accounts} expire within {days} days, the first, {id}, in {left}. Then its requests are refused: "
+        "make a new one and hand it over.",
+        "director token list",
+        "accounts",
+        "DirectorFinding",
+    ),
+    "former_release": Kind(
+        "warn",
+        "Directors of another release are there",
+        "{directors} of {all} without this release, {ours}: {names}. End the upgrade, or the rollback.",
+        "director directors",
+        "directors",
+        "DirectorFinding",
+    ),
+}

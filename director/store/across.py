@@ -1,0 +1,398 @@
+"""Let operators find, cancel and retry predictions of all accounts. A call is bounded, and says where to go on.
+
+A prediction that has ended stays so. A retry makes a new one with the same input, for the same account; only a dead
+letter returns to its queue under its own id. The same end is retried once within a day: a repeated call returns the
+same new one.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, Literal, get_args
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+from redis.asyncio import Redis
+
+from director.broker import keys
+from director.broker.redis_client import ask, pipelined, text
+from director.broker.scripts import Scripts
+from director.core.clock import Clock
+from director.core.data_bytes import Counted, at_creation
+from director.core.errors import QueueRefused, SettingsError, UnknownQueue
+from director.core.ids import Kind, PredictionId, QueueName, lowest_id_at, new_prediction_id
+from director.core.policy import shard
+from director.core.schema import NewPrediction, Record
+from director.core.states import TERMINAL, Status
+from director.core.view import iso
+from director.store.accounts import Account, Accounts
+from director.store.catalog import Catalog
+from director.store.changes import Changes
+from director.store.predictions import Predictions
+
+MOST_ACCOUNTS: Final = 1_000  # beyond that a filter must name one: each list is asked for its first id
+MOST_LOOKED_AT: Final = 2_000
+SLICE: Final = 200
+AT_ONCE: Final = 20
+MOST_NOTED: Final = 20  # ids in the log of changes
+FIELDS: Final = (
+    *("account", "model", "version", "queue", "kind", "lane", "status"),
+    *("created", "started", "completed", "code", "error", "moved"),
+)
+LONGEST_ERROR: Final = 300
+UNKNOWN_S: Final = 1.0  # the assumed time of a run while a queue has finished none
+
+Why = Literal[
+    "unknown",
+    "moved",
+    "has_ended",
+    "has_not_ended",
+    "data_removed",
+    "secrets_gone",
+    "no_queue",
+    "account_suspended",
+    "compute_exhausted",
+    "data_full",
+    "refused",
+]
+"""Why one was left alone. `refused`: its queue takes no more now."""
+WHYS: Final[frozenset[str]] = frozenset(get_args(Why))
+
+
+class PredictionBrief(Struct, frozen=True, kw_only=True):
+    """A prediction without its input and output. `error`: the first 300 characters."""
+
+    id: PredictionId
+    account: str
+    model: str
+    version: str
+    queue: QueueName
+    kind: Kind
+    lane: str
+    status: Status
+    created_at: str
+    started_at: str | None
+    completed_at: str | None
+    code: str | None
+    error: str | None
+
+
+class Filter(Struct, frozen=True, kw_only=True):
+    """The conditions of a search; '' and None are no condition. Times are those of the ids, in ms."""
+
+    account: str = ""
+    model: str = ""
+    version: str = ""
+    kind: Kind = ""
+    status: str = ""
+    code: str = ""
+    created_after_ms: int | None = None
+    created_before_ms: int | None = None
+    is_terminal: bool | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return the conditions, for the log of changes."""
+        return {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) not in ("", None)}
+
+    def match(self, one: PredictionBrief) -> bool:
+        if self.is_terminal not in (None, one.status in TERMINAL):
+            return False
+        asked = ((name, getattr(self, name)) for name in ("account", "model", "version", "status", "code"))
+        return all(value in ("", getattr(one, name)) for name, value in asked)
+
+
+class Walked(Struct, frozen=True):
+    """One page, newest first. `next`: the id to go on below, or None at the end."""
+
+    results: list[PredictionBrief]
+    next: PredictionId | None
+
+
+class LeftAlone(Struct, frozen=True):
+    """A prediction that was not changed."""
+
+    id: PredictionId
+    why: Why
+
+
+class Retry(Struct, frozen=True):
+    """A retry. A dead letter has the same id as before."""
+
+    id: PredictionId
+    new_id: PredictionId
+
+
+class BulkAnswer(Struct, frozen=True, kw_only=True):
+    """The result of a call. `next`: the cursor with which the same call goes on; null if nothing is left."""
+
+    done: int
+    refused: list[LeftAlone]
+    retried: list[Retry] | UnsetType = UNSET
+    next: PredictionId | None = None
+
+
+Outcome = Why | PredictionId
+"""Why it was left alone, or the id that it has now."""
+Act = Callable[[PredictionBrief], Awaitable[Outcome]]
+
+
+class Across:
+    """All methods raise BackendUnavailable while Redis cannot answer."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        scripts: Scripts,
+        clock: Clock,
+        *,
+        accounts: Accounts,
+        catalog: Catalog,
+        predictions: Predictions,
+        changes: Changes,
+    ) -> None:
+        self._redis: Any = redis  # ours answers in bytes
+        self._scripts = scripts
+        self._clock = clock
+        self._accounts = accounts
+        self._catalog = catalog
+        self._predictions = predictions
+        self._changes = changes
+
+    async def page(self, wanted: Filter, *, below: PredictionId | None, count: int) -> Walked:
+        """Return at most `count` that match, newest first, of the 2,000 newest below an id.
+
+        Raises SettingsError where there are too many accounts to look through.
+        """
+        accounts = [wanted.account] if wanted.account else await self._accounts.names()
+        if len(accounts) > MOST_ACCOUNTS:
+            raise SettingsError(f"There are more than {MOST_ACCOUNTS:,} accounts: name one.")
+        oldest, newest = wanted.created_after_ms, wanted.created_before_ms
+        low = "-" if oldest is None else f"[{lowest_id_at(oldest)}"
+        high = "+" if newest is None else f"({lowest_id_at(newest)}"
+        results: list[PredictionBrief] = []
+        for _ in range(0, MOST_LOOKED_AT, SLICE):
+            ids = await self._predictions.ids_of(
+                accounts, wanted.kind, low=low, high=high if below is None else f"({below}", count=SLICE
+            )
+            for one in await self.named(ids):
+                below = one.id
+                if wanted.match(one):
+                    results.append(one)
+                    if len(results) == count:
+                        return Walked(results, below)
+            if len(ids) < SLICE:
+                return Walked(results, None)
+            below = ids[-1]
+        return Walked(results, below)
+
+    async def named(self, ids: Sequence[PredictionId]) -> list[PredictionBrief]:
+        """Return those of these that there are."""
+        rows = await pipelined(self._redis, lambda pipe: [pipe.hmget(keys.record(name), FIELDS) for name in ids])
+        found = [_brief(name, [text(value or b"") for value in row]) for name, row in zip(ids, rows, strict=True)]
+        return [one for one in found if one is not None]
+
+    async def cancel(self, ids: Sequence[PredictionId], *, by: str, wanted: Filter | None = None) -> BulkAnswer:
+        """Cancel these. One that runs is asked to stop."""
+
+        async def cancel(one: PredictionBrief) -> Outcome:
+            said = await self._scripts.cancel(one.id, account=one.account, kind=one.kind)
+            words: Mapping[str, Why] = {"over": "has_ended", "moved": "moved", "unknown": "unknown"}
+            return words.get(said, one.id)
+
+        return await self._each("predictions_canceled", ids, cancel, by=by, wanted=wanted)
+
+    async def retry(
+        self,
+        ids: Sequence[PredictionId],
+        *,
+        by: str,
+        ticket: Callable[[], str],
+        site: int = 0,
+        wanted: Filter | None = None,
+    ) -> BulkAnswer:
+        """Run these again. Each new one belongs to the account of the old one, and counts against its limits.
+
+        `ticket` makes the secret part of an address of a stream. `site`: the number in new ids.
+        """
+        owners: dict[str, Account] = {}
+
+        async def retry(one: PredictionBrief) -> Outcome:
+            if one.status not in TERMINAL:
+                return "has_not_ended"
+            if await self._scripts.revive(one.id):
+                return one.id
+            if one.account not in owners:
+                owners[one.account] = await self._accounts.account(one.account)
+            return await self._again(one.id, owners[one.account], ticket, site)
+
+        return await self._each("predictions_retried", ids, retry, by=by, wanted=wanted)
+
+    async def _again(
+        self, prediction_id: PredictionId, owner: Account, ticket: Callable[[], str], site: int
+    ) -> Outcome:
+        if owner.suspension is not None:
+            return "account_suspended"
+        stored = await self._scripts.get(prediction_id, outlook=False, whole=False)
+        if stored is None:
+            return "unknown"
+        if stored.record.moved:
+            return "moved"
+        if not stored.record.is_terminal:  # another operator has revived it meanwhile
+            return "has_not_ended"
+        if stored.record.secret:
+            return "secrets_gone"
+        given = stored.input
+        if stored.left_out:  # its output may be large, so only the input is read
+            given = await ask(lambda: self._redis.get(keys.input_data(prediction_id)))
+        if given is None:
+            return "data_removed"
+        key = _key(stored.record)
+        known = await self._predictions.stands_for(owner.name, model=stored.record.model, digest=key, fingerprint=key)
+        if known is not None:  # before the limits, which it has passed
+            return known
+        version = await self._catalog.version(stored.record.model, stored.record.version)
+        served = version and await self._catalog.of_kind(version, stored.record.kind)
+        if served is None:
+            return "no_queue"
+        streams = shard(owner.name, streams=served.streams, size=served.size)
+        new_id = new_prediction_id(model=served.model, now_ms=self._clock.now_ms(), site=site)
+        new = _copy(
+            stored.record,
+            bytes(given),
+            new_id,
+            owner,
+            shard=",".join(map(str, streams)),
+            ticket=ticket() if stored.record.ticket else "",
+        )
+        counts = at_creation(new.id, len(new.input), new.data_ttl_ms or served.data_ttl_ms)
+        if new.metered and not await self._reserve(new, owner):
+            return "compute_exhausted"
+        try:
+            listed = await self._scripts.enlist(
+                new.id,
+                account=owner.name,
+                oldest=lowest_id_at(0),
+                kind=new.kind,
+                input_bytes=len(new.input),
+                counts=counts,
+                most=owner.limits.max_data_bytes,
+            )
+            if isinstance(listed, list):
+                return "data_full"
+            accepted = await self._scripts.enqueue(new)
+        except (QueueRefused, UnknownQueue) as exc:
+            await self._take_off(new, counts)
+            return "no_queue" if isinstance(exc, UnknownQueue) else "refused"
+        if accepted.replayed:
+            await self._take_off(new, counts)
+        return accepted.id
+
+    async def _reserve(self, new: NewPrediction, owner: Account) -> bool:
+        stats, limits = await self._scripts.stats(new.queue), owner.limits
+        allowed = await self._scripts.reserve(
+            owner.name,
+            limits.compute_s_per_day,
+            in_all=limits.compute_s_total,
+            id=new.id,
+            asked_s=(stats.service_ms / 1000 or UNKNOWN_S) * max(1, new.cost / stats.service_cost),
+        )
+        return allowed.allowed
+
+    async def _take_off(self, new: NewPrediction, counts: Counted) -> None:
+        await self._scripts.delist(new.id, account=new.account, kind=new.kind, counted=counts)
+        if new.metered:
+            await self._scripts.spend(new.account, prediction_id=new.id)
+
+    async def _each(
+        self,
+        kind: Literal["predictions_canceled", "predictions_retried"],
+        ids: Sequence[PredictionId],
+        act: Act,
+        *,
+        by: str,
+        wanted: Filter | None,
+    ) -> BulkAnswer:
+        known = {one.id: one for one in await self.named(ids)}
+        accounts = {one.account for one in known.values()}
+        refused = [LeftAlone(name, "unknown") for name in ids if name not in known]
+        if not known:
+            return BulkAnswer(done=0, refused=refused)
+        did: list[Retry] = []
+        whose = accounts.pop() if len(accounts) == 1 else ""
+        facts = wanted.facts if wanted else {}
+        async with self._changes.noting(
+            kind, by=by, account=whose, count=len(known), ids=list(known)[:MOST_NOTED], filter=facts
+        ) as noted:
+            for start in range(0, len(known), AT_ONCE):
+                some = list(known.values())[start : start + AT_ONCE]
+                for one, outcome in zip(some, await asyncio.gather(*map(act, some)), strict=True):
+                    if outcome in WHYS:
+                        refused.append(LeftAlone(one.id, outcome))  # type: ignore[arg-type] # it is one of them
+                    else:
+                        did.append(Retry(one.id, PredictionId(outcome)))
+            if not did:
+                noted.void()
+        return BulkAnswer(done=len(did), refused=refused, retried=did if kind == "predictions_retried" else UNSET)
+
+
+def _key(record: Record) -> str:
+    """Return an idempotency key of this end, so that one end is retried once."""
+    return hashlib.sha256(f"retry {record.id} {record.completed}".encode()).hexdigest()
+
+
+def _copy(
+    record: Record, given: bytes, new_id: PredictionId, owner: Account, *, shard: str, ticket: str
+) -> NewPrediction:
+    """Return the same request again."""
+    limits, key = owner.limits, _key(record)
+    lives_ms = record.deadline - record.created if record.late and record.deadline else None
+    return NewPrediction(
+        id=new_id,
+        input=given,
+        idempotency=(key, key),
+        weight=limits.weight,
+        most_running=limits.max_running,
+        most_queued=limits.max_queued,
+        limits_rev=owner.limits_rev,
+        lifetime_ms=lives_ms,
+        account=record.account,
+        queue=record.queue,
+        lane=record.lane,
+        shard=shard,
+        cost=record.cost,
+        model=record.model,
+        version=record.version,
+        kind=record.kind,
+        deployment=record.deployment,
+        destination=record.destination,
+        url=record.url,
+        ticket=ticket,
+        webhook=record.webhook,
+        events=record.events,
+        late=record.late,
+        affinity=record.affinity,
+        metered=limits.meters_compute,
+        data_ttl_ms=record.data_ttl_ms,
+    )
+
+
+def _brief(name: PredictionId, fields: Sequence[str]) -> PredictionBrief | None:
+    account, model, version, queue, kind, lane, status, created, started, completed, code, error, moved = fields
+    if not status or moved:
+        return None
+    return PredictionBrief(
+        id=name,
+        account=account,
+        model=model,
+        version=version,
+        queue=QueueName(queue),
+        kind=msgspec.convert(kind, Kind),
+        lane=lane,
+        status=Status(status),
+        created_at=iso(int(created)),
+        started_at=iso(int(started)) if started else None,
+        completed_at=iso(int(completed)) if completed else None,
+        code=code or None,
+        error=error[:LONGEST_ERROR] or None,
+    )

@@ -1,0 +1,139 @@
+"""Compare the places that name findings: the table, the doctor, explain, `top`, the alerts and the reference."""
+
+import re
+from typing import Any, get_args
+
+import pytest
+from msgspec.structs import replace
+
+from director.core.data_bytes import Fullness
+from director.core.policy import Burn, Objective
+from director.core.view import iso
+from director.diagnosis.doctor import CHECKS, FINE
+from director.diagnosis.findings import (
+    Expiry,
+    Finding,
+    Heaviest,
+    Holder,
+    Neglected,
+    Situation,
+    away,
+    causes_of,
+    find,
+)
+from director.diagnosis.kinds import CODES, KINDS, Code, Stage
+from director.diagnosis.story import Cause
+from director.store.owed import FailingHost
+from tests.unit.diagnosis.test_alerts import RULES
+from tests.unit.diagnosis.test_doctor import SOUND
+from tests.unit.diagnosis.test_findings import BROKEN, NOW, SERVER, USUAL, Q, director, ended, running, situation
+from tests.unit.diagnosis.test_story import known
+
+LATE = {"normal": {name: Burn(met=0, missed=40, rate=2.0) for name in ("5m", "1h")}}
+FAILING = FailingHost(host="hooks.example", count=1, id="abc", attempts=5, oldest_at=iso(NOW - 600_000))
+
+
+def promised(share: float) -> dict[str, Any]:
+    return {"objectives": {"normal": Objective(share=share, within_s=1)}, "closer": {"burns": {Q: LATE}}}
+
+
+FAULTS: dict[Code, Situation] = {
+    "redis_full": situation(closer={"memory": Fullness(2, 1)}),
+    "redis_filling": situation(closer={"memory": Fullness(95, 100)}),
+    "redis_slow": situation(closer={"redis_ms": 120.0}),
+    "keeper_silent": situation(closer={"neglected": {Q: Neglected(due_retries=1)}}),
+    "queue_not_served": situation(directors=0, slots=0),
+    "director_gone": situation(director(), director("d2", silent_s=40)),
+    "setup_loop": situation(director("d1", replace(BROKEN, failed_starts=7))),
+    "setup_failed": situation(director("d1", BROKEN)),
+    "server_auth": situation(director("d1", replace(SERVER, state="resting", detail="server_auth: 401"))),
+    "servers_unwell": situation(director("d1", replace(SERVER, state="unreachable"))),
+    "setup_slow": situation(director("d1", replace(SERVER, state="starting", since_ms=NOW - 61_000))),
+    "no_schema": situation(director("d1", replace(SERVER, has_schema=False))),
+    "version_changed": situation(director("d1", replace(SERVER, is_other_version=True))),
+    "breaker_open": situation(breaker="open"),
+    "queue_paused": situation(paused=True),
+    "run_hangs": situation(running(75), closer={"usual": {Q: USUAL}}),
+    "runs_time_out": situation(ended(ended=3, failed=3, timed_out_in_a_row=3)),
+    "model_failing": situation(ended(ended=9, failed=9)),
+    "objective_burning": situation(**promised(0.5)),
+    "objective_missed": situation(**promised(0.9)),
+    "tenant_flooding": situation(
+        normal=900, closer={"heaviest": {Q: Heaviest(account="noisy", waiting=900, accounts=2)}}
+    ),
+    "account_holds_most": situation(
+        closer={"holder": Holder(account="noisy", bytes=60, total=70, accounts=2), "memory": Fullness(80, 100)}
+    ),
+    "dead_letters": situation(dead=1),
+    "webhooks_late": situation(owed_late=1),
+    "receiver_dead": situation(closer={"failing": [FAILING]}),
+    "token_expires": situation(closer={"expiring": [Expiry("acme", "t1", NOW + 1)]}),
+    "former_release": situation(director("d1", version="0.0.9")),
+}
+FOUND: dict[Code, Finding] = {"redis_away": away("Redis is away: TimeoutError")} | {
+    code: next(one for one in find(fault) if one.code == code) for code, fault in FAULTS.items()
+}
+STAGES = {
+    "waits": known(queue=Q, webhook=""),
+    "runs": known(queue=Q, token="t", started=NOW, lease=NOW),
+    "owes": known(queue=Q, status="succeeded", webhook="https://hooks.example/x", owed=NOW),
+}
+
+
+def test_each_finding_has_one_row_and_one_fault_that_shows_it() -> None:
+    assert list(FOUND) == sorted(CODES, key=list(FOUND).index)
+    assert set(FOUND) == set(CODES) == set(KINDS)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_finding_says_who_can_act_and_what_is_next(code: Code) -> None:
+    found = FOUND[code]
+    assert (found.code, found.who) == (code, KINDS[code].who)
+    assert found.ask.startswith("director ")
+    assert found.detail.endswith(".")
+    assert "{" not in found.title + found.detail + found.ask
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_doctor_names_the_finding_in_its_line(code: Code) -> None:
+    found, check = FOUND[code], KINDS[code].check
+    if check not in FINE:  # the doctor measures these itself
+        assert check in CHECKS
+        return
+    verdict, said, mend = CHECKS[check](replace(SOUND, findings=[found]))
+    assert verdict == ("fail" if found.level == "bad" else "warn")
+    assert f"{found.title}{f' ({Q})' if found.queue else ''}: {found.detail}" in said
+    assert mend == f"{found.who}: `{found.ask}`"
+
+
+@pytest.mark.parametrize("part", [0.7, 0.8, 0.95, 1.01])
+def test_doctor_and_findings_judge_memory_alike(part: float) -> None:
+    info = {**SOUND.info, "used_memory": int(part * (1 << 30)), "maxmemory": 1 << 30}
+    found = find(situation(closer={"memory": Fullness.of([info])}))
+    verdict, said, _ = CHECKS["memory"](replace(SOUND, info=info))
+    assert verdict == {"bad": "fail", "warn": "warn"}[found[0].level] if found else "ok"
+    assert all(one.title in said for one in found)
+
+
+@pytest.mark.parametrize("stage", get_args(Stage))
+def test_explain_names_what_holds_a_prediction_up(stage: Stage) -> None:
+    causes = causes_of(STAGES[stage], list(FOUND.values()))
+    assert [one.code for one in causes] == [code for code in FOUND if stage in KINDS[code].stages]
+    for one in causes:
+        found = FOUND[one.code]
+        assert one == Cause(code=one.code, title=found.title, who=found.who, detail=found.detail, ask=found.ask)
+
+
+def test_explain_names_only_findings_of_its_queue() -> None:
+    elsewhere = replace(FOUND["queue_paused"], queue="acme/other:0123456789ab")
+    assert causes_of(STAGES["waits"], [elsewhere]) == []
+    other = known(queue=Q, status="succeeded", webhook="https://other.example/x", owed=NOW)
+    assert causes_of(other, [FOUND["receiver_dead"]]) == []
+
+
+def test_each_finding_has_an_alert_that_asks_for_it() -> None:
+    assert {kind.alert for kind in KINDS.values()} <= set(RULES)
+    for name, rule in RULES.items():
+        asked = set(re.findall(r'code=~?"([a-z_|]+)"', rule["expr"])) if "director_findings" in rule["expr"] else set()
+        codes = {code for one in asked for code in one.split("|")}
+        assert codes in (set(), {code for code, kind in KINDS.items() if kind.alert == name}), name
