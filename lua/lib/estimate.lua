@@ -1,30 +1,57 @@
--- lib/estimate: learn how long runs take, and correct the waiting times that callers are given.
+-- lib/estimate: learn how long runs take, and how much longer waits are than the runs before them.
 -- Needs lib/keys, lib/place.
 --
--- meta: service_ms, service_dev  mean and deviation of the time that a run keeps a slot; new runs count most
---       service_cost             mean declared cost of those runs
---       scale50, scale90         factors for the waiting times that callers are given
+-- The run time is the mean of the last 50 runs. Once the mean of the last eight is further than three of its standard errors
+-- from it (Shewhart's chart for means, 1931), the run time has changed: the eight count alone, until eight more have ended.
+-- Later submits may go first, and their number is unknown. So p50 and p90 have a factor each, which goes up a step after a
+-- wait that was longer and down after each other (Robbins and Monro, 1951): the ratio of the steps leaves half above p50 and
+-- about a tenth above p90. A wait is compared with its number of runs, as long as they are now, times the present factor. Compared
+-- with what its caller was told, each prediction of a batch would move the factor for the same error.
+--
+-- meta: service_ms, service_dev  mean and deviation of the time that a run keeps a slot
+--       service_n, service_cost  number of those runs, and their mean declared cost
+--       service_last             times of the last eight
+--       late50, late90           factors for the waiting times that callers are given
 --       moved_at                 end of the last standstill: earlier estimates prove nothing
 
-local RECENT = 50 -- runs that the means remember
+local RECENT, LAST = 50, 8
 local ODD = 8 -- a declared cost counts as at most this many times the mean, and at least this part of it
 local UNKNOWN_S = 1
+local LATE90 = 1.3 -- until waits have taught it
+
+local function mean_and_deviation(times)
+  local sum, squares = 0, 0
+  for _, ms in ipairs(times) do sum, squares = sum + ms, squares + ms * ms end
+  local mean = sum / #times
+  return mean, math.sqrt(math.max(0, squares / #times - mean * mean))
+end
 
 -- Note the time that a run kept a slot. `facts`: of facts_of, which keep the means until write_service.
 local service, has_other_cost
+local last_times -- of the last eight runs
 local function note_service(facts, ms, cost)
   local known, mean, mean_cost = tonumber(facts[9] or 0), facts[10] or ms, tonumber(facts[12] or cost)
   local n, off = math.min(RECENT, known + 1), ms - mean
   local counted_cost = math.max(mean_cost / ODD, math.min(mean_cost * ODD, cost))
-  facts[11] = math.sqrt((1 - 1 / n) * ((facts[11] or 0) ^ 2 + off * off / n))
-  facts[9], facts[10], facts[12] = n, mean + off / n, mean_cost + (counted_cost - mean_cost) / n
+  facts[10], facts[11] = mean + off / n, math.sqrt((1 - 1 / n) * ((facts[11] or 0) ^ 2 + off * off / n))
+  if not last_times then
+    last_times = {}
+    for time in string.gmatch(facts[13] or '', '%d+') do last_times[#last_times + 1] = tonumber(time) end
+  end
+  if #last_times == LAST then table.remove(last_times, 1) end
+  last_times[#last_times + 1] = math.floor(ms)
+  local new_mean, new_deviation = mean_and_deviation(last_times)
+  local margin = 3 * math.max(new_deviation, facts[11]) / math.sqrt(LAST)
+  if #last_times == LAST and math.abs(new_mean - facts[10]) > margin then n = LAST end
+  if n < 2 * LAST then facts[10], facts[11] = new_mean, new_deviation end
+  facts[9], facts[12] = n, mean_cost + (counted_cost - mean_cost) / n
   service, has_other_cost = facts, has_other_cost or n ~= known or counted_cost ~= mean_cost
 end
 
 local function write_service(queue)
   if not service then return end
   local meta = queue_key(queue, 'meta')
-  redis.call('HSET', meta, 'service_ms', service[10], 'service_dev', service[11])
+  redis.call('HSET', meta, 'service_ms', service[10], 'service_dev', service[11], 'service_last', table.concat(last_times, ' '))
   if has_other_cost then redis.call('HSET', meta, 'service_n', service[9], 'service_cost', service[12]) end -- hardly ever
   service, has_other_cost = nil, nil
 end
@@ -38,36 +65,38 @@ local function expected_s(r)
   return math.max(0.001, m[1] / 1000) * r.cost / m[2]
 end
 
--- Later submits may go first, and their number is unknown. So estimates are scaled by their results: up a step after each
--- wait that was longer, down after each other. The ratio of the steps leaves half above p50 and a tenth above p90.
-local STEP, LEAST, MOST = 0.02, 0.5, 3
-local function moved(scale, was_longer, missing)
-  return math.min(MOST, math.max(LEAST, (scale or 1) * math.exp(STEP * ((was_longer and 1 or 0) - missing))))
+local STEP, MOST = 0.03, 5
+local ABOVE50, ABOVE90 = 0.5, 0.08 -- long waits follow each other: with a tenth, 17 of 100 waits in bursts were above p90
+local function moved(factor, was_longer, above, least)
+  return math.min(MOST, math.max(least, factor * math.exp(STEP * ((was_longer and 1 or 0) - above))))
 end
 
--- Compare the estimate on acceptance with the wait. write_scores writes the result.
+-- Compare the estimate on acceptance with the wait. write_scores writes the result. `runs` of the record: p50 and p90 in
+-- runs, without the factors; '' if the former release accepted it.
 local BUCKETS_S = { 0.1, 0.5, 1, 5, 15, 60, 300 }
-local scales
+local scores
 local function score(r, now)
   if r.eta90 == '' or r.claims ~= '0' then return end
-  if not scales then
-    local m = redis.call('HMGET', queue_key(r.queue, 'meta'), 'scale50', 'scale90', 'moved_at')
-    scales = { p50 = m[1], p90 = m[2], moved_at = tonumber(m[3] or 0) }
+  if not scores then
+    local m = redis.call('HMGET', queue_key(r.queue, 'meta'), 'late50', 'late90', 'moved_at', 'service_ms')
+    scores = { late50 = tonumber(m[1] or 1), late90 = tonumber(m[2] or LATE90), moved_at = tonumber(m[3] or 0), run_ms = m[4] }
   end
-  if tonumber(r.created) < scales.moved_at then return end
-  local waited, eta50, eta90 = now - r.created, tonumber(r.eta50), tonumber(r.eta90)
-  local error_s, bucket = math.abs(waited - eta50) / 1000, 'inf'
+  if tonumber(r.created) < scores.moved_at then return end
+  local waited, error_s, bucket = now - r.created, math.abs(now - r.created - r.eta50) / 1000, 'inf'
   for i = #BUCKETS_S, 1, -1 do
     if error_s <= BUCKETS_S[i] then bucket = BUCKETS_S[i] end
   end
   count_later('tally', 'eta_error:' .. bucket, 1)
-  count_later('tally', waited <= eta90 and 'eta_kept' or 'eta_missed', 1)
-  scales.p50, scales.p90 = moved(scales.p50, waited > eta50, 0.5), moved(scales.p90, waited > eta90, 0.1)
-  scales.has_moved = true
+  count_later('tally', waited <= tonumber(r.eta90) and 'eta_kept' or 'eta_missed', 1)
+  local runs50, runs90 = string.match(r.runs, '(%S+) (%S+)')
+  if not runs50 then return end
+  scores.late50 = moved(scores.late50, waited > scores.late50 * runs50 * scores.run_ms, ABOVE50, 0.5)
+  scores.late90 = moved(scores.late90, waited > scores.late90 * runs90 * scores.run_ms, ABOVE90, 1)
+  scores.has_moved = true
 end
 
 local function write_scores()
-  if not scales or not scales.has_moved then return end
-  set_later('scale50', scales.p50)
-  set_later('scale90', scales.p90)
+  if not scores or not scores.has_moved then return end
+  set_later('late50', scores.late50)
+  set_later('late90', scores.late90)
 end
