@@ -28,8 +28,9 @@ end
 
 local has_resumed
 if tenant == '' then
-  has_resumed = paused == '0' and redis.call('HGET', meta, 'paused') == '1'
-  redis.call('HSET', meta, 'paused', paused)
+  local was = redis.call('HGET', meta, 'paused') or '0'
+  has_resumed = paused == '0' and was == '1'
+  if was ~= paused then redis.call('HSET', meta, 'paused', paused, 'paused_at', now) end
   if paused == '0' then ring(queue) end
 elseif revision ~= '' then
   has_resumed = suspend()

@@ -16,7 +16,7 @@ from msgspec import Raw
 from director.cli.arguments import EXAMPLE_ID, JSON, SERVICE, arg, command, did_you_mean, flag, model_name, whole
 from director.cli.client import Away, Client, Seen, parse_input, read, save_output, seen, service
 from director.cli.output import harmless, printable
-from director.cli.printing import Printer, as_text, place_words, waiting_words
+from director.cli.printing import Printer, as_text, place_words, waiting_words, why_words
 from director.cli.tables import Answer, folded, line_width, listed, print_json
 from director.core.errors import DirectorError
 from director.core.ids import LANES
@@ -287,7 +287,7 @@ def story_lines(story: Story) -> Iterator[str]:
         yield _more("its events were removed: releases without a run are no longer known")
     if story.queue:
         place = story.queue
-        yield _at(story.now, f"waits, {place_words(place.position, place.ahead, place.eta_s)}. {place.detail}")
+        yield _at(story.now, f"waits, {place_words(place.position, place.ahead, place.eta_s)}. {why_words(place)}")
     if story.webhook is not None:
         yield from _told(story.webhook)
     if story.redis_ms:

@@ -10,7 +10,7 @@ from director.cli.output import harmless
 from director.cli.tables import one_line, ticker
 from director.core.schema import Eta, Place
 from director.core.states import Status
-from director.core.words import span
+from director.core.words import since, span
 
 # a piece that is a file has a line of its own; other pieces form one text
 SOON_S: Final = 1.0  # whatever waits for less needs no reason
@@ -19,7 +19,13 @@ OWN_LINE: Final = ("data:", "http://", "https://")
 
 def waiting_words(place: Place) -> str:
     """Return why a prediction waits, and for how long."""
-    return f"{place.detail} It has {place_words(place.position, place.ahead, place.eta_s)}."
+    return f"{why_words(place)} It has {place_words(place.position, place.ahead, place.eta_s)}."
+
+
+def why_words(place: Place) -> str:
+    if place.since is None:
+        return place.detail
+    return f"{place.detail.rstrip('.')} {since(place.since, int(time.time() * 1000))} ago."
 
 
 def place_words(position: int, ahead: int, eta: Eta | None) -> str:

@@ -85,8 +85,10 @@ async def test_reason_is_that_the_queue_is_paused(driver: QueueDriver) -> None:
     await served_by(driver, run_s=10)
     prediction_id = await driver.submit()
     await driver.pause()
-    outlook = await driver.outlook(prediction_id)
-    assert (outlook.reason, outlook.p50_ms, outlook.p90_ms) == ("paused", None, None)
+    paused_ms = driver.now_ms
+    driver.pass_time(5)
+    await driver.pause()
+    assert await driver.outlook(prediction_id) == Outlook(1, 0, None, None, "paused", paused_ms)
     await driver.pause(paused=False)
     assert await reason(driver, prediction_id) == ("waiting_its_turn", None)
 

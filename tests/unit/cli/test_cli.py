@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,6 +29,7 @@ from director.cli.tables import print_json
 from director.core.errors import SettingsError
 from director.core.schema import Eta, Place
 from director.core.states import Status
+from director.core.view import iso
 from director.local.home import Home, Nowhere, State
 
 
@@ -530,15 +532,16 @@ def test_new_attempt_prints_its_output_again_on_a_terminal_alone(kind, printed):
 
 def test_a_wait_says_why_and_for_how_long(monkeypatch):
     monkeypatch.setattr("director.cli.printing.SOON_S", 0.0)
-    place = Place(position=2, ahead=3, eta_s=Eta(9, 13), reason="paused", detail="An operator paused this queue.")
+    why = "An operator paused this queue."
+    place = Place(2, 3, Eta(9, 13), reason="paused", detail=why, since=iso(int(time.time() * 1000) - 180_000))
     err = io.StringIO()
     printer = Printer(io.StringIO(), err)
     for _ in range(2):
         printer.show(Seen(id="p", status=Status.STARTING, queue=place))
     _, told = err.getvalue().splitlines()
     assert told == (
-        "» waits: An operator paused this queue. It has place 2 in its account's line, 3 before it in total, "
-        "about 9.0 s until it starts (9 of 10: 13 s)."
+        "» waits: An operator paused this queue 3.0 min ago. "
+        "It has place 2 in its account's line, 3 before it in total, about 9.0 s until it starts (9 of 10: 13 s)."
     )
 
 
