@@ -146,7 +146,7 @@ class Client:
         except Refused:
             listed = Listed([])
         names = [f"{one['owner']}/{one['name']}" for one in listed.results]
-        return did_you_mean(model, names) or "`director models` or GET /v1/models lists those that there are."
+        return did_you_mean(model, names) or "`director models` lists all."
 
     def inputs(self, model: str) -> list[str] | None:
         """Return the names of a model's inputs, or None if they are unknown."""

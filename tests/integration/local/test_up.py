@@ -199,7 +199,7 @@ def test_predict_accepts_a_version_and_sends_and_saves_files(up, tmp_path):
     ("line", "says"),
     [
         (["predict", "example/hello", "-i", "n=2"], "text"),
-        (["predict", "unknown/nothing"], "director queues"),
+        (["predict", "unknown/nothing"], "there is no model unknown/nothing"),
         (["up"], "up already at http://"),
     ],
     ids=["refused input", "unknown model", "second up"],
