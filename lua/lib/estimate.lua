@@ -19,41 +19,44 @@ local ODD = 8 -- a declared cost counts as at most this many times the mean, and
 local UNKNOWN_S = 1
 local LATE90 = 1.3 -- until waits have taught it
 
-local function mean_and_deviation(times)
-  local sum, squares = 0, 0
-  for _, ms in ipairs(times) do sum, squares = sum + ms, squares + ms * ms end
-  local mean = sum / #times
-  return mean, math.sqrt(math.max(0, squares / #times - mean * mean))
-end
-
 -- Note the time that a run kept a slot. `facts`: of facts_of, which keep the means until write_service.
 local service, has_other_cost
-local last_times -- of the last eight runs
+local new_times = ''
 local function note_service(facts, ms, cost)
   local known, mean, mean_cost = tonumber(facts[9] or 0), facts[10] or ms, tonumber(facts[12] or cost)
   local n, off = math.min(RECENT, known + 1), ms - mean
   local counted_cost = math.max(mean_cost / ODD, math.min(mean_cost * ODD, cost))
-  facts[10], facts[11] = mean + off / n, math.sqrt((1 - 1 / n) * ((facts[11] or 0) ^ 2 + off * off / n))
-  if not last_times then
-    last_times = {}
-    for time in string.gmatch(facts[13] or '', '%d+') do last_times[#last_times + 1] = tonumber(time) end
-  end
-  if #last_times == LAST then table.remove(last_times, 1) end
-  last_times[#last_times + 1] = math.floor(ms)
-  local new_mean, new_deviation = mean_and_deviation(last_times)
-  local margin = 3 * math.max(new_deviation, facts[11]) / math.sqrt(LAST)
-  if #last_times == LAST and math.abs(new_mean - facts[10]) > margin then n = LAST end
-  if n < 2 * LAST then facts[10], facts[11] = new_mean, new_deviation end
-  facts[9], facts[12] = n, mean_cost + (counted_cost - mean_cost) / n
+  facts[11] = math.sqrt((1 - 1 / n) * ((facts[11] or 0) ^ 2 + off * off / n))
+  facts[9], facts[10], facts[12] = n, mean + off / n, mean_cost + (counted_cost - mean_cost) / n
+  new_times = new_times .. ' ' .. math.floor(ms)
   service, has_other_cost = facts, has_other_cost or n ~= known or counted_cost ~= mean_cost
+end
+
+-- Let the last eight runs count alone if the run time has changed. The times stay text, which costs less to write again.
+local function weigh_last_runs(times, first)
+  local sum, squares = 0, 0
+  for i = first, #times do
+    local ms = tonumber(times[i])
+    sum, squares = sum + ms, squares + ms * ms
+  end
+  local mean = sum / LAST
+  local deviation = math.sqrt(math.max(0, squares / LAST - mean * mean))
+  if math.abs(mean - service[10]) > 3 * math.max(deviation, service[11]) / math.sqrt(LAST) then
+    service[9], has_other_cost = LAST, true
+  end
+  if service[9] < 2 * LAST then service[10], service[11] = mean, deviation end
 end
 
 local function write_service(queue)
   if not service then return end
+  local times = {}
+  for time in string.gmatch((service[13] or '') .. new_times, '%d+') do times[#times + 1] = time end
+  local first = #times - LAST + 1
+  if first >= 1 then weigh_last_runs(times, first) end
   local meta = queue_key(queue, 'meta')
-  redis.call('HSET', meta, 'service_ms', service[10], 'service_dev', service[11], 'service_last', table.concat(last_times, ' '))
+  redis.call('HSET', meta, 'service_ms', service[10], 'service_dev', service[11],
+    'service_last', table.concat(times, ' ', math.max(1, first)))
   if has_other_cost then redis.call('HSET', meta, 'service_n', service[9], 'service_cost', service[12]) end -- hardly ever
-  service, has_other_cost = nil, nil
 end
 
 -- Expected seconds of a slot for a prediction of this cost.
@@ -79,7 +82,8 @@ local function score(r, now)
   if r.eta90 == '' or r.claims ~= '0' then return end
   if not scores then
     local m = redis.call('HMGET', queue_key(r.queue, 'meta'), 'late50', 'late90', 'moved_at', 'service_ms')
-    scores = { late50 = tonumber(m[1] or 1), late90 = tonumber(m[2] or LATE90), moved_at = tonumber(m[3] or 0), run_ms = m[4] }
+    scores = { late50 = tonumber(m[1] or 1), late90 = tonumber(m[2] or LATE90), moved_at = tonumber(m[3] or 0),
+      run_ms = tonumber(m[4]) }
   end
   if tonumber(r.created) < scores.moved_at then return end
   local waited, error_s, bucket = now - r.created, math.abs(now - r.created - r.eta50) / 1000, 'inf'
@@ -89,7 +93,7 @@ local function score(r, now)
   count_later('tally', 'eta_error:' .. bucket, 1)
   count_later('tally', waited <= tonumber(r.eta90) and 'eta_kept' or 'eta_missed', 1)
   local runs50, runs90 = string.match(r.runs, '(%S+) (%S+)')
-  if not runs50 then return end
+  if not runs50 or not scores.run_ms then return end
   scores.late50 = moved(scores.late50, waited > scores.late50 * runs50 * scores.run_ms, ABOVE50, 0.5)
   scores.late90 = moved(scores.late90, waited > scores.late90 * runs90 * scores.run_ms, ABOVE90, 1)
   scores.has_moved = true

@@ -107,13 +107,13 @@ local function look_at(queue, lane)
     'streams', 'mode', 'lifetime_ms', 'breaker_mode', 'paused', 'breaker', 'max_queued', 'open_until', 'cool_ms',
     'slots', 'starting', 'setup_failed', 'server_auth', 'recounted', 'service_ms', 'service_dev', 'late50',
     'late90', 'arrivals', 'ready:high', 'ready:normal', 'ready:low', 'backlogged:high', 'backlogged:normal',
-    'backlogged:low', 'service_n', 'paused_at')
+    'backlogged:low', 'service_n')
   local m = { claimed = redis.call('ZCARD', queue_key(queue, 'lease')),
     streams = v[3] or '', mode = v[4] or '', lifetime_ms = v[5] or '', breaker_mode = v[6] or '',
     paused = v[7] or '', breaker = v[8] or '', max_queued = v[9] or '0', open_until = v[10] or '0',
     cool_ms = v[11] or '0', slots = v[12] or '0', starting = v[13] or '0', setup_failed = v[14] or '0',
     server_auth = v[15] or '0', recounted = v[16] or '0', service_ms = v[17] or '0', service_dev = v[18] or '0',
-    late50 = v[19] or '1', late90 = v[20] or LATE90, service_n = v[28] or '1', paused_at = v[29] or '', arrivals = v[21] or '0',
+    late50 = v[19] or '1', late90 = v[20] or LATE90, service_n = v[28] or '1', arrivals = v[21] or '0',
     ['ready:high'] = math.max(0, v[22] or 0), ['ready:normal'] = math.max(0, v[23] or 0),
     ['ready:low'] = math.max(0, v[24] or 0), ['backlogged:high'] = math.max(0, v[25] or 0),
     ['backlogged:normal'] = math.max(0, v[26] or 0), ['backlogged:low'] = math.max(0, v[27] or 0) }
@@ -169,7 +169,8 @@ local function reason_of(id, r, m, most, running, now)
   if is_suspended(r.queue, r.account) then return 'paused', 2 end
   if is_held(r.queue, r.account) then return 'paused', 1 end
   local stopped = stoppage(m, now)
-  if stopped then return stopped, stopped == 'paused' and m.paused_at or '' end
+  if stopped == 'paused' then return stopped, redis.call('HGET', queue_key(r.queue, 'meta'), 'paused_at') or '' end
+  if stopped then return stopped, '' end
   local due = id and redis.call('ZSCORE', queue_key(r.queue, 'delayed'), id)
   if due then return 'backing_off', due end
   if most and running >= most then return 'limit_reached', most end
