@@ -82,3 +82,15 @@ async def test_time_without_a_director_does_not_raise_the_wait_estimate(driver: 
     await driver.have_slots(1)
     await driver.claim(3)
     assert (await driver.stats()).tally.get("eta_missed", 0) == 0
+
+
+async def test_a_wait_without_a_known_run_time_teaches_nothing(driver: QueueDriver) -> None:
+    await driver.have_slots(1)
+    await driver.run(await driver.claimed(), 10)
+    await driver.submit_many(2)
+    first = await driver.claim_one()
+    await driver.redis.hdel(keys.meta(driver.queue), "service_ms")
+    driver.pass_time(10)
+    assert await driver.claim_one()
+    assert await driver.redis.hget(keys.meta(driver.queue), "late50") is None
+    assert await driver.finish(first)
