@@ -30,7 +30,8 @@ local has_resumed
 if tenant == '' then
   local was = redis.call('HGET', meta, 'paused') or '0'
   has_resumed = paused == '0' and was == '1'
-  if was ~= paused then redis.call('HSET', meta, 'paused', paused, 'paused_at', now) end
+  -- '' once it is resumed: the former release pauses without a time
+  if was ~= paused then redis.call('HSET', meta, 'paused', paused, 'paused_at', paused == '1' and now or '') end
   if paused == '0' then ring(queue) end
 elseif revision ~= '' then
   has_resumed = suspend()
