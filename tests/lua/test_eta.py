@@ -130,9 +130,8 @@ class Play:
         hopes[accepted.id] = driver.now_ms, accepted.outlook
 
 
-@pytest.mark.parametrize(
-    "trace", [poisson, pytest.param(bursts, marks=pytest.mark.heavy)], ids=lambda trace: trace.__name__
-)
+@pytest.mark.heavy
+@pytest.mark.parametrize("trace", [poisson, bursts], ids=lambda trace: trace.__name__)
 async def test_nine_of_ten_start_within_a_p90_that_is_not_padded(
     driver: QueueDriver, trace: Callable[[random.Random, float], Iterator[float]]
 ) -> None:
