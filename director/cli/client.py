@@ -46,8 +46,9 @@ class Service(Struct, frozen=True):
 
 def service(given: argparse.Namespace) -> Service:
     """Return the API of this command line: of its options, the environment, a context, or the `up`. Raises Nowhere."""
-    url = given.url or os.environ.get("DIRECTOR_URL", "")
-    token = given.token or os.environ.get("DIRECTOR_TOKEN", "")
+    environment = {} if given.context else os.environ  # an option comes before the environment
+    url = given.url or environment.get("DIRECTOR_URL", "")
+    token = given.token or environment.get("DIRECTOR_TOKEN", "")
     # a context or a home names its service and the token for it: no other service gets that token
     if not url and (context := _context(given)):
         url, token = context.url, token or context.token()

@@ -97,9 +97,7 @@ def _write(contexts: Contexts) -> None:
         raise SettingsError(f"{file} cannot be written: {exc.strerror}.") from exc
 
 
-group(
-    "context", "list", about="Name services, and choose one. A context is used where no --url, --home or `up` is given."
-)
+group("context", "list", about="Name services, and choose one. It is used where neither --url nor --home is given.")
 
 
 @command(

@@ -63,8 +63,8 @@ class Pieces:
 
 
 class Printer:
-    """Show looks at one prediction. Only a terminal gets output before the run has succeeded: a run that is lost begins
-    again, and a file or a program would have its output twice.
+    """Show looks at one prediction. Only a terminal gets output before the end: a run that is lost begins again, and a
+    file or a program would have its output twice.
     """
 
     def __init__(self, out: TextIO, err: TextIO, *, shows_output: bool = True) -> None:

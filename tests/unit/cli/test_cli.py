@@ -467,6 +467,11 @@ def test_context_names_a_service_and_the_file_of_its_token(tmp_path, monkeypatch
 
     assert service(given()) == Service_("https://d.example", "secret-1"), "the first one is in use"
     assert service(given(context="test")).url == "http://t"
+    monkeypatch.setenv("DIRECTOR_URL", "http://of-the-environment")
+    monkeypatch.setenv("DIRECTOR_TOKEN", "of-the-environment")
+    assert service(given(context="test")) == Service_("http://t", "secret-1"), "an option comes before the environment"
+    monkeypatch.delenv("DIRECTOR_URL")
+    monkeypatch.delenv("DIRECTOR_TOKEN")
     monkeypatch.setenv("DIRECTOR_CONTEXT", "test")
     assert service(given()).url == "http://t"
     with pytest.raises(Nowhere, match="a token is missing"):
