@@ -1,8 +1,9 @@
 -- lib/estimate: learn how long runs take, and how much longer waits are than the runs before them.
 -- Needs lib/keys, lib/place.
 --
--- The run time is the mean of the last 50 runs. Once the mean of the last eight is further than three of its standard errors
--- from it (Shewhart's chart for means, 1931), the run time has changed: the eight count alone, until eight more have ended.
+-- The run time is the mean of the last 50 runs. Once six in a row were further than 1.5 deviations from it, on one side, the
+-- run time has changed, and the six count alone. One run is so far off with a chance of 0.07 on each side, if times are normal,
+-- and of 0.08 above, if they are exponential: six in a row hardly ever.
 -- Later submits may go first, and their number is unknown. So p50 and p90 have a factor each, which goes up a step after a
 -- wait that was longer and down after each other (Robbins and Monro, 1951): the ratio of the steps leaves half above p50 and
 -- about a tenth above p90. A wait is compared with its number of runs, as long as they are now, times the present factor. Compared
@@ -10,53 +11,53 @@
 --
 -- meta: service_ms, service_dev  mean and deviation of the time that a run keeps a slot
 --       service_n, service_cost  number of those runs, and their mean declared cost
---       service_last             times of the last eight
+--       service_row              side and times of the runs in a row that were far from the mean; hardly ever any
 --       late50, late90           factors for the waiting times that callers are given
 --       moved_at                 end of the last standstill: earlier estimates prove nothing
 
-local RECENT, LAST = 50, 8
+local RECENT = 50
+local ROW, FAR = 6, 1.5
 local ODD = 8 -- a declared cost counts as at most this many times the mean, and at least this part of it
 local UNKNOWN_S = 1
 local LATE90 = 1.3 -- until waits have taught it
 
--- Note the time that a run kept a slot. `facts`: of facts_of, which keep the means until write_service.
 local service, has_other_cost
-local new_times = ''
-local function note_service(facts, ms, cost)
-  local known, mean, mean_cost = tonumber(facts[9] or 0), facts[10] or ms, tonumber(facts[12] or cost)
-  local n, off = math.min(RECENT, known + 1), ms - mean
-  local counted_cost = math.max(mean_cost / ODD, math.min(mean_cost * ODD, cost))
-  facts[11] = math.sqrt((1 - 1 / n) * ((facts[11] or 0) ^ 2 + off * off / n))
-  facts[9], facts[10], facts[12] = n, mean + off / n, mean_cost + (counted_cost - mean_cost) / n
-  new_times = new_times .. ' ' .. math.floor(ms)
-  service, has_other_cost = facts, has_other_cost or n ~= known or counted_cost ~= mean_cost
+local row, has_other_row
+
+-- Let the runs of the row count alone once they are enough. Returns how many count then, else `n`.
+local function start_again(facts, n)
+  local many, sum, squares = 0, 0, 0
+  for ms in string.gmatch(row, '%d+') do many, sum, squares = many + 1, sum + ms, squares + ms * ms end
+  if many < ROW then return n end
+  local mean = sum / many
+  facts[10], facts[11], row = mean, math.sqrt(math.max(0, squares / many - mean * mean)), ''
+  return many
 end
 
--- Let the last eight runs count alone if the run time has changed. The times stay text, which costs less to write again.
-local function weigh_last_runs(times, first)
-  local sum, squares = 0, 0
-  for i = first, #times do
-    local ms = tonumber(times[i])
-    sum, squares = sum + ms, squares + ms * ms
+-- Note the time that a run kept a slot. `facts`: of facts_of, which keep the means until write_service.
+local function note_service(facts, ms, cost)
+  local known, mean, mean_cost = tonumber(facts[9] or 0), facts[10] or ms, tonumber(facts[12] or cost)
+  local n, off, former = math.min(RECENT, known + 1), ms - mean, row or facts[13] or ''
+  local counted_cost = math.max(mean_cost / ODD, math.min(mean_cost * ODD, cost))
+  local is_far = facts[11] and math.abs(off) > FAR * facts[11]
+  facts[10], facts[11] = mean + off / n, math.sqrt((1 - 1 / n) * ((facts[11] or 0) ^ 2 + off * off / n))
+  row = ''
+  if is_far then
+    local side = off > 0 and '+' or '-'
+    row = (string.sub(former, 1, 1) == side and former or side) .. ' ' .. ms
+    n = start_again(facts, n)
   end
-  local mean = sum / LAST
-  local deviation = math.sqrt(math.max(0, squares / LAST - mean * mean))
-  if math.abs(mean - service[10]) > 3 * math.max(deviation, service[11]) / math.sqrt(LAST) then
-    service[9], has_other_cost = LAST, true
-  end
-  if service[9] < 2 * LAST then service[10], service[11] = mean, deviation end
+  facts[9], facts[12] = n, mean_cost + (counted_cost - mean_cost) / n
+  service, has_other_cost = facts, has_other_cost or n ~= known or counted_cost ~= mean_cost
+  has_other_row = has_other_row or row ~= former
 end
 
 local function write_service(queue)
   if not service then return end
-  local times = {}
-  for time in string.gmatch((service[13] or '') .. new_times, '%d+') do times[#times + 1] = time end
-  local first = #times - LAST + 1
-  if first >= 1 then weigh_last_runs(times, first) end
   local meta = queue_key(queue, 'meta')
-  redis.call('HSET', meta, 'service_ms', service[10], 'service_dev', service[11],
-    'service_last', table.concat(times, ' ', math.max(1, first)))
+  redis.call('HSET', meta, 'service_ms', service[10], 'service_dev', service[11])
   if has_other_cost then redis.call('HSET', meta, 'service_n', service[9], 'service_cost', service[12]) end -- hardly ever
+  if has_other_row then redis.call('HSET', meta, 'service_row', row) end -- hardly ever
 end
 
 -- Expected seconds of a slot for a prediction of this cost.

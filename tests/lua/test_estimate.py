@@ -33,7 +33,7 @@ async def test_an_interrupted_run_does_not_change_the_run_time_estimate(driver: 
 
 
 @pytest.mark.parametrize(("before_s", "after_s"), [(1, 60), (60, 1)])
-async def test_eight_runs_at_a_new_speed_are_all_that_counts(
+async def test_runs_in_a_row_at_a_new_speed_are_all_that_counts(
     driver: QueueDriver, before_s: float, after_s: float
 ) -> None:
     for seconds in [before_s] * 60 + [after_s] * 10:
