@@ -43,6 +43,7 @@ PLACE: Final = {
     "eta_s": {"p50": 4.0, "p90": 7.5},
     "reason": "waiting_its_turn",
     "detail": "It starts when those before it have.",
+    "since": None,
 }
 STARTING: Final = {**UNFINISHED, "status": "starting", "started_at": None, "queue": PLACE}
 CANCELED: Final = {**UNFINISHED, "status": "canceled", "completed_at": END}

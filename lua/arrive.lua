@@ -23,7 +23,7 @@
 local id, queue, move, refuses = ID, ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1'
 local input, held, held_ttl, now = ARGV[4], ARGV[5], ARGV[6], clock(ARGV[10])
 local NOT_BROUGHT = { stream = true, mid = true, charged = true, token = true, cancel = true, leaving = true, moved = true,
-  due = true, arrival = true, place = true, eta50 = true, eta90 = true, queue = true, version = true }
+  due = true, arrival = true, place = true, eta50 = true, eta90 = true, runs = true, queue = true, version = true }
 
 local number, became = string.match(redis.call('GET', KEYS[2]) or '', '^(%d+) (%S+)$')
 if number and tonumber(number) >= move then return became end

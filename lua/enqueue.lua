@@ -106,7 +106,7 @@ local function accept(key, arg, last)
   if refused then return refused end
 
   local new_limits = bring_limits(queue, tenant, ARGV[arg + 6], ARGV[arg + 7], ARGV[arg + 9])
-  local hope = outlook(nil, r, now, m)
+  local hope, runs = outlook(nil, r, now, m)
   if start_by_ms ~= '' and hope[3] ~= '' and hope[3] > tonumber(start_by_ms) then
     brought[tenant] = nil -- the stored ones hold for the next item
     return { 'refused', 'cannot_start_in_time', math.floor(start_by_ms / 1000), math.min(3600000, hope[3] - start_by_ms), hope[3] }
@@ -146,6 +146,7 @@ local function accept(key, arg, last)
   if hope[3] ~= '' and hope[3] > 0 then
     add('eta50', hope[3])
     add('eta90', hope[4])
+    add('runs', runs)
   end
   if fingerprint ~= '' then add('idem', string.match(KEYS[key + 3], '[^:]+$')) end -- for a move to another server
   redis.call('HSET', record, unpack(fields))

@@ -19,7 +19,8 @@
 --   ARGV[12] now_ms    '' for the server's clock
 --   ARGV[13] over_ms   how long ago the run was over: the time since then used no slot
 --   ARGV[14] claimed_ms  how long ago it was claimed, by the director's clock; '' if unknown
---   ARGV[15…] kind, data  events not written yet
+--   ARGV[15] ahead_ms  how long it waited for a slot after the claim
+--   ARGV[16…] kind, data  events not written yet
 --   Returns  for each item
 --            'finished'  also if this claim had finished it before
 --            'lost'      nothing was written
@@ -49,12 +50,12 @@ local function finish(key, arg, last)
   if r.token ~= token then return 'lost' end
 
   local shown = {}
-  for i = arg + 15 + 2 * math.max(0, r.seq - known), last, 2 do shown[#shown + 1] = entry(ARGV[i], now, ARGV[i + 1]) end
+  for i = arg + 16 + 2 * math.max(0, r.seq - known), last, 2 do shown[#shown + 1] = entry(ARGV[i], now, ARGV[i + 1]) end
   r.seq = r.seq + #shown
   r.started, r.claimed = put_right(r.started, ran_ms, now), put_right(r.claimed, ARGV[arg + 14], now)
   local served_ms = 0
   if r.started ~= '' or ran_ms ~= '' then -- not `begun`: an earlier attempt proves nothing about this one's server
-    served_ms = math.max(0, now - over_ms - r.claimed)
+    served_ms = math.max(0, now - over_ms - r.claimed - ARGV[arg + 15])
     close_breaker(r.queue, now)
     if status == 'succeeded' then note_service(facts_of(r.queue), served_ms, tonumber(r.cost)) end -- a cancel or a refusal says nothing about it
   end

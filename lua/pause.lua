@@ -28,8 +28,10 @@ end
 
 local has_resumed
 if tenant == '' then
-  has_resumed = paused == '0' and redis.call('HGET', meta, 'paused') == '1'
-  redis.call('HSET', meta, 'paused', paused)
+  local was = redis.call('HGET', meta, 'paused') or '0'
+  has_resumed = paused == '0' and was == '1'
+  -- '' once it is resumed: the former release pauses without a time
+  if was ~= paused then redis.call('HSET', meta, 'paused', paused, 'paused_at', paused == '1' and now or '') end
   if paused == '0' then ring(queue) end
 elseif revision ~= '' then
   has_resumed = suspend()

@@ -563,16 +563,18 @@ class Scripts:
         grace_s: float = 0,
         over_ms: int = 0,
         claimed_ms: int | None = None,
+        ahead_ms: int = 0,
         seq: int = 0,
         events: Sequence[NewEvent] = (),
         now_ms: int | None = None,
     ) -> bool:
         """Write the terminal record and remove the entry. Returns False if the claim is lost; nothing was written then.
 
-        `over_ms`, `claimed_ms`: how long ago by the caller's clock. `events`: those that `advance` did not write yet.
+        `over_ms`, `claimed_ms`: how long ago by the caller's clock. `ahead_ms`: how long it waited for a slot after the
+        claim. `events`: those that `advance` did not write yet.
         """
         args: list[Arg] = [prediction_id, token, status, error, code, output, logs, metrics]
-        args += [given(ran_ms), ms(grace_s), seq, given(now_ms), over_ms, given(claimed_ms)]
+        args += [given(ran_ms), ms(grace_s), seq, given(now_ms), over_ms, given(claimed_ms), ahead_ms]
         args += chain.from_iterable(events)
         return bool(await self._call("finish", [keys.record(prediction_id)], args, group=queue) == b"finished")
 

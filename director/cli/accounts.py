@@ -89,7 +89,8 @@ async def _show(backend: Backend, given: argparse.Namespace) -> Answer:
     denied = ", ".join(f"{count} of {name}" for name, count in sorted(usage.bursts.items())) or "none"
     lines = [
         *([f"suspended          {suspended.policy}, for the reason {suspended.reason}"] if suspended else []),
-        *(f"{name:<18} {written.limits.get(name, 'default'):<10} {text}" for name, text in LIMITS.items()),
+        *(f"{name:<18} {written.limits[name]:<10} {text}" for name, text in LIMITS.items() if name in written.limits),
+        f"default limits     {', '.join(name for name in LIMITS if name not in written.limits) or 'none'}",
         f"denied bursts      {denied}",
         f"files              {usage.stored_bytes:,} bytes",
         f"data in Redis      {usage.data_bytes:,} bytes",

@@ -3,8 +3,10 @@ docstring is the command's description, and its first sentence is the line in th
 """
 
 import argparse
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from director.core.ids import MODEL_NAME, VERSION_ID
@@ -19,6 +21,7 @@ EXIT_CODES: Final[Mapping[int, str]] = {
 EXAMPLE_ID: Final = "06gzx0rcvbz008pmq2tvpfvnvc"
 MOST_PORT: Final = 65535
 MOST_HOURS: Final = 24 * 366
+FEW: Final = 8  # names that an error lists
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -28,6 +31,13 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(*given, **named)
         self.examples = examples
         self.settings = settings
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        known = [str(one) for one in action.choices]
+        listed = f"choose from {', '.join(known)}" if len(known) <= FEW else f"`{self.prog} --help` lists all"
+        raise argparse.ArgumentError(action, f"{value!r} is unknown: {did_you_mean(str(value), known) or listed}")
 
     @property
     def arguments(self) -> "list[argparse.Action]":
@@ -57,6 +67,12 @@ class CommandParser(argparse.ArgumentParser):
         rows = settings.described(getattr(settings, self.settings))
         lines = [f"  {name}{f' ({default})' if default else ''}\n      {text}" for name, default, text in rows]
         return "\n".join([super().format_help(), *shown, "environment (default):", *lines, ""])
+
+
+def did_you_mean(typed: str, known: Iterable[str]) -> str:
+    """Return a question that names the closest known word, or nothing if none is close."""
+    close = get_close_matches(typed, list(known), n=1)
+    return f"did you mean {close[0]}?" if close else ""
 
 
 if TYPE_CHECKING:
@@ -108,15 +124,24 @@ def flag(names: str, text: str, **settings: Any) -> Argument:
     return arg(names, text, action="store_true", **settings)
 
 
-HOME: Final = arg("--home DIR", f"folder of the `up` ({DEFAULT_HOME})", default=DEFAULT_HOME)
+def home_folder(text: str) -> str:
+    return text or os.environ.get("DIRECTOR_HOME", "") or DEFAULT_HOME
+
+
+HOME: Final = arg("--home DIR", f"folder of the `up` (DIRECTOR_HOME, or {DEFAULT_HOME})", default="", type=home_folder)
 JSON: Final = flag("--json", "print JSON, for programs", default=False)
 REDIS: Final = (
     arg("--redis URL", "address of Redis (DIRECTOR_REDIS_URL, or that of the `up`)", default=""),
     HOME,
 )
 SERVICE: Final = (
-    arg("--url", "address of the API (DIRECTOR_URL, or that of the `up`)", default=""),
-    arg("--token", "token for the API (DIRECTOR_TOKEN, or that of the `up`)", default=""),
+    arg("--url", "address of the API (DIRECTOR_URL, or that of the context or the `up`)", default=""),
+    arg("--token", "token for the API (DIRECTOR_TOKEN, or that of the context or the `up`)", default=""),
+    arg(
+        "--context NAME",
+        "a service that `director context add` named (DIRECTOR_CONTEXT, or the one in use)",
+        default="",
+    ),
     HOME,
 )
 

@@ -7,7 +7,7 @@ import base64
 import mimetypes
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
@@ -16,8 +16,12 @@ import httpx
 import msgspec
 from msgspec import Raw, Struct
 
+from director.cli.arguments import did_you_mean
+from director.cli.contexts import Context, checked_url, chosen
 from director.core.errors import DirectorError
+from director.core.schema import Place
 from director.core.states import TERMINAL, Status
+from director.local import DEFAULT_HOME
 from director.local.home import Home, Nowhere
 
 T = TypeVar("T")
@@ -28,10 +32,11 @@ FETCHED: Final = ("http://", "https://")
 FETCH_S: Final = 60.0
 # Answers of a service, or of a proxy before it, that is away for a short time
 NOT_NOW: Final = frozenset({429, 502, 503, 504})
+NO_SUCH: Final = 404
 
+NOT_FOUND: Final = "The requested resource could not be found."
 NEXT_STEPS: Final = {
     401: "Give a valid --token, or make one with `director token create`.",
-    404: "Check the name or the id; `director queues` lists the models that can be asked.",
     503: "Try again in a moment.",
 }
 
@@ -42,22 +47,33 @@ class Service(Struct, frozen=True):
 
 
 def service(given: argparse.Namespace) -> Service:
-    """Return the API of this command line. Raises Nowhere."""
-    state = Home(Path(given.home)).read()
-    url = given.url or os.environ.get("DIRECTOR_URL", "")
-    # only the service of that home may get the token in it
-    token = given.token or os.environ.get("DIRECTOR_TOKEN", "") or ("" if url else state.token)
-    url = url or state.url
+    """Return the API of this command line: of its options, the environment, a context, or the `up`. Raises Nowhere."""
+    environment = {} if given.context else os.environ  # an option comes before the environment
+    url = given.url or environment.get("DIRECTOR_URL", "")
+    token = given.token or environment.get("DIRECTOR_TOKEN", "")
+    # a context or a home names its service and the token for it: no other service gets that token
+    if not url and (context := _context(given)):
+        url, token = context.url, token or context.token()
+    elif not url:
+        state = Home(Path(given.home)).read()
+        url, token = state.url, token or state.token
     if not url:
         raise Nowhere(
             f"no service is known: {given.home} has no up.json. Start one here with `director up`, "
-            "or say where it is with --home, or with --url and --token."
+            "or say where it is with --home, with --url and --token, or with `director context add`."
         )
     if not token:
         raise Nowhere("a token is missing: give --token or DIRECTOR_TOKEN. `director token create` makes one.")
     if not (token.isascii() and token.isprintable()):
         raise Nowhere("not a token: it contains characters that no token has. `director token create` makes one.")
-    return Service(url.rstrip("/").removesuffix("/v1"), token)
+    return Service(checked_url(url), token)
+
+
+def _context(given: argparse.Namespace) -> Context | None:
+    """Return the context that is asked for. A home that is named comes before the context in use."""
+    if given.context or given.home == DEFAULT_HOME:
+        return chosen(given.context)
+    return None
 
 
 class Refused(DirectorError):
@@ -66,6 +82,10 @@ class Refused(DirectorError):
 
 class Away(Refused):
     """The API did not answer, or cannot answer now. A request that is safe to repeat may be repeated."""
+
+
+class Missing(Refused):
+    """No such thing exists for this account. Check its name."""
 
 
 class Seen(Struct, frozen=True, kw_only=True):
@@ -78,10 +98,20 @@ class Seen(Struct, frozen=True, kw_only=True):
     created_at: str | None = None
     started_at: str | None = None
     completed_at: str | None = None
+    queue: Place | None = None
 
     @property
     def is_terminal(self) -> bool:
         return self.status in TERMINAL
+
+
+class Listed(Struct, frozen=True):
+    results: list[dict[str, Any]]
+
+
+class Page(Struct, frozen=True):
+    results: list[Raw]
+    next: str | None = None
 
 
 class Client:
@@ -101,20 +131,54 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def create(self, model: str, given: dict[str, Any]) -> Raw:
+    def create(self, model: str, given: dict[str, Any], *, webhook: str = "", headers: Mapping[str, str] = {}) -> Raw:
         """Create a prediction of "owner/name" or "owner/name:version", without waiting for it."""
-        if ":" in model:
-            return self._ask("POST", "/v1/predictions", {"version": model, "input": given})
-        return self._ask("POST", f"/v1/models/{model}/predictions", {"input": given})
+        body: dict[str, Any] = {"input": given, **({"webhook": webhook} if webhook else {})}
+        try:
+            if ":" in model:
+                return self._ask("POST", "/v1/predictions", {"version": model, **body}, headers)
+            return self._ask("POST", f"/v1/models/{model}/predictions", body, headers)
+        except Missing as exc:
+            if NOT_FOUND not in str(exc):
+                raise
+            raise Missing(f"there is no model {model} for this token: {self._like(model)}") from exc
+
+    def _like(self, model: str) -> str:
+        try:
+            listed = read(self._ask("GET", "/v1/models"), Listed)
+        except Refused:
+            listed = Listed([])
+        names = [f"{one['owner']}/{one['name']}" for one in listed.results]
+        return did_you_mean(model, names) or "`director models` lists all."
+
+    def inputs(self, model: str) -> list[str] | None:
+        """Return the names of a model's inputs, or None if they are unknown."""
+        name, _, version = model.partition(":")
+        path = f"/v1/models/{name}/versions/{version}" if version else f"/v1/models/{name}"
+        try:
+            found = read(self._ask("GET", path), dict[str, Any])
+            schema = (found if version else found["latest_version"])["openapi_schema"]
+            return list(schema["components"]["schemas"]["Input"]["properties"])
+        except (Refused, KeyError, TypeError):
+            return None
+
+    def list(self, filters: Mapping[str, str]) -> Iterator[Raw]:
+        """Yield predictions, newest first, page by page."""
+        path = f"/v1/predictions?{urlencode(filters)}"
+        while path:
+            page = read(self._ask("GET", path), Page)
+            yield from page.results
+            after = urlsplit(page.next or "")
+            path = f"{after.path}?{after.query}" if page.next else ""
 
     def get(self, prediction_id: str) -> Raw:
-        return self._ask("GET", f"/v1/predictions/{quote(prediction_id, safe='')}")
+        return self._of(prediction_id)
 
     def explain(self, prediction_id: str) -> Raw:
-        return self._ask("GET", f"/v1/predictions/{quote(prediction_id, safe='')}/explain")
+        return self._of(prediction_id, "/explain")
 
     def cancel(self, prediction_id: str) -> Raw:
-        return self._ask("POST", f"/v1/predictions/{quote(prediction_id, safe='')}/cancel")
+        return self._of(prediction_id, "/cancel", method="POST")
 
     def all_predictions(self, asked: Mapping[str, str], *, after: str | None) -> Raw:
         """Return a page of predictions of all accounts. `after`: the `next` of the page before."""
@@ -124,14 +188,24 @@ class Client:
     def change_predictions(self, verb: str, asked: Mapping[str, Any]) -> Raw:
         return self._ask("POST", f"/v1/admin/predictions/{verb}", asked)
 
-    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Raw:
+    def _of(self, prediction_id: str, what: str = "", *, method: str = "GET") -> Raw:
         try:
-            answer = self._http.request(method, path, json=body)
+            return self._ask(method, f"/v1/predictions/{quote(prediction_id, safe='')}{what}")
+        except Missing as exc:
+            raise Missing(
+                f"there is no prediction {prediction_id} for this token: `director ps --all` lists yours."
+            ) from exc
+
+    def _ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
+    ) -> Raw:
+        try:
+            answer = self._http.request(method, path, json=body, headers=headers)
         except (httpx.HTTPError, httpx.InvalidURL) as exc:
             raise Away(f"no answer from {self._url} ({exc}). Is it up? `director up` starts a service.") from exc
         if answer.is_success:
             return Raw(answer.content)
-        kind = Away if answer.status_code in NOT_NOW else Refused
+        kind = Away if answer.status_code in NOT_NOW else Missing if answer.status_code == NO_SUCH else Refused
         raise kind(" ".join(filter(None, [_detail(answer), NEXT_STEPS.get(answer.status_code, "")])))
 
 

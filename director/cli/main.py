@@ -4,7 +4,7 @@ Only the module of the typed command is imported. The exit codes are in argument
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Final
 
@@ -15,38 +15,59 @@ from director.core.errors import DirectorError
 
 FAILED: Final = 1
 INTERRUPTED: Final = 130
-# command, or group of commands: its module and its line in the help, in the order of the help
-COMMANDS: Final = {
-    "up": ("serve", "start everything on this machine, until Ctrl-C"),
-    "serve": ("serve", "serve a model of yours from its folder, or its server, until Ctrl-C"),
-    "schema": ("serve", "print the schema of a Cog model in a folder"),
-    "down": ("serve", "stop a `director up`, and processes that one left behind"),
-    "api": ("serve", "serve the HTTP API"),
-    "run": ("serve", "run predictions of one or more models on model servers"),
-    "keeper": ("serve", "recover claims of lost directors, deliver webhooks, and keep all queues in order"),
-    "audit": ("serve", "copy the steps of all predictions to a file or a receiver"),
-    "predict": ("predictions", "run a model, and print its output as it arrives"),
-    "get": ("predictions", "show the state of a prediction"),
-    "cancel": ("predictions", "cancel a prediction"),
-    "explain": ("predictions", "explain what happened to a prediction, why it waits and what comes next"),
-    "predictions": ("across", "list, cancel or retry predictions of all accounts, as an operator"),
-    "queues": ("queues", "show what waits and runs; pause, drain, bound, resize or migrate a queue"),
-    "directors": ("status", "show every director: its slots, its claims and its model servers"),
-    "scale": ("status", "show how many directors a queue needs, as the keeper tells an autoscaler"),
-    "doctor": ("status", "check Redis and the service, and say how to repair what is wrong"),
-    "top": ("top", "watch queues and directors live, in the whole terminal"),
-    "tail": ("tail", "follow the steps of all predictions, or one prediction with its output"),
-    "dead": ("dead", "list, revive or drop dead letters: predictions without attempts left"),
-    "token": ("accounts", "make, list and revoke tokens for callers of the API"),
-    "account": ("accounts", "make and list accounts; show and set their limits"),
-    "model": ("models", "list models; set what is shown of them, and to whom"),
-    "collection": ("models", "write collections of models"),
-    "hardware": ("models", "write what GET /v1/hardware shows"),
-    "simulate": ("trials", "replay recorded or made traffic with other slots and policies"),
-    "chaos": ("trials", "break every part, and check that nothing is lost"),
-    "bench": ("trials", "measure speed"),
-    "completion": ("main", "print a script with which a shell completes these commands"),
+# title in the help: commands, or groups of commands, in the order of the help: the module of each, and its line
+GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
+    "start here": {
+        "up": ("serve", "start everything on this machine, until Ctrl-C"),
+        "serve": ("serve", "serve a model of yours from its folder, or its server, until Ctrl-C"),
+        "down": ("serve", "stop a `director up`, and processes that one left behind"),
+        "schema": ("serve", "print the schema of a Cog model in a folder"),
+    },
+    "predictions": {
+        "predict": ("predictions", "run a model, and print its output as it arrives"),
+        "ps": ("predictions", "list predictions that wait or run"),
+        "get": ("predictions", "show the state of a prediction"),
+        "wait": ("predictions", "wait for the end of a prediction, and print its output"),
+        "logs": ("predictions", "print what a prediction logged"),
+        "cancel": ("predictions", "cancel a prediction"),
+        "explain": ("predictions", "explain what happened to a prediction, why it waits and what comes next"),
+        "open": ("predictions", "open the page of the service, or of a prediction, in a browser"),
+        "context": ("contexts", "name services by their address and token file, and choose one"),
+    },
+    "queues and their state": {
+        "queues": ("queues", "show what waits and runs; pause, drain, bound, resize or migrate a queue"),
+        "directors": ("status", "show every director: its slots, its claims and its model servers"),
+        "scale": ("status", "show how many directors a queue needs, as the keeper tells an autoscaler"),
+        "doctor": ("status", "check Redis and the service, and say how to repair what is wrong"),
+        "top": ("top", "watch queues and directors live, in the whole terminal"),
+        "tail": ("tail", "follow the steps of all predictions, or one prediction with its output"),
+        "predictions": ("across", "list, cancel or retry predictions of all accounts, as an operator"),
+        "dead": ("dead", "list, revive or drop dead letters: predictions without attempts left"),
+    },
+    "accounts and models": {
+        "token": ("accounts", "make, list and revoke tokens for callers of the API"),
+        "account": ("accounts", "make and list accounts; show and set their limits"),
+        "model": ("models", "list models; set what is shown of them, and to whom"),
+        "collection": ("models", "write collections of models"),
+        "hardware": ("models", "write what GET /v1/hardware shows"),
+    },
+    "processes": {
+        "api": ("serve", "serve the HTTP API"),
+        "run": ("serve", "run predictions of one or more models on model servers"),
+        "keeper": ("serve", "recover claims of lost directors, deliver webhooks, and keep all queues in order"),
+        "audit": ("serve", "copy the steps of all predictions to a file or a receiver"),
+    },
+    "trials": {
+        "simulate": ("trials", "replay recorded or made traffic with other slots and policies"),
+        "chaos": ("trials", "break every part, and check that nothing is lost"),
+        "bench": ("trials", "measure speed"),
+    },
+    "this command": {
+        "completion": ("main", "print a script with which a shell completes these commands"),
+        "version": ("main", "print the version"),
+    },
 }
+COMMANDS: Final = {name: row for group in GROUPS.values() for name, row in group.items()}
 ALIASES: Final = {"model": ("models",)}
 FILES: Final = frozenset({"FILE", "FILE|URL", "PROGRAM"})
 FOLDERS: Final = frozenset({"DIR", "FOLDER"})
@@ -74,6 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     try:
+        if not argv:
+            made_parser("").print_help()
+            return 0
         given = made_parser(next((word for word in argv if not word.startswith("-")), "")).parse_args(argv)
         return int(given.run(given))
     finally:
@@ -88,10 +112,23 @@ def _failed(text: str) -> int:
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from director import __version__
-
-        print(__version__)
+        _print_version()
         parser.exit()
+
+
+class _InGroups(argparse.HelpFormatter):
+    """Help that lists commands under the titles of GROUPS."""
+
+    def _format_action(self, action: argparse.Action) -> str:
+        if not isinstance(action, argparse._SubParsersAction):
+            return super()._format_action(action)
+        rows = {each.dest: self._format_action(each) for each in _rows(action)}
+        lines = [f"\n{title}:\n{''.join(rows[name] for name in group)}" for title, group in GROUPS.items()]
+        return "".join(lines)
+
+
+def _rows(action: argparse.Action) -> Iterable[argparse.Action]:
+    return action._choices_actions  # type: ignore[attr-defined, no-any-return]
 
 
 def made_parser(typed: str | None = None) -> CommandParser:
@@ -100,8 +137,9 @@ def made_parser(typed: str | None = None) -> CommandParser:
         prog="director",
         description="A self-hosted, Replicate-compatible prediction queue. Start with `director up`.",
         epilog="exit codes: " + "; ".join(f"{code}: {text}" for code, text in EXIT_CODES.items()),
+        formatter_class=_InGroups,
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    parser.add_argument("-v", "--version", action=_Version, nargs=0, help="print the version")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=CommandParser)
     for name, (module, text) in COMMANDS.items():
         aliases = ALIASES.get(name, ())
@@ -111,6 +149,18 @@ def made_parser(typed: str | None = None) -> CommandParser:
         else:
             commands.add_parser(name, aliases=aliases, help=text)
     return parser
+
+
+def _print_version() -> None:
+    from director import __version__
+
+    print(__version__)
+
+
+@command("version", examples=("",))
+def _version(_: argparse.Namespace) -> int:
+    _print_version()
+    return 0
 
 
 @command(

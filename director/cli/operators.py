@@ -12,7 +12,7 @@ from director.cli.arguments import JSON, REDIS, Argument, arg, declare
 from director.cli.tables import Answer
 from director.core.errors import SettingsError
 from director.core.ids import PredictionId, is_prediction_id
-from director.runtime.logs import JsonLines
+from director.runtime.logs import JsonLines, PeopleLines
 
 if TYPE_CHECKING:
     from director.cli.backend import Backend as Backend
@@ -53,9 +53,9 @@ def unknown_queue(name: str) -> SettingsError:
 
 @contextmanager
 def audited() -> Iterator[str]:
-    """Yield the operator's name, and write each change in the block as a line of JSON on stderr too."""
+    """Yield the operator's name, and write each change in the block on stderr too: as JSON, or for a person at one."""
     log, handler = logging.getLogger("director.store.changes"), logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines(process="cli"))
+    handler.setFormatter(PeopleLines() if sys.stderr.isatty() else JsonLines(process="cli"))
     level = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)

@@ -1,23 +1,27 @@
-"""Commands of any caller, through the API: `director predict`, `get`, `cancel` and `explain`."""
+"""Commands of any caller, through the API: `director predict`, `ps`, `get`, `cancel`, `explain` and others."""
 
 import argparse
+import math
 import sys
 import time
-from collections.abc import Generator, Iterator
+import webbrowser
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Final
+from urllib.parse import quote
 
 from msgspec import Raw
 
-from director.cli.arguments import EXAMPLE_ID, JSON, SERVICE, arg, command, model_name
+from director.cli.arguments import EXAMPLE_ID, JSON, SERVICE, arg, command, did_you_mean, flag, model_name, whole
 from director.cli.client import Away, Client, Seen, parse_input, read, save_output, seen, service
 from director.cli.output import harmless, printable
-from director.cli.printing import Printer, as_text
-from director.cli.tables import Answer, folded, line_width, print_json
+from director.cli.printing import Printer, as_text, place_words, waiting_words, why_words
+from director.cli.tables import Answer, folded, line_width, listed, print_json
 from director.core.errors import DirectorError
-from director.core.schema import Eta
+from director.core.ids import LANES
 from director.core.states import Status
-from director.core.words import span
+from director.core.words import since, span
 from director.diagnosis.story import Ended, Holding, Owed, Story, Submitted
 
 LOOK_S: Final = 0.15
@@ -36,7 +40,9 @@ RULES: Final = {
     "port_not_allowed": "its port must be 443 or 8443",
 }
 LONGEST: Final = 200  # characters of a model's error; `director get` shows all of it
+MOST_LISTED: Final = 20
 ID: Final = arg("id ID", "id of the prediction")
+TIMEOUT: Final = arg("--timeout SECONDS", "wait for the end for at most so long", type=float)
 
 
 @command(
@@ -52,26 +58,57 @@ ID: Final = arg("id ID", "id of the prediction")
         default=[],
     ),
     arg("-o --output FILE", "save the file that the model makes"),
-    examples=("example/hello -i text=hi -i n=3", "example/thumbnail -i image=@photo.png -o small.png"),
+    flag("--detach", "print the id at once, and do not wait for the end"),
+    TIMEOUT,
+    arg("--priority", "the lane: high, normal or low", choices=LANES),
+    arg("--webhook URL", "the address that is told of the end", default=""),
+    arg("--idempotency-key KEY", "with the same key and input, the same prediction is answered again"),
+    examples=(
+        "example/hello -i text=hi -i n=3",
+        "example/thumbnail -i image=@photo.png -o small.png",
+        "example/hello -i text=hi --detach --priority low",
+    ),
 )
 def _predict(given: argparse.Namespace) -> int:
-    """Run a model and print its output as it arrives. Ctrl-C cancels the prediction."""
+    """Run a model and print its output as it arrives. Ctrl-C cancels the prediction. At the end of --timeout it goes on
+    without this command.
+    """
+    asked = {"X-Priority": given.priority, "Idempotency-Key": given.idempotency_key}
     with Client(service(given)) as client:
-        body = client.create(given.model, dict(given.input))
+        inputs = dict(given.input)
+        _warn_of_unknown(inputs, client.inputs(given.model) if inputs else None, given.model)
+        headers = {name: value for name, value in asked.items() if value}
+        body = client.create(given.model, inputs, webhook=given.webhook, headers=headers)
         prediction = seen(body)
-        with _named(prediction.id):
-            try:
-                body = _follow(client, given, body)
-            except KeyboardInterrupt:
+        if given.detach:
+            return Answer(body, prediction.id).show(is_json=given.json)
+        try:
+            return _await(client, given, body)
+        except KeyboardInterrupt:
+            with _named(prediction.id):
                 client.cancel(prediction.id)
-                print(f"\ncanceled {prediction.id}", file=sys.stderr)
-                raise
-            prediction = seen(body)
-            if given.json:
-                print_json(body)
-            if given.output and prediction.status is Status.SUCCEEDED:
-                save_output(prediction.output, given.output)
-                print(f"» saved {given.output}", file=sys.stderr)
+            print(f"\ncanceled {prediction.id}", file=sys.stderr)
+            raise
+
+
+def _warn_of_unknown(given: Iterable[str], known: Sequence[str] | None, model: str) -> None:
+    for name in given if known is not None else ():
+        if name not in (known or ()):
+            told = did_you_mean(name, known or ()) or f"it has {', '.join(known or ()) or 'none'}."
+            print(f"» {model} has no input {name}: {told}", file=sys.stderr)
+
+
+def _await(client: Client, given: argparse.Namespace, body: Raw) -> int:
+    """Print a prediction until its end. Returns the exit code."""
+    prediction = seen(body)
+    with _named(prediction.id):
+        body = _follow(client, given, body)
+        prediction = seen(body)
+        if given.json:
+            print_json(body)
+        if given.output and prediction.status is Status.SUCCEEDED:
+            save_output(prediction.output, given.output)
+            print(f"» saved {given.output}", file=sys.stderr)
     return 0 if prediction.status is Status.SUCCEEDED else 1
 
 
@@ -85,6 +122,7 @@ def _named(prediction_id: str) -> Generator[None]:
 
 
 def _follow(client: Client, given: argparse.Namespace, body: Raw) -> Raw:
+    give_up = math.inf if given.timeout is None else time.monotonic() + given.timeout
     with Printer(sys.stdout, sys.stderr, shows_output=not given.output) as printer:
         while True:
             prediction = seen(body)
@@ -92,6 +130,8 @@ def _follow(client: Client, given: argparse.Namespace, body: Raw) -> Raw:
                 printer.show(prediction)
             if prediction.is_terminal:
                 return body
+            if time.monotonic() >= give_up:
+                raise DirectorError(f"it has not ended in {given.timeout} s, and goes on.")
             time.sleep(LOOK_S)
             body = _look(client, prediction.id, printer)
 
@@ -110,6 +150,87 @@ def _look(client: Client, prediction_id: str, printer: Printer) -> Raw:
                 printer.tell(f"asking again: {exc}")
             is_told = True
             time.sleep(AWAY_LOOK_S)
+
+
+@command("wait", JSON, *SERVICE, ID, TIMEOUT, examples=(EXAMPLE_ID, f"{EXAMPLE_ID} --timeout 60"))
+def _wait(given: argparse.Namespace) -> int:
+    """Wait for the end of a prediction and print its output as it arrives. The code is 1 if it does not succeed."""
+    with Client(service(given)) as client:
+        return _await(client, argparse.Namespace(**{**vars(given), "output": ""}), client.get(given.id))
+
+
+@command(
+    "logs",
+    JSON,
+    *SERVICE,
+    ID,
+    flag("-f --follow", "print what comes until the prediction ends"),
+    examples=(EXAMPLE_ID, f"-f {EXAMPLE_ID}"),
+)
+def _logs(given: argparse.Namespace) -> int:
+    """Print what a prediction logged."""
+    shown = ""
+    with Client(service(given)) as client:
+        while True:
+            prediction = seen(client.get(given.id))
+            logs = prediction.logs or ""
+            if not given.json:  # another attempt begins with logs of its own
+                new = logs.removeprefix(shown) if logs.startswith(shown) else logs
+                sys.stdout.write(harmless(new, sys.stdout))
+                sys.stdout.flush()
+                shown = logs
+            if prediction.is_terminal or not given.follow:
+                break
+            time.sleep(LOOK_S)
+    if given.json:
+        print_json({"id": prediction.id, "logs": logs})
+    return 0
+
+
+@command(
+    "ps",
+    JSON,
+    *SERVICE,
+    flag("-a --all", "also those that have ended"),
+    arg("--model OWNER/NAME", "only of this model", default=""),
+    arg("--status", "only with this status", choices=[str(one) for one in Status], default=""),
+    arg("-n COUNT", f"at most so many ({MOST_LISTED})", type=whole(1000), default=MOST_LISTED, dest="n"),
+    examples=("", "--all --model example/hello", "--status failed"),
+)
+def _ps(given: argparse.Namespace) -> int:
+    """List predictions of this token's account, newest first: those that wait or run."""
+    asked = [given.status] if given.status else [""] if given.all else [Status.PROCESSING, Status.STARTING]
+    with Client(service(given)) as client:
+        found = [
+            body
+            for status in asked
+            for body in islice(
+                client.list({name: value for name, value in (("status", status), ("model", given.model)) if value}),
+                given.n,
+            )
+        ]
+    found = sorted(found, key=lambda body: seen(body).id, reverse=True)[: given.n]
+
+    def text() -> str:
+        now_ms = int(time.time() * 1000)
+        rows = [
+            [one.id, one.model, one.status, since(one.created_at, now_ms) if one.created_at else "-", one.error or ""]
+            for one in map(seen, found)
+        ]
+        names = ("id", "model", "status", "age", "error")
+        empty = "no predictions" if given.all else "no predictions wait or run: --all shows those that ended"
+        return listed(names, rows, words=("id", "model", "status", "error"), empty=empty)
+
+    return Answer(found, text).show(is_json=given.json)
+
+
+@command("open", JSON, *SERVICE, arg("id ID", "id of a prediction", nargs="?"), examples=("", EXAMPLE_ID))
+def _open(given: argparse.Namespace) -> int:
+    """Open the page of the service, or of a prediction, in a browser, and print its address."""
+    page = f"{service(given).url}/" + (f"#/predictions/{quote(given.id, safe='')}" if given.id else "")
+    if not given.json and sys.stdout.isatty():
+        webbrowser.open(page)
+    return Answer({"url": page}, page).show(is_json=given.json)
 
 
 @command("get", JSON, *SERVICE, ID, examples=(EXAMPLE_ID,))
@@ -134,6 +255,7 @@ def _facts(prediction: Seen) -> str:
         "created": prediction.created_at,
         "started": prediction.started_at,
         "completed": prediction.completed_at,
+        "waits": prediction.queue and waiting_words(prediction.queue),
         "error": prediction.error,
         "output": None if prediction.output is None else as_text(prediction.output),
         "logs": (prediction.logs or "").rstrip() or None,
@@ -165,7 +287,7 @@ def story_lines(story: Story) -> Iterator[str]:
         yield _more("its events were removed: releases without a run are no longer known")
     if story.queue:
         place = story.queue
-        yield _at(story.now, f"waits, {_line(place.position, place.ahead, place.eta_s)}. {place.detail}")
+        yield _at(story.now, f"waits, {place_words(place.position, place.ahead, place.eta_s)}. {why_words(place)}")
     for cause in story.causes or ():
         yield _at("why", f"{cause.title}: {cause.detail}")
         yield _more(f"{cause.who} can act: `{cause.ask}`")
@@ -181,7 +303,7 @@ def _came(submitted: Submitted) -> Iterator[str]:
     yield _at(submitted.at, f"accepted from {submitted.account}, lane {submitted.lane}")
     if submitted.told is not None:
         told = submitted.told
-        yield _more(f"the answer said: {_line(told.position, told.ahead, told.eta_s)}")
+        yield _more(f"the answer said: {place_words(told.position, told.ahead, told.eta_s)}")
     if submitted.revivals and submitted.revived_at is None:
         yield _more(f"an operator revived it {submitted.revivals} times")
     elif submitted.revivals:
@@ -218,11 +340,6 @@ def _told(webhook: Owed) -> Iterator[str]:
     yield f"{'webhook':<{WIDTH}}  {webhook.host} wants {', '.join(webhook.events)}"
     if webhook.is_owed or webhook.attempts:
         yield _more(f"attempts to deliver the end: {webhook.attempts}{last}")
-
-
-def _line(position: int, ahead: int, eta: Eta | None) -> str:
-    when = "" if eta is None else f", about {span(eta.p50)} until it starts (9 of 10: {span(eta.p90)})"
-    return f"place {position} in its account's line, {ahead} before it in total{when}"
 
 
 def _at(moment: str | None, text: str) -> str:

@@ -8,10 +8,29 @@ import msgspec
 from director.cli.client import Seen
 from director.cli.output import harmless
 from director.cli.tables import one_line, ticker
+from director.core.schema import Eta, Place
 from director.core.states import Status
+from director.core.words import since, span
 
 # a piece that is a file has a line of its own; other pieces form one text
+SOON_S: Final = 1.0  # whatever waits for less needs no reason
 OWN_LINE: Final = ("data:", "http://", "https://")
+
+
+def waiting_words(place: Place) -> str:
+    """Return why a prediction waits, and for how long."""
+    return f"{why_words(place)} It has {place_words(place.position, place.ahead, place.eta_s)}."
+
+
+def why_words(place: Place) -> str:
+    if place.since is None:
+        return place.detail
+    return f"{place.detail.rstrip('.')} {since(place.since, int(time.time() * 1000))} ago."
+
+
+def place_words(position: int, ahead: int, eta: Eta | None) -> str:
+    when = "" if eta is None else f", about {span(eta.p50)} until it starts (9 of 10: {span(eta.p90)})"
+    return f"place {position} in its account's line, {ahead} before it in total{when}"
 
 
 def as_text(value: Any) -> str:
@@ -44,14 +63,20 @@ class Pieces:
 
 
 class Printer:
+    """Show looks at one prediction. Only a terminal gets output before the end: a run that is lost begins again, and a
+    file or a program would have its output twice.
+    """
+
     def __init__(self, out: TextIO, err: TextIO, *, shows_output: bool = True) -> None:
         self._pieces = Pieces(out)
+        self._is_live = out.isatty()
         self._err = err
         self._shows_output = shows_output
         self._began = time.monotonic()
         self._shown = 0  # number of pieces
         self._logs = 0
         self._status: Status | None = None
+        self._reason = ""
         self._ticker = ticker(err)
 
     def __enter__(self) -> Self:
@@ -69,6 +94,8 @@ class Printer:
         self._show_status(seen)
 
     def _show_output(self, seen: Seen) -> None:
+        if not self._is_live and not seen.is_terminal:
+            return
         if not isinstance(seen.output, list):
             if seen.output is not None and seen.is_terminal:
                 self._ticker.stop()
@@ -100,9 +127,13 @@ class Printer:
         elif not self._err.isatty():
             if changed:
                 self.tell(f"{seen.status} ({seen.id})")
+            if seen.queue and seen.queue.reason != self._reason and seconds >= SOON_S:
+                self._reason = seen.queue.reason
+                self.tell(f"waits: {waiting_words(seen.queue)}")
         elif not self._pieces.is_mid_line:  # on a terminal, stdout and stderr share the line
             self._ticker.start()
-            self._ticker.update(one_line(f"» {seen.status} {seconds:.0f} s"), refresh=True)
+            why = f": {waiting_words(seen.queue)}" if seen.queue and seconds >= SOON_S else ""
+            self._ticker.update(one_line(f"» {seen.status} {seconds:.0f} s{why}"), refresh=True)
 
     def tell(self, text: str) -> None:
         self._ticker.stop()

@@ -17,7 +17,7 @@ from director.core.errors import SettingsError
 from director.core.ids import QueueName
 from director.core.policy import MAX_STREAMS, Burns, burns
 from director.core.schema import SetupRun
-from director.core.words import share, span
+from director.core.words import several, share, span
 
 if TYPE_CHECKING:
     from director.store.queues import Tenant
@@ -231,7 +231,7 @@ def report(
     takes = f"; one run takes {span(stats.service_ms / 1000)}" if stats.service_ms else ""
     facts = {
         "waiting": f"high {stats.high}, normal {stats.normal}, low {stats.low}; oldest {_oldest(stats)}",
-        "running": f"{stats.claimed} in {_slots(stats)} slots; directors: {stats.directors}{takes}",
+        "running": f"{stats.claimed} in {several(_slots(stats), 'slot')}; directors: {stats.directors}{takes}",
         "delayed": str(stats.delayed),
         "dead": str(stats.dead),
         "leaving": f"{stats.leaving} to another Redis server" if stats.leaving else "nothing",

@@ -14,7 +14,7 @@ from director.cli.output import printable
 from director.cli.tables import Answer, fitted, folded, line_width
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable, UnknownQueue
-from director.core.words import since
+from director.core.words import several, since
 
 if TYPE_CHECKING:
     from director.diagnosis.views import DirectorView, ServerView
@@ -73,7 +73,7 @@ def _row(one: "DirectorView", now_ms: int) -> list[str]:
 
 def _server(server: "ServerView", now_ms: int) -> str:
     why = f": {server.detail}" if server.detail else ""
-    return f"{server.url}  {server.state} for {since(server.since, now_ms)}, {server.slots} slots{why}"
+    return f"{server.url}  {server.state} for {since(server.since, now_ms)}, {several(server.slots, 'slot')}{why}"
 
 
 @operator(

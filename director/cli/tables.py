@@ -3,6 +3,7 @@ to its width, and names that are too long lose their middle.
 """
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,16 +27,19 @@ UNLIMITED: Final = 1_000_000
 SHORTEST: Final = 8  # columns of a cell that are never cut, unless lines are
 FEWEST_DIGITS: Final = 2  # of a version
 MARK: Final = "…"
+QUEUE: Final = re.compile(r"(?P<model>.+/.+:)[0-9a-f]{12}(?P<kind>(?:~.*)?)")
 
 
 class Answer(NamedTuple):
+    """The result of a command. A list becomes the member `results` of the JSON, as in the API."""
+
     body: object
     text: str | Callable[[], str]
     code: int = 0
 
     def show(self, *, is_json: bool) -> int:
         if is_json:
-            print_json(self.body)
+            print_json({"results": self.body} if isinstance(self.body, list) else self.body)
         else:
             print(self.text if isinstance(self.text, str) else self.text())
         return self.code
@@ -116,24 +120,24 @@ def folded(lines: Iterable[str], *, hang: int, width: int | None) -> str:
 
 
 def cut(text: str, width: int, *, is_middle: bool = True) -> str:
-    """Return at most `width` columns, without the middle or end. A queue's name first loses digits of its version."""
+    """Return at most `width` columns, without the middle or end. A queue's name first loses its version: names of
+    models tell queues apart.
+    """
     if cell_len(text) <= width:
         return text
     if width <= len(MARK):
         return MARK[:width]
     room = width - len(MARK)
-    tail = _tail(text, room) if is_middle else 0
+    tail = room - room * 2 // 3 if is_middle else 0
+    queue = QUEUE.fullmatch(text) if is_middle else None
+    if queue is not None:
+        if cell_len(queue["model"]) + FEWEST_DIGITS + cell_len(queue["kind"]) > room:
+            return cut(queue["model"][:-1], width)
+        tail = cell_len(queue["kind"])
     at = len(text)
     while at and cell_len(text[at - 1 :]) <= tail:
         at -= 1
     return set_cell_size(text, room - tail) + MARK + text[at:]
-
-
-def _tail(text: str, room: int) -> int:
-    """Return the columns behind the mark: a queue's kind if its model then fits before the mark, else a third."""
-    model, colon, version = text.rpartition(":")
-    kind = len(version) - len(version.partition("~")[0])
-    return kind if colon and cell_len(model) + len(colon) + FEWEST_DIGITS + kind <= room else room - room * 2 // 3
 
 
 @contextmanager

@@ -241,13 +241,16 @@ class Eta(Struct, frozen=True):
 
 
 class Place(Struct, frozen=True):
-    """Why a prediction waits and for how long: the member `queue` of a waiting prediction."""
+    """Why a prediction waits and for how long: the member `queue` of a waiting prediction. `since`: when its queue was
+    paused.
+    """
 
     position: int
     ahead: int
     eta_s: Eta | None
     reason: str
     detail: str
+    since: str | None = None
 
 
 class Prediction(Struct, frozen=True, kw_only=True):

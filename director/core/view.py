@@ -98,7 +98,7 @@ REASONS: Final = {
 }
 
 
-# by the outlook's detail; any other value means the whole queue
+# by the outlook's detail; any other value means the whole queue, and is the time of the pause
 PAUSED: Final = {1: "account_paused", 2: "account_suspended"}
 
 
@@ -115,6 +115,7 @@ def place(outlook: Outlook, record: Record) -> Place:
         eta_s=Eta((outlook.p50_ms or 0) / 1000, (outlook.p90_ms or 0) / 1000) if known else None,
         reason=outlook.reason,
         detail=REASONS[words].format(shown),
+        since=iso(detail) if words == "paused" and detail else None,
     )
 
 

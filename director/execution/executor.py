@@ -388,6 +388,7 @@ class Run:
                     ran_ms=self._tracker.ran_ms(now),
                     over_ms=self._tracker.over_ms(now),
                     claimed_ms=self.active.claimed_ms,
+                    ahead_ms=round(self._ahead_s * 1000),
                     grace_s=GRACE_S,
                     seq=self._progress.seq,
                     events=unwritten,

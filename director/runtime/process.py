@@ -45,6 +45,7 @@ Check = Callable[[], Awaitable[str]]
 """Returns what is missing, in words for people, or '' if nothing is."""
 
 ASK_AGAIN_S: Final = 1.0
+NEXT_STEP: Final = "start it, or give its address: --redis or DIRECTOR_REDIS_URL. `director up` starts everything"
 CHECK_S: Final = 2.0
 SHUTDOWN_S: Final = 2
 FRESH_S: Final = 1.0
@@ -169,7 +170,7 @@ async def look_at_redis(redis: Redis, settings: CommonSettings, health: Health, 
             server = await check(redis, settings)
             await check_rights(redis, part)
         except BackendUnavailable as exc:
-            log.warning("waiting for redis", extra={"address": address, "error": str(exc)})
+            log.warning("waiting for redis", extra={"address": address, "error": str(exc), "next": NEXT_STEP})
             await clock.sleep(ASK_AGAIN_S)
         else:
             break

@@ -12,7 +12,8 @@ local LONGEST = 10 -- times the first cooling time
 local known
 local function facts_of(queue)
   known = known or redis.call('HMGET', queue_key(queue, 'meta'), 'failures', 'breaker', 'probe', 'data_ttl_ms', 'record_ttl_ms',
-    'within:high', 'within:normal', 'within:low', 'service_n', 'service_ms', 'service_dev', 'service_cost')
+    'within:high', 'within:normal', 'within:low', 'service_n', 'service_ms', 'service_dev', 'service_cost',
+    'service_row')
   return known
 end
 

@@ -79,15 +79,25 @@ local function stoppage(m, now)
   return tonumber(m.setup_failed) > 0 and 'setup_failed' or 'no_director'
 end
 
--- Milliseconds until `starts` predictions have started on `slots` slots: (p50, p90), scaled as past estimates taught.
-local function wait_of(starts, slots, m)
+-- Milliseconds until a slot is free, and how long a run is overdue, from one run that began early: the lease that is due
+-- first. It ends when the mean is over. Once it is overdue it takes as long again, unless another run ends before.
+local function next_end(r, m, now)
+  local id = redis.call('ZRANGE', queue_key(r.queue, 'lease'), 0, 0)[1]
+  local since = tonumber(id and redis.call('HGET', record_key(id), 'claimed') or '') or now
+  local left = m.service_ms - math.max(0, now - since)
+  local first = math.sqrt(left * left + 0.5 * m.service_dev ^ 2)
+  local others = m.slots - 1
+  if left < 0 and others > 0 then return math.min(first, m.service_ms / others), math.min(-left, m.service_ms / others) end
+  return first, math.max(0, -left)
+end
+
+-- Milliseconds until `starts` predictions have started on `slots` slots, the first after `first`: (p50, p90), as runs tell.
+local function wait_of(starts, slots, first, overdue, m)
   if starts <= 0 then return 0, 0 end
-  local mean, deviation = tonumber(m.service_ms), tonumber(m.service_dev)
-  local expected = starts * mean / slots
-  local off = math.sqrt(starts) * deviation / slots
-  -- later submits go before some of it, and the mean itself is uncertain
-  local late = expected * 1.1 + P90 * math.sqrt(off * off + 0.01 * expected * expected) + 0.5 * mean / slots
-  return m.scale50 * expected, math.max(m.scale50 * expected, m.scale90 * 1.5 * late)
+  local mean, off = m.service_ms / slots, m.service_dev / slots
+  local expected = first + (starts - 1) * mean
+  local unsure, between = 0.5 * expected / math.sqrt(m.service_n), 0.5 * mean * (1 - 1 / slots)
+  return expected, expected + P90 * math.sqrt(starts * off * off + unsure * unsure + between * between + overdue * overdue)
 end
 
 -- Read the queue's state. `m.lane`: the lane in question, as look_at_lane returns it, and the stream that is read next.
@@ -95,15 +105,15 @@ end
 local function look_at(queue, lane)
   local v = redis.call('HMGET', queue_key(queue, 'meta'), 'mask:' .. lane, 'next:' .. lane,
     'streams', 'mode', 'lifetime_ms', 'breaker_mode', 'paused', 'breaker', 'max_queued', 'open_until', 'cool_ms',
-    'slots', 'starting', 'setup_failed', 'server_auth', 'recounted', 'service_ms', 'service_dev', 'scale50',
-    'scale90', 'arrivals', 'ready:high', 'ready:normal', 'ready:low', 'backlogged:high', 'backlogged:normal',
-    'backlogged:low')
+    'slots', 'starting', 'setup_failed', 'server_auth', 'recounted', 'service_ms', 'service_dev', 'late50',
+    'late90', 'arrivals', 'ready:high', 'ready:normal', 'ready:low', 'backlogged:high', 'backlogged:normal',
+    'backlogged:low', 'service_n')
   local m = { claimed = redis.call('ZCARD', queue_key(queue, 'lease')),
     streams = v[3] or '', mode = v[4] or '', lifetime_ms = v[5] or '', breaker_mode = v[6] or '',
     paused = v[7] or '', breaker = v[8] or '', max_queued = v[9] or '0', open_until = v[10] or '0',
     cool_ms = v[11] or '0', slots = v[12] or '0', starting = v[13] or '0', setup_failed = v[14] or '0',
     server_auth = v[15] or '0', recounted = v[16] or '0', service_ms = v[17] or '0', service_dev = v[18] or '0',
-    scale50 = v[19] or '1', scale90 = v[20] or '1', arrivals = v[21] or '0',
+    late50 = v[19] or '1', late90 = v[20] or LATE90, service_n = v[28] or '1', arrivals = v[21] or '0',
     ['ready:high'] = math.max(0, v[22] or 0), ['ready:normal'] = math.max(0, v[23] or 0),
     ['ready:low'] = math.max(0, v[24] or 0), ['backlogged:high'] = math.max(0, v[25] or 0),
     ['backlogged:normal'] = math.max(0, v[26] or 0), ['backlogged:low'] = math.max(0, v[27] or 0) }
@@ -159,6 +169,7 @@ local function reason_of(id, r, m, most, running, now)
   if is_suspended(r.queue, r.account) then return 'paused', 2 end
   if is_held(r.queue, r.account) then return 'paused', 1 end
   local stopped = stoppage(m, now)
+  if stopped == 'paused' then return stopped, redis.call('HGET', queue_key(r.queue, 'meta'), 'paused_at') or '' end
   if stopped then return stopped, '' end
   local due = id and redis.call('ZSCORE', queue_key(r.queue, 'delayed'), id)
   if due then return 'backing_off', due end
@@ -169,15 +180,20 @@ end
 local MOVES = { backing_off = true, limit_reached = true, waiting_its_turn = true } -- the duration of other reasons is unknown
 
 -- Milliseconds until it starts: (p50, p90), '' if unknown.
-local function eta_of(r, m, position, ahead, most, running, delay_ms)
+local function eta_of(r, m, position, ahead, most, running, delay_ms, now)
   local slots = tonumber(m.slots)
   local starts = ahead + m.claimed - slots + 1
   local own_starts = most and position + running - most or 0
   if starts <= 0 and own_starts <= 0 then return delay_ms, delay_ms end
   if m.service_ms == '0' then return '', '' end
-  local p50, p90 = wait_of(starts, slots, m)
-  local own50, own90 = wait_of(own_starts, math.min(most or slots, slots), m)
-  return delay_ms + math.floor(math.max(p50, own50)), delay_ms + math.floor(math.max(p90, own90))
+  if not m.first then m.first, m.overdue = next_end(r, m, now) end
+  local own_slots = math.min(most or slots, slots)
+  local p50, p90 = wait_of(starts, slots, m.first, m.overdue, m)
+  local own50, own90 = wait_of(own_starts, own_slots, m.service_ms / own_slots, 0, m)
+  p50, p90 = math.max(p50, own50), math.max(p90, own90)
+  local told = math.floor(m.late50 * p50)
+  local runs = string.format('%.4g %.4g', p50 / m.service_ms, p90 / m.service_ms)
+  return delay_ms + told, delay_ms + math.max(told, math.floor(m.late90 * p90)), runs
 end
 
 -- The outlook of a waiting prediction, or of one that would be accepted now (`id` nil):
@@ -189,10 +205,10 @@ local function outlook(id, r, now, m)
   local position, ahead = stand(id, r, m)
   ahead = ahead_of_all(r.lane, ahead, m)
   local reason, detail = reason_of(id, r, m, most, running, now)
-  local p50, p90 = '', ''
+  local p50, p90, runs = '', '', ''
   if MOVES[reason] then
     local delay_ms = reason == 'backing_off' and math.max(0, detail - now) or 0
-    p50, p90 = eta_of(r, m, position, ahead, most, running, delay_ms)
+    p50, p90, runs = eta_of(r, m, position, ahead, most, running, delay_ms, now)
   end
-  return { position, ahead, p50, p90, reason, detail }
+  return { position, ahead, p50, p90, reason, detail }, runs
 end

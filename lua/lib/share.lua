@@ -334,7 +334,7 @@ local function read_waiting(id)
   if #flat == 0 then return nil end
   local r = { status = '', mid = '', token = '', deadline = '', start_by = '', begun = '', claims = '', account = '',
     attempt = '', charged = '', stream = '', arrival = '', cost = '', lane = '', queue = '', affinity = '', eta50 = '',
-    eta90 = '', created = '', revivals = '', shard = '' }
+    eta90 = '', runs = '', created = '', revivals = '', shard = '' }
   for i = 1, #flat, 2 do
     if r[flat[i]] then r[flat[i]] = flat[i + 1] end
   end

@@ -85,8 +85,10 @@ async def test_reason_is_that_the_queue_is_paused(driver: QueueDriver) -> None:
     await served_by(driver, run_s=10)
     prediction_id = await driver.submit()
     await driver.pause()
-    outlook = await driver.outlook(prediction_id)
-    assert (outlook.reason, outlook.p50_ms, outlook.p90_ms) == ("paused", None, None)
+    paused_ms = driver.now_ms
+    driver.pass_time(5)
+    await driver.pause()
+    assert await driver.outlook(prediction_id) == Outlook(1, 0, None, None, "paused", paused_ms)
     await driver.pause(paused=False)
     assert await reason(driver, prediction_id) == ("waiting_its_turn", None)
 
@@ -261,13 +263,33 @@ async def test_a_free_slot_means_an_immediate_start(driver: QueueDriver) -> None
     assert (outlook.p50_ms, outlook.p90_ms) == (None, None), "no run has ended"
 
 
-@pytest.mark.parametrize(("slots", "waits_s"), [(1, [10, 20, 30]), (4, [2.5, 5, 7.5])])
+@pytest.mark.parametrize(("slots", "waits_s"), [(1, [10, 20, 30]), (4, [10, 12.5, 15])])
 async def test_wait_covers_every_run_that_must_end_first(driver: QueueDriver, slots: int, waits_s: list[float]) -> None:
     await served_by(driver, slots, run_s=10)
     ids = [await driver.submit() for _ in range(3)]
     outlooks = [await driver.outlook(prediction_id) for prediction_id in ids]
     assert [(outlook.p50_ms or 0) / 1000 for outlook in outlooks] == waits_s
     assert all((outlook.p90_ms or 0) > (outlook.p50_ms or 0) for outlook in outlooks)
+
+
+async def test_wait_knows_how_long_a_run_has_run(driver: QueueDriver) -> None:
+    await served_by(driver, run_s=10)
+    prediction_id = await driver.submit()
+    driver.pass_time(7)
+    assert (await driver.outlook(prediction_id)).p50_ms == 3_000
+    assert (await accepted(driver)).outlook.p50_ms == 13_000
+
+
+@pytest.mark.parametrize(("slots", "p50_s"), [(1, 80), (4, 10 / 3)])
+async def test_an_overdue_run_is_expected_to_take_as_long_again(driver: QueueDriver, slots: int, p50_s: float) -> None:
+    await served_by(driver, slots, run_s=10)
+    prediction_id = await driver.submit()
+    driver.pass_time(90)
+    await driver.have_slots(slots)
+    outlook = await driver.outlook(prediction_id)
+    assert outlook.p50_ms == pytest.approx(p50_s * 1000, abs=1)
+    assert outlook.p90_ms is not None
+    assert outlook.p90_ms > 2 * outlook.p50_ms, "nothing is known of it any more"
 
 
 async def test_the_newest_runs_weigh_most(driver: QueueDriver) -> None:

@@ -12,11 +12,14 @@ for all that follow. More comments before a block say how it is run:
 A `text` block after a block is what that one prints, with `…` for anything.
 """
 
+import contextlib
 import os
+import pty
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -148,15 +151,18 @@ class Terminals:
 
     def _start(self, line: list[str], until: str) -> str:
         out = self._folder / f".terminal-{len(self._background)}"
-        with out.open("wb") as file:
-            process = subprocess.Popen(
-                line,
-                cwd=self._folder,
-                env=self._environment,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        out.touch()
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen(
+            line,
+            cwd=self._folder,
+            env={**self._environment, "TERM": "dumb"},
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        os.close(theirs)
+        threading.Thread(target=_copy, args=(ours, out), daemon=True).start()
         self._background.append((process, out))
         self._wait_for(until)
         said = out.read_text(encoding="utf-8")
@@ -179,3 +185,11 @@ class Terminals:
         pattern = re.escape(expected.strip()).replace("…", ".*")
         if not re.search(pattern, said):
             raise PageError(f"The page says:\n{expected}\nIt printed:\n{said}")
+
+
+def _copy(terminal: int, out: Path) -> None:
+    """Write what a terminal shows to a file, until its last process has ended."""
+    with out.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+        while shown := os.read(terminal, 1 << 16):
+            file.write(shown.replace(b"\r\n", b"\n"))
+    os.close(terminal)

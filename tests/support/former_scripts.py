@@ -63,7 +63,7 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
 OURS_ALONE: Final[Mapping[str, frozenset[str]]] = {
     "claim": frozenset({"send"}),
     "enqueue": frozenset({"bound", "secret", "waiter"}),
-    "finish": frozenset({"claimed_ms"}),
+    "finish": frozenset({"ahead_ms", "claimed_ms"}),
     "get": frozenset({"size", "whole"}),
     "reap": frozenset({"lease_s"}),
     "release": frozenset({"began", "claimed_ms"}),

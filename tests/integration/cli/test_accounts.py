@@ -84,7 +84,7 @@ async def test_accounts_are_listed_with_their_limits(operator: Operator, redis: 
     await operator.types("account", "set", ACCOUNT, "--read-rate", "50")
     lines = (await operator.types("account", "list")).splitlines()
     assert [line.split() for line in lines] == [["account", "limits"], [ACCOUNT, "read_rate=50"], ["umbrella"]]
-    assert json.loads(await operator.types("account", "list", "--json")) == [
+    assert json.loads(await operator.types("account", "list", "--json"))["results"] == [
         {"name": ACCOUNT, "limits": {"read_rate": "50"}},
         {"name": "umbrella", "limits": {}},
     ]
@@ -98,7 +98,7 @@ async def test_account_is_shown_with_refusals_and_compute_of_today(operator: Ope
     await scripts.reserve(ACCOUNT, 60, in_all=100, id="p", asked_s=12.5)
     shown = (await operator.types("account", "show", ACCOUNT)).splitlines()
     assert shown[0] == "rate               0.01       predictions created a second"
-    assert "max_queued         default    predictions waiting in one queue" in shown
+    assert any(line.startswith("default limits     read_rate, ") for line in shown)
     assert shown[-5:] == [
         "denied bursts      1 of create",
         "files              0 bytes",
@@ -140,7 +140,7 @@ async def test_token_is_listed_and_revoked_by_public_names(operator: Operator, r
     for label in ("ci", "laptop", "phone"):
         line = ("token", "create", "--account", ACCOUNT, "--label", label, "--json")
         made[label] = json.loads(await operator.types(*line))
-    listed = json.loads(await operator.types("token", "list", "--account", ACCOUNT, "--json"))
+    listed = json.loads(await operator.types("token", "list", "--account", ACCOUNT, "--json"))["results"]
     assert [{**one, "token": made[one["label"]]["token"]} for one in listed] == list(made.values())
     shown = await operator.types("token", "list")
     assert not [one for one in made.values() if one["token"] in shown]

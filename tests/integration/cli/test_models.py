@@ -35,7 +35,7 @@ async def test_operator_sets_visibility_of_a_model(operator: Operator, catalog: 
     model = await catalog.model(MODEL)
     assert (model.visibility, model.is_official, model.latest) == ("private", True, VERSION)
     assert (await operator.types("model", "list")).splitlines()[1].split() == [MODEL, "private", VERSION]
-    [shown] = json.loads(await operator.types("models", "--json"))
+    [shown] = json.loads(await operator.types("models", "--json"))["results"]
     wanted = {"name": MODEL, "visibility": "private", "latest": VERSION, "is_official": True}
     assert shown | wanted == shown
     await operator.is_told("model", "set", "acme/none", "--description", "x")

@@ -72,7 +72,7 @@ async def test_each_queue_is_a_line(run: Run, driver: QueueDriver) -> None:
     assert seen["queue"] == driver.queue
     assert [seen[name] for name in ("high", "normal", "low", "running", "slots")] == ["0", "2", "3", "1", "2"]
     assert [seen[name] for name in ("delayed", "dead", "mode", "breaker")] == ["0", "0", "absorb", "closed"]
-    [facts] = json.loads(await said(run, "--json"))
+    [facts] = json.loads(await said(run, "--json"))["results"]
     assert (facts["queue"], facts["normal"], facts["slots"]) == (driver.queue, 2, 2)
 
 
@@ -267,7 +267,7 @@ async def test_each_director_is_a_line_of_its_last_heartbeat(operator: Operator,
     assert "http://gpu:5000  resting for" in out
     assert "\x1b" not in out
     assert "d1  and 2 more" in out
-    [found] = json.loads(await operator.types("directors", "--json"))
+    [found] = json.loads(await operator.types("directors", "--json"))["results"]
     assert (found["name"], found["alive"], found["slots"], found["held"]) == ("d1", True, 4, 1)
     assert found["servers"][0]["state"] == "resting"
     assert "there is no queue acme/none" in await operator.is_told("directors", "--queue", "acme/none")

@@ -180,7 +180,7 @@ def test_predict_for_machines_prints_the_prediction(up):
 def test_predict_accepts_a_version_and_sends_and_saves_files(up, tmp_path):
     picture, small = tmp_path / "picture.png", tmp_path / "small.png"
     Image.new("RGB", (600, 300), "red").save(picture)
-    queues = json.loads(director("queues", "--json", home=up.home).stdout)
+    queues = json.loads(director("queues", "--json", home=up.home).stdout)["results"]
     [short] = [one["queue"].rpartition(":")[2] for one in queues if one["queue"].startswith("example/thumbnail:")]
     answer = director("predict", "example/thumbnail", "-i", f"image=@{picture}", "-o", str(small), home=up.home)
     assert answer.returncode == 0, answer.stderr
@@ -199,7 +199,7 @@ def test_predict_accepts_a_version_and_sends_and_saves_files(up, tmp_path):
     ("line", "says"),
     [
         (["predict", "example/hello", "-i", "n=2"], "text"),
-        (["predict", "unknown/nothing"], "director queues"),
+        (["predict", "unknown/nothing"], "there is no model unknown/nothing"),
         (["up"], "up already at http://"),
     ],
     ids=["refused input", "unknown model", "second up"],

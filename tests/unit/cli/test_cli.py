@@ -1,5 +1,6 @@
 import argparse
 import base64
+import contextlib
 import io
 import json
 import os
@@ -7,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,27 +18,33 @@ from typing import Any
 import httpx
 import pytest
 
+from director import __version__
 from director.cli import predictions
 from director.cli.arguments import model_name, port_number
 from director.cli.backend import redis_url
 from director.cli.client import FileFault, Seen, _detail, parse_input, save_output, service
-from director.cli.main import main
+from director.cli.client import Service as Service_
+from director.cli.main import made_parser, main
 from director.cli.output import say
 from director.cli.printing import Printer
 from director.cli.tables import print_json
+from director.core.errors import SettingsError
+from director.core.schema import Eta, Place
 from director.core.states import Status
+from director.core.view import iso
 from director.local.home import Home, Nowhere, State
 
 
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch, tmp_path):
-    for name in ("DIRECTOR_URL", "DIRECTOR_TOKEN", "DIRECTOR_REDIS_URL"):
+    for name in ("DIRECTOR_URL", "DIRECTOR_TOKEN", "DIRECTOR_REDIS_URL", "DIRECTOR_HOME", "DIRECTOR_CONTEXT"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
 
 
 def given(**values: Any) -> argparse.Namespace:
-    return argparse.Namespace(**({"home": ".director", "url": "", "token": "", "redis": ""} | values))
+    return argparse.Namespace(**({"home": ".director", "url": "", "token": "", "redis": "", "context": ""} | values))
 
 
 def up_in(folder: str, **state: Any) -> None:
@@ -51,6 +59,7 @@ class Service:
     def __init__(self, *answers: tuple[int, dict[str, Any]] | None) -> None:
         self.answers = list(answers)
         self.asked: list[str] = []
+        self.got: list[tuple[Any, bytes]] = []
 
     @contextmanager
     def serving(self) -> Iterator[str]:
@@ -58,7 +67,7 @@ class Service:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                self.rfile.read(int(self.headers.get("content-length") or 0))
+                service.got.append((self.headers, self.rfile.read(int(self.headers.get("content-length") or 0))))
                 service.asked.append(f"{self.command} {self.path}")
                 answer = service.answers.pop(0)
                 if answer is None:
@@ -91,7 +100,38 @@ def test_help_of_a_process_lists_its_settings(capsys):
     assert "DIRECTOR_LEASE_S (15.0)\n      Time without a heartbeat" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("line", [[], ["nonsense"], ["predict", "no-slash"], ["up", "--port", "70000"], ["token"]])
+def test_no_command_prints_the_help_in_groups(capsys):
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert "\npredictions:\n  predict  " in out
+    assert out.index("\nstart here:\n") < out.index("\npredictions:\n") < out.index("\nprocesses:\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (["queus"], "did you mean queues?"),
+        (["predictt"], "did you mean predict?"),
+        (["queues", "pase"], "did you mean pause?"),
+        (["zzzz"], "`director --help` lists all"),
+        (["predict", "a/b", "--priority", "hgh"], "did you mean high?"),
+        (["completion", "zzzz"], "choose from bash, zsh, fish"),
+    ],
+)
+def test_a_mistyped_word_is_corrected(line, says, capsys):
+    with pytest.raises(SystemExit):
+        main(line)
+    assert f"'{line[-1]}' is unknown: {says}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", [["version"], ["-v"], ["--version"]])
+def test_each_way_to_ask_for_the_version_prints_it(line, capsys):
+    with contextlib.suppress(SystemExit):
+        main(line)
+    assert capsys.readouterr().out == f"{__version__}\n"
+
+
+@pytest.mark.parametrize("line", [["nonsense"], ["predict", "no-slash"], ["up", "--port", "70000"], ["token"]])
 def test_wrong_command_line_prints_usage_and_exits_2(line, capsys):
     with pytest.raises(SystemExit) as ended:
         main(line)
@@ -220,7 +260,7 @@ def test_id_cannot_address_another_route(capsys):
     with api.serving() as url:
         assert main(["cancel", "../accounts/x?y=", "--url", url, "--token", "t"]) == 1
     assert api.asked == ["POST /v1/predictions/..%2Faccounts%2Fx%3Fy%3D/cancel"]
-    assert capsys.readouterr().err.startswith("director: It does not exist. Check the name or the id")
+    assert capsys.readouterr().err.startswith("director: there is no prediction ../accounts/x?y= for")
 
 
 def test_options_win_over_environment_and_environment_over_home(monkeypatch):
@@ -296,6 +336,8 @@ def test_malformed_argument_is_refused(parse, text, says):
 
 
 PREDICTION = {"id": "abc", "status": "processing"}
+SCHEMA = {"components": {"schemas": {"Input": {"properties": {"text": {}, "n": {}}}}}}
+MODEL = (200, {"latest_version": {"openapi_schema": SCHEMA}})
 DONE = (200, PREDICTION | {"status": "succeeded", "output": "hi"})
 AWAY = (503, {"detail": "Redis is away."})
 
@@ -308,12 +350,12 @@ def predict(service: Service, monkeypatch: pytest.MonkeyPatch, *, away_s: float 
 
 
 def test_predict_survives_a_short_outage_of_the_service(monkeypatch, capsys):
-    service = Service((201, PREDICTION), AWAY, None, (502, {}), AWAY, DONE)
+    service = Service(MODEL, (201, PREDICTION), AWAY, None, (502, {}), AWAY, DONE)
     assert predict(service, monkeypatch) == 0
     out, err = capsys.readouterr()
     assert out == "hi\n"
     assert err.count("asking again") == 1
-    assert service.asked == ["POST /v1/models/a/b/predictions"] + 5 * ["GET /v1/predictions/abc"]
+    assert service.asked == ["GET /v1/models/a/b", "POST /v1/models/a/b/predictions"] + 5 * ["GET /v1/predictions/abc"]
 
 
 @pytest.mark.parametrize(
@@ -322,18 +364,142 @@ def test_predict_survives_a_short_outage_of_the_service(monkeypatch, capsys):
     ids=["away for long", "refused"],
 )
 def test_predict_that_gives_up_names_the_prediction(answer, away_s, says, monkeypatch, capsys):
-    service = Service((201, PREDICTION), answer)
+    service = Service(MODEL, (201, PREDICTION), answer)
     assert predict(service, monkeypatch, away_s=away_s) == 1
     said = capsys.readouterr().err.splitlines()[-1]
     assert says in said
     assert "director get abc" in said
-    assert len(service.asked) == 2
+    assert len(service.asked) == 3
 
 
 def test_create_is_not_repeated_without_a_response(monkeypatch):
-    service = Service(None)
+    service = Service(MODEL, None)
     assert predict(service, monkeypatch) == 1
-    assert service.asked == ["POST /v1/models/a/b/predictions"]
+    assert service.asked == ["GET /v1/models/a/b", "POST /v1/models/a/b/predictions"]
+
+
+def typed(service: Service, *line: str) -> int:
+    with service.serving() as url:
+        return main([*line, "--url", url, "--token", "t"])
+
+
+def test_an_unknown_input_is_named_with_the_closest_one(capsys):
+    refused = (422, {"detail": "- input: text is required"})
+    assert typed(Service(MODEL, refused), "predict", "a/b", "-i", "txt=x") == 1
+    err = capsys.readouterr().err
+    assert "» a/b has no input txt: did you mean text?" in err
+    assert "text is required" in err
+
+
+@pytest.mark.parametrize("line", [["get"], ["cancel"], ["explain"], ["wait"], ["logs"]], ids=lambda line: line[0])
+def test_a_missing_prediction_is_named(line, capsys):
+    assert typed(Service((404, {"detail": "The requested resource could not be found."})), *line, "nope") == 1
+    assert "there is no prediction nope" in capsys.readouterr().err
+
+
+def test_a_missing_model_is_named_with_the_closest_one(capsys):
+    missing = (404, {"detail": "The requested resource could not be found."})
+    models = (200, {"results": [{"owner": "example", "name": "hello"}]})
+    assert typed(Service(missing, models), "predict", "example/helo") == 1
+    assert "there is no model example/helo for this token: did you mean example/hello?" in capsys.readouterr().err
+
+
+def test_a_model_that_is_awaited_keeps_the_words_of_the_service(capsys):
+    assert typed(Service((404, {"detail": "A director for it waits for its server."})), "predict", "a/b") == 1
+    assert "A director for it waits for its server." in capsys.readouterr().err
+
+
+def test_detach_prints_the_id_and_sends_what_was_asked(capsys):
+    service = Service((201, PREDICTION))
+    options = ("--detach", "--priority", "low", "--idempotency-key", "k1", "--webhook", "https://r.example/")
+    assert typed(service, "predict", "a/b", *options) == 0
+    assert capsys.readouterr().out == "abc\n"
+    [(headers, body)] = service.got
+    assert (headers["X-Priority"], headers["Idempotency-Key"]) == ("low", "k1")
+    assert json.loads(body) == {"input": {}, "webhook": "https://r.example/"}
+
+
+def test_timeout_ends_the_wait_and_not_the_prediction(capsys):
+    service = Service((201, PREDICTION))
+    assert typed(service, "predict", "a/b", "--timeout", "0") == 1
+    err = capsys.readouterr().err
+    assert "it has not ended in 0.0 s, and goes on. It is prediction abc" in err
+    assert len(service.asked) == 1
+
+
+def test_wait_prints_the_output(capsys):
+    assert typed(Service((200, DONE[1])), "wait", "abc") == 0
+    assert capsys.readouterr().out == "hi\n"
+
+
+def test_followed_logs_are_printed_once(monkeypatch, capsys):
+    monkeypatch.setattr(predictions, "LOOK_S", 0.0)
+    looks = [{**PREDICTION, "logs": "one\n"}, {**PREDICTION, "logs": "one\ntwo\n"}, {**DONE[1], "logs": "one\ntwo\n"}]
+    assert typed(Service(*((200, look) for look in looks)), "logs", "-f", "abc") == 0
+    assert capsys.readouterr().out == "one\ntwo\n"
+
+
+def test_ps_lists_what_waits_and_runs_over_all_pages(capsys):
+    one, two, three = ({**PREDICTION, "id": name} for name in ("a1", "a2", "a3"))
+    service = Service((200, {"results": [one]}), (200, {"results": [three], "next": "http://x/v1/p?c=1"}), AWAY)
+    service.answers[-1] = (200, {"results": [two]})
+    assert typed(service, "ps", "--json") == 0
+    assert [each["id"] for each in json.loads(capsys.readouterr().out)["results"]] == ["a3", "a2", "a1"]
+    asked = "GET /v1/predictions?status="
+    assert service.asked == [f"{asked}processing", f"{asked}starting", "GET /v1/p?c=1"]
+
+
+def test_open_prints_the_address_of_the_page(capsys):
+    assert main(["open", "abc", "--url", "http://h:1/v1", "--token", "t"]) == 0
+    assert capsys.readouterr().out == "http://h:1/#/predictions/abc\n"
+
+
+def test_address_without_a_scheme_is_refused(capsys):
+    assert main(["get", "abc", "--url", "127.0.0.1:8080", "--token", "t"]) == 1
+    assert "it begins with http:// or https://" in capsys.readouterr().err
+
+
+def test_context_names_a_service_and_the_file_of_its_token(tmp_path, monkeypatch, capsys):
+    token = tmp_path / "token"
+    token.write_text("secret-1\n")
+    token.chmod(0o640)
+    add = ["context", "add", "prod", "--url", "https://d.example/v1/", "--token-file", str(token)]
+    assert main(add) == 1
+    assert "chmod 600" in capsys.readouterr().err
+    token.chmod(0o600)
+    assert main(add) == 0
+    assert main(["context", "add", "test", "--url", "http://t", "--token-file", str(token)]) == 0
+    assert main(["context", "list", "--json"]) == 0
+    assert "secret-1" not in capsys.readouterr().out
+    kept = tmp_path / "config" / "director" / "contexts.json"
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert "secret-1" not in kept.read_text()
+
+    assert service(given()) == Service_("https://d.example", "secret-1"), "the first one is in use"
+    assert service(given(context="test")).url == "http://t"
+    monkeypatch.setenv("DIRECTOR_URL", "http://of-the-environment")
+    monkeypatch.setenv("DIRECTOR_TOKEN", "of-the-environment")
+    assert service(given(context="test")) == Service_("http://t", "secret-1"), "an option comes before the environment"
+    monkeypatch.delenv("DIRECTOR_URL")
+    monkeypatch.delenv("DIRECTOR_TOKEN")
+    monkeypatch.setenv("DIRECTOR_CONTEXT", "test")
+    assert service(given()).url == "http://t"
+    with pytest.raises(Nowhere, match="a token is missing"):
+        service(given(url="http://other"))
+    assert main(["context", "use", "tes"]) == 1
+    assert "there is no context tes: did you mean test?" in capsys.readouterr().err
+    up_in("home", url="http://up", token="of-up")
+    assert service(given(home="home")) == Service_("http://up", "of-up"), "a named home comes first"
+    assert main(["context", "remove", "prod"]) == 0
+    token.unlink()
+    with pytest.raises(SettingsError, match="cannot be read"):
+        service(given())
+
+
+def test_home_of_the_environment_is_used(monkeypatch):
+    monkeypatch.setenv("DIRECTOR_HOME", "elsewhere")
+    assert made_parser("get").parse_args(["get", "x"]).home == "elsewhere"
+    assert made_parser("get").parse_args(["get", "x", "--home", "here"]).home == "here"
 
 
 class Terminal(io.StringIO):
@@ -341,9 +507,11 @@ class Terminal(io.StringIO):
         return True
 
 
-def shown(*looks: tuple[Status, Any, str], err: io.StringIO | None = None) -> tuple[str, str]:
+def shown(
+    *looks: tuple[Status, Any, str], out: io.StringIO | None = None, err: io.StringIO | None = None
+) -> tuple[str, str]:
     """Return what is printed after these polls of one prediction: status, output, logs."""
-    out, err = io.StringIO(), err or io.StringIO()
+    out, err = out or io.StringIO(), err or io.StringIO()
     printer = Printer(out, err)
     for status, output, logs in looks:
         printer.show(Seen(id="p", status=status, output=output, logs=logs))
@@ -364,15 +532,32 @@ def test_growing_output_is_printed_once_as_one_text():
     assert err.splitlines()[-1].startswith("» succeeded after ")
 
 
-def test_new_attempt_prints_its_output_again_and_says_so():
+@pytest.mark.parametrize(("kind", "printed"), [(Terminal, "first try\nsecond try\n"), (io.StringIO, "second try\n")])
+def test_new_attempt_prints_its_output_again_on_a_terminal_alone(kind, printed):
     out, err = shown(
         (Status.PROCESSING, ["first try"], ""),
         (Status.STARTING, None, ""),
         (Status.PROCESSING, [], ""),
         (Status.SUCCEEDED, ["second try"], ""),
+        out=kind(),
     )
-    assert out == "first try\nsecond try\n"
-    assert "began again" in err
+    assert out == printed
+    assert ("began again" in err) == (kind is Terminal)
+
+
+def test_a_wait_says_why_and_for_how_long(monkeypatch):
+    monkeypatch.setattr("director.cli.printing.SOON_S", 0.0)
+    why = "An operator paused this queue."
+    place = Place(2, 3, Eta(9, 13), reason="paused", detail=why, since=iso(int(time.time() * 1000) - 180_000))
+    err = io.StringIO()
+    printer = Printer(io.StringIO(), err)
+    for _ in range(2):
+        printer.show(Seen(id="p", status=Status.STARTING, queue=place))
+    _, told = err.getvalue().splitlines()
+    assert told == (
+        "» waits: An operator paused this queue 3.0 min ago. "
+        "It has place 2 in its account's line, 3 before it in total, about 9.0 s until it starts (9 of 10: 13 s)."
+    )
 
 
 @pytest.mark.parametrize(

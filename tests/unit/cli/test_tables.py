@@ -27,7 +27,7 @@ def test_table_without_a_terminal_is_whole() -> None:
 def test_narrow_table_cuts_the_middle_of_names_and_no_number() -> None:
     assert table(40) == [
         "queue                    waiting state",
-        "acme/a-model-wi…456789ab 1000000 serving",
+        "acme/a-model-wi…ong-name 1000000 serving",
         "a/b:0123456789ab               7 paused",
     ]
 
@@ -52,7 +52,8 @@ def test_table_lines_fit_the_terminal_and_cannot_control_it(width: int, rows: li
         ("モデルの名前", 7, "モデ…前"),
         ("acme/model-006:0123456789ab", 19, "acme/model-006:012…"),
         ("acme/model-006:0123456789ab~training", 27, "acme/model-006:01…~training"),
-        ("acme/model-006:0123456789ab", 17, "acme/model…6789ab"),
+        ("acme/model-006:0123456789ab", 17, "acme/model-006"),
+        ("acme/model-006:0123456789ab", 10, "acme/m…006"),
         ("ab", 0, ""),
     ],
 )

@@ -87,7 +87,7 @@ def test_explain_prints_the_story_or_the_unchanged_json(capsys: pytest.CaptureFi
         assert json.loads(capsys.readouterr().out) == body
         assert main(["explain", ID, "--url", url, "--token", "t"]) == 1
     assert service.asked == [f"GET /v1/predictions/{ID}/explain"] * 3
-    assert capsys.readouterr().err.startswith("director: Not found.")
+    assert capsys.readouterr().err.startswith(f"director: there is no prediction {ID} for this token")
 
 
 def test_story_prints_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
