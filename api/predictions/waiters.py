@@ -28,9 +28,7 @@ from director.broker.replies import event
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId
-from director.core.references import BYTES as REFERENCE_BYTES
-from director.core.references import reference_in
-from director.core.schema import Event, Stored
+from director.core.schema import REFERENCE_BYTES, Event, Stored, reference_in
 from director.core.states import TERMINAL, Status
 from director.store.predictions import Ending, heard
 

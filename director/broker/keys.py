@@ -198,7 +198,7 @@ def owed_to(partition: Partition, host: str) -> str:
 record = _of_prediction("rec")
 """hash · the record, without its large data. No lifetime until terminal, then 7 days."""
 input_data = _of_prediction("in")
-"""string · the caller's input, byte for byte, or a reference to its file, see core/references.py. By enqueue. No
+"""string · the caller's input, byte for byte, or a reference to its file, see core/schema.py. By enqueue. No
 lifetime until terminal, then 1 hour.
 """
 output_data = _of_prediction("out")

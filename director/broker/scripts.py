@@ -22,8 +22,7 @@ from director.core.data_bytes import NOTHING, Counted
 from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, SettingsError, UnknownQueue
 from director.core.ids import LANES, Kind, Partition, PredictionId, QueueName, partition_of
 from director.core.policy import MAX_STREAMS, NONE, Lane, Objectives, Policy, decode_objectives, encode
-from director.core.references import reference_in
-from director.core.schema import LIFE, Claim, Known, NewEvent, NewPrediction, Record, Stored, Token, pairs
+from director.core.schema import LIFE, Claim, Known, NewEvent, NewPrediction, Record, Stored, Token, pairs, reference_in
 from director.core.states import Status
 from director.core.view import fold
 

@@ -2,6 +2,7 @@
 `Raw` from end to end: inputs and outputs are never encoded again.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, Generic, Literal, TypeVar
@@ -21,6 +22,32 @@ TraceHeaders = Mapping[str, str]
 """What is handed on with a prediction: `traceparent`, and `tracestate` where there is one; empty where none came."""
 
 NO_TRACE: Final[TraceHeaders] = {}
+
+REFERENCE_BYTES: Final = 44  # of every reference: so most other values are told apart by their size
+REFERENCE: Final = re.compile(rb"\0([0-9a-f]{32}) ([0-9]{10})")
+
+
+class Reference(Struct, frozen=True):
+    """What Redis keeps of an input or an output whose bytes are in the file store: `digest`, the start of their SHA-256
+    in hex, and `size`, their number.
+
+    A reference begins with a byte that begins no JSON. Inputs and outputs are JSON, so no caller and no model can write
+    one. It names no prediction: its file is looked for among those of the prediction that it was read of.
+    """
+
+    digest: str
+    size: int
+
+    def __bytes__(self) -> bytes:
+        return f"\0{self.digest} {self.size:010}".encode()
+
+
+def reference_in(kept: bytes | Raw | None) -> Reference | None:
+    """Return the reference that stands in place of the data, or None if this is the data."""
+    if kept is None or len(kept) != REFERENCE_BYTES:
+        return None
+    found = REFERENCE.fullmatch(bytes(kept))
+    return Reference(found[1].decode(), int(found[2])) if found else None
 
 
 class Record(Struct, frozen=True, kw_only=True):

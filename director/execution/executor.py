@@ -22,9 +22,7 @@ from director.core import data_bytes
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.policy import Policy
-from director.core.references import BYTES as REFERENCE_BYTES
-from director.core.references import reference_in
-from director.core.schema import Claim, Stored
+from director.core.schema import REFERENCE_BYTES, Claim, Stored, reference_in
 from director.core.settings import DirectorSettings
 from director.core.states import Status
 from director.execution import tracker

@@ -16,8 +16,7 @@ from msgspec.structs import replace
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId
-from director.core.references import Reference, reference_in
-from director.core.schema import Stored
+from director.core.schema import Reference, Stored, reference_in
 from director.files.store import DATA_ENDING, FileName, OutputStore
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from director.broker.redis_client import pipelined, text
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.ids import PredictionId, created_ms_of
-from director.core.references import BYTES as REFERENCE_BYTES
+from director.core.schema import REFERENCE_BYTES
 from director.core.states import TERMINAL
 from director.files.caller_files import GRACE_S, CallerFiles
 from director.files.store import FileStore

@@ -22,8 +22,7 @@ from director.core.account_limits import UNLIMITED, AccountLimits
 from director.core.data_bytes import DATA_TTL_MS, at_creation
 from director.core.errors import SettingsError, UnknownQueue
 from director.core.ids import PredictionId, QueueName, lowest_id_at, model_and_kind
-from director.core.references import reference_in
-from director.core.schema import Record
+from director.core.schema import Record, reference_in
 from director.runtime import crash
 from director.store.accounts import Accounts
 

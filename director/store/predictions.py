@@ -14,8 +14,7 @@ from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text
 from director.core.errors import IdempotencyMismatch
 from director.core.ids import Kind, PredictionId, QueueName, is_prediction_id
-from director.core.references import reference_in
-from director.core.schema import Stored, spent_attempts
+from director.core.schema import Stored, reference_in, spent_attempts
 from director.core.states import TERMINAL, Status
 from director.core.view import iso
 

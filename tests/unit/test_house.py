@@ -49,7 +49,6 @@ PURE = (
     "director.core.json_pointer",
     "director.core.model_config",
     "director.core.policy",
-    "director.core.references",
     "director.core.runner_config",
     "director.core.samples",
     "director.core.schema",

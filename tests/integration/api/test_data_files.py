@@ -19,8 +19,7 @@ from director.core.data_bytes import RECORD_BYTES
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, new_prediction_id
 from director.core.policy import Policy
-from director.core.references import BYTES
-from director.core.schema import Claim
+from director.core.schema import REFERENCE_BYTES, Claim
 from director.core.settings import ApiSettings
 from director.core.states import Status
 from director.files.choose import store_in
@@ -91,7 +90,7 @@ async def test_redis_has_only_references_and_every_answer_the_data(
     api: httpx.AsyncClient, redis: Redis, folder: Path, director: PlayedDirector, finish: Any
 ) -> None:
     made = (await create(api)).json()
-    assert await in_redis(redis, made["id"]) == (BYTES, 0)
+    assert await in_redis(redis, made["id"]) == (REFERENCE_BYTES, 0)
     assert in_files(folder) == [made["id"]]
     waiting = (await api.get(f"/v1/predictions/{made['id']}")).json()
     await finish(await director.claim())
@@ -99,7 +98,7 @@ async def test_redis_has_only_references_and_every_answer_the_data(
     [listed] = (await api.get("/v1/predictions")).json()["results"]
     assert made["input"] == waiting["input"] == ended["input"] == listed["input"] == INPUT
     assert ended["output"] == listed["output"] == "y" * 200_000
-    assert await in_redis(redis, made["id"]) == (BYTES, BYTES)
+    assert await in_redis(redis, made["id"]) == (REFERENCE_BYTES, REFERENCE_BYTES)
     streamed = (await api.get(made["urls"]["stream"].removeprefix(BASE))).text
     assert f"data: {'y' * 200_000}\n" in streamed
     assert streamed.rstrip().endswith("data: {}")
@@ -142,7 +141,7 @@ async def test_hoarded_inputs_cost_redis_only_their_references(
     await Accounts(redis).set_limits(ACCOUNT, {"max_data_bytes": "30000"})
     assert [(await create(api)).status_code for _ in range(4)] == [201] * 4
     used = (await Accounts(redis).usage(ACCOUNT, day=0)).data_bytes
-    assert used == 4 * (RECORD_BYTES + BYTES)
+    assert used == 4 * (RECORD_BYTES + REFERENCE_BYTES)
     async with served(data_in_files=False) as api:
         assert refusal(await create(api)) == (413, "data_full")
 

@@ -18,7 +18,7 @@ from director.broker.gatherer import Gatherer
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import PredictionId
-from director.core.references import BYTES
+from director.core.schema import REFERENCE_BYTES
 from director.execution import executor
 from director.files.choose import store_in
 from director.files.data_files import DataFiles
@@ -123,7 +123,7 @@ async def test_the_official_client_notices_no_files(
     assert (shown.status, shown.input["text"], shown.output) == ("succeeded", TEXT, OUTPUT)
     assert (told["input"]["text"], told["output"]) == (TEXT, OUTPUT)
     assert [each.output for each in listed] == [OUTPUT, OUTPUT]
-    assert await in_redis(redis, prediction_id) == (BYTES, BYTES)
+    assert await in_redis(redis, prediction_id) == (REFERENCE_BYTES, REFERENCE_BYTES)
     whole = sum(len(msgspec.json.encode(each)) for each in ({"text": TEXT, "n": 1}, OUTPUT))
     assert (await scripts.stow(ACCOUNT)).total == 2 * whole
 
@@ -134,7 +134,7 @@ async def test_directors_without_the_folder_ask_the_api(
     async with live_director(server.url, model.url, **settings("", files_url=api.url)):
         prediction_id = await created(official)
         assert (await caller.ended(prediction_id))["output"] == OUTPUT
-    assert await in_redis(redis, prediction_id) == (BYTES, BYTES)
+    assert await in_redis(redis, prediction_id) == (REFERENCE_BYTES, REFERENCE_BYTES)
 
 
 async def test_an_input_that_cannot_be_read_costs_no_attempt(
@@ -178,7 +178,7 @@ async def test_an_output_that_cannot_be_stored_stays_in_redis(
     async with live_director(server.url, model.url, **settings(folder)):
         ended = await caller.ended(prediction_id)
     assert (ended["status"], ended["output"]) == ("succeeded", OUTPUT)
-    assert await in_redis(redis, prediction_id) == (BYTES, len(msgspec.json.encode(OUTPUT)))
+    assert await in_redis(redis, prediction_id) == (REFERENCE_BYTES, len(msgspec.json.encode(OUTPUT)))
 
 
 async def test_a_keeper_delivers_a_webhook_with_data_from_files(
@@ -212,7 +212,7 @@ async def test_a_director_that_dies_between_file_and_record_leaves_no_other_outp
         assert await director.exit_code() == KILLED
     assert len(list(folder.rglob("*.data~"))) == 2, "its output is stored"
     assert not (await caller.record(prediction_id)).is_terminal
-    assert await in_redis(redis, prediction_id) == (BYTES, 0)
+    assert await in_redis(redis, prediction_id) == (REFERENCE_BYTES, 0)
     async with live_director(server.url, model.url, **settings(folder, lease_s=1)):
         await eventually(lambda: caller.scripts.reap(caller.queue, limit=9), "its lease expired", until=bool)
         assert (await caller.ended(prediction_id))["output"] == OUTPUT

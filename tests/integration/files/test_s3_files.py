@@ -15,7 +15,7 @@ from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, new_file_id, new_prediction_id
-from director.core.references import reference_in
+from director.core.schema import reference_in
 from director.core.settings import ApiSettings
 from director.files.choose import store_in
 from director.files.data_files import DataFiles

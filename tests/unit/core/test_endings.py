@@ -1,6 +1,6 @@
 import pytest
 
-from director.core.references import Reference
+from director.core.schema import Reference
 from director.core.states import Status
 from director.store.predictions import Ending, heard
 

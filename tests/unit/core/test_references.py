@@ -2,13 +2,13 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from director.core.references import BYTES, Reference, reference_in
+from director.core.schema import REFERENCE_BYTES, Reference, reference_in
 
 REFERENCE = Reference("a0" * 16, 200_000)
 
 
 def test_a_reference_is_read_as_it_was_written() -> None:
-    assert len(bytes(REFERENCE)) == BYTES
+    assert len(bytes(REFERENCE)) == REFERENCE_BYTES
     assert reference_in(bytes(REFERENCE)) == reference_in(Raw(bytes(REFERENCE))) == REFERENCE
 
 

@@ -16,8 +16,7 @@ from director.core.clock import Clock, SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, partition_of
 from director.core.policy import Policy
-from director.core.references import BYTES, Reference
-from director.core.schema import Claim
+from director.core.schema import REFERENCE_BYTES, Claim, Reference
 from director.core.settings import DirectorSettings
 from director.core.states import WebhookEvent
 from director.execution.active_claims import ActiveClaim, ActiveClaims
@@ -411,7 +410,7 @@ async def test_files_stay_where_the_input_is_one_of_them(
     assert (await driver.record(claim.id)).code == "output_too_large"
     assert store.kept
     assert claim.input == Raw(large), "the run was given the data"
-    assert counted == [BYTES], "as when it was accepted"
+    assert counted == [REFERENCE_BYTES], "as when it was accepted"
 
 
 async def test_a_store_slower_than_the_runs_slows_them(

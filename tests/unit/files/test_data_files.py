@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId
-from director.core.references import Reference, reference_in
+from director.core.schema import Reference, reference_in
 from director.files.choose import store_in
 from director.files.data_files import AWAY_S, DataFiles
 from director.files.store import FileName, FileStore, OpenFile
