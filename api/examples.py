@@ -202,6 +202,15 @@ RELEASE: Final = {
 }
 
 # by the name of the type in the document
+PACE: Final = {
+    "succeeded": 118,
+    "failed": 2,
+    "canceled": 1,
+    "wait_p50_s": 0.42,
+    "wait_p95_s": 3.1,
+    "run_p50_s": 2.3,
+    "run_p95_s": 4.4,
+}
 OF_TYPES: Final[dict[str, Any]] = {
     "Prediction": _run("predictions"),
     "Raw": _run("predictions"),
@@ -366,6 +375,15 @@ OF_TYPES: Final[dict[str, Any]] = {
                 "missed": {"normal": 0},
             }
         ],
+    },
+    "PaceOver": {
+        "over": "15m",
+        "step_s": 10,
+        "since": AT,
+        "until": LATER,
+        "points": [{"at": AT, **PACE}],
+        "whole": PACE,
+        "queues": [{"queue": QUEUE_VIEW["name"], **PACE}],
     },
     "LiveView": {
         "id": PREDICTION_ID,
