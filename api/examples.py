@@ -385,6 +385,19 @@ OF_TYPES: Final[dict[str, Any]] = {
         "whole": PACE,
         "queues": [{"queue": QUEUE_VIEW["name"], **PACE}],
     },
+    "SystemView": {
+        "version": "0.3.0",
+        "redis": {
+            "kind": "valkey",
+            "version": "9.1.2",
+            "durability": "everysec",
+            "memory_bytes": 48_210_112,
+            "memory_limit_bytes": 1_073_741_824,
+            "since": AT,
+        },
+        "sites": [{"name": "berlin", "state": "ready"}],
+        "settings": [{"name": "DIRECTOR_PORT", "value": "8080", "default": "8080", "is_set": False}],
+    },
     "LiveView": {
         "id": PREDICTION_ID,
         "state": "running",

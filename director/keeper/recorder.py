@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from director.broker import keys
 from director.broker.redis_client import ask, infos, pipelined, text
+from director.core.data_bytes import Fullness
 from director.core.ids import Partition, PredictionId, QueueName, created_ms_of
 from director.core.trends import STEPS, Point, bucket
 from director.keeper.registry import Registry
@@ -61,9 +62,8 @@ class Recorder:
         seen = await self._seen(until_s - STEP_S)
         runs = await self._runs(seen)
         points = {queue: _point(until_s - STEP_S, one, runs.get(queue, {})) for queue, one in seen.items()}
-        memory = await infos(self._redis, "memory")
-        limit = min((int(one.get("maxmemory", 0)) for one in memory), default=0)
-        await self._trends.add(points, most=most_queues(limit))
+        memory = Fullness.of(await infos(self._redis, "memory"))
+        await self._trends.add(points, most=most_queues(memory.limit))
         await self._trends.roll_up(now_s=until_s)
         return len(points)
 

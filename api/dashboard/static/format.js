@@ -41,3 +41,9 @@ export const share = (part, whole) => (whole ? `${Math.round((100 * part) / whol
 
 /** JSON, laid out. */
 export const json = (value) => JSON.stringify(value, null, 2);
+
+/** Bytes, in the unit that suits: 512 B, 1.5 MB. */
+export function bytes(value) {
+  const at = value < 1000 ? 0 : Math.min(4, Math.floor(Math.log10(value) / 3));
+  return `${trimmed(value / 1000 ** at)} ${["B", "kB", "MB", "GB", "TB"][at]}`;
+}

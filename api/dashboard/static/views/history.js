@@ -1,0 +1,100 @@
+// How predictions ended over time, of one queue or in all: figures, charts and the choice of a range.
+
+import { ask, pause } from "../api.js";
+import { chart } from "../chart.js";
+import { fill, h, say } from "../dom.js";
+import { ago, count, now, seconds, share } from "../format.js";
+
+export const RANGES = [["15m", "15 min"], ["1h", "1 h"], ["24h", "24 h"], ["7d", "7 d"]];
+const KEPT = "director.over";
+const LOOK_MS = 10_000;
+const STALE_MS = 60_000;
+
+/** How large the failures are: nothing, some, or all of what ended. */
+export const failing = (pace) => (!pace?.failed ? "none" : pace.succeeded ? "some" : "all");
+
+/** The charts of one queue, or of all. `onPace(answer)` gets each answer. */
+export function history({ queue = "", signal, onPace = () => {} }) {
+  let over = RANGES.some(([name]) => name === sessionStorage.getItem(KEPT)) ? sessionStorage.getItem(KEPT) : "15m";
+  let wake = new AbortController();
+  let last = null;
+  const sums = h("dl", { class: "tiles" });
+  const note = h("p", { class: "hint", role: "status" });
+  const sync = `history:${queue}`;
+  const charts = {
+    ended: chart({ title: "Ended per minute", series: [{ name: "succeeded", tone: "good" }, { name: "failed", tone: "bad" }, { name: "canceled", tone: "calm" }], format: rate, sync, signal }),
+    failed: chart({ title: "Failure rate", series: [{ name: "failed of all that ran to an end", tone: "bad" }], format: (value) => `${Math.round(value)} %`, most: 10, sync, signal }),
+    wait: chart({ title: "Waiting time", series: [{ name: "half wait at most", tone: "first" }, { name: "95 % wait at most", tone: "second", dash: [5, 3] }], format: seconds, sync, signal }),
+    run: chart({ title: "Run time", series: [{ name: "half run at most", tone: "first" }, { name: "95 % run at most", tone: "second", dash: [5, 3] }], format: seconds, sync, signal }),
+  };
+  const picks = RANGES.map(([name, words]) => h("button", { type: "button", "data-over": name, on: { click: () => pick(name) } }, words));
+  const node = h("section", { class: "history", "aria-label": "History" },
+    h("div", { class: "head" }, h("h2", {}, "History"), h("div", { class: "picks", role: "group", "aria-label": "Range" }, picks)),
+    sums, note, h("div", { class: "charts" }, Object.values(charts).map((one) => one.node)));
+
+  function pick(name) {
+    over = name;
+    sessionStorage.setItem(KEPT, name);
+    mark();
+    wake.abort();
+  }
+
+  function mark() {
+    for (const button of picks) button.setAttribute("aria-pressed", String(button.dataset.over === over));
+  }
+
+  async function look() {
+    try {
+      last = await ask(`/v1/admin/history?over=${over}${queue ? `&queue=${encodeURIComponent(queue)}` : ""}`, { signal });
+      if (signal.aborted) return;
+      draw(last);
+      onPace(last);
+    } catch (error) {
+      if (signal.aborted) return;
+      if (!last) return say(note, error.message);
+    }
+    const isOld = now() - Date.parse(last.until) > STALE_MS;
+    node.classList.toggle("stale", isOld);
+    if (isOld) say(note, `These figures are old: ${ago(last.until)}.`);
+  }
+
+  function draw(found) {
+    const { whole } = found;
+    const ran = whole.succeeded + whole.failed;
+    fill(sums, tile("Ended", count(ran + whole.canceled)), tile("Succeeded", count(whole.succeeded)),
+      tile("Failed", `${count(whole.failed)}${ran ? `, ${share(whole.failed, ran)}` : ""}`, failing(whole)), tile("Canceled", count(whole.canceled)),
+      tile("Wait, half · 95 %", `${seconds(whole.wait_p50_s)} · ${seconds(whole.wait_p95_s)}`), tile("Run, half · 95 %", `${seconds(whole.run_p50_s)} · ${seconds(whole.run_p95_s)}`));
+    const { times, points } = stepped(found);
+    say(note, points.some(Boolean) ? "" : "Nothing ended in this time.");
+    const column = (of) => points.map((point) => (point ? of(point) : null));
+    const perMinute = (name) => points.map((point) => ((point?.[name] ?? 0) * 60) / found.step_s);
+    const part = (point) => (point.succeeded + point.failed ? (100 * point.failed) / (point.succeeded + point.failed) : null);
+    const ended = ["succeeded", "failed", "canceled"].map(perMinute);
+    charts.ended.set(times, ended, `at most ${rate(Math.max(0, ...ended[0].map((_, at) => ended[0][at] + ended[1][at] + ended[2][at])))} a minute`);
+    charts.failed.set(times, [column(part)], ran ? `${share(whole.failed, ran)} over the range` : "");
+    for (const name of ["wait", "run"]) charts[name].set(times, [column((point) => point[`${name}_p50_s`]), column((point) => point[`${name}_p95_s`])], `half ${seconds(whole[`${name}_p50_s`])}, 95 % ${seconds(whole[`${name}_p95_s`])}`);
+  }
+
+  async function run() {
+    mark();
+    while (!signal.aborted) {
+      await look();
+      wake = new AbortController();
+      await pause(LOOK_MS, AbortSignal.any([signal, wake.signal]));
+    }
+  }
+
+  run();
+  return { node };
+}
+
+const rate = (value) => count(value < 10 ? Math.round(value * 10) / 10 : Math.round(value));
+const tile = (name, value, kind = "") => h("div", { class: kind === "all" ? "bad" : "" }, h("dt", {}, name), h("dd", {}, value));
+
+/** A point for each step of the range, null where the answer has none. */
+function stepped({ points, since, until, step_s: step }) {
+  const known = new Map(points.map((point) => [Date.parse(point.at) / 1000, point]));
+  const times = [];
+  for (let at = Date.parse(since) / 1000 + step; at <= Date.parse(until) / 1000; at += step) times.push(at);
+  return { times, points: times.map((at) => known.get(at) ?? null) };
+}
