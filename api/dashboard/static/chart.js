@@ -1,8 +1,9 @@
 // Charts over time, drawn by uPlot, and small pictures of numbers. Each has its numbers as text too.
 
 import { h, say } from "./dom.js";
+import { moment } from "./format.js";
 
-const HEIGHT = 170;
+const HEIGHT = 160;
 const TONES = { good: "--good", bad: "--bad", calm: "--soft", first: "--accent", second: "--warn" };
 const tone = (name) => getComputedStyle(document.documentElement).getPropertyValue(TONES[name]).trim();
 
@@ -22,15 +23,16 @@ export function chart({ title, series, format, most, sync, signal }) {
     drawn = null;
     const width = place.clientWidth;
     if (!width || !data[0].length) return;
+    const written = timesOf(data[0]);
     const axis = { stroke: tone("calm"), grid: { stroke: tone("calm"), width: 0.3 }, ticks: { stroke: tone("calm"), width: 0.3 }, font: "12px system-ui" };
     drawn = new globalThis.uPlot({
       width,
       height: HEIGHT,
       cursor: { sync: { key: sync }, points: { size: 6 }, drag: { x: false, y: false } },
       scales: { y: { range: (_, low, high) => [0, Math.max(high ?? 0, most ?? 0) * 1.05 || 1] } },
-      axes: [axis, { ...axis, size: 62, values: (_, values) => values.map(format) }],
-      series: [{ label: "Time", value: (_, at) => (at ? new Date(at * 1000).toLocaleString() : "–") },
-        ...series.map((one) => ({ label: one.name, stroke: tone(one.tone), width: 1.5, dash: one.dash, points: { size: 4, show: data[0].length < 120 }, value: (_, value) => (value === null || value === undefined ? "–" : format(value)) }))],
+      axes: [{ ...axis, space: 70, size: 32, values: (_, times) => times.map(written) }, { ...axis, size: 62, values: (_, values) => values.map(format) }],
+      series: [{ label: "Time", value: (_, at) => (at ? moment(at * 1000) : "–") },
+        ...series.map((one, at) => ({ label: one.name, stroke: tone(one.tone), width: 1.5, dash: one.dash, points: { size: 4, show: data[at + 1].includes(null) }, value: (_, value) => (value === null || value === undefined ? "–" : format(value)) }))],
     }, data, place);
   }
 
@@ -50,6 +52,13 @@ export function chart({ title, series, format, most, sync, signal }) {
       else draw();
     },
   };
+}
+
+/** How the times below a chart are written: hours, or days where it shows more than two. */
+function timesOf(times) {
+  const given = times.at(-1) - times[0] > 2 * 86_400 ? { weekday: "short", day: "numeric" } : { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
+  const format = new Intl.DateTimeFormat(undefined, given);
+  return (at) => format.format(new Date(at * 1000));
 }
 
 /** Strips of cells, a row for each lane and a cell for each stream: the more it holds, the stronger its colour. */
@@ -82,4 +91,4 @@ export function gantt(rows, { from, until, label, ticks }) {
 }
 
 /** What the colours of bars mean. */
-export const legend = (kinds) => h("p", { class: "legend" }, kinds.map(([kind, words]) => [h("span", { class: `swatch ${kind}` }), words, " "]));
+export const legend = (kinds) => h("p", { class: "legend" }, kinds.map(([kind, words]) => h("span", {}, h("span", { class: `swatch ${kind}` }), words)));

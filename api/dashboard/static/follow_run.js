@@ -21,7 +21,7 @@ function lengthened(text, more) {
 export function followed(first, { path, signal, onChange }) {
   const pieces = h("div", { class: "live", "aria-label": "Output", role: "region", tabindex: "0" });
   const logs = h("pre", { class: "logs", tabindex: "0", "aria-label": "Logs" });
-  const error = h("p", { class: "failed", role: "alert" });
+  const error = h("p", { class: "fault", role: "alert" });
   const kept = h("section", { class: "kept", hidden: true }, h("h2", {}, "Logs"), logs);
 
   let isMoving = false; // once a frame, however much comes

@@ -162,8 +162,9 @@ function themed(name) {
   document.documentElement.dataset.theme = name;
   localStorage.setItem("director.theme", name);
   const button = document.getElementById("theme");
-  say(button, { auto: "◐ auto", light: "☀ light", dark: "☾ dark" }[name]);
+  say(button, { auto: "◐", light: "☀", dark: "☾" }[name]);
   button.setAttribute("aria-label", `Theme: ${name}`);
+  button.title = `Theme: ${name}`;
 }
 
 function begin() {

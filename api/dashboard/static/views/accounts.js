@@ -56,8 +56,8 @@ export function account({ params: [name], signal, refresh }) {
 
   function limits(seen) {
     const fields = LIMITS.map(([limit, words, shown, of]) => {
-      const field = h("input", { id: `limit-${limit}`, inputmode: "decimal", placeholder: "no limit", value: seen.limits[limit] ?? "" });
-      return { limit, field, node: h("tr", {}, h("th", { scope: "row" }, h("label", { for: field.id }, words)), h("td", { class: "num" }, of ? shown(of(seen.usage)) : "–"), h("td", {}, field, " ", h("span", { class: "hint" }, seen.limits[limit] === null ? "" : shown(seen.limits[limit])))) };
+      const field = h("input", { id: `limit-${limit}`, inputmode: "decimal", placeholder: limit === "data_ttl_s" ? "as its models say" : "no limit", value: seen.limits[limit] ?? "" });
+      return { limit, field, node: h("tr", {}, h("th", { scope: "row" }, h("label", { for: field.id }, words)), h("td", { class: "num" }, of ? shown(of(seen.usage)) : "–"), h("td", {}, field, " ", h("span", { class: "hint" }, seen.limits[limit] === null || shown === count || shown === String ? "" : shown(seen.limits[limit])))) };
     });
     const trouble = h("p", { class: "trouble", role: "alert" });
     async function save(event) {

@@ -39,7 +39,7 @@ export function dead({ signal, query, refresh }) {
     };
     const line = h("tr", {},
       h("td", {}, tick), h("td", {}, predictionLink(letter.id)), h("td", {}, queueLink(letter.queue)), h("td", {}, letter.account),
-      h("td", { class: "num" }, ago(letter.died_at)), h("td", { class: "num" }, letter.attempts.length), h("td", { class: "error" }, h("strong", {}, letter.code), " ", letter.error),
+      h("td", { class: "num" }, ago(letter.died_at)), h("td", { class: "num" }, letter.attempts.length), h("td", { class: "error" }, h("div", {}, h("strong", {}, letter.code), " ", letter.error)),
       h("td", {}, h("div", { class: "buttons" }, action("Revive", one("revive", "It is queued again.")), action("Drop", one("drop", "It is dropped."), { kind: "danger", confirm: `Drop ${letter.id} for good?` }))));
     return line;
   }

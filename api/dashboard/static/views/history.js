@@ -23,9 +23,9 @@ export function history({ queue = "", signal, onPace = () => {} }) {
   const sync = `history:${queue}`;
   const charts = {
     ended: chart({ title: "Ended per minute", series: [{ name: "succeeded", tone: "good" }, { name: "failed", tone: "bad" }, { name: "canceled", tone: "calm" }], format: rate, sync, signal }),
-    failed: chart({ title: "Failure rate", series: [{ name: "failed of all that ran to an end", tone: "bad" }], format: (value) => `${Math.round(value)} %`, most: 10, sync, signal }),
-    wait: chart({ title: "Waiting time", series: [{ name: "half wait at most", tone: "first" }, { name: "95 % wait at most", tone: "second", dash: [5, 3] }], format: seconds, sync, signal }),
-    run: chart({ title: "Run time", series: [{ name: "half run at most", tone: "first" }, { name: "95 % run at most", tone: "second", dash: [5, 3] }], format: seconds, sync, signal }),
+    failed: chart({ title: "Failure rate", series: [{ name: "failed, of what ran to an end", tone: "bad" }], format: (value) => `${Math.round(value)} %`, most: 10, sync, signal }),
+    wait: chart({ title: "Waiting time", series: [{ name: "median", tone: "first" }, { name: "95 % at most", tone: "second", dash: [5, 3] }], format: fine, sync, signal }),
+    run: chart({ title: "Run time", series: [{ name: "median", tone: "first" }, { name: "95 % at most", tone: "second", dash: [5, 3] }], format: fine, sync, signal }),
   };
   const picks = RANGES.map(([name, words]) => h("button", { type: "button", "data-over": name, on: { click: () => pick(name) } }, words));
   const node = h("section", { class: "history", "aria-label": "History" },
@@ -62,8 +62,8 @@ export function history({ queue = "", signal, onPace = () => {} }) {
     const { whole } = found;
     const ran = whole.succeeded + whole.failed;
     fill(sums, tile("Ended", count(ran + whole.canceled)), tile("Succeeded", count(whole.succeeded)),
-      tile("Failed", `${count(whole.failed)}${ran ? `, ${share(whole.failed, ran)}` : ""}`, failing(whole)), tile("Canceled", count(whole.canceled)),
-      tile("Wait, half · 95 %", `${seconds(whole.wait_p50_s)} · ${seconds(whole.wait_p95_s)}`), tile("Run, half · 95 %", `${seconds(whole.run_p50_s)} · ${seconds(whole.run_p95_s)}`));
+      tile("Failed", `${count(whole.failed)}${whole.failed ? ` (${share(whole.failed, ran)})` : ""}`, failing(whole)), tile("Canceled", count(whole.canceled)),
+      tile("Wait, median · 95 %", `${seconds(whole.wait_p50_s)} · ${seconds(whole.wait_p95_s)}`), tile("Run, median · 95 %", `${seconds(whole.run_p50_s)} · ${seconds(whole.run_p95_s)}`));
     const { times, points } = stepped(found);
     say(note, points.some(Boolean) ? "" : "Nothing ended in this time.");
     const column = (of) => points.map((point) => (point ? of(point) : null));
@@ -72,7 +72,7 @@ export function history({ queue = "", signal, onPace = () => {} }) {
     const ended = ["succeeded", "failed", "canceled"].map(perMinute);
     charts.ended.set(times, ended, `at most ${rate(Math.max(0, ...ended[0].map((_, at) => ended[0][at] + ended[1][at] + ended[2][at])))} a minute`);
     charts.failed.set(times, [column(part)], ran ? `${share(whole.failed, ran)} over the range` : "");
-    for (const name of ["wait", "run"]) charts[name].set(times, [column((point) => point[`${name}_p50_s`]), column((point) => point[`${name}_p95_s`])], `half ${seconds(whole[`${name}_p50_s`])}, 95 % ${seconds(whole[`${name}_p95_s`])}`);
+    for (const name of ["wait", "run"]) charts[name].set(times, [column((point) => point[`${name}_p50_s`]), column((point) => point[`${name}_p95_s`])], `median ${seconds(whole[`${name}_p50_s`])}, 95 % ${seconds(whole[`${name}_p95_s`])}`);
   }
 
   async function run() {
@@ -88,6 +88,7 @@ export function history({ queue = "", signal, onPace = () => {} }) {
   return { node };
 }
 
+const fine = (value) => (value && value < 1 ? `${Math.round(value * 1000)} ms` : seconds(value));
 const rate = (value) => count(value < 10 ? Math.round(value * 10) / 10 : Math.round(value));
 const tile = (name, value, kind = "") => h("div", { class: kind === "all" ? "bad" : "" }, h("dt", {}, name), h("dd", {}, value));
 

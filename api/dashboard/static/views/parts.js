@@ -13,8 +13,11 @@ export const chip = (status) => h("span", { class: `chip ${status}` }, status);
 /** A link to a prediction. */
 export const predictionLink = (id) => h("a", { href: `#/predictions/${id}`, class: "mono" }, id);
 
-/** A link to a queue. */
-export const queueLink = (name) => h("a", { href: `#/queues/${name.split("/").map(encodeURIComponent).join("/")}` }, name);
+/** A link to a queue. A narrow column breaks it before the version. */
+export const queueLink = (name) => {
+  const at = name.lastIndexOf(":");
+  return h("a", { href: `#/queues/${name.split("/").map(encodeURIComponent).join("/")}` }, name.slice(0, at), h("wbr"), name.slice(at));
+};
 
 /** Where a queue stands in the admin API: its name, with the version as a part of its own. */
 export const queuePath = (name) => {
@@ -123,10 +126,9 @@ export function finding(one) {
 }
 
 /** Where a waiting prediction stands, in words. */
-export function waits({ position, ahead, eta_s: eta, detail, reason }) {
-  const before = ahead === 1 ? "1 is" : `${count(ahead)} are`;
-  const soon = eta ? ` It starts in ${span(eta.p50, eta.p90)}, probably.` : " When it starts is not known.";
-  return `It waits at position ${count(position)}: ${before} ahead. ${detail || reason}${soon}`;
+export function waits({ position, eta_s: eta, detail, reason }) {
+  const soon = eta ? `It probably starts in ${span(eta.p50, eta.p90)}.` : "When it starts is not known.";
+  return `Position ${count(position)} in line. ${detail || reason} ${soon}`;
 }
 
 const span = (soon, late) => (seconds(soon) === seconds(late) ? `about ${seconds(soon)}` : `${seconds(soon)} to ${seconds(late)}`);

@@ -17,12 +17,15 @@ export function prediction({ params: [id], session, signal, refresh }) {
   const buttons = h("div", { class: "actions" });
   const story = h("div", {});
   const body = h("div", {});
-  const node = h("article", {}, h("h1", { class: "mono" }, id, " ", copier("Copy id", () => id)), head, buttons, wait, body, story);
+  const died = h("div", {});
+  const node = h("article", {}, h("h1", { class: "mono" }, id, " ", copier("Copy id", () => id)), head, buttons, wait, died, body, story);
 
   async function tell() {
     const told = await ask(`/v1/predictions/${id}/explain`, { signal });
     const dead = session.isAdmin && told.next.some((next) => next.what === "dead_letter");
-    if (!signal.aborted) refill(story, dead ? letter(id, refresh) : null, timeline(told, session), told.webhook ? deliveries(told.id, told.webhook) : null);
+    if (signal.aborted) return told;
+    refill(died, dead ? letter(id, refresh) : null);
+    refill(story, timeline(told, session), told.webhook ? deliveries(told.id, told.webhook) : null);
     return told;
   }
 
@@ -85,7 +88,7 @@ function retried({ refused, retried: made = [] }, id, refresh) {
 }
 
 const measured = (metrics) => (Object.keys(metrics ?? {}).length
-  ? [h("h2", {}, "Metrics"), facts(Object.entries(metrics).map(([name, value]) => [name.replaceAll("_", " "), typeof value === "number" ? String(Math.round(value * 1000) / 1000) : json(value)]))]
+  ? [h("h2", {}, "Metrics"), facts(Object.entries(metrics).map(([name, value]) => [name.replaceAll("_", " "), typeof value !== "number" ? json(value) : name.includes("time") ? seconds(value) : String(Math.round(value * 1000) / 1000)]))]
   : null);
 
 /** Rows of the picture: each wait, each attempt, each attempt to deliver the webhook. */

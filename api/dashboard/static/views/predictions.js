@@ -10,6 +10,7 @@ const SINCE = [["", "any time"], ["15m", "the last 15 min"], ["1h", "the last ho
 const SECONDS = { "15m": 900, "1h": 3600, "24h": 86_400, "7d": 604_800 };
 const createdAfter = (since) => (SECONDS[since] ? new Date(now() - SECONDS[since] * 1000).toISOString() : "");
 const LOOK_MS = 4000;
+const SHOWN = 80; // characters of an error
 const MOST_LIVE = 1000; // rows, beyond which the list no longer updates itself
 
 export function predictions({ session, signal, query }) {
@@ -130,7 +131,7 @@ export function predictions({ session, signal, query }) {
     const [created, waited, ran] = [0, 1, 2].map(() => h("td", { class: "num" }));
     const error = h("td", { class: "error" });
     const account = first.account ?? query.get("account") ?? session.who.username;
-    const node = h("tr", {}, h("td", {}, tick), h("td", {}, predictionLink(first.id)), status, h("td", {}, first.model), h("td", {}, account), created, waited, ran, error);
+    const node = h("tr", {}, h("td", {}, tick), h("td", {}, predictionLink(first.id)), status, h("td", { class: "whole" }, first.model), h("td", {}, account), created, waited, ran, error);
     return {
       node,
       update(one) {
@@ -139,7 +140,7 @@ export function predictions({ session, signal, query }) {
         say(created, ago(one.created_at));
         say(waited, seconds(between(one.created_at, one.started_at)));
         say(ran, seconds(one.metrics?.predict_time ?? between(one.started_at, one.completed_at)));
-        say(error, one.error ? `${one.code ? `${one.code}: ` : ""}${one.error.slice(0, 120)}` : "");
+        say(error, one.error ? `${one.code ? `${one.code}: ` : ""}${one.error.slice(0, SHOWN)}${one.error.length > SHOWN ? "…" : ""}` : "");
       },
     };
   }

@@ -20,9 +20,9 @@ export function system({ session, signal }) {
         facts([["Server", `${seen.redis.kind} ${seen.redis.version}`], ["Durability", seen.redis.durability], ["Memory", `${bytes(seen.redis.memory_bytes)}${seen.redis.memory_limit_bytes ? ` of ${bytes(seen.redis.memory_limit_bytes)}, ${share(seen.redis.memory_bytes, seen.redis.memory_limit_bytes)}` : ", no limit"}`], ["Up", `since ${ago(seen.redis.since)}`]]),
         seen.sites.length ? [h("h2", {}, "Sites"), table("Sites", ["Site", "State"], h("tbody", {}, seen.sites.map((one) => h("tr", {}, h("th", { scope: "row" }, one.name), h("td", {}, h("span", { class: `chip ${one.state === "ready" ? "good" : "bad"}` }, one.state))))))] : h("p", { class: "hint" }, "One site: this API serves one Redis."),
         h("h2", {}, "Settings of this API"),
-        h("p", { class: "hint" }, "What differs from the default is first. Secrets are not shown."),
-        table("Settings", ["Setting", "Value", "Default"], h("tbody", {}, [...seen.settings].sort((a, b) => b.is_set - a.is_set).map((one) => h("tr", {},
-          h("th", { scope: "row", class: "mono" }, one.name), h("td", { class: "error" }, one.is_set ? h("strong", {}, one.value || "empty") : one.value || "–"), h("td", {}, one.default || "–"))))));
+        h("p", { class: "hint" }, "Those that differ from their defaults. Secrets are not shown."),
+        settings(seen.settings.filter((one) => one.is_set), "Settings that differ"),
+        h("details", {}, h("summary", {}, "Settings with their defaults"), settings(seen.settings.filter((one) => !one.is_set), "Settings with their defaults")));
     } catch (error) {
       if (!signal.aborted) fill(body, failure(error));
     }
@@ -31,6 +31,9 @@ export function system({ session, signal }) {
   load();
   return { title: "System", node: h("section", {}, h("h1", {}, "System"), body) };
 }
+
+const settings = (rows, name) => table(name, ["Setting", "Value", "Default"], h("tbody", {}, rows.map((one) => h("tr", {},
+  h("th", { scope: "row", class: "mono" }, one.name), h("td", { class: "error" }, one.value || "–"), h("td", { class: "error" }, one.default || "–")))));
 
 function releases(seen, snapshot) {
   const directors = snapshot.directors.filter((one) => one.alive);
