@@ -36,7 +36,7 @@ RANGES: Final[Mapping[Range, Step]] = {"15m": STEPS[0], "1h": STEPS[1], "24h": S
 
 
 class Point(Struct, frozen=True, kw_only=True):
-    """What ended in the step that begins at `at_s`. `waits` are of first starts, `runs` of what succeeded or failed."""
+    """The ends in the step that begins at `at_s`. `waits` are of first starts, `runs` of what succeeded or failed."""
 
     at_s: int
     succeeded: int = 0
@@ -55,7 +55,7 @@ def bucket(ms: float) -> int:
 
 
 def quantile_s(counts: Mapping[int, int], part: float) -> float | None:
-    """Return the seconds that `part` of the durations do not exceed, or None if there are none."""
+    """Return the seconds that `part` of the durations do not exceed, or None without any."""
     left = part * sum(counts.values())
     for number, count in sorted(counts.items()):
         left -= count

@@ -21,6 +21,7 @@ const used = (account, name) => {
   const value = of(account.usage);
   return `${shown(value)}${limit === null ? "" : ` of ${shown(limit)}`}`;
 };
+const limitOf = (text) => (text === "" ? null : text === "default" ? text : Number(text));
 const state = (account) => (account.suspension ? h("span", { class: "chip bad" }, `suspended (${account.suspension.policy})`) : h("span", { class: "chip good" }, "active"));
 const refusals = (account) => Object.values(account.usage.bursts).reduce((sum, one) => sum + one, 0);
 
@@ -57,24 +58,25 @@ export function account({ params: [name], signal, refresh }) {
   function limits(seen) {
     const fields = LIMITS.map(([limit, words, shown, of]) => {
       const field = h("input", { id: `limit-${limit}`, inputmode: "decimal", placeholder: limit === "data_ttl_s" ? "as its models say" : "no limit", value: seen.limits[limit] ?? "" });
-      return { limit, field, node: h("tr", {}, h("th", { scope: "row" }, h("label", { for: field.id }, words)), h("td", { class: "num" }, of ? shown(of(seen.usage)) : "–"), h("td", {}, field, " ", h("span", { class: "hint" }, seen.limits[limit] === null || shown === count || shown === String ? "" : shown(seen.limits[limit])))) };
+      return { limit, words, field, node: h("tr", {}, h("th", { scope: "row" }, h("label", { for: field.id }, words)), h("td", {}, of ? shown(of(seen.usage)) : "–"), h("td", {}, field, " ", h("span", { class: "hint" }, seen.limits[limit] === null || shown === count || shown === String ? "" : shown(seen.limits[limit])))) };
     });
     const trouble = h("p", { class: "trouble", role: "alert" });
     async function save(event) {
       event.preventDefault();
       say(trouble, "");
-      const changed = fields.filter(({ limit, field }) => field.value.trim() !== String(seen.limits[limit] ?? ""))
-        .map(({ limit, field }) => [limit, field.value.trim() === "" ? null : Number.isNaN(Number(field.value)) ? field.value.trim() : Number(field.value)]);
+      const changed = fields.filter(({ limit, field }) => field.value.trim() !== String(seen.limits[limit] ?? ""));
+      const wrong = changed.find(({ field }) => field.value.trim() !== "default" && Number.isNaN(Number(field.value)));
+      if (wrong) return say(trouble, `${wrong.words}: "${wrong.field.value}" is not a number.`);
       if (!changed.length) return say(trouble, "Nothing was changed.");
       try {
-        await ask(path, { method: "PATCH", body: { limits: Object.fromEntries(changed) } });
+        await ask(path, { method: "PATCH", body: { limits: Object.fromEntries(changed.map(({ limit, field }) => [limit, limitOf(field.value.trim())])) } });
         notice("The limits are saved.");
         refresh();
-      } catch (error) { say(trouble, error.message); }
+      } catch (error) { say(trouble, [error.message, ...(error.fields ?? []).map((one) => `${one.field}: ${one.description}`)].join(" ")); }
     }
     return h("form", { on: { submit: save } },
       h("p", { class: "hint" }, "An empty field is no limit; ", h("code", {}, "default"), " takes the service's setting. Seconds and bytes are plain numbers."),
-      table("Limits", ["Limit", "#Used", "At most"], h("tbody", {}, fields.map((one) => one.node))), trouble,
+      table("Limits", ["Limit", "Used", "At most"], h("tbody", {}, fields.map((one) => one.node))), trouble,
       h("div", { class: "actions" }, h("button", { type: "submit", class: "main" }, "Save limits")));
   }
 

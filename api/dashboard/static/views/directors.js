@@ -40,8 +40,8 @@ function line(first) {
       node.classList.toggle("gone", !one.alive);
       say(holds, one.held === null ? "–" : one.alive ? one.held : `had ${one.held}`);
       say(slots, one.alive ? one.slots : "–");
-      refill(queues, one.queues.map((beat) => h("div", {}, queueLink(beat.queue))));
-      refill(servers, (one.servers ?? []).map((server) => h("div", {}, h("span", { class: "mono" }, server.url), " ", one.alive ? server.state : `was ${server.state}`, server.detail ? ` (${server.detail})` : "")));
+      refill(queues, h("div", {}, one.queues.map((beat) => h("div", {}, queueLink(beat.queue)))));
+      refill(servers, h("div", {}, (one.servers ?? []).map((server) => h("div", {}, h("span", { class: "mono" }, server.url), " ", one.alive ? server.state : `was ${server.state}`, server.detail ? ` (${server.detail})` : ""))));
       say(sign, ago(one.seen_at));
       say(since, one.since ? ago(one.since) : "–");
       say(version, one.version ?? "–");
