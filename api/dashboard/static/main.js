@@ -123,8 +123,10 @@ function age() {
   const silent = performance.now() - heardAt;
   const isOld = Boolean(last) && (feed.dataset.state !== "live" || silent > OLD_MS);
   document.documentElement.toggleAttribute("data-stale", isOld);
-  const words = FEED[feed.dataset.state] ?? "";
-  say(feed, isOld ? `${words}: figures are ${seconds(Math.max(1, Math.round((now() - Date.parse(last.at)) / 1000)))} old` : words);
+  const note = document.getElementById("age");
+  note.hidden = !isOld;
+  if (isOld) say(note, `The figures on this page are ${seconds(Math.max(1, Math.round((now() - Date.parse(last.at)) / 1000)))} old.`);
+  say(feed, FEED[feed.dataset.state] ?? "");
 }
 
 /** Go on with the token that this tab has. A service that is away says nothing of it: it is asked again. */
@@ -154,6 +156,7 @@ function frame() {
   document.getElementById("menu").hidden = !session.who;
   if (session.live) return;
   document.documentElement.removeAttribute("data-stale");
+  document.getElementById("age").hidden = true;
   delete document.getElementById("feed").dataset.state;
   say(document.getElementById("feed"), "");
 }

@@ -95,7 +95,7 @@ async def test_figures_without_a_fresh_source_are_grey_with_their_age(window: Wi
     await window.page.context.set_offline(True)
     await window.page.evaluate("() => window.stop()")  # what is open stays open offline
     await window.page.locator("html[data-stale]").wait_for(state="attached", timeout=60_000)
-    await window.page.locator("#feed").get_by_text("old").wait_for()
+    await window.page.get_by_text("The figures on this page are").wait_for()
     await window.page.context.set_offline(False)
     await window.page.locator("html:not([data-stale])").wait_for(state="attached", timeout=60_000)
 

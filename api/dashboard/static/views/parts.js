@@ -119,10 +119,10 @@ export function endless(body, more, row, { signal, empty }) {
   return foot;
 }
 
-/** One thing that needs a person: what it is, where, and the command that shows or mends it. */
+/** One thing that needs a person: what it is, where, who can act, and the command that shows or mends it. */
 export function finding(one) {
   return h("li", { class: one.level, "data-code": one.code },
-    h("strong", {}, one.title), one.queue ? [" in ", queueLink(one.queue)] : null, h("p", {}, one.detail), h("code", {}, one.ask));
+    h("strong", {}, one.title), one.queue ? [" in ", queueLink(one.queue)] : null, one.detail ? h("p", {}, one.detail) : null, one.ask ? h("code", {}, one.ask) : null, one.who ? h("span", { class: "hint" }, ` for ${one.who}`) : null);
 }
 
 /** Where a waiting prediction stands, in words. */

@@ -7,7 +7,7 @@ import { followed } from "../follow_run.js";
 import { ago, between, json, moment, seconds } from "../format.js";
 import { text } from "../output.js";
 import { asCurl, asPython } from "../snippets.js";
-import { action, chip, copier, facts, failure, isTerminal, notice, queueLink, waits } from "./parts.js";
+import { action, chip, copier, facts, failure, finding, isTerminal, notice, queueLink, waits } from "./parts.js";
 
 const KINDS = { training: "trainings", procedure: "procedures" }; // what stands behind ~ in the name of a queue
 
@@ -17,13 +17,15 @@ export function prediction({ params: [id], session, signal, refresh }) {
   const buttons = h("div", { class: "actions" });
   const story = h("div", {});
   const body = h("div", {});
+  const causes = h("div", {});
   const died = h("div", {});
-  const node = h("article", {}, h("h1", { class: "mono" }, id, " ", copier("Copy id", () => id)), head, buttons, wait, died, body, story);
+  const node = h("article", {}, h("h1", { class: "mono" }, id, " ", copier("Copy id", () => id)), head, buttons, wait, causes, died, body, story);
 
   async function tell() {
     const told = await ask(`/v1/predictions/${id}/explain`, { signal });
     const dead = session.isAdmin && told.next.some((next) => next.what === "dead_letter");
     if (signal.aborted) return told;
+    refill(causes, told.causes?.length ? h("section", { class: "attention" }, h("h2", {}, "What holds it up"), h("ul", { class: "findings" }, told.causes.map(finding))) : null);
     refill(died, dead ? letter(id, refresh) : null);
     refill(story, timeline(told, session), told.webhook ? deliveries(told.id, told.webhook) : null);
     return told;
