@@ -12,7 +12,9 @@ from typing import Final, Literal
 from msgspec import Struct
 
 RATIO: Final = 1.25
-MOST_BUCKETS: Final = 16  # in a line; durations that spread more widely are counted in buckets twice as wide, or more
+# Buckets in a line of one queue, and of all together. Durations that spread more widely get wider buckets.
+MOST_BUCKETS: Final = 16
+MOST_OF_ALL: Final = 48
 Range = Literal["15m", "1h", "24h", "7d"]
 
 
@@ -64,9 +66,9 @@ def quantile_s(counts: Mapping[int, int], part: float) -> float | None:
     return None
 
 
-def thinned(counts: Mapping[int, int]) -> Mapping[int, int]:
+def thinned(counts: Mapping[int, int], most: int) -> Mapping[int, int]:
     width = 1
-    while len({number // width for number in counts}) > MOST_BUCKETS:
+    while len({number // width for number in counts}) > most:
         width *= 2
     if width == 1:
         return counts
@@ -94,8 +96,8 @@ def steps_of(points: Iterable[Point], step: Step) -> list[Point]:
     return [merged(some, at_s=at_s) for at_s, some in sorted(found.items())]
 
 
-def line_of(point: Point) -> str:
-    counts = (_text(thinned(point.waits)), _text(thinned(point.runs)))
+def line_of(point: Point, *, most: int = MOST_BUCKETS) -> str:
+    counts = (_text(thinned(point.waits, most)), _text(thinned(point.runs, most)))
     return " ".join(map(str, (point.at_s, point.succeeded, point.failed, point.canceled, *counts)))
 
 

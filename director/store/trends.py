@@ -14,10 +14,23 @@ from redis.asyncio import Redis
 from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text
 from director.core.ids import QueueName
-from director.core.trends import RANGES, STEPS, Point, Range, Step, line_of, merged, parse_all, steps_of
+from director.core.trends import (
+    MOST_BUCKETS,
+    MOST_OF_ALL,
+    RANGES,
+    STEPS,
+    Point,
+    Range,
+    Step,
+    line_of,
+    merged,
+    parse_all,
+    steps_of,
+)
 
 ALL: Final = QueueName("")  # stands for all queues together
 MOST_BYTES: Final = 96 * 1024  # of one queue's four full lists at worst
+ROOM_OF_ALL: Final = 3  # times as much, for all queues together
 SHARE: Final = 0.02  # of maxmemory, for the history of all queues
 UNLIMITED: Final = 64 << 20  # bytes, on a server without a maxmemory
 AT_ONCE: Final = 25  # queues per write: a quarter of a millisecond of the server, which serves others too
@@ -33,7 +46,7 @@ class Trend(Struct, frozen=True):
 def most_queues(maxmemory: int) -> int:
     """Return how many queues may have a history of their own: the history takes at most 2 % of the memory."""
     room = int(maxmemory * SHARE) if maxmemory else UNLIMITED
-    return max(0, room // MOST_BYTES - 1)
+    return max(0, room // MOST_BYTES - ROOM_OF_ALL)
 
 
 class Trends:
@@ -109,7 +122,11 @@ class Trends:
         await self._write(coarser, lines)
 
     async def _write(self, step: Step, lines: Iterable[tuple[QueueName, Sequence[Point]]]) -> None:
-        given = [(_key(queue, step), [line_of(point) for point in points]) for queue, points in lines if points]
+        given = [
+            (_key(queue, step), [line_of(point, most=MOST_BUCKETS if queue else MOST_OF_ALL) for point in points])
+            for queue, points in lines
+            if points
+        ]
 
         def write(pipe: Any, some: Sequence[tuple[str, list[str]]]) -> None:
             for key, texts in some:

@@ -16,7 +16,7 @@ from director.keeper.recorder import STEP_S, Recorder
 from director.keeper.registry import Registry
 from director.store import trends as store
 from director.store.catalog import Catalog
-from director.store.trends import ALL, MOST_BYTES, Trends, most_queues
+from director.store.trends import ALL, MOST_BYTES, ROOM_OF_ALL, Trends, most_queues
 from tests.support.queue_driver import QueueDriver
 
 DAY = 86_400
@@ -151,8 +151,8 @@ async def test_history_is_kept_for_at_most_the_allowed_queues(trends: Trends, re
 
 def test_history_takes_at_most_two_percent_of_the_memory() -> None:
     for maxmemory in (1 << 20, 100 << 20, 1 << 30, 64 << 30):
-        assert (most_queues(maxmemory) + 1) * MOST_BYTES <= max(0.02 * maxmemory, MOST_BYTES)
-    assert (most_queues(0) + 1) * MOST_BYTES <= store.UNLIMITED
+        assert (most_queues(maxmemory) + ROOM_OF_ALL) * MOST_BYTES <= max(0.02 * maxmemory, ROOM_OF_ALL * MOST_BYTES)
+    assert (most_queues(0) + ROOM_OF_ALL) * MOST_BYTES <= store.UNLIMITED
 
 
 async def test_a_full_history_of_a_queue_keeps_to_its_bytes(trends: Trends, redis: Redis, queue: QueueName) -> None:
@@ -161,6 +161,8 @@ async def test_a_full_history_of_a_queue_keeps_to_its_bytes(trends: Trends, redi
         for number in range(step.kept):
             at_s = 1_790_000_000 + number * step.seconds
             point = Point(at_s=at_s, succeeded=90_000, failed=90_000, canceled=90_000, waits=widest, runs=widest)
-            await trends._write(step, [(queue, [point])])
+            await trends._write(step, [(queue, [point]), (ALL, [point])])
     used = sum([await redis.memory_usage(keys.trend(queue, step.name), samples=0) or 0 for step in STEPS])
     assert used <= MOST_BYTES
+    of_all = sum([await redis.memory_usage(keys.trend_of_all(step.name), samples=0) or 0 for step in STEPS])
+    assert of_all <= ROOM_OF_ALL * MOST_BYTES

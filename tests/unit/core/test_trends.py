@@ -53,7 +53,7 @@ def test_a_line_brings_its_point_back() -> None:
 
 def test_a_wide_spread_keeps_its_sum_and_about_its_quantiles() -> None:
     spread = {number: 1 + number % 3 for number in range(85)}
-    kept = thinned(spread)
+    kept = thinned(spread, MOST_BUCKETS)
     assert len(kept) <= MOST_BUCKETS
     assert sum(kept.values()) == sum(spread.values())
     truth_s, found_s = quantile_s(spread, 0.5), quantile_s(kept, 0.5)

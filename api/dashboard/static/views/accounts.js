@@ -5,11 +5,13 @@ import { fill, h, refill, say, table } from "../dom.js";
 import { ago, bytes, count, moment, seconds } from "../format.js";
 import { action, copier, endless, facts, failure, notice } from "./parts.js";
 
+const compute = (value) => (value ? seconds(value) : "0 s");
+
 // limit, what it is called, how a value reads, and which figure of the usage counts against it
 const LIMITS = [
   ["rate", "Creates a second", count], ["burst", "Creates at once", count], ["read_rate", "Other requests a second", count], ["read_burst", "Other requests at once", count],
   ["max_queued", "Waiting in one queue", count], ["max_running", "Running in one queue", count],
-  ["compute_s_per_day", "Compute a day", seconds, (usage) => usage.spent_s + usage.reserved_s], ["compute_s_total", "Compute in total", seconds, (usage) => usage.total_spent_s + usage.total_reserved_s],
+  ["compute_s_per_day", "Compute a day", compute, (usage) => usage.spent_s + usage.reserved_s], ["compute_s_total", "Compute in total", compute, (usage) => usage.total_spent_s + usage.total_reserved_s],
   ["max_files_bytes", "Files", bytes, (usage) => usage.stored_bytes], ["max_data_bytes", "Data in Redis", bytes, (usage) => usage.data_bytes],
   ["data_ttl_s", "Data is kept for", seconds], ["weight", "Weight", String],
 ];
@@ -30,7 +32,7 @@ export function accounts({ signal }) {
   const row = (one) => h("tr", {},
     h("th", { scope: "row" }, h("a", { href: `#/accounts/${one.name}` }, one.name)), h("td", {}, state(one)), h("td", {}, one.type),
     h("td", { class: "num" }, one.limits.max_running ?? "–"), h("td", { class: "num" }, one.limits.max_queued ?? "–"), h("td", { class: "num" }, one.limits.weight),
-    h("td", { class: "num" }, used(one, "compute_s_per_day")), h("td", { class: "num" }, used(one, "max_files_bytes")), h("td", { class: "num" }, used(one, "max_data_bytes")), h("td", { class: "num" }, count(refusals(one))));
+    h("td", { class: "num broad" }, used(one, "compute_s_per_day")), h("td", { class: "num broad" }, used(one, "max_files_bytes")), h("td", { class: "num broad" }, used(one, "max_data_bytes")), h("td", { class: "num" }, count(refusals(one))));
   const name = h("input", { id: "new-account", required: true, pattern: "[a-z0-9][a-z0-9._\\-]*", maxlength: "64" });
   async function create(event) {
     event.preventDefault();

@@ -128,7 +128,8 @@ export function predictions({ session, signal, query }) {
   function line(first) {
     const tick = h("input", { type: "checkbox", "aria-label": `Choose ${first.id}`, on: { change: () => { if (tick.checked) chosen.add(first.id); else chosen.delete(first.id); draw(); } } });
     const status = h("td", {});
-    const [created, waited, ran] = [0, 1, 2].map(() => h("td", { class: "num" }));
+    const created = h("td", { class: "num broad" });
+    const [waited, ran] = [0, 1].map(() => h("td", { class: "num" }));
     const error = h("td", { class: "error" });
     const account = first.account ?? query.get("account") ?? session.who.username;
     const node = h("tr", {}, h("td", {}, tick), h("td", {}, predictionLink(first.id)), status, h("td", { class: "whole" }, first.model), h("td", {}, account), created, waited, ran, error);
