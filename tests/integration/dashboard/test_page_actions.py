@@ -119,6 +119,10 @@ async def test_predictions_are_found_by_an_address_with_filters(window: Window, 
     assert "status=starting" in window.page.url
     later = await create(place)
     await window.page.get_by_role("link", name=later).wait_for()  # the list updates itself
+    async with place.caller() as caller:
+        await caller.post(f"/v1/predictions/{other}/cancel")
+    await window.page.get_by_role("link", name=other).wait_for(state="detached")
+    assert await window.page.get_by_role("link", name=later).count() == 1
     assert window.faults == []
 
 

@@ -59,11 +59,19 @@ export function predictions({ session, signal, query }) {
   async function load(from) {
     const found = await page(path(), from, { signal });
     if (signal.aborted) return;
+    if (!from) forget(found);
     for (const one of found.results) known.set(one.id, one);
     if (from || !isLooked) { next = found.next; more.hidden = !next; }
     isLooked = true;
     trouble.replaceChildren();
     draw();
+  }
+
+  /** Drop what no longer matches: what the first page would have, and has not. */
+  function forget({ results, next: older }) {
+    const found = new Set(results.map((one) => one.id));
+    const last = older ? results.at(-1)?.id ?? "~" : "";
+    for (const id of known.keys()) if (id >= last && !found.has(id)) { known.delete(id); chosen.delete(id); }
   }
 
   /** Do one thing to all that are chosen, or to all that match: as often as the answer says where to go on. */
@@ -91,10 +99,10 @@ export function predictions({ session, signal, query }) {
     return `${answers.filter((answer) => answer.status === "fulfilled").length} canceled.`;
   }
 
+  /** The filters that the list was made with, whatever the fields say by now. */
   const matching = () => {
-    const { since, ...conditions } = wanted();
-    const after = createdAfter(since);
-    return Object.keys(conditions).length || after ? { ...conditions, ...(after ? { created_after: after } : {}) } : { all: true };
+    const after = createdAfter(given("since"));
+    return Object.keys(filters).length || after ? { ...filters, ...(after ? { created_after: after } : {}) } : { all: true };
   };
   const ofChosen = (act) => async () => (chosen.size ? act({ ids: [...chosen] }) : "None is chosen.");
 
