@@ -137,7 +137,7 @@ async def log_in(window: Window, service: Service) -> None:
     await window.page.goto(service.url)
     await window.page.get_by_label("Token").fill(service.token)
     await window.page.get_by_role("button", name="Log in").click()
-    await window.page.get_by_role("link", name="Predictions", exact=True).wait_for()
+    await window.page.get_by_role("button", name="Log out").wait_for()
 
 
 @pytest.fixture

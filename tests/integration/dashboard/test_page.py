@@ -111,7 +111,7 @@ async def test_dead_letter_is_revived_and_runs(window: Window, service: Service,
         await window.page.get_by_text("It is queued again.").first.wait_for()
         await window.page.goto(f"{service.url}/#/predictions/{made}")
         await window.page.locator(".chip.succeeded").wait_for()
-        await window.page.get_by_text("alive").wait_for()
+        await window.page.get_by_role("region", name="Output").get_by_text("alive").wait_for()
 
 
 async def test_page_shows_a_director_leaving_and_returning(window: Window, service: Service) -> None:

@@ -156,6 +156,8 @@ async def test_failed_prediction_shows_its_error_before_all_else(window: Window,
         for where in (".fault", "section[aria-label=Input]", ".logs", ".gantt")
     ]
     assert tops == sorted(tops)
+    await window.page.get_by_text("Raw JSON").click()
+    await window.page.get_by_text('"status": "failed"').wait_for()
     await window.page.get_by_role("button", name="Copy as curl").click()
     await window.page.get_by_text("Copied.").first.wait_for()
     curl = await window.page.evaluate("() => navigator.clipboard.readText()")

@@ -42,7 +42,9 @@ export function prediction({ params: [id], session, signal, refresh }) {
     const cancel = action("Cancel", async () => { await ask(`${path}/cancel`, { method: "POST" }); return "It is asked to stop."; }, { kind: "danger" });
     const again = h("a", { class: "button", href: `#/run/${seen.model}?again=${id}` }, "Run again…");
     const retry = action("Retry", async () => retried(await ask(`/v1/admin/predictions/${id}/retry`, { method: "POST" }), id, refresh));
-    const raw = h("pre", { class: "out raw", tabindex: "0", "aria-label": "Raw JSON" });
+    const raw = h("div", {});
+    const lay = () => { if (details.open) fill(raw, text(json(last))); };
+    const details = h("details", { on: { toggle: lay } }, h("summary", {}, "Raw JSON"), raw); // large, and seldom asked for
     const metrics = h("div", {});
     let last = seen;
     const onChange = (now) => {
@@ -50,7 +52,6 @@ export function prediction({ params: [id], session, signal, refresh }) {
       cancel.hidden = isTerminal(now.status);
       retry.hidden = !session.isAdmin || !["failed", "canceled", "aborted"].includes(now.status);
       refill(metrics, measured(now.metrics));
-      fill(raw, json(now));
       show(now, path, account);
     };
     const base = location.origin + placed("/").replace(/\/$/, "");
@@ -60,7 +61,7 @@ export function prediction({ params: [id], session, signal, refresh }) {
     fill(body, error,
       h("div", { class: "two even" }, h("section", { "aria-label": "Input" }, h("h2", {}, "Input"), input), h("div", {}, h("h2", {}, "Output"), output)),
       logs, metrics,
-      h("details", {}, h("summary", {}, "Raw JSON"), raw));
+      details);
   }
 
   async function load() {
