@@ -209,6 +209,10 @@ async def test_waiting_prediction_says_why_and_where_in_words(window: Window, pl
 
 async def test_dead_letter_is_dropped_after_a_question(window: Window, place: Place) -> None:
     claim = await died(place)
+    await window.page.goto(f"{place.url}/#/predictions/{claim.id}")
+    await window.page.get_by_role("heading", name="A dead letter").wait_for()
+    error, letter = [await window.page.locator(where).bounding_box() for where in (".fault", ".attention")]
+    assert error["y"] < letter["y"]
     await window.page.goto(f"{place.url}/#/dead")
     row = window.page.get_by_role("row").filter(has=window.page.get_by_role("link", name=claim.id))
     cell = row.get_by_role("cell").last

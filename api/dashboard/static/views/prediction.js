@@ -17,9 +17,10 @@ export function prediction({ params: [id], session, signal, refresh }) {
   const buttons = h("div", { class: "actions" });
   const story = h("div", {});
   const body = h("div", {});
+  const alarm = h("div", {});
   const causes = h("div", {});
   const died = h("div", {});
-  const node = h("article", {}, h("h1", { class: "mono" }, id, " ", copier("Copy id", () => id)), head, buttons, wait, causes, died, body, story);
+  const node = h("article", {}, h("h1", { class: "mono" }, id, " ", copier("Copy id", () => id)), head, buttons, alarm, wait, causes, died, body, story);
 
   async function tell() {
     const told = await ask(`/v1/predictions/${id}/explain`, { signal });
@@ -58,7 +59,8 @@ export function prediction({ params: [id], session, signal, refresh }) {
     const input = seen.data_removed ? h("p", { class: "hint" }, "Its data was removed.") : text(json(seen.input));
     fill(buttons, cancel, again, retry, copier("Copy as curl", () => asCurl(last, base)), copier("Copy as Python", () => asPython(last, base)), copier("Copy as JSON", () => json(last)));
     const { error, output, logs } = followed(seen, { path, signal, onChange });
-    fill(body, error,
+    fill(alarm, error);
+    fill(body,
       h("div", { class: "two even" }, h("section", { "aria-label": "Input" }, h("h2", {}, "Input"), input), h("div", {}, h("h2", {}, "Output"), output)),
       logs, metrics,
       details);
