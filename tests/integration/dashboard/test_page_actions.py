@@ -79,6 +79,29 @@ async def test_history_is_shown_for_the_chosen_range(window: Window, place: Plac
     assert window.faults == []
 
 
+@pytest.mark.parametrize(
+    ("until", "times", "lasted"),
+    [
+        ("00:04:00", [60, 120, 180], [60, 60, 60]),
+        ("00:03:30", [60, 120, 180], [60, 60, 30]),  # as much of the newest step as there is
+        ("00:03:10", [60, 120], [60, 60]),  # too young to be told from noise
+        ("00:05:05", [60, 120, 180], [60, 60, 60]),  # what follows is not recorded yet
+        ("00:06:00", [60, 120, 180, 240], [60, 60, 60, 60]),  # nothing ended
+    ],
+)
+async def test_newest_step_of_a_chart_is_no_drop_to_zero(
+    window: Window, place: Place, until: str, times: list[int], lasted: list[int]
+) -> None:
+    await window.page.goto(place.url)
+    day = "1970-01-01T"
+    points = [{"at": f"{day}00:0{minute}:00Z"} for minute in (1, 2, 3)]
+    found = {"points": points, "since": f"{day}00:00:00Z", "until": f"{day}{until}Z", "step_s": 60}
+    drawn = await window.page.evaluate(
+        "async (found) => (await import('/dashboard/views/history.js')).stepped(found)", found
+    )
+    assert (drawn["times"], drawn["lasted"]) == (times, lasted)
+
+
 async def test_queue_that_fails_everything_is_red(window: Window, place: Place) -> None:
     await window.page.goto(place.url)
     state = """async ([queue, pace]) => (await import('/dashboard/states.js')).stateOf(queue, pace)"""

@@ -9,6 +9,7 @@ export const RANGES = [["15m", "15 min"], ["1h", "1 h"], ["24h", "24 h"], ["7d",
 const KEPT = "director.over";
 const LOOK_MS = 10_000;
 const STALE_MS = 60_000;
+const LATE_S = 15; // from the end of a step until a keeper has recorded it
 
 /** How large the failures are: nothing, some, or all of what ended. */
 export const failing = (pace) => (!pace?.failed ? "none" : pace.succeeded ? "some" : "all");
@@ -64,10 +65,10 @@ export function history({ queue = "", signal, onPace = () => {} }) {
     fill(sums, tile("Ended", count(ran + whole.canceled)), tile("Succeeded", count(whole.succeeded)),
       tile("Failed", `${count(whole.failed)}${whole.failed ? ` (${share(whole.failed, ran)})` : ""}`, failing(whole)), tile("Canceled", count(whole.canceled)),
       tile("Wait, median · 95 %", `${seconds(whole.wait_p50_s)} · ${seconds(whole.wait_p95_s)}`), tile("Run, median · 95 %", `${seconds(whole.run_p50_s)} · ${seconds(whole.run_p95_s)}`));
-    const { times, points } = stepped(found);
+    const { times, points, lasted } = stepped(found);
     say(note, points.some(Boolean) ? "" : "Nothing ended in this time.");
     const column = (of) => points.map((point) => (point ? of(point) : null));
-    const perMinute = (name) => points.map((point) => ((point?.[name] ?? 0) * 60) / found.step_s);
+    const perMinute = (name) => points.map((point, at) => ((point?.[name] ?? 0) * 60) / lasted[at]);
     const part = (point) => (point.succeeded + point.failed ? (100 * point.failed) / (point.succeeded + point.failed) : null);
     const ended = ["succeeded", "failed", "canceled"].map(perMinute);
     charts.ended.set(times, ended, `at most ${rate(Math.max(0, ...ended[0].map((_, at) => ended[0][at] + ended[1][at] + ended[2][at])))} a minute`);
@@ -92,10 +93,15 @@ const fine = (value) => (value && value < 1 ? `${Math.round(value * 1000)} ms` :
 const rate = (value) => count(value < 10 ? Math.round(value * 10) / 10 : Math.round(value));
 const tile = (name, value, kind = "") => h("div", { class: kind === "all" ? "bad" : "" }, h("dt", {}, name), h("dd", {}, value));
 
-/** A point for each step of the range, null where the answer has none. */
-function stepped({ points, since, until, step_s: step }) {
+/**
+ * A point for each step of the range, null where the answer has none. The newest step is left out while it is young, or
+ * not recorded yet; else `lasted` says how many of its seconds have passed.
+ */
+export function stepped({ points, since, until, step_s: step }) {
   const known = new Map(points.map((point) => [Date.parse(point.at) / 1000, point]));
+  const end = Date.parse(until) / 1000;
   const times = [];
-  for (let at = Date.parse(since) / 1000 + step; at <= Date.parse(until) / 1000; at += step) times.push(at);
-  return { times, points: times.map((at) => known.get(at) ?? null) };
+  for (let at = Date.parse(since) / 1000 + step; at <= end; at += step) times.push(at);
+  while (times.length && (end - times.at(-1) < step / 4 || (!known.has(times.at(-1)) && end - times.at(-1) < step + LATE_S))) times.pop();
+  return { times, points: times.map((at) => known.get(at) ?? null), lasted: times.map((at) => Math.min(step, end - at)) };
 }
