@@ -183,7 +183,7 @@ def trends() -> str:
 
 
 def trends_turn(of: str) -> str:
-    """string · set by the keeper that writes the step which begins then; a minute."""
+    """string · set by the keeper that writes the step which ends then; as long as its line."""
     return f"{tag(Partition(0))}:trends:turn:{of}"
 
 

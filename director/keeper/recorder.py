@@ -1,7 +1,8 @@
 """Record how predictions ended, from what Redis has of them anyway: the logs of their steps, and their records.
 
 One keeper does so for each step of ten seconds. It reads a bounded part of a busy log, the newest, and takes the rest
-of the step to be like it. So nothing is written when a prediction is accepted, claimed or finished.
+of the step to be like it. A log has about its last 10,000 steps, so it may no longer reach back to the begin of a step
+of time. Nothing is written when a prediction is accepted, claimed or finished.
 """
 
 import math
@@ -23,7 +24,10 @@ from director.store.trends import Trends, most_queues
 STEP_S: Final = STEPS[0].seconds
 SETTLED_S: Final = 1  # after the end of a step, what a script had begun is in the log
 MOST_READ: Final = 20_000  # steps of predictions in ten seconds, about 1.5 µs of Redis each
+MOST_OF_LOG: Final = 5_000  # in one command: Redis serves no other for about 8 ms
 LEAST_READ: Final = 200  # of each partition
+LOGGED: Final = 10_000  # a shorter log was never cut (lua/lib/log.lua)
+LEAST_COVERED_MS: Final = 1_000  # a burst of some milliseconds is not taken to go on for ten seconds
 MOST_RECORDS: Final = 2_000  # that are read for the times of their runs
 LEAST_RECORDS: Final = 5  # of each queue
 AT_ONCE: Final = 25
@@ -68,16 +72,27 @@ class Recorder:
         return len(points)
 
     async def _seen(self, from_s: int) -> dict[QueueName, Seen]:
+        """Read a few entries of each log, and of those that have more an equal part of what may be read."""
         partitions = sorted({keys.queue_partition(queue) for queue in await self._registry.queues()})
-        most = max(LEAST_READ, MOST_READ // max(1, len(partitions)))
         first, last = f"{from_s * 1000}-0", f"{(from_s + STEP_S) * 1000 - 1}"
         found: dict[QueueName, Seen] = {}
+        busy: list[Partition] = []
         for start in range(0, len(partitions), AT_ONCE):
             some: Sequence[Partition] = partitions[start : start + AT_ONCE]
-            read = lambda pipe: [pipe.xrevrange(keys.log(one), last, first, count=most) for one in some]  # noqa: B023, E731
-            for entries in await pipelined(self._redis, read):
-                covered_ms = (from_s + STEP_S) * 1000 - _at_ms(entries[-1]) if len(entries) == most else STEP_S * 1000
-                _note_all(found, entries, scale=STEP_S * 1000 / max(1, covered_ms))
+            read = lambda pipe: [pipe.xrevrange(keys.log(one), last, first, count=LEAST_READ) for one in some]  # noqa: B023, E731
+            for partition, entries in zip(some, await pipelined(self._redis, read), strict=True):
+                if len(entries) == LEAST_READ:
+                    busy.append(partition)
+                else:
+                    _note_all(found, entries, scale=1.0)
+        for partition in busy:
+            log, most = keys.log(partition), min(MOST_OF_LOG, max(LEAST_READ, MOST_READ // len(busy)))
+            oldest, length, entries = await pipelined(
+                self._redis,
+                lambda pipe: [pipe.xrange(log, count=1), pipe.xlen(log), pipe.xrevrange(log, last, first, count=most)],  # noqa: B023
+            )
+            is_cut = length >= LOGGED and _at_ms(oldest[0]) >= from_s * 1000
+            _note_all(found, entries, scale=_scale(entries, from_s) if is_cut or len(entries) == most else 1.0)
         return found
 
     async def _runs(self, seen: Mapping[QueueName, Seen]) -> dict[QueueName, dict[int, int]]:
@@ -98,6 +113,12 @@ class Recorder:
                     number = bucket(int(completed) - int(started))
                     counts[number] = counts.get(number, 0) + round(weight)
         return found
+
+
+def _scale(entries: Sequence[Entry], from_s: int) -> float:
+    """Return how many steps of predictions each one stands for that was read of the end of a step of time."""
+    until_ms = (from_s + STEP_S) * 1000
+    return STEP_S * 1000 / max(LEAST_COVERED_MS, until_ms - _at_ms(entries[-1])) if entries else 1.0
 
 
 def _note_all(found: dict[QueueName, Seen], entries: Sequence[Entry], *, scale: float) -> None:

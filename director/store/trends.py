@@ -75,8 +75,10 @@ class Trends:
         return [QueueName(text(name)) for name, at_s in found if at_s >= since_s]
 
     async def take_turn(self, at_s: int) -> bool:
-        """Return True to one keeper for each step. If it dies before it has written, that step is missing."""
-        key, kept_ms = keys.trends_turn(str(at_s)), 1000 * STEPS[1].seconds
+        """Return True to one keeper for each step. If it dies before it has written, that step is missing. The turn is
+        kept as long as the line, so that a step is not written again after the clock was set back.
+        """
+        key, kept_ms = keys.trends_turn(str(at_s)), 1000 * STEPS[0].covers_s
         return bool(await ask(lambda: self._redis.set(key, 1, nx=True, px=kept_ms)))
 
     async def add(self, points: Mapping[QueueName, Point], *, most: int) -> None:

@@ -1,6 +1,7 @@
 """Check the history that keepers record from logs and records."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -98,14 +99,46 @@ async def test_a_busy_log_is_read_in_part_and_counted_whole(
     monkeypatch.setattr(module, "MOST_READ", 8)
     monkeypatch.setattr(module, "LEAST_READ", 8)
     from_ms = (until_s - STEP_S) * 1000
-    for number in range(40):
-        fields: Any = {"id": driver.new_id(), "kind": "ended", "queue": driver.queue, "account": "a", "at": from_ms}
-        entry = f"{from_ms + 250 * number}-0"
-        await driver.redis.xadd(
-            keys.log(keys.queue_partition(driver.queue)), {**fields, "detail": "canceled"}, id=entry
-        )
+    await log_ends(driver, [from_ms + 250 * number for number in range(40)])
     await recorder.record(until_s)
     assert 30 <= (await whole(Trends(driver.redis), driver.queue, until_s)).canceled <= 50
+
+
+async def log_ends(driver: QueueDriver, at_ms: Sequence[int]) -> None:
+    pipe = driver.redis.pipeline(transaction=False)
+    for number, at in enumerate(at_ms):
+        fields: Any = {"id": driver.new_id(), "kind": "ended", "queue": driver.queue, "account": "a", "at": at}
+        log = keys.log(keys.queue_partition(driver.queue))
+        pipe.xadd(log, {**fields, "detail": "canceled"}, id=f"{at}-{number}")
+    await pipe.execute()
+
+
+async def test_a_log_that_was_cut_within_a_step_is_counted_whole(
+    driver: QueueDriver, recorder: Recorder, until_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LEAST_READ", 8)
+    monkeypatch.setattr(module, "LOGGED", 20)
+    from_ms = (until_s - STEP_S) * 1000
+    await log_ends(driver, [from_ms + 7_500 + 100 * number for number in range(25)])
+    await recorder.record(until_s)
+    assert 90 <= (await whole(Trends(driver.redis), driver.queue, until_s)).canceled <= 110
+
+
+async def test_a_burst_is_not_taken_to_go_on(
+    driver: QueueDriver, recorder: Recorder, until_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await log_ends(driver, [until_s * 1000 - 1] * 400)
+    monkeypatch.setattr(module, "MOST_OF_LOG", 200)
+    await recorder.record(until_s)
+    assert 400 <= (await whole(Trends(driver.redis), driver.queue, until_s)).canceled <= 2_000
+
+
+async def test_a_step_is_not_recorded_again_after_the_clock_was_set_back(
+    driver: QueueDriver, recorder: Recorder, redis: Redis, until_s: int
+) -> None:
+    await driver.cancel(await driver.submit())
+    await record(recorder, until_s)
+    assert await redis.pttl(keys.trends_turn(str(until_s))) > 1000 * (STEPS[0].covers_s - STEP_S)
 
 
 async def test_lines_are_merged_into_coarser_steps(trends: Trends, redis: Redis, queue: QueueName) -> None:
