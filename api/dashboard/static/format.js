@@ -25,6 +25,9 @@ export function moment(at) {
   return (date.getFullYear() === new Date().getFullYear() ? CLOCK : OLD).format(date);
 }
 
+/** A moment to come, or that it is now. */
+export const due = (at) => (at && Date.parse(at) <= now() ? "due now" : moment(at));
+
 let ahead = 0; // ms that the service's clock is ahead of the browser's, which may be anything
 
 /** Now, by the clock of the service. */

@@ -73,9 +73,8 @@ async def test_history_is_shown_for_the_chosen_range(window: Window, place: Plac
     async with window.page.expect_request(lambda asked: "over=24h" in asked.url):
         await past.get_by_role("button", name="24 h").click()
     assert await past.get_by_role("button", name="24 h").get_attribute("aria-pressed") == "true"
-    await window.page.reload()
     async with window.page.expect_request(lambda asked: "over=24h" in asked.url):
-        pass  # the choice is kept
+        await window.page.reload()  # the choice is kept
     assert window.faults == []
 
 
@@ -295,6 +294,19 @@ async def test_owed_webhook_is_sent_again(window: Window, place: Place) -> None:
         await window.page.get_by_role("button", name=f"Send again {claim.id}").click()
     assert (await found.value).status < 300
     await window.page.get_by_text("1 sent again.").first.wait_for()
+
+
+async def test_all_webhooks_that_are_shown_now_are_sent_again(window: Window, place: Place) -> None:
+    await failed(place, webhook=WEBHOOK)
+    await window.page.goto(f"{place.url}/#/webhooks")
+    all_of_them = window.page.get_by_role("button", name="Send all shown again")
+    await all_of_them.wait_for()
+    late = await failed(place, webhook=WEBHOOK)
+    await window.page.get_by_role("button", name=f"Send again {late.id}").wait_for()
+    path = f"/v1/predictions/{late.id}/webhooks/redeliver"
+    async with window.page.expect_response(lambda found: found.url.endswith(path)) as found:
+        await all_of_them.click()
+    assert (await found.value).status < 300
 
 
 async def test_system_shows_settings_without_secrets(window: Window, place: Place) -> None:
