@@ -23,16 +23,15 @@ export function chart({ title, series, format, most, sync, signal }) {
     drawn = null;
     const width = place.clientWidth;
     if (!width || !data[0].length) return;
-    const written = timesOf(data[0]);
     const axis = { stroke: tone("calm"), grid: { stroke: tone("calm"), width: 0.3 }, ticks: { stroke: tone("calm"), width: 0.3 }, font: "12px system-ui" };
     drawn = new globalThis.uPlot({
       width,
       height: HEIGHT,
       cursor: { sync: { key: sync }, points: { size: 6 }, drag: { x: false, y: false } },
       scales: { y: { range: (_, low, high) => [0, Math.max(high ?? 0, most ?? 0) * 1.05 || 1] } },
-      axes: [{ ...axis, space: 70, size: 32, values: (_, times) => times.map(written) }, { ...axis, size: 62, values: (_, values) => values.map(format) }],
+      axes: [{ ...axis, space: 70, size: 32, values: (_, times) => times.map(timesOf(data[0])) }, { ...axis, size: 62, values: (_, values) => values.map(format) }],
       series: [{ label: "Time", value: (_, at) => (at ? moment(at * 1000) : "–") },
-        ...series.map((one, at) => ({ label: one.name, stroke: tone(one.tone), width: 1.5, dash: one.dash, points: { size: 4, show: data[at + 1].includes(null) }, value: (_, value) => (value === null || value === undefined ? "–" : format(value)) }))],
+        ...series.map((one) => ({ label: one.name, stroke: tone(one.tone), width: 1.5, dash: one.dash, points: { size: 4, show: (_, place) => data[place].includes(null) }, value: (_, value) => (value === null || value === undefined ? "–" : format(value)) }))],
     }, data, place);
   }
 

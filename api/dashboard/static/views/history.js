@@ -52,7 +52,7 @@ export function history({ queue = "", signal, onPace = () => {} }) {
       onPace(last);
     } catch (error) {
       if (signal.aborted) return;
-      if (!last) return say(note, error.message);
+      if (last?.over !== over) return say(note, error.message);
     }
     const isOld = now() - Date.parse(last.until) > STALE_MS;
     node.classList.toggle("stale", isOld);
@@ -79,9 +79,11 @@ export function history({ queue = "", signal, onPace = () => {} }) {
   async function run() {
     mark();
     while (!signal.aborted) {
+      const asked = over;
       await look();
+      if (over !== asked) continue; // another range was picked meanwhile
       wake = new AbortController();
-      await pause(LOOK_MS, AbortSignal.any([signal, wake.signal]));
+      await pause(last?.over === over ? restMs(last) : LOOK_MS, AbortSignal.any([signal, wake.signal]));
     }
   }
 
@@ -89,7 +91,9 @@ export function history({ queue = "", signal, onPace = () => {} }) {
   return { node };
 }
 
-const fine = (value) => (value && value < 1 ? `${Math.round(value * 1000)} ms` : seconds(value));
+/** Long ranges are many lines, and their newest step changes little: they are asked for once a minute. */
+const restMs = ({ step_s: step }) => Math.min(60_000, Math.max(LOOK_MS, (1000 * step) / 6));
+const fine = (value) => (value === 0 ? "0" : value < 1 ? `${Math.round(value * 1000)} ms` : seconds(value));
 const rate = (value) => count(value < 10 ? Math.round(value * 10) / 10 : Math.round(value));
 const tile = (name, value, kind = "") => h("div", { class: kind === "all" ? "bad" : "" }, h("dt", {}, name), h("dd", {}, value));
 
