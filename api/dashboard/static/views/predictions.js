@@ -13,6 +13,9 @@ const LOOK_MS = 4000;
 const SHOWN = 80; // characters of an error
 const MOST_LIVE = 1000; // rows, beyond which the list no longer updates itself
 
+const MOST_IDS = 500; // of one request
+const parted = (ids) => Array.from({ length: Math.ceil(ids.length / MOST_IDS) }, (_, at) => ({ ids: ids.slice(MOST_IDS * at, MOST_IDS * (at + 1)) }));
+
 export function predictions({ session, signal, query }) {
   const select = (id, options, value) => h("select", { id }, options.map(([name, words]) => h("option", { value: name, selected: name === value }, words)));
   const given = (name) => query.get(name) ?? "";
@@ -78,11 +81,13 @@ export function predictions({ session, signal, query }) {
   async function change(what, wanted) {
     let done = 0;
     const refused = [];
-    for (let cursor = ""; cursor !== null;) {
-      const answer = await ask(`/v1/admin/predictions/${what}`, { method: "POST", body: { ...wanted, ...(cursor ? { cursor } : {}) } });
-      done += answer.done;
-      refused.push(...answer.refused);
-      cursor = answer.next ?? null;
+    for (const part of wanted.ids ? parted(wanted.ids) : [wanted]) {
+      for (let cursor = ""; cursor !== null;) {
+        const answer = await ask(`/v1/admin/predictions/${what}`, { method: "POST", body: { ...part, ...(cursor ? { cursor } : {}) } });
+        done += answer.done;
+        refused.push(...answer.refused);
+        cursor = answer.next ?? null;
+      }
     }
     chosen.clear();
     await load(null);
