@@ -33,7 +33,7 @@ export function followed(first, { path, signal, onChange }) {
     kept.hidden = !prediction.logs;
     say(logs, (prediction.logs ?? "").slice(-MOST));
     if (isAtEnd) logs.scrollTop = logs.scrollHeight; // whoever scrolled back reads on
-    say(error, prediction.error ?? "");
+    say(error, [prediction.code, prediction.error].filter(Boolean).join(": "));
     if (isOver) fill(pieces, prediction.data_removed ? h("p", { class: "hint" }, "Its data was removed.") : output(prediction.output));
     else if (!prediction.urls.stream && prediction.output !== null) fill(pieces, output(prediction.output));
     onChange(prediction);

@@ -30,7 +30,7 @@ export function directors({ session, signal }) {
 function line(first) {
   const state = h("span", {});
   const [queues, servers, version] = [0, 1, 2].map(() => h("td", {}));
-  const [holds, slots, sign, since] = [0, 1, 2, 3].map(() => h("td", { class: "num" }));
+  const [holds, slots, sign, since] = ["", "", "broad", "broad"].map((width) => h("td", { class: `num ${width}` }));
   const node = h("tr", {}, h("th", { scope: "row", class: "mono name" }, first.name), h("td", {}, state), holds, slots, queues, servers, sign, since, version);
   return {
     node,
@@ -41,7 +41,7 @@ function line(first) {
       say(holds, one.held === null ? "–" : one.alive ? one.held : `had ${one.held}`);
       say(slots, one.alive ? one.slots : "–");
       refill(queues, h("div", {}, one.queues.map((beat) => h("div", {}, queueLink(beat.queue)))));
-      refill(servers, h("div", {}, (one.servers ?? []).map((server) => h("div", {}, h("span", { class: "mono" }, server.url), " ", one.alive ? server.state : `was ${server.state}`, server.detail ? ` (${server.detail})` : ""))));
+      refill(servers, !one.servers?.length ? "–" : h("div", {}, one.servers.map((server) => h("div", {}, h("span", { class: "mono" }, server.url), " ", one.alive ? server.state : `was ${server.state}`, server.detail ? ` (${server.detail})` : ""))));
       say(sign, ago(one.seen_at));
       say(since, one.since ? ago(one.since) : "–");
       say(version, one.version ?? "–");

@@ -4,12 +4,14 @@ import { ask, placed } from "../api.js";
 import { gantt, legend } from "../chart.js";
 import { fill, h, refill, table } from "../dom.js";
 import { followed } from "../follow_run.js";
-import { ago, between, json, moment, seconds } from "../format.js";
+import { ago, between, due, json, moment, seconds } from "../format.js";
 import { text } from "../output.js";
 import { asCurl, asPython } from "../snippets.js";
 import { action, chip, copier, facts, failure, finding, isTerminal, notice, queueLink, waits } from "./parts.js";
 
 const KINDS = { training: "trainings", procedure: "procedures" }; // what stands behind ~ in the name of a queue
+
+const KINDS_OF_BARS = [["waited", "waits"], ["ran", "runs"], ["lost", "an attempt that failed"], ["told", "webhook delivered"], ["untold", "webhook not accepted"]];
 
 export function prediction({ params: [id], session, signal, refresh }) {
   const head = h("div", {});
@@ -57,7 +59,7 @@ export function prediction({ params: [id], session, signal, refresh }) {
     };
     const base = location.origin + placed("/").replace(/\/$/, "");
     const input = seen.data_removed ? h("p", { class: "hint" }, "Its data was removed.") : text(json(seen.input));
-    fill(buttons, cancel, again, retry, copier("Copy as curl", () => asCurl(last, base)), copier("Copy as Python", () => asPython(last, base)), copier("Copy as JSON", () => json(last)));
+    fill(buttons, cancel, path.startsWith("/v1/predictions/") ? again : null, retry, copier("Copy as curl", () => asCurl(last, base)), copier("Copy as Python", () => asPython(last, base)), copier("Copy as JSON", () => json(last)));
     const { error, output, logs } = followed(seen, { path, signal, onChange });
     fill(alarm, error);
     fill(body,
@@ -127,7 +129,7 @@ function timeline(told, session) {
   const quarter = (part) => seconds(((until - from) * part) / 1000);
   return h("section", { "aria-label": "Timeline" },
     h("h2", {}, "Timeline"),
-    legend([["waited", "waits"], ["ran", "runs"], ["lost", "an attempt that failed"], ["told", "webhook delivered"], ["untold", "webhook not accepted"]]),
+    legend(KINDS_OF_BARS.filter(([kind]) => found.some((row) => row.kind === kind))),
     gantt(found, { from, until, label: "Where the time went", ticks: ["0", quarter(0.25), quarter(0.5), quarter(0.75), quarter(1)] }),
     h("ol", { class: "timeline" },
       h("li", {}, `${moment(submitted.at)}: created in `, queue, `, lane ${submitted.lane}`),
@@ -147,7 +149,7 @@ function deliveries(id, webhook) {
     h("td", {}, moment(one.at)), h("td", {}, one.event ?? "completed"), h("td", {}, one.outcome), h("td", {}, one.status ?? "–"), h("td", {}, one.next_at ? moment(one.next_at) : "–")));
   return h("section", { "aria-label": "Webhooks" },
     h("h2", {}, "Webhooks"),
-    facts([["Receiver", webhook.host], ["Owed", webhook.is_owed ? `yes, next attempt ${moment(webhook.next_at)}` : "no"], ["Attempts", webhook.attempts], ["Last", webhook.last]]),
+    facts([["Receiver", webhook.host], ["Owed", webhook.is_owed ? `yes, next attempt ${due(webhook.next_at)}` : "no"], ["Attempts", webhook.attempts], ["Last", webhook.last]]),
     lines.length ? table("Attempts to deliver webhooks", ["At", "Event", "Outcome", "Status", "Next"], h("tbody", {}, lines)) : null,
     h("div", { class: "actions" }, again));
 }

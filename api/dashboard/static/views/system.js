@@ -17,7 +17,7 @@ export function system({ session, signal }) {
       signal.addEventListener("abort", stop, { once: true });
       fill(body, processes,
         h("h2", {}, "Redis"),
-        facts([["Server", `${seen.redis.kind} ${seen.redis.version}`], ["Durability", seen.redis.durability], ["Memory", `${bytes(seen.redis.memory_bytes)}${seen.redis.memory_limit_bytes ? ` of ${bytes(seen.redis.memory_limit_bytes)}, ${share(seen.redis.memory_bytes, seen.redis.memory_limit_bytes)}` : ", no limit"}`], ["Up", `since ${ago(seen.redis.since)}`]]),
+        facts([["Server", `${seen.redis.kind} ${seen.redis.version}`], ["Durability", seen.redis.durability], ["Memory", `${bytes(seen.redis.memory_bytes)}${seen.redis.memory_limit_bytes ? ` of ${bytes(seen.redis.memory_limit_bytes)}, ${share(seen.redis.memory_bytes, seen.redis.memory_limit_bytes)}` : ", no limit"}`], ["Started", ago(seen.redis.since)]]),
         seen.sites.length ? [h("h2", {}, "Sites"), table("Sites", ["Site", "State"], h("tbody", {}, seen.sites.map((one) => h("tr", {}, h("th", { scope: "row" }, one.name), h("td", {}, h("span", { class: `chip ${one.state === "ready" ? "good" : "bad"}` }, one.state))))))] : h("p", { class: "hint" }, "One site: this API serves one Redis."),
         h("h2", {}, "Settings of this API"),
         h("p", { class: "hint" }, "Those that differ from their defaults. Secrets are not shown."),
