@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HEADER_VALUE_RE, STATUS_LINE, 
 
 from api import auth, dashboard, health, openapi, reference
 from api.admin import accounts as admin_accounts
-from api.admin import dead, overview, queues
+from api.admin import dead, overview, queues, system
 from api.admin import models as admin_models
 from api.admin import predictions as admin_predictions
 from api.errors import Problem, head_too_large, invalid_host, is_expected, problem_of, too_many_connections
@@ -40,7 +40,7 @@ from director.runtime.tracing import Tracing
 
 ROUTES: Final = routes_of(
     *(predictions, streams, models, collections, deployments, files, outputs, auth, openapi, reference),
-    *(dead, admin_accounts, admin_models, admin_predictions, queues, overview, health, dashboard),
+    *(dead, admin_accounts, admin_models, admin_predictions, queues, overview, system, health, dashboard),
 )
 
 RETRY_AFTER_S: Final = 5

@@ -203,6 +203,15 @@ RELEASE: Final = {
 }
 
 # by the name of the type in the document
+PACE: Final = {
+    "succeeded": 118,
+    "failed": 2,
+    "canceled": 1,
+    "wait_p50_s": 0.42,
+    "wait_p95_s": 3.1,
+    "run_p50_s": 2.3,
+    "run_p95_s": 4.4,
+}
 OF_TYPES: Final[dict[str, Any]] = {
     "Prediction": _run("predictions"),
     "Raw": _run("predictions"),
@@ -378,6 +387,28 @@ OF_TYPES: Final[dict[str, Any]] = {
                 "missed": {"normal": 0},
             }
         ],
+    },
+    "PaceOver": {
+        "over": "15m",
+        "step_s": 10,
+        "since": AT,
+        "until": LATER,
+        "points": [{"at": AT, **PACE}],
+        "whole": PACE,
+        "queues": [{"queue": QUEUE_VIEW["name"], **PACE}],
+    },
+    "SystemView": {
+        "version": "0.3.0",
+        "redis": {
+            "kind": "valkey",
+            "version": "9.1.2",
+            "durability": "everysec",
+            "memory_bytes": 48_210_112,
+            "memory_limit_bytes": 1_073_741_824,
+            "since": AT,
+        },
+        "sites": [{"name": "berlin", "state": "ready"}],
+        "settings": [{"name": "DIRECTOR_PORT", "value": "8080", "default": "8080", "is_set": False}],
     },
     "LiveView": {
         "id": PREDICTION_ID,

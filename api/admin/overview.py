@@ -5,8 +5,9 @@ are known by their heartbeats; no director is asked. The metrics also have a tok
 import hmac
 import logging
 import re
+from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, cast, get_args
 
 import anyio
 import msgspec
@@ -22,10 +23,12 @@ from api.predictions.streams import RETRY_AFTER_S, STREAM, EventStream
 from api.route import CURSOR, Answer, Parameter, Route, administers
 from director.core.ids import QueueName
 from director.core.schema import Page
+from director.core.trends import RANGES, Point, Range, quantile_s
 from director.core.view import iso
 from director.diagnosis.views import DirectorView, director_view
 from director.store.changes import FIRST, Change
 from director.store.owed import OwedView
+from director.store.trends import ALL, Trend
 
 PATH: Final = "/admin/directors"
 
@@ -233,3 +236,101 @@ async def list_changes(request: Request) -> Response:
         found = await changes.after(after or FIRST, count=limit)
         following = found[-1].entry if found else after or FIRST
     return json_response(ChangesView(changes=[ChangeView.of(change) for change in found], next=following))
+
+
+MOST_TRENDS: Final = 100
+
+
+class Pace(Struct, frozen=True, kw_only=True):
+    """How predictions ended in a time, and the seconds that half and 95 % of them waited and ran at most.
+
+    `canceled` includes aborted ones. On a busy queue the counts are estimates from a sample.
+    """
+
+    succeeded: int
+    failed: int
+    canceled: int
+    wait_p50_s: float | None
+    wait_p95_s: float | None
+    run_p50_s: float | None
+    run_p95_s: float | None
+
+    @classmethod
+    def fields_of(cls, point: Point) -> dict[str, Any]:
+        of = {"wait": point.waits, "run": point.runs}
+        quantiles = {
+            f"{name}_p{part}_s": _rounded(quantile_s(counts, part / 100))
+            for name, counts in of.items()
+            for part in (50, 95)
+        }
+        counts = {"succeeded": point.succeeded, "failed": point.failed, "canceled": point.canceled}
+        return {**counts, **quantiles}
+
+
+class PaceAt(Pace, frozen=True, kw_only=True):
+    """One step of the range, which begins at `at`."""
+
+    at: str
+
+
+class PaceOf(Pace, frozen=True, kw_only=True):
+    """One queue over the whole range."""
+
+    queue: QueueName
+
+
+class PaceOver(Struct, frozen=True, kw_only=True):
+    """A range of steps of `step_s` seconds, oldest first, without idle ones. `queues`: those with most recent ends."""
+
+    over: Range
+    step_s: int
+    since: str
+    until: str
+    points: list[PaceAt]
+    whole: Pace
+    queues: list[PaceOf]
+
+
+@administers(
+    "GET",
+    "/admin/history",
+    name="admin.history.get",
+    summary="Get how predictions ended over time",
+    about=(
+        "Counts, waiting times and run times of one queue or of all together, in steps. Keepers record them every "
+        "ten seconds. An idle time has no step. Without `queue` the answer has the sums of the queues as well."
+    ),
+    parameters=(
+        Parameter("over", "How far back; `15m` without.", Range),
+        Parameter("queue", "Only this queue."),
+    ),
+    answers={200: Answer("The steps, and their sum.", PaceOver)},
+    refusals={422},
+)
+async def get_history(request: Request) -> Response:
+    services = request.services
+    queue, over = request.query_params.get("queue", ""), cast(Range, request.query_params.get("over") or "15m")
+    if over not in RANGES:
+        raise invalid_field("enum", "over", f"Must be one of {', '.join(RANGES)}")
+    if queue and not await services.queues.has(QueueName(queue)):
+        raise invalid_field("enum", "queue", "There is no such queue")
+    now_s, step, trends = services.clock.now_ms() / 1000, RANGES[over], services.trends
+    trend = await trends.of(QueueName(queue) or ALL, over, now_s=now_s)
+    since_s = step.start(now_s) - step.covers_s
+    names = [] if queue else await trends.queues(since_s=since_s, most=MOST_TRENDS)
+    each: Mapping[QueueName, Trend] = await trends.many(names, over, now_s=now_s)
+    return json_response(
+        PaceOver(
+            over=over,
+            step_s=step.seconds,
+            since=iso(since_s * 1000),
+            until=iso(int(now_s * 1000)),
+            points=[PaceAt(at=iso(point.at_s * 1000), **Pace.fields_of(point)) for point in trend.points],
+            whole=Pace(**Pace.fields_of(trend.whole)),
+            queues=[PaceOf(queue=name, **Pace.fields_of(one.whole)) for name, one in each.items()],
+        )
+    )
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else float(f"{seconds:.3g}")

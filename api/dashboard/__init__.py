@@ -21,6 +21,7 @@ TYPES: Final = {
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",  # licences of what others made
 }
 # Everything is loaded from this site, and no text becomes HTML or code, because the page shows what a model put out.
 # Pictures of outputs may be data URIs of the response itself.

@@ -178,6 +178,24 @@ def awaited(name: str) -> str:
     return f"{tag(partition_of_model(name))}:awaited:{name}"
 
 
+# Keys of the history of all queues, with the tag of a partition for the same reason.
+
+
+def trends() -> str:
+    """zset · queues that have a history → when their last line begins, s. By keepers; as long as the longest step."""
+    return f"{tag(Partition(0))}:trends"
+
+
+def trends_turn(of: str) -> str:
+    """string · set by the keeper that writes the step which ends then; as long as its line."""
+    return f"{tag(Partition(0))}:trends:turn:{of}"
+
+
+def trend_of_all(of: str) -> str:
+    """list · the history of all queues together, as `trend`. Written by keepers; as long as its step covers."""
+    return f"{tag(Partition(0))}:trends:{of}"
+
+
 # Keys that all queues of a partition share.
 
 owed = _of_partition("owed")
@@ -257,6 +275,8 @@ good estimates were, warm hits, how batches ended.
 """
 samples = _of_queue("samples")
 """list · samples of the queue's state and counters, newest first. By sample; an hour after the last."""
+trend = _of_queue_and("trend")
+"""list · how predictions ended, how long they waited and ran, by one step of time. By keepers; as long as it covers."""
 delayed = _of_queue("delayed")
 """zset · retries that are not due yet → due time, ms. Emptied by promote."""
 deadline = _of_queue("deadline")

@@ -27,6 +27,7 @@ from director.keeper.cashier import Cashier
 from director.keeper.courier import Breakers, Courier
 from director.keeper.metrics import Metering, Observer
 from director.keeper.reaper import Reaper, Recoverer, ServerTime
+from director.keeper.recorder import Recorder
 from director.keeper.recounter import Recounter
 from director.keeper.registry import Registry
 from director.keeper.shares import Shares
@@ -130,6 +131,7 @@ class Keeper:
             ("expirer", partial(expire, scripts, registry, metering.expired), EXPIRER_TICK_S),
             # More often than it samples: the look costs nothing extra beside other roles, and shows short-lived work.
             ("sampler", Sampler(scripts, registry, clock).run_once, 1.0),
+            ("recorder", Recorder(redis, registry, services.trends).run_once, 1.0),
             ("cashier", Cashier(redis, scripts, registry, clock).run_once, 1.0),
             # Without recent suspensions it is one look at an empty list. An account takes up to 10 s.
             ("warden", partial(services.suspensions.settle_all, within_s=10.0), 5.0),

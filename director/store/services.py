@@ -20,6 +20,7 @@ from director.store.owed import Owed
 from director.store.predictions import Predictions
 from director.store.queues import QueueAdministration, QueueHistory, Queues
 from director.store.removal import Removal
+from director.store.trends import Trends
 
 
 class Services:
@@ -67,6 +68,7 @@ class Services:
         self.queues = Queues(redis, self.catalog, scripts)
         self.removal = Removal(redis, scripts, self.catalog)
         self.suspensions = Suspensions(redis, self.accounts, self.catalog, scripts, clock)
+        self.trends = Trends(redis)
         self.administration = Administration(self.accounts, self.catalog, scripts, self.suspensions, self.changes)
 
     async def aclose(self) -> None:

@@ -54,7 +54,7 @@ INTERACTIONS: Final = {
     ),
     "sort": (
         "document.querySelectorAll('button.sort')[3].click()",
-        "document.querySelector('th[aria-sort=descending] .sort')?.textContent === 'Normal'",
+        "document.querySelector('th[aria-sort=descending] .sort')?.textContent === 'Oldest'",
         "document.querySelectorAll('button.sort')[0].click()",
         "document.querySelector('th[aria-sort=ascending] .sort')?.textContent === 'Queue'",
     ),
@@ -62,13 +62,13 @@ INTERACTIONS: Final = {
         "document.querySelector('tbody a').click()",
         "document.querySelectorAll('.heat').length === 3",
         "location.hash = '#/'",
-        f"document.querySelector('h1').textContent === 'Queues' && {ROWS} === {QUEUES}",
+        f"document.querySelector('h1').textContent === 'Home' && {ROWS} === {QUEUES}",
     ),
     "predictions": (
         "location.hash = '#/predictions'",
         f"document.querySelector('h1').textContent === 'Predictions' && {ROWS} === 100",
         "location.hash = '#/'",
-        f"document.querySelector('h1').textContent === 'Queues' && {ROWS} === {QUEUES}",
+        f"document.querySelector('h1').textContent === 'Home' && {ROWS} === {QUEUES}",
     ),
 }
 

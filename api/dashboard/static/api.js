@@ -121,7 +121,12 @@ async function call(path, { method, body, signal, headers }) {
     body: body === undefined || form ? body : JSON.stringify(body),
   }).catch((error) => { throw error instanceof TypeError ? new Error("The service cannot be reached.") : error; });
   setClock(response.headers.get("Date"));
-  if (!response.ok) throw new Refused(response.status, await problem(response), response.headers.get("Retry-After"));
+  if (!response.ok) {
+    const said = await problem(response);
+    // its words for 503 are of creates: an answer to a look was not accepted in part
+    if (method === "GET" && response.status === 503 && said.code === "unavailable") said.detail = "The service cannot answer now. It is asked again.";
+    throw new Refused(response.status, said, response.headers.get("Retry-After"));
+  }
   return response;
 }
 

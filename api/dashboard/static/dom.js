@@ -76,9 +76,21 @@ export function announce(text) {
 }
 
 /** A table with a name, in a region of its own that can be scrolled by keyboard where the window is narrow. A head that
- * begins with # is one of numbers. */
+ * begins with # is one of numbers. On a telephone each row is a block, whose cells have their heads as labels. */
 export function table(name, heads, body) {
-  const row = h("tr", {}, heads.map((head) => (head instanceof Node ? head : h("th", { scope: "col", class: head.startsWith("#") ? "num" : null }, head.replace(/^#/, "")))));
+  const cells = heads.map((head) => (head instanceof Node ? head : h("th", { scope: "col", class: head.startsWith("#") ? "num" : null }, head.replace(/^#/, ""))));
+  const names = cells.map((cell) => (cell.querySelector(".unseen") ? "" : cell.textContent));
+  const label = () => { for (const row of body.rows) for (const [at, cell] of [...row.cells].entries()) labelled(cell, names[at]); };
+  body.setAttribute("role", "rowgroup");
+  label();
+  new MutationObserver(label).observe(body, { childList: true });
   return h("div", { class: "wide", role: "region", tabindex: "0", "aria-label": name },
-    h("table", {}, h("caption", { class: "unseen" }, name), h("thead", {}, row), body));
+    h("table", { role: "table" }, h("caption", { class: "unseen" }, name), h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, cells)), body));
+}
+
+function labelled(cell, name) {
+  if (cell.hasAttribute("role")) return;
+  cell.dataset.label = name ?? "";
+  cell.setAttribute("role", cell.tagName === "TH" ? "rowheader" : "cell"); // as blocks they would be none
+  cell.parentElement.setAttribute("role", "row");
 }

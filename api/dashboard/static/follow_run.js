@@ -14,22 +14,26 @@ function lengthened(text, more) {
 }
 
 /**
- * Where the output and the logs of a prediction, which is at `path`, appear as they come: of very much the newest.
- * `onChange(prediction)` is called with the record as it is now, each second until the end, or as often as its size lets.
+ * Where the error, the output and the logs of a prediction, which is at `path`, appear as they come: of very much the
+ * newest. `onChange(prediction)` is called with the record as it is now, each second until the end, or as often as its
+ * size lets.
  */
 export function followed(first, { path, signal, onChange }) {
   const pieces = h("div", { class: "live", "aria-label": "Output", role: "region", tabindex: "0" });
   const logs = h("pre", { class: "logs", tabindex: "0", "aria-label": "Logs" });
-  const error = h("p", { class: "trouble", role: "alert" });
-  const node = h("div", {}, error, h("h2", {}, "Output"), pieces, h("details", { open: true }, h("summary", {}, "Logs"), logs));
+  const error = h("p", { class: "fault", role: "alert" });
+  const kept = h("section", { class: "kept", hidden: true }, h("h2", {}, "Logs"), logs);
 
   let isMoving = false; // once a frame, however much comes
   let isOver = false; // what the stream still tells then is in the record already
 
   function settle(prediction) {
     isOver = isTerminal(prediction.status);
+    const isAtEnd = logs.scrollTop + logs.clientHeight >= logs.scrollHeight - 4;
+    kept.hidden = !prediction.logs;
     say(logs, (prediction.logs ?? "").slice(-MOST));
-    say(error, prediction.error ?? "");
+    if (isAtEnd) logs.scrollTop = logs.scrollHeight; // whoever scrolled back reads on
+    say(error, [prediction.code, prediction.error].filter(Boolean).join(": "));
     if (isOver) fill(pieces, prediction.data_removed ? h("p", { class: "hint" }, "Its data was removed.") : output(prediction.output));
     else if (!prediction.urls.stream && prediction.output !== null) fill(pieces, output(prediction.output));
     onChange(prediction);
@@ -69,5 +73,5 @@ export function followed(first, { path, signal, onChange }) {
 
   look();
   read().catch(() => {});
-  return node;
+  return { error, output: pieces, logs: kept };
 }

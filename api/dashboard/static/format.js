@@ -2,7 +2,9 @@
 
 const UNITS = [[86400, "d"], [3600, "h"], [60, "min"]];
 const COUNT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
-const CLOCK = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+const TIME = { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" };
+const CLOCK = new Intl.DateTimeFormat(undefined, TIME);
+const OLD = new Intl.DateTimeFormat(undefined, { ...TIME, year: "numeric" });
 
 /** Seconds, in the unit that suits: 0.25 s, 12 s, 3.5 min, 2 d. */
 export function seconds(value) {
@@ -16,8 +18,15 @@ const trimmed = (value) => (value < 10 ? value.toFixed(1).replace(/\.0$/, "") : 
 /** A count: 950, 1.2K, 3M. */
 export const count = (value) => (value < 1000 ? String(value) : COUNT.format(value));
 
-/** A moment: date and time of the reader's place. */
-export const moment = (iso) => (iso ? CLOCK.format(new Date(iso)) : "–");
+/** A moment: date and time of the reader's place; the year only where it is another one. */
+export function moment(at) {
+  if (!at) return "–";
+  const date = new Date(at);
+  return (date.getFullYear() === new Date().getFullYear() ? CLOCK : OLD).format(date);
+}
+
+/** A moment to come, or that it is now. */
+export const due = (at) => (at && Date.parse(at) <= now() ? "due now" : moment(at));
 
 let ahead = 0; // ms that the service's clock is ahead of the browser's, which may be anything
 
@@ -41,3 +50,9 @@ export const share = (part, whole) => (whole ? `${Math.round((100 * part) / whol
 
 /** JSON, laid out. */
 export const json = (value) => JSON.stringify(value, null, 2);
+
+/** Bytes, in the unit that suits: 512 B, 1.5 MB. */
+export function bytes(value) {
+  const at = value < 1000 ? 0 : Math.min(4, Math.floor(Math.log10(value) / 3));
+  return `${trimmed(value / 1000 ** at)} ${["B", "kB", "MB", "GB", "TB"][at]}`;
+}

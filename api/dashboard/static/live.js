@@ -2,17 +2,15 @@
 
 import { follow } from "./api.js";
 
-const KEPT = 120; // snapshots whose numbers are kept for the small curves
-
 /** The feed of a session. `hear(act)` calls `act(snapshot)` for each one, the last known at once; returns how to stop. */
 export class Live {
   constructor(onState) {
     this.last = null;
+    this.heardAt = 0; // of performance.now(), which no change of a clock moves
     this.failed = null;
     this._ears = new Set();
     this._onState = onState;
     this._ending = new AbortController();
-    this._curves = new Map();
   }
 
   async run() {
@@ -38,19 +36,9 @@ export class Live {
     return () => this._ears.delete(act);
   }
 
-  /** The last numbers of this queue that were seen, oldest first. */
-  curve(name) {
-    return this._curves.get(name) ?? [];
-  }
-
   _take(snapshot) {
-    const seen = new Map();
-    const at = Date.parse(snapshot.at);
-    for (const queue of snapshot.queues) {
-      seen.set(queue.name, [...this.curve(queue.name), sample(queue, at)].slice(-KEPT));
-    }
-    this._curves = seen;
     this.last = snapshot;
+    this.heardAt = performance.now();
     this._onState("live");
     for (const ear of this._ears) ear(snapshot);
   }
@@ -63,8 +51,6 @@ export class Live {
     for (const ear of this._ears) ear(this.last);
   }
 }
-
-const sample = (queue, at) => ({ at, waiting: waiting(queue), started: queue.started, oldest: queue.oldest_s });
 
 /** All that waits in a queue, whatever its lane. */
 export const waiting = (queue) => queue.waiting.high + queue.waiting.normal + queue.waiting.low;

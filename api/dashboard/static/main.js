@@ -2,7 +2,9 @@
 
 import { ask, pause, token } from "./api.js";
 import { announce, fill, h, say } from "./dom.js";
+import { now, seconds } from "./format.js";
 import { Live } from "./live.js";
+import { account, accounts } from "./views/accounts.js";
 import { audit } from "./views/audit.js";
 import { dead } from "./views/dead.js";
 import { directors } from "./views/directors.js";
@@ -13,7 +15,8 @@ import { overview } from "./views/overview.js";
 import { prediction } from "./views/prediction.js";
 import { predictions } from "./views/predictions.js";
 import { queue } from "./views/queue.js";
-import { tenants } from "./views/tenants.js";
+import { system } from "./views/system.js";
+import { webhooks } from "./views/webhooks.js";
 
 // what names may look like: whatever else an address has, a stranger may have written, and nothing is asked for there
 const NAME = "[a-z0-9][a-z0-9._-]*";
@@ -26,26 +29,32 @@ const VIEWS = [
   [exactly("/"), overview, true],
   [exactly(`/queues/(${QUEUE})`), queue, true],
   [exactly("/directors"), directors, true],
-  [exactly(`/tenants(?:/(${QUEUE}))?`), tenants, true],
+  [exactly("/accounts"), accounts, true],
+  [exactly(`/accounts/(${NAME})`), account, true],
+  [exactly("/webhooks"), webhooks, true],
   [exactly("/dead"), dead, true],
   [exactly("/audit"), audit, true],
+  [exactly("/system"), system, true],
   [exactly("/predictions"), predictions, false],
   [exactly("/predictions/([a-z0-9]+)"), prediction, false],
   [exactly("/run"), models, false],
   [exactly(`/run/(${NAME})/(${NAME})`), run, false],
 ];
 const SECTIONS = [
-  ["/", "Queues", true],
-  ["/directors", "Directors", true],
+  ["/", "Home", true],
   ["/predictions", "Predictions", false],
-  ["/run", "Try a model", false],
-  ["/tenants", "Tenants", true],
+  ["/run", "Models", false],
   ["/dead", "Dead letters", true],
+  ["/webhooks", "Webhooks", true],
+  ["/directors", "Directors", true],
+  ["/accounts", "Accounts", true],
   ["/audit", "Changes", true],
+  ["/system", "System", true],
 ];
 const FEED = { live: "live", broken: "reconnecting…", away: "Redis is away", refused: "no feed" };
 const THEMES = ["auto", "light", "dark"];
 const AGAIN_MS = 5000;
+const OLD_MS = 20_000; // since the last snapshot, while the feed is live
 
 const main = document.getElementById("main");
 const session = { who: null, isAdmin: false, live: null };
@@ -57,7 +66,7 @@ function show() {
   shown = new AbortController();
   if (!session.who) return put(login({ enter }), "Log in");
   const wanted = address();
-  const [pattern, view, wantsAdmin] = VIEWS.find(([one]) => one.test(wanted)) ?? [/()/, overview, true];
+  const [pattern, view, wantsAdmin] = VIEWS.find(([one]) => one.test(wanted)) ?? [/^/, missing, false];
   if (wantsAdmin && !session.isAdmin) return location.replace("#/predictions");
   const params = pattern.exec(wanted).slice(1);
   const made = view({ params, session, signal: shown.signal, refresh: show, query: query() });
@@ -68,6 +77,12 @@ function show() {
     else link.removeAttribute("aria-current");
   }
 }
+
+/** An address that no view has. */
+const missing = () => ({
+  title: "Not found",
+  node: h("section", {}, h("h1", {}, "Not found"), h("p", {}, "The page has no such view. ", h("a", { href: session.isAdmin ? "#/" : "#/predictions" }, "Go back"))),
+});
 
 function put(node, title) {
   document.title = `${title} · Director`;
@@ -91,14 +106,27 @@ async function enter() {
   if (session.isAdmin) {
     session.live?.stop();
     session.live = new Live((state) => {
-      const feed = document.getElementById("feed");
-      feed.dataset.state = state;
-      say(feed, FEED[state]);
+      document.getElementById("feed").dataset.state = state;
+      age();
     });
     session.live.run();
   }
   frame();
   show();
+}
+
+/** Figures of a feed that is broken, or says nothing, are grey, with their age. */
+function age() {
+  const feed = document.getElementById("feed");
+  if (!session.live) return;
+  const { last, heardAt } = session.live;
+  const silent = performance.now() - heardAt;
+  const isOld = Boolean(last) && (feed.dataset.state !== "live" || silent > OLD_MS);
+  document.documentElement.toggleAttribute("data-stale", isOld);
+  const note = document.getElementById("age");
+  note.hidden = !isOld;
+  if (isOld) say(note, `The figures on this page are ${seconds(Math.max(1, Math.round((now() - Date.parse(last.at)) / 1000)))} old.`);
+  say(feed, FEED[feed.dataset.state] ?? "");
 }
 
 /** Go on with the token that this tab has. A service that is away says nothing of it: it is asked again. */
@@ -125,14 +153,21 @@ function frame() {
   fill(document.getElementById("nav"), sections.map(([path, name]) => h("a", { href: `#${path}`, "data-path": path }, name)));
   document.getElementById("leave").hidden = !session.who;
   document.getElementById("find").hidden = !session.who;
-  if (!session.live) say(document.getElementById("feed"), "");
+  document.getElementById("menu").hidden = !session.who;
+  if (session.live) return;
+  document.documentElement.removeAttribute("data-stale");
+  document.getElementById("age").hidden = true;
+  delete document.getElementById("feed").dataset.state;
+  say(document.getElementById("feed"), "");
 }
 
 function themed(name) {
   document.documentElement.dataset.theme = name;
   localStorage.setItem("director.theme", name);
   const button = document.getElementById("theme");
-  say(button, { auto: "Theme: auto", light: "Theme: light", dark: "Theme: dark" }[name]);
+  say(button, { auto: "◐", light: "☀", dark: "☾" }[name]);
+  button.setAttribute("aria-label", `Theme: ${name}`);
+  button.title = `Theme: ${name}`;
 }
 
 function begin() {
@@ -140,6 +175,11 @@ function begin() {
   document.getElementById("theme").addEventListener("click", () => {
     themed(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length]);
   });
+  const menu = document.getElementById("menu");
+  const open = (isOpen) => { menu.setAttribute("aria-expanded", String(isOpen)); document.getElementById("nav").classList.toggle("open", isOpen); };
+  menu.addEventListener("click", () => open(menu.getAttribute("aria-expanded") !== "true"));
+  window.addEventListener("hashchange", () => open(false));
+  setInterval(age, 1000);
   document.getElementById("leave").addEventListener("click", leave);
   document.getElementById("find").addEventListener("submit", (event) => {
     event.preventDefault();

@@ -4,7 +4,8 @@ import { h, say } from "./dom.js";
 
 const MOST_INLINE = 256 * 1024; // bytes of a file that are sent within the input
 
-/** The fields of a model: `node`, `values()` (raises for JSON that is none) and `blame(fields)` for what was refused. */
+/** The fields of a model: `node`, `values()` (raises for JSON that is none), `take(input)` of a former run, and
+ * `blame(fields)` for what was refused. */
 export function schemaForm(document) {
   const schemas = document?.components?.schemas ?? {};
   const input = schemas.Input;
@@ -23,6 +24,9 @@ export function schemaForm(document) {
       }
       return found;
     },
+    take(input) {
+      for (const one of fields) if (one.name in input) one.take(input[one.name]);
+    },
     blame(refused) {
       for (const one of fields) one.blame(refused.filter(({ field: at }) => at === `input.${one.name}` || at.startsWith(`input.${one.name}.`) || at === one.name).map(({ description }) => description).join(" "));
     },
@@ -39,6 +43,7 @@ function jsonForm() {
       if (typeof found !== "object" || found === null || Array.isArray(found)) throw new Error('The input is an object, such as {"text": "hello"}.');
       return found;
     },
+    take: one.take,
     blame: (refused) => one.blame(refused.map(({ description }) => description).join(" ")),
   };
 }
@@ -67,6 +72,7 @@ function field(name, schema, isRequired) {
     name,
     node: h("div", { class: `field ${control.kind}` }, label, control.element, control.beside ?? null, h("span", { id: `${id}-hint`, class: "hint" }, hint), error),
     value: control.value,
+    take: control.take ?? ((value) => { control.element.value = value === null ? "" : String(value); }),
     blame: (text) => {
       say(error, text);
       control.element.setAttribute("aria-invalid", String(Boolean(text)));
@@ -87,12 +93,12 @@ function control_of(schema, isRequired) {
 function choice(schema, isRequired) {
   const options = schema.enum.map((value, at) => h("option", { value: String(at), selected: value === schema.default }, String(value)));
   const element = h("select", {}, isRequired || schema.default !== undefined ? options : [h("option", { value: "" }, "–"), ...options]);
-  return { kind: "choice", element, value: () => (element.value === "" ? undefined : schema.enum[Number(element.value)]) };
+  return { kind: "choice", element, value: () => (element.value === "" ? undefined : schema.enum[Number(element.value)]), take: (value) => { element.value = String(schema.enum.indexOf(value)); } };
 }
 
 function tick(schema) {
   const element = h("input", { type: "checkbox", checked: schema.default === true });
-  return { kind: "tick", element, value: () => element.checked };
+  return { kind: "tick", element, value: () => element.checked, take: (value) => { element.checked = value === true; } };
 }
 
 function number(schema) {
@@ -117,7 +123,7 @@ const isSecret = (schema) => schema["x-cog-secret"] === true || schema.writeOnly
 /** What no view shows again. What is not text is given as JSON. */
 function secret(schema) {
   const element = h("input", { type: "password", autocomplete: "off", spellcheck: "false", maxlength: schema.maxLength, placeholder: schema.type === "string" ? "" : "JSON" });
-  return { kind: "secret", element, value: () => (element.value === "" ? undefined : schema.type === "string" ? element.value : parsed(schema, element.value)) };
+  return { kind: "secret", element, take: () => {}, value: () => (element.value === "" ? undefined : schema.type === "string" ? element.value : parsed(schema, element.value)) };
 }
 
 function parsed(schema, text) {
@@ -133,6 +139,7 @@ function laidOut(schema) {
       if (element.value.trim() === "") return undefined;
       return parsed(schema, element.value);
     },
+    take: (value) => { element.value = JSON.stringify(value, null, 2); },
   };
 }
 

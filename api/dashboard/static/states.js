@@ -1,4 +1,4 @@
-// Why nothing of a queue starts, in words for a person, and how bad that is.
+// Why nothing of a queue starts, and how its runs end, in words for a person; and how bad that is.
 
 export const STATES = {
   serving: ["serving", "good"],
@@ -10,8 +10,9 @@ export const STATES = {
   server_auth: ["servers refuse their key", "bad"],
 };
 
-/** `[words, kind]`; a queue that nobody serves and nothing waits in is only quiet. */
-export function stateOf(queue) {
+/** `[words, kind]` of a queue; `pace`: how its predictions ended. One that nobody serves and nothing waits in is idle. */
+export function stateOf(queue, pace) {
   if (queue.state === "no_director" && queue.live === 0) return ["idle", "calm"];
+  if (queue.state === "serving" && pace?.failed && !pace.succeeded) return ["all fail", "bad"];
   return STATES[queue.state] ?? [queue.state, "warn"];
 }

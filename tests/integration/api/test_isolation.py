@@ -173,6 +173,8 @@ TRIES: Final[Mapping[Route, Sequence[Try]]] = {
     ("POST", "/admin/dead/{id}/revive"): [Try(answer=403, at={"id": "$dead_too"})],
     ("POST", "/admin/dead/{id}/drop"): [Try(answer=403, at={"id": "$dead_as_well"})],
     ("GET", "/admin/audit"): FOR_OPERATORS,
+    ("GET", "/admin/history"): FOR_OPERATORS,
+    ("GET", "/admin/system"): FOR_OPERATORS,
     ("GET", "/admin/accounts"): FOR_OPERATORS,
     ("POST", "/admin/accounts"): [Try(answer=403, body={"name": "new"})],
     ("GET", "/admin/accounts/{name}"): [Try(answer=403, at=AMBER)],

@@ -1,39 +1,24 @@
 """Test the page for operators with simulated directors: crafted addresses, silent feeds, quick changes, findings."""
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-import httpx
 import msgspec
 import pytest
-from msgspec import Struct
-from redis.asyncio import Redis
 
-from director.broker.gatherer import Gatherer
-from director.broker.redis_client import client
-from director.broker.scripts import Scripts
-from director.core.clock import SystemClock
-from director.core.ids import PredictionId, QueueName, lowest_id_at, new_prediction_id
-from director.core.policy import Policy
-from director.core.schema import Claim
+from director.core.ids import QueueName
 from director.diagnosis.findings import Finding
 from director.diagnosis.kinds import CODES
 from director.diagnosis.overview import OwedCount, Snapshot
-from director.store.accounts import SCOPES, Accounts
-from director.store.catalog import OPEN_SCHEMA, Catalog
-from tests.support.api import PlayedDirector, live_api
+from director.store.accounts import Accounts
+from tests.integration.dashboard.conftest import ACCOUNT, MODEL, Place, opened
 from tests.support.browser import Window
 from tests.support.eventually import eventually
-from tests.support.queue_driver import VERSION, enqueue
-from tests.support.servers import redis_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.heavy]  # the browser comes from a Debian package
 
-MODEL: Final = "acme/painter"
-ACCOUNT: Final = "acme"
 MOST_SHOWN: Final = 200_000
 # the feed sends one message and then nothing
 SILENT: Final = """
@@ -48,61 +33,11 @@ SILENT: Final = """
 """
 
 
-class Place(Struct, frozen=True, kw_only=True):
-    url: str
-    token: str
-    redis: Redis
-    scripts: Scripts
-    queue: QueueName
-
-    def caller(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=self.url, headers={"Authorization": f"Bearer {self.token}"}, trust_env=False)
-
-    async def submit(self, account: str = ACCOUNT) -> PredictionId:
-        made = new_prediction_id(model=MODEL, now_ms=SystemClock().now_ms())
-        await self.scripts.enlist(made, account=account, oldest=lowest_id_at(0))
-        given = {"queue": self.queue, "account": account, "model": MODEL, "version": VERSION}
-        await enqueue(self.scripts, made, shard=[0, 1], **given)
-        return made
-
-    async def claimed(self, made: PredictionId) -> Claim:
-        played = PlayedDirector(self.scripts, self.queue)
-        while (claim := await played.claim()).id != made:
-            pass
-        return claim
-
-
-@pytest.fixture(scope="module")
-async def place() -> AsyncGenerator[Place]:
-    async with AsyncExitStack() as stack:
-        server = stack.enter_context(redis_server())
-        redis = client(server.url)
-        stack.push_async_callback(redis.aclose)
-        gatherer = Gatherer(redis)
-        stack.push_async_callback(gatherer.aclose)
-        scripts = Scripts(gatherer)
-        catalog = Catalog(redis, scripts, SystemClock())
-        queue = await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy(attempts=1))
-        api = await stack.enter_async_context(live_api(server.url))
-        token = await Accounts(redis).create_token(ACCOUNT, scopes=SCOPES)
-        yield Place(url=api.url, token=token, redis=redis, scripts=scripts, queue=queue)
-
-
 @pytest.fixture
 async def window(chromium: tuple[Any, str], place: Place) -> AsyncIterator[Window]:
     window, context = await opened(chromium, place.token)
     yield window
     await context.close()
-
-
-async def opened(chromium: tuple[Any, str], token: str, **options: Any) -> tuple[Window, Any]:
-    """Open the page in a tab that has this token."""
-    started, script = chromium
-    context = await started.new_context(**options)
-    await context.add_init_script(f"if (origin !== 'null') sessionStorage.setItem('director.token', '{token}')")
-    window = Window(await context.new_page(), script)
-    window.page.set_default_timeout(20_000)
-    return window, context
 
 
 async def looked(window: Window, path: str) -> None:
@@ -125,8 +60,7 @@ async def test_crafted_page_address_sends_no_account_request(window: Window, pla
         "run/..%2Faccounts/x",
     ):
         await window.page.goto(f"{place.url}/#/{view}")
-        await window.page.get_by_role("heading", name="Queues").wait_for()
-        await window.page.get_by_role("rowheader", name=place.queue).wait_for()
+        await window.page.get_by_role("heading", name="Not found").wait_for()
         await window.page.goto("about:blank")
     await window.page.goto(f"{place.url}/#/%E0%A4%A")
     await window.page.get_by_role("heading", name="Queues").wait_for()
@@ -153,8 +87,8 @@ async def test_focused_element_keeps_the_focus_while_the_page_updates(window: Wi
     await window.page.goto(f"{place.url}/#/queues/{place.queue}")
     await window.page.get_by_role("button", name=f"Pause {ACCOUNT}").focus()
     await place.submit()  # the numbers change, but the button stays
-    await looked(window, "history=360")
-    await looked(window, "history=360")
+    await looked(window, "history=0")
+    await looked(window, "history=0")
     assert await focused(window) == "Pause"
 
 
@@ -177,7 +111,7 @@ async def test_newest_part_of_a_very_large_output_is_shown(window: Window, place
 async def test_operator_follows_a_run_of_another_account(window: Window, place: Place) -> None:
     made = await place.submit("umbrella")
     await window.page.goto(f"{place.url}/#/predictions/{made}")
-    await window.page.get_by_text("of umbrella").wait_for()
+    await window.page.get_by_text("by umbrella").wait_for()
     await place.claimed(made)
     await window.page.get_by_text("attempt 1 on played").wait_for()
     assert window.faults == []
@@ -250,7 +184,7 @@ async def test_token_without_admin_scope_shows_only_its_own_account(chromium: tu
     window, context = await opened(chromium, token)
     asked: list[str] = []
     window.page.on("request", lambda request: asked.append(request.url))
-    for view in ("/", "/directors", "/dead", "/audit", "/tenants", f"/queues/{place.queue}"):
+    for view in ("/", "/directors", "/dead", "/audit", "/accounts", "/webhooks", "/system", f"/queues/{place.queue}"):
         await window.page.goto(f"{place.url}/#{view}")
         await window.page.get_by_role("heading", name="Predictions").wait_for()
         await window.page.goto("about:blank")
@@ -261,39 +195,6 @@ async def test_token_without_admin_scope_shows_only_its_own_account(chromium: tu
     await window.page.goto(f"{place.url}/#/predictions/{others}")
     await window.page.get_by_role("alert").get_by_text("found").wait_for()
     await context.close()
-
-
-STARTS: Final = (
-    # (second, counter), and the shown rate
-    ([(0, 100), (60, 160), (119, 219)], "60"),
-    ([(0, 100), (60, 160), (90, 10)], "47"),  # the counter starts from zero again: 60 + 10 in 90 s
-    ([(0, 0), (3500, 5000), (3560, 5006)], "6"),  # the feed was unavailable for an hour
-    ([(0, 0), (3500, 5000)], "–"),
-)
-
-
-@pytest.mark.parametrize(("seen", "shown"), STARTS)
-async def test_starts_per_minute_use_only_recent_data(
-    window: Window, place: Place, seen: list[tuple[int, int]], shown: str
-) -> None:
-    await window.page.goto(place.url)
-    samples = [{"at": 1000 * at_s, "started": started} for at_s, started in seen]
-    rate = "async (seen) => (await import('/dashboard/views/overview.js')).rate(seen)"
-    assert await window.page.evaluate(rate, samples) == shown
-
-
-async def test_arrivals_missed_by_the_keeper_are_spread_over_the_gap(window: Window, place: Place) -> None:
-    await window.page.goto(place.url)
-    none = {"high": 0, "normal": 0, "low": 0}
-    quiet = {"waiting": none, "accepted": none, "claimed": 0, "delayed": 0, "started": 0, "ended": 0, "waited_ms": 0}
-    samples = [
-        {**quiet, "at_ms": 0, "started": 6},
-        {**quiet, "at_ms": 60_000, "started": 36},  # no keeper for a minute
-        {**quiet, "at_ms": 70_000},
-        {**quiet, "at_ms": 100_000, "started": 5},  # idle before this sample
-    ]
-    drawn = "async (seen) => (await import('/dashboard/views/queue.js')).filled(seen).map((one) => one.started)"
-    assert await window.page.evaluate(drawn, samples) == [6, *[6] * 6, 0, 0, 0, 5]
 
 
 async def test_number_beyond_the_precision_of_a_browser_is_not_altered(window: Window, place: Place) -> None:

@@ -1,4 +1,4 @@
-// The directors that are alive, and how their servers do.
+// The directors, their servers and versions, as their heartbeats tell.
 
 import { h, keyed, refill, say, table } from "../dom.js";
 import { ago, now } from "../format.js";
@@ -10,35 +10,38 @@ const MISSED_MS = 600_000; // so long is one that went without a word shown
 const isMissed = (one) => one.state !== "draining" && now() - Date.parse(one.seen_at) < MISSED_MS;
 
 export function directors({ session, signal }) {
-  const body = h("tbody", {});
+  const body = h("tbody", { class: "figures" });
   const none = h("p", { class: "hint", role: "status" });
   const show = keyed(body, (one) => one.name, line);
   const stop = session.live.hear((snapshot) => {
     show(snapshot.directors.filter((one) => one.alive || isMissed(one)));
     const alive = snapshot.directors.filter((one) => one.alive).length;
-    say(none, alive ? `${alive} alive` : "No director is alive: nothing is run.");
+    const silent = snapshot.directors.filter((one) => !one.alive && isMissed(one)).length;
+    say(none, `${alive ? `${alive} alive` : "No director is alive: nothing is run"}${silent ? `, ${silent} silent in the last 10 min` : ""}.`);
   });
   signal.addEventListener("abort", stop, { once: true });
   return {
     title: "Directors",
     node: h("section", {}, h("h1", {}, "Directors"), none,
-      table("Directors", ["Director", "State", "Holds", "Slots", "Queues", "Servers", "Last sign", "Since", "Version"], body)),
+      table("Directors", ["Director", "State", "#Claims", "#Slots", "Queues", "Servers", "#Heartbeat", "#Started", "Version"], body)),
   };
 }
 
 function line(first) {
   const state = h("span", {});
-  const [holds, slots, queues, servers, sign, since, version] = Array.from({ length: 7 }, () => h("td", {}));
-  const node = h("tr", {}, h("th", { scope: "row", class: "mono" }, first.name), h("td", {}, state), holds, slots, queues, servers, sign, since, version);
+  const [queues, servers, version] = [0, 1, 2].map(() => h("td", {}));
+  const [holds, slots, sign, since] = ["", "", "broad", "broad"].map((width) => h("td", { class: `num ${width}` }));
+  const node = h("tr", {}, h("th", { scope: "row", class: "mono name" }, first.name), h("td", {}, state), holds, slots, queues, servers, sign, since, version);
   return {
     node,
     update(one) {
       say(state, one.alive ? one.state : "silent");
       state.className = `chip ${one.alive ? (one.state === "ready" ? "good" : "warn") : "bad"}`;
-      say(holds, one.held ?? "–");
-      say(slots, one.slots);
-      refill(queues, one.queues.map((beat) => h("div", {}, queueLink(beat.queue))));
-      refill(servers, (one.servers ?? []).map((server) => h("div", { title: server.detail || null }, `${server.url}: ${server.state}${server.detail ? ` (${server.detail})` : ""}`)));
+      node.classList.toggle("gone", !one.alive);
+      say(holds, one.held === null ? "–" : one.alive ? one.held : `had ${one.held}`);
+      say(slots, one.alive ? one.slots : "–");
+      refill(queues, h("div", {}, one.queues.map((beat) => h("div", {}, queueLink(beat.queue)))));
+      refill(servers, !one.servers?.length ? "–" : h("div", {}, one.servers.map((server) => h("div", {}, h("span", { class: "mono" }, server.url), " ", one.alive ? server.state : `was ${server.state}`, server.detail ? ` (${server.detail})` : ""))));
       say(sign, ago(one.seen_at));
       say(since, one.since ? ago(one.since) : "–");
       say(version, one.version ?? "–");

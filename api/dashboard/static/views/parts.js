@@ -1,6 +1,7 @@
 // Pieces that several views show.
 
 import { announce, h } from "../dom.js";
+import { count, seconds } from "../format.js";
 
 const TERMINAL = new Set(["succeeded", "failed", "canceled", "aborted"]);
 
@@ -12,8 +13,11 @@ export const chip = (status) => h("span", { class: `chip ${status}` }, status);
 /** A link to a prediction. */
 export const predictionLink = (id) => h("a", { href: `#/predictions/${id}`, class: "mono" }, id);
 
-/** A link to a queue. */
-export const queueLink = (name) => h("a", { href: `#/queues/${name.split("/").map(encodeURIComponent).join("/")}` }, name);
+/** A link to a queue. A narrow column breaks it before the version. */
+export const queueLink = (name) => {
+  const at = name.lastIndexOf(":");
+  return h("a", { href: `#/queues/${name.split("/").map(encodeURIComponent).join("/")}` }, name.slice(0, at), h("wbr"), name.slice(at));
+};
 
 /** Where a queue stands in the admin API: its name, with the version as a part of its own. */
 export const queuePath = (name) => {
@@ -26,7 +30,7 @@ export const queuePath = (name) => {
 export function action(name, act, { kind = "", confirm = "", of = "" } = {}) {
   const button = h("button", { type: "button", class: kind, "aria-label": of ? `${name} ${of}` : null }, name);
   button.addEventListener("click", async () => {
-    if (confirm && !window.confirm(confirm)) return;
+    if (confirm && !(await sure(confirm, name))) return;
     button.disabled = true;
     try {
       const said = await act();
@@ -38,6 +42,34 @@ export function action(name, act, { kind = "", confirm = "", of = "" } = {}) {
     }
   });
   return button;
+}
+
+/** Ask whether it is meant. Escape and Back say no. */
+function sure(question, name) {
+  return new Promise((done) => {
+    const box = h("dialog", { class: "card", "aria-label": name }, h("p", {}, question),
+      h("form", { method: "dialog", class: "actions" }, h("button", { value: "no" }, "Back"), h("button", { value: "yes", class: "main danger" }, name)));
+    box.addEventListener("close", () => { done(box.returnValue === "yes"); box.remove(); }, { once: true });
+    document.body.append(box);
+    box.showModal();
+  });
+}
+
+/** A button that copies a text. `make` returns the text. */
+export const copier = (name, make) => action(name, async () => {
+  await copy(await make());
+  return "Copied.";
+}, { kind: "quiet" });
+
+async function copy(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const field = h("textarea", { class: "unseen", value: text }); // the page is served without TLS
+  document.body.append(field);
+  field.select();
+  const isDone = document.execCommand("copy");
+  field.remove();
+  if (!isDone) throw new Error("The browser does not let the page copy.");
+  return undefined;
 }
 
 let shown = null;
@@ -86,3 +118,17 @@ export function endless(body, more, row, { signal, empty }) {
   load();
   return foot;
 }
+
+/** One thing that needs a person: what it is, where, who can act, and the command that shows or mends it. */
+export function finding(one) {
+  return h("li", { class: one.level, "data-code": one.code },
+    h("strong", {}, one.title), one.queue ? [" in ", queueLink(one.queue)] : null, one.detail ? h("p", {}, one.detail) : null, one.ask ? h("code", {}, one.ask) : null, one.who ? h("span", { class: "hint" }, ` for ${one.who}`) : null);
+}
+
+/** Where a waiting prediction stands, in words. */
+export function waits({ position, eta_s: eta, detail, reason }) {
+  const soon = eta ? `It probably starts in ${span(eta.p50, eta.p90)}.` : "When it starts is not known.";
+  return `Position ${count(position)} in line. ${detail || reason} ${soon}`;
+}
+
+const span = (soon, late) => (seconds(soon) === seconds(late) ? `about ${seconds(soon)}` : `${seconds(soon)} to ${seconds(late)}`);

@@ -1,57 +1,81 @@
-// One prediction: its timeline, its output while it runs, and what can be done about it.
+// One prediction: why it failed, or why it waits; its input and output; where its time went; and what can be done.
 
-import { ask, pause } from "../api.js";
-import { bar } from "../chart.js";
+import { ask, placed } from "../api.js";
+import { gantt, legend } from "../chart.js";
 import { fill, h, refill, table } from "../dom.js";
 import { followed } from "../follow_run.js";
-import { ago, between, json, moment, seconds } from "../format.js";
-import { action, chip, facts, failure, isTerminal, queueLink } from "./parts.js";
+import { ago, between, due, json, moment, seconds } from "../format.js";
+import { text } from "../output.js";
+import { asCurl, asPython } from "../snippets.js";
+import { action, chip, copier, facts, failure, finding, isTerminal, notice, queueLink, waits } from "./parts.js";
 
-const LOOK_MS = 3000;
 const KINDS = { training: "trainings", procedure: "procedures" }; // what stands behind ~ in the name of a queue
+
+const KINDS_OF_BARS = [["waited", "waits"], ["ran", "runs"], ["lost", "an attempt that failed"], ["told", "webhook delivered"], ["untold", "webhook not accepted"]];
 
 export function prediction({ params: [id], session, signal, refresh }) {
   const head = h("div", {});
+  const wait = h("p", { class: "callout", role: "status", hidden: true });
   const buttons = h("div", { class: "actions" });
   const story = h("div", {});
   const body = h("div", {});
-  const node = h("article", {}, h("h1", { class: "mono" }, id), head, buttons, story, body);
+  const alarm = h("div", {});
+  const causes = h("div", {});
+  const died = h("div", {});
+  const node = h("article", {}, h("h1", { class: "mono" }, id, " ", copier("Copy id", () => id)), head, buttons, alarm, wait, causes, died, body, story);
 
   async function tell() {
     const told = await ask(`/v1/predictions/${id}/explain`, { signal });
     const dead = session.isAdmin && told.next.some((next) => next.what === "dead_letter");
-    if (!signal.aborted) refill(story, timeline(told, session), dead ? letter(id, refresh) : null);
+    if (signal.aborted) return told;
+    refill(causes, told.causes?.length ? h("section", { class: "attention" }, h("h2", {}, "What holds it up"), h("ul", { class: "findings" }, told.causes.map(finding))) : null);
+    refill(died, dead ? letter(id, refresh) : null);
+    refill(story, timeline(told, session), told.webhook ? deliveries(told.id, told.webhook) : null);
     return told;
   }
 
-  async function own(path) {
-    const cancel = action("Cancel", async () => { await ask(`${path}/cancel`, { method: "POST" }); return "It is asked to stop."; }, { kind: "danger" });
-    const onChange = (seen) => {
-      cancel.hidden = isTerminal(seen.status);
-      refill(head, summary(seen));
-      tell().catch(() => {}); // it stays as it was told last
-    };
-    const seen = await ask(path, { signal });
-    fill(buttons, cancel);
-    fill(body,
-      followed(seen, { path, signal, onChange }),
-      h("details", {}, h("summary", {}, "Input"), h("pre", { class: "out" }, seen.data_removed ? "Its data was removed." : json(seen.input))));
+  function show(seen, path, account) {
+    refill(head, h("p", {}, chip(seen.status), " ", h("a", { href: `#/run/${seen.model}` }, seen.model), ` · made ${ago(seen.created_at)}`, account ? [" by ", h("a", { href: `#/accounts/${account}` }, account)] : null));
+    wait.hidden = !seen.queue || isTerminal(seen.status);
+    refill(wait, seen.queue ? waits(seen.queue) : "");
+    tell().catch(() => {}); // it stays as it was told last
   }
 
-  /** Another account's: operators read its story, and not what it was given or made. */
-  async function abroad(first) {
-    for (let told = first; !signal.aborted; told = await tell().catch(() => told)) {
-      refill(head, h("p", {}, chip(told.status), " ", told.model, ", of ", told.submitted.account));
-      if (told.ended && !told.webhook?.is_owed) return;
-      await pause(LOOK_MS, signal);
-    }
+  function own(seen, path, account) {
+    const cancel = action("Cancel", async () => { await ask(`${path}/cancel`, { method: "POST" }); return "It is asked to stop."; }, { kind: "danger" });
+    const again = h("a", { class: "button", href: `#/run/${seen.model}?again=${id}` }, "Run again…");
+    const retry = action("Retry", async () => retried(await ask(`/v1/admin/predictions/${id}/retry`, { method: "POST" }), id, refresh));
+    const raw = h("div", {});
+    const lay = () => { if (details.open) fill(raw, text(json(last))); };
+    const details = h("details", { on: { toggle: lay } }, h("summary", {}, "Raw JSON"), raw); // large, and seldom asked for
+    const metrics = h("div", {});
+    let last = seen;
+    const onChange = (now) => {
+      last = now;
+      cancel.hidden = isTerminal(now.status);
+      retry.hidden = !session.isAdmin || !["failed", "canceled", "aborted"].includes(now.status);
+      refill(metrics, measured(now.metrics));
+      show(now, path, account);
+    };
+    const base = location.origin + placed("/").replace(/\/$/, "");
+    const input = seen.data_removed ? h("p", { class: "hint" }, "Its data was removed.") : text(json(seen.input));
+    fill(buttons, cancel, path.startsWith("/v1/predictions/") ? again : null, retry, copier("Copy as curl", () => asCurl(last, base)), copier("Copy as Python", () => asPython(last, base)), copier("Copy as JSON", () => json(last)));
+    const { error, output, logs } = followed(seen, { path, signal, onChange });
+    fill(alarm, error);
+    fill(body,
+      h("div", { class: "two even" }, h("section", { "aria-label": "Input" }, h("h2", {}, "Input"), input), h("div", {}, h("h2", {}, "Output"), output)),
+      logs, metrics,
+      details);
   }
 
   async function load() {
     try {
       const told = await tell();
+      const account = told.submitted.account;
       const kind = KINDS[told.queue_name.split("~")[1]] ?? "predictions";
-      await (told.submitted.account === session.who.username ? own(`/v1/${kind}/${id}`) : abroad(told));
+      const path = `/v1/${kind}/${id}`;
+      const seen = await ask(path, { signal });
+      if (!signal.aborted) own(seen, path, session.isAdmin ? account : "");
     } catch (error) {
       if (!signal.aborted) fill(body, failure(error));
     }
@@ -61,59 +85,81 @@ export function prediction({ params: [id], session, signal, refresh }) {
   return { title: `Prediction ${id}`, node };
 }
 
-function summary(seen) {
-  return h("div", { class: "summary" },
-    h("p", {}, chip(seen.status), " ", h("a", { href: `#/run/${seen.model}` }, seen.model), ` · made ${ago(seen.created_at)}`),
-    seen.queue ? h("p", {}, waits(seen.queue)) : null,
-    seen.metrics ? h("details", {}, h("summary", {}, "Metrics"), facts(Object.entries(seen.metrics).map(([name, value]) => [name, typeof value === "number" ? String(Math.round(value * 1000) / 1000) : json(value)]))) : null);
+/** Where a retry led: a dead letter is the same prediction, any other one has a new one. */
+function retried({ refused, retried: made = [] }, id, refresh) {
+  if (refused.length) throw new Error(`It is not retried: ${refused[0].why.replaceAll("_", " ")}.`);
+  const after = made[0]?.new_id ?? id;
+  if (after === id) refresh();
+  else location.hash = `#/predictions/${after}`;
+  return "It is queued again.";
 }
 
-function waits(queue) {
-  const eta = queue.eta_s ? `, probably for ${seconds(queue.eta_s.p50 ?? queue.eta_s)}` : "";
-  return `Waits at position ${queue.position} (${queue.ahead} ahead)${eta}${queue.reason ? `: ${queue.reason}` : ""}`;
+const measured = (metrics) => (Object.keys(metrics ?? {}).length
+  ? [h("h2", {}, "Metrics"), facts(Object.entries(metrics).map(([name, value]) => [name.replaceAll("_", " "), typeof value !== "number" ? json(value) : name.includes("time") ? seconds(value) : String(Math.round(value * 1000) / 1000)]))]
+  : null);
+
+/** Rows of the picture: each wait, each attempt, each attempt to deliver the webhook. */
+function rows(told) {
+  const { submitted, held, ended, webhook } = told;
+  const ms = (iso) => Date.parse(iso);
+  const end = ended ? ms(ended.at) : ms(told.now);
+  const found = [];
+  let since = ms(submitted.at);
+  for (const one of held) {
+    const [claimed, done] = [ms(one.claimed_at), one.ended_at ? ms(one.ended_at) : end];
+    const isGood = !one.ended_at || one.how === "succeeded";
+    found.push({ name: "waits", from: since, until: claimed, kind: "waited", text: seconds((claimed - since) / 1000) });
+    found.push({ name: `attempt ${one.number}`, from: claimed, until: done, kind: isGood ? "ran" : "lost", text: seconds((done - claimed) / 1000) });
+    since = done;
+  }
+  if (!held.length || (!ended && held.at(-1).ended_at)) found.push({ name: "waits", from: since, until: end, kind: "waited", text: seconds((end - since) / 1000) });
+  for (const one of webhook?.deliveries ?? []) {
+    const at = ms(one.at);
+    found.push({ name: "webhook", from: at, until: at, kind: one.outcome === "delivered" ? "told" : "untold", text: one.status ? String(one.status) : one.outcome });
+  }
+  return found.filter((row) => row.from === row.from);
 }
 
 function timeline(told, session) {
-  const { submitted, held, ended, webhook } = told;
-  const parts = held.flatMap((one) => [
-    { label: `waited ${seconds(one.waited_s)}`, value: one.waited_s ?? 0, kind: "waited" },
-    { label: `attempt ${one.number}: held ${seconds(one.held_s)}`, value: one.held_s ?? between(one.claimed_at, told.now) ?? 0, kind: one.how && one.how !== "succeeded" ? "lost" : "ran" },
-  ]);
-  if (!held.length) parts.push({ label: `waits since ${seconds(between(submitted.at, told.now))}`, value: 1, kind: "waited" });
+  const { submitted, held, ended } = told;
+  const found = rows(told);
+  const from = Date.parse(submitted.at);
+  const until = Math.max(from + 1, ...found.map((row) => row.until));
   const queue = session.isAdmin ? queueLink(told.queue_name) : told.queue_name;
+  const quarter = (part) => seconds(((until - from) * part) / 1000);
   return h("section", { "aria-label": "Timeline" },
     h("h2", {}, "Timeline"),
-    bar(parts, "Where the time went"),
+    legend(KINDS_OF_BARS.filter(([kind]) => found.some((row) => row.kind === kind))),
+    gantt(found, { from, until, label: "Where the time went", ticks: ["0", quarter(0.25), quarter(0.5), quarter(0.75), quarter(1)] }),
     h("ol", { class: "timeline" },
-      h("li", {}, `${moment(submitted.at)} · filed in `, queue, `, lane ${submitted.lane}${session.isAdmin ? `, by ${submitted.account}` : ""}`),
+      h("li", {}, `${moment(submitted.at)}: created in `, queue, `, lane ${submitted.lane}`),
       held.map((one) => h("li", {}, attempt(one))),
-      ended ? h("li", {}, `${moment(ended.at)} · ${ended.status}${ended.code ? ` (${ended.code})` : ""} after ${seconds(ended.total_s)}`) : null,
-      ended ? null : told.next.map((next) => h("li", { class: "next" }, `${next.at ? `${moment(next.at)} · ` : ""}next: ${next.detail || next.what}`))),
-    webhook ? deliveries(told.id, webhook, session) : null);
+      ended ? h("li", {}, `${moment(ended.at)}: ${ended.status}${ended.code ? ` (${ended.code})` : ""} after ${seconds(ended.total_s)} in all`) : null,
+      ended ? null : told.next.map((next) => h("li", { class: "next" }, `${next.at ? `${moment(next.at)}: ` : ""}next: ${next.detail || next.what}`))));
 }
 
 const attempt = (one) => [
-  `${moment(one.claimed_at)} · attempt ${one.number} on ${one.director || "a director"} after ${seconds(one.waited_s)} of waiting`,
-  one.ended_at ? `: ${one.how} after ${seconds(one.held_s)}${one.is_spent ? "" : ", not counted"}` : ": runs",
+  `${moment(one.claimed_at)}: attempt ${one.number} on ${one.director || "a director"}`,
+  one.ended_at ? `, ${one.how} after ${seconds(between(one.claimed_at, one.ended_at))}${one.is_spent ? "" : ", not counted"}` : ", runs",
 ].join("");
 
-function deliveries(id, webhook, session) {
-  const again = action("Send again", async () => { await ask(`/v1/predictions/${id}/webhooks/redeliver`, { method: "POST" }); return "Its end is told once more."; });
-  const rows = webhook.deliveries.map((one) => h("tr", {},
+function deliveries(id, webhook) {
+  const again = action("Send again", async () => { await ask(`/v1/predictions/${id}/webhooks/redeliver`, { method: "POST" }); return "Its end is sent once more."; });
+  const lines = webhook.deliveries.map((one) => h("tr", {},
     h("td", {}, moment(one.at)), h("td", {}, one.event ?? "completed"), h("td", {}, one.outcome), h("td", {}, one.status ?? "–"), h("td", {}, one.next_at ? moment(one.next_at) : "–")));
-  return h("section", {},
+  return h("section", { "aria-label": "Webhooks" },
     h("h2", {}, "Webhooks"),
-    facts([["Host", webhook.host], ["Owed", webhook.is_owed ? `yes, next attempt ${moment(webhook.next_at)}` : "no"], ["Attempts", webhook.attempts], ["Last", webhook.last]]),
-    rows.length ? table("Attempts to tell its end", ["At", "Event", "Outcome", "Status", "Next"], h("tbody", {}, rows)) : null,
+    facts([["Receiver", webhook.host], ["Owed", webhook.is_owed ? `yes, next attempt ${due(webhook.next_at)}` : "no"], ["Attempts", webhook.attempts], ["Last", webhook.last]]),
+    lines.length ? table("Attempts to deliver webhooks", ["At", "Event", "Outcome", "Status", "Next"], h("tbody", {}, lines)) : null,
     h("div", { class: "actions" }, again));
 }
 
 function letter(id, refresh) {
-  const act = (what, said) => async () => { await ask(`/v1/admin/dead/${id}/${what}`, { method: "POST" }); refresh(); return said; };
+  const act = (what, said) => async () => { await ask(`/v1/admin/dead/${id}/${what}`, { method: "POST" }); refresh(); notice(said); };
   return h("section", { class: "attention" },
     h("h2", {}, "A dead letter"),
-    h("p", {}, "It failed for good, and waits for a person."),
+    h("p", {}, "It used up its attempts, and waits for a person."),
     h("div", { class: "actions" },
       action("Revive", act("revive", "It is queued again."), { kind: "main" }),
-      action("Drop", act("drop", "It is let go of."), { kind: "danger", confirm: "Let go of this dead letter for good?" })));
+      action("Drop", act("drop", "It is dropped."), { kind: "danger", confirm: "Drop this dead letter for good?" })));
 }

@@ -2,9 +2,10 @@
 
 import { ask, page } from "../api.js";
 import { announce, fill, h, say } from "../dom.js";
+import { ago, count } from "../format.js";
 import { followed } from "../follow_run.js";
 import { schemaForm } from "../schema_form.js";
-import { action, chip, endless, failure, isTerminal, predictionLink } from "./parts.js";
+import { action, chip, endless, failure, isTerminal, predictionLink, waits } from "./parts.js";
 
 const LANES = ["normal", "high", "low"];
 
@@ -13,7 +14,8 @@ export function models({ signal }) {
   const list = h("ul", { class: "models" });
   const row = (model) => h("li", { class: "card" },
     h("a", { href: `#/run/${model.owner}/${model.name}` }, `${model.owner}/${model.name}`),
-    h("p", { class: "hint" }, model.description ?? (model.latest_version ? "" : "No version was registered yet.")));
+    h("p", {}, model.description || h("span", { class: "hint" }, "No description.")),
+    h("p", { class: "hint" }, model.latest_version ? `${count(model.run_count ?? 0)} runs · version ${model.latest_version.id.slice(0, 12)}, ${ago(model.latest_version.created_at)}` : "No version was registered yet."));
   return {
     title: "Try a model",
     node: h("section", {}, h("h1", {}, "Try a model"), list, endless(list, (next) => page("/v1/models", next), row, { signal, empty: "No director has registered a model yet." })),
@@ -21,7 +23,7 @@ export function models({ signal }) {
 }
 
 /** One model. */
-export function run({ params: [owner, name], signal }) {
+export function run({ params: [owner, name], signal, query }) {
   const place = h("div", {});
   const result = h("section", { class: "result", "aria-label": "Result" });
 
@@ -29,14 +31,16 @@ export function run({ params: [owner, name], signal }) {
     try {
       const model = await ask(`/v1/models/${owner}/${name}`, { signal });
       if (!model.latest_version) return fill(place, h("p", { class: "hint" }, "No version of it was registered yet."));
-      fill(place, h("p", { class: "hint" }, model.description), form(model));
+      const former = query.get("again") ? await ask(`/v1/predictions/${encodeURIComponent(query.get("again"))}`, { signal }) : null;
+      fill(place, model.description ? h("p", {}, model.description) : null, form(model, former));
     } catch (error) {
       if (!signal.aborted) fill(place, failure(error));
     }
   }
 
-  function form(model) {
+  function form(model, former) {
     const fields = schemaForm(model.latest_version.openapi_schema);
+    if (former?.input) fields.take(former.input);
     const lane = h("select", { id: "lane" }, LANES.map((one) => h("option", { value: one }, one)));
     const trouble = h("p", { class: "trouble", role: "alert" });
     const button = h("button", { type: "submit", class: "main" }, "Run");
@@ -70,13 +74,15 @@ export function run({ params: [owner, name], signal }) {
     following = new AbortController();
     signal.addEventListener("abort", () => following.abort(), { once: true });
     const state = h("span", {});
+    const turn = h("p", { class: "hint" });
     const cancel = action("Cancel", async () => { await ask(`/v1/predictions/${made.id}/cancel`, { method: "POST" }); return "It is asked to stop."; }, { kind: "danger" });
     const onChange = (seen) => {
       if (state.textContent !== seen.status) { fill(state, chip(seen.status)); announce(`The prediction is ${seen.status}.`); }
       cancel.hidden = isTerminal(seen.status);
+      say(turn, seen.queue ? waits(seen.queue) : "");
     };
-    fill(result, h("div", { class: "summary" }, h("p", {}, state, " ", predictionLink(made.id)), h("div", { class: "actions" }, cancel)),
-      followed(made, { path: `/v1/predictions/${made.id}`, signal: following.signal, onChange }));
+    const { error, output, logs } = followed(made, { path: `/v1/predictions/${made.id}`, signal: following.signal, onChange });
+    fill(result, h("div", { class: "summary" }, h("p", {}, state, " ", predictionLink(made.id)), turn, h("div", { class: "actions" }, cancel)), error, h("h2", {}, "Output"), output, logs);
   }
 
   load();

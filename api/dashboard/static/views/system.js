@@ -1,0 +1,45 @@
+// The service itself: releases of its processes, Redis, sites, and the settings in force.
+
+import { ask } from "../api.js";
+import { fill, h, refill, table } from "../dom.js";
+import { ago, bytes, share } from "../format.js";
+import { facts, failure } from "./parts.js";
+
+export function system({ session, signal }) {
+  const body = h("div", {});
+  const processes = h("div", {});
+
+  async function load() {
+    try {
+      const seen = await ask("/v1/admin/system", { signal });
+      if (signal.aborted) return;
+      const stop = session.live.hear((snapshot) => refill(processes, releases(seen, snapshot)));
+      signal.addEventListener("abort", stop, { once: true });
+      fill(body, processes,
+        h("h2", {}, "Redis"),
+        facts([["Server", `${seen.redis.kind} ${seen.redis.version}`], ["Durability", seen.redis.durability], ["Memory", `${bytes(seen.redis.memory_bytes)}${seen.redis.memory_limit_bytes ? ` of ${bytes(seen.redis.memory_limit_bytes)}, ${share(seen.redis.memory_bytes, seen.redis.memory_limit_bytes)}` : ", no limit"}`], ["Started", ago(seen.redis.since)]]),
+        seen.sites.length ? [h("h2", {}, "Sites"), table("Sites", ["Site", "State"], h("tbody", {}, seen.sites.map((one) => h("tr", {}, h("th", { scope: "row" }, one.name), h("td", {}, h("span", { class: `chip ${one.state === "ready" ? "good" : "bad"}` }, one.state))))))] : h("p", { class: "hint" }, "One site: this API serves one Redis."),
+        h("h2", {}, "Settings of this API"),
+        h("p", { class: "hint" }, "Those that differ from their defaults. Secrets are not shown."),
+        settings(seen.settings.filter((one) => one.is_set), "Settings that differ"),
+        h("details", {}, h("summary", {}, "Settings with their defaults"), settings(seen.settings.filter((one) => !one.is_set), "Settings with their defaults")));
+    } catch (error) {
+      if (!signal.aborted) fill(body, failure(error));
+    }
+  }
+
+  load();
+  return { title: "System", node: h("section", {}, h("h1", {}, "System"), body) };
+}
+
+const settings = (rows, name) => table(name, ["Setting", "Value", "Default"], h("tbody", {}, rows.map((one) => h("tr", {},
+  h("th", { scope: "row", class: "mono" }, one.name), h("td", { class: "error" }, one.value || "–"), h("td", { class: "error" }, one.default || "–")))));
+
+function releases(seen, snapshot) {
+  const directors = snapshot.directors.filter((one) => one.alive);
+  const rows = [["This API", seen.version], ...directors.map((one) => [one.name, one.version ?? "an older release"])];
+  return h("section", {}, h("h2", {}, "Releases"),
+    table("Releases of the processes", ["Process", "Release"], h("tbody", {}, rows.map(([name, version]) => h("tr", {},
+      h("th", { scope: "row" }, name), h("td", {}, version, version === seen.version ? null : [" ", h("span", { class: "chip warn" }, "differs")]))))),
+    h("p", { class: "hint" }, "Keepers and other API processes report theirs in their logs and metrics alone."));
+}
