@@ -28,8 +28,8 @@ REFERENCE: Final = re.compile(rb"\0([0-9a-f]{32}) ([0-9]{10})")
 
 
 class Reference(Struct, frozen=True):
-    """What Redis keeps of an input or an output whose bytes are in the file store: `digest`, the start of their SHA-256
-    in hex, and `size`, their number.
+    """The value in Redis of an input or an output whose bytes are in the file store. `digest`: the start of their
+    SHA-256 in hex. `size`: their number.
 
     A reference begins with a byte that begins no JSON. Inputs and outputs are JSON, so no caller and no model can write
     one. It names no prediction: its file is looked for among those of the prediction that it was read of.
