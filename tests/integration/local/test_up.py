@@ -216,11 +216,12 @@ def test_ctrl_c_during_predict_cancels_the_prediction(up):
     with subprocess.Popen(
         [*DIRECTOR, *line], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
     ) as running:
-        assert running.stdout.readline() == "hi 1\n"
+        prediction = running.stderr.readline().split("(")[1].rstrip(")\n")
+        until(lambda: "processing" in director("get", prediction, home=up.home).stdout)
         running.send_signal(signal.SIGINT)
-        _, err = running.communicate(timeout=PATIENCE_S)
-        assert running.returncode == 130
-    prediction = err.split()[-1]
+        out, err = running.communicate(timeout=PATIENCE_S)
+        assert (running.returncode, out) == (130, ""), "a pipe gets no part of an output"
+        assert err.endswith(f"canceled {prediction}\n")
     until(lambda: "canceled" in director("get", prediction, home=up.home).stdout)
 
 
