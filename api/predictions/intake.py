@@ -304,7 +304,7 @@ async def _enter(
 
 def _goes_to_files(services: Services, new: NewPrediction) -> bool:
     """Return False for an input with secret values: it stays in Redis, where its end overwrites them."""
-    return not new.secret and services.data_files.takes(new.input)
+    return len(new.input) >= services.data_files.from_bytes and not new.secret
 
 
 async def _filed(

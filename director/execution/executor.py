@@ -363,7 +363,7 @@ class Run:
         asked_at = self._now()
         unwritten = await self._progress.close()
         given = output = end.output if isinstance(end, tracker.Finish) else b""
-        if self._executor.data_files.takes(given):
+        if len(given) >= self._executor.data_files.from_bytes:
             output = await self._executor.data_files.put(self._claim.id, given)
             self._data_bytes += 0 if output is given else len(given)
         while end is not None:

@@ -7,6 +7,7 @@ swept away once Redis has neither the reference nor a prediction that may still 
 import asyncio
 import hashlib
 import logging
+import math
 from typing import Final
 
 from anyio import to_thread
@@ -62,24 +63,21 @@ class Tries:
 
 class DataFiles:
     """The data of one Redis server's predictions in its file store, if there is one. Data of `from_bytes` and more is
-    put there; None puts none.
+    put there: infinite without a store, and if None is given.
     """
 
     def __init__(self, clock: Clock, store: OutputStore | None = None, *, from_bytes: int | None = None) -> None:
         self._store = store
-        self._from_bytes = from_bytes
+        self.from_bytes: Final = math.inf if store is None or from_bytes is None else from_bytes
         self._puts = Tries(clock)
         self._reads = Tries(clock)  # a full disk can still be read
-
-    def takes(self, data: bytes) -> bool:
-        return self._from_bytes is not None and self._store is not None and len(data) >= self._from_bytes
 
     async def put(self, prediction_id: PredictionId, data: bytes) -> bytes:
         """Return what Redis is to keep: a reference to the stored data, or the data if it is small or the store fails.
 
         So a store that is away refuses nothing, and no output is lost. The data counts then as any other.
         """
-        if not self.takes(data) or self._store is None or not self._puts.may_try():
+        if len(data) < self.from_bytes or self._store is None or not self._puts.may_try():
             return data
         try:
             async with asyncio.timeout(PUT_S + len(data) / SLOWEST_BYTES_S):

@@ -74,6 +74,7 @@ async def test_prediction_is_accepted_as_on_replicate(api: AsyncClient) -> None:
             "eta_s": None,
             "reason": "no_director",
             "detail": "No director serves this model now.",
+            "since": None,
         },
     }
     assert re.fullmatch(rf"http://director\.test/v1/streams/{made['id']}[a-z2-7]{{26}}", made["urls"]["stream"])
