@@ -109,7 +109,11 @@ class Terminals:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGINT)
         for process, _ in self._background:
-            process.wait(PATIENCE_S)
+            try:
+                process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
         self._background.clear()
 
     def _replaced(self, text: str) -> str:
