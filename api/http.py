@@ -272,9 +272,7 @@ def base_url(request: BaseRequest) -> str:
     """Return the public URL, else the scheme and host of the request, without /v1. 400 for an invalid host."""
     if public := services_of(request).settings.public_url:
         return public.rstrip("/")
-    scheme, host = request.scope["scheme"], _named_host(request)
-    if _is_from_proxy(request):
-        scheme = _last(request, "x-forwarded-proto") or scheme
+    scheme, host = _named(request)
     if scheme not in SCHEMES or not HOST.fullmatch(host):
         raise invalid_host()
     return f"{scheme}://{host}"
@@ -282,7 +280,7 @@ def base_url(request: BaseRequest) -> str:
 
 def names_allowed_host(request: BaseRequest, allowed: frozenset[str]) -> bool:
     """Whether the request names one of the hosts, on any port, or none, as HTTP/1.0 may."""
-    host = _named_host(request)
+    _, host = _named(request)
     return not host or ((found := HOST.fullmatch(host)) is not None and _bare(found[1]) in allowed)
 
 
@@ -302,9 +300,13 @@ def _bare(host: str) -> str:
     return host.lower().removesuffix(".")  # a name with its final dot is the same one, in full
 
 
-def _named_host(request: BaseRequest) -> str:
-    host = request.headers.get("host", "")
-    return (_last(request, "x-forwarded-host") or host) if _is_from_proxy(request) else host
+def _named(request: BaseRequest) -> tuple[str, str]:
+    """Return the scheme and the host that the client named; a trusted proxy may name others."""
+    scheme, host = request.scope["scheme"], request.headers.get("host", "")
+    if _is_from_proxy(request):
+        scheme = _last(request, "x-forwarded-proto") or scheme
+        host = _last(request, "x-forwarded-host") or host
+    return scheme, host
 
 
 @cache
@@ -482,8 +484,10 @@ def _blocks(brackets: bytes) -> Iterator[bytes]:
 
 
 def _is_from_proxy(request: BaseRequest) -> bool:
-    networks = proxy_networks(services_of(request).settings.trusted_proxies)
-    return request.client is not None and is_address_in(networks, request.client.host)
+    trusted = services_of(request).settings.trusted_proxies
+    if not trusted or request.client is None:  # each look at `client` makes an object
+        return False
+    return is_address_in(proxy_networks(trusted), request.client.host)
 
 
 def is_address_in(networks: Sequence[IPv4Network | IPv6Network], host: str) -> bool:
