@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from functools import lru_cache, partial
 from typing import Final, Self
 
@@ -280,11 +280,18 @@ async def _placed(
     return await place(sites, run, enter)
 
 
-async def _enter(
+def _enter(
+    services: Services, version: Version, new: NewPrediction, most_data: int | None, wait: Wait | None
+) -> Awaitable[Accepted]:
+    enter = _filed_by_reference if _goes_to_files(services, new) else _filed
+    return enter(services, version, new, most_data, wait)
+
+
+async def _filed_by_reference(
     services: Services, version: Version, new: NewPrediction, most_data: int | None, wait: Wait | None
 ) -> Accepted:
-    """Put a large input into the file store and file the prediction with a reference to it."""
-    kept = await services.data_files.put(new.id, new.input) if _goes_to_files(services, new) else new.input
+    """Put the input into the file store and file the prediction with a reference to it."""
+    kept = await services.data_files.put(new.id, new.input)
     if kept is new.input:
         return await _filed(services, version, new, most_data, wait)
     crash.at("after_data_put")
