@@ -136,7 +136,8 @@ class Server(Struct, eq=False):
     `slots`: as configured. `fewer`: the slots that it really has, where these are fewer. `busy`: slots in use.
     `waiting`: permits given ahead, in order. `places`: predictions in one batch. `runs`: all runs ever started.
     `running`: those that have not ended. `full_at`: the value of `runs` when it was last full against our count.
-    `run_s`: the recent average duration of successful runs. `since`: its last start. `failed_starts`: in a row.
+    `begun_at`: when the last one began. `run_s`: the recent average duration of successful runs. `since`: its last
+    start. `failed_starts`: in a row.
     `is_reserved`: for one run alone, so that it gives no permits. `has_schema`: it showed one when it was ready.
     `is_other_version`: that is not the schema of the version that is served.
     `doubt`: set when it needs a restart; it gets no work until the watch has seen to that. `refusal`: why it did not
@@ -155,6 +156,7 @@ class Server(Struct, eq=False):
     fewer: int | None = None
     runs: int = 0
     running: int = 0
+    begun_at: float = -math.inf
     full_at: int | None = None
     places: int = 0
     run_s: float = math.inf
@@ -312,10 +314,10 @@ class Permits:
         return True
 
     async def be_alone(self, permit: Permit) -> bool:
-        """Reserve the permit's server for its run, and wait until no other run is there, for five usual runs, from 5 to
-        30 s. The reservation ends with the permit, or five usual runs later, after 5 to 60 s. False if another run of
-        this pool has one: poison must not idle the pool. True without a reservation if the pool has had too many of
-        them recently.
+        """Reserve the permit's server for its run, and wait until each other run there has ended or has lasted for five
+        usual runs, from 5 to 30 s: such a one may hang. The reservation ends with the permit, or five usual runs later,
+        after 5 to 60 s. False if another run of this pool has one: poison must not idle the pool. True without a
+        reservation if the pool has had too many of them recently.
         """
         server, now = permit.server, self._now()
         if permit.place is not None or server.slots == 1:
@@ -328,8 +330,9 @@ class Permits:
             return True
         self._alone, server.is_reserved = permit, True
         usual_s = max(LEAST_ALONE_S, ALONE_RUNS * server.run_s)
+        begun_at = server.begun_at if server.busy == server.running + 1 else now  # other permits are about to begin
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(ALONE_WAIT_S, usual_s)):
+            async with asyncio.timeout(begun_at + min(ALONE_WAIT_S, usual_s) - now):
                 while server.busy > 1:
                     await self.changed()
         asyncio.get_running_loop().call_later(min(ALONE_RUN_S, usual_s), self._end_alone, permit)
@@ -345,7 +348,7 @@ class Permits:
 
     def start(self, permit: Permit) -> None:
         permit.is_running = True
-        permit.started_at = self._now()
+        permit.started_at = permit.server.begun_at = self._now()
         permit.server.runs += 1
         permit.server.running += 1
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from director.servers.runners.runner import Ended, Health, HealthStatus, Outcome
-from director.servers.servers import Permit, Server, Servers, Standing, Trust
+from director.servers.servers import LEAST_ALONE_S, Permit, Server, Servers, Standing, Trust
 from tests.support.clock import FakeClock
 from tests.support.scripted_runner import ScriptedRunner
 
@@ -412,6 +412,22 @@ async def test_wait_to_be_alone_is_bounded(
     assert one.free == 1
     servers.permits.release(lost, other)
     assert one.free == 3
+
+
+async def test_run_that_was_lost_does_not_wait_for_one_that_hangs() -> None:
+    one, clock = server(3), FakeClock()
+    servers = Servers([one], clock.monotonic)
+    one.run_s = 0.1
+    hangs, begins, lost = await taken(servers)
+    servers.permits.start(hangs)
+    clock.pass_time(LEAST_ALONE_S)
+    waiting = asyncio.create_task(servers.permits.be_alone(lost))
+    await asyncio.sleep(0.01)
+    assert not waiting.done(), "another run is about to begin"
+    waiting.cancel()
+    servers.permits.release(begins, lost)
+    [lost] = servers.permits.take(1)
+    assert await asyncio.wait_for(servers.permits.be_alone(lost), LEAST_ALONE_S / 10)
 
 
 async def test_pool_that_is_reserved_for_long_runs_others_half_of_the_time() -> None:
