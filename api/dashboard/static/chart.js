@@ -8,8 +8,8 @@ const TONES = { good: "--good", bad: "--bad", calm: "--soft", first: "--accent",
 const tone = (name) => getComputedStyle(document.documentElement).getPropertyValue(TONES[name]).trim();
 
 /**
- * A chart of lines over time: `series` are `{name, tone}`, `format` writes a value. `set(times, columns)` draws: seconds
- * since 1970, and a list of values for each series, null where there is none. `at` says when the newest value is from.
+ * A chart of lines over time: `series` are `{name, tone}`, `format` writes a value. `set(times, columns, words)` draws:
+ * seconds since 1970, and a list of values for each series, null where there is none. `words` say the same in short.
  */
 export function chart({ title, series, format, most, sync, signal }) {
   const place = h("div", { class: "plot", "aria-hidden": "true" });
@@ -35,7 +35,7 @@ export function chart({ title, series, format, most, sync, signal }) {
     }, data, place);
   }
 
-  const resized = new ResizeObserver(() => { if (drawn && drawn.width !== place.clientWidth) draw(); else if (!drawn) draw(); });
+  const resized = new ResizeObserver(() => { if (drawn?.width !== place.clientWidth) draw(); });
   resized.observe(place);
   const themed = new MutationObserver(draw);
   themed.observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });

@@ -5,7 +5,7 @@ import { chart } from "../chart.js";
 import { fill, h, say } from "../dom.js";
 import { ago, count, now, seconds, share } from "../format.js";
 
-export const RANGES = [["15m", "15 min"], ["1h", "1 h"], ["24h", "24 h"], ["7d", "7 d"]];
+const RANGES = [["15m", "15 min"], ["1h", "1 h"], ["24h", "24 h"], ["7d", "7 d"]];
 const KEPT = "director.over";
 const LOOK_MS = 10_000;
 const STALE_MS = 60_000;

@@ -1,14 +1,15 @@
 // The whole service at a glance: what needs a person, how predictions end, and every queue.
 
 import { fill, h, keyed, refill, say, table } from "../dom.js";
-import { count, seconds } from "../format.js";
+import { count, seconds, share } from "../format.js";
 import { waiting } from "../live.js";
 import { stateOf } from "../states.js";
 import { failing, history } from "./history.js";
 import { finding, queueLink } from "./parts.js";
 
-const ended = (pace) => (pace ? pace.succeeded + pace.failed : 0);
-const part = (pace) => (ended(pace) ? pace.failed / ended(pace) : -1);
+const ran = (pace) => (pace ? pace.succeeded + pace.failed : 0);
+const ended = (pace) => (pace ? ran(pace) + pace.canceled : 0);
+const part = (pace) => (ran(pace) ? pace.failed / ran(pace) : -1);
 
 // head, how a row is sorted by it (`pace`: how its predictions ended in the range), is it a number
 const COLUMNS = [
@@ -101,7 +102,7 @@ function line(first, paceOf) {
       say(oldest, queue.live ? seconds(queue.oldest_s) : "–");
       say(running, `${queue.claimed} / ${queue.slots}`);
       say(done, pace ? count(ended(pace)) : "–");
-      say(failed, pace && ended(pace) ? `${Math.round(100 * part(pace))} %` : "–");
+      say(failed, share(pace?.failed, ran(pace)));
       failed.classList.toggle("bad", failing(pace) === "all");
       say(waits, seconds(pace?.wait_p95_s));
       say(runs, seconds(pace?.run_p95_s));

@@ -7,7 +7,7 @@ import { followed } from "../follow_run.js";
 import { ago, between, due, json, moment, seconds } from "../format.js";
 import { text } from "../output.js";
 import { asCurl, asPython } from "../snippets.js";
-import { action, chip, copier, facts, failure, finding, isTerminal, notice, queueLink, waits } from "./parts.js";
+import { action, chip, copier, facts, failure, finding, isTerminal, queueLink, waits } from "./parts.js";
 
 const KINDS = { training: "trainings", procedure: "procedures" }; // what stands behind ~ in the name of a queue
 
@@ -155,7 +155,7 @@ function deliveries(id, webhook) {
 }
 
 function letter(id, refresh) {
-  const act = (what, said) => async () => { await ask(`/v1/admin/dead/${id}/${what}`, { method: "POST" }); refresh(); notice(said); };
+  const act = (what, said) => async () => { await ask(`/v1/admin/dead/${id}/${what}`, { method: "POST" }); refresh(); return said; };
   return h("section", { class: "attention" },
     h("h2", {}, "A dead letter"),
     h("p", {}, "It used up its attempts, and waits for a person."),

@@ -6,9 +6,11 @@ import { ago, between, now, seconds } from "../format.js";
 import { action, chip, failure, isTerminal, predictionLink } from "./parts.js";
 
 const STATES = ["", "starting", "processing", "succeeded", "failed", "canceled", "aborted"];
-const SINCE = [["", "any time"], ["15m", "the last 15 min"], ["1h", "the last hour"], ["24h", "the last day"], ["7d", "the last week"]];
-const SECONDS = { "15m": 900, "1h": 3600, "24h": 86_400, "7d": 604_800 };
-const createdAfter = (since) => (SECONDS[since] ? new Date(now() - SECONDS[since] * 1000).toISOString() : "");
+const SINCE = [["", "any time"], ["15m", "the last 15 min", 900], ["1h", "the last hour", 3600], ["24h", "the last day", 86_400], ["7d", "the last week", 604_800]];
+const createdAfter = (since) => {
+  const [, , span] = SINCE.find(([name]) => name === since) ?? [];
+  return span ? new Date(now() - span * 1000).toISOString() : "";
+};
 const LOOK_MS = 4000;
 const SHOWN = 80; // characters of an error
 const MOST_LIVE = 1000; // rows, beyond which the list no longer updates itself
@@ -22,8 +24,10 @@ export function predictions({ session, signal, query }) {
   const fields = {
     status: ["Status", select("by-status", STATES.map((state) => [state, state || "any"]), given("status"))],
     model: ["Model", h("input", { id: "by-model", placeholder: "owner/name", value: given("model") })],
-    ...(session.isAdmin ? { account: ["Account", h("input", { id: "by-account", placeholder: "any", value: given("account") })] } : {}),
-    ...(session.isAdmin ? { code: ["Error code", h("input", { id: "by-code", placeholder: "server_lost", value: given("code") })] } : {}),
+    ...(session.isAdmin ? {
+      account: ["Account", h("input", { id: "by-account", placeholder: "any", value: given("account") })],
+      code: ["Error code", h("input", { id: "by-code", placeholder: "server_lost", value: given("code") })],
+    } : {}),
     since: ["Created in", select("by-since", SINCE, given("since"))],
   };
   const wanted = () => Object.fromEntries(Object.entries(fields).map(([name, [, field]]) => [name, field.value.trim()]).filter(([, value]) => value));
@@ -144,7 +148,7 @@ export function predictions({ session, signal, query }) {
     const created = h("td", { class: "num broad" });
     const [waited, ran] = [0, 1].map(() => h("td", { class: "num" }));
     const error = h("td", { class: "error" });
-    const account = first.account ?? query.get("account") ?? session.who.username;
+    const account = first.account ?? session.who.username;
     const node = h("tr", {}, h("td", {}, tick), h("td", {}, predictionLink(first.id)), status, h("td", { class: "whole" }, first.model), h("td", {}, account), created, waited, ran, error);
     return {
       node,

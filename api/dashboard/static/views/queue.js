@@ -4,6 +4,7 @@ import { ask, page, repeat } from "../api.js";
 import { heat } from "../chart.js";
 import { fill, h, keyed, refill, say, table } from "../dom.js";
 import { ago, count, seconds } from "../format.js";
+import { waiting } from "../live.js";
 import { stateOf } from "../states.js";
 import { history } from "./history.js";
 import { action, chip, facts, failure, finding, predictionLink, queuePath } from "./parts.js";
@@ -74,7 +75,7 @@ export function queue({ params: [name], session, signal }) {
 }
 
 const numbers = (seen) => facts([
-  ["Waiting", count(seen.waiting.high + seen.waiting.normal + seen.waiting.low)], ["Running", `${seen.claimed} of ${seen.slots} slots`],
+  ["Waiting", count(waiting(seen))], ["Running", `${seen.claimed} of ${seen.slots} slots`],
   ["Delayed", count(seen.delayed)], ["Dead letters", count(seen.dead)], ["Oldest", seen.live ? seconds(seen.oldest_s) : "–"],
   ["A run takes", seconds(seen.run_s)], ["Directors", seen.directors], ["Breaker", seen.breaker], ["Mode", seen.max_queued ? `${seen.mode}, ${seen.max_queued} at most` : seen.mode],
 ]);
