@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import compress
 from typing import Any, Final
 
 from director.broker import keys
@@ -17,7 +16,7 @@ from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.ids import Partition, PredictionId, created_ms_of, partition_of
 from director.keeper.registry import Registry
-from director.keeper.sweeps import sweep_all
+from director.keeper.sweeps import each_account, sweep_all
 from director.runtime.sweep import LIMIT
 
 LOOK_S: Final = 300.0
@@ -66,16 +65,12 @@ class Cashier:
         return freed
 
     async def _reserved(self) -> AsyncIterator[tuple[str, list[PredictionId]]]:
-        names = sorted(text(name) for name in await ask(lambda: self._redis.smembers(keys.accounts())))
-        for start in range(0, len(names), LIMIT):
-            some = names[start : start + LIMIT]
-            has_credit = await pipelined(self._redis, lambda pipe: [pipe.exists(keys.credit(one)) for one in some])  # noqa: B023
-            for account in compress(some, has_credit):
-                cursor = -1
-                while cursor:
-                    scan = partial(self._redis.hscan, keys.credit(account), max(0, cursor), count=LIMIT)
-                    cursor, held = await ask(scan)
-                    yield account, [PredictionId(text(name)) for name in held if name not in TOTALS]
+        async for account, has_credit in each_account(self._redis, lambda pipe, name: pipe.exists(keys.credit(name))):
+            cursor = -1
+            while has_credit and cursor:
+                scan = partial(self._redis.hscan, keys.credit(account), max(0, cursor), count=LIMIT)
+                cursor, held = await ask(scan)
+                yield account, [PredictionId(text(name)) for name in held if name not in TOTALS]
 
     async def _without_end(self, account: str, ids: Sequence[PredictionId]) -> list[PredictionId]:
 

@@ -21,7 +21,9 @@ from director.core.clock import Clock
 from director.core.data_bytes import DATA_TTL_MS, KEPT_BYTES, RECORD_BYTES
 from director.core.ids import Kind, PredictionId, QueueName, created_ms_of, lowest_id_at, partition_of
 from director.keeper.registry import Registry
+from director.keeper.sweeps import each_account
 from director.runtime.sweep import LIMIT
+from director.store.accounts import Accounts
 
 PERIOD_S: Final = 60.0
 SHARE: Final = 0.01  # of the time, so that a million old predictions cost no more
@@ -79,22 +81,15 @@ class Recounter:
 
     async def _recounted(self) -> set[str]:
         """Return the accounts that have a sum of an earlier pass, perhaps of another keeper."""
-        names, known = await self._accounts(), set[str]()
-        for start in range(0, len(names), AT_ONCE):
-            some = names[start : start + AT_ONCE]
-            found = await pipelined(self._redis, lambda pipe: [pipe.hexists(keys.data(name), "old") for name in some])  # noqa: B023
-            known.update(name for name, has_sum in zip(some, found, strict=True) if has_sum)
-        return known
-
-    async def _accounts(self) -> list[str]:
-        return [text(name) for name in await ask(lambda: self._redis.smembers(keys.accounts()))]
+        asked = each_account(self._redis, lambda pipe, name: pipe.hexists(keys.data(name), "old"))
+        return {name async for name, has_sum in asked if has_sum}
 
     async def _records(self, from_ms: int, before_ms: int) -> Counter[str]:
         """Return the bytes of each account's records that were made in this time: by the ranks of the first and the
         last one on its lists, so that many cost no more than few.
         """
         low, high = f"[{lowest_id_at(max(0, from_ms))}", f"({lowest_id_at(max(0, before_ms))}"
-        names, found = await self._accounts(), Counter[str]()
+        names, found = await Accounts(self._redis).names(), Counter[str]()
         for start in range(0, len(names), AT_ONCE):
             lists = {keys.listing(name, kind): name for name in names[start : start + AT_ONCE] for kind in KINDS}
             ends = await pipelined(self._redis, partial(_read_ends, indexes=lists, low=low, high=high))

@@ -14,17 +14,17 @@ import msgspec
 from msgspec import Struct
 
 from director.broker import keys
-from director.broker.redis_client import ask, infos, pipelined, text, texts
+from director.broker.redis_client import ask, infos, texts
 from director.core.clock import Clock
 from director.core.data_bytes import BUSY, Fullness, counted, fair_share, room_for_data
 from director.diagnosis.findings import Holder
+from director.keeper.sweeps import each_account
 
 CALM_S: Final = 10.0  # between two looks while much memory is free
 LONGEST_S: Final = 60.0
 SHARE: Final = 0.01  # of the time, so that many accounts cost no more
 KEPT: Final = 3  # looks for which a share is good
 LEAST_KEPT_S: Final = 10.0
-AT_ONCE: Final = 500
 NAMED: Final = 5
 
 
@@ -73,12 +73,8 @@ class Shares:
         return self.last
 
     async def _held(self) -> Mapping[str, int]:
-        names = sorted(text(name) for name in await ask(lambda: self._redis.smembers(keys.accounts())))
         now_ms, held = self._clock.now_ms(), dict[str, int]()
-        for start in range(0, len(names), AT_ONCE):
-            some = names[start : start + AT_ONCE]
-            found = await pipelined(self._redis, lambda pipe: [pipe.hgetall(keys.data(name)) for name in some])  # noqa: B023
-            for name, fields in zip(some, found, strict=True):
-                if size := counted(texts(fields).items(), now_ms=now_ms):
-                    held[name] = size
+        async for name, fields in each_account(self._redis, lambda pipe, name: pipe.hgetall(keys.data(name))):
+            if size := counted(texts(fields).items(), now_ms=now_ms):
+                held[name] = size
         return held
