@@ -53,11 +53,11 @@ def at_end(
     """Return what counts of a prediction from its end on, and what no longer does, or None where that is as it was
     accepted: most ends are small and soon. `left_bytes`: of output, logs and events.
     """
-    until = until_ms(now_ms, ttl_ms)
-    if lived_ms > LATE * ttl_ms:
-        was = at_creation(prediction_id, input_bytes, ttl_ms)
-        return Counted(was.bytes + left_bytes, until), was
-    return (Counted(left_bytes, until), NOTHING) if left_bytes >= WEIGHED_BYTES else None
+    is_late = lived_ms > LATE * ttl_ms
+    if not is_late and left_bytes < WEIGHED_BYTES:
+        return None
+    was = at_creation(prediction_id, input_bytes, ttl_ms) if is_late else NOTHING
+    return Counted(was.bytes + left_bytes, until_ms(now_ms, ttl_ms)), was
 
 
 def until_ms(from_ms: int, ttl_ms: int) -> int:

@@ -54,8 +54,7 @@ MOST_TELLING: Final = 128
 MOST_ENDING: Final = 8
 # Bytes of files that wait for the store: beyond it the run is not followed until some are stored
 MOST_AHEAD: Final = 64 << 20
-
-LONGEST_AWAY_S: Final = 1800.0
+LONGEST_AWAY_S: Final = 1800.0  # until an input in the file store is read again
 
 ABANDONED: Final = Ended(outcome=Outcome.LOST, error="The run was abandoned")
 FAULT: Final = Ended(outcome=Outcome.LOST, error="Following the run failed inside the director")
@@ -398,9 +397,7 @@ class Run:
             else:
                 crash.at("after_finish")
                 if finished:
-                    run_s, now_ms = self._measured.get("run_time", 0.0), self._clock.now_ms()
-                    self._figures.ended(self._claim.record, end.status, end.code, now_ms=now_ms, run_s=run_s)
-                    self._count_data(end, output)
+                    self._count_end(end, output)
                     if self._data_bytes:
                         await self._count_files()
                 log.info("inference" if finished else "claim lost", extra=self._facts_of_end(end))
@@ -408,11 +405,13 @@ class Run:
                 return finished and self._now() - asked_at < GRACE_S - TELL_S
         return False
 
-    def _count_data(self, end: tracker.Finish, output: bytes) -> None:
-        """Count what the run left behind in Redis, where that is more than was counted of it before. The call is not
+    def _count_end(self, end: tracker.Finish, output: bytes) -> None:
+        """Count the end, and the data that it left in Redis if that is more than was counted before. The call is not
         awaited: if it is lost, the figure is too low until the data expires.
         """
         record, now_ms = self._claim.record, self._clock.now_ms()
+        run_s = self._measured.get("run_time", 0.0)
+        self._figures.ended(record, end.status, end.code, now_ms=now_ms, run_s=run_s)
         ttl_ms = record.data_ttl_ms or int(self._executor.policy.data_ttl_s * 1000)
         counted = data_bytes.at_end(
             record.id,

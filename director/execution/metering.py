@@ -35,7 +35,6 @@ KNOWN: Final = frozenset(
     {fault.code for fault in FAULTS.values()}
     | {code for code, _ in VERDICTS.values()}
     | {code for _, code, _ in STOPS.values()}
-    | {"deadline_exceeded"}
 )
 STATES: Final = (*HealthStatus, "resting", "doubted")
 TIMES: Final[Mapping[str, str]] = {
