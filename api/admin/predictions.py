@@ -3,6 +3,7 @@ changes has each call, with who did it and how many it was about. A call that ha
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Final
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
@@ -12,6 +13,7 @@ from starlette.responses import Response
 from api.auth import named
 from api.errors import InvalidField, invalid_field, invalid_input, not_found
 from api.http import PAGE_SIZE, Cursor, Request, cursor_of, decoded, json_response, page_response, prediction_id_of
+from api.predictions.intake import enter
 from api.predictions.listing import Filters, created_ms
 from api.predictions.streams import new_ticket
 from api.route import CURSOR, FILTERS, Answer, Body, Parameter, administers, one_of
@@ -145,10 +147,12 @@ _serve(
 
 
 async def _change(request: Request, verb: str, ids: list[PredictionId], wanted: Filter | None) -> BulkAnswer:
-    across, by = request.services.across, named(request.account)
+    services, by = request.services, named(request.account)
     if verb == "cancel":
-        return await across.cancel(ids, by=by, wanted=wanted)
-    return await across.retry(ids, by=by, ticket=new_ticket, site=request.services.site, wanted=wanted)
+        return await services.across.cancel(ids, by=by, wanted=wanted)
+    return await services.across.retry(
+        ids, by=by, ticket=new_ticket, enter=partial(enter, services), site=services.site, wanted=wanted
+    )
 
 
 async def _page(request: Request, wanted: Filter, below: PredictionId | None, *, count: int) -> Walked:

@@ -263,7 +263,7 @@ async def _placed(
     most_data = request.account.limits.max_data_bytes
     if (sites := sites_of(request)) is None:
         services = request.services
-        return await _enter(services, version, new, most_data, wait), services
+        return await enter(services, version, new, most_data, wait), services
     run = Submission(
         id=new.id,
         account=request.account,
@@ -273,18 +273,21 @@ async def _placed(
         idempotency=new.idempotency,
     )
 
-    async def enter(services: Services, version: Version, prediction_id: PredictionId) -> Accepted:
+    async def enter_at(services: Services, version: Version, prediction_id: PredictionId) -> Accepted:
         new.id, new.shard, new.bound = prediction_id, _shard(new.account, version), True
-        return await _enter(services, version, new, most_data, wait)
+        return await enter(services, version, new, most_data, wait)
 
-    return await place(sites, run, enter)
+    return await place(sites, run, enter_at)
 
 
-def _enter(
-    services: Services, version: Version, new: NewPrediction, most_data: int | None, wait: Wait | None
+def enter(
+    services: Services, version: Version, new: NewPrediction, most_data: int | None, wait: Wait | None = None
 ) -> Awaitable[Accepted]:
-    enter = _filed_by_reference if _goes_to_files(services, new) else _filed
-    return enter(services, version, new, most_data, wait)
+    """File it in its queue, with a large input in the file store, and at most so many bytes of its account. Raises
+    QueueError.
+    """
+    filed = _filed_by_reference if _goes_to_files(services, new) else _filed
+    return filed(services, version, new, most_data, wait)
 
 
 async def _filed_by_reference(

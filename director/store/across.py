@@ -11,22 +11,23 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Literal, get_args
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text
+from director.broker.replies import Accepted
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
-from director.core.data_bytes import Counted, at_creation
-from director.core.errors import QueueRefused, SettingsError, UnknownQueue
+from director.core.errors import DataRefused, QueueError, QueueRefused, SettingsError, UnknownQueue
 from director.core.ids import Kind, PredictionId, QueueName, lowest_id_at, new_prediction_id
 from director.core.policy import shard
 from director.core.schema import NewPrediction, Record
 from director.core.states import TERMINAL, Status
 from director.core.view import iso
+from director.files.data_files import DataFiles
 from director.store.accounts import Account, Accounts
-from director.store.catalog import Catalog
+from director.store.catalog import Catalog, Version
 from director.store.changes import Changes
 from director.store.predictions import Predictions
 
@@ -57,6 +58,11 @@ Why = Literal[
 ]
 """Why one was left alone. `refused`: its queue takes no more now."""
 WHYS: Final[frozenset[str]] = frozenset(get_args(Why))
+REFUSED: Final[Mapping[type[QueueError], Why]] = {
+    UnknownQueue: "no_queue",
+    DataRefused: "data_full",
+    QueueRefused: "refused",
+}
 
 
 class PredictionBrief(Struct, frozen=True, kw_only=True):
@@ -135,6 +141,9 @@ class BulkAnswer(Struct, frozen=True, kw_only=True):
 Outcome = Why | PredictionId
 """Why it was left alone, or the id that it has now."""
 Act = Callable[[PredictionBrief], Awaitable[Outcome]]
+Enter = Callable[[Version, NewPrediction, int | None], Awaitable[Accepted]]
+"""Put a checked prediction into its queue, as a caller's, with at most so many bytes of its account. Raises QueueError.
+"""
 
 
 class Across:
@@ -150,6 +159,7 @@ class Across:
         catalog: Catalog,
         predictions: Predictions,
         changes: Changes,
+        data_files: DataFiles,
     ) -> None:
         self._redis: Any = redis  # ours answers in bytes
         self._scripts = scripts
@@ -158,6 +168,7 @@ class Across:
         self._catalog = catalog
         self._predictions = predictions
         self._changes = changes
+        self._data_files = data_files
 
     async def page(self, wanted: Filter, *, below: PredictionId | None, count: int) -> Walked:
         """Return at most `count` that match, newest first, of the 2,000 newest below an id.
@@ -208,6 +219,7 @@ class Across:
         *,
         by: str,
         ticket: Callable[[], str],
+        enter: Enter,
         site: int = 0,
         wanted: Filter | None = None,
     ) -> BulkAnswer:
@@ -224,12 +236,12 @@ class Across:
                 return one.id
             if one.account not in owners:
                 owners[one.account] = await self._accounts.account(one.account)
-            return await self._again(one.id, owners[one.account], ticket, site)
+            return await self._again(one.id, owners[one.account], ticket, site, enter)
 
         return await self._each("predictions_retried", ids, retry, by=by, wanted=wanted)
 
     async def _again(
-        self, prediction_id: PredictionId, owner: Account, ticket: Callable[[], str], site: int
+        self, prediction_id: PredictionId, owner: Account, ticket: Callable[[], str], site: int, enter: Enter
     ) -> Outcome:
         if owner.suspension is not None:
             return "account_suspended"
@@ -244,7 +256,8 @@ class Across:
             return "secrets_gone"
         given = stored.input
         if stored.left_out:  # its output may be large, so only the input is read
-            given = await ask(lambda: self._redis.get(keys.input_data(prediction_id)))
+            kept = await ask(lambda: self._redis.get(keys.input_data(prediction_id)))
+            given = await self._data_files.read(prediction_id, Raw(kept) if kept else None)
         if given is None:
             return "data_removed"
         key = _key(stored.record)
@@ -265,27 +278,15 @@ class Across:
             shard=",".join(map(str, streams)),
             ticket=ticket() if stored.record.ticket else "",
         )
-        counts = at_creation(new.id, len(new.input), new.data_ttl_ms or served.data_ttl_ms)
         if new.metered and not await self._reserve(new, owner):
             return "compute_exhausted"
         try:
-            listed = await self._scripts.enlist(
-                new.id,
-                account=owner.name,
-                oldest=lowest_id_at(0),
-                kind=new.kind,
-                input_bytes=len(new.input),
-                counts=counts,
-                most=owner.limits.max_data_bytes,
-            )
-            if isinstance(listed, list):
-                return "data_full"
-            accepted = await self._scripts.enqueue(new)
-        except (QueueRefused, UnknownQueue) as exc:
-            await self._take_off(new, counts)
-            return "no_queue" if isinstance(exc, UnknownQueue) else "refused"
+            accepted = await enter(served, new, owner.limits.max_data_bytes)
+        except tuple(REFUSED) as exc:
+            await self._give_back(new)
+            return next(why for kind, why in REFUSED.items() if isinstance(exc, kind))
         if accepted.replayed:
-            await self._take_off(new, counts)
+            await self._give_back(new)
         return accepted.id
 
     async def _reserve(self, new: NewPrediction, owner: Account) -> bool:
@@ -299,8 +300,7 @@ class Across:
         )
         return allowed.allowed
 
-    async def _take_off(self, new: NewPrediction, counts: Counted) -> None:
-        await self._scripts.delist(new.id, account=new.account, kind=new.kind, counted=counts)
+    async def _give_back(self, new: NewPrediction) -> None:
         if new.metered:
             await self._scripts.spend(new.account, prediction_id=new.id)
 

@@ -63,6 +63,7 @@ class Services:
             catalog=self.catalog,
             predictions=self.predictions,
             changes=self.changes,
+            data_files=data_files,
         )
         self.queue_administration = QueueAdministration(scripts, self.changes)
         self.queues = Queues(redis, self.catalog, scripts)

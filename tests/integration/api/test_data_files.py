@@ -308,6 +308,32 @@ async def test_a_dead_letter_is_shown_with_its_input_and_runs_again(
     assert (await api.get(f"/v1/predictions/{prediction_id}")).json()["output"] == "y" * 200_000
 
 
+@pytest.mark.parametrize("size", [200_000, 300_000])
+async def test_a_retry_has_a_file_of_its_own(
+    api: httpx.AsyncClient,
+    admin: httpx.AsyncClient,
+    redis: Redis,
+    folder: Path,
+    store: LocalFiles,
+    director: PlayedDirector,
+    size: int,
+) -> None:
+    given = {"text": "x" * size}
+    failed = (await create(api, given)).json()["id"]
+    await director.finish(await director.claim(), Status.FAILED, error="It broke.")
+    [retry] = (await admin.post(f"/v1/admin/predictions/{failed}/retry")).json()["retried"]
+    claim = await director.claim()
+    assert claim.id == retry["new_id"]
+    assert await DataFiles(SystemClock(), store).read(claim.id, claim.input) == Raw(_encoded(given))
+    assert await in_redis(redis, claim.id) == (REFERENCE_BYTES, 0)
+    assert in_files(folder) == sorted([failed, claim.id])
+    await Accounts(redis).set_limits(ACCOUNT, {"max_data_bytes": "1"})
+    await director.finish(claim, Status.FAILED, error="It broke.")
+    refused = (await admin.post(f"/v1/admin/predictions/{claim.id}/retry")).json()["refused"]
+    assert [one["why"] for one in refused] == ["data_full"]
+    assert in_files(folder) == sorted([failed, claim.id])
+
+
 @pytest.mark.faults
 async def test_a_page_of_large_data_is_as_short_as_without_files(
     api: httpx.AsyncClient, director: PlayedDirector, store: LocalFiles
