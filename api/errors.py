@@ -338,7 +338,7 @@ unavailable = Refusal(  # the request may have been carried out, because a reply
 )
 memory_full = Refusal(
     503,
-    "The memory of this service is full, so it accepts nothing new now: who runs it must give it more, or data must "
+    "The memory of this service is full, so it accepts nothing new now. Its operator must give it more, or data must "
     "expire. Reads and cancels work. Please try again.",
     UNAVAILABLE,
     Code.MEMORY_FULL,

@@ -132,8 +132,8 @@ class Memory:
         return Fullness.of(await infos(self._redis, "memory"))
 
     def share(self, bytes_more: int) -> int | None:
-        """Return the most bytes that an account may have with these, or None while memory is not short, or no keeper
-        says what a share is. The bytes count here until `give_back`, or until the next look.
+        """Return the most bytes that an account may have, these included. None while memory is not short, or while no
+        keeper has published a share. The bytes count here until `give_back`, or until the next look.
         """
         now = self._clock.monotonic()
         if now - self._asked_at >= MEMORY_FRESH_S and (self._look is None or self._look.done()):

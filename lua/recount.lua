@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
--- recount: say how many bytes an account has that are older than what was counted of them: of predictions that wait for
--- long, of dead letters, of ended ones with an owed webhook, and of records that outlive their data. Each call replaces
--- what the last one said.
+-- recount: say how many bytes an account has that outlive what was counted of them. These are bytes of predictions that
+-- wait for long, of dead letters, of ended predictions with an owed webhook, and of records without data. Each call replaces
+-- the figure of the last call.
 --
 --   KEYS[1]  data      hash  {a:<account>}:data     see lib/data
 --   ARGV[1]  bytes     0 for none

@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
--- weigh: count what predictions of an account left behind at their end, where `enlist` could not know of it: much output, or
--- an end so late that their data lives longer than was counted. A call whose reply was lost may count twice, until then.
+-- weigh: count what predictions of an account left behind at their end, where `enlist` could not know of it. That is much
+-- output, or an end so late that their data lives longer than was counted. A call whose reply was lost may count twice,
+-- until then.
 --
 --   of each item, in the form of lib/batch; all are of one account:
 --   KEYS[1]  data      hash  {a:<account>}:data     see lib/data

@@ -1,5 +1,5 @@
 """Let operators list, cancel and retry predictions of all accounts, one or many, with the scope `admin`. The log of
-changes has each call, with who did it and how many it was about. A call that handles many says where to go on.
+changes has each call, with its operator and the number of predictions. A call that handles many says where to go on.
 """
 
 from collections.abc import Mapping
@@ -140,8 +140,8 @@ async def _change_found(request: Request, verb: str, given: ManyPredictions, ask
 _serve("cancel", "One that waits is canceled at once. One that runs is asked to stop.")
 _serve(
     "retry",
-    "A dead letter returns to its queue. Any other one that has ended stays as it is, and a new one with the same "
-    "input is made for the same account, within its limits. One end is retried once: a second call within a "
+    "A dead letter returns to its queue. Any other prediction that has ended stays as it is. A new prediction with the "
+    "same input is made for the same account, within its limits. One end is retried once: a second call within a "
     "day gives the same id. Without a `status`, a filter and `all` take those that failed.",
 )
 

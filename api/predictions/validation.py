@@ -34,8 +34,8 @@ MAX_PATTERNS: Final = 64
 # the linear-time engine, by its bound on the memory of one pattern in bytes, the smallest first
 PATTERN_OPTIONS: Final = {1 << n: RegexOptions(size_limit=1 << n, dfa_size_limit=1 << 18) for n in range(10, 17)}
 # Characters × patterns of one input × bytes of the largest pattern; with more to match, the model server checks the
-# patterns. Linear is still slow where a text keeps many states of a pattern alive: a character takes 0.2 µs with a
-# pattern of 2 KiB, and 7 µs with one of 64 KiB
+# patterns. Linear is still slow where a text keeps many states of a pattern alive. A character takes 0.2 µs with a
+# pattern of 2 KiB, and 7 µs with a pattern of 64 KiB
 MOST_MATCHED: Final = 4_096 * 1_024
 SCHEMA_TYPES: Final = frozenset({"object", "array", "string", "integer", "number", "boolean", "null"})
 NULL: Final[Schema] = {"type": ["null"]}

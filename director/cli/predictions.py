@@ -61,7 +61,7 @@ TIMEOUT: Final = arg("--timeout SECONDS", "wait for the end for at most so long"
     flag("--detach", "print the id at once, and do not wait for the end"),
     TIMEOUT,
     arg("--priority", "the lane: high, normal or low", choices=LANES),
-    arg("--webhook URL", "the address that is told of the end", default=""),
+    arg("--webhook URL", "the address that gets a POST at the end", default=""),
     arg("--idempotency-key KEY", "with the same key and input, the same prediction is answered again"),
     examples=(
         "example/hello -i text=hi -i n=3",
@@ -194,7 +194,7 @@ def _logs(given: argparse.Namespace) -> int:
     flag("-a --all", "also those that have ended"),
     arg("--model OWNER/NAME", "only of this model", default=""),
     arg("--status", "only with this status", choices=[str(one) for one in Status], default=""),
-    arg("-n COUNT", f"at most so many ({MOST_LISTED})", type=whole(1000), default=MOST_LISTED, dest="n"),
+    arg("-n COUNT", f"list at most this many ({MOST_LISTED})", type=whole(1000), default=MOST_LISTED, dest="n"),
     examples=("", "--all --model example/hello", "--status failed"),
 )
 def _ps(given: argparse.Namespace) -> int:

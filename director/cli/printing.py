@@ -63,7 +63,7 @@ class Pieces:
 
 
 class Printer:
-    """Show looks at one prediction. Only a terminal gets output before the end: a run that is lost begins again, and a
+    """Show looks at one prediction. Only a terminal gets output before the end. A run that is lost begins again, and a
     file or a program would have its output twice.
     """
 

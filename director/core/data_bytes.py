@@ -6,8 +6,8 @@ from typing import Any, Final, NamedTuple
 
 from director.core.ids import LENGTH, PredictionId, created_ms_of
 
-# The record, its events, entries of lists, and small output and logs: 0.8 KB beside the input while a prediction waits,
-# and 0.6 to 1.4 KB of the record alone at its end
+# The record, its events, entries of lists, and small output and logs. Beside the input they take 0.8 KB while a
+# prediction waits. At its end the record alone takes 0.6 to 1.4 KB
 RECORD_BYTES: Final = 2048
 # The record and its entry in the list, which outlive the data: 0.6 to 1.4 KB
 KEPT_BYTES: Final = 1024
@@ -50,8 +50,8 @@ def _until_of(start: str, ttl_ms: int) -> int:
 def at_end(
     prediction_id: PredictionId, *, input_bytes: int, left_bytes: int, lived_ms: int, now_ms: int, ttl_ms: int
 ) -> tuple[Counted, Counted] | None:
-    """Return what counts of a prediction from its end on, and what no longer does, or None where that is as it was
-    accepted: most ends are small and soon. `left_bytes`: of output, logs and events.
+    """Return what counts of a prediction from its end on, and what no longer does. None if that is the same as at its
+    creation: most ends are small and soon. `left_bytes`: of output, logs and events.
     """
     is_late = lived_ms > LATE * ttl_ms
     if not is_late and left_bytes < WEIGHED_BYTES:
@@ -100,9 +100,9 @@ def room_for_data(memory: Fullness, *, data: int) -> int:
 
 
 def fair_share(held: Iterable[int], room: int) -> int:
-    """Return the most bytes that an account may have, so that all together have `room`, and none has to give up bytes
-    for one that has more (max-min fairness). Where they have less than `room`, they are taken to grow in proportion:
-    so the share is right before memory is short, and no account is above it then.
+    """Return the most bytes that an account may have, so that all together have `room`. No account gives up bytes for
+    an account that has more (max-min fairness). Where they have less than `room`, they are taken to grow in proportion.
+    So the share is right before memory is short, and no account is above it then.
     """
     demands = sorted(size for size in held if size > 0)
     if not demands:

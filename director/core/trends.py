@@ -1,7 +1,7 @@
 """Count how predictions of a queue ended, and how long they waited and ran, by steps of time. Pure.
 
-Four steps, each finer one for a shorter time. Durations are kept as counts in buckets whose bounds grow by a quarter,
-so steps can be merged, and a quantile is within an eighth of the truth.
+Four steps, each finer one for a shorter time. Durations are kept as counts in buckets whose bounds grow by a quarter.
+So steps can be merged, and a quantile is within an eighth of the truth.
 """
 
 import math

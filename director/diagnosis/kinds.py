@@ -11,7 +11,7 @@ from msgspec import Struct
 Level = Literal["bad", "warn"]
 """`bad`: work is lost, refused or stuck; `warn`: it will be, or an operator should know."""
 Who = Literal["an operator", "who runs Redis", "who runs the servers", "the author of the model", "the receiver"]
-"""The persons who can mend it."""
+"""The person or program that can mend the fault."""
 Stage = Literal["waits", "runs", "owes"]
 """A prediction waits, or runs, or its webhook is owed."""
 
@@ -253,7 +253,7 @@ KINDS: Final[Mapping[Code, Kind]] = {
         "bad",
         "Starts come too late",
         "{missed} of {judged} of the lane {lane}, within 5 min, started too late or wait too long: "
-        "{rate:.3g} times the allowed share. More directors help, or a limit for who fills the queue.",
+        "{rate:.3g} times the allowed share. More directors help, or a limit for the account that fills the queue.",
         SHOW,
         "queues",
         "DirectorObjectiveBurning",

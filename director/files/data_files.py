@@ -1,7 +1,7 @@
 """Keep large inputs and outputs in the file store, so that Redis has only a reference to each.
 
-The file is stored before its reference is written. It belongs to its prediction, as the files of an output do, and is
-swept away once Redis has neither the reference nor a prediction that may still run.
+The file is stored before its reference is written. It belongs to its prediction, as the files of an output do. It is
+deleted once Redis has neither the reference nor a prediction that may still run.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
 """Count data that outlives what was counted of it: see `lua/lib/data.lua`.
 
-A prediction counts from its create as if it ended at once. One that waits longer than its data lives, a dead letter,
-and an ended one whose webhook is still owed are in a list of their queue or partition, and are measured here. Records
-outlive their data by days: the account's list says how many there are. Each pass says the whole sum of an account
-again, so two keepers do no harm, and an error lasts for a pass.
+A prediction counts from its create as if it ended at once. Three kinds outlive that: predictions that wait longer than
+their data lives, dead letters, and ended predictions whose webhook is still owed. Each is in a list of its queue or
+partition, and is measured here. Records outlive their data by days: the account's list says how many there are. Each
+pass says the whole sum of an account again, so two keepers do no harm, and an error lasts for a pass.
 """
 
 import asyncio
@@ -85,8 +85,8 @@ class Recounter:
         return {name async for name, has_sum in asked if has_sum}
 
     async def _records(self, from_ms: int, before_ms: int) -> Counter[str]:
-        """Return the bytes of each account's records that were made in this time: by the ranks of the first and the
-        last one on its lists, so that many cost no more than few.
+        """Return the bytes of each account's records that were made in this time. The ranks of the first and the last
+        record on its lists say how many there are, so that many cost no more than few.
         """
         low, high = f"[{lowest_id_at(max(0, from_ms))}", f"({lowest_id_at(max(0, before_ms))}"
         names, found = await Accounts(self._redis).names(), Counter[str]()

@@ -1,7 +1,7 @@
 """Delete files of predictions whose data is gone, and expired files of callers.
 
-A file of a prediction lives as long as what names it: data in Redis, a prediction that may still finish, or a version
-made of it. It is left alone while its prediction may still be accepted, and a caller's file while it may be arriving.
+A file of a prediction lives as long as data in Redis names it, its prediction may still finish, or a version is made of
+it. It is left alone while its prediction may still be accepted, and a caller's file while it may be arriving.
 Nothing is deleted while Redis cannot answer.
 """
 

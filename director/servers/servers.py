@@ -33,8 +33,8 @@ TURN_WITHIN_S: Final = 0.5
 # A claim takes some ms. Of longer runs that is too little to hold what another director may have a free slot for
 SHORT_S: Final = 0.25
 ONE_AHEAD_OF: Final = 4  # slots
-# A run that was lost waits for other runs to end, and is then alone. Both last so many usual runs: one that kills its
-# server mostly does so soon, and one that hangs would else idle the others' slots again and again
+# A run that was lost waits for other runs to end, and is then alone. Both last this many usual runs. A run that
+# kills its server mostly does so soon. A run that hangs would otherwise idle the others' slots again and again
 ALONE_RUNS: Final = 5
 LEAST_ALONE_S: Final = 5.0
 ALONE_WAIT_S: Final = 30.0  # at most

@@ -1,8 +1,8 @@
 """Let operators find, cancel and retry predictions of all accounts. A call is bounded, and says where to go on.
 
-A prediction that has ended stays so. A retry makes a new one with the same input, for the same account; only a dead
-letter returns to its queue under its own id. The same end is retried once within a day: a repeated call returns the
-same new one.
+A prediction that has ended stays so. A retry makes a new prediction with the same input, for the same account. Only a
+dead letter returns to its queue under its own id. The same end is retried once within a day: a repeated call returns
+the same new prediction.
 """
 
 import asyncio

@@ -2,12 +2,13 @@
 -- Needs lib/keys, lib/place.
 --
 -- The run time is the mean of the last 50 runs. Once six in a row were further than 1.5 deviations from it, on one side, the
--- run time has changed, and the six count alone. One run is so far off with a chance of 0.07 on each side, if times are normal,
--- and of 0.08 above, if they are exponential: six in a row hardly ever.
--- Later submits may go first, and their number is unknown. So p50 and p90 have a factor each, which goes up a step after a
--- wait that was longer and down after each other (Robbins and Monro, 1951): the ratio of the steps leaves half above p50 and
--- about a tenth above p90. A wait is compared with its number of runs, as long as they are now, times the present factor. Compared
--- with what its caller was told, each prediction of a batch would move the factor for the same error.
+-- run time has changed, and the six count alone. If times are normal, one run is that far off
+-- with a chance of 0.07 on each side. If they are exponential, the chance is 0.08 above. Six in a row hardly ever are.
+-- Later submits may go first, and their number is unknown. So p50 and p90 have a factor each. It goes up a step after a wait
+-- that was longer, and down a step after any other (Robbins and Monro, 1951). The ratio of the steps leaves half of the waits
+-- above p50 and about a tenth above p90. A wait is compared with its number of runs, as long as they are now, times the
+-- present factor. Compared with the estimate that its caller got, each prediction of a batch would move the factor for the
+-- same error.
 --
 -- meta: service_ms, service_dev  mean and deviation of the time that a run keeps a slot
 --       service_n, service_cost  number of those runs, and their mean declared cost

@@ -9,7 +9,7 @@ SUPPORTED = (2, 19)
 
 
 def replicas_while_it_fails(fallback: Manifest, release: tuple[int, int], *, current: int, failures: int) -> int:
-    """Return the replicas after so many failures in a row.
+    """Return the replicas after this number of failures in a row.
 
     Up to 2.16 there is no `behavior`: the number of the fallback is taken as it is. Before 2.19 a pool at 0 is not
     active while its trigger fails, and an inactive one is not scaled.

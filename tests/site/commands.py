@@ -1,7 +1,7 @@
 """Take the blocks out of a page of the documentation and run them in order, as a reader would paste them.
 
-A block is run unless a comment before it gives a reason: `<!-- not run: REASON -->`, or `<!-- page not run: REASON -->`
-for all that follow. More comments before a block say how it is run:
+A block is run unless a comment before it gives a reason: `<!-- not run: REASON -->`. The comment
+`<!-- page not run: REASON -->` holds for all blocks that follow. More comments before a block say how it is run:
 
 - `<!-- file: NAME -->` writes it to that file of the scratch folder.
 - `<!-- background until: TEXT -->` starts it as in a terminal of its own, and waits until it prints TEXT.
@@ -9,7 +9,7 @@ for all that follow. More comments before a block say how it is run:
 - `<!-- exits: N -->` expects another exit code than 0.
 - `<!-- run as: COMMAND (REASON) -->` runs the command in its place.
 
-A `text` block after a block is what that one prints, with `…` for anything.
+A `text` block is what the block before it prints, with `…` for anything.
 """
 
 import contextlib

@@ -1,5 +1,5 @@
-"""A name server on loopback whose answers change, and a lookup in place of `socket.getaddrinfo` that really asks it:
-the resolver of the C library asks only port 53 of the servers in /etc/resolv.conf.
+"""A name server on loopback whose answers change, and a lookup in place of `socket.getaddrinfo` that really asks it.
+The resolver of the C library asks only port 53 of the servers in /etc/resolv.conf.
 """
 
 import asyncio

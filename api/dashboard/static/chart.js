@@ -9,7 +9,7 @@ const tone = (name) => getComputedStyle(document.documentElement).getPropertyVal
 
 /**
  * A chart of lines over time: `series` are `{name, tone}`, `format` writes a value. `set(times, columns, words)` draws:
- * seconds since 1970, and a list of values for each series, null where there is none. `words` say the same in short.
+ * seconds since 1970, and a list of values for each series, null where a value is missing. `words` say the same in short.
  */
 export function chart({ title, series, format, most, sync, signal }) {
   const place = h("div", { class: "plot", "aria-hidden": "true" });

@@ -91,6 +91,6 @@ export function table(name, heads, body) {
 function labelled(cell, name) {
   if (cell.hasAttribute("role")) return;
   cell.dataset.label = name ?? "";
-  cell.setAttribute("role", cell.tagName === "TH" ? "rowheader" : "cell"); // as blocks they would be none
+  cell.setAttribute("role", cell.tagName === "TH" ? "rowheader" : "cell"); // as blocks, cells lose their role
   cell.parentElement.setAttribute("role", "row");
 }

@@ -32,7 +32,7 @@ export function followed(first, { path, signal, onChange }) {
     const isAtEnd = logs.scrollTop + logs.clientHeight >= logs.scrollHeight - 4;
     kept.hidden = !prediction.logs;
     say(logs, (prediction.logs ?? "").slice(-MOST));
-    if (isAtEnd) logs.scrollTop = logs.scrollHeight; // whoever scrolled back reads on
+    if (isAtEnd) logs.scrollTop = logs.scrollHeight; // a reader that scrolled back stays there
     say(error, [prediction.code, prediction.error].filter(Boolean).join(": "));
     if (isOver) fill(pieces, prediction.data_removed ? h("p", { class: "hint" }, "Its data was removed.") : output(prediction.output));
     else if (!prediction.urls.stream && prediction.output !== null) fill(pieces, output(prediction.output));

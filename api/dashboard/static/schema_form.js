@@ -4,7 +4,7 @@ import { h, say } from "./dom.js";
 
 const MOST_INLINE = 256 * 1024; // bytes of a file that are sent within the input
 
-/** The fields of a model: `node`, `values()` (raises for JSON that is none), `take(input)` of a former run, and
+/** The fields of a model: `node`, `values()` (raises for invalid JSON), `take(input)` of a former run, and
  * `blame(fields)` for what was refused. */
 export function schemaForm(document) {
   const schemas = document?.components?.schemas ?? {};

@@ -10,7 +10,7 @@ export const STATES = {
   server_auth: ["servers refuse their key", "bad"],
 };
 
-/** `[words, kind]` of a queue; `pace`: how its predictions ended. One that nobody serves and nothing waits in is idle. */
+/** `[words, kind]` of a queue; `pace`: how its predictions ended. A queue without directors and without work is idle. */
 export function stateOf(queue, pace) {
   if (queue.state === "no_director" && queue.live === 0) return ["idle", "calm"];
   if (queue.state === "serving" && pace?.failed && !pace.succeeded) return ["all fail", "bad"];

@@ -1,5 +1,5 @@
 # Sourced by the scripts of a member. Its Service gives each member an address that stays as pods come and go. It is
-# looked up at the start and never again: a Sentinel asks for a name in its only thread, and a look-up of more than 2 s
+# looked up at the start and never again. A Sentinel asks for a name in its only thread, and a look-up of more than 2 s
 # keeps it from acting for 30 s (TILT). While half of the look-ups stalled for 5 s, a failover took 80.7 s.
 trap 'exit 143' TERM  # the first process of a container gets no signal that it does not ask for
 here=$(dirname "$0")

@@ -17,7 +17,7 @@ sentinel parallel-syncs director 1
 sentinel auth-user director sentinel
 END
 fi
-# Services that were made anew have other addresses. Passwords may have changed too; `user` is what a Sentinel made of its
+# Services that were deleted and created again have other addresses. Passwords may have changed too; `user` is what a Sentinel made of its
 # own one, and would win over it
 changes=$(
     former_addresses | sed -e 's/\./\\./g' -e 's|\(.*\) \(.*\)|s/ \2\\( \\\|$\\)/ @\1@\\1/|'
@@ -26,8 +26,8 @@ changes=$(
 own='requirepass|user default|sentinel (announce-ip|announce-hostnames|resolve-hostnames|sentinel-pass|auth-pass director)'
 sed -i -e "$changes" "$conf"
 sed -i -E -e "/^($own) /d" "$conf"
-# during an upgrade Sentinels of the former release know a member by its name and by its address: twice is an error at the
-# start, and a replica that is the master would be told to copy itself
+# During an upgrade Sentinels of the former release know a member by its name and by its address. A member that is listed
+# twice is an error at the start. A replica that is the master would get the order to copy itself
 awk 'NR == FNR { if ($2 == "monitor") master = $4; next }
     $2 == "known-replica" && ($4 == master || known[$4]++) { next } { print }' "$conf" "$conf" > "$conf.new"
 mv "$conf.new" "$conf"

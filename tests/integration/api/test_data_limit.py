@@ -1,4 +1,4 @@
-"""An account that may have so many bytes in Redis is refused above them, and counts what its predictions leave."""
+"""An account with `max_data_bytes` is refused above that limit, and counts what its predictions leave."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -83,7 +83,7 @@ async def test_history_is_shown_for_the_chosen_range(window: Window, place: Plac
     [
         ("00:04:00", [60, 120, 180], [60, 60, 60]),
         ("00:03:30", [60, 120, 180], [60, 60, 30]),  # as much of the newest step as there is
-        ("00:03:10", [60, 120], [60, 60]),  # too young to be told from noise
+        ("00:03:10", [60, 120], [60, 60]),  # too young to differ from noise
         ("00:05:05", [60, 120, 180], [60, 60, 60]),  # what follows is not recorded yet
         ("00:06:00", [60, 120, 180, 240], [60, 60, 60, 60]),  # nothing ended
     ],

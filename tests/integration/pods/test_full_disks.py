@@ -1,6 +1,6 @@
-"""Fill each disk that the manifests give a process of ours, one after the other: what was accepted stays, and all is up
-again within 30 s of room. Redis, API, keeper and director have the commands, users and folders of their pods. What ends
-is started again, as by a kubelet.
+"""Fill each disk that the manifests give a process of ours, one after the other. What was accepted stays. All is up
+again within 30 s after the disk has room. Redis, API, keeper and director have the commands, users and folders of their
+pods. What ends is started again, as by a kubelet.
 """
 
 import base64

@@ -1,4 +1,4 @@
-// Accounts: their limits and what they use, who may start nothing, and their tokens.
+// Accounts: their limits and what they use, which are suspended, and their tokens.
 
 import { ask, page } from "../api.js";
 import { fill, h, refill, say, table } from "../dom.js";

@@ -1,4 +1,4 @@
-// Dead letters: what used up its attempts and waits for a person, who revives or drops it.
+// Dead letters: what used up its attempts and waits until an operator revives or drops it.
 
 import { ask, page } from "../api.js";
 import { h, table } from "../dom.js";
@@ -52,6 +52,6 @@ export function dead({ signal, query, refresh }) {
       queue ? h("p", {}, "Of ", queueLink(queue), ". ", h("a", { href: "#/dead" }, "Show all")) : null,
       h("div", { class: "actions" }, all, action("Revive chosen", many("revive", "are queued again.")), action("Drop chosen", many("drop", "are dropped."), { kind: "danger", confirm: "Drop the chosen dead letters for good?" })),
       table("Dead letters", [h("th", { scope: "col" }, h("span", { class: "unseen" }, "Chosen")), "Id", "Queue", "Account", "#Died", "#Attempts", "Error", h("th", { scope: "col" }, h("span", { class: "unseen" }, "Actions"))], body),
-      endless(body, more, row, { signal, empty: "There is none." })),
+      endless(body, more, row, { signal, empty: "No dead letters." })),
   };
 }

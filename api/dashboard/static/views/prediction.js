@@ -38,7 +38,7 @@ export function prediction({ params: [id], session, signal, refresh }) {
     refill(head, h("p", {}, chip(seen.status), " ", h("a", { href: `#/run/${seen.model}` }, seen.model), ` · made ${ago(seen.created_at)}`, account ? [" by ", h("a", { href: `#/accounts/${account}` }, account)] : null));
     wait.hidden = !seen.queue || isTerminal(seen.status);
     refill(wait, seen.queue ? waits(seen.queue) : "");
-    tell().catch(() => {}); // it stays as it was told last
+    tell().catch(() => {}); // the story stays as it was last shown
   }
 
   function own(seen, path, account) {

@@ -1,4 +1,4 @@
-// One queue: how its predictions end, who waits in it, and an operator's hand on it.
+// One queue: how its predictions end, which accounts wait in it, and an operator's hand on it.
 
 import { ask, page, repeat } from "../api.js";
 import { heat } from "../chart.js";
