@@ -3,13 +3,17 @@
 import base64
 import json
 import re
+import shlex
+import subprocess
+import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from k8s.make_chart import OF_ALL, OF_POOLS, plain_names
-from tests.support.charts import asked, chart, templated, values_of
+from tests.support.charts import asked, chart, helm, templated, values_of
 from tests.support.manifests import K8S, OVERLAYS, Manifest, overlay, pods, rendered
 
 pytestmark = pytest.mark.kubectl
@@ -196,3 +200,36 @@ def test_volumes_outlive_their_release() -> None:
     claims = [each for each in templated(values) if each["kind"] == "PersistentVolumeClaim"]
     assert len(claims) == 2
     assert {each["metadata"]["annotations"]["helm.sh/resource-policy"] for each in claims} == {"keep"}
+
+
+PAGE = (K8S.parent / "docs/how-to/kubernetes.md").read_text()
+
+
+def test_commands_of_the_page_are_ones_that_helm_takes(tmp_path: Path) -> None:
+    assert "sh k8s/secrets.sh k8s/overlays/small\n" in PAGE
+    subprocess.run(["sh", K8S / "secrets.sh", tmp_path], check=True, timeout=30)
+    lines = re.findall(
+        r"^ *(helm [^|\n]*)", PAGE.replace("k8s/overlays/small/secrets.env", f"{tmp_path}/secrets.env"), re.M
+    )
+    commands = [shlex.split(line) for line in lines]
+    assert {words[1] for words in commands} == {"upgrade", "template", "history", "rollback"}
+    for _, verb, *words in commands:
+        known = subprocess.run([helm(), verb, "--help"], capture_output=True, text=True, check=True, timeout=30).stdout
+        assert [word for word in words if word.startswith("-") and not re.search(rf"(?m)^ +.*{word}\b", known)] == []
+        if verb in ("upgrade", "template"):
+            at = words.index("build/chart/director")
+            assert words[at - 1] == "director"
+            done = asked("template", *words[at + 1 :])
+            assert done.returncode == 0, done.stderr
+
+
+def test_the_page_gives_the_namespace_the_labels_of_the_overlay() -> None:
+    [given] = re.findall(r"kubectl label namespace director (.*)", PAGE)
+    [space] = [each for each in overlay("small") if each["kind"] == "Namespace"]
+    labels = {key: level for key, level in space["metadata"]["labels"].items() if "security" in key}
+    assert dict(label.split("=") for label in given.split()) == labels
+
+
+def test_the_page_shows_values_that_are_those_of_an_overlay() -> None:
+    [shown] = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    assert by_name(templated(yaml.safe_load(textwrap.dedent(shown)))) == by_name(templated(values_of("small")))
