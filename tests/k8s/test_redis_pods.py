@@ -36,6 +36,7 @@ SECRETS = {
     "KEEPER_REDIS_PASSWORD": "keeper",
     "RUN_REDIS_PASSWORD": "run",
     "KEDA_PASSWORD": "keda",
+    "BACKUP_PASSWORD": "backup",
     "ADMIN_PASSWORD": "admin",
     "REPLICA_PASSWORD": "replica",
     "SENTINEL_PASSWORD": "sentinel",

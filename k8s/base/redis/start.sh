@@ -31,6 +31,7 @@ sed -e '/^#/d' -e '/^$/d' \
     -e "s/%KEEPER%/$(hashes "${KEEPER_REDIS_PASSWORD:-}" "${KEEPER_REDIS_PASSWORD_FORMER:-}")/" \
     -e "s/%RUN%/$(hashes "${RUN_REDIS_PASSWORD:-}" "${RUN_REDIS_PASSWORD_FORMER:-}")/" \
     -e "s/%KEDA%/$(hashes "$KEDA_PASSWORD")/" \
+    -e "s/%BACKUP%/$(hashes "${BACKUP_PASSWORD:-}")/" \
     -e "s/%ADMIN%/$(hashes "$ADMIN_PASSWORD")/" \
     "$here/users.acl" > "$users"
 exec valkey-server "$here/redis.conf" --aclfile "$users" "$@"
