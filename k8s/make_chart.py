@@ -41,7 +41,7 @@ OF_ALL = {
     "pod-identity": "$.Values.network.podIdentity",
 }
 
-# Texts of the manifests that a value replaces
+# Texts of the manifests that a value replaces. Those with zz- are names that `rendered` gives a pool
 WORDS = {
     "zz-pool": "$.name",
     "zz-owner/zz-model": "$.pool.model",
@@ -137,7 +137,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Choice:
-    """The first node whose condition holds. The last condition may be empty: it always holds."""
+    """Stand for the first node whose condition holds. The last condition may be empty: it always holds."""
 
     cases: list[tuple[str, Any]]
 
@@ -269,16 +269,12 @@ def choice(base: Any, changed: dict[str, Any]) -> Choice:
 
 
 def keyed(elements: list[Any]) -> dict[str, Any]:
-    """Return the elements by what names each of them in a list of its kind."""
-
-    def key(element: Any) -> str:
-        if isinstance(element, dict):
-            return str(element.get("mountPath") or element.get("name") or element)
-        return str(element)
-
+    """Return the elements by what names each of them in a list of its kind. Words have a number."""
     if all(isinstance(element, str) for element in elements):
         return {str(number): element for number, element in enumerate(elements)}
-    return {key(element): element for element in elements}
+    named = [element if isinstance(element, dict) else {} for element in elements]
+    keys = [str(one.get("mountPath") or one.get("name") or each) for one, each in zip(named, elements, strict=True)]
+    return dict(zip(keys, elements, strict=True))
 
 
 def in_order(lists: list[list[str]]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from k8s.make_chart import OF_ALL, OF_POOLS, plain_names
+from k8s.make_chart import OF_ALL, OF_POOLS, merge, plain_names
 from tests.support.charts import asked, chart, helm, templated, values_of
 from tests.support.manifests import K8S, OVERLAYS, Manifest, overlay, pods, rendered
 
@@ -95,6 +95,15 @@ def test_each_component_is_a_choice_of_the_chart() -> None:
     chosen = OF_ALL.keys() | OF_POOLS.keys() | IN_ALL
     assert {path.name for path in (K8S / "components").iterdir()} == chosen
     assert CHOSEN.keys() | CHOSEN_FOR_POOLS.keys() <= chosen
+
+
+def test_two_values_that_decide_the_same_are_refused() -> None:
+    base = {"kind": "Service", "spec": {"type": "ClusterIP"}}
+    changed = {"kind": "Service", "spec": {"type": "LoadBalancer"}}
+    merged = merge(base, {"$.Values.a": changed, "$.Values.b": base})
+    assert merged["spec"]["type"].cases == [("$.Values.a", "LoadBalancer"), ("", "ClusterIP")]
+    with pytest.raises(ValueError, match="more than one value decides"):
+        merge(base, {"$.Values.a": changed, "$.Values.b": {"kind": "Service", "spec": {"type": "NodePort"}}})
 
 
 def leaves(node: Any, path: str = "") -> list[str]:
