@@ -14,7 +14,17 @@ from msgspec.structs import replace
 from redis import exceptions
 
 from director.chaos.journal import Answered, Fault, Journal, Sent, now_ms
-from director.chaos.plan import ALL_LINKS, CLOCK_STEP, DELETE_VERSION, NARROW, REPLACE, SERVER, SINK, Planned
+from director.chaos.plan import (
+    ALL_LINKS,
+    AT_A_SYNC,
+    CLOCK_STEP,
+    DELETE_VERSION,
+    NARROW,
+    REPLACE,
+    SERVER,
+    SINK,
+    Planned,
+)
 from director.chaos.scene import API, FRONT, PASSING, Scene
 from director.core.errors import DirectorError
 from director.core.ids import QueueName
@@ -44,6 +54,7 @@ class Nemesis:
             **dict.fromkeys(("stop_director", "stop_cog"), self._stop),
             **dict.fromkeys(("partition", "latency", "reset", NARROW), self._on_links),
             "kill_api": self._kill_api,
+            "kill_power": self._kill_power,
             "lose_reply": self._lose_reply,
             "sink_outage": self._sink_outage,
             "memory_full": self._memory_full,
@@ -99,6 +110,29 @@ class Nemesis:
             with anyio.move_on_after(2.0):
                 await self._scene.links[FRONT].lose_reply(CREATED)
         await self._kill(fault)
+
+    async def _kill_power(self, fault: Planned) -> None:
+        """Kill the server as a power cut does: the last writes of its log are gone. No client got a reply to them, and
+        none of their replies is passed on afterwards.
+        """
+        scene = self._scene
+        links = [link for name, link in scene.links.items() if name != FRONT]
+        with self._noted(fault) as pid:
+            for link in links:
+                link.hold_replies()
+            try:
+                with suppress(DirectorError):  # a server that is away already loses nothing more
+                    synced = await scene.synced()
+                    await anyio.sleep(fault.lasts_ms / 1000)
+                    scene.cut_power(synced, is_torn=fault.detail != AT_A_SYNC)
+                scene.signal(SERVER, signal.SIGKILL)
+                for link in links:
+                    link.reset()
+                await scene.until_restarted(SERVER, pid)
+            finally:
+                for link in links:
+                    link.pass_replies()
+            await self._until_back(SERVER, pid)
 
     async def _crash(self, fault: Planned) -> None:
         """Replace a process by one that dies at a given point. Kill it if it does not reach that point in time."""

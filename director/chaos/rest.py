@@ -3,6 +3,7 @@ module calls no code under judgment: it sends plain commands on the keys that br
 whole keyspace, which no path of the product does.
 """
 
+import os
 import re
 from collections.abc import AsyncIterator, Iterable, Iterator
 from itertools import chain
@@ -161,6 +162,14 @@ def _short(output: bytes) -> bytes:
 def size(data: Path) -> int:
     """Return the length of the log of the server with this data folder, so that reading may begin there later."""
     return sum(path.stat().st_size for path in _files(data))
+
+
+def cut(data: Path, length: int) -> None:
+    """Drop what this log has behind this length, as a power cut drops what was not synced. Its server stands still."""
+    for path in _files(data):
+        size = path.stat().st_size
+        os.truncate(path, max(0, min(size, length)))
+        length -= size
 
 
 def server_log(data: Path, *, start: int = 0) -> Iterator[ServerLine]:
