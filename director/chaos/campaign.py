@@ -244,7 +244,7 @@ def _require_room(out: Path, disk_gb: float) -> None:
 
 def _carry_out(options: Options, runs: Path, number: int, say: Callable[[str], None]) -> None:
     folder = runs / f"{number:02}"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)  # a campaign that was killed may have left it empty
     outcome = Outcome(number=number, seed=options.seed, lease_s=options.lease_s, began=_now(), machine=machine())
     write(folder / OUTCOME, outcome)
     try:

@@ -136,6 +136,11 @@ async def _until_judged(home: Home, options: Options, say: Callable[[str], None]
     return report
 
 
+def length_s(options: Options, rate: float) -> float:
+    """Return for how long a load of this rate lasts."""
+    return max(options.seconds, min(options.predictions / rate, MOST_S))
+
+
 class Run:
     def __init__(self, scene: Scene, say: Callable[[str], None]) -> None:
         self._scene = scene
@@ -167,7 +172,7 @@ class Run:
         if not sustained:
             raise UpError("The API accepted no prediction in the calibration.")
         rate = sustained * LOAD
-        self._seconds = min(max(self._seconds, options.predictions / rate), MOST_S)
+        self._seconds = length_s(options, rate)
         self._say(f"sustained {sustained:.0f}/s; the load is {LOAD:.0%} of it: {rate:.0f}/s for {self._seconds:g} s")
         nemesis, faults = Nemesis(scene, self._journal, self._say), self._faults()
         with one_error():

@@ -33,6 +33,7 @@ from director.chaos.plan import (
     schedule,
     visit,
 )
+from director.chaos.run import length_s
 from director.chaos.scene import LIMITS, find_library
 
 STAGE = Stage(
@@ -234,6 +235,15 @@ def test_a_run_says_which_faults_it_cannot_have(monkeypatch: pytest.MonkeyPatch)
     assert options.left_out == ""
     rollout_options = replace(options, rollout=scene.Rollout(before=Path("a"), after=Path("b")))
     assert "0.2.0 loses claims" in rollout_options.left_out
+
+
+def test_a_run_lasts_until_its_predictions_are_sent_but_no_longer_than_redis_remembers_them():
+    options = scene.Options(seed=1, seconds=60)
+    assert length_s(options, 40) == 60
+    assert length_s(replace(options, predictions=20_000), 40) == 500
+    assert length_s(replace(options, predictions=20_000), 400) == 60
+    assert length_s(replace(options, predictions=20_000), 4) == 2_400
+    assert length_s(replace(options, seconds=7_200), 4) == 7_200
 
 
 def test_libfaketime_is_found_in_the_folder_of_an_architecture(tmp_path: Path):
