@@ -47,7 +47,7 @@ PAGE: Final = (
     Bench("limits", "The limits of the machine"),
     Bench("soak", "Half of the load, for half an hour", "make soak", "it takes a quiet machine for half an hour"),
 )
-# What a reader would look for, and why it is not here
+# A reader may look for these. The reason says why they are not here
 MISSING: Final[Mapping[str, str]] = {
     "the campaign on Sentinel and on a Cluster": "a chaos run starts one server. The tests of queue, keeper and API run"
     " on both (`make test-kinds`), without a figure",

@@ -11,7 +11,7 @@ from director.chaos.campaign_page import text
 from tests.support.release import sabotaged
 
 SMALL: Final = Campaign(seeds=(1,), predictions=2_000, leases=(3.0,))
-# What the receiver gets is what GET will show, were the end written
+# The receiver gets the prediction as GET shows it once the end is written
 WEBHOOK_FIRST: Final = """\
                 if run._outbox is not None and isinstance(end, tracker.Finish):
                     record = msgspec.structs.replace(claim.record, status=end.status)
