@@ -28,7 +28,7 @@ from director.broker.redis_client import ask, client, text
 from director.broker.scripts import Scripts
 from director.chaos.plan import SERVER, SINK, Stage, Tenants
 from director.chaos.proxy import Link, Upstream
-from director.chaos.rest import NEVER_REWRITTEN, cut, size
+from director.chaos.rest import ALL_KEPT, cut, size
 from director.core.errors import DirectorError
 from director.core.ids import QueueName
 from director.core.settings import PREFIX
@@ -331,13 +331,12 @@ class Scene:
         return length
 
     def cut_power(self, synced: int, *, is_torn: bool) -> None:
-        """Kill the server, and drop what its log has behind `synced`; only the second half of that if `is_torn`. There
-        is no pause, so that nothing wakes or restarts the server meanwhile.
+        """Kill the server, and drop what its log has behind `synced`. There is no pause, so that nothing wakes or
+        restarts the server meanwhile.
         """
         self.signal(SERVER, signal.SIGSTOP)
         until_stopped(self.pid(SERVER))
-        data = self.home.valkey
-        cut(data, synced + (size(data) - synced) // 2 if is_torn else synced)
+        cut(self.home.valkey, synced, is_torn=is_torn)
         self.signal(SERVER, signal.SIGKILL)
 
     def signal(self, name: str, number: signal.Signals) -> None:
@@ -427,7 +426,7 @@ class Scene:
 @asynccontextmanager
 async def staged(home: Home, options: Options) -> AsyncGenerator[Scene]:
     """Yield a scene in this new home, not started yet. No process of it is left after the block."""
-    server = EmbeddedServer(home.valkey, find_binary(), NEVER_REWRITTEN)
+    server = EmbeddedServer(home.valkey, find_binary(), ALL_KEPT)
     server.prepare()
     log = home.log("supervisor")
     redis = client(server.url, name="chaos")

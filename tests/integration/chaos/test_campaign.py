@@ -50,10 +50,10 @@ SABOTAGES: Final = {
         f"{WEBHOOK_FIRST}                finished = await run.settle(end)\n",
         "I3",
     ),
-    "it is always the turn of the account that was served most": Sabotage(
+    "a turn costs its account nothing": Sabotage(
         "lua/lib/share.lua",
-        "redis.call('ZRANGE', queue_key(queue, 'vtime:' .. lane), 0,",
-        "redis.call('ZREVRANGE', queue_key(queue, 'vtime:' .. lane), 0,",
+        "turn.own, turn.has_moved = turn.own + r.charged / limits_of(queue, tenant), true",
+        "turn.has_moved = true",
         "I14",
     ),
 }

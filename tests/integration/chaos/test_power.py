@@ -4,16 +4,19 @@ import asyncio
 from contextlib import closing, suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis.exceptions import RedisError
 
 from director.broker.redis_client import client
-from director.chaos.journal import Journal
+from director.chaos.journal import Arrived, Journal
 from director.chaos.nemesis import Nemesis
 from director.chaos.plan import AT_A_SYNC, SERVER, Planned
+from director.chaos.rest import cut, server_log, size
 from director.chaos.scene import Options, staged
 from director.local.home import Home
+from tests.support.eventually import eventually
 
 WRITERS = 8
 
@@ -49,3 +52,40 @@ async def test_a_power_cut_takes_only_what_no_client_was_answered(tmp_path: Path
     assert len(answered) > WRITERS
     assert answered <= there
     assert len(asked - answered - there) >= WRITERS, "the writes that the server carried out while replies were held"
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("length", "is_torn", "kept"), [(3, True, [3, 0]), (5, True, [5, 2]), (7, True, [5, 3]), (7, False, [5, 2])]
+)
+def test_only_the_last_file_of_a_log_is_torn(tmp_path: Path, length: int, is_torn: bool, kept: list[int]) -> None:
+    folder = tmp_path / "appendonlydir"
+    folder.mkdir()
+    paths = [folder / f"a.{number}.incr.aof" for number in (1, 2)]
+    for path in paths:
+        path.write_bytes(b"x" * 5)
+    (folder / "a.manifest").write_text("".join(f"file {path.name} seq {n} type i\n" for n, path in enumerate(paths)))
+    cut(tmp_path, length, is_torn=is_torn)
+    assert [path.stat().st_size for path in paths] == kept
+
+
+def is_rewritten(info: dict[str, Any]) -> bool:
+    return not info["aof_rewrite_in_progress"] and not info["aof_rewrite_scheduled"]
+
+
+@pytest.mark.faults
+async def test_a_log_that_was_rewritten_still_has_all_that_happened(tmp_path: Path) -> None:
+    home = Home(tmp_path / "run")
+    home.make()
+    record = {"created": "1", "account": "ant", "queue": "q", "lane": "normal"}
+    async with staged(home, Options(seed=1, seconds=1)) as scene:
+        await scene.start_server()
+        for number in range(3):
+            await scene.redis.hset(f"{{p1}}:rec:{number:026}", mapping=record)
+            length = size(home.valkey)
+            await scene.redis.bgrewriteaof()
+            await eventually(scene.redis.info, "the log is rewritten", until=is_rewritten)
+            assert size(home.valkey) >= length
+        assert [line.id for line in server_log(home.valkey) if isinstance(line, Arrived)] == [
+            f"{number:026}" for number in range(3)
+        ]
