@@ -1,10 +1,13 @@
 from collections import Counter
 from itertools import islice, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
+import anyio
 import pytest
 from msgspec.structs import replace
 
+from director.chaos import nemesis as module
 from director.chaos import scene
 from director.chaos.nemesis import Nemesis
 from director.chaos.plan import (
@@ -198,6 +201,21 @@ def test_at_most_one_director_is_frozen():
 def test_the_nemesis_can_carry_out_every_kind():
     nemesis = Nemesis(scene=None, journal=None, say=print)
     assert nemesis.kinds >= set(KINDS) | {kind for _, kind, *_ in (*ONCE, *STEPS)} | {REPLACE}
+
+
+async def test_a_drawn_fault_is_left_out_if_its_target_is_not_back_in_time(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "LATE_S", 0.05)
+    nemesis = Nemesis(SimpleNamespace(clock=None, names=()), journal=None, say=print)
+    done: list[str] = []
+
+    async def perform(fault: Planned) -> None:
+        done.append(f"{fault.kind} {fault.at_ms}")
+        await anyio.sleep(0.2)
+
+    nemesis._perform = dict.fromkeys(("kill_api", "memory_full"), perform)
+    planned = [(0, "kill_api", "a"), (20, "kill_api", "a"), (20, "memory_full", "a"), (20, "kill_api", "b")]
+    await nemesis.run([Planned(at_ms=at_ms, kind=kind, target=target) for at_ms, kind, target in planned], seconds=5)
+    assert sorted(done) == ["kill_api 0", "kill_api 20", "memory_full 20"]
 
 
 @pytest.mark.parametrize("seconds", [15.0, 60.0, 3600.0])
