@@ -34,10 +34,11 @@ OF_QUEUE: Final = re.compile(r"^\{p\d+\}:q:.+:([a-z]+)\d*$")
 OUTSIDE: Final = re.compile(r"^(?:\{(?:a:[^}]+|p\d+)\}:)?([a-z]+)(?::.*)?$")
 # A rewrite of the log drops the commands that led to the state, so the files from before it are kept as its history.
 # Without rewrites, each restart took 9 s once the log had 200 MB, and a run of minutes was one outage after the other.
+# A log is smaller than this until the bystander was watched, so that no rewrite disturbs it.
 ALL_KEPT: Final = {
     "aof-disable-auto-gc": "yes",
     "auto-aof-rewrite-percentage": "50",
-    "auto-aof-rewrite-min-size": "32mb",
+    "auto-aof-rewrite-min-size": "128mb",
 }
 FOLDER: Final = "appendonlydir"
 MANIFEST: Final = "*.manifest"
