@@ -1,4 +1,6 @@
-"""Judge the promises to the caller: I3 webhooks, I6 cancels, I8 idempotency keys, I10 event streams. Pure."""
+"""Judge the promises to the caller: I3 webhooks, I6 cancels, I8 idempotency keys, I10 event streams, I20 what several
+clients see at once. Pure.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -45,6 +47,8 @@ def _wrong_webhooks(evidence: Evidence, prediction_id: str) -> Iterator[str]:
         yield f"copies of one webhook came as {', '.join(names)}"
     if not all(each.signed for each in webhooks):
         yield "a webhook has a wrong signature"
+    if (early_ms := min(evidence.ends(prediction_id), default=0) - ends[0].at) > 0:
+        yield f"a webhook says {ends[0].status} {early_ms} ms before that end was written"
     if ends[-1].status != status:
         yield f"the last webhook says {ends[-1].status}, the record says {status}"
     late = [each for each in webhooks if each.at > ends[0].at and each.status not in TERMINAL]
@@ -87,6 +91,37 @@ def is_hindered(evidence: Evidence, prediction_id: str, asked: int, ended: int) 
     final = evidence.finals.get(prediction_id)
     holder = pid_of(final.record.get("holder", "")) if final else 0
     return evidence.was_hindered(asked - evidence.rules.recovery_s * 1000, ended, needed, pid=holder)
+
+
+def clients_see_one_history(evidence: Evidence) -> Findings:
+    """I20: once a client was shown an end, by an answer, a list, a stream or a webhook, each client that asks later is
+    shown the same end. What was accepted is shown to each client that asks later. A revived prediction is left out.
+    """
+    for prediction_id, seen in evidence.seen.items():
+        final = evidence.finals.get(prediction_id)
+        if final is not None and len(lives(final.events)) == 1:
+            ends = sorted(_shown_ends(evidence, prediction_id))
+            for each in seen:
+                if not each.status:
+                    yield prediction_id, f"missing by {each.by}, which was asked at {each.asked}, after its creation"
+                earlier = ends and ends[0][0] < each.asked and ends[0]
+                if earlier and each.status != earlier[1]:
+                    yield (
+                        prediction_id,
+                        f"{each.status or 'missing'} by {each.by}, which was asked at {each.asked}, "
+                        f"but {earlier[1]} by {earlier[2]} at {earlier[0]}",
+                    )
+
+
+def _shown_ends(evidence: Evidence, prediction_id: str) -> Iterator[tuple[int, str, str]]:
+    """Yield when an end was shown to a client, as what, and by what."""
+    shown: list[tuple[int, str, str]] = [(each.at, each.status, each.by) for each in evidence.seen[prediction_id]]
+    tries = evidence.by_id.get(prediction_id, [])
+    shown += [(each.answer.at, each.answer.shown, f"the answer to {each.sent.action}") for each in tries]
+    shown += [(each.at, each.status, "webhook") for each in evidence.webhooks.get(prediction_id, [])]
+    done = (each.at for each in evidence.heard.get(prediction_id, []) if each.event == "done")
+    shown += [(at, evidence.status(prediction_id), "stream") for at in done]
+    return (each for each in shown if each[1] in TERMINAL)
 
 
 def one_key_one_id(evidence: Evidence) -> Findings:

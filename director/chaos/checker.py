@@ -19,6 +19,7 @@ from director.chaos.rest import Leftovers
 
 MOST_LINES: Final = 40
 MOST_SHOWN: Final = 20
+LEAST_SHARED: Final = 1_000  # creates, of which one in fifty is shared
 
 # The fields of a queue's leftovers that must be 0, with the words for a breach.
 RESTS: Final = {
@@ -62,6 +63,7 @@ def evidence_is_whole(evidence: Evidence) -> Findings:
         "the predictions in Redis were not read": evidence.finals,
         "the run was not healed": evidence.healed is not None,
         "the server's log was not read": evidence.claims,
+        "no prediction was seen by several clients": evidence.seen or len(evidence.creates) < LEAST_SHARED,
         "the rush of tenants saturated no queue": not fairness.is_rushed(evidence) or fairness.saturations(evidence),
     }
     for what, there in wanted.items():
@@ -95,6 +97,7 @@ INVARIANTS: Final[dict[str, tuple[str, Callable[[Evidence], Findings]]]] = {
     "I17": ("The end of a run is written soon, over narrow links too.", recovery.ends_are_written),
     "I18": ("No claim was taken back before its holder was silent for a lease.", recovery.only_the_silent_lose),
     "I19": ("Beside bad neighbours, a bystander was served as without them.", bystander.bystander_is_served),
+    "I20": ("All clients saw one history: an end that one saw, each sees later.", caller.clients_see_one_history),
 }
 JUDGED: Final = {**INVARIANTS, "evidence": ("Every party left its evidence.", evidence_is_whole)}
 
@@ -121,6 +124,8 @@ def _rows(evidence: Evidence, prediction_id: str) -> Iterator[tuple[int, str]]:
         yield webhook.at, f"sink: receives {webhook.status} as {webhook.webhook_id}, answers {webhook.answered}"
     for heard in evidence.heard.get(prediction_id, []):
         yield heard.at, f"reader: receives {heard.event} {heard.mark} {heard.data}".rstrip()
+    for seen in evidence.seen.get(prediction_id, []):
+        yield seen.at, f"client: sees {seen.status or 'nothing'} by {seen.by}, asked at {seen.asked}"
     for visit in evidence.visits.get(prediction_id, []):
         yield visit.at, f"reader: asks after {visit.after or 'nothing'}, answered {visit.status}, ends {visit.end}"
     if final := evidence.finals.get(prediction_id):
@@ -155,6 +160,7 @@ class Report(Struct, frozen=True, kw_only=True):
     duplicate_runs: int
     webhooks_missing: int
     recoveries: int
+    recovery_ms: list[int]
     recovery_p50_ms: int | None
     recovery_p99_ms: int | None
     recovery_p99_with_waits_ms: int | None
@@ -171,6 +177,8 @@ class Report(Struct, frozen=True, kw_only=True):
     runs_per_prediction: dict[int, int]
     followed: int
     resumed: int
+    shared: int
+    seen: int
     faults: dict[str, int]
     left_out: str
     counts: dict[str, int]
@@ -178,7 +186,7 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | None = None) -> Report:
-    evidence = gather(folder, rules or Rules(), leftovers)
+    evidence = gather(folder, rules, leftovers)
     breaches = {
         name: [Breach(name, subject, what) for subject, what in judge(evidence)] for name, (_, judge) in JUDGED.items()
     }
@@ -203,6 +211,7 @@ def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | No
         duplicate_runs=sum((runs - 1) * count for runs, count in histogram.items() if runs > 1),
         webhooks_missing=_ids([each for each in breaches["I3"] if each.what.startswith("missing")]),
         recoveries=len(recovered),
+        recovery_ms=sorted(recovered),
         recovery_p50_ms=percentile(recovered, 0.5),
         recovery_p99_ms=percentile(recovered, 0.99),
         recovery_p99_with_waits_ms=percentile([each.all_ms for each in orphans], 0.99),
@@ -221,6 +230,8 @@ def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | No
         runs_per_prediction=histogram,
         followed=len(evidence.followed),
         resumed=sum(bool(visit.after and visit.status) for visits in evidence.visits.values() for visit in visits),
+        shared=len(evidence.seen),
+        seen=sum(map(len, evidence.seen.values())),
         faults=dict(sorted(Counter(fault.kind for fault in evidence.faults).items())),
         left_out=evidence.rules.left_out,
         counts={name: len(found) for name, found in breaches.items()},
@@ -247,6 +258,7 @@ def text(report: Report) -> str:
         f"{report.first_claims} first claims, {report.overtaken} of them overtaken; {report.dead_work:.2%} of the model"
         f" servers' time went to dead work ({report.dead_work_in_all:.2%} with what faults explain)",
         f"{report.followed} were followed by readers, which resumed {report.resumed} times after an event",
+        f"{report.shared} were looked at by several clients at once, {report.seen} times",
         *(f"the breaker of {queue} was open for {open_s:.0f} s" for queue, open_s in report.breaker_open_s.items()),
         *(_fair(each) for each in report.saturations),
         *(

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal
 
@@ -17,10 +18,12 @@ from anyio.abc import TaskGroup
 from msgspec import Struct
 from msgspec.structs import replace
 
-from director.chaos.journal import Action, Answered, Followed, Heard, Journal, Listed, Sent, Visited, now_ms, read
+from director.chaos.journal import Action, Answered, Followed, Heard, Journal, Listed, Seen, Sent, Visited, now_ms, read
 from director.chaos.parties import FILL, Script
 from director.chaos.plan import ALONE, BESIDE, LARGE, Order, Plan, bystanders, key_of, large, orders, peaceful, rush
 from director.chaos.wire import Answer, Caller, Unanswered
+from director.core.ids import PredictionId, created_ms_of
+from director.core.states import TERMINAL
 
 TRY_S: Final = 5.0
 SILENT_S: Final = 30.0  # three of the comments that keep a silent stream alive
@@ -30,6 +33,9 @@ RETRIED: Final = "retried"
 READERS: Final = 8
 PAGE: Final = 3  # number of events; few, so that most lists have several pages
 PATIENCE_S: Final = 60.0
+LOOKS_AFTER_END: Final = 4
+LOOKING_S: Final = 30.0
+NEAR_MS: Final = 3  # a list is asked for what was created in these milliseconds around it
 
 End = Literal["done", "broken", "whole", "left"]
 
@@ -135,6 +141,35 @@ async def come_back(url: str, tokens: Sequence[str], folder: Path) -> None:
             async with anyio.create_task_group() as tasks:
                 for _ in range(READERS):
                     tasks.start_soon(several)
+
+
+async def look_on(url: str, prediction_id: str, by: Literal["get", "list"], token: str, journal: Journal) -> None:
+    """Look at one prediction again and again, on a connection of its own, until some looks after its end."""
+    after, before = (_date(created_ms_of(PredictionId(prediction_id)) + ms) for ms in (-NEAR_MS, NEAR_MS))
+    query = f"?created_after={after}&created_before={before}"
+    path = "/v1/predictions" + (f"/{prediction_id}" if by == "get" else query)
+    ends = 0
+    with anyio.move_on_after(LOOKING_S), closing(Caller(url)) as api:
+        while ends < LOOKS_AFTER_END:
+            asked = now_ms()
+            with suppress(Unanswered):
+                answer = await api.ask("GET", path, headers={"authorization": f"Bearer {token}"}, within_s=TRY_S)
+                if answer.status in (200, 404):
+                    status = _status_in(answer, prediction_id)
+                    journal.write(Seen(at=now_ms(), id=prediction_id, asked=asked, by=by, status=status))
+                    ends += status in TERMINAL
+            await anyio.sleep(random.uniform(*PAUSE_S))  # noqa: S311 - spreads looks, plans nothing
+
+
+def _date(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _status_in(answer: Answer, prediction_id: str) -> str:
+    """Return the status of a prediction in this answer, alone or in a list; '' without it."""
+    body = msgspec.json.decode(answer.body)
+    shown = body.get("results", [body])
+    return next((str(each["status"]) for each in shown if each.get("id") == prediction_id), "")
 
 
 def _events_in(prediction_id: str, blocks: Sequence[bytes]) -> Iterator[Heard]:
@@ -296,6 +331,10 @@ class Client:
             return
         if order.is_followed:
             readers.start_soon(self._follow, order, prediction_id)
+        if order.is_shared:
+            token = self._errand.tokens[order.tenant]
+            for by in ("get", "list"):
+                readers.start_soon(look_on, self._errand.url, prediction_id, by, token, self._journal)
         if order.plan not in ("cancel", "repeat", "other_body"):
             return
         await anyio.sleep(order.then_ms / 1000)

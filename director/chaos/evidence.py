@@ -25,6 +25,7 @@ Findings = Iterator[tuple[str, str]]
 """(id of a prediction, or whatever else broke a promise; what is wrong) of one invariant."""
 Event = tuple[str, int, str]
 """(kind, at, data) of a prediction, as `journal.Final` has it."""
+RULES: Final = "rules.json"
 SHARED: Final = ("redis", "all:")  # how targets begin that every part depends on
 Stretch = tuple[int, int]
 """(from, until), in milliseconds."""
@@ -143,6 +144,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
     visits: dict[str, list[journal.Visited]]
     heard: dict[str, list[journal.Heard]]
     listed: dict[str, journal.Listed]
+    seen: dict[str, list[journal.Seen]]
     held: list[journal.Held]
     faults: list[Window]
     healed: int | None
@@ -229,8 +231,11 @@ _at: Callable[[Any], int] = attrgetter("at")
 _number: Callable[[Any], int] = attrgetter("number")
 
 
-def gather(folder: Path, rules: Rules, leftovers: Leftovers | None = None) -> Evidence:
-    written = [line for path in sorted(folder.glob("*.jsonl")) for line in journal.read(path)]
+def gather(folder: Path, rules: Rules | None = None, leftovers: Leftovers | None = None) -> Evidence:
+    """Read what is in the folder, except for the rules and leftovers that are given."""
+    if rules is None:
+        rules = msgspec.json.decode((folder / RULES).read_bytes(), type=Rules) if (folder / RULES).exists() else Rules()
+    written = [line for path in sorted(folder.glob("*.jsonl*")) for line in journal.read(path)]
     clock = _clock(written)
     lines = sorted((_by_the_machine(line, clock) for line in written), key=_at)
     if leftovers is None and (folder / LEFTOVERS).exists():
@@ -250,6 +255,7 @@ def gather(folder: Path, rules: Rules, leftovers: Leftovers | None = None) -> Ev
         visits=grouped(_only(lines, journal.Visited), _id),
         heard=grouped(_only(lines, journal.Heard), _id),
         listed={listed.id: listed for listed in _only(lines, journal.Listed)},
+        seen=grouped(_only(lines, journal.Seen), _id),
         held=_only(lines, journal.Held),
         faults=faults,
         healed=healed,

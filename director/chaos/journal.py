@@ -15,6 +15,8 @@ The checker relies on this:
 - a reader of event streams: it writes `Followed` once, before its first visit, then each event in order. These lines
   are in the client's file. Once all is at rest, readers come back for the events that they lack: those lines are in
   `readers.jsonl`.
+- clients of a shared prediction: one gets it and one lists it, again and again, on connections of their own, while the
+  caller that made it may cancel it and a reader follows it. Each answer is a `Seen`.
 - nemesis: it names a process by its part and number (`director-0`, `cog-0`, `api-0`), and a link by its two ends
   (`director-0:redis`, `all:redis`). Director and model server of one number belong together. Kinds that end a process
   begin with `kill` or `crash`, kinds that freeze one with `stop`; `partition` cuts a link. A fault ends when its
@@ -23,6 +25,7 @@ The checker relies on this:
 - the server: its append-only file, read once all is at rest (rest.py). `number` is the place of a command in it.
 """
 
+import gzip
 import re
 import time
 from collections.abc import Iterator
@@ -96,6 +99,15 @@ class Listed(_Line, frozen=True, kw_only=True):
 
     id: str
     events: list[tuple[int, str]]
+
+
+class Seen(_Line, frozen=True, kw_only=True):
+    """client: a prediction in an answer that was asked for at `asked`. `status` is '' if the answer lacks it."""
+
+    id: str
+    asked: int
+    by: Literal["get", "list"]
+    status: str
 
 
 class CogStarted(_Line, frozen=True, kw_only=True):
@@ -189,9 +201,12 @@ class Final(_Line, frozen=True, kw_only=True):
     output: str = ""
 
 
-ClientLine = Sent | Answered | Followed | Heard | Visited | Listed
+ClientLine = Sent | Answered | Followed | Heard | Visited | Listed | Seen
 ServerLine = Arrived | Breaker | Claimed
 Line = ClientLine | CogStarted | CogEnded | Delivered | Fault | Held | Healed | ServerLine | Final
+
+
+PACKED = ".gz"
 
 
 class Journal:
@@ -209,9 +224,10 @@ class Journal:
 
 
 def read(path: Path) -> Iterator[Line]:
-    """Yield every whole line of a file. Drop a last line that a kill cut short."""
+    """Yield every whole line of a file, compressed or not. Drop a last line that a kill cut short."""
     decoder = msgspec.json.Decoder(Line)
-    for line in path.read_bytes().split(b"\n")[:-1]:
+    content = path.read_bytes()
+    for line in (gzip.decompress(content) if path.suffix == PACKED else content).split(b"\n")[:-1]:
         yield decoder.decode(line)
 
 

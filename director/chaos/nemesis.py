@@ -2,6 +2,7 @@
 stays frozen or cut after the block, however it ends.
 """
 
+import math
 import signal
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -14,7 +15,18 @@ from msgspec.structs import replace
 from redis import exceptions
 
 from director.chaos.journal import Answered, Fault, Journal, Sent, now_ms
-from director.chaos.plan import ALL_LINKS, CLOCK_STEP, DELETE_VERSION, NARROW, REPLACE, SERVER, SINK, Planned
+from director.chaos.plan import (
+    ALL_LINKS,
+    AT_A_SYNC,
+    CLOCK_STEP,
+    DELETE_VERSION,
+    KINDS,
+    NARROW,
+    REPLACE,
+    SERVER,
+    SINK,
+    Planned,
+)
 from director.chaos.scene import API, FRONT, PASSING, Scene
 from director.core.errors import DirectorError
 from director.core.ids import QueueName
@@ -23,6 +35,7 @@ from director.local.processes import UpError
 RESTART: Final = "restart"
 CRASH_AT: Final = "DIRECTOR_CRASH_AT"
 CREATED: Final = b"HTTP/1.1 201"
+LATE_S: Final = 2.0
 LONGEST_MEND_S: Final = 60.0
 DELETION_DELAY_S: Final = (0.004, 0.008)  # each piece waits this long, each way: under load pieces queue up
 FORGOTTEN_S: Final = 5.0
@@ -44,6 +57,7 @@ class Nemesis:
             **dict.fromkeys(("stop_director", "stop_cog"), self._stop),
             **dict.fromkeys(("partition", "latency", "reset", NARROW), self._on_links),
             "kill_api": self._kill_api,
+            "kill_power": self._kill_power,
             "lose_reply": self._lose_reply,
             "sink_outage": self._sink_outage,
             "memory_full": self._memory_full,
@@ -70,11 +84,13 @@ class Nemesis:
         await self._heal()
 
     async def _in_turn(self, fault: Planned) -> None:
-        """Carry out a fault once its target is back. After the load only replacements are carried out: without them
-        the last mixtures of a rollout would not be tried.
+        """Carry out a fault once its target is back. A drawn fault is left out if that takes long: on a busy machine an
+        API needs 10 s to start, is killed every 8 s, and would never be back. After the load only replacements are
+        carried out: without them the last mixtures of a rollout would not be tried.
         """
+        latest = self._began_at + fault.at_ms / 1000 + LATE_S if fault.kind in KINDS else math.inf
         async with self._turns[fault.target]:
-            if anyio.current_time() < self._ends_at or fault.kind == REPLACE:
+            if anyio.current_time() < min(self._ends_at, latest) or fault.kind == REPLACE:
                 await self._perform[fault.kind](fault)
 
     async def _heal(self) -> None:
@@ -99,6 +115,29 @@ class Nemesis:
             with anyio.move_on_after(2.0):
                 await self._scene.links[FRONT].lose_reply(CREATED)
         await self._kill(fault)
+
+    async def _kill_power(self, fault: Planned) -> None:
+        """Kill the server as a power cut does: the last writes of its log are gone. No client got a reply to them, and
+        none of their replies is passed on afterwards.
+        """
+        scene = self._scene
+        links = [link for name, link in scene.links.items() if name != FRONT]
+        with self._noted(fault) as pid:
+            for link in links:
+                link.hold_replies()
+            try:
+                with suppress(DirectorError):  # a server that is away already loses nothing more
+                    synced = await scene.synced()
+                    await anyio.sleep(fault.lasts_ms / 1000)
+                    scene.cut_power(synced, is_torn=fault.detail != AT_A_SYNC)
+                scene.signal(SERVER, signal.SIGKILL)
+                for link in links:
+                    link.reset()
+                await scene.until_restarted(SERVER, pid)
+            finally:
+                for link in links:
+                    link.pass_replies()
+            await self._until_back(SERVER, pid)
 
     async def _crash(self, fault: Planned) -> None:
         """Replace a process by one that dies at a given point. Kill it if it does not reach that point in time."""

@@ -24,6 +24,7 @@ WARM_UP_MS: Final = 1_000  # some work is under way when the first fault strikes
 ALL_LINKS: Final = "all:redis"
 CLOCK_STEP: Final = "clock_step"
 REPLACE: Final = "replace"
+AT_A_SYNC: Final = "at a sync"
 DELETE_VERSION: Final = "delete_version"
 # of the load, so that the process that is replaced last still has work, even if its turn comes late
 ROLLED_OUT: Final = 0.6
@@ -94,6 +95,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "reset": Kind(0.01, "all_links"),
     "lose_reply": Kind(0.02, "losing", (2_000, 2_000)),
     "sink_outage": Kind(0.01, "sinks", (5_000, 5_000), ("error", "reset")),
+    "kill_power": Kind(0.005, "servers", (20, 100), (AT_A_SYNC, "in the middle of a write")),
 }
 
 # Every link to Redis carries few bytes while some ends are large. It happens once in peace, where nothing else can
@@ -223,6 +225,7 @@ STREAMED_SHARE: Final = 0.2
 STREAMED_OUTPUTS: Final = 5
 ALL_EVENTS_SHARE: Final = 0.1
 FOLLOWED_SHARE: Final = 0.05
+SHARED_SHARE: Final = 0.02
 STREAMED_FOLLOWED_SHARE: Final = 0.3
 MEDIAN_MS: Final = 20.0
 P99_MS: Final = 400.0
@@ -272,6 +275,7 @@ class Order(Struct, frozen=True, kw_only=True):
     script: Script
     all_events: bool = False
     is_followed: bool = False
+    is_shared: bool = False  # several clients look at it at once
     then_ms: int = 0
     cancel_after_s: int | None = None
     start_by_s: int | None = None
@@ -403,7 +407,8 @@ def _order(dice: random.Random, number: int, weights: Sequence[float], models: S
         start_by_s=dice.randint(*START_BY_S) if plan == "start_by" else None,
     )
     share = STREAMED_FOLLOWED_SHARE if order.script.outputs > 1 else FOLLOWED_SHARE
-    return replace(order, is_followed=dice.random() < share)
+    is_followed, is_shared = dice.random() < share, dice.random() < SHARED_SHARE
+    return replace(order, is_followed=is_followed or is_shared, is_shared=is_shared)
 
 
 def _script(dice: random.Random, plan: Plan, ms: float) -> Script:

@@ -27,6 +27,8 @@ class Link:
         self._free_at = {False: 0.0, True: 0.0}
         self._open = asyncio.Event()
         self._open.set()
+        self._replies = asyncio.Event()
+        self._replies.set()
         self._marker: bytes | None = None
         self._is_of_request = False
         self._lost = asyncio.Event()
@@ -52,6 +54,13 @@ class Link:
         self.delay_s = (0.0, 0.0)
         self._marker = None
         self._open.set()
+
+    def hold_replies(self) -> None:
+        """Pass on requests and no replies, until `pass_replies`. `mend` changes nothing of it."""
+        self._replies.clear()
+
+    def pass_replies(self) -> None:
+        self._replies.set()
 
     def reset(self) -> None:
         for connection in self._connections:
@@ -112,6 +121,8 @@ class Link:
                 if self.bytes_s:
                     await self._turn(len(chunk), replies=replies)
                 await self._open.wait()
+                if replies:
+                    await self._replies.wait()
                 if self._marker is not None and replies is not self._is_of_request and self._marker in chunk:
                     self._marker = None
                     doomed.set()

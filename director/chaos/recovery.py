@@ -125,7 +125,8 @@ def recoveries(evidence: Evidence) -> list[Recovery]:
         full = contention[final.record.get("queue", "")]
         full_ms = sum(max(0, min(until, again.began) - max(since, retry[1])) for since, until in full)
         held_ms = _held_off_ms(evidence, death)
-        found.append(Recovery(id=final.id, died=death, ms=all_ms - full_ms - held_ms, all_ms=all_ms))
+        # a queue may be full while the product holds off
+        found.append(Recovery(id=final.id, died=death, ms=max(0, all_ms - full_ms - held_ms), all_ms=all_ms))
     return found
 
 

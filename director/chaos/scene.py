@@ -28,13 +28,13 @@ from director.broker.redis_client import ask, client, text
 from director.broker.scripts import Scripts
 from director.chaos.plan import SERVER, SINK, Stage, Tenants
 from director.chaos.proxy import Link, Upstream
-from director.chaos.rest import NEVER_REWRITTEN
+from director.chaos.rest import ALL_KEPT, cut, size
 from director.core.errors import DirectorError
 from director.core.ids import QueueName
 from director.core.settings import PREFIX
 from director.local.home import Home, State
 from director.local.parts import Expected, answers_200, until_ready
-from director.local.processes import UpError, claimable, is_alive, signal_group
+from director.local.processes import UpError, claimable, is_alive, signal_group, until_stopped
 from director.local.server import EmbeddedServer, find_binary
 from director.local.supervisor import Part, Supervisor, supervising
 from director.store.accounts import Accounts
@@ -191,9 +191,10 @@ class Rollout(Struct, frozen=True, kw_only=True):
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """Without `home`, the run uses a temporary folder, which stays only if `is_kept` or a promise was broken. A
-    `rollout` has no peace before it and no rush, because fairness is judged within one release. `faketime` is the
-    library that steps the server's clock, or '' for the system's.
+    """The load lasts `seconds`, or longer until so many `predictions` are sent. Without `home`, the run uses a
+    temporary folder, which stays only if `is_kept` or a promise was broken. A `rollout` has no peace before it and no
+    rush, because fairness is judged within one release. `faketime` is the library that steps the server's clock, or ''
+    for the system's.
     """
 
     seed: int
@@ -206,6 +207,7 @@ class Options(Struct, frozen=True, kw_only=True):
     has_faults: bool = True
     rollout: Rollout | None = None
     faketime: str = ""
+    predictions: int = 0
 
     @property
     def left_out(self) -> str:
@@ -320,6 +322,23 @@ class Scene:
         marked = self.supervisor.marks.get(name)
         return marked is not None and is_alive(marked)
 
+    async def synced(self) -> int:
+        """Return a length of the server's log that is on the disk. The server answers only after it has synced all that
+        it wrote before, so the length comes first.
+        """
+        length = size(self.home.valkey)
+        await ask(self.redis.ping)
+        return length
+
+    def cut_power(self, synced: int, *, is_torn: bool) -> None:
+        """Kill the server, and drop what its log has behind `synced`. There is no pause, so that nothing wakes or
+        restarts the server meanwhile.
+        """
+        self.signal(SERVER, signal.SIGSTOP)
+        until_stopped(self.pid(SERVER))
+        cut(self.home.valkey, synced, is_torn=is_torn)
+        self.signal(SERVER, signal.SIGKILL)
+
     def signal(self, name: str, number: signal.Signals) -> None:
         if self.is_alive(name):
             signal_group(self.pid(name), number)
@@ -346,13 +365,8 @@ class Scene:
 
     async def start(self) -> None:
         """Return when all are ready. Raises UpError when a process does not become ready."""
-        part = self.server.part(self.home.path)
-        stepped = self.clock.environment if self.clock else {}
-        self.supervisor.start([msgspec.structs.replace(part, name=SERVER, env={**part.env, **stepped})])
-        with anyio.fail_after(START_LIMIT_S):
-            await self.until_ready(SERVER)
+        redis_urls = await self.start_server()
         secrets = await self._make_accounts()
-        redis_urls = await self._make_links(self.server.url)
         for roles in cast(self.journals, secrets, redis_urls, lease_s=self.options.lease_s):
             self.roles |= {role.name: role for role in roles}
             for role in roles:
@@ -373,6 +387,15 @@ class Scene:
         )
         await self.resize(streams=1, in_line=True)
         [self.to_delete] = [queue for queue in await self.queues() if queue.startswith(f"{PASSING}:")]
+
+    async def start_server(self) -> dict[str, str]:
+        """Return the server's address for each of its clients, which is that of its link."""
+        part = self.server.part(self.home.path)
+        stepped = self.clock.environment if self.clock else {}
+        self.supervisor.start([msgspec.structs.replace(part, name=SERVER, env={**part.env, **stepped})])
+        with anyio.fail_after(START_LIMIT_S):
+            await self.until_ready(SERVER)
+        return await self._make_links(self.server.url)
 
     async def _make_accounts(self) -> Path:
         accounts = Accounts(self.redis)
@@ -403,7 +426,7 @@ class Scene:
 @asynccontextmanager
 async def staged(home: Home, options: Options) -> AsyncGenerator[Scene]:
     """Yield a scene in this new home, not started yet. No process of it is left after the block."""
-    server = EmbeddedServer(home.valkey, find_binary(), NEVER_REWRITTEN)
+    server = EmbeddedServer(home.valkey, find_binary(), ALL_KEPT)
     server.prepare()
     log = home.log("supervisor")
     redis = client(server.url, name="chaos")

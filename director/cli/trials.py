@@ -16,11 +16,17 @@ from director.core.errors import SettingsError
 from director.local.home import Home
 
 if TYPE_CHECKING:
+    from director.chaos.campaign import CampaignReport
+    from director.chaos.checker import Report
     from director.simulate.trace import Trace
 
 MOST_SLOTS: Final = 4096
 MOST_PLAYS: Final = 12
 MADE: Final = ("heavy-light", "batches", "even", "lanes", "constant")
+MOST_SEEDS: Final = 1_000
+MOST_LEASE_S: Final = 600
+REPORT: Final = arg("--json FILE", "write the report there", default="")
+FAKETIME: Final = arg("--faketime FILE", "libfaketime.so.1, which steps the server's clock (looked for)", default="")
 MADE_TITLE: Final = "made traffic, instead of a file"
 TEXT: Final = """\
 Replay the predictions of a queue with other slots or policies, through the real scripts on a server in memory and
@@ -126,8 +132,8 @@ def _trace(given: argparse.Namespace) -> "Trace":
     arg("--seconds S", "length of the load (%(default)g)", type=float, default=60.0),
     arg("--lease S", "lease of a claim (%(default)g)", type=float, default=15.0),
     arg("--tenants N", "number of accounts (%(default)s)", type=int, default=40),
-    arg("--faketime FILE", "libfaketime.so.1, which steps the server's clock (looked for)", default=""),
-    arg("--json FILE", "write the report there", default=""),
+    FAKETIME,
+    REPORT,
     arg("--home DIR", "a new folder for data, journals and logs", default=""),
     flag("--keep", "keep that folder also if every promise was kept"),
     examples=("--seconds 60 --seed 7",),
@@ -151,11 +157,80 @@ def _chaos(given: argparse.Namespace) -> int:
         is_kept=given.keep,
         faketime=given.faketime,
     )
-    report = chaos(options, lambda line: print(line, flush=True))
-    print(text(report))
-    if given.json:
-        Path(given.json).write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+    report = chaos(options, _say)
+    return _judged(report, text(report), given.json)
+
+
+def _leases(text: str) -> tuple[float, ...]:
+    try:
+        leases = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        leases = ()
+    if not leases or not all(1 <= lease <= MOST_LEASE_S for lease in leases):
+        raise argparse.ArgumentTypeError(f"{text!r} are not leases: give seconds from 1 to {MOST_LEASE_S}, as in 15,3")
+    return leases
+
+
+@command(
+    "chaos campaign",
+    arg("--out DIR", "its folder; the same folder again goes on", required=True),
+    arg("--seeds N", "number of runs, with the seeds 1 to N (%(default)s)", type=whole(MOST_SEEDS), default=10),
+    arg("--predictions N", "predictions of all runs together (%(default)s)", type=whole(), default=200_000),
+    arg("--leases S[,S…]", "leases of a claim, of one run after the other (15,3)", type=_leases, default=(15.0, 3.0)),
+    arg(
+        "--disk GB", "most that the folder may take, a run in progress included (%(default)g)", type=float, default=20.0
+    ),
+    FAKETIME,
+    examples=("--out campaign", "--seeds 3 --predictions 60000 --out small"),
+)
+def _campaign(given: argparse.Namespace) -> int:
+    """Run several seeds of `chaos`, one after the other, and report on all of them in DIR/report.html and report.json.
+    The seeds are written down before the first run, and each run is reported, whatever its outcome. An interrupted
+    campaign goes on where it was. The exit code is 1 if a promise was broken, a run broke off, or predictions are
+    missing.
+    """
+    from director.chaos.campaign import Campaign, campaign
+    from director.chaos.campaign_page import keep, text
+
+    wanted = Campaign(seeds=tuple(range(1, given.seeds + 1)), predictions=given.predictions, leases=given.leases)
+    out, is_ok = Path(given.out), False
+    for report in campaign(wanted, out, disk_gb=given.disk, faketime=given.faketime, say=_say):
+        keep(report, out)
+        print(text(report), flush=True)
+        is_ok = report.ok
+    return 0 if is_ok else 1
+
+
+@command(
+    "chaos check",
+    arg("folder DIR", "folder of a campaign, or home of a run"),
+    REPORT,
+    examples=("campaign",),
+)
+def _check(given: argparse.Namespace) -> int:
+    """Judge the journals of a campaign again, or those of one run that was kept. Nothing is used of what the runs
+    reported. The exit code is 1 if a promise was broken.
+    """
+    from director.chaos import campaign_page, checker
+    from director.chaos.campaign import JOURNALS, checked
+
+    folder = Path(given.folder)
+    if (folder / JOURNALS).is_dir():
+        run = checker.check(folder / JOURNALS)
+        return _judged(run, checker.text(run), given.json)
+    report = checked(folder, _say)
+    return _judged(report, campaign_page.text(report), given.json)
+
+
+def _judged(report: "Report | CampaignReport", shown: str, file: str) -> int:
+    print(shown)
+    if file:
+        Path(file).write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
     return 0 if report.ok else 1
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 group("bench", "latency", about="Measure the product.")

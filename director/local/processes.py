@@ -18,6 +18,8 @@ from msgspec import Struct
 from director.core.errors import DirectorError
 
 LOOK_S: Final = 0.05
+SOON_S: Final = 0.001
+STOP_S: Final = 5.0
 PROC: Final = Path("/proc")
 
 
@@ -45,6 +47,13 @@ def is_alive(process: Mark) -> bool:
 def signal_group(leader: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError, PermissionError):  # macOS answers EPERM for a group of zombies
         os.killpg(leader, number)
+
+
+def until_stopped(pid: int) -> None:
+    """Wait until a process that got SIGSTOP stands still: a system call, such as a sync, ends first."""
+    give_up = time.monotonic() + STOP_S
+    while time.monotonic() < give_up and _told_of(pid, "stat=")[:1] not in ("T", "Z", ""):
+        time.sleep(SOON_S)
 
 
 def end(process: Mark, *, grace_s: float) -> None:
@@ -81,11 +90,13 @@ def _boot() -> str:
 
 
 def _started_elsewhere(pid: int) -> str:
-    answer = subprocess.run(
-        ["/bin/ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
-    )
-    state, _, started = answer.stdout.strip().partition(" ")
+    state, _, started = _told_of(pid, "stat=,lstart=").partition(" ")
     return "" if state.startswith("Z") else started.strip()
+
+
+def _told_of(pid: int, columns: str) -> str:
+    answer = subprocess.run(["/bin/ps", "-o", columns, "-p", str(pid)], capture_output=True, text=True, check=False)
+    return answer.stdout.strip()
 
 
 def free_port() -> int:

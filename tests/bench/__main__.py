@@ -18,6 +18,7 @@ from tests.bench.judge import changes, told
 from tests.bench.machine import load
 from tests.bench.processes import ROOT
 from tests.bench.results import Result, append, latest, pooled, read
+from tests.bench.results_page import CAMPAIGN, campaign_tables, figures_tables, missing_table, read_campaign
 from tests.bench.sides.servers import DURABILITY
 from tests.bench.soak import SoakOptions, soak
 from tests.bench.suite import BENCHES, PAIRED, run, told_of
@@ -61,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
 
     keep = acts.add_parser("keep", help="let the latest results be what is compared with, and make the tables of them")
     keep.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="which results (%(default)s)")
+    keep.add_argument("--campaign", type=Path, metavar="FILE", help="keep this report.json of a campaign too")
     keep.set_defaults(act=_keep, measures=False)
 
     tables = acts.add_parser("tables", help="print the tables of the latest results")
@@ -143,6 +145,8 @@ def _keep(given: argparse.Namespace) -> int:
     kept = read(KEPT)
     newer = [result for result in read(given.results) if result not in kept]
     append(KEPT, newer)
+    if given.campaign:
+        CAMPAIGN.write_bytes(given.campaign.read_bytes())
     for page, made in tables_of(latest(kept + newer), kept + newer).items():
         text = page.read_text(encoding="utf-8")
         for name, table in made.items():
@@ -164,6 +168,11 @@ def tables_of(results: dict[str, Result], runs: Sequence[Result] = ()) -> dict[P
         README: {"targets": targets_table(results, runs), "peers": peers_table(results)},
         ROOT / "docs/explanation/performance.md": {"pace": pace_table(results)},
         CAPACITY: {"capacity": _capacity(results)},
+        ROOT / "docs/results.md": {
+            "campaign": campaign_tables(read_campaign()),
+            "figures": figures_tables(results),
+            "missing": missing_table(results),
+        },
     }
 
 

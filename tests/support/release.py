@@ -1,5 +1,6 @@
 """Build the release before this one from its commit. Only a source tree without `.git` skips."""
 
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -72,6 +73,17 @@ def imported_from(folder: Path) -> set[Path]:
     env = {"PYTHONPATH": str(folder)}
     found = subprocess.run([sys.executable, "-P", "-c", look], env=env, capture_output=True, text=True, check=True)
     return {Path(line).parents[1] for line in found.stdout.splitlines()}
+
+
+def sabotaged(folder: Path, file: str, old: str, new: str) -> Path:
+    """Return this folder with a copy of the product in which one place of one file is another."""
+    for name in ("api", "director", "lua"):
+        shutil.copytree(OURS / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    whole = (folder / file).read_text()
+    assert whole.count(old) == 1, f"{file} has {whole.count(old)} × {old}"
+    (folder / file).write_text(whole.replace(old, new))
+    assert imported_from(folder) == {folder}
+    return folder
 
 
 def _pip(command: str, *options: str) -> None:

@@ -2,7 +2,6 @@
 a copy of the product with one bound taken out.
 """
 
-import shutil
 import socket
 from pathlib import Path
 from typing import Final
@@ -14,7 +13,7 @@ from director.chaos.checker import Report, text
 from director.chaos.neighbours import NOTHING, dead_receivers, opened, peeked
 from director.chaos.run import chaos
 from director.chaos.scene import Options
-from tests.support.release import OURS, imported_from
+from tests.support.release import sabotaged
 
 
 class Fault(Struct, frozen=True):
@@ -48,13 +47,7 @@ FAULTS: Final = {
 @pytest.mark.parametrize("broken", FAULTS)
 def test_a_bystander_shows_a_missing_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     fault = FAULTS[broken]
-    for name in ("api", "director", "lua"):
-        shutil.copytree(OURS / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    whole = (tmp_path / fault.file).read_text()
-    assert whole.count(fault.old) == 1
-    (tmp_path / fault.file).write_text(whole.replace(fault.old, fault.new))
-    assert imported_from(tmp_path) == {tmp_path}
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(sabotaged(tmp_path, fault.file, fault.old, fault.new)))
     report = chaos(
         Options(seed=1, seconds=1, lease_s=3, calibration_s=1, home=tmp_path / "run", has_faults=False), print
     )

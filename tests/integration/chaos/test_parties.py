@@ -259,6 +259,18 @@ async def test_a_cut_link_delivers_its_bytes_once_it_is_mended():
             assert await others[0].readline() == b"new\n"
 
 
+async def test_held_replies_arrive_though_the_link_was_mended_meanwhile():
+    async with linked() as (link, echo), connected(link) as ends:
+        link.hold_replies()
+        ends[1].write(b"one\n")
+        link.mend()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(ends[0].readline(), 0.1)
+        assert echo.heard == [b"one\n"]
+        link.pass_replies()
+        assert await ends[0].readline() == b"one\n"
+
+
 async def test_a_lost_reply_does_not_arrive_though_its_request_did():
     async with linked() as (link, echo), connected(link) as ends, connected(link) as others:
         losing = asyncio.create_task(link.lose_reply(b"secret"))

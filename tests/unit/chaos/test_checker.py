@@ -1,6 +1,7 @@
+import gzip
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -25,6 +26,7 @@ from director.chaos.journal import (
     Journal,
     Line,
     Listed,
+    Seen,
     Sent,
     Visited,
 )
@@ -186,7 +188,9 @@ def without(lines: list[Line], kind: type[Line]) -> list[Line]:
 
 def altered(status: str, *events: tuple[str, int, str], output: str = f"[{item('r-a')}]") -> list[Line]:
     """Return a good prediction, except for its state in Redis at rest."""
-    return [*without(good(), Final), final("a", status, *events, output=output)]
+    ended = max((at for kind, at, _ in events if kind == "completed"), default=100)
+    others = without(without(good(), Final), Delivered)
+    return [*others, told("a", "succeeded", at=ended + 20), final("a", status, *events, output=output)]
 
 
 def runs(*intervals: tuple[int, int | None], released: int = 0) -> list[Line]:
@@ -402,6 +406,11 @@ def seen(
     return [*lines, Followed(at=T + at + 6, id=name, tenant=0), visited(name), output, done, listed([rest])]
 
 
+def looked(by: Literal["get", "list"], asked: int, status: str) -> Line:
+    return Seen(at=T + asked + 5, id="a", asked=T + asked, by=by, status=status)
+
+
+BOTH: tuple[Literal["get", "list"], ...] = ("get", "list")
 ONE: tuple[str, str, str] = ("output", "3:1:0", item("r-a"))
 DONE: tuple[str, str, str] = ("done", "3:1:0:done", "{}")
 FIRST: tuple[str, str, str] = ("output", "2:1:0", item("r1"))
@@ -581,6 +590,11 @@ KEPT: dict[str, list[Line]] = {
         ),
         listed(failed_unseen()),
     ),
+    "several clients at once, which see its end when it is there": [
+        *good(),
+        *[looked(by, asked, "processing") for by in BOTH for asked in (30, 90, 119)],
+        *[looked(by, 121, "succeeded") for by in BOTH],
+    ],
     "a straggler of a director that was frozen": [
         *good(),
         told("a", "processing", at=500),
@@ -604,6 +618,11 @@ BROKEN: list[tuple[str, str, list[Line]]] = [
     ("I3", "copies of one webhook", [*good(), told("a", "succeeded", at=200, name="msg_other")]),
     ("I3", "wrong signature", [*good(), told("a", "succeeded", at=200, signed=False)]),
     ("I3", "the last webhook says failed", [*good(), told("a", "failed", at=200)]),
+    (
+        "I3",
+        "a webhook says succeeded 1 ms before that end was written",
+        [*without(good(), Delivered), told("a", "succeeded", at=99)],
+    ),
     ("I3", "webhook processing after the end", [*good(), told("a", "processing", at=200)]),
     ("I4", "after its end", altered("succeeded", *ended_well("a", "r-a"), ("output", 110, item("r-a")))),
     (
@@ -703,6 +722,12 @@ BROKEN: list[tuple[str, str, list[Line]]] = [
     ("I19", "its webhooks took 40 ms alone, 2001 ms beside neighbours", watched(webhook_ms=2_001)),
     ("I19", "and may take 2500 ms", watched(alone_ms=500, webhook_ms=2_501)),
     ("I19", "its create beside neighbours was answered 503", watched(is_refused=True)),
+    ("I20", "processing by get, which was asked at 1800000000130, but", [*good(), looked("get", 130, "processing")]),
+    ("I20", "but succeeded by webhook", [*good(), looked("list", 130, "failed")]),
+    ("I20", "but succeeded by list", [*good(), looked("list", 90, "succeeded"), looked("get", 100, "processing")]),
+    ("I20", "but succeeded by stream", [*misheard(ONE, DONE), looked("get", 60, "processing")]),
+    ("I20", "but canceled by the answer to cancel", [*canceled(), replace(looked("get", 210, "processing"), id="c")]),
+    ("I20", "missing by list, which was asked at 1800000000010", [*good(), looked("list", 10, "")]),
     ("evidence", "no neighbour had the plan dead", watched(without="dead")),
     ("evidence", "fewer than 32 connections of neighbours were held open: slow", watched(held=31)),
     ("evidence", "the hoarder was never at its limit of bytes", watched(hoarded=503)),
@@ -801,12 +826,17 @@ def test_a_run_without_evidence_fails(judged: Callable[..., Report]) -> None:
     assert report.counts["I7"] == 1
 
 
+def test_a_run_of_thousands_in_which_no_client_looked_fails(judged: Callable[..., Report]) -> None:
+    report = judged([line for number in range(1_000) for line in create(f"k{number}", "", status=503)])
+    assert "no prediction was seen by several clients" in [breach.what for breach in report.breaches["evidence"]]
+
+
 def test_a_report_counts_predictions_and_a_breach_has_its_timeline(judged: Callable[..., Report]) -> None:
     lines = [*lived_through_a_death(), *good(), *without(good("z", "k-z"), Final)]
     report = judged(lines)
     assert (report.sent, report.acked, report.terminal, report.lost) == (3, 3, 2, 1)
     assert (report.duplicate_runs, report.runs_per_prediction) == (1, {1: 2, 2: 1})
-    assert (report.recoveries, report.recovery_p50_ms, report.recovery_p99_ms) == (1, 15_950, 15_950)
+    assert (report.recovery_ms, report.recovery_p50_ms, report.recovery_p99_ms) == ([15_950], 15_950, 15_950)
     [breach] = report.breaches["I1"]
     assert [line.partition(" ")[2] for line in breach.evidence] == [
         "client: sends create, key k-z, plan 'plain'",
@@ -857,5 +887,9 @@ def test_the_verdict_can_be_read_again_from_the_folder_alone(judged: Callable[..
     (tmp_path / "leftovers.json").write_bytes(msgspec.json.encode(EMPTY))
     first = judged(good(), None)
     assert first.ok
-    assert check(tmp_path, RULES) == first
+    (tmp_path / "rules.json").write_bytes(msgspec.json.encode(RULES))
+    for path in tmp_path.glob("*.jsonl"):
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    assert check(tmp_path) == first
     assert msgspec.json.decode(msgspec.json.encode(first), type=Report) == first

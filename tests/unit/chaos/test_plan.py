@@ -1,10 +1,13 @@
 from collections import Counter
 from itertools import islice, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
+import anyio
 import pytest
 from msgspec.structs import replace
 
+from director.chaos import nemesis as module
 from director.chaos import scene
 from director.chaos.nemesis import Nemesis
 from director.chaos.plan import (
@@ -33,6 +36,7 @@ from director.chaos.plan import (
     schedule,
     visit,
 )
+from director.chaos.run import length_s
 from director.chaos.scene import LIMITS, find_library
 
 STAGE = Stage(
@@ -91,12 +95,19 @@ def test_only_canceled_runs_hang():
     assert {order.plan for order in load(7) if order.script.outcome == "hang"} == {"cancel"}
 
 
-def test_one_of_ten_starts_within_seconds_and_one_of_ten_is_followed():
+def test_one_of_ten_starts_within_seconds_and_one_of_eight_is_followed():
     asked = [order.start_by_s for order in load(7) if order.plan == "start_by"]
     followed = [order for order in load(7) if order.is_followed]
-    assert [len(asked) / 5_000, len(followed) / 5_000] == pytest.approx([0.1, 0.1], abs=0.02)
+    assert [len(asked) / 5_000, len(followed) / 5_000] == pytest.approx([0.1, 0.12], abs=0.02)
     assert set(asked) == {1, 2, 3, 4, 5}
     assert sum(order.script.outputs > 1 for order in followed) > len(followed) / 2
+
+
+def test_one_of_fifty_is_seen_by_several_clients_and_each_of_those_followed():
+    shared = [order for order in load(7) if order.is_shared]
+    assert len(shared) / 5_000 == pytest.approx(0.02, abs=0.005)
+    assert all(order.is_followed for order in shared)
+    assert {order.plan for order in shared} >= {"plain", "cancel", "start_by"}
 
 
 def test_parts_of_a_run_share_no_key():
@@ -192,6 +203,21 @@ def test_the_nemesis_can_carry_out_every_kind():
     assert nemesis.kinds >= set(KINDS) | {kind for _, kind, *_ in (*ONCE, *STEPS)} | {REPLACE}
 
 
+async def test_a_drawn_fault_is_left_out_if_its_target_is_not_back_in_time(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "LATE_S", 0.05)
+    nemesis = Nemesis(SimpleNamespace(clock=None, names=()), journal=None, say=print)
+    done: list[str] = []
+
+    async def perform(fault: Planned) -> None:
+        done.append(f"{fault.kind} {fault.at_ms}")
+        await anyio.sleep(0.2)
+
+    nemesis._perform = dict.fromkeys(("kill_api", "memory_full"), perform)
+    planned = [(0, "kill_api", "a"), (20, "kill_api", "a"), (20, "memory_full", "a"), (20, "kill_api", "b")]
+    await nemesis.run([Planned(at_ms=at_ms, kind=kind, target=target) for at_ms, kind, target in planned], seconds=5)
+    assert sorted(done) == ["kill_api 0", "kill_api 20", "memory_full 20"]
+
+
 @pytest.mark.parametrize("seconds", [15.0, 60.0, 3600.0])
 def test_no_time_of_the_servers_clock_comes_twice_before_the_end(seconds: float):
     stepped = {kind for _, kind, *_ in STEPS}
@@ -227,6 +253,15 @@ def test_a_run_says_which_faults_it_cannot_have(monkeypatch: pytest.MonkeyPatch)
     assert options.left_out == ""
     rollout_options = replace(options, rollout=scene.Rollout(before=Path("a"), after=Path("b")))
     assert "0.2.0 loses claims" in rollout_options.left_out
+
+
+def test_a_run_lasts_until_its_predictions_are_sent_but_no_longer_than_redis_remembers_them():
+    options = scene.Options(seed=1, seconds=60)
+    assert length_s(options, 40) == 60
+    assert length_s(replace(options, predictions=20_000), 40) == 500
+    assert length_s(replace(options, predictions=20_000), 400) == 60
+    assert length_s(replace(options, predictions=20_000), 4) == 2_400
+    assert length_s(replace(options, seconds=7_200), 4) == 7_200
 
 
 def test_libfaketime_is_found_in_the_folder_of_an_architecture(tmp_path: Path):

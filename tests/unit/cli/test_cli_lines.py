@@ -18,7 +18,7 @@ LEAVES = {prog: parser for prog, parser in COMMANDS.items() if parser.get_defaul
 # processes that log, a command that prints a script, and commands that write a report elsewhere
 WITHOUT_JSON = {
     *("director up", "director down", "director api", "director run", "director keeper", "director audit"),
-    *("director serve", "director schema", "director completion", "director version"),
+    *("director serve", "director schema", "director completion", "director version", "director chaos campaign"),
 }
 
 

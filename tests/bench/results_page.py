@@ -1,0 +1,146 @@
+"""Make the tables of docs/results.md: the last campaign that was kept, every bench's figures, and what is missing."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from director.chaos.campaign import CampaignReport, Recovered
+from director.chaos.campaign_page import TOTALS
+from tests.bench.results import OURS, Measured, Result
+from tests.bench.tables import about
+
+CAMPAIGN: Final = Path(__file__).with_name("campaign.json")
+CAMPAIGN_COMMAND: Final = (
+    "director chaos campaign --seeds {seeds} --predictions {predictions} --leases {leases} --out DIR"
+)
+LARGE: Final = 100  # digits behind the point say nothing then
+
+
+class Bench(Struct, frozen=True):
+    """A bench of the page. `why` is the reason for a missing figure."""
+
+    name: str
+    title: str
+    command: str = ""
+    why: str = "no result was kept"
+
+    @property
+    def line(self) -> str:
+        return self.command or f'make bench ARGS="--only {self.name}"'
+
+
+PAGE: Final = (
+    Bench("latency", "One request"),
+    Bench("e2e", "Requests that wait for their prediction"),
+    Bench("accept", "Requests that do not wait"),
+    Bench("drain", "Waiting work, beside other queues"),
+    Bench("batches", "Commands of a prediction"),
+    Bench("streaming", "Tokens to a reader"),
+    Bench("memory", "Bytes and memory"),
+    Bench("recovery", "A killed director"),
+    Bench("depth", "100,000 waiting"),
+    Bench("fairness", "What accounts cost each other"),
+    Bench("idle", "Without requests"),
+    Bench("limits", "The limits of the machine"),
+    Bench("soak", "Half of the load, for half an hour", "make soak", "it takes a quiet machine for half an hour"),
+)
+# A reader may look for these. The reason says why they are not here
+MISSING: Final[Mapping[str, str]] = {
+    "the campaign on Sentinel and on a Cluster": "a chaos run starts one server. The tests of queue, keeper and API run"
+    " on both (`make test-kinds`), without a figure",
+    "the same faults on BullMQ, Celery and taskiq": "their workers would need a nemesis and journals of their own. Only"
+    " their speed is measured",
+    "throughput of 2, 4 and 8 directors or API processes": "the machine has two cores, and one pair of processes fills"
+    " them. [What is expected](explanation/performance.md) is arithmetic",
+    "10,000 held responses, 10,000 readers, 10,000 queues": "only 1,020 of each of the first two are measured",
+    "disks, networks and machines that fail together": "all parts run on one machine. A power cut is played: the log is"
+    " cut at its last sync",
+    "a GPU": "the model servers are scripted, so that all time is Director's own",
+}
+
+
+def read_campaign(path: Path = CAMPAIGN) -> CampaignReport | None:
+    return msgspec.json.decode(path.read_bytes(), type=CampaignReport) if path.exists() else None
+
+
+def campaign_tables(report: CampaignReport | None) -> str:
+    if report is None:
+        return "**Not measured yet:** no campaign was kept. Its command is `director chaos campaign --out DIR`."
+    wanted, machine, totals = report.campaign, report.machine, report.totals
+    command = CAMPAIGN_COMMAND.format(
+        seeds=len(wanted.seeds), predictions=wanted.predictions, leases=",".join(f"{each:g}" for each in wanted.leases)
+    )
+    rows = {
+        "runs, seeds": f"{len(report.outcomes)}, {len(wanted.seeds)}",
+        "faults": f"{sum(report.faults.values()):,}",
+        **{what: f"{totals[name]:,}" for name, what in TOTALS.items()},
+        "promises broken": ", ".join(f"{name} × {count}" for name, count in report.breaches.items()) or "0",
+        **{f"recovery, lease {each.lease_s:g} s": _recovery(each) for each in report.recoveries},
+    }
+    facts = [f"{report.at[:10]}", f"commit {machine.commit}", f"{machine.cores} × {machine.cpu}"] if machine else []
+    facts += [machine.server.partition(" sha")[0], f"python {machine.python}"] if machine else []
+    kinds = ", ".join(f"{name.replace('_', ' ')} × {count}" for name, count in report.faults.items())
+    return "\n".join(
+        [
+            f"    {command}",
+            "",
+            *_table(("", "found"), list(rows.items())),
+            "",
+            f"{', '.join(facts)}.",
+            "",
+            f"Faults: {kinds}.",
+            *([] if report.ok else ["", f"**The campaign did not pass:** {'; '.join(report.lacks)}."]),
+            *(["", f"{'; '.join(report.left_out)}."] if report.left_out else []),
+        ]
+    )
+
+
+def _recovery(each: Recovered) -> str:
+    shown = ("–" if ms is None else f"{ms / 1000:.2f} s" for ms in (each.p50_ms, each.p99_ms, each.slowest_ms))
+    return "{:,} recoveries: p50 {}, p99 {}, slowest {}; promised {:g} s".format(
+        each.count, *shown, each.most_ms / 1000
+    )
+
+
+def figures_tables(results: Mapping[str, Result]) -> str:
+    parts = []
+    for bench in PAGE:
+        result = results.get(bench.name)
+        if result is not None:
+            rows = [row for figure in result.figures for row in _rows(figure)]
+            parts += [
+                f"### {bench.title}",
+                "",
+                f"{result.what[0].upper()}{result.what[1:]}.",
+                "",
+                f"    {bench.line}",
+                "",
+            ]
+            parts += [*_table(("", "side", "median", "from round to round", "ours is"), rows), "", about(result), ""]
+    return "\n".join(parts).rstrip()
+
+
+def missing_table(results: Mapping[str, Result]) -> str:
+    rows = [(f"{bench.title} (`{bench.line}`)", bench.why) for bench in PAGE if bench.name not in results]
+    return "\n".join(_table(("not measured", "because"), [*rows, *MISSING.items()]))
+
+
+def _rows(figure: Measured) -> list[Sequence[str]]:
+    name = f"{figure.name}{f', {figure.unit}' if figure.unit else ''}"
+    found: list[Sequence[str]] = []
+    for side, values in figure.rounds.items():
+        beside = f"{figure.beside(side)} ×" if side in figure.references and OURS in figure.rounds else ""
+        found.append((name, side, _shown(figure.median(side)), f"{_shown(min(values))}–{_shown(max(values))}", beside))
+        name = ""
+    return found
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= LARGE else f"{value:.3g}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]

@@ -1,0 +1,72 @@
+"""Check that a small campaign catches five sabotaged builds, each a whole service with one rule taken out."""
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+from msgspec import Struct
+
+from director.chaos.campaign import Campaign, campaign, checked
+from director.chaos.campaign_page import text
+from tests.support.release import sabotaged
+
+SMALL: Final = Campaign(seeds=(1,), predictions=2_000, leases=(3.0,))
+# The receiver gets the prediction as GET shows it once the end is written
+WEBHOOK_FIRST: Final = """\
+                if run._outbox is not None and isinstance(end, tracker.Finish):
+                    record = msgspec.structs.replace(claim.record, status=end.status)
+                    early = msgspec.structs.replace(run._outbox._snapshot(None), record=record)
+                    await run._outbox._post.webhooks.send(early, "completed")
+"""
+
+
+class Sabotage(Struct, frozen=True):
+    """The file, the place in it, what stands there instead, and one of the promises that it breaks."""
+
+    file: str
+    old: str
+    new: str
+    breaks: str
+
+
+SABOTAGES: Final = {
+    "a token is not compared": Sabotage("lua/finish.lua", "if r.token ~= token then return 'lost' end", "", "I4"),
+    "a prediction is acknowledged before its end is written": Sabotage(
+        "lua/claim.lua",
+        "  leases[#leases + 1] = now + lease_ms\n  leases[#leases + 1] = id\n",
+        "  unplace(id, r) redis.call('ZREM', queue_key(queue, 'live'), id)\n",
+        "I1",
+    ),
+    "a retry is lost": Sabotage(
+        "lua/lib/requeue.lua",
+        "  local placed = file_when_due(id, r, delay_ms > 0 and now + delay_ms or '')\n",
+        "  local placed = { 'stream', '', 'mid', '', 'charged', '' }\n"
+        "  redis.call('ZREM', queue_key(r.queue, 'live'), id)\n",
+        "I1",
+    ),
+    "a webhook is sent before the end is written": Sabotage(
+        "director/execution/executor.py",
+        "                finished = await run.settle(end)\n",
+        f"{WEBHOOK_FIRST}                finished = await run.settle(end)\n",
+        "I3",
+    ),
+    "a turn costs its account nothing": Sabotage(
+        "lua/lib/share.lua",
+        "turn.own, turn.has_moved = turn.own + r.charged / limits_of(queue, tenant), true",
+        "turn.has_moved = true",
+        "I14",
+    ),
+}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", SABOTAGES)
+def test_a_sabotaged_build_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    one = SABOTAGES[name]
+    monkeypatch.setenv("PYTHONPATH", str(sabotaged(tmp_path / "build", one.file, one.old, one.new)))
+    *_, report = campaign(SMALL, tmp_path / "out", disk_gb=20, faketime="", say=print)
+    assert [each.what for each in report.outcomes] == ["judged"], (
+        "it is caught by the checker, and not by a failed start"
+    )
+    assert one.breaks in report.breaches, text(report)
+    assert checked(tmp_path / "out", print).breaches == report.breaches

@@ -1,0 +1,170 @@
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from director.chaos import campaign as module
+from director.chaos.campaign import Campaign, CampaignReport, campaign, checked, outcomes
+from director.chaos.campaign_page import keep, page, text
+from director.chaos.checker import Report, check
+from director.chaos.journal import Delivered, Healed, Journal
+from director.chaos.scene import Options
+from director.local.processes import UpError
+from tests.unit.chaos.test_checker import EMPTY, RULES, T, fault, good, lived_through_a_death, without
+
+WANTED = Campaign(seeds=(1, 2, 3), predictions=4, leases=(15.0, 3.0))
+
+
+def play(home: Path, options: Options, *, is_broken: bool = False) -> Report:
+    """Leave the home of a run with two predictions, and return its verdict."""
+    lines = [*lived_through_a_death(), *(without(good(), Delivered) if is_broken else good())]
+    (home / "logs").mkdir(parents=True)
+    (home / "logs" / "api-0.log").write_text("{}\n")
+    journal = Journal(home / "journals" / "all.jsonl")
+    for line in [*lines, *fault("kill_redis", "redis-0", 70_000, 70_001), Healed(at=T + 60_000)]:
+        journal.write(line)
+    journal.close()
+    rules = msgspec.structs.replace(RULES, seed=options.seed, lease_s=options.lease_s)
+    (home / "journals" / "rules.json").write_bytes(msgspec.json.encode(rules))
+    (home / "journals" / "leftovers.json").write_bytes(msgspec.json.encode(EMPTY))
+    return check(home / "journals")
+
+
+@pytest.fixture
+def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder for a campaign whose runs are played."""
+    monkeypatch.setattr(module, "machine", lambda: MACHINE)
+    return tmp_path / "out"
+
+
+MACHINE = module.Machine(cpu="c", cores=2, kernel="k", python="p", server="s", version="0", commit="abc")
+
+
+def carried_out(
+    out: Path, monkeypatch: pytest.MonkeyPatch, *, wanted: Campaign = WANTED, second: Any = None, disk_gb: float = 20.0
+) -> CampaignReport:
+    """Return the last report. The run of seed 2 is broken, raises `second`, or is as the others."""
+
+    def chaos(options: Options, say: Callable[[str], None]) -> Report:
+        assert options.home is not None
+        report = play(options.home, options, is_broken=options.seed == 2 and second == "broken")
+        if options.seed == 2 and isinstance(second, BaseException):
+            raise second
+        return report
+
+    monkeypatch.setattr(module, "chaos", chaos)
+    *_, last = campaign(wanted, out, disk_gb=disk_gb, faketime="", say=lambda line: None)
+    return last
+
+
+def test_a_campaign_runs_each_seed_once_with_the_leases_in_turn(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = carried_out(out, monkeypatch)
+    assert [(each.seed, each.lease_s, each.what) for each in report.outcomes] == [
+        (1, 15.0, "judged"),
+        (2, 3.0, "judged"),
+        (3, 15.0, "judged"),
+    ]
+    assert msgspec.json.decode((out / "campaign.json").read_bytes(), type=Campaign) == WANTED
+    assert report.totals["acked"] == 6
+    assert report.faults == {"kill_director": 3, "kill_redis": 3}
+    assert [(each.lease_s, each.count, each.histogram) for each in report.recoveries] == [
+        (3.0, 1, [0] * 79 + [1]),
+        (15.0, 2, [0] * 15 + [2]),
+    ]
+
+
+def test_a_broken_promise_fails_the_campaign_and_keeps_its_logs(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = msgspec.structs.replace(WANTED, leases=(15.0,))
+    assert carried_out(out, monkeypatch, wanted=wanted).ok
+    shutil.rmtree(out)
+    report = carried_out(out, monkeypatch, wanted=wanted, second="broken")
+    assert report.lacks == ["seed 2 broke I3"]
+    assert [path.name for path in sorted((out / "runs").glob("*/logs/*"))] == ["api-0.log.gz"]
+    assert not (out / "run").exists()
+    assert "missing: it succeeded, but no webhook" in page(report)
+    assert "The campaign did not pass." in text(report)
+
+
+def test_a_run_that_broke_off_is_reported_and_the_next_one_is_made(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = carried_out(out, monkeypatch, second=UpError("cog-1 does not work again after the faults."))
+    assert [each.what for each in report.outcomes] == ["judged", "broke off", "judged"]
+    assert "seed 2 broke off: cog-1 does not work again after the faults." in report.lacks
+    assert len(carried_out(out, monkeypatch).outcomes) == 3, "it is not tried until it passes"
+
+
+def test_an_interrupted_campaign_goes_on_and_still_shows_the_interrupted_run(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        carried_out(out, monkeypatch, second=KeyboardInterrupt())
+    assert [each.what for each in outcomes(out)] == ["judged", "interrupted"]
+    report = carried_out(out, monkeypatch)
+    assert [(each.seed, each.what) for each in report.outcomes] == [
+        (1, "judged"),
+        (2, "interrupted"),
+        (2, "judged"),
+        (3, "judged"),
+    ]
+    assert (out / "runs" / "02" / "journals" / "all.jsonl.gz").exists()
+
+
+def test_the_home_of_a_killed_campaign_is_packed_by_the_next_one(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_pack", lambda home, folder: None)
+    with pytest.raises(KeyboardInterrupt):
+        carried_out(out, monkeypatch, wanted=msgspec.structs.replace(WANTED, seeds=(2,)), second=KeyboardInterrupt())
+    assert (out / "run" / "journals" / "all.jsonl").exists()
+    monkeypatch.undo()
+    monkeypatch.setattr(module, "machine", lambda: MACHINE)
+    report = carried_out(out, monkeypatch, wanted=msgspec.structs.replace(WANTED, seeds=(2,)))
+    assert [each.what for each in report.outcomes] == ["interrupted", "judged"]
+    assert (out / "runs" / "01" / "journals" / "all.jsonl.gz").exists()
+
+
+def test_a_folder_keeps_its_seeds(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    carried_out(out, monkeypatch)
+    with pytest.raises(UpError, match="other seeds"):
+        carried_out(out, monkeypatch, wanted=msgspec.structs.replace(WANTED, seeds=(1, 2, 4)))
+
+
+def test_a_campaign_without_room_makes_no_run(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UpError, match=r"has 0\.0 of 3 GB"):
+        carried_out(out, monkeypatch, disk_gb=3.0)
+    assert outcomes(out) == []
+
+
+def test_too_few_predictions_fail_the_campaign(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = msgspec.structs.replace(WANTED, leases=(15.0,), predictions=7)
+    assert carried_out(out, monkeypatch, wanted=wanted).lacks == ["6 predictions of 7"]
+
+
+def test_the_checker_alone_finds_what_the_runs_found(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = msgspec.structs.replace(WANTED, leases=(15.0,))
+    report = carried_out(out, monkeypatch, wanted=wanted, second="broken")
+    said: list[str] = []
+    assert checked(out, said.append) == report
+    assert said[1] == "run 2, seed 2: broke I3, as the run said"
+    journal = out / "runs" / "01" / "journals" / "all.jsonl.gz"
+    shutil.copy(out / "runs" / "02" / "journals" / "all.jsonl.gz", journal)
+    assert checked(out, said.append).lacks[0] == "seed 1 broke I3"
+    assert "THE RUN SAID SOMETHING ELSE" in said[3]
+
+
+def test_the_page_has_every_run_and_loads_nothing_from_elsewhere(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = carried_out(out, monkeypatch)
+    keep(report, out)
+    assert sorted(path.name for path in out.iterdir()) == ["campaign.json", "report.html", "report.json", "runs"]
+    assert msgspec.json.decode((out / "report.json").read_bytes(), type=CampaignReport) == report
+    shown = (out / "report.html").read_text()
+    assert shown.count("<tr><td") > 20
+    assert "commit abc" in shown
+    assert not [word for word in ("http://", "https://", "src=", "url(") if word in shown]
+
+
+def test_the_page_of_a_campaign_before_its_first_run_can_be_read(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = next(iter(campaign(WANTED, out, disk_gb=20, faketime="", say=print)))
+    assert "not judged: 1, 2, 3" in page(first)
+    assert "The campaign is not over." in text(first)
+    assert "0 runs, 0 faults of 0 kinds" in text(first)
