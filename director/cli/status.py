@@ -112,7 +112,10 @@ def _doctor(given: argparse.Namespace) -> int:
             return examine(await look(redis, settings, SystemClock()))
         except BackendUnavailable as exc:
             found = f"no answer from Redis at {describe(settings.redis_url)}: {exc}"
-            fix = "start the server, or correct --redis or DIRECTOR_REDIS_URL, its user and its password"
+            fix = (
+                "start the server: its log says why it ended, such as a full disk. Or correct --redis or "
+                "DIRECTOR_REDIS_URL, its user and its password"
+            )
             return [Finding(check="reachable", verdict="fail", found=found, fix=fix)]
         finally:
             await redis.aclose()

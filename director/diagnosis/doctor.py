@@ -23,7 +23,7 @@ from director.core.data_bytes import Fullness
 from director.core.settings import CommonSettings
 from director.core.words import several, some
 from director.diagnosis import findings as service
-from director.diagnosis.findings import MOST, bytes_in_words, is_slow, memory_level
+from director.diagnosis.findings import MOST, bytes_in_words, is_slow, memory_level, writes_to_disk
 from director.diagnosis.kinds import KINDS
 from director.diagnosis.overview import Overview
 from director.store.services import Services
@@ -42,7 +42,7 @@ class Look(Struct, frozen=True, kw_only=True):
     config: dict[str, str] | None
     refused: list[str] | None
     cluster: dict[str, str]
-    ping_ms: list[float]
+    time_ms: list[float]
     script_ms: list[float]
     skew_s: float
     queues: int
@@ -80,7 +80,7 @@ async def look(redis: Redis, settings: CommonSettings, clock: Clock) -> Look:
         config=config,
         refused=await refused(one),
         cluster=await ask(lambda: untyped.execute_command("CLUSTER INFO")) if info.get("cluster_enabled") else {},
-        ping_ms=[await _timed_ms(one.ping) for _ in range(PINGS)],
+        time_ms=[await _timed_ms(one.time) for _ in range(PINGS)],  # a server with a full disk refuses even PING
         script_ms=[await _timed_ms(lambda: one.evalsha(sha, 0)) for _ in range(SCRIPTS)],
         skew_s=skew_s,
         queues=len(seen.queues) + seen.more_queues,
@@ -216,8 +216,11 @@ def durability(look: Look) -> Answer:
 
 
 def fsync(look: Look) -> Answer:
-    if look.info.get("aof_last_write_status", "ok") != "ok" or look.info.get("aof_last_bgrewrite_status", "ok") != "ok":
-        return "fail", "the log of writes could not be written", "look at the server's log: is its disk full?"
+    if not writes_to_disk(look.info):
+        kind = KINDS["redis_disk"]
+        return "fail", f"{kind.title}: {kind.detail}", "look at the server's log: is its disk full?"
+    if look.info.get("aof_last_bgrewrite_status", "ok") != "ok":
+        return "fail", "the log of writes could not be rewritten", "look at the server's log: is its disk full?"
     if look.config is None:
         return ok(UNKNOWN)
     policy, pauses = look.config.get("appendfsync"), look.config.get("no-appendfsync-on-rewrite") == "yes"
@@ -272,9 +275,9 @@ def allocator(look: Look) -> Answer:
 
 
 def latency(look: Look) -> Answer:
-    ping, script = _spread(look.ping_ms), _spread(look.script_ms)
-    found = f"ms, median and p99: PING {ping[0]:.2f} {ping[1]:.2f}, a script {script[0]:.2f} {script[1]:.2f}"
-    if is_slow(max(ping[0], script[0])):
+    answer, script = _spread(look.time_ms), _spread(look.script_ms)
+    found = f"ms, median and p99: TIME {answer[0]:.2f} {answer[1]:.2f}, a script {script[0]:.2f} {script[1]:.2f}"
+    if is_slow(max(answer[0], script[0])):
         return "warn", f"Redis is slow: {found}", "bring the server nearer, or see what else it does: `SLOWLOG GET`"
     return ok(found)
 
@@ -283,6 +286,8 @@ def clock(look: Look) -> Answer:
     found = f"{look.skew_s:+.2f} s from ours"
     if abs(look.skew_s) > SKEW_S:
         return "warn", found, "let NTP set the clocks of both machines: ids and listings go by ours, leases by its"
+    if wrong := next((one for one in look.findings if one.code == "clock_off"), None):
+        return "warn", f"{wrong.title}: {wrong.detail}", "let NTP set the clocks of these machines"
     return ok(found)
 
 
@@ -345,7 +350,7 @@ def of(name: str, fine: str) -> Callable[[Look], Answer]:
         more = f"{len(found) - told}{' or' if len(look.findings) == MOST else ''} more"
         return (
             verdict,
-            "; ".join(words[:told]) + (f" And {more}." if len(found) > told else ""),
+            " ".join(words[:told]) + (f" And {more}." if len(found) > told else ""),
             some(list(asks)),
         )
 

@@ -23,6 +23,7 @@ from director.diagnosis.story import Cause, stage_of
 from director.diagnosis.views import state_of
 from director.store.directors import ALIVE_S, LOOP, Beat, DirectorFound, EndsFound, RunFound, ServerFound
 from director.store.owed import FailingHost
+from director.store.processes import Process
 
 
 class Finding(Struct, frozen=True, kw_only=True):
@@ -124,9 +125,11 @@ class Closer(Struct, frozen=True, kw_only=True):
     burns: Mapping[QueueName, Burns] = {}
     failing: Sequence[FailingHost] = ()
     memory: Fullness = Fullness(0, 0)
+    writes_to_disk: bool = True
     usual: Mapping[QueueName, Usual] = {}
     holder: Holder | None = None
     expiring: Sequence[Expiry] = ()
+    processes: Sequence[Process] = ()
 
 
 class Situation(Struct, frozen=True, kw_only=True):
@@ -223,7 +226,7 @@ def _in_words(servers: Sequence[ServerFound], known: int, now_ms: int) -> str:
     lines = []
     for one in servers:
         again = f", {one.failed_starts} starts in a row failed" if one.failed_starts >= LOOP else ""
-        why = f" ({one.detail})" if one.detail else ""
+        why = f" ({one.detail.removeprefix(f'{one.state}: ')})" if one.detail else ""
         lines.append(f"{one.url} is {one.state} for {span(max(0, now_ms - one.since_ms) / 1000)}{again}{why}")
     return f"{len(servers)} of {several(known, 'server')}: {some(lines)}."
 
@@ -239,6 +242,7 @@ NEARLY_FULL: Final = 0.9
 MOST_OF_DATA: Final = 0.5
 LEAST_MISSED: Final = 5  # one late start of ten is above most shares
 SOON_DAYS: Final = 7
+CLOCK_OFF_S: Final = 5
 MOST: Final = 100  # findings
 
 
@@ -261,7 +265,14 @@ def is_slow(answer_ms: float) -> bool:
     return answer_ms > SLOW_MS
 
 
+def writes_to_disk(info: Mapping[str, object]) -> bool:
+    """Return whether the server could write its log the last time that it tried, by its INFO."""
+    return info.get("aof_last_write_status", "ok") == "ok"
+
+
 def _redis(situation: Situation) -> Iterator[Finding]:
+    if not situation.closer.writes_to_disk:
+        yield _found("redis_disk")
     took_ms = situation.closer.redis_ms
     if is_slow(took_ms):
         yield _found("redis_slow", took_ms=took_ms, slow_ms=SLOW_MS)
@@ -426,13 +437,28 @@ def _expiring(situation: Situation) -> Iterator[Finding]:
         yield _found("token_expires", tokens=tokens, accounts=accounts, days=SOON_DAYS, id=expiring[0].id, left=left)
 
 
+def _clocks(situation: Situation) -> Iterator[Finding]:
+    ahead_s = {f"{one.role} {one.name}": one.ahead_s for one in situation.closer.processes}
+    for one in situation.directors:
+        if one.is_alive and (now_ms := one.last.about.now_ms) is not None:
+            ahead_s[f"director {one.name}"] = round((now_ms - one.last.at_ms) / 1000)
+    wrong = [
+        f"{name} is {span(abs(seconds))} {'ahead of' if seconds > 0 else 'behind'} Redis"
+        for name, seconds in ahead_s.items()
+        if abs(seconds) >= CLOCK_OFF_S
+    ]
+    if wrong:
+        yield _found("clock_off", clocks=some(wrong))
+
+
 def _releases(situation: Situation) -> Iterator[Finding]:
-    alive = [one for one in situation.directors if one.is_alive]
-    others = [one for one in alive if one.last.about.version not in ("", __version__)]
+    directors = [one for one in situation.directors if one.is_alive]
+    releases = {one.name: one.last.about.version for one in directors}
+    releases |= {one.name: one.version for one in situation.closer.processes}
+    others = [f"{name} has {version}" for name, version in releases.items() if version not in ("", __version__)]
     if others:
-        names = some([f"{one.name} has {one.last.about.version}" for one in others])
-        count = several(len(others), "director")
-        yield _found("former_release", directors=count, all=len(alive), ours=__version__, names=names)
+        names, count = some(others), len(others)
+        yield _found("former_release", others=count, all=len(releases), ours=__version__, names=names)
 
 
 def _flooding(situation: Situation) -> Iterator[Finding]:
@@ -468,5 +494,6 @@ FINDERS: Final[tuple[Callable[[Situation], Iterator[Finding]], ...]] = (
     _dead,
     _webhooks,
     _expiring,
+    _clocks,
     _releases,
 )

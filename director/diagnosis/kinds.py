@@ -17,6 +17,7 @@ Stage = Literal["waits", "runs", "owes"]
 
 Code = Literal[
     "redis_away",
+    "redis_disk",
     "redis_full",
     "redis_filling",
     "redis_slow",
@@ -43,6 +44,7 @@ Code = Literal[
     "webhooks_late",
     "receiver_dead",
     "token_expires",
+    "clock_off",
     "former_release",
 ]
 CODES: Final[tuple[Code, ...]] = get_args(Code)
@@ -72,11 +74,23 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "redis_away": Kind(
         "bad",
         "Redis does not answer",
-        "{reason}. Nothing is accepted or claimed until it does; what runs goes on.",
+        "{reason}. Nothing is accepted or claimed until it does; what runs goes on. Start it again: its log says why "
+        "it ended. With `appendfsync always` it ends when its disk is full.",
         "director doctor",
         "reachable",
         "DirectorRedisUnavailable",
         "who runs Redis",
+    ),
+    "redis_disk": Kind(
+        "bad",
+        "Redis cannot write to its disk",
+        "It refuses every write until it can: nothing is accepted, claimed or ended. Free some of its disk, or enlarge "
+        "it; then it goes on by itself. Its log says more.",
+        "director doctor",
+        "fsync",
+        "DirectorRedisUnavailable",
+        "who runs Redis",
+        HELD_UP,
     ),
     "redis_full": Kind(
         "bad",
@@ -100,7 +114,7 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "redis_slow": Kind(
         "warn",
         "Redis is slow",
-        "It answers a PING after {took_ms:.0f} ms, and {slow_ms:.0f} ms is slow: everything waits for it.",
+        "It answers after {took_ms:.0f} ms, and {slow_ms:.0f} ms is slow: everything waits for it.",
         "director doctor",
         "latency",
         "DirectorRedisSlow",
@@ -119,7 +133,7 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "queue_not_served": Kind(
         "bad",
         "No director serves this queue",
-        "{waits}, and {why}.",
+        "{waits}, and {why}. Start a director, or raise its pool from zero.",
         "director run --model {model}",
         "directors",
         "DirectorQueueNotServed",
@@ -128,7 +142,8 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "director_gone": Kind(
         "bad",
         "{directors} went silent",
-        "Last heard: {names}; with {claims} in hand. {left} left.",
+        "Last heard: {names}; with {claims} in hand. {left} left. It was killed, or its machine or network is away. "
+        "See its log, and start it again: another director runs again what it had.",
         "director directors",
         "directors",
         "DirectorLost",
@@ -137,7 +152,7 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "setup_loop": Kind(
         "bad",
         "A model is in a setup loop",
-        "{servers} {waits}.",
+        "{servers} {waits}. Mend what the setup says, or serve the version before.",
         SHOW,
         "servers",
         "DirectorSetupFailing",
@@ -147,7 +162,7 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "setup_failed": Kind(
         "bad",
         "A model's setup failed",
-        "{servers} {waits}.",
+        "{servers} {waits}. Mend what the setup says, then restart the server; or serve the version before.",
         SHOW,
         "servers",
         "DirectorSetupFailing",
@@ -157,7 +172,7 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "server_auth": Kind(
         "bad",
         "Servers refuse their director's key",
-        "{servers} {waits}.",
+        "{servers} {waits}. Give both the same key.",
         SHOW,
         "servers",
         "DirectorServersUnwell",
@@ -165,7 +180,14 @@ KINDS: Final[Mapping[Code, Kind]] = {
         HELD_UP,
     ),
     "servers_unwell": Kind(
-        "bad", "Servers are unwell", "{servers} {waits}.", SHOW, "servers", "DirectorServersUnwell", SERVERS, HELD_UP
+        "bad",
+        "Servers are unwell",
+        "{servers} {waits}. See the log of the server, and restart it.",
+        SHOW,
+        "servers",
+        "DirectorServersUnwell",
+        SERVERS,
+        HELD_UP,
     ),
     "setup_slow": Kind(
         "warn",
@@ -242,7 +264,8 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "model_failing": Kind(
         "warn",
         "Most runs of this model fail",
-        "{failed} of the last {runs} failed, the newest is {id}. Its error says why.",
+        "{failed} of the last {runs} failed, the newest is {id}. Its error says why: mend the model, or serve the "
+        "version before.",
         "director explain {id}",
         "runs",
         "DirectorModelFailing",
@@ -271,7 +294,8 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "tenant_flooding": Kind(
         "warn",
         "{account} floods this queue",
-        "{account} has {its:,} of the {waiting:,} that wait. The {others} still start in turn.",
+        "{account} has {its:,} of the {waiting:,} that wait. The {others} still start in turn. A limit "
+        "bounds what it may queue.",
         "director account set {account} --max-queued N",
         "accounts",
         "DirectorTenantFlooding",
@@ -305,7 +329,8 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "receiver_dead": Kind(
         "warn",
         "{host} takes no webhooks",
-        "{webhooks} owed there, the oldest for {oldest}, tried {attempts} times.",
+        "{webhooks} owed there, the oldest for {oldest}, tried {attempts} times: see {id}. Start or mend the receiver. "
+        "They are sent again until it takes them, or their schedule ends.",
         "director explain {id}",
         "webhooks",
         "DirectorWebhooksOwedLong",
@@ -321,10 +346,19 @@ KINDS: Final[Mapping[Code, Kind]] = {
         "accounts",
         "DirectorFinding",
     ),
+    "clock_off": Kind(
+        "warn",
+        "A clock is wrong",
+        "By its clock {clocks}. Let NTP set the clocks of all machines. Leases and deadlines go by Redis's clock; ids, "
+        "lists, signatures and the times that callers see go by the others.",
+        "director doctor",
+        "clock",
+        "DirectorFinding",
+    ),
     "former_release": Kind(
         "warn",
-        "Directors of another release are there",
-        "{directors} of {all} without this release, {ours}: {names}. End the upgrade, or the rollback.",
+        "Processes of another release are there",
+        "{others} of {all} processes are not of this release, {ours}: {names}. End the upgrade, or the rollback.",
         "director directors",
         "directors",
         "DirectorFinding",

@@ -39,9 +39,10 @@ from director.diagnosis.findings import (
     find,
     work_of,
 )
-from director.diagnosis.views import DirectorView, QueueView, director_view, view_of
+from director.diagnosis.views import DirectorView, ProcessView, QueueView, director_view, process_view, view_of
 from director.store.directors import DirectorFound, Directors
 from director.store.owed import Owed
+from director.store.processes import Processes
 from director.store.queues import QueueHistory, Queues
 from director.store.services import Services
 
@@ -71,6 +72,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     more_queues: int
     directors: Sequence[DirectorView]
     more_directors: int
+    processes: Sequence[ProcessView] = ()
     owed: OwedCount
     findings: Sequence[Finding] = ()
 
@@ -101,7 +103,8 @@ class Overview:
             queues |= await self._timed(self._queues.stats_of(seen[start : start + SLICE]))
             await self._clock.sleep(BREATH_S)
         count, late = await self._timed(self._owed.count())
-        directors, found = await self._timed(self.judge(queues, owed=count, owed_late=late))
+        situation, found = await self._timed(self.judge(queues, owed=count, owed_late=late))
+        directors = situation.directors
         self._took.append(self._spent_s)
         self._seen = len(queues)
         return Snapshot(
@@ -110,17 +113,17 @@ class Overview:
             more_queues=len(names) - len(seen),
             directors=[director_view(one) for one in directors[:MOST_DIRECTORS]],
             more_directors=max(0, len(directors) - MOST_DIRECTORS),
+            processes=[process_view(one) for one in situation.closer.processes],
             owed=OwedCount(count=count, late=late),
             findings=found,
         )
 
-    async def judge(
-        self, queues: "Stats", *, owed: int = 0, owed_late: int = 0
-    ) -> tuple[list[DirectorFound], list[Finding]]:
-        """Return the directors of these queues, and the findings of the service as far as it has these queues."""
+    async def judge(self, queues: "Stats", *, owed: int = 0, owed_late: int = 0) -> tuple[Situation, list[Finding]]:
+        """Return the situation and the findings of the service as far as it has these queues."""
         directors = await self._directors.of(list(queues))
         closer = await self._closer.look(queues, directors, owed=owed)
-        return directors, find(Situation(queues=queues, directors=directors, owed_late=owed_late, closer=closer))
+        situation = Situation(queues=queues, directors=directors, owed_late=owed_late, closer=closer)
+        return situation, find(situation)
 
     async def of_queue(self, queue: QueueName, *, owed: int = 0) -> list[Finding]:
         """Return the findings that concern one queue, and those of the whole service."""
@@ -174,9 +177,11 @@ class CloserLook:
             burns=await self._burns(queues, now_ms),
             failing=await self._owed.failing(after=findings.FAILING_AFTER) if owed else (),
             memory=Fullness.of(await infos(self._redis, "memory")),
+            writes_to_disk=all(map(findings.writes_to_disk, await infos(self._redis, "persistence"))),
             usual=await self._usual(directors, now_ms),
             holder=holder,
             expiring=expiring,
+            processes=await Processes(self._redis).alive(now_ms),
         )
 
     async def _usual(self, directors: Sequence[DirectorFound], now_ms: int) -> dict[QueueName, Usual]:
