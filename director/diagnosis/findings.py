@@ -315,7 +315,14 @@ def _queues(situation: Situation) -> Iterator[Finding]:
             why = "all of its directors are about to end" if stats.directors else none
             yield _found("queue_not_served", queue, waits=waiting, why=why, model=queue.rpartition(":")[0])
         if state == "breaker_open" or (state == "paused" and work_of(stats)):
-            yield _found("breaker_open" if state == "breaker_open" else "queue_paused", queue, waits=waiting)
+            code: Code = "breaker_open" if state == "breaker_open" else "queue_paused"
+            yield _found(code, queue, waits=waiting, pause=_pause(stats, situation.closer.now_ms))
+
+
+def _pause(stats: QueueStats, now_ms: int) -> str:
+    """Return who paused the queue, and when, as far as that is known: a former release notes neither."""
+    ago = "" if stats.paused_at is None else f" {span(max(0, now_ms - stats.paused_at) / 1000)} ago"
+    return f"{stats.paused_by or 'An operator'} paused the queue{ago}"
 
 
 def _objectives(situation: Situation) -> Iterator[Finding]:

@@ -233,7 +233,7 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "queue_paused": Kind(
         "warn",
         "Paused, with work",
-        "{waits}, and an operator paused the queue. The audit log says who.",
+        "{waits}. {pause}. What runs goes on, and nothing else starts until it is resumed.",
         "director queues resume {queue}",
         "queues",
         "DirectorQueuePaused",

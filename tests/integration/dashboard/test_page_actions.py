@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
@@ -223,7 +224,7 @@ async def test_waiting_prediction_says_why_and_where_in_words(window: Window, pl
         await caller.post(f"/v1/admin/queues/{model}/{version}/pause")
         made = await create(place)
         await window.page.goto(f"{place.url}/#/predictions/{made}")
-        await window.page.get_by_text("in line. An operator paused this queue.").wait_for()
+        await window.page.get_by_text(re.compile(rf"in line\. {ACCOUNT} paused this queue .+ ago\.")).wait_for()
         await caller.post(f"/v1/admin/queues/{model}/{version}/resume")
     await window.page.get_by_role("button", name="Cancel").click()
     await window.page.locator(".chip.canceled").wait_for()

@@ -1,7 +1,7 @@
 // Pieces that several views show.
 
 import { announce, h } from "../dom.js";
-import { count, seconds } from "../format.js";
+import { ago, count, seconds } from "../format.js";
 
 const TERMINAL = new Set(["succeeded", "failed", "canceled", "aborted"]);
 
@@ -131,9 +131,10 @@ export function finding(one) {
 }
 
 /** Where a waiting prediction stands, in words. */
-export function waits({ position, eta_s: eta, detail, reason }) {
+export function waits({ position, eta_s: eta, detail, reason, since }) {
   const soon = eta ? `It probably starts in ${span(eta.p50, eta.p90)}.` : "When it starts is not known.";
-  return `Position ${count(position)} in line. ${detail || reason} ${soon}`;
+  const why = since ? `${detail.replace(/\.$/, "")} ${ago(since)}.` : detail || reason;
+  return `Position ${count(position)} in line. ${why} ${soon}`;
 }
 
 const span = (soon, late) => (seconds(soon) === seconds(late) ? `about ${seconds(soon)}` : `${seconds(soon)} to ${seconds(late)}`);
