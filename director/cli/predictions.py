@@ -42,6 +42,7 @@ RULES: Final = {
 LONGEST: Final = 200  # characters of a model's error; `director get` shows all of it
 MOST_LISTED: Final = 20
 ID: Final = arg("id ID", "id of the prediction")
+STREAM: Final = flag("--stream", "print output as it arrives, also in a pipe")
 TIMEOUT: Final = arg("--timeout SECONDS", "wait for the end for at most so long", type=float)
 
 
@@ -59,6 +60,7 @@ TIMEOUT: Final = arg("--timeout SECONDS", "wait for the end for at most so long"
     ),
     arg("-o --output FILE", "save the file that the model makes"),
     flag("--detach", "print the id at once, and do not wait for the end"),
+    STREAM,
     TIMEOUT,
     arg("--priority", "the lane: high, normal or low", choices=LANES),
     arg("--webhook URL", "the address that is told of the end", default=""),
@@ -123,7 +125,7 @@ def _named(prediction_id: str) -> Generator[None]:
 
 def _follow(client: Client, given: argparse.Namespace, body: Raw) -> Raw:
     give_up = math.inf if given.timeout is None else time.monotonic() + given.timeout
-    with Printer(sys.stdout, sys.stderr, shows_output=not given.output) as printer:
+    with Printer(sys.stdout, sys.stderr, shows_output=not given.output, streams=given.stream) as printer:
         while True:
             prediction = seen(body)
             if not given.json:
@@ -152,7 +154,7 @@ def _look(client: Client, prediction_id: str, printer: Printer) -> Raw:
             time.sleep(AWAY_LOOK_S)
 
 
-@command("wait", JSON, *SERVICE, ID, TIMEOUT, examples=(EXAMPLE_ID, f"{EXAMPLE_ID} --timeout 60"))
+@command("wait", JSON, *SERVICE, ID, STREAM, TIMEOUT, examples=(EXAMPLE_ID, f"{EXAMPLE_ID} --timeout 60"))
 def _wait(given: argparse.Namespace) -> int:
     """Wait for the end of a prediction and print its output as it arrives. The code is 1 if it does not succeed."""
     with Client(service(given)) as client:
