@@ -336,7 +336,8 @@ def _over(ended: Ended) -> Iterator[str]:
 def _told(webhook: Owed) -> Iterator[str]:
     last = f", the last one {webhook.last}" if webhook.last else ""
     for one in webhook.deliveries:
-        answered = "" if one.status is None else f", status {one.status}"
+        silent = ", no answer" if one.outcome == "failed" else ""
+        answered = silent if one.status is None else f", status {one.status}"
         word = RULES.get(one.rule or "") or WORDS.get(one.outcome, one.outcome)
         yield _at(one.at, f"webhook attempt {one.attempt} to {one.host}: {word}{answered}")
     yield f"{'webhook':<{WIDTH}}  {webhook.host} wants {', '.join(webhook.events)}"

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import pytest
 
+from director import __version__
 from director.core.schema import Claim
 from director.core.states import Status
 from director.core.trends import STEPS, Point
@@ -313,7 +314,9 @@ async def test_all_webhooks_that_are_shown_now_are_sent_again(window: Window, pl
 async def test_system_shows_settings_without_secrets(window: Window, place: Place) -> None:
     await window.page.goto(f"{place.url}/#/system")
     await window.page.get_by_role("rowheader", name="DIRECTOR_PORT").wait_for()
-    await window.page.get_by_role("rowheader", name="This API").wait_for()
+    processes = window.page.get_by_role("region", name="Processes")
+    await processes.get_by_role("cell", name="api", exact=True).wait_for()
+    await processes.get_by_role("cell", name=__version__).wait_for()
     assert window.faults == []
 
 

@@ -38,7 +38,7 @@ const settings = (rows, name) => table(name, ["Setting", "Value", "Default"], h(
 function releases(seen, snapshot) {
   const directors = snapshot.directors.filter((one) => one.alive).map((one) => ({ ...one, role: "director" }));
   const all = [...snapshot.processes, ...directors];
-  return h("section", {}, h("h2", {}, "Processes"),
+  return h("section", { "aria-label": "Processes" }, h("h2", {}, "Processes"),
     table("Releases of the processes", ["Process", "Name", "Release", "#Started"], h("tbody", {}, all.map(({ role, name, version, since }) => h("tr", {},
       h("td", {}, role), h("th", { scope: "row", class: "mono" }, name), h("td", {}, version ?? "an older release", version === seen.version ? null : [" ", h("span", { class: "chip warn" }, "differs")]),
       h("td", { class: "num" }, since ? ago(since) : "–"))))),
