@@ -21,7 +21,7 @@ from director.broker.rights import MEND, in_a_line, refused
 from director.core.clock import Clock
 from director.core.data_bytes import Fullness
 from director.core.settings import CommonSettings
-from director.core.words import several, some
+from director.core.words import several, some, span
 from director.diagnosis import findings as service
 from director.diagnosis.findings import MOST, bytes_in_words, is_slow, memory_level, writes_to_disk
 from director.diagnosis.kinds import KINDS
@@ -45,6 +45,7 @@ class Look(Struct, frozen=True, kw_only=True):
     time_ms: list[float]
     script_ms: list[float]
     skew_s: float
+    certificate_left_s: float | None = None  # None without TLS, or if the certificate is not verified
     queues: int
     findings: Sequence[service.Finding]
 
@@ -83,6 +84,7 @@ async def look(redis: Redis, settings: CommonSettings, clock: Clock) -> Look:
         time_ms=[await _timed_ms(one.time) for _ in range(PINGS)],  # a server with a full disk refuses even PING
         script_ms=[await _timed_ms(lambda: one.evalsha(sha, 0)) for _ in range(SCRIPTS)],
         skew_s=skew_s,
+        certificate_left_s=await _certificate_left_s(one, clock),
         queues=len(seen.queues) + seen.more_queues,
         findings=seen.findings,
     )
@@ -99,6 +101,19 @@ async def _skew_s(redis: Redis, clock: Clock) -> float:
     seconds, microseconds = await ask(redis.time)
     ours_s = (before_ms + clock.now_ms()) / 2000
     return float(seconds + microseconds / 1e6 - ours_s)
+
+
+async def _certificate_left_s(redis: Redis, clock: Clock) -> float | None:
+    """Return how long the server's certificate is good. The doctor's connections are new: one that has been open for
+    long shows a certificate that may have been replaced since.
+    """
+    pool: Any = redis.connection_pool
+    connection = await ask(pool.get_connection)
+    try:
+        end_s = connection.certificate_end_s
+    finally:
+        await pool.release(connection)
+    return None if end_s is None else end_s - clock.now_ms() / 1000
 
 
 Line = tuple[int, int]
@@ -145,6 +160,7 @@ def open_holes(kind: str, version: str) -> list[tuple[Floor, str]]:
 Verdict = Literal["ok", "warn", "fail"]
 
 SKEW_S: Final = 1.0
+CERTIFICATE_S: Final = 14 * 86_400.0
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "-::1", "localhost"})
 UNKNOWN: Final = "not known: the server forbids CONFIG GET"
 LONGEST_LIST: Final = 3
@@ -291,6 +307,20 @@ def clock(look: Look) -> Answer:
     return ok(found)
 
 
+def certificate(look: Look) -> Answer:
+    left_s = look.certificate_left_s
+    if left_s is None:
+        return ok("none: no TLS to Redis, or its certificate is not verified")
+    found = f"Redis's certificate expires in {span(left_s)}"
+    if left_s < CERTIFICATE_S:
+        return (
+            "warn",
+            f"{found}: then no process can connect",
+            "renew it, and let Redis load it: `CONFIG SET tls-cert-file`",
+        )
+    return ok(found)
+
+
 def cluster(look: Look) -> Answer:
     if not look.cluster:
         return ok("not a cluster")
@@ -369,7 +399,8 @@ FINE: Final = {
 }
 CHECKS: Final[dict[str, Callable[[Look], Answer]]] = {
     **{check.__name__: check for check in (reachable, version, security, role, durability, fsync, eviction, memory)},
-    **{check.__name__: check for check in (records, allocator, latency, clock, cluster, replicas, password, rights)},
+    **{check.__name__: check for check in (records, allocator, latency, clock, certificate)},
+    **{check.__name__: check for check in (cluster, replicas, password, rights)},
     **{name: of(name, fine) for name, fine in FINE.items()},
 }
 

@@ -16,9 +16,11 @@ from director.broker.redis_client import client
 from director.core.clock import SystemClock
 from director.core.settings import CommonSettings
 from director.diagnosis.doctor import CHECKS, Finding, examine, look
+from tests.support.authority import Authority
 from tests.support.keyspace import dump
 from tests.support.queue_driver import QueueDriver, driving
 from tests.support.servers import RedisServer, redis_server
+from tests.support.tls_front import tls_front
 
 
 @pytest.fixture
@@ -212,3 +214,13 @@ async def test_refused_password_is_reported_as_such(server: RedisServer, operato
     ended = await to_thread.run_sync(doctor, "--redis", server.url)
     assert ended.returncode == 1
     assert "refuses the user or the password" in ended.stdout
+
+
+async def test_certificate_that_expires_soon_is_named(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)  # its certificates are good for two days
+    with redis_server(loopback=True) as plain:
+        async with tls_front(authority.shown_by("localhost"), target_port=plain.port) as port:
+            found = await examined(plain, redis_url=f"rediss://localhost:{port}?ssl_ca_certs={tmp_path}/ca.pem")
+        assert found["certificate"].verdict == "warn"
+        assert "Redis's certificate expires in 48" in found["certificate"].found
+        assert (await examined(plain))["certificate"].verdict == "ok"

@@ -108,6 +108,8 @@ CONDITIONS: dict[str, tuple[str, dict[str, Any], str]] = {
     "skewed": ("clock", {"skew_s": -1.5}, "warn"),
     "half a cluster": ("cluster", cluster("fail", "9000"), "fail"),
     "a whole cluster": ("cluster", cluster("ok", "16384"), "ok"),
+    "a certificate that is good for long": ("certificate", {"certificate_left_s": 60 * 86_400.0}, "ok"),
+    "a certificate that expires soon": ("certificate", {"certificate_left_s": 13 * 86_400.0}, "warn"),
     "a log that cannot be written": ("fsync", {"info": {**SOUND.info, "aof_last_write_status": "err"}}, "fail"),
     "nearly full": ("memory", {"info": {**SOUND.info, "used_memory": (1 << 30) * 0.95}}, "fail"),
     "filling": ("memory", {"info": {**SOUND.info, "used_memory": (1 << 30) * 0.8}}, "warn"),
