@@ -292,11 +292,11 @@ def story_lines(story: Story) -> Iterator[str]:
         yield _at(story.now, f"waits, {place_words(place.position, place.ahead, place.eta_s)}. {why_words(place)}")
     for cause in story.causes or ():
         yield _at("why", f"{cause.title}: {cause.detail}")
-        yield _more(f"{cause.who} can act: `{cause.ask}`")
+        yield _more(f"→ `{cause.ask}` (who acts: {cause.who})")
     if story.webhook is not None:
         yield from _told(story.webhook)
     if story.redis_ms:
-        yield _more(f"Redis is slow: it took {story.redis_ms:.0f} ms for this. `director doctor` measures it")
+        yield _more(f"Redis took {story.redis_ms:.0f} ms for this. `director doctor` measures whether it is slow")
     for coming in story.next:
         yield f"{coming.at or 'next':<{WIDTH}}  {'next: ' if coming.at else ''}{coming.detail}"
 

@@ -1,6 +1,7 @@
 """Commands that show the state of the service: `director directors`, `scale` and `doctor`."""
 
 import argparse
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +15,7 @@ from director.cli.output import printable
 from director.cli.tables import Answer, fitted, folded, line_width
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable, UnknownQueue
+from director.core.view import iso
 from director.core.words import several, since
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 COLUMNS: Final = ("director", "state", "slots", "holds", "version", "up", "last sign", "queues")
 WORDS: Final = ("director", "state", "version", "queues")
 SILENT: Final = "silent"
+WORST_FIRST: Final = ("fail", "warn", "ok")
 HANG: Final = 4  # indent of continued lines: the reason why a server is not ready is at the end of a line
 
 
@@ -122,15 +125,17 @@ def _doctor(given: argparse.Namespace) -> int:
 
     findings = anyio.run(examined)
     width = max(len(finding.check) for finding in findings)
-    lines = []
-    for finding in findings:
+    counts = Counter(finding.verdict for finding in findings)
+    told = f"{several(counts['fail'], 'failure')}, {several(counts['warn'], 'warning')}"
+    lines = [f"{iso(SystemClock().now_ms())}  {told}"]
+    for finding in sorted(findings, key=lambda finding: WORST_FIRST.index(finding.verdict)):
         lines.append(f"{finding.verdict:4}  {finding.check:{width}}  {finding.found}")
         if finding.fix:
             lines.append(f"{'':{width + 8}}→ {finding.fix}")
     failed = has_failed(findings)
     answer = Answer(
         {"ok": not failed, "checks": findings},
-        lambda: folded(lines, hang=width + 8, width=line_width()),
+        lambda: folded(map(printable, lines), hang=width + 8, width=line_width()),
         code=int(failed),
     )
     return answer.show(is_json=given.json)

@@ -287,7 +287,7 @@ def records(look: Look) -> Answer:
 
 def allocator(look: Look) -> Answer:
     name = look.info.get("mem_allocator", "not known")
-    return ok("libc: a build of the server with jemalloc takes 10 to 20 % less time" if name == "libc" else name)
+    return ok("libc; jemalloc takes 10 to 20 % less time" if name == "libc" else name)
 
 
 def latency(look: Look) -> Answer:
@@ -374,7 +374,7 @@ def of(name: str, fine: str) -> Callable[[Look], Answer]:
         if not found:
             return ok(fine.format(queues=several(look.queues, "queue")))
         verdict: Verdict = "fail" if any(finding.level == "bad" for finding in found) else "warn"
-        asks = dict.fromkeys(f"{finding.who}: `{finding.ask}`" for finding in found)
+        asks = dict.fromkeys(f"`{finding.ask}` (who acts: {finding.who})" for finding in found)
         told = sum(min(count, LONGEST_LIST) for count in Counter(finding.code for finding in found).values())
         words = [f"{one.title}{f' ({one.queue})' if one.queue else ''}: {one.detail}" for one in found]
         more = f"{len(found) - told}{' or' if len(look.findings) == MOST else ''} more"
@@ -390,7 +390,7 @@ def of(name: str, fine: str) -> Callable[[Look], Answer]:
 FINE: Final = {
     "directors": "{queues}, none waits without a director",
     "servers": "no director reports an unwell one",
-    "queues": "nothing holds them up",
+    "queues": "none with work is paused, and no breaker is open",
     "runs": "none hangs, few fail",
     "accounts": "none floods a queue or holds most of the data",
     "dead letters": "none",

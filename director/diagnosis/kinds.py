@@ -22,8 +22,8 @@ Code = Literal[
     "redis_filling",
     "redis_slow",
     "keeper_silent",
-    "queue_not_served",
     "director_gone",
+    "queue_not_served",
     "setup_loop",
     "setup_failed",
     "server_auth",
@@ -105,7 +105,8 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "redis_filling": Kind(
         "warn",
         "Redis is nearly full",
-        "{used} of {limit} are used. A full server refuses creates. Raise `maxmemory`, or shorten DIRECTOR_DATA_TTL_S.",
+        "{used} of {limit} are used{most}. A full server refuses creates. Raise `maxmemory`, or shorten "
+        "DIRECTOR_DATA_TTL_S.",
         "director doctor",
         "memory",
         "DirectorRedisFull",
@@ -133,7 +134,7 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "queue_not_served": Kind(
         "bad",
         "No director serves this queue",
-        "{waits}, and {why}. Start a director, or raise its pool from zero.",
+        "{waits}, and {why}. Start a director on the machine of its model server, or raise its pool from zero.",
         "director run --model {model}",
         "directors",
         "DirectorQueueNotServed",
@@ -142,8 +143,8 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "director_gone": Kind(
         "bad",
         "{directors} went silent",
-        "Last heard: {names}; with {claims} in hand. {left} left. It was killed, or its machine or network is away. "
-        "See its log, and start it again: another director runs again what it had.",
+        "Last heard: {names}, with {claims} in hand. {left}. It was killed, or its machine or network is away. "
+        "See its log, and start it again.",
         "director directors",
         "directors",
         "DirectorLost",
@@ -242,8 +243,8 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "run_hangs": Kind(
         "warn",
         "A run takes far longer than usual",
-        "{id} has run for {age} at {where}. {usual}. It is stopped after {limit}. "
-        "{waits}. Cancel it; if the next one hangs too, restart the server.",
+        "{id} has run for {age} at {where}. {usual}. It is stopped after {limit}. {waits}. Cancel it. If the next one "
+        "hangs too, restart the server.",
         "director explain {id}",
         "runs",
         "DirectorRunHangs",
@@ -253,8 +254,9 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "runs_time_out": Kind(
         "bad",
         "Run after run reaches its limit",
-        "The last {runs} at {director} were stopped by the run limit, the newest is {id}. {waits}. The server hangs, "
-        "or DIRECTOR_RUN_LIMIT_S is too short for this model: look at its log, then restart it or raise the limit.",
+        "The last {runs} at {director} were stopped by the run limit, the newest, {id}, {after}. {usual}. {waits}. The "
+        "server hangs, or DIRECTOR_RUN_LIMIT_S is too short for this model: look at its log, then restart it or raise "
+        "the limit.",
         "director explain {id}",
         "runs",
         "DirectorRunsTimeOut",
@@ -264,8 +266,7 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "model_failing": Kind(
         "warn",
         "Most runs of this model fail",
-        "{failed} of the last {runs} failed, the newest is {id}. Its error says why: mend the model, or serve the "
-        "version before.",
+        "{failed} of the last {runs} failed, the newest is {id}{error}. Mend the model, or serve the version before.",
         "director explain {id}",
         "runs",
         "DirectorModelFailing",
@@ -294,11 +295,12 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "tenant_flooding": Kind(
         "warn",
         "{account} floods this queue",
-        "{account} has {its:,} of the {waiting:,} that wait. The {others} still start in turn. A limit "
-        "bounds what it may queue.",
+        "{account} has {its:,} of the {waiting:,} that wait. The {others} still start in turn. A limit bounds what it "
+        "queues from then on, and removes nothing.",
         "director account set {account} --max-queued N",
         "accounts",
         "DirectorTenantFlooding",
+        stages=("waits",),
     ),
     "account_holds_most": Kind(
         "warn",
@@ -329,8 +331,8 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "receiver_dead": Kind(
         "warn",
         "{host} takes no webhooks",
-        "{webhooks} owed there, the oldest for {oldest}, tried {attempts} times: see {id}. Start or mend the receiver. "
-        "They are sent again until it takes them, or their schedule ends.",
+        "{webhooks} owed there, the oldest for {oldest}, tried {attempts} times{last}: see {id}. Start or mend the "
+        "receiver. They are sent again until it takes them, or their schedule ends.",
         "director explain {id}",
         "webhooks",
         "DirectorWebhooksOwedLong",
@@ -349,7 +351,7 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "clock_off": Kind(
         "warn",
         "A clock is wrong",
-        "By its clock {clocks}. Let NTP set the clocks of all machines. Leases and deadlines go by Redis's clock; ids, "
+        "{clocks}. Let NTP set the clocks of all machines. Leases and deadlines go by Redis's clock; ids, "
         "lists, signatures and the times that callers see go by the others.",
         "director doctor",
         "clock",

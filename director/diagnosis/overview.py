@@ -29,6 +29,7 @@ from director.diagnosis import findings
 from director.diagnosis.findings import (
     Closer,
     Expiry,
+    Failure,
     Finding,
     Heaviest,
     Holder,
@@ -148,6 +149,9 @@ MOST_ACCOUNTS: Final = 1_000
 MOST_LETTERS: Final = 20
 MOST_PROMISING: Final = 50
 MOST_LONG: Final = 50  # queues
+MOST_FAILING: Final = 20  # queues
+FAILURE: Final = ("error", "started", "completed")
+LONGEST_READ: Final = 1_000  # characters of an error
 MOST_EXPIRING: Final = 100  # tokens
 DAY_MS: Final = 86_400_000
 SERVICE: Final = ("service_ms", "service_dev", "service_n", "service_cost")
@@ -179,6 +183,7 @@ class CloserLook:
             memory=Fullness.of(await infos(self._redis, "memory")),
             writes_to_disk=all(map(findings.writes_to_disk, await infos(self._redis, "persistence"))),
             usual=await self._usual(directors, now_ms),
+            failures=await self._failures(directors),
             holder=holder,
             expiring=expiring,
             processes=await Processes(self._redis).alive(now_ms),
@@ -197,6 +202,19 @@ class CloserLook:
                 cost=float(cost or 1),
             )
             for queue, (mean, dev, runs, cost) in zip(long, known, strict=False)
+        }
+
+    async def _failures(self, directors: Sequence[DirectorFound]) -> dict[PredictionId, Failure]:
+        """Return the newest failed runs of queues in which most fail."""
+        failing = list(findings.failing_runs(directors).values())[:MOST_FAILING]
+        ids = list(dict.fromkeys(name for one in failing for name in (one.last, one.newest) if name))
+        known = await self._each([("hmget", (keys.record(name), FAILURE)) for name in ids])
+        return {
+            name: Failure(
+                error=text(error or b"")[:LONGEST_READ],
+                ran_s=(int(completed) - int(started)) / 1000 if started and completed else None,
+            )
+            for name, (error, started, completed) in zip(ids, known, strict=True)
         }
 
     async def _of_accounts(self, now_ms: int) -> tuple[Holder | None, list[Expiry]]:

@@ -161,7 +161,7 @@ async def test_overdue_retry_without_a_keeper_is_explained(stage: Scene) -> None
     assert "overdue for " in story
     assert story.rstrip().endswith(": no keeper acts")
     assert "No keeper acts: 1 retry that is due" in story
-    assert "an operator can act: `director keeper`" in story
+    assert "→ `director keeper` (who acts: an operator)" in story
 
 
 @pytest.mark.cog
@@ -195,7 +195,7 @@ async def test_run_that_hangs_is_named(stage: Scene) -> None:
         waiting = await caller.submit(text="a")
         finding = await stage.is_named(HANGS, caller.queue)
         assert (finding.level, finding.ask) == ("bad", f"director explain {held}")
-        assert "usually take less than 20 s. It is stopped after 30.0 min. 1 waiting" in finding.detail
+        assert "that succeed take 0.1 s on average. It is stopped after 30 min. 1 waiting" in finding.detail
         assert f"A run takes far longer than usual ({caller.queue})" in await stage.command("doctor")
         for each in (held, waiting):
             assert f"A run takes far longer than usual: {held} has run for" in await stage.command("explain", each)
@@ -300,7 +300,7 @@ async def test_slow_redis_is_named(far_server: RedisServer) -> None:
             finding = await far.is_named(SLOW)
         assert "answers after" in finding.detail
         assert "warn  latency       Redis is slow" in await far.command("doctor")
-        assert "Redis is slow: it took" in await far.command("explain", waiting)
+        assert "measures whether it is slow" in await far.command("explain", waiting)
 
 
 @pytest.mark.cog
@@ -340,8 +340,7 @@ async def test_missing_director_is_named(stage: Scene, folder: Path, tmp_path: P
         await director.exit_code()
         finding = await stage.is_named(GONE, caller.queue)
         assert finding.level == "bad"
-        assert "with 1 claim in hand. 0 directors left." in finding.detail
-        await stage.finds("queue_not_served", caller.queue)
+        assert "with 1 claim in hand. None is left: " in finding.detail
         doctor = await stage.command("doctor")
         assert f"1 director went silent ({caller.queue})" in doctor
         story = await stage.command("explain", held)

@@ -574,7 +574,7 @@ def test_a_wait_says_why_and_for_how_long(monkeypatch):
         printer.show(Seen(id="p", status=Status.STARTING, queue=place))
     _, told = err.getvalue().splitlines()
     assert told == (
-        "» waits: An operator paused this queue 3.0 min ago. "
+        "» waits: An operator paused this queue 3 min ago. "
         "It has place 2 in its account's line, 3 before it in total, about 9.0 s until it starts (9 of 10: 13 s)."
     )
 

@@ -115,7 +115,7 @@ def test_malformed_story_is_reported_in_one_line(capsys: pytest.CaptureFixture[s
     ("seconds", "words"),
     [
         *((0, "0.0 s"), (0.44, "0.4 s"), (9.94, "9.9 s"), (12.4, "12 s"), (119, "119 s")),
-        *((120, "2.0 min"), (7_199, "120.0 min"), (7_200, "2.0 h"), (172_800, "2.0 d")),
+        *((120, "2 min"), (7_199, "120 min"), (7_200, "2 h"), (172_800, "2 d")),
     ],
 )
 def test_duration_has_a_fitting_unit(seconds: float, words: str) -> None:
