@@ -76,12 +76,15 @@ export function overview({ session, signal }) {
 function sums(place, snapshot) {
   const sum = (of) => snapshot.queues.reduce((whole, queue) => whole + of(queue), 0);
   const pairs = [
-    ["waiting", sum(waiting)], ["running", sum((queue) => queue.claimed)], ["slot", sum((queue) => queue.slots)],
-    ["delayed", sum((queue) => queue.delayed)], ["dead letter", sum((queue) => queue.dead), "#/dead"], ["webhook owed", snapshot.owed.count, "#/webhooks"],
-    ["director", snapshot.directors.filter((one) => one.alive).length, "#/directors"],
+    ["waiting", "waiting", sum(waiting)], ["running", "running", sum((queue) => queue.claimed)], ["slot", "slots", sum((queue) => queue.slots)],
+    ["delayed", "delayed", sum((queue) => queue.delayed)], ["dead letter", "dead letters", sum((queue) => queue.dead), "#/dead"],
+    ["webhook owed", "webhooks owed", snapshot.owed.count, "#/webhooks"], ["director", "directors", snapshot.directors.filter((one) => one.alive).length, "#/directors"],
   ];
-  if (place.children.length !== pairs.length) fill(place, pairs.map(([name, , link]) => h("li", {}, h("strong", {}, ""), " ", link ? h("a", { href: link }, name) : name)));
-  pairs.forEach(([, value], at) => say(place.children[at].firstChild, count(value)));
+  if (place.children.length !== pairs.length) fill(place, pairs.map(([, , , link]) => h("li", {}, h("strong", {}, ""), " ", h(link ? "a" : "span", { href: link ?? null }, ""))));
+  pairs.forEach(([one, many, value], at) => {
+    say(place.children[at].firstChild, count(value));
+    say(place.children[at].lastChild, value === 1 ? one : many);
+  });
 }
 
 function line(first, paceOf, findings) {

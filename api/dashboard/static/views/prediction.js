@@ -28,7 +28,7 @@ export function prediction({ params: [id], session, signal, refresh }) {
     const told = await ask(`/v1/predictions/${id}/explain`, { signal });
     const dead = session.isAdmin && told.next.some((next) => next.what === "dead_letter");
     if (signal.aborted) return told;
-    refill(causes, told.causes?.length ? h("section", { class: "attention" }, h("h2", {}, "What holds it up"), h("ul", { class: "findings" }, told.causes.map(finding))) : null);
+    refill(causes, told.causes?.length ? h("section", { class: "attention" }, h("h2", {}, told.ended ? "What holds its webhook up" : "What holds it up"), h("ul", { class: "findings" }, told.causes.map(finding))) : null);
     refill(died, dead ? letter(id, refresh) : null);
     refill(story, timeline(told, session), told.webhook ? deliveries(told.id, told.webhook) : null);
     return told;
