@@ -123,7 +123,7 @@ def _doctor(given: argparse.Namespace) -> int:
     findings = anyio.run(examined)
     width = max(len(finding.check) for finding in findings)
     lines = []
-    for finding in findings:
+    for finding in sorted(findings, key=lambda one: ("fail", "warn", "ok").index(one.verdict)):
         lines.append(f"{finding.verdict:4}  {finding.check:{width}}  {finding.found}")
         if finding.fix:
             lines.append(f"{'':{width + 8}}→ {finding.fix}")

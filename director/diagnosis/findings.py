@@ -236,6 +236,7 @@ CROWDED: Final = 100  # waiting: in a shorter queue no account crowds out others
 FLOOD: Final = 0.8
 FAILING_AFTER: Final = 2  # attempts
 TIMED_OUT: Final = 3  # runs in a row
+MOST_FAIL: Final = 0.8
 MORE_FAIL: Final = 5  # runs more than succeed: of a model that fails one in five, five of nine may do so by chance
 FILLING: Final = 0.75  # of the memory
 NEARLY_FULL: Final = 0.9
@@ -369,9 +370,11 @@ def _hanging(situation: Situation) -> Iterator[Finding]:
         age_s = (situation.closer.now_ms - run.since_ms) / 1000
         if age_s <= longest_s:
             continue
-        known = f"Runs of this model usually take less than {span(longest_s)}"
+        known = f"Runs of this model take {span(usual.mean_s)} on average"
         servers = [server for beat in director.beats for server in beat.about.servers]
         is_well = all(server.state not in UNWELL for server in servers)
+        if servers and all(server.state in UNWELL for server in servers):
+            continue  # the finding of the servers is its cause
         yield _found(
             "run_hangs",
             queue,
@@ -401,7 +404,7 @@ def _failing(situation: Situation) -> Iterator[Finding]:
         failed, ended = sum(one.failed for _, one in ends), sum(one.ended for _, one in ends)
         if 2 * failed - ended >= MORE_FAIL:
             newest = max((one for _, one in ends), key=lambda one: one.failed_ms).failed_id
-            level: Level = "bad" if failed == ended >= 2 * MORE_FAIL else "warn"
+            level: Level = "bad" if ended >= 2 * MORE_FAIL and failed >= MOST_FAIL * ended else "warn"
             yield _found("model_failing", queue, level=level, failed=failed, runs=several(ended, "run"), id=newest)
 
 
@@ -450,7 +453,7 @@ def _clocks(situation: Situation) -> Iterator[Finding]:
         if one.is_alive and (now_ms := one.last.about.now_ms) is not None:
             ahead_s[f"director {one.name}"] = round((now_ms - one.last.at_ms) / 1000)
     wrong = [
-        f"{name} is {span(abs(seconds))} {'ahead of' if seconds > 0 else 'behind'} Redis"
+        f"The clock of {name} is {span(abs(seconds))} {'ahead of' if seconds > 0 else 'behind'} Redis's"
         for name, seconds in ahead_s.items()
         if abs(seconds) >= CLOCK_OFF_S
     ]

@@ -143,7 +143,7 @@ KINDS: Final[Mapping[Code, Kind]] = {
         "bad",
         "{directors} went silent",
         "Last heard: {names}; with {claims} in hand. {left} left. It was killed, or its machine or network is away. "
-        "See its log, and start it again: another director runs again what it had.",
+        "See its log, and start it again: what it had runs again once a director is there.",
         "director directors",
         "directors",
         "DirectorLost",
@@ -349,7 +349,7 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "clock_off": Kind(
         "warn",
         "A clock is wrong",
-        "By its clock {clocks}. Let NTP set the clocks of all machines. Leases and deadlines go by Redis's clock; ids, "
+        "{clocks}. Let NTP set the clocks of all machines. Leases and deadlines go by Redis's clock; ids, "
         "lists, signatures and the times that callers see go by the others.",
         "director doctor",
         "clock",
