@@ -390,7 +390,7 @@ def of(name: str, fine: str) -> Callable[[Look], Answer]:
 FINE: Final = {
     "directors": "{queues}, none waits without a director",
     "servers": "no director reports an unwell one",
-    "queues": "none with work is paused, and no breaker is open",
+    "queues": "none with work is paused, no breaker is open, objectives are met",
     "runs": "none hangs, few fail",
     "accounts": "none floods a queue or holds most of the data",
     "dead letters": "none",

@@ -544,7 +544,7 @@ def _clocks(situation: Situation) -> Iterator[Finding]:
         if one.is_alive and (now_ms := one.last.about.now_ms) is not None:
             ahead_s[f"the director {one.name}"] = round((now_ms - one.last.at_ms) / 1000)
     wrong = [
-        f"{name} is {span(abs(seconds))} {'ahead of' if seconds > 0 else 'behind'} Redis"
+        f"the clock of {name} is {span(abs(seconds))} {'ahead of' if seconds > 0 else 'behind'} Redis's"
         for name, seconds in ahead_s.items()
         if abs(seconds) >= CLOCK_OFF_S
     ]

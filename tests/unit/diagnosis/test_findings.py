@@ -409,9 +409,9 @@ def test_processes_of_another_release_are_found() -> None:
 def test_clock_that_is_wrong_is_found() -> None:
     behind = only(director("d2", now_ms=NOW - 61_000), closer={"processes": [replace(KEEPER, ahead_s=4)]})
     assert behind.code == "clock_off"
-    assert "The director d2 is 60 s behind Redis." in behind.detail
+    assert "The clock of the director d2 is 60 s behind Redis's." in behind.detail
     ahead = only(closer={"processes": [KEEPER, replace(KEEPER, name="k2", ahead_s=60)]})
-    assert "The keeper k2 is 60 s ahead of Redis." in ahead.detail
+    assert "The clock of the keeper k2 is 60 s ahead of Redis's." in ahead.detail
     assert found(director("d2", now_ms=NOW - 61_000, silent_s=700)) == []
 
 
