@@ -129,7 +129,9 @@ async def test_account_that_floods_a_queue_is_named(stage: Scene) -> None:
             assert "noisy has 120 of the 121 that wait" in finding.detail
             assert "noisy floods this queue" in await stage.command("doctor")
         assert "of its own account go first" in await stage.command("explain", last)
-        assert "place 1 in its account's line" in await stage.command("explain", other)
+        story = await stage.command("explain", other)
+        assert "place 1 in its account's line" in story
+        assert "noisy floods this queue: noisy has 120 of the 121 that wait" in story
 
 
 async def test_dead_receiver_is_named(stage: Scene) -> None:
@@ -144,6 +146,7 @@ async def test_dead_receiver_is_named(stage: Scene) -> None:
     async with stage.keeper(webhook_schedule="0.1s,0.1s,1h,1h"):
         finding = await stage.is_named(UNTOLD)
     assert finding.title == f"{host} takes no webhooks"
+    assert "times, the last time without an answer: see" in finding.detail
     assert finding.ask == f"director explain {told}"
     assert f"{host} takes no webhooks: 1 webhook owed there, the oldest for 11" in await stage.command("doctor")
     assert f"{host} failed the last" in await stage.command("explain", told)
