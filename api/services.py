@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -33,8 +34,10 @@ from director.files.store import Links
 from director.runtime.metrics import Counter, Histogram, Pulse, RedisMeter, Registry
 from director.runtime.process import Recent
 from director.runtime.startup import Descriptors
+from director.runtime.sweep import repeat
 from director.runtime.tracing import Tracing
 from director.store import services as store
+from director.store.processes import TICK_S, Presence
 
 log = logging.getLogger(__name__)
 GATE_PAUSE_S: Final = 1.0
@@ -323,6 +326,7 @@ class Services(store.Services):
         self.uploading = Turns(MOST_UPLOADS, each=MOST_UPLOADS_EACH, patience_s=UPLOAD_PATIENCE_S)
         self.reading = Turns(MOST_READS, each=MOST_READS_EACH, patience_s=READ_PATIENCE_S)
         self._subscriber = clients.subscriber
+        self._presence = Presence(redis, clock, "api")
         self._pulse = Pulse(meters.registry, meters.redis, redis) if is_home else None
 
     @asynccontextmanager
@@ -331,6 +335,8 @@ class Services(store.Services):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self.gate.run)
                 tasks.start_soon(self.waiters.run)
+                present = partial(repeat, self._presence.run_once, role="presence", tick_s=TICK_S, clock=self.clock)
+                tasks.start_soon(present)
                 if self.store_check is not None:
                     tasks.start_soon(self.store_check.missing)
                 if self._pulse is not None:

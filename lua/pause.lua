@@ -6,10 +6,12 @@
 --   ARGV[1]  paused  '1', or '0' to resume
 --   ARGV[2]  tenant  '' for the whole queue
 --   ARGV[3]  revision  which change of its account's suspension this is, '' for none: an older one changes nothing
+--   ARGV[4]  by      who does it, for those who wait; '' if that is unknown
 --   Returns  1  done, or known to be older than what was done
 --            0  the queue is not registered
 
-local meta, queue, paused, tenant, now, revision = KEYS[1], QUEUE, ARGV[1], ARGV[2], clock(ARGV[4]), ARGV[3]
+local meta, queue, paused, tenant, revision, by = KEYS[1], QUEUE, ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local now = clock(ARGV[5])
 
 if redis.call('EXISTS', meta) == 0 then return 0 end
 
@@ -31,7 +33,8 @@ if tenant == '' then
   local was = redis.call('HGET', meta, 'paused') or '0'
   has_resumed = paused == '0' and was == '1'
   -- '' once it is resumed: the former release pauses without a time
-  if was ~= paused then redis.call('HSET', meta, 'paused', paused, 'paused_at', paused == '1' and now or '') end
+  local noted = paused == '1' and { now, by } or { '', '' }
+  if was ~= paused then redis.call('HSET', meta, 'paused', paused, 'paused_at', noted[1], 'paused_by', noted[2]) end
   if paused == '0' then ring(queue) end
 elseif revision ~= '' then
   has_resumed = suspend()

@@ -4,7 +4,7 @@
 --   KEYS[1]  meta      hash  {p}:q:<queue>:meta
 --   Returns  {high, normal, low, claimed, delayed, dead, live, oldest_ms, directors, streams, read, paused,
 --             slots, service_ms, service_cost, mode, max_queued, breaker, starting, setup_failed, server_auth, leaving,
---             objectives, tally as a flat list}
+--             objectives, paused_at, paused_by, tally as a flat list}
 --            counts waiting per lane; oldest_ms: how long ago the oldest live one was accepted; starting, setup_failed,
 --            server_auth: directors in this state by their last heartbeat; leaving: on the way to another server
 --            {}  the queue is not registered
@@ -13,7 +13,7 @@ local meta, queue, now = KEYS[1], QUEUE, clock(ARGV[1])
 
 local m = look_at(queue, 'normal')
 if m.streams == '' then return {} end
-local shown = redis.call('HMGET', meta, 'read', 'service_cost', 'max_queued', 'objectives')
+local shown = redis.call('HMGET', meta, 'read', 'service_cost', 'max_queued', 'objectives', 'paused_at', 'paused_by')
 local waits, sizes = {}, {}
 for i, lane in ipairs(LANES) do
   waits[i] = m['backlogged:' .. lane]
@@ -28,5 +28,5 @@ return {
   tonumber(m.streams), tonumber(shown[1]), m.paused == '1' and 1 or 0, tonumber(m.slots), tonumber(m.service_ms),
   shown[2] or '1', -- a fraction: numbers are cut in replies
   m.mode, shown[3] or '', m.breaker, tonumber(m.starting), tonumber(m.setup_failed), tonumber(m.server_auth), sizes[4],
-  shown[4] or '', redis.call('HGETALL', queue_key(queue, 'tally')),
+  shown[4] or '', shown[5] or '', shown[6] or '', redis.call('HGETALL', queue_key(queue, 'tally')),
 }

@@ -8,6 +8,7 @@ name, the proxy or the Sentinels give now. An error from before the connection s
 import asyncio
 import math
 import re
+import ssl
 from types import TracebackType
 from typing import Any, Final, Protocol, TypeVar
 
@@ -132,6 +133,12 @@ class Patient(AbstractConnection):
     @property
     def unsent(self) -> int:
         return 0 if self._writer is None else self._writer.transport.get_write_buffer_size()
+
+    @property
+    def certificate_end_s(self) -> float | None:
+        """When the server's certificate expires, in seconds since 1970. None without TLS, or if it is not verified."""
+        shown = {} if self._writer is None else self._writer.get_extra_info("peercert") or {}
+        return ssl.cert_time_to_seconds(shown["notAfter"]) if "notAfter" in shown else None
 
     async def connect_check_health(self, *args: Any, **options: Any) -> None:
         try:

@@ -178,7 +178,12 @@ def awaited(name: str) -> str:
     return f"{tag(partition_of_model(name))}:awaited:{name}"
 
 
-# Keys of the history of all queues, with the tag of a partition for the same reason.
+# Keys of the whole service, with the tag of a partition for the same reason.
+
+
+def processes() -> str:
+    """zset · keepers and API processes, each as JSON → last sign, ms. Written by each; an hour after the last one."""
+    return f"{tag(Partition(0))}:processes"
 
 
 def trends() -> str:

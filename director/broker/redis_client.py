@@ -8,6 +8,7 @@ and returns it each time.
 """
 
 import asyncio
+import os
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar, cast
@@ -258,7 +259,10 @@ def unavailable(exc: Exception) -> BackendUnavailable | None:
     if isinstance(exc, exceptions.OutOfMemoryError):
         return BackendFull(FULL)
     if isinstance(exc, AWAY):
-        return BackendUnavailable(f"Redis is away: {type(said).__name__}")
+        system = exc.__context__  # such as "Connection refused", which names no address and no secret
+        number = (system.errno or 0) if isinstance(system, OSError) else 0  # not above 0 for a name that is not known
+        why = os.strerror(number) if number > 0 else type(said).__name__
+        return BackendUnavailable(f"Redis is away: {why}")
     if isinstance(exc, exceptions.ResponseError) and (word := AWAY_WORDS.search(str(exc))):
         return BackendFull(FULL) if word[1] == "OOM" else BackendUnavailable(f"Redis is away: {word[1]}")
     return None

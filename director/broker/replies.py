@@ -44,6 +44,8 @@ class QueueStats(Struct, frozen=True, kw_only=True):
     server_auth: int
     leaving: int
     objectives: Objectives = NONE
+    paused_at: int | None = None
+    paused_by: str = ""
     tally: dict[str, int]
 
     @property
@@ -209,8 +211,10 @@ def hoped(reply: Sequence[bytes | int] | None) -> Outlook | None:
     if not reply:
         return None
     position, ahead, p50, p90, reason, detail = reply
-    words = reason.decode() if isinstance(reason, bytes) else ""
-    return Outlook(int(position), int(ahead), number(p50), number(p90), words, number(detail))
+    words, by = reason.decode() if isinstance(reason, bytes) else "", b""
+    if words == "paused" and isinstance(detail, bytes):
+        detail, _, by = detail.partition(b" ")
+    return Outlook(int(position), int(ahead), number(p50), number(p90), words, number(detail), by.decode())
 
 
 def number(text: bytes | int) -> int | None:

@@ -85,8 +85,9 @@ class Scripts:
     async def stats(self, queue: QueueName, *, now_ms: int | None = None) -> replies.QueueStats:
         reply = _known(queue, await self._call("stats", [keys.meta(queue)], [given(now_ms)]))
         fields: dict[str, Any] = dict(zip(replies.QueueStats.__struct_fields__, reply[:-1], strict=False))
-        for name in ("service_cost", "mode", "breaker", "max_queued"):
+        for name in ("service_cost", "mode", "breaker", "max_queued", "paused_at", "paused_by"):
             fields[name] = text(fields[name])
+        fields["paused_at"] = fields["paused_at"] or None
         fields["max_queued"] = fields["max_queued"] or None
         fields["mode"] = fields["mode"] or "absorb"
         fields["objectives"] = _read_objectives(fields["objectives"])
@@ -107,10 +108,13 @@ class Scripts:
         paused: bool,
         tenant: str = "",
         revision: int | None = None,
+        by: str = "",
         now_ms: int | None = None,
     ) -> None:
-        """Pause or resume one tenant, or the whole queue. An older `revision` of a suspension changes nothing."""
-        args: list[Arg] = [int(paused), tenant, given(revision), given(now_ms)]
+        """Pause or resume one tenant, or the whole queue. An older `revision` of a suspension changes nothing. Callers
+        whose predictions wait in a paused queue read `by`.
+        """
+        args: list[Arg] = [int(paused), tenant, given(revision), by, given(now_ms)]
         _known(queue, await self._call("pause", [keys.meta(queue)], args))
 
     async def bound(self, queue: QueueName, *, mode: replies.Admission, max_queued: int | None = None) -> None:

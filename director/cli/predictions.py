@@ -42,6 +42,7 @@ RULES: Final = {
 LONGEST: Final = 200  # characters of a model's error; `director get` shows all of it
 MOST_LISTED: Final = 20
 ID: Final = arg("id ID", "id of the prediction")
+STREAM: Final = flag("--stream", "print output as it arrives, also in a pipe")
 TIMEOUT: Final = arg("--timeout SECONDS", "wait for the end for at most so long", type=float)
 
 
@@ -59,6 +60,7 @@ TIMEOUT: Final = arg("--timeout SECONDS", "wait for the end for at most so long"
     ),
     arg("-o --output FILE", "save the file that the model makes"),
     flag("--detach", "print the id at once, and do not wait for the end"),
+    STREAM,
     TIMEOUT,
     arg("--priority", "the lane: high, normal or low", choices=LANES),
     arg("--webhook URL", "the address that gets a POST at the end", default=""),
@@ -123,7 +125,7 @@ def _named(prediction_id: str) -> Generator[None]:
 
 def _follow(client: Client, given: argparse.Namespace, body: Raw) -> Raw:
     give_up = math.inf if given.timeout is None else time.monotonic() + given.timeout
-    with Printer(sys.stdout, sys.stderr, shows_output=not given.output) as printer:
+    with Printer(sys.stdout, sys.stderr, shows_output=not given.output, streams=given.stream) as printer:
         while True:
             prediction = seen(body)
             if not given.json:
@@ -152,7 +154,7 @@ def _look(client: Client, prediction_id: str, printer: Printer) -> Raw:
             time.sleep(AWAY_LOOK_S)
 
 
-@command("wait", JSON, *SERVICE, ID, TIMEOUT, examples=(EXAMPLE_ID, f"{EXAMPLE_ID} --timeout 60"))
+@command("wait", JSON, *SERVICE, ID, STREAM, TIMEOUT, examples=(EXAMPLE_ID, f"{EXAMPLE_ID} --timeout 60"))
 def _wait(given: argparse.Namespace) -> int:
     """Wait for the end of a prediction and print its output as it arrives. The code is 1 if it does not succeed."""
     with Client(service(given)) as client:
@@ -290,11 +292,11 @@ def story_lines(story: Story) -> Iterator[str]:
         yield _at(story.now, f"waits, {place_words(place.position, place.ahead, place.eta_s)}. {why_words(place)}")
     for cause in story.causes or ():
         yield _at("why", f"{cause.title}: {cause.detail}")
-        yield _more(f"{cause.who} can act: `{cause.ask}`")
+        yield _more(f"→ `{cause.ask}` (who acts: {cause.who})")
     if story.webhook is not None:
         yield from _told(story.webhook)
     if story.redis_ms:
-        yield _more(f"Redis is slow: it took {story.redis_ms:.0f} ms for this. `director doctor` measures it")
+        yield _more(f"Redis took {story.redis_ms:.0f} ms for this. `director doctor` measures whether it is slow")
     for coming in story.next:
         yield f"{coming.at or 'next':<{WIDTH}}  {'next: ' if coming.at else ''}{coming.detail}"
 
@@ -334,7 +336,8 @@ def _over(ended: Ended) -> Iterator[str]:
 def _told(webhook: Owed) -> Iterator[str]:
     last = f", the last one {webhook.last}" if webhook.last else ""
     for one in webhook.deliveries:
-        answered = "" if one.status is None else f", status {one.status}"
+        silent = ", no answer" if one.outcome == "failed" else ""
+        answered = silent if one.status is None else f", status {one.status}"
         word = RULES.get(one.rule or "") or WORDS.get(one.outcome, one.outcome)
         yield _at(one.at, f"webhook attempt {one.attempt} to {one.host}: {word}{answered}")
     yield f"{'webhook':<{WIDTH}}  {webhook.host} wants {', '.join(webhook.events)}"

@@ -8,6 +8,7 @@ import msgspec
 from director.cli.client import Seen
 from director.cli.output import harmless
 from director.cli.tables import one_line, ticker
+from director.core.errors import DirectorError
 from director.core.schema import Eta, Place
 from director.core.states import Status
 from director.core.words import since, span
@@ -63,17 +64,18 @@ class Pieces:
 
 
 class Printer:
-    """Show looks at one prediction. Only a terminal gets output before the end. A run that is lost begins again, and a
-    file or a program would have its output twice.
+    """Show looks at one prediction. Only a terminal gets output before the end, unless it `streams`. A run that is lost
+    begins again, and a file or a program would have the output of both.
     """
 
-    def __init__(self, out: TextIO, err: TextIO, *, shows_output: bool = True) -> None:
+    def __init__(self, out: TextIO, err: TextIO, *, shows_output: bool = True, streams: bool = False) -> None:
         self._pieces = Pieces(out)
-        self._is_live = out.isatty()
+        self._is_terminal = out.isatty()
+        self._is_live = self._is_terminal or streams
         self._err = err
         self._shows_output = shows_output
         self._began = time.monotonic()
-        self._shown = 0  # number of pieces
+        self._shown: list[Any] = []
         self._logs = 0
         self._status: Status | None = None
         self._reason = ""
@@ -101,14 +103,18 @@ class Printer:
                 self._ticker.stop()
                 self._pieces.put(seen.output, is_whole=True)
             return
-        if len(seen.output) < self._shown:  # another attempt began, with new output
+        if not seen.is_terminal and self._shown[: len(seen.output)] == seen.output:
+            return  # nothing is new, or another attempt repeats what was shown
+        if seen.output[: len(self._shown)] != self._shown:
             self._pieces.end()
+            if not self._is_terminal:
+                raise DirectorError("the run failed and began again, and its output is not what was printed.")
             self.tell("the run failed and began again: its output starts again")
-            self._shown = 0
-        for piece in seen.output[self._shown :]:
+            self._shown = []
+        for piece in seen.output[len(self._shown) :]:
             self._ticker.stop()
             self._pieces.put(piece)
-        self._shown = len(seen.output)
+        self._shown = seen.output
 
     def _show_logs(self, logs: str) -> None:
         if len(logs) < self._logs:

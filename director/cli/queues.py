@@ -229,13 +229,14 @@ def report(
     burnt: Burns | None = None,
 ) -> list[str]:
     takes = f"; one run takes {span(stats.service_ms / 1000)}" if stats.service_ms else ""
+    by = f", by {stats.paused_by}" if stats.paused_by else ""
     facts = {
         "waiting": f"high {stats.high}, normal {stats.normal}, low {stats.low}; oldest {_oldest(stats)}",
         "running": f"{stats.claimed} in {several(_slots(stats), 'slot')}; directors: {stats.directors}{takes}",
         "delayed": str(stats.delayed),
         "dead": str(stats.dead),
         "leaving": f"{stats.leaving} to another Redis server" if stats.leaving else "nothing",
-        "paused": "yes" if stats.paused else "no",
+        "paused": f"yes{by}" if stats.paused else "no",
         "mode": _mode(stats),
         "breaker": stats.breaker or "closed",
         "objectives": _objectives(stats, burnt or {}) or "none",

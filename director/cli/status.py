@@ -1,6 +1,7 @@
 """Commands that show the state of the service: `director directors`, `scale` and `doctor`."""
 
 import argparse
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +15,7 @@ from director.cli.output import printable
 from director.cli.tables import Answer, fitted, folded, line_width
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable, UnknownQueue
+from director.core.view import iso
 from director.core.words import several, since
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 COLUMNS: Final = ("director", "state", "slots", "holds", "version", "up", "last sign", "queues")
 WORDS: Final = ("director", "state", "version", "queues")
 SILENT: Final = "silent"
+WORST_FIRST: Final = ("fail", "warn", "ok")
 HANG: Final = 4  # indent of continued lines: the reason why a server is not ready is at the end of a line
 
 
@@ -112,22 +115,27 @@ def _doctor(given: argparse.Namespace) -> int:
             return examine(await look(redis, settings, SystemClock()))
         except BackendUnavailable as exc:
             found = f"no answer from Redis at {describe(settings.redis_url)}: {exc}"
-            fix = "start the server, or correct --redis or DIRECTOR_REDIS_URL, its user and its password"
+            fix = (
+                "start the server: its log says why it ended, such as a full disk. Or correct --redis or "
+                "DIRECTOR_REDIS_URL, its user and its password"
+            )
             return [Finding(check="reachable", verdict="fail", found=found, fix=fix)]
         finally:
             await redis.aclose()
 
     findings = anyio.run(examined)
     width = max(len(finding.check) for finding in findings)
-    lines = []
-    for finding in findings:
+    counts = Counter(finding.verdict for finding in findings)
+    told = f"{several(counts['fail'], 'failure')}, {several(counts['warn'], 'warning')}"
+    lines = [f"{iso(SystemClock().now_ms())}  {told}"]
+    for finding in sorted(findings, key=lambda finding: WORST_FIRST.index(finding.verdict)):
         lines.append(f"{finding.verdict:4}  {finding.check:{width}}  {finding.found}")
         if finding.fix:
             lines.append(f"{'':{width + 8}}→ {finding.fix}")
     failed = has_failed(findings)
     answer = Answer(
         {"ok": not failed, "checks": findings},
-        lambda: folded(lines, hang=width + 8, width=line_width()),
+        lambda: folded(map(printable, lines), hang=width + 8, width=line_width()),
         code=int(failed),
     )
     return answer.show(is_json=given.json)

@@ -227,7 +227,7 @@ class Event(Struct, frozen=True):
 class Outlook(Struct, frozen=True, array_like=True):
     """The outlook of a waiting prediction. `position`: in its account's line, from 1. `ahead`: predictions of all
     accounts before it. `p50_ms`, `p90_ms`: times until it starts, None if unknown. `detail`: a time or a number, by
-    `reason`.
+    `reason`. `by`: who paused the queue, if that is known.
     """
 
     position: int
@@ -236,6 +236,7 @@ class Outlook(Struct, frozen=True, array_like=True):
     p90_ms: int | None
     reason: str
     detail: int | None = None
+    by: str = ""
 
 
 class Stored(Struct, frozen=True, kw_only=True):

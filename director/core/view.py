@@ -114,7 +114,7 @@ def place(outlook: Outlook, record: Record) -> Place:
         ahead=outlook.ahead,
         eta_s=Eta((outlook.p50_ms or 0) / 1000, (outlook.p90_ms or 0) / 1000) if known else None,
         reason=outlook.reason,
-        detail=REASONS[words].format(shown),
+        detail=f"{outlook.by} paused this queue." if words == "paused" and outlook.by else REASONS[words].format(shown),
         since=iso(detail) if words == "paused" and detail else None,
     )
 

@@ -10,10 +10,10 @@ LONGEST_LIST: Final = 3
 
 
 def span(seconds: float) -> str:
-    """Return a duration: 0.4 s, 12 s, 3.5 min, 2.5 h, 12.0 d. At least two of a unit, for enough precision."""
+    """Return a duration: 0.4 s, 12 s, 3.5 min, 2.5 h, 12 d. At least two of a unit, for enough precision."""
     for unit, length_s in UNITS_S:
         if seconds >= 2 * length_s:
-            return f"{seconds / length_s:.1f} {unit}"
+            return f"{f'{seconds / length_s:.1f}'.removesuffix('.0')} {unit}"
     return f"{seconds:.{1 if seconds < EXACT_S else 0}f} s"
 
 

@@ -21,9 +21,9 @@ from director.broker.rights import MEND, in_a_line, refused
 from director.core.clock import Clock
 from director.core.data_bytes import Fullness
 from director.core.settings import CommonSettings
-from director.core.words import several, some
+from director.core.words import several, some, span
 from director.diagnosis import findings as service
-from director.diagnosis.findings import MOST, bytes_in_words, is_slow, memory_level
+from director.diagnosis.findings import MOST, bytes_in_words, is_slow, memory_level, writes_to_disk
 from director.diagnosis.kinds import KINDS
 from director.diagnosis.overview import Overview
 from director.store.services import Services
@@ -42,9 +42,10 @@ class Look(Struct, frozen=True, kw_only=True):
     config: dict[str, str] | None
     refused: list[str] | None
     cluster: dict[str, str]
-    ping_ms: list[float]
+    time_ms: list[float]
     script_ms: list[float]
     skew_s: float
+    certificate_left_s: float | None = None  # None without TLS, or if the certificate is not verified
     queues: int
     findings: Sequence[service.Finding]
 
@@ -80,9 +81,10 @@ async def look(redis: Redis, settings: CommonSettings, clock: Clock) -> Look:
         config=config,
         refused=await refused(one),
         cluster=await ask(lambda: untyped.execute_command("CLUSTER INFO")) if info.get("cluster_enabled") else {},
-        ping_ms=[await _timed_ms(one.ping) for _ in range(PINGS)],
+        time_ms=[await _timed_ms(one.time) for _ in range(PINGS)],  # a server with a full disk refuses even PING
         script_ms=[await _timed_ms(lambda: one.evalsha(sha, 0)) for _ in range(SCRIPTS)],
         skew_s=skew_s,
+        certificate_left_s=await _certificate_left_s(one, clock),
         queues=len(seen.queues) + seen.more_queues,
         findings=seen.findings,
     )
@@ -99,6 +101,19 @@ async def _skew_s(redis: Redis, clock: Clock) -> float:
     seconds, microseconds = await ask(redis.time)
     ours_s = (before_ms + clock.now_ms()) / 2000
     return float(seconds + microseconds / 1e6 - ours_s)
+
+
+async def _certificate_left_s(redis: Redis, clock: Clock) -> float | None:
+    """Return how long the server's certificate is good. The doctor's connections are new: one that has been open for
+    long shows a certificate that may have been replaced since.
+    """
+    pool: Any = redis.connection_pool
+    connection = await ask(pool.get_connection)
+    try:
+        end_s = connection.certificate_end_s
+    finally:
+        await pool.release(connection)
+    return None if end_s is None else end_s - clock.now_ms() / 1000
 
 
 Line = tuple[int, int]
@@ -145,6 +160,7 @@ def open_holes(kind: str, version: str) -> list[tuple[Floor, str]]:
 Verdict = Literal["ok", "warn", "fail"]
 
 SKEW_S: Final = 1.0
+CERTIFICATE_S: Final = 14 * 86_400.0
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "-::1", "localhost"})
 UNKNOWN: Final = "not known: the server forbids CONFIG GET"
 LONGEST_LIST: Final = 3
@@ -216,8 +232,11 @@ def durability(look: Look) -> Answer:
 
 
 def fsync(look: Look) -> Answer:
-    if look.info.get("aof_last_write_status", "ok") != "ok" or look.info.get("aof_last_bgrewrite_status", "ok") != "ok":
-        return "fail", "the log of writes could not be written", "look at the server's log: is its disk full?"
+    if not writes_to_disk(look.info):
+        kind = KINDS["redis_disk"]
+        return "fail", f"{kind.title}: {kind.detail}", "look at the server's log: is its disk full?"
+    if look.info.get("aof_last_bgrewrite_status", "ok") != "ok":
+        return "fail", "the log of writes could not be rewritten", "look at the server's log: is its disk full?"
     if look.config is None:
         return ok(UNKNOWN)
     policy, pauses = look.config.get("appendfsync"), look.config.get("no-appendfsync-on-rewrite") == "yes"
@@ -268,13 +287,13 @@ def records(look: Look) -> Answer:
 
 def allocator(look: Look) -> Answer:
     name = look.info.get("mem_allocator", "not known")
-    return ok("libc: a build of the server with jemalloc takes 10 to 20 % less time" if name == "libc" else name)
+    return ok("libc; jemalloc takes 10 to 20 % less time" if name == "libc" else name)
 
 
 def latency(look: Look) -> Answer:
-    ping, script = _spread(look.ping_ms), _spread(look.script_ms)
-    found = f"ms, median and p99: PING {ping[0]:.2f} {ping[1]:.2f}, a script {script[0]:.2f} {script[1]:.2f}"
-    if is_slow(max(ping[0], script[0])):
+    answer, script = _spread(look.time_ms), _spread(look.script_ms)
+    found = f"ms, median and p99: TIME {answer[0]:.2f} {answer[1]:.2f}, a script {script[0]:.2f} {script[1]:.2f}"
+    if is_slow(max(answer[0], script[0])):
         return "warn", f"Redis is slow: {found}", "bring the server nearer, or see what else it does: `SLOWLOG GET`"
     return ok(found)
 
@@ -283,6 +302,22 @@ def clock(look: Look) -> Answer:
     found = f"{look.skew_s:+.2f} s from ours"
     if abs(look.skew_s) > SKEW_S:
         return "warn", found, "let NTP set the clocks of both machines: ids and listings go by ours, leases by its"
+    if wrong := next((one for one in look.findings if one.code == "clock_off"), None):
+        return "warn", f"{wrong.title}: {wrong.detail}", "let NTP set the clocks of these machines"
+    return ok(found)
+
+
+def certificate(look: Look) -> Answer:
+    left_s = look.certificate_left_s
+    if left_s is None:
+        return ok("none: no TLS to Redis, or its certificate is not verified")
+    found = f"Redis's certificate expires in {span(left_s)}"
+    if left_s < CERTIFICATE_S:
+        return (
+            "warn",
+            f"{found}: then no process can connect",
+            "renew it, and let Redis load it: `CONFIG SET tls-cert-file`",
+        )
     return ok(found)
 
 
@@ -339,13 +374,13 @@ def of(name: str, fine: str) -> Callable[[Look], Answer]:
         if not found:
             return ok(fine.format(queues=several(look.queues, "queue")))
         verdict: Verdict = "fail" if any(finding.level == "bad" for finding in found) else "warn"
-        asks = dict.fromkeys(f"{finding.who}: `{finding.ask}`" for finding in found)
+        asks = dict.fromkeys(f"`{finding.ask}` (who acts: {finding.who})" for finding in found)
         told = sum(min(count, LONGEST_LIST) for count in Counter(finding.code for finding in found).values())
         words = [f"{one.title}{f' ({one.queue})' if one.queue else ''}: {one.detail}" for one in found]
         more = f"{len(found) - told}{' or' if len(look.findings) == MOST else ''} more"
         return (
             verdict,
-            "; ".join(words[:told]) + (f" And {more}." if len(found) > told else ""),
+            " ".join(words[:told]) + (f" And {more}." if len(found) > told else ""),
             some(list(asks)),
         )
 
@@ -355,7 +390,7 @@ def of(name: str, fine: str) -> Callable[[Look], Answer]:
 FINE: Final = {
     "directors": "{queues}, none waits without a director",
     "servers": "no director reports an unwell one",
-    "queues": "nothing holds them up",
+    "queues": "none with work is paused, no breaker is open, objectives are met",
     "runs": "none hangs, few fail",
     "accounts": "none floods a queue or holds most of the data",
     "dead letters": "none",
@@ -364,7 +399,8 @@ FINE: Final = {
 }
 CHECKS: Final[dict[str, Callable[[Look], Answer]]] = {
     **{check.__name__: check for check in (reachable, version, security, role, durability, fsync, eviction, memory)},
-    **{check.__name__: check for check in (records, allocator, latency, clock, cluster, replicas, password, rights)},
+    **{check.__name__: check for check in (records, allocator, latency, clock, certificate)},
+    **{check.__name__: check for check in (cluster, replicas, password, rights)},
     **{name: of(name, fine) for name, fine in FINE.items()},
 }
 

@@ -3,6 +3,7 @@
 Pure and bounded: the worst finding of each kind comes first, so that no kind hides another.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 from director import __version__
 from director.broker.replies import QueueStats
 from director.core.data_bytes import Fullness
-from director.core.ids import QueueName
+from director.core.ids import PredictionId, QueueName
 from director.core.policy import LATE_MS, Burns
 from director.core.schema import Known
 from director.core.webhooks import host_of
@@ -23,6 +24,7 @@ from director.diagnosis.story import Cause, stage_of
 from director.diagnosis.views import state_of
 from director.store.directors import ALIVE_S, LOOP, Beat, DirectorFound, EndsFound, RunFound, ServerFound
 from director.store.owed import FailingHost
+from director.store.processes import Process, Role
 
 
 class Finding(Struct, frozen=True, kw_only=True):
@@ -96,6 +98,20 @@ class Usual(Struct, frozen=True, kw_only=True):
         return max(LEAST_HANG_S, usual_s * max(1, run.cost / self.cost))
 
 
+class Failure(Struct, frozen=True, kw_only=True):
+    """A run that failed: its error, and how long it ran. `ran_s` is None if its record is gone or it never began."""
+
+    error: str = ""
+    ran_s: float | None = None
+
+    @property
+    def quoted(self) -> str:
+        """The first line of its error as a part of a sentence. A model wrote it, so it is short."""
+        first = next(iter(self.error.strip().splitlines()), "")
+        cut = f"{first[:LONGEST_ERROR]}…" if len(first) > LONGEST_ERROR else first
+        return f": “{cut}”" if cut else ""
+
+
 class Holder(Struct, frozen=True, kw_only=True):
     """The account with the most data in Redis, its bytes, and those of all `accounts`."""
 
@@ -124,9 +140,12 @@ class Closer(Struct, frozen=True, kw_only=True):
     burns: Mapping[QueueName, Burns] = {}
     failing: Sequence[FailingHost] = ()
     memory: Fullness = Fullness(0, 0)
+    writes_to_disk: bool = True
     usual: Mapping[QueueName, Usual] = {}
+    failures: Mapping[PredictionId, Failure] = {}
     holder: Holder | None = None
     expiring: Sequence[Expiry] = ()
+    processes: Sequence[Process] = ()
 
 
 class Situation(Struct, frozen=True, kw_only=True):
@@ -150,6 +169,7 @@ def waits(stats: QueueStats) -> str:
 
 
 KNOWN_RUNS: Final = 5
+SHORTEST_S: Final = 0.1  # shorter times are not told apart
 LEAST_HANG_S: Final = 20.0  # a shorter delay is no news, even where runs take milliseconds
 GONE_S: Final = 600.0  # a director that has been away for longer is no news
 UNWELL_S: Final = 30.0
@@ -172,7 +192,9 @@ def _directors_gone(situation: Situation) -> Iterator[Finding]:
         missed = gone[came:]
         if missed:
             held = sum(one.held or 0 for one in missed)
-            left = sum(one.is_alive for one, _ in there[queue])  # the numbers of the queue are slightly older
+            # the numbers of the queue are slightly older
+            left = sum(one.is_alive and one.last.state != "draining" for one, _ in there[queue])
+            others = f"{several(left, 'director')} left: another one runs again what it had"
             names = some([f"{one.name}, {span(one.silent_ms / 1000)} ago" for one in missed])
             yield _found(
                 "director_gone",
@@ -181,7 +203,7 @@ def _directors_gone(situation: Situation) -> Iterator[Finding]:
                 directors=several(len(missed), "director"),
                 names=names,
                 claims=several(held, "claim"),
-                left=several(left, "director"),
+                left=others if left else f"None is left: {waits(situation.queues[queue])}",
             )
 
 
@@ -217,13 +239,18 @@ def _by_queue(directors: Sequence[DirectorFound]) -> dict[QueueName, list[tuple[
     return found
 
 
+# Each part of Cog that passes an error on says once more that the setup failed
+SAID_AGAIN: Final = re.compile(r"^(?:(?:worker )?setup failed(?: \(slot [\w-]+\))?: )+", re.IGNORECASE)
+
+
 def _in_words(servers: Sequence[ServerFound], known: int, now_ms: int) -> str:
     if not servers:
         return "Its directors report no details."
     lines = []
     for one in servers:
         again = f", {one.failed_starts} starts in a row failed" if one.failed_starts >= LOOP else ""
-        why = f" ({one.detail})" if one.detail else ""
+        detail = SAID_AGAIN.sub("", one.detail.removeprefix(f"{one.state}: "))
+        why = f" ({detail})" if detail else ""
         lines.append(f"{one.url} is {one.state} for {span(max(0, now_ms - one.since_ms) / 1000)}{again}{why}")
     return f"{len(servers)} of {several(known, 'server')}: {some(lines)}."
 
@@ -232,6 +259,8 @@ SLOW_MS: Final = 10.0
 CROWDED: Final = 100  # waiting: in a shorter queue no account crowds out others
 FLOOD: Final = 0.8
 FAILING_AFTER: Final = 2  # attempts
+LONGEST_ERROR: Final = 160  # characters
+MOST_FAIL: Final = 0.8
 TIMED_OUT: Final = 3  # runs in a row
 MORE_FAIL: Final = 5  # runs more than succeed: of a model that fails one in five, five of nine may do so by chance
 FILLING: Final = 0.75  # of the memory
@@ -239,11 +268,14 @@ NEARLY_FULL: Final = 0.9
 MOST_OF_DATA: Final = 0.5
 LEAST_MISSED: Final = 5  # one late start of ten is above most shares
 SOON_DAYS: Final = 7
+CLOCK_OFF_S: Final = 5
 MOST: Final = 100  # findings
 
 
 def find(situation: Situation) -> list[Finding]:
     found = [finding for finder in FINDERS for finding in finder(situation)]
+    lost = {one.queue for one in found if one.code == "director_gone" and one.level == "bad"}
+    found = [one for one in found if one.code != "queue_not_served" or one.queue not in lost]
     found.sort(key=lambda one: (one.level != "bad", CODES.index(one.code), one.queue or ""))
     told = Counter[Code]()
     turns: list[tuple[int, Finding]] = []
@@ -261,7 +293,14 @@ def is_slow(answer_ms: float) -> bool:
     return answer_ms > SLOW_MS
 
 
+def writes_to_disk(info: Mapping[str, object]) -> bool:
+    """Return whether the server could write its log the last time that it tried, by its INFO."""
+    return info.get("aof_last_write_status", "ok") == "ok"
+
+
 def _redis(situation: Situation) -> Iterator[Finding]:
+    if not situation.closer.writes_to_disk:
+        yield _found("redis_disk")
     took_ms = situation.closer.redis_ms
     if is_slow(took_ms):
         yield _found("redis_slow", took_ms=took_ms, slow_ms=SLOW_MS)
@@ -292,6 +331,7 @@ def _webhooks(situation: Situation) -> Iterator[Finding]:
             webhooks=several(one.count, "webhook"),
             oldest=since(one.oldest_at, situation.closer.now_ms),
             attempts=one.attempts,
+            last=f", the last time {one.last}" if one.last else "",
             id=one.id,
         )
 
@@ -300,11 +340,18 @@ def _queues(situation: Situation) -> Iterator[Finding]:
     for queue, stats in situation.queues.items():
         state, waiting = state_of(stats), waits(stats)
         if work_of(stats) and state_of(replace(stats, breaker="")) == "no_director":
-            none = f"no director sent a heartbeat within {ALIVE_S:.0f} s"
+            none = f"no director sent a heartbeat within {ALIVE_S:.0f} s: the last one drained, or left long ago"
             why = "all of its directors are about to end" if stats.directors else none
             yield _found("queue_not_served", queue, waits=waiting, why=why, model=queue.rpartition(":")[0])
         if state == "breaker_open" or (state == "paused" and work_of(stats)):
-            yield _found("breaker_open" if state == "breaker_open" else "queue_paused", queue, waits=waiting)
+            code: Code = "breaker_open" if state == "breaker_open" else "queue_paused"
+            yield _found(code, queue, waits=waiting, pause=_pause(stats, situation.closer.now_ms))
+
+
+def _pause(stats: QueueStats, now_ms: int) -> str:
+    """Return who paused the queue, and when, as far as that is known: a former release notes neither."""
+    ago = "" if stats.paused_at is None else f" {span(max(0, now_ms - stats.paused_at) / 1000)} ago"
+    return f"{stats.paused_by or 'An operator'} paused the queue{ago}"
 
 
 def _objectives(situation: Situation) -> Iterator[Finding]:
@@ -343,17 +390,17 @@ def _ends(directors: Sequence[DirectorFound]) -> dict[QueueName, list[tuple[Dire
 def _hanging(situation: Situation) -> Iterator[Finding]:
     ended = _ends(situation.directors)
     for queue, runs in oldest_runs(situation.directors).items():
-        director, run = runs[0]
         usual, stats = situation.closer.usual.get(queue), situation.queues.get(queue)
-        if stats is None or usual is None:
+        # A run on a server that does not answer is the fault of that server
+        answering = [one for one in runs if not _is_unwell(one[0])]
+        if stats is None or usual is None or not answering:
             continue
+        director, run = answering[0]
         longest_s = usual.longest_s(run, max((ends.longest_s for _, ends in ended[queue]), default=0.0))
         age_s = (situation.closer.now_ms - run.since_ms) / 1000
         if age_s <= longest_s:
             continue
-        known = f"Runs of this model usually take less than {span(longest_s)}"
-        servers = [server for beat in director.beats for server in beat.about.servers]
-        is_well = all(server.state not in UNWELL for server in servers)
+        is_well = not any(server.state in UNWELL for server in _servers(director))
         yield _found(
             "run_hangs",
             queue,
@@ -361,41 +408,103 @@ def _hanging(situation: Situation) -> Iterator[Finding]:
             id=run.id,
             age=span(age_s),
             where=f"{director.name}, whose server looks healthy" if is_well else director.name,
-            usual=known if usual.runs >= KNOWN_RUNS else "Too few runs have succeeded to know what is usual",
+            usual=_usual(usual.mean_s if usual.runs >= KNOWN_RUNS else None),
             limit=span(run.limit_s),
             waits=waits(stats),
         )
 
 
-def _failing(situation: Situation) -> Iterator[Finding]:
-    for queue, ends in _ends(situation.directors).items():
-        stats = situation.queues.get(queue)
-        if not ends or stats is None:
+def _servers(director: DirectorFound) -> list[ServerFound]:
+    return [server for beat in director.beats for server in beat.about.servers]
+
+
+def _is_unwell(director: DirectorFound) -> bool:
+    servers = _servers(director)
+    return bool(servers) and all(server.state in UNWELL for server in servers)
+
+
+def _usual(mean_s: float | None) -> str:
+    if not mean_s:
+        return "Too few runs have succeeded to know what is usual"
+    return f"Runs of this model that succeed take {span(max(SHORTEST_S, mean_s))} on average"
+
+
+class Failing(Struct, frozen=True, kw_only=True):
+    """How runs of a queue fail: `in_a_row` timed out at `director`, `last` the newest. `newest` is of all directors."""
+
+    director: str
+    in_a_row: int
+    last: PredictionId
+    is_recent: bool
+    failed: int
+    ended: int
+    newest: PredictionId
+
+
+def failing_runs(directors: Sequence[DirectorFound]) -> dict[QueueName, Failing]:
+    """Return the queues in which most runs fail, or time out one after the other."""
+    found: dict[QueueName, Failing] = {}
+    for queue, ends in _ends(directors).items():
+        if not ends:
             continue
         # Each director is judged alone: of many, some always ended a long run last
         director, worst = max(ends, key=lambda one: one[1].timed_out_in_a_row)
-        if worst.timed_out_in_a_row >= TIMED_OUT and (worst.failed or stats.live):
-            runs = several(worst.timed_out_in_a_row, "run")
-            yield _found(
-                "runs_time_out", queue, runs=runs, director=director.name, id=worst.failed_id, waits=waits(stats)
-            )
+        one = Failing(
+            director=director.name,
+            in_a_row=worst.timed_out_in_a_row,
+            last=PredictionId(worst.failed_id),
+            is_recent=worst.failed > 0,
+            failed=sum(one.failed for _, one in ends),
+            ended=sum(one.ended for _, one in ends),
+            newest=PredictionId(max((one for _, one in ends), key=lambda one: one.failed_ms).failed_id),
+        )
+        if one.in_a_row >= TIMED_OUT or 2 * one.failed - one.ended >= MORE_FAIL:
+            found[queue] = one
+    return found
+
+
+def _failing(situation: Situation) -> Iterator[Finding]:
+    for queue, one in failing_runs(situation.directors).items():
+        stats, failures = situation.queues.get(queue), situation.closer.failures
+        if stats is None:
             continue
-        failed, ended = sum(one.failed for _, one in ends), sum(one.ended for _, one in ends)
-        if 2 * failed - ended >= MORE_FAIL:
-            newest = max((one for _, one in ends), key=lambda one: one.failed_ms).failed_id
-            level: Level = "bad" if failed == ended >= 2 * MORE_FAIL else "warn"
-            yield _found("model_failing", queue, level=level, failed=failed, runs=several(ended, "run"), id=newest)
+        if one.in_a_row >= TIMED_OUT and (one.is_recent or stats.live):
+            ran_s = failures.get(one.last, Failure()).ran_s
+            yield _found(
+                "runs_time_out",
+                queue,
+                runs=several(one.in_a_row, "run"),
+                director=one.director,
+                id=one.last,
+                after="too" if ran_s is None else f"after {span(ran_s)}",
+                usual=_usual(stats.service_ms / 1000 if stats.service_ms else None),
+                waits=waits(stats),
+            )
+        elif 2 * one.failed - one.ended >= MORE_FAIL:
+            is_most = one.failed >= MOST_FAIL * one.ended and one.ended >= 2 * MORE_FAIL
+            yield _found(
+                "model_failing",
+                queue,
+                level="bad" if is_most else "warn",
+                failed=one.failed,
+                runs=several(one.ended, "run"),
+                id=one.newest,
+                error=failures.get(one.newest, Failure()).quoted,
+            )
 
 
 def _memory(situation: Situation) -> Iterator[Finding]:
     memory = situation.closer.memory
-    if (level := memory_level(memory)) is not None:
-        code: Code = "redis_full" if memory.part >= 1 else "redis_filling"
-        yield _found(code, level=level, used=bytes_in_words(memory.used), limit=bytes_in_words(memory.limit))
     holder = situation.closer.holder
     # With half of the data but little of the memory it is not what fills Redis
-    most = max(MOST_OF_DATA * holder.total, MOST_OF_DATA / 2 * memory.used) if holder else 0.0
-    if holder and memory.part > FILLING and holder.accounts > 1 and holder.bytes > most:
+    least = max(MOST_OF_DATA * holder.total, MOST_OF_DATA / 2 * memory.used) if holder else 0.0
+    fills = holder is not None and memory.part > FILLING and holder.accounts > 1 and holder.bytes > least
+    if (level := memory_level(memory)) is not None:
+        code: Code = "redis_full" if memory.part >= 1 else "redis_filling"
+        used, limit = bytes_in_words(memory.used), bytes_in_words(memory.limit)
+        most = f", {bytes_in_words(holder.bytes)} of them by {holder.account}" if holder and fills else ""
+        yield _found(code, level=level, used=used, limit=limit, most=most)
+    if holder and fills:
         yield _found(
             "account_holds_most",
             account=holder.account,
@@ -426,13 +535,32 @@ def _expiring(situation: Situation) -> Iterator[Finding]:
         yield _found("token_expires", tokens=tokens, accounts=accounts, days=SOON_DAYS, id=expiring[0].id, left=left)
 
 
+ROLES: Final[Mapping[Role, str]] = {"api": "the API process", "keeper": "the keeper"}
+
+
+def _clocks(situation: Situation) -> Iterator[Finding]:
+    ahead_s = {f"{ROLES[one.role]} {one.name}": one.ahead_s for one in situation.closer.processes}
+    for one in situation.directors:
+        if one.is_alive and (now_ms := one.last.about.now_ms) is not None:
+            ahead_s[f"the director {one.name}"] = round((now_ms - one.last.at_ms) / 1000)
+    wrong = [
+        f"the clock of {name} is {span(abs(seconds))} {'ahead of' if seconds > 0 else 'behind'} Redis's"
+        for name, seconds in ahead_s.items()
+        if abs(seconds) >= CLOCK_OFF_S
+    ]
+    if wrong:
+        clocks = some(wrong)
+        yield _found("clock_off", clocks=clocks[0].upper() + clocks[1:])
+
+
 def _releases(situation: Situation) -> Iterator[Finding]:
-    alive = [one for one in situation.directors if one.is_alive]
-    others = [one for one in alive if one.last.about.version not in ("", __version__)]
+    directors = [one for one in situation.directors if one.is_alive]
+    releases = {one.name: one.last.about.version for one in directors}
+    releases |= {one.name: one.version for one in situation.closer.processes}
+    others = [f"{name} has {version}" for name, version in releases.items() if version not in ("", __version__)]
     if others:
-        names = some([f"{one.name} has {one.last.about.version}" for one in others])
-        count = several(len(others), "director")
-        yield _found("former_release", directors=count, all=len(alive), ours=__version__, names=names)
+        names, count = some(others), len(others)
+        yield _found("former_release", others=count, all=len(releases), ours=__version__, names=names)
 
 
 def _flooding(situation: Situation) -> Iterator[Finding]:
@@ -468,5 +596,6 @@ FINDERS: Final[tuple[Callable[[Situation], Iterator[Finding]], ...]] = (
     _dead,
     _webhooks,
     _expiring,
+    _clocks,
     _releases,
 )

@@ -17,12 +17,13 @@ Stage = Literal["waits", "runs", "owes"]
 
 Code = Literal[
     "redis_away",
+    "redis_disk",
     "redis_full",
     "redis_filling",
     "redis_slow",
     "keeper_silent",
-    "queue_not_served",
     "director_gone",
+    "queue_not_served",
     "setup_loop",
     "setup_failed",
     "server_auth",
@@ -43,6 +44,7 @@ Code = Literal[
     "webhooks_late",
     "receiver_dead",
     "token_expires",
+    "clock_off",
     "former_release",
 ]
 CODES: Final[tuple[Code, ...]] = get_args(Code)
@@ -72,11 +74,23 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "redis_away": Kind(
         "bad",
         "Redis does not answer",
-        "{reason}. Nothing is accepted or claimed until it does; what runs goes on.",
+        "{reason}. Nothing is accepted or claimed until it does; what runs goes on. Start it again: its log says why "
+        "it ended. With `appendfsync always` it ends when its disk is full.",
         "director doctor",
         "reachable",
         "DirectorRedisUnavailable",
         "who runs Redis",
+    ),
+    "redis_disk": Kind(
+        "bad",
+        "Redis cannot write to its disk",
+        "It refuses every write until it can: nothing is accepted, claimed or ended. Free some of its disk, or enlarge "
+        "it; then it goes on by itself. Its log says more.",
+        "director doctor",
+        "fsync",
+        "DirectorRedisUnavailable",
+        "who runs Redis",
+        HELD_UP,
     ),
     "redis_full": Kind(
         "bad",
@@ -91,7 +105,8 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "redis_filling": Kind(
         "warn",
         "Redis is nearly full",
-        "{used} of {limit} are used. A full server refuses creates. Raise `maxmemory`, or shorten DIRECTOR_DATA_TTL_S.",
+        "{used} of {limit} are used{most}. A full server refuses creates. Raise `maxmemory`, or shorten "
+        "DIRECTOR_DATA_TTL_S.",
         "director doctor",
         "memory",
         "DirectorRedisFull",
@@ -100,7 +115,7 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "redis_slow": Kind(
         "warn",
         "Redis is slow",
-        "It answers a PING after {took_ms:.0f} ms, and {slow_ms:.0f} ms is slow: everything waits for it.",
+        "It answers after {took_ms:.0f} ms, and {slow_ms:.0f} ms is slow: everything waits for it.",
         "director doctor",
         "latency",
         "DirectorRedisSlow",
@@ -119,7 +134,7 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "queue_not_served": Kind(
         "bad",
         "No director serves this queue",
-        "{waits}, and {why}.",
+        "{waits}, and {why}. Start a director on the machine of its model server, or raise its pool from zero.",
         "director run --model {model}",
         "directors",
         "DirectorQueueNotServed",
@@ -128,7 +143,8 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "director_gone": Kind(
         "bad",
         "{directors} went silent",
-        "Last heard: {names}; with {claims} in hand. {left} left.",
+        "Last heard: {names}, with {claims} in hand. {left}. It was killed, or its machine or network is away. "
+        "See its log, and start it again.",
         "director directors",
         "directors",
         "DirectorLost",
@@ -137,7 +153,7 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "setup_loop": Kind(
         "bad",
         "A model is in a setup loop",
-        "{servers} {waits}.",
+        "{servers} {waits}. Mend what the setup says, or serve the version before.",
         SHOW,
         "servers",
         "DirectorSetupFailing",
@@ -147,7 +163,7 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "setup_failed": Kind(
         "bad",
         "A model's setup failed",
-        "{servers} {waits}.",
+        "{servers} {waits}. Mend what the setup says, then restart the server; or serve the version before.",
         SHOW,
         "servers",
         "DirectorSetupFailing",
@@ -157,7 +173,7 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "server_auth": Kind(
         "bad",
         "Servers refuse their director's key",
-        "{servers} {waits}.",
+        "{servers} {waits}. Give both the same key.",
         SHOW,
         "servers",
         "DirectorServersUnwell",
@@ -165,7 +181,14 @@ KINDS: Final[Mapping[Code, Kind]] = {
         HELD_UP,
     ),
     "servers_unwell": Kind(
-        "bad", "Servers are unwell", "{servers} {waits}.", SHOW, "servers", "DirectorServersUnwell", SERVERS, HELD_UP
+        "bad",
+        "Servers are unwell",
+        "{servers} {waits}. See the log of the server, and restart it.",
+        SHOW,
+        "servers",
+        "DirectorServersUnwell",
+        SERVERS,
+        HELD_UP,
     ),
     "setup_slow": Kind(
         "warn",
@@ -211,7 +234,7 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "queue_paused": Kind(
         "warn",
         "Paused, with work",
-        "{waits}, and an operator paused the queue. The audit log says who.",
+        "{waits}. {pause}. What runs goes on, and nothing else starts until it is resumed.",
         "director queues resume {queue}",
         "queues",
         "DirectorQueuePaused",
@@ -220,8 +243,8 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "run_hangs": Kind(
         "warn",
         "A run takes far longer than usual",
-        "{id} has run for {age} at {where}. {usual}. It is stopped after {limit}. "
-        "{waits}. Cancel it; if the next one hangs too, restart the server.",
+        "{id} has run for {age} at {where}. {usual}. It is stopped after {limit}. {waits}. Cancel it. If the next one "
+        "hangs too, restart the server.",
         "director explain {id}",
         "runs",
         "DirectorRunHangs",
@@ -231,8 +254,9 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "runs_time_out": Kind(
         "bad",
         "Run after run reaches its limit",
-        "The last {runs} at {director} were stopped by the run limit, the newest is {id}. {waits}. The server hangs, "
-        "or DIRECTOR_RUN_LIMIT_S is too short for this model: look at its log, then restart it or raise the limit.",
+        "The last {runs} at {director} were stopped by the run limit, the newest, {id}, {after}. {usual}. {waits}. The "
+        "server hangs, or DIRECTOR_RUN_LIMIT_S is too short for this model: look at its log, then restart it or raise "
+        "the limit.",
         "director explain {id}",
         "runs",
         "DirectorRunsTimeOut",
@@ -242,7 +266,7 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "model_failing": Kind(
         "warn",
         "Most runs of this model fail",
-        "{failed} of the last {runs} failed, the newest is {id}. Its error says why.",
+        "{failed} of the last {runs} failed, the newest is {id}{error}. Mend the model, or serve the version before.",
         "director explain {id}",
         "runs",
         "DirectorModelFailing",
@@ -271,10 +295,12 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "tenant_flooding": Kind(
         "warn",
         "{account} floods this queue",
-        "{account} has {its:,} of the {waiting:,} that wait. The {others} still start in turn.",
+        "{account} has {its:,} of the {waiting:,} that wait. The {others} still start in turn. A limit bounds what it "
+        "queues from then on, and removes nothing.",
         "director account set {account} --max-queued N",
         "accounts",
         "DirectorTenantFlooding",
+        stages=("waits",),
     ),
     "account_holds_most": Kind(
         "warn",
@@ -305,7 +331,8 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "receiver_dead": Kind(
         "warn",
         "{host} takes no webhooks",
-        "{webhooks} owed there, the oldest for {oldest}, tried {attempts} times.",
+        "{webhooks} owed there, the oldest for {oldest}, tried {attempts} times{last}: see {id}. Start or mend the "
+        "receiver. They are sent again until it takes them, or their schedule ends.",
         "director explain {id}",
         "webhooks",
         "DirectorWebhooksOwedLong",
@@ -321,10 +348,19 @@ KINDS: Final[Mapping[Code, Kind]] = {
         "accounts",
         "DirectorFinding",
     ),
+    "clock_off": Kind(
+        "warn",
+        "A clock is wrong",
+        "{clocks}. Let NTP set the clocks of all machines. Leases and deadlines go by Redis's clock; ids, "
+        "lists, signatures and the times that callers see go by the others.",
+        "director doctor",
+        "clock",
+        "DirectorFinding",
+    ),
     "former_release": Kind(
         "warn",
-        "Directors of another release are there",
-        "{directors} of {all} without this release, {ours}: {names}. End the upgrade, or the rollback.",
+        "Processes of another release are there",
+        "{others} of {all} processes are not of this release, {ours}: {names}. End the upgrade, or the rollback.",
         "director directors",
         "directors",
         "DirectorFinding",

@@ -29,6 +29,7 @@ from director.diagnosis import findings
 from director.diagnosis.findings import (
     Closer,
     Expiry,
+    Failure,
     Finding,
     Heaviest,
     Holder,
@@ -39,9 +40,10 @@ from director.diagnosis.findings import (
     find,
     work_of,
 )
-from director.diagnosis.views import DirectorView, QueueView, director_view, view_of
+from director.diagnosis.views import DirectorView, ProcessView, QueueView, director_view, process_view, view_of
 from director.store.directors import DirectorFound, Directors
 from director.store.owed import Owed
+from director.store.processes import Processes
 from director.store.queues import QueueHistory, Queues
 from director.store.services import Services
 
@@ -71,6 +73,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     more_queues: int
     directors: Sequence[DirectorView]
     more_directors: int
+    processes: Sequence[ProcessView] = ()
     owed: OwedCount
     findings: Sequence[Finding] = ()
 
@@ -101,7 +104,8 @@ class Overview:
             queues |= await self._timed(self._queues.stats_of(seen[start : start + SLICE]))
             await self._clock.sleep(BREATH_S)
         count, late = await self._timed(self._owed.count())
-        directors, found = await self._timed(self.judge(queues, owed=count, owed_late=late))
+        situation, found = await self._timed(self.judge(queues, owed=count, owed_late=late))
+        directors = situation.directors
         self._took.append(self._spent_s)
         self._seen = len(queues)
         return Snapshot(
@@ -110,17 +114,17 @@ class Overview:
             more_queues=len(names) - len(seen),
             directors=[director_view(one) for one in directors[:MOST_DIRECTORS]],
             more_directors=max(0, len(directors) - MOST_DIRECTORS),
+            processes=[process_view(one) for one in situation.closer.processes],
             owed=OwedCount(count=count, late=late),
             findings=found,
         )
 
-    async def judge(
-        self, queues: "Stats", *, owed: int = 0, owed_late: int = 0
-    ) -> tuple[list[DirectorFound], list[Finding]]:
-        """Return the directors of these queues, and the findings of the service as far as it has these queues."""
+    async def judge(self, queues: "Stats", *, owed: int = 0, owed_late: int = 0) -> tuple[Situation, list[Finding]]:
+        """Return the situation and the findings of the service as far as it has these queues."""
         directors = await self._directors.of(list(queues))
         closer = await self._closer.look(queues, directors, owed=owed)
-        return directors, find(Situation(queues=queues, directors=directors, owed_late=owed_late, closer=closer))
+        situation = Situation(queues=queues, directors=directors, owed_late=owed_late, closer=closer)
+        return situation, find(situation)
 
     async def of_queue(self, queue: QueueName, *, owed: int = 0) -> list[Finding]:
         """Return the findings that concern one queue, and those of the whole service."""
@@ -145,6 +149,9 @@ MOST_ACCOUNTS: Final = 1_000
 MOST_LETTERS: Final = 20
 MOST_PROMISING: Final = 50
 MOST_LONG: Final = 50  # queues
+MOST_FAILING: Final = 20  # queues
+FAILURE: Final = ("error", "started", "completed")
+LONGEST_READ: Final = 1_000  # characters of an error
 MOST_EXPIRING: Final = 100  # tokens
 DAY_MS: Final = 86_400_000
 SERVICE: Final = ("service_ms", "service_dev", "service_n", "service_cost")
@@ -174,9 +181,12 @@ class CloserLook:
             burns=await self._burns(queues, now_ms),
             failing=await self._owed.failing(after=findings.FAILING_AFTER) if owed else (),
             memory=Fullness.of(await infos(self._redis, "memory")),
+            writes_to_disk=all(map(findings.writes_to_disk, await infos(self._redis, "persistence"))),
             usual=await self._usual(directors, now_ms),
+            failures=await self._failures(directors),
             holder=holder,
             expiring=expiring,
+            processes=await Processes(self._redis).alive(now_ms),
         )
 
     async def _usual(self, directors: Sequence[DirectorFound], now_ms: int) -> dict[QueueName, Usual]:
@@ -192,6 +202,19 @@ class CloserLook:
                 cost=float(cost or 1),
             )
             for queue, (mean, dev, runs, cost) in zip(long, known, strict=False)
+        }
+
+    async def _failures(self, directors: Sequence[DirectorFound]) -> dict[PredictionId, Failure]:
+        """Return the newest failed runs of queues in which most fail."""
+        failing = list(findings.failing_runs(directors).values())[:MOST_FAILING]
+        ids = list(dict.fromkeys(name for one in failing for name in (one.last, one.newest) if name))
+        known = await self._each([("hmget", (keys.record(name), FAILURE)) for name in ids])
+        return {
+            name: Failure(
+                error=text(error or b"")[:LONGEST_READ],
+                ran_s=(int(completed) - int(started)) / 1000 if started and completed else None,
+            )
+            for name, (error, started, completed) in zip(ids, known, strict=True)
         }
 
     async def _of_accounts(self, now_ms: int) -> tuple[Holder | None, list[Expiry]]:

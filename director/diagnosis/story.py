@@ -321,7 +321,7 @@ def _held_on(known: Known) -> Iterator[Coming]:
     is_last = known.attempts is not None and record.attempt >= known.attempts
     lost = "it is a dead letter" if is_last else f"{_attempt(record.attempt + 1, known.attempts)} begins"
     if known.lease is not None and known.lease > known.now:
-        yield Coming("lease", iso(known.lease), f"without a heartbeat until then, {lost}")
+        yield Coming("lease", iso(known.lease), f"if {record.holder} sends no heartbeat until then, {lost}")
     elif known.lease is not None and known.lease < known.now - LATE_MS:
         detail = f"it expired {_overdue(known.lease, known)} ago and no keeper acts: once one takes it back, {lost}"
         yield Coming("lease", iso(known.lease), detail)

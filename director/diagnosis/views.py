@@ -9,6 +9,7 @@ from director.broker.replies import QueueStats
 from director.core.ids import QueueName
 from director.core.view import iso
 from director.store.directors import DirectorFound
+from director.store.processes import Process, Role
 
 QueueState = Literal[
     "serving", "paused", "breaker_open", "no_director", "servers_starting", "setup_failed", "server_auth"
@@ -143,4 +144,20 @@ def director_view(found: DirectorFound) -> DirectorView:
         ],
         servers=[convert({**asdict(server), "since": iso(server.since_ms)}, ServerView) for server in about.servers],
         more_servers=about.more,
+    )
+
+
+class ProcessView(Struct, frozen=True, kw_only=True):
+    """A keeper or an API process that gave a sign in the last 30 s. `ahead_s`: its clock before Redis's, in seconds."""
+
+    name: str
+    role: Role
+    version: str
+    since: str
+    ahead_s: int
+
+
+def process_view(found: Process) -> ProcessView:
+    return ProcessView(
+        name=found.name, role=found.role, version=found.version, since=iso(found.since_ms), ahead_s=found.ahead_s
     )

@@ -38,6 +38,7 @@ from director.runtime.metrics import Pulse
 from director.runtime.process import Health, redis_check, serve_http
 from director.runtime.sweep import repeat
 from director.runtime.tracing import OFF, Tracing
+from director.store.processes import TICK_S, Presence
 from director.store.services import Services
 from director.webhooks.delivery import Schedule, Webhooks
 from director.webhooks.sender import AllowList, Sender
@@ -138,6 +139,7 @@ class Keeper:
             ("recounter", Recounter(redis, scripts, registry, clock).look_in_time, 5.0),
             ("shares", shares.look_in_time, 1.0),
             ("observer", observer.look_in_time, 1.0),
+            ("presence", Presence(redis, clock, "keeper").run_once, TICK_S),
         ]
         self.health = Health()
         self.health.metrics = metering.registry

@@ -1,6 +1,7 @@
 """Read which webhooks are owed. All are counted; hosts are told apart only among those with the next attempts."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 from msgspec import Struct
@@ -8,26 +9,32 @@ from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text
+from director.broker.replies import event
 from director.core.ids import Partition, PredictionId, QueueName
 from director.core.policy import LATE_MS
-from director.core.view import iso
+from director.core.view import delivery_attempt, iso
 from director.core.webhooks import host_of
 from director.store.catalog import Catalog
 
 MOST_LOOKED_AT: Final = 2_000
 MOST_SHOWN: Final = 100
 MOST_GLANCED_AT: Final = 200
+NEWEST_EVENTS: Final = 4
 FIELDS: Final = ("queue", "account", "webhook", "completed", "owed_since", "tellings", "told")
 
 
 class FailingHost(Struct, frozen=True, kw_only=True):
-    """A receiver that failed repeatedly. `id` is the prediction that was tried most often, `attempts` times."""
+    """A receiver that failed repeatedly. `id` is the prediction that was tried most often, `attempts` times.
+
+    `last` says how the last of them failed, '' if its events are gone.
+    """
 
     host: str
     count: int
     id: str
     attempts: int
     oldest_at: str
+    last: str = ""
 
 
 class OwedWebhook(Struct, frozen=True, kw_only=True):
@@ -91,10 +98,20 @@ class Owed:
         for one in sorted(found, key=lambda one: one.attempts):
             if one.attempts >= after:
                 tried[one.host] = one
+        failing = [(each, tried[each.host]) for each in _by_host(found) if each.host in tried]
+        ends = await pipelined(
+            self._redis, lambda pipe: [pipe.lrange(keys.events(most.id), -NEWEST_EVENTS, -1) for _, most in failing]
+        )
         return [
-            FailingHost(host=each.host, count=each.count, id=most.id, attempts=most.attempts, oldest_at=each.oldest_at)
-            for each in _by_host(found)
-            if (most := tried.get(each.host))
+            FailingHost(
+                host=each.host,
+                count=each.count,
+                id=most.id,
+                attempts=most.attempts,
+                oldest_at=each.oldest_at,
+                last=_last_failure(newest),
+            )
+            for (each, most), newest in zip(failing, ends, strict=True)
         ]
 
     async def count(self) -> tuple[int, int]:
@@ -146,6 +163,17 @@ def _view(name: PredictionId, at_ms: int, fields: Sequence[str]) -> OwedWebhook 
         outcome=told or None,
         next_at=iso(at_ms),
     )
+
+
+def _last_failure(entries: Sequence[bytes]) -> str:
+    """Return how the newest attempt among these events failed, as the end of a sentence."""
+    attempts = [delivery_attempt(one) for one in map(partial(event, 0), entries) if one.kind == "webhook"]
+    if not attempts:
+        return ""
+    last = attempts[-1]
+    if last.rule:
+        return "its address was refused"
+    return "without an answer" if last.status is None else f"with status {last.status}"
 
 
 def _by_host(found: Sequence[OwedWebhook]) -> list[OwedHost]:

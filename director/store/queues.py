@@ -189,7 +189,8 @@ class QueueAdministration:
 
     async def pause(self, queue: QueueName, *, account: str = "", by: str) -> None:
         async with self._changes.noting("queue_paused", by=by, queue=queue, account=account):
-            await self._scripts.pause(queue, paused=True, tenant=account)
+            # those who wait read the account alone, and the log of changes its token too
+            await self._scripts.pause(queue, paused=True, tenant=account, by=by.partition("/")[0])
 
     async def resume(self, queue: QueueName, *, account: str = "", by: str) -> None:
         async with self._changes.noting("queue_resumed", by=by, queue=queue, account=account):

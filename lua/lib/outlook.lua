@@ -169,7 +169,10 @@ local function reason_of(id, r, m, most, running, now)
   if is_suspended(r.queue, r.account) then return 'paused', 2 end
   if is_held(r.queue, r.account) then return 'paused', 1 end
   local stopped = stoppage(m, now)
-  if stopped == 'paused' then return stopped, redis.call('HGET', queue_key(r.queue, 'meta'), 'paused_at') or '' end
+  if stopped == 'paused' then
+    local noted = redis.call('HMGET', queue_key(r.queue, 'meta'), 'paused_at', 'paused_by')
+    return stopped, (noted[1] or '') .. ' ' .. (noted[2] or '')
+  end
   if stopped then return stopped, '' end
   local due = id and redis.call('ZSCORE', queue_key(r.queue, 'delayed'), id)
   if due then return 'backing_off', due end
@@ -197,7 +200,8 @@ local function eta_of(r, m, position, ahead, most, running, delay_ms, now)
 end
 
 -- The outlook of a waiting prediction, or of one that would be accepted now (`id` nil):
--- {position, ahead, p50_ms, p90_ms, reason, detail}; detail is a number or ''. `m`: the result of look_at, if at hand.
+-- {position, ahead, p50_ms, p90_ms, reason, detail}; detail is a number or '', or '<since> <by>' of a paused queue.
+-- `m`: the result of look_at, if at hand.
 local function outlook(id, r, now, m)
   m = m or look_at(r.queue, r.lane)
   local _, most = limits_of(r.queue, r.account)

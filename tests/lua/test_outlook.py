@@ -84,12 +84,16 @@ async def test_reason_names_servers_that_start_fail_or_refuse(
 async def test_reason_is_that_the_queue_is_paused(driver: QueueDriver) -> None:
     await served_by(driver, run_s=10)
     prediction_id = await driver.submit()
-    await driver.pause()
+    await driver.pause(by="ops")
     paused_ms = driver.now_ms
     driver.pass_time(5)
-    await driver.pause()
-    assert await driver.outlook(prediction_id) == Outlook(1, 0, None, None, "paused", paused_ms)
+    await driver.pause(by="others")
+    assert await driver.outlook(prediction_id) == Outlook(1, 0, None, None, "paused", paused_ms, "ops")
+    stats = await driver.scripts.stats(driver.queue)
+    assert (stats.paused, stats.paused_at, stats.paused_by) == (True, paused_ms, "ops")
     await driver.pause(paused=False)
+    stats = await driver.scripts.stats(driver.queue)
+    assert (stats.paused, stats.paused_at, stats.paused_by) == (False, None, "")
     assert await reason(driver, prediction_id) == ("waiting_its_turn", None)
 
 

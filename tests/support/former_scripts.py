@@ -65,6 +65,7 @@ OURS_ALONE: Final[Mapping[str, frozenset[str]]] = {
     "enqueue": frozenset({"bound", "secret", "waiter"}),
     "finish": frozenset({"ahead_ms", "claimed_ms"}),
     "get": frozenset({"size", "whole"}),
+    "pause": frozenset({"by"}),
     "reap": frozenset({"lease_s"}),
     "release": frozenset({"began", "claimed_ms"}),
 }

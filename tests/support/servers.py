@@ -104,11 +104,11 @@ class RedisServer(Addressed):
 
     def start(self) -> None:
         settings = {
+            "dir": str(self.folder),
             **self._config,
             "port": str(self.port),
             "bind": "127.0.0.1",
             "unixsocket": str(self.socket),
-            "dir": str(self.folder),
             "logfile": str(self.folder / "log"),
         }
         if self._guarded:

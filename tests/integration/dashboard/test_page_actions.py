@@ -2,11 +2,13 @@
 
 import ast
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import pytest
 
+from director import __version__
 from director.core.schema import Claim
 from director.core.states import Status
 from director.core.trends import STEPS, Point
@@ -108,6 +110,27 @@ async def test_queue_that_fails_everything_is_red(window: Window, place: Place) 
     assert await window.page.evaluate(state, [serving, {"succeeded": 0, "failed": 3}]) == ["all fail", "bad"]
     assert await window.page.evaluate(state, [serving, {"succeeded": 1, "failed": 3}]) == ["serving", "good"]
     assert await window.page.evaluate(state, [serving, None]) == ["serving", "good"]
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "chip"),
+    [
+        ("serving", "run_hangs", ["a run hangs", "warn"]),
+        ("servers_starting", "servers_unwell", ["server unwell", "warn"]),
+        ("serving", "dead_letters", ["serving", "good"]),
+        ("paused", "run_hangs", ["paused", "warn"]),
+    ],
+)
+async def test_chip_of_a_queue_agrees_with_its_findings(
+    window: Window, place: Place, state: str, code: str, chip: list[str]
+) -> None:
+    await window.page.goto(place.url)
+    told = "async (given) => (await import('/dashboard/states.js')).stateOf(...given)"
+    finding = {"code": code, "queue": "acme/a:1", "level": "warn"}
+    queue = {"name": "acme/a:1", "state": state, "live": 1}
+    assert await window.page.evaluate(told, [queue, None, [finding]]) == chip
+    other = {"code": code, "queue": "acme/b:1", "level": "warn"}
+    assert "hangs" not in (await window.page.evaluate(told, [queue, None, [other]]))[0]
 
 
 async def test_figures_without_a_fresh_source_are_grey_with_their_age(window: Window, place: Place) -> None:
@@ -223,7 +246,7 @@ async def test_waiting_prediction_says_why_and_where_in_words(window: Window, pl
         await caller.post(f"/v1/admin/queues/{model}/{version}/pause")
         made = await create(place)
         await window.page.goto(f"{place.url}/#/predictions/{made}")
-        await window.page.get_by_text("in line. An operator paused this queue.").wait_for()
+        await window.page.get_by_text(re.compile(rf"in line\. {ACCOUNT} paused this queue .+ ago\.")).wait_for()
         await caller.post(f"/v1/admin/queues/{model}/{version}/resume")
     await window.page.get_by_role("button", name="Cancel").click()
     await window.page.locator(".chip.canceled").wait_for()
@@ -312,7 +335,9 @@ async def test_all_webhooks_that_are_shown_now_are_sent_again(window: Window, pl
 async def test_system_shows_settings_without_secrets(window: Window, place: Place) -> None:
     await window.page.goto(f"{place.url}/#/system")
     await window.page.get_by_role("rowheader", name="DIRECTOR_PORT").wait_for()
-    await window.page.get_by_role("rowheader", name="This API").wait_for()
+    processes = window.page.get_by_role("region", name="Processes")
+    await processes.get_by_role("cell", name="api", exact=True).wait_for()
+    await processes.get_by_role("cell", name=__version__).wait_for()
     assert window.faults == []
 
 

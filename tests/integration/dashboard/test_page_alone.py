@@ -230,12 +230,13 @@ async def test_ages_use_the_clock_of_the_service(window: Window, place: Place) -
     assert re.search(r"made \d+(\.\d)? m?s ago", await window.page.locator("main").inner_text())
 
 
+NEWEST = "06h0g3t0nan40c59h5v8c8v65m"
 FINDINGS = [
     Finding(
         code=code,
         level="bad" if number % 2 else "warn",
         title=f"Title of {code}",
-        detail=f"<b>Detail</b> of {code}: 12 waiting.",
+        detail=f"<b>Detail</b> of {code}: 12 waiting, the newest is {NEWEST}, `maxmemory`.",
         queue=QueueName("acme/echo:0123456789ab") if number % 3 else None,
         ask=f"director queues show {code}",
     )
@@ -271,9 +272,11 @@ async def test_each_finding_is_shown_with_its_text_and_command(
     for number, finding in enumerate(FINDINGS):
         words = await shown.nth(number).inner_text()
         assert finding.title in words
-        assert finding.detail in words
-        assert (finding.queue or "") in words
-        assert await shown.nth(number).locator("code").inner_text() == finding.ask
+        assert finding.detail.replace("`", "") in words
+        assert (f": {finding.queue}" if finding.queue else "") in words
+        assert await shown.nth(number).locator("code").all_inner_texts() == ["maxmemory", finding.ask]
+        newest = shown.nth(number).get_by_role("link", name=NEWEST)
+        assert await newest.get_attribute("href") == f"#/predictions/{NEWEST}"
         assert finding.level in str(await shown.nth(number).get_attribute("class"))
     assert await window.barriers() == []
     assert await window.page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -10,12 +10,13 @@ from director.broker import keys
 from director.core.clock import SystemClock
 from director.core.data_bytes import Counted
 from director.core.policy import Objective, Policy
+from director.core.states import Status
 from director.diagnosis.findings import Closer, Expiry, Heaviest, Holder, Neglected, Usual
 from director.diagnosis.overview import CloserLook
 from director.keeper.shares import Shares
 from director.store.accounts import LASTING_MS, Accounts, digest
 from director.store.catalog import Catalog
-from director.store.directors import About, Directors, RunFound
+from director.store.directors import About, Directors, EndsFound, RunFound
 from director.store.owed import Owed
 from tests.support.queue_driver import VERSION, QueueDriver
 
@@ -86,6 +87,27 @@ async def test_usual_times_are_read_only_where_a_run_takes_long(
         about = msgspec.json.encode(About(oldest=oldest))
         await past.scripts.extend(past.queue, consumer="d1", lease_s=15, claims=[], slots=1, about=about)
         assert (await closer.look(queues, await there.of([past.queue]), owed=0)).usual == usual
+
+
+async def test_newest_error_is_read_only_where_most_runs_fail(
+    past: QueueDriver, redis: Redis, catalog: Catalog
+) -> None:
+    claim = await past.claimed()
+    seq = await past.begin(claim)
+    past.pass_time(4)
+    assert await past.finish(claim, Status.FAILED, error="no rows" + "x" * 9_000, seq=seq)
+    queues = {past.queue: await past.scripts.stats(past.queue)}
+    closer, there = CloserLook(redis, Owed(redis, catalog)), Directors(redis)
+    for failed, known in ((4, []), (5, [claim.id])):
+        about = msgspec.json.encode(About(ends=EndsFound(ended=failed, failed=failed, failed_id=claim.id)))
+        await past.scripts.extend(past.queue, consumer="d1", lease_s=15, claims=[], slots=1, about=about)
+        failures = (await closer.look(queues, await there.of([past.queue]), owed=0)).failures
+        assert list(failures) == known
+    assert (failures[claim.id].ran_s, failures[claim.id].error[:8], len(failures[claim.id].error)) == (
+        4,
+        "no rowsx",
+        1000,
+    )
 
 
 async def test_account_with_the_most_data_is_what_a_keeper_found(

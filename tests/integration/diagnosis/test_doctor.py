@@ -1,6 +1,7 @@
 """Test `director doctor` on real servers, with each condition that a server can be brought into."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -16,9 +17,11 @@ from director.broker.redis_client import client
 from director.core.clock import SystemClock
 from director.core.settings import CommonSettings
 from director.diagnosis.doctor import CHECKS, Finding, examine, look
+from tests.support.authority import Authority
 from tests.support.keyspace import dump
 from tests.support.queue_driver import QueueDriver, driving
 from tests.support.servers import RedisServer, redis_server
+from tests.support.tls_front import tls_front
 
 
 @pytest.fixture
@@ -186,13 +189,15 @@ async def test_doctor_leaves_the_server_unchanged(server: RedisServer, driver: Q
 async def test_command_prints_one_line_per_check_and_fails_with_one(server: RedisServer, operator: Redis) -> None:
     sound = await to_thread.run_sync(doctor, "--redis", server.url)
     assert (sound.returncode, sound.stderr) == (0, "")
-    lines = [line for line in sound.stdout.splitlines() if "→" not in line]
+    first, *lines = [line for line in sound.stdout.splitlines() if "→" not in line]
+    assert re.search(r"Z  0 failures, [01] warnings?$", first)
     assert len(lines) == len(CHECKS)
     # a busy machine answers late, which is reported and is no fault of the server
     assert {line.split()[0] for line in lines if "latency" not in line} == {"ok"}
     await operator.config_set("maxmemory-policy", "allkeys-lru")
     broken = await to_thread.run_sync(doctor, "--redis", server.url)
     assert broken.returncode == 1
+    assert broken.stdout.splitlines()[1].startswith("fail  eviction")
     assert "→ set `maxmemory-policy noeviction`" in broken.stdout
     told = await to_thread.run_sync(doctor, "--redis", server.url, "--json")
     report = json.loads(told.stdout)
@@ -203,7 +208,7 @@ async def test_command_prints_one_line_per_check_and_fails_with_one(server: Redi
 async def test_missing_server_is_one_failed_check(tmp_path: Path) -> None:
     ended = await to_thread.run_sync(doctor, "--redis", f"unix://{tmp_path}/unknown")
     assert (ended.returncode, ended.stderr) == (1, "")
-    assert ended.stdout.startswith("fail  reachable  no answer from Redis at unix://")
+    assert "\nfail  reachable  no answer from Redis at unix://" in ended.stdout
     assert "→ start the server" in ended.stdout
 
 
@@ -212,3 +217,13 @@ async def test_refused_password_is_reported_as_such(server: RedisServer, operato
     ended = await to_thread.run_sync(doctor, "--redis", server.url)
     assert ended.returncode == 1
     assert "refuses the user or the password" in ended.stdout
+
+
+async def test_certificate_that_expires_soon_is_named(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)  # its certificates are good for two days
+    with redis_server(loopback=True) as plain:
+        async with tls_front(authority.shown_by("localhost"), target_port=plain.port) as port:
+            found = await examined(plain, redis_url=f"rediss://localhost:{port}?ssl_ca_certs={tmp_path}/ca.pem")
+        assert found["certificate"].verdict == "warn"
+        assert "Redis's certificate expires in 48" in found["certificate"].found
+        assert (await examined(plain))["certificate"].verdict == "ok"

@@ -1,6 +1,7 @@
 """Test that each incident is named with its cause by the doctor, by explain, by the page's feed and by an alert."""
 
 import os
+import re
 import signal
 import time
 from collections.abc import AsyncGenerator, Iterator
@@ -10,11 +11,13 @@ import pytest
 from redis.asyncio import Redis
 
 from director.broker import keys
+from director.core.errors import BackendUnavailable
 from director.core.policy import Policy
 from director.core.states import Status
 from director.store.directors import Directors
 from tests.integration.incidents.scene import Incident, Scene, scene
 from tests.support.cog import cog_process, free_port, write_model
+from tests.support.disk import fill, small_disk
 from tests.support.eventually import eventually
 from tests.support.live_director import director_process, supervised_cog
 from tests.support.proxy import losing_proxy
@@ -108,10 +111,10 @@ async def test_paused_queue_is_named(stage: Scene) -> None:
     await stage.command("queues", "pause", caller.queue)
     async with stage.keeper():
         finding = await stage.is_named(PAUSED, caller.queue)
-    assert "1 waiting" in finding.detail
+    assert re.match(r"1 waiting.*\. cli:\w+ paused the queue .+ ago\.", finding.detail)
     assert f"({caller.queue}): 1 waiting" in await stage.command("doctor")
     story = await stage.command("explain", waiting)
-    assert "An operator paused this queue" in story
+    assert re.search(r"cli:\w+ paused this queue .+ ago\.", story)
     assert "when it is no longer paused" in story
 
 
@@ -126,7 +129,9 @@ async def test_account_that_floods_a_queue_is_named(stage: Scene) -> None:
             assert "noisy has 120 of the 121 that wait" in finding.detail
             assert "noisy floods this queue" in await stage.command("doctor")
         assert "of its own account go first" in await stage.command("explain", last)
-        assert "place 1 in its account's line" in await stage.command("explain", other)
+        story = await stage.command("explain", other)
+        assert "place 1 in its account's line" in story
+        assert "noisy floods this queue: noisy has 120 of the 121 that wait" in story
 
 
 async def test_dead_receiver_is_named(stage: Scene) -> None:
@@ -141,6 +146,7 @@ async def test_dead_receiver_is_named(stage: Scene) -> None:
     async with stage.keeper(webhook_schedule="0.1s,0.1s,1h,1h"):
         finding = await stage.is_named(UNTOLD)
     assert finding.title == f"{host} takes no webhooks"
+    assert "times, the last time without an answer: see" in finding.detail
     assert finding.ask == f"director explain {told}"
     assert f"{host} takes no webhooks: 1 webhook owed there, the oldest for 11" in await stage.command("doctor")
     assert f"{host} failed the last" in await stage.command("explain", told)
@@ -158,7 +164,7 @@ async def test_overdue_retry_without_a_keeper_is_explained(stage: Scene) -> None
     assert "overdue for " in story
     assert story.rstrip().endswith(": no keeper acts")
     assert "No keeper acts: 1 retry that is due" in story
-    assert "an operator can act: `director keeper`" in story
+    assert "→ `director keeper` (who acts: an operator)" in story
 
 
 @pytest.mark.cog
@@ -192,7 +198,7 @@ async def test_run_that_hangs_is_named(stage: Scene) -> None:
         waiting = await caller.submit(text="a")
         finding = await stage.is_named(HANGS, caller.queue)
         assert (finding.level, finding.ask) == ("bad", f"director explain {held}")
-        assert "usually take less than 20 s. It is stopped after 30.0 min. 1 waiting" in finding.detail
+        assert "that succeed take 0.1 s on average. It is stopped after 30 min. 1 waiting" in finding.detail
         assert f"A run takes far longer than usual ({caller.queue})" in await stage.command("doctor")
         for each in (held, waiting):
             assert f"A run takes far longer than usual: {held} has run for" in await stage.command("explain", each)
@@ -253,6 +259,31 @@ async def test_full_redis_is_named(full_server: RedisServer) -> None:
         await operator.aclose()
 
 
+@pytest.mark.heavy
+async def test_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DIRECTOR_DURABILITY", "everysec")  # with `always` the server ends
+    with (
+        small_disk(tmp_path / "disk", mib=8) as disk,
+        redis_server(config={"dir": str(disk), "appendfsync": "everysec"}) as server,
+    ):
+        async with scene(server.url) as stage:
+            caller = await stage.caller("acme/unwritten")
+            waiting = await caller.submit(text="a")
+            fill(disk)
+
+            async def refused() -> bool:
+                try:
+                    await caller.submit(text="a")
+                except BackendUnavailable:
+                    return True
+                return False
+
+            await eventually(refused, "the disk is full")
+            assert (await stage.finds("redis_disk")).level == "bad"
+            assert "fail  fsync         Redis cannot write to its disk" in await stage.command("doctor")
+            assert "Redis cannot write to its disk" in await stage.command("explain", waiting)
+
+
 @pytest.fixture
 def far_server() -> Iterator[RedisServer]:
     with redis_server(loopback=True) as started:
@@ -270,9 +301,9 @@ async def test_slow_redis_is_named(far_server: RedisServer) -> None:
         waiting = await caller.submit(text="a")
         async with far.keeper():
             finding = await far.is_named(SLOW)
-        assert "answers a PING after" in finding.detail
+        assert "answers after" in finding.detail
         assert "warn  latency       Redis is slow" in await far.command("doctor")
-        assert "Redis is slow: it took" in await far.command("explain", waiting)
+        assert "measures whether it is slow" in await far.command("explain", waiting)
 
 
 @pytest.mark.cog
@@ -312,8 +343,7 @@ async def test_missing_director_is_named(stage: Scene, folder: Path, tmp_path: P
         await director.exit_code()
         finding = await stage.is_named(GONE, caller.queue)
         assert finding.level == "bad"
-        assert "with 1 claim in hand. 0 directors left." in finding.detail
-        await stage.finds("queue_not_served", caller.queue)
+        assert "with 1 claim in hand. None is left: " in finding.detail
         doctor = await stage.command("doctor")
         assert f"1 director went silent ({caller.queue})" in doctor
         story = await stage.command("explain", held)

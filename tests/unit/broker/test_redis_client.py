@@ -6,8 +6,8 @@ from redis._parsers.base import BaseParser
 from redis.asyncio import Redis
 from redis.asyncio.sentinel import MasterNotFoundError
 
-from director.broker.redis_client import blocking_client, client, describe, has_password, unavailable
-from director.core.errors import SettingsError
+from director.broker.redis_client import ask, blocking_client, client, describe, has_password, unavailable
+from director.core.errors import BackendUnavailable, SettingsError
 
 # As the server writes them, so that it is redis-py's own parser that makes the error
 ANSWERS = {
@@ -70,6 +70,16 @@ def test_a_fault_that_passes_is_unavailability(fault: Exception) -> None:
 @pytest.mark.parametrize("answer", OURS.values(), ids=list(OURS))
 def test_a_fault_of_ours_is_not_taken_for_an_outage(answer: str, wrapped: Callable[[Exception], Exception]) -> None:
     assert unavailable(wrapped(parsed(answer))) is None
+
+
+@pytest.mark.parametrize("url", ["redis://:secret@127.0.0.1:1/0", "unix:///nowhere/s"])
+async def test_an_outage_says_why_there_is_no_connection(url: str) -> None:
+    redis = client(url)
+    with pytest.raises(BackendUnavailable) as away:
+        await ask(redis.ping)
+    await redis.aclose()
+    why = "No such file or directory" if url.startswith("unix") else "Connection refused"
+    assert str(away.value) == f"Redis is away: {why}"
 
 
 def test_a_password_that_is_refused_says_so() -> None:

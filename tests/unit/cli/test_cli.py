@@ -28,7 +28,7 @@ from director.cli.main import made_parser, main
 from director.cli.output import say
 from director.cli.printing import Printer
 from director.cli.tables import print_json
-from director.core.errors import SettingsError
+from director.core.errors import DirectorError, SettingsError
 from director.core.schema import Eta, Place
 from director.core.states import Status
 from director.core.view import iso
@@ -508,11 +508,11 @@ class Terminal(io.StringIO):
 
 
 def shown(
-    *looks: tuple[Status, Any, str], out: io.StringIO | None = None, err: io.StringIO | None = None
+    *looks: tuple[Status, Any, str], out: io.StringIO | None = None, err: io.StringIO | None = None, **given: bool
 ) -> tuple[str, str]:
     """Return what is printed after these polls of one prediction: status, output, logs."""
     out, err = out or io.StringIO(), err or io.StringIO()
-    printer = Printer(out, err)
+    printer = Printer(out, err, **given)
     for status, output, logs in looks:
         printer.show(Seen(id="p", status=status, output=output, logs=logs))
     return out.getvalue(), err.getvalue()
@@ -545,6 +545,25 @@ def test_new_attempt_prints_its_output_again_on_a_terminal_alone(kind, printed):
     assert ("began again" in err) == (kind is Terminal)
 
 
+def test_stream_in_a_pipe_prints_early_and_no_piece_twice():
+    out = io.StringIO()
+    first = (Status.PROCESSING, ["one ", "two "], "")
+    shown(first, out=out, streams=True)
+    assert out.getvalue() == "one two "
+    again = [(Status.PROCESSING, ["one ", "two ", "three"][:count], "") for count in range(4)]
+    out, err = shown(first, *again, (Status.SUCCEEDED, ["one ", "two ", "three"], ""), streams=True)
+    assert out == "one two three\n"
+    assert "began again" not in err
+
+
+@pytest.mark.parametrize("output", [["one ", "other "], ["one "]])
+def test_stream_in_a_pipe_ends_if_another_attempt_differs(output):
+    out = io.StringIO()
+    with pytest.raises(DirectorError, match="its output is not what was printed"):
+        shown((Status.PROCESSING, ["one ", "two "], ""), (Status.SUCCEEDED, output, ""), out=out, streams=True)
+    assert out.getvalue() == "one two \n"
+
+
 def test_a_wait_says_why_and_for_how_long(monkeypatch):
     monkeypatch.setattr("director.cli.printing.SOON_S", 0.0)
     why = "An operator paused this queue."
@@ -555,7 +574,7 @@ def test_a_wait_says_why_and_for_how_long(monkeypatch):
         printer.show(Seen(id="p", status=Status.STARTING, queue=place))
     _, told = err.getvalue().splitlines()
     assert told == (
-        "» waits: An operator paused this queue 3.0 min ago. "
+        "» waits: An operator paused this queue 3 min ago. "
         "It has place 2 in its account's line, 3 before it in total, about 9.0 s until it starts (9 of 10: 13 s)."
     )
 

@@ -25,7 +25,7 @@ SOUND = Look(
     config={"appendonly": "yes", "appendfsync": "always", "bind": "* -::*", "port": "6379", "protected-mode": "no"},
     refused=[],
     cluster={},
-    ping_ms=[0.1] * 50,
+    time_ms=[0.1] * 50,
     script_ms=[0.2] * 20,
     skew_s=0.0,
     queues=0,
@@ -104,10 +104,12 @@ def cluster(state: str, slots: str) -> dict[str, Any]:
 
 
 CONDITIONS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "slow": ("latency", {"ping_ms": [30.0] * 50}, "warn"),
+    "slow": ("latency", {"time_ms": [30.0] * 50}, "warn"),
     "skewed": ("clock", {"skew_s": -1.5}, "warn"),
     "half a cluster": ("cluster", cluster("fail", "9000"), "fail"),
     "a whole cluster": ("cluster", cluster("ok", "16384"), "ok"),
+    "a certificate that is good for long": ("certificate", {"certificate_left_s": 60 * 86_400.0}, "ok"),
+    "a certificate that expires soon": ("certificate", {"certificate_left_s": 13 * 86_400.0}, "warn"),
     "a log that cannot be written": ("fsync", {"info": {**SOUND.info, "aof_last_write_status": "err"}}, "fail"),
     "nearly full": ("memory", {"info": {**SOUND.info, "used_memory": (1 << 30) * 0.95}}, "fail"),
     "filling": ("memory", {"info": {**SOUND.info, "used_memory": (1 << 30) * 0.8}}, "warn"),

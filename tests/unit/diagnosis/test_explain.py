@@ -77,6 +77,12 @@ def test_story_of_a_terminal_prediction_is_in_order() -> None:
     ]
 
 
+def test_receiver_that_did_not_answer_is_told_from_one_that_refused() -> None:
+    silent = Event(3, "webhook", BORN + 29_500, b"completed failed - 1 - receiver.example")
+    told = list(story_lines(tell(msgspec.structs.replace(ENDED, events=(CREATED, silent)))))
+    assert "2027-01-15T08:00:29.500Z  webhook attempt 1 to receiver.example: failed, no answer" in told
+
+
 def test_explain_prints_the_story_or_the_unchanged_json(capsys: pytest.CaptureFixture[str]) -> None:
     body = json.loads(msgspec.json.encode(tell(WAITING)))
     service = Service((200, body), (200, body), (404, {"detail": "Not found."}))
@@ -109,7 +115,7 @@ def test_malformed_story_is_reported_in_one_line(capsys: pytest.CaptureFixture[s
     ("seconds", "words"),
     [
         *((0, "0.0 s"), (0.44, "0.4 s"), (9.94, "9.9 s"), (12.4, "12 s"), (119, "119 s")),
-        *((120, "2.0 min"), (7_199, "120.0 min"), (7_200, "2.0 h"), (172_800, "2.0 d")),
+        *((120, "2 min"), (7_199, "120 min"), (7_200, "2 h"), (172_800, "2 d")),
     ],
 )
 def test_duration_has_a_fitting_unit(seconds: float, words: str) -> None:

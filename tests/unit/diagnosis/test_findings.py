@@ -14,6 +14,7 @@ from director.diagnosis.findings import (
     MOST,
     Closer,
     Expiry,
+    Failure,
     Finding,
     Heaviest,
     Holder,
@@ -23,9 +24,11 @@ from director.diagnosis.findings import (
     Usual,
     away,
     find,
+    writes_to_disk,
 )
 from director.store.directors import About, Beat, DirectorFound, EndsFound, RunFound, ServerFound
 from director.store.owed import FailingHost
+from director.store.processes import Process
 
 NOW = 1_800_000_000_000
 Q = QueueName("acme/echo:0123456789ab")
@@ -39,7 +42,7 @@ SERVER = ServerFound(url="http://gpu-1:5000", state="ready", since_ms=NOW - 60_0
 
 def director(name: str = "d1", *servers: ServerFound, silent_s: float = 1, **said: Any) -> DirectorFound:
     about = About(since_ms=NOW - 3_600_000, held=1, servers=servers or (SERVER,), version=__version__)
-    of_about = ("since_ms", "held", "version", "oldest", "ends")
+    of_about = ("now_ms", "since_ms", "held", "version", "oldest", "ends")
     about = replace(about, **{key: said.pop(key) for key in of_about if key in said})
     beat = Beat(queue=Q, at_ms=NOW - int(silent_s * 1000), slots=2, state=said.pop("state", "ready"), about=about)
     return DirectorFound(name=name, beats=(beat,), silent_ms=int(silent_s * 1000))
@@ -81,8 +84,17 @@ def test_queue_with_work_but_no_director_is_bad() -> None:
 def test_silent_director_is_found_with_its_claims() -> None:
     finding = only(director(), director("d2", silent_s=40, held=3))
     assert (finding.code, finding.level) == ("director_gone", "bad")
-    assert "d2, 40 s ago; with 3 claims in hand. 1 director left." in finding.detail
+    assert "d2, 40 s ago, with 3 claims in hand. 1 director left: another one runs again" in finding.detail
     assert found(director(), director("d2", silent_s=40, held=0)) == [("director_gone", "warn")]
+
+
+def test_queue_whose_last_director_went_silent_has_one_finding() -> None:
+    gone = director("d2", silent_s=40)
+    finding = only(gone, directors=0, slots=0)
+    assert (finding.code, finding.level) == ("director_gone", "bad")
+    assert "None is left: 3 waiting, the oldest for 90 s." in finding.detail
+    idle = [director("d2", silent_s=40, held=0), director("d3", state="draining")]
+    assert found(*idle, directors=1, slots=0) == [("director_gone", "bad")], "no other one takes work"
 
 
 @pytest.mark.parametrize(
@@ -115,9 +127,15 @@ def test_server_that_cannot_run_is_found_under_its_cause(server: ServerFound, co
     finding = only(director("d1", SERVER, server))
     assert (finding.code, finding.level) == (code, "warn")
     assert f"1 of 2 servers: {server.url} is {server.state} for 60 s" in finding.detail
-    assert server.detail in finding.detail
+    assert server.detail.removeprefix(f"{server.state}: ") in finding.detail
     told = {"setup_loop": "setup_failed", "servers_unwell": "starting"}.get(code, code)
     assert found(director("d1", server), slots=0, **{told: 1}) == [(code, "bad")]
+
+
+def test_failed_setup_is_told_once() -> None:
+    slot = "worker setup failed (slot adf33c15-d711-4ee4): Setup failed: setup failed: "
+    broken = replace(BROKEN, detail=f"setup_failed: worker setup failed: {slot}FileNotFoundError: no weights")
+    assert "for 60 s (FileNotFoundError: no weights)." in only(director("d1", broken)).detail
 
 
 def test_setup_loop_counts_failed_starts() -> None:
@@ -164,7 +182,7 @@ def test_account_with_four_fifths_of_a_crowd_is_named() -> None:
     heaviest = {Q: Heaviest(account="noisy", waiting=850, accounts=3)}
     finding = only(normal=900, closer={"heaviest": heaviest})
     assert (finding.code, finding.level) == ("tenant_flooding", "warn")
-    assert finding.detail == "noisy has 850 of the 900 that wait. The 2 other accounts still start in turn."
+    assert "noisy has 850 of the 900 that wait. The 2 other accounts still start in turn." in finding.detail
     assert (flood(700, 900), flood(99, 99), flood(900, 900, accounts=1)) == ([], [], [])
 
 
@@ -177,11 +195,16 @@ def test_dead_letters_say_how_the_newest_attempts_ended() -> None:
 
 
 def test_failing_receiver_is_named_by_host() -> None:
-    host = FailingHost(host="hooks.example", count=12, id="abc", attempts=5, oldest_at=iso(NOW - 600_000))
+    host = FailingHost(
+        host="hooks.example", count=12, id="abc", attempts=5, oldest_at=iso(NOW - 600_000), last="with status 500"
+    )
     finding = only(closer={"failing": [host]})
     assert (finding.code, finding.queue) == ("receiver_dead", None)
     assert finding.title == "hooks.example takes no webhooks"
-    assert "12 webhooks owed there, the oldest for 10.0 min, tried 5 times" in finding.detail
+    assert (
+        "12 webhooks owed there, the oldest for 10 min, tried 5 times, the last time with status 500: see abc."
+        in finding.detail
+    )
 
 
 def test_late_webhooks_are_a_warning() -> None:
@@ -244,7 +267,7 @@ def test_run_that_takes_far_longer_than_usual_is_found() -> None:
     finding = only(running(75), slots=1, closer={"usual": {Q: USUAL}})
     assert (finding.code, finding.level, finding.ask) == ("run_hangs", "bad", "director explain abc")
     assert "abc has run for 75 s at d1, whose server looks healthy" in finding.detail
-    assert "usually take less than 32 s. It is stopped after 30.0 min" in finding.detail
+    assert "that succeed take 2.0 s on average. It is stopped after 30 min" in finding.detail
     assert found(running(75), slots=2, closer={"usual": {Q: USUAL}}) == [("run_hangs", "warn")], "another slot is free"
     assert found(running(31), closer={"usual": {Q: USUAL}}) == []
 
@@ -255,12 +278,16 @@ def test_run_of_an_unknown_model_hangs_after_half_of_its_limit() -> None:
     assert "Too few runs have succeeded" in only(running(75, limit_s=120), closer=usual).detail
 
 
-def test_run_of_a_frozen_server_is_not_said_to_be_at_a_healthy_one() -> None:
-    frozen = running(75).beats[0]
-    about = replace(frozen.about, servers=(replace(SERVER, state="unreachable"),))
-    one = DirectorFound(name="d1", beats=(replace(frozen, about=about),), silent_ms=1000)
-    hangs = [found for found in find(situation(one, closer={"usual": {Q: USUAL}})) if found.code == "run_hangs"]
-    assert [" at d1. " in found.detail for found in hangs] == [True]
+def frozen(*servers: ServerFound) -> DirectorFound:
+    oldest = RunFound(id=PredictionId("abc"), since_ms=NOW - 75_000, limit_s=1800)
+    return director("d1", replace(SERVER, state="unreachable"), *servers, oldest=oldest)
+
+
+def test_run_on_a_frozen_server_is_the_fault_of_the_server() -> None:
+    usual = {"usual": {Q: USUAL}}
+    assert found(frozen(), slots=0, starting=1, closer=usual) == [("servers_unwell", "bad")]
+    hangs = [one for one in find(situation(frozen(SERVER), closer=usual)) if one.code == "run_hangs"]
+    assert [" at d1. " in one.detail for one in hangs] == [True], "it may be on the other server"
 
 
 def test_rare_long_runs_are_usual_while_a_director_remembers_them() -> None:
@@ -304,6 +331,8 @@ def test_runs_that_timed_out_long_ago_count_while_there_is_work() -> None:
     [
         (40, 23, [("model_failing", "warn")]),
         (10, 10, [("model_failing", "bad")]),
+        (20, 16, [("model_failing", "bad")]),
+        (20, 15, [("model_failing", "warn")]),
         (5, 5, [("model_failing", "warn")]),
         (9, 5, []),
         (40, 22, []),
@@ -313,6 +342,22 @@ def test_runs_that_timed_out_long_ago_count_while_there_is_work() -> None:
 )
 def test_model_that_fails_most_runs_is_found(runs: int, failed: int, codes: list[tuple[str, str]]) -> None:
     assert found(ended(ended=runs, failed=failed)) == codes
+
+
+def test_failing_model_is_quoted_in_few_words() -> None:
+    def said(error: str) -> str:
+        return only(ended(ended=9, failed=9), closer={"failures": {"d1": Failure(error=error)}}).detail
+
+    assert "the newest is d1: “ValueError: 3 rows”. Mend" in said("ValueError: 3 rows\nsecond line")
+    assert "the newest is d1. Mend" in said("")
+    assert len(said("x" * 10_000)) < 400
+
+
+def test_runs_at_the_limit_are_told_with_the_usual_time() -> None:
+    timed_out = ended(ended=3, failed=3, timed_out_in_a_row=3)
+    finding = only(timed_out, closer={"failures": {"d1": Failure(error="late", ran_s=4.0)}})
+    assert "the newest, d1, after 4.0 s. Runs of this model that succeed take 0.5 s on average." in finding.detail
+    assert "Too few runs have succeeded" in only(timed_out, service_ms=0).detail
 
 
 @pytest.mark.parametrize(
@@ -328,7 +373,8 @@ def test_account_with_most_of_the_data_is_found_once_memory_is_used() -> None:
     holder = Holder(account="noisy", bytes=60 << 20, total=100 << 20, accounts=3)
     memory, fills = Fullness(160 << 20, 200 << 20), ("redis_filling", "warn")
     assert found(closer={"holder": holder, "memory": memory}) == [fills, ("account_holds_most", "warn")]
-    finding = find(situation(closer={"holder": holder, "memory": memory}))[-1]
+    filling, finding = find(situation(closer={"holder": holder, "memory": memory}))
+    assert "160 MB of 200 MB are used, 60 MB of them by noisy." in filling.detail
     assert "noisy has 60 MB of the 100 MB that 3 accounts keep in Redis, and 80%" in finding.detail
     assert found(closer={"holder": holder, "memory": memory._replace(used=100 << 20)}) == [], "there is room"
     alone, less, little = {"accounts": 1}, {"bytes": 40 << 20}, {"bytes": 6 << 20, "total": 9 << 20}
@@ -340,7 +386,7 @@ def test_tokens_that_expire_soon_are_one_finding() -> None:
     soon = [Expiry("zoo", "t2", NOW + 3 * 86_400_000), Expiry("acme", "t1", NOW + 7_200_000)]
     finding = only(closer={"expiring": soon})
     assert finding.code == "token_expires"
-    assert "2 tokens of acme, zoo expire within 7 days, the first, t1, in 2.0 h" in finding.detail
+    assert "2 tokens of acme, zoo expire within 7 days, the first, t1, in 2 h" in finding.detail
 
 
 def test_server_that_shows_another_schema_is_found() -> None:
@@ -348,12 +394,31 @@ def test_server_that_shows_another_schema_is_found() -> None:
     assert (finding.code, finding.level) == ("version_changed", "warn")
 
 
-def test_directors_of_another_release_are_found() -> None:
-    finding = only(director(), director("d2", version="0.0.9"))
+KEEPER = Process(name="k1", role="keeper", version=__version__, since_ms=NOW, ahead_s=0)
+
+
+def test_processes_of_another_release_are_found() -> None:
+    keepers = [KEEPER, replace(KEEPER, name="k2", version="0.0.8")]
+    finding = only(director(), director("d2", version="0.0.9"), closer={"processes": keepers})
     assert finding.code == "former_release"
-    assert "1 director of 2 without this release" in finding.detail
-    assert "d2 has 0.0.9" in finding.detail
+    assert "2 of 4 processes are not of this release" in finding.detail
+    assert "d2 has 0.0.9, k2 has 0.0.8" in finding.detail
     assert found(director("d2", version="0.0.9", silent_s=700)) == []
+
+
+def test_clock_that_is_wrong_is_found() -> None:
+    behind = only(director("d2", now_ms=NOW - 61_000), closer={"processes": [replace(KEEPER, ahead_s=4)]})
+    assert behind.code == "clock_off"
+    assert "The clock of the director d2 is 60 s behind Redis's." in behind.detail
+    ahead = only(closer={"processes": [KEEPER, replace(KEEPER, name="k2", ahead_s=60)]})
+    assert "The clock of the keeper k2 is 60 s ahead of Redis's." in ahead.detail
+    assert found(director("d2", now_ms=NOW - 61_000, silent_s=700)) == []
+
+
+def test_log_that_redis_cannot_write_is_found() -> None:
+    assert found(closer={"writes_to_disk": False}) == [("redis_disk", "bad")]
+    assert writes_to_disk({"aof_last_write_status": "ok"})
+    assert not writes_to_disk({"aof_last_write_status": "err"})
 
 
 def test_findings_are_bounded_and_no_kind_hides_another() -> None:

@@ -6,6 +6,7 @@ from typing import Any, get_args
 import pytest
 from msgspec.structs import replace
 
+from director import __version__
 from director.core.data_bytes import Fullness
 from director.core.policy import Burn, Objective
 from director.core.view import iso
@@ -24,6 +25,7 @@ from director.diagnosis.findings import (
 from director.diagnosis.kinds import CODES, KINDS, Code, Stage
 from director.diagnosis.story import Cause
 from director.store.owed import FailingHost
+from director.store.processes import Process
 from tests.unit.diagnosis.test_alerts import RULES
 from tests.unit.diagnosis.test_doctor import SOUND
 from tests.unit.diagnosis.test_findings import BROKEN, NOW, SERVER, USUAL, Q, director, ended, running, situation
@@ -37,7 +39,10 @@ def promised(share: float) -> dict[str, Any]:
     return {"objectives": {"normal": Objective(share=share, within_s=1)}, "closer": {"burns": {Q: LATE}}}
 
 
+API = Process(name="api-1", role="api", version=__version__, since_ms=NOW, ahead_s=0)
+
 FAULTS: dict[Code, Situation] = {
+    "redis_disk": situation(closer={"writes_to_disk": False}),
     "redis_full": situation(closer={"memory": Fullness(2, 1)}),
     "redis_filling": situation(closer={"memory": Fullness(95, 100)}),
     "redis_slow": situation(closer={"redis_ms": 120.0}),
@@ -68,6 +73,7 @@ FAULTS: dict[Code, Situation] = {
     "webhooks_late": situation(owed_late=1),
     "receiver_dead": situation(closer={"failing": [FAILING]}),
     "token_expires": situation(closer={"expiring": [Expiry("acme", "t1", NOW + 1)]}),
+    "clock_off": situation(closer={"processes": [replace(API, ahead_s=60)]}),
     "former_release": situation(director("d1", version="0.0.9")),
 }
 FOUND: dict[Code, Finding] = {"redis_away": away("Redis is away: TimeoutError")} | {
@@ -103,7 +109,7 @@ def test_doctor_names_the_finding_in_its_line(code: Code) -> None:
     verdict, said, mend = CHECKS[check](replace(SOUND, findings=[found]))
     assert verdict == ("fail" if found.level == "bad" else "warn")
     assert f"{found.title}{f' ({Q})' if found.queue else ''}: {found.detail}" in said
-    assert mend == f"{found.who}: `{found.ask}`"
+    assert mend == f"`{found.ask}` (who acts: {found.who})"
 
 
 @pytest.mark.parametrize("part", [0.7, 0.8, 0.95, 1.01])

@@ -125,8 +125,8 @@ SILENT = "its director went silent: a keeper takes it back, and attempt 2 of 3 b
 @pytest.mark.parametrize(
     ("attempt", "lease", "detail"),
     [
-        (1, s(40), "without a heartbeat until then, attempt 2 of 3 begins"),
-        (3, s(40), "without a heartbeat until then, it is a dead letter"),
+        (1, s(40), "if d2 sends no heartbeat until then, attempt 2 of 3 begins"),
+        (3, s(40), "if d2 sends no heartbeat until then, it is a dead letter"),
         (1, s(29), SILENT),
         (1, None, SILENT),
     ],

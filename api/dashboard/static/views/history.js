@@ -71,7 +71,8 @@ export function history({ queue = "", signal, onPace = () => {} }) {
     const perMinute = (name) => points.map((point, at) => ((point?.[name] ?? 0) * 60) / lasted[at]);
     const part = (point) => (point.succeeded + point.failed ? (100 * point.failed) / (point.succeeded + point.failed) : null);
     const ended = ["succeeded", "failed", "canceled"].map(perMinute);
-    charts.ended.set(times, ended, `at most ${rate(Math.max(0, ...ended[0].map((_, at) => ended[0][at] + ended[1][at] + ended[2][at])))} a minute`);
+    const most = Math.max(0, ...ended[0].map((_, at) => ended[0][at] + ended[1][at] + ended[2][at]));
+    charts.ended.set(times, ended, most ? `at most ${rate(most)} a minute` : "");
     charts.failed.set(times, [column(part)], ran ? `${share(whole.failed, ran)} over the range` : "");
     for (const name of ["wait", "run"]) charts[name].set(times, [column((point) => point[`${name}_p50_s`]), column((point) => point[`${name}_p95_s`])], `median ${seconds(whole[`${name}_p50_s`])}, 95 % ${seconds(whole[`${name}_p95_s`])}`);
   }

@@ -14,7 +14,7 @@ const part = (pace) => (ran(pace) ? pace.failed / ran(pace) : -1);
 // head, how a row is sorted by it (`pace`: how its predictions ended in the range), is it a number
 const COLUMNS = [
   ["Queue", (queue) => queue.name, false],
-  ["State", (queue, pace) => stateOf(queue, pace)[0], false],
+  ["State", (queue, pace, findings) => stateOf(queue, pace, findings)[0], false],
   ["Waiting", (queue) => waiting(queue), true],
   ["Oldest", (queue) => queue.oldest_s ?? -1, true],
   ["Running", (queue) => queue.claimed, true],
@@ -37,7 +37,7 @@ export function overview({ session, signal }) {
   let falling = false;
 
   const heads = COLUMNS.map(([name, , isNumber], at) => h("th", { scope: "col", class: isNumber ? "num" : null }, h("button", { type: "button", class: "sort", on: { click: () => sortBy(at) } }, name)));
-  const show = keyed(body, (queue) => queue.name, (queue) => line(queue, (name) => paces.get(name)));
+  const show = keyed(body, (queue) => queue.name, (queue) => line(queue, (name) => paces.get(name), () => session.live.last.findings));
 
   function sortBy(at) {
     falling = by === at ? !falling : COLUMNS[at][2];
@@ -49,7 +49,7 @@ export function overview({ session, signal }) {
     const snapshot = session.live?.last;
     if (!snapshot) return;
     const wanted = filter.value.trim().toLowerCase();
-    const key = (queue) => COLUMNS[by][1](queue, paces.get(queue.name));
+    const key = (queue) => COLUMNS[by][1](queue, paces.get(queue.name), snapshot.findings);
     const queues = snapshot.queues.filter((queue) => queue.name.includes(wanted))
       .sort((a, b) => (key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : 0) * (falling ? -1 : 1));
     show(queues);
@@ -77,15 +77,18 @@ export function overview({ session, signal }) {
 function sums(place, snapshot) {
   const sum = (of) => snapshot.queues.reduce((whole, queue) => whole + of(queue), 0);
   const pairs = [
-    ["waiting", sum(waiting)], ["running", sum((queue) => queue.claimed)], ["slots", sum((queue) => queue.slots)],
-    ["delayed", sum((queue) => queue.delayed)], ["dead letters", sum((queue) => queue.dead), "#/dead"], ["webhooks owed", snapshot.owed.count, "#/webhooks"],
-    ["directors", snapshot.directors.filter((one) => one.alive).length, "#/directors"],
+    ["waiting", "waiting", sum(waiting)], ["running", "running", sum((queue) => queue.claimed)], ["slot", "slots", sum((queue) => queue.slots)],
+    ["delayed", "delayed", sum((queue) => queue.delayed)], ["dead letter", "dead letters", sum((queue) => queue.dead), "#/dead"],
+    ["webhook owed", "webhooks owed", snapshot.owed.count, "#/webhooks"], ["director", "directors", snapshot.directors.filter((one) => one.alive).length, "#/directors"],
   ];
-  if (place.children.length !== pairs.length) fill(place, pairs.map(([name, , link]) => h("li", {}, h("strong", {}, ""), " ", link ? h("a", { href: link }, name) : name)));
-  pairs.forEach(([, value], at) => say(place.children[at].firstChild, count(value)));
+  if (place.children.length !== pairs.length) fill(place, pairs.map(([, , , link]) => h("li", {}, h("strong", {}, ""), " ", h(link ? "a" : "span", { href: link ?? null }, ""))));
+  pairs.forEach(([one, many, value], at) => {
+    say(place.children[at].firstChild, count(value));
+    say(place.children[at].lastChild, value === 1 ? one : many);
+  });
 }
 
-function line(first, paceOf) {
+function line(first, paceOf, findings) {
   const state = h("span", {});
   const cells = Array.from({ length: 8 }, () => h("td", { class: "num" }));
   const [all, oldest, running, done, failed, waits, runs, dead] = cells;
@@ -94,13 +97,13 @@ function line(first, paceOf) {
     node,
     update(queue) {
       const pace = paceOf(queue.name);
-      const [words, kind] = stateOf(queue, pace);
+      const [words, kind] = stateOf(queue, pace, findings());
       say(state, words);
       state.className = `chip ${kind}`;
       say(all, count(waiting(queue)));
       all.title = `high ${queue.waiting.high}, normal ${queue.waiting.normal}, low ${queue.waiting.low}, delayed ${queue.delayed}`;
       say(oldest, queue.live ? seconds(queue.oldest_s) : "–");
-      say(running, `${queue.claimed} / ${queue.slots}`);
+      say(running, queue.slots ? `${queue.claimed} / ${queue.slots}` : count(queue.claimed));
       say(done, pace ? count(ended(pace)) : "–");
       say(failed, share(pace?.failed, ran(pace)));
       failed.classList.toggle("bad", failing(pace) === "all");

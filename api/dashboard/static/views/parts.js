@@ -1,7 +1,7 @@
 // Pieces that several views show.
 
 import { announce, h } from "../dom.js";
-import { count, seconds } from "../format.js";
+import { ago, count, seconds } from "../format.js";
 
 const TERMINAL = new Set(["succeeded", "failed", "canceled", "aborted"]);
 
@@ -119,16 +119,25 @@ export function endless(body, more, row, { signal, empty }) {
   return foot;
 }
 
+const ID = /([0-9a-hj-km-np-tv-z]{26})/; // Crockford's digits
+
+/** A link, or its words alone on the page that it leads to. */
+const elsewhere = (link) => (link.getAttribute("href") === location.hash ? link.textContent : link);
+
+/** A text in which the id of a prediction is a link, and what stands between backticks is code. */
+const linked = (text) => text.split("`").map((words, at) => (at % 2 ? h("code", {}, words) : words.split(ID).map((part, of) => (of % 2 ? elsewhere(predictionLink(part)) : part))));
+
 /** One thing that needs a person: what it is, where, who can act, and the command that shows or mends it. */
 export function finding(one) {
   return h("li", { class: one.level, "data-code": one.code },
-    h("strong", {}, one.title), one.queue ? [" in ", queueLink(one.queue)] : null, one.detail ? h("p", {}, one.detail) : null, one.ask ? h("code", {}, one.ask) : null, one.who ? h("span", { class: "hint" }, ` for ${one.who}`) : null);
+    h("strong", {}, one.title), one.queue ? [": ", elsewhere(queueLink(one.queue))] : null, one.detail ? h("p", {}, linked(one.detail)) : null, one.ask ? h("code", {}, one.ask) : null, one.who ? h("span", { class: "hint" }, ` Who acts: ${one.who}`) : null);
 }
 
 /** Where a waiting prediction stands, in words. */
-export function waits({ position, eta_s: eta, detail, reason }) {
+export function waits({ position, eta_s: eta, detail, reason, since }) {
   const soon = eta ? `It probably starts in ${span(eta.p50, eta.p90)}.` : "When it starts is not known.";
-  return `Position ${count(position)} in line. ${detail || reason} ${soon}`;
+  const why = since ? `${detail.replace(/\.$/, "")} ${ago(since)}.` : detail || reason;
+  return `Position ${count(position)} in line. ${why} ${soon}`;
 }
 
 const span = (soon, late) => (seconds(soon) === seconds(late) ? `about ${seconds(soon)}` : `${seconds(soon)} to ${seconds(late)}`);

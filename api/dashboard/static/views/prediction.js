@@ -28,7 +28,7 @@ export function prediction({ params: [id], session, signal, refresh }) {
     const told = await ask(`/v1/predictions/${id}/explain`, { signal });
     const dead = session.isAdmin && told.next.some((next) => next.what === "dead_letter");
     if (signal.aborted) return told;
-    refill(causes, told.causes?.length ? h("section", { class: "attention" }, h("h2", {}, "What holds it up"), h("ul", { class: "findings" }, told.causes.map(finding))) : null);
+    refill(causes, told.causes?.length ? h("section", { class: "attention" }, h("h2", {}, told.ended ? "What holds its webhook up" : "What holds it up"), h("ul", { class: "findings" }, told.causes.map(finding))) : null);
     refill(died, dead ? letter(id, refresh) : null);
     refill(story, timeline(told, session), told.webhook ? deliveries(told.id, told.webhook) : null);
     return told;
@@ -115,7 +115,7 @@ function rows(told) {
   if (!held.length || (!ended && held.at(-1).ended_at)) found.push({ name: "waits", from: since, until: end, kind: "waited", text: seconds((end - since) / 1000) });
   for (const one of webhook?.deliveries ?? []) {
     const at = ms(one.at);
-    found.push({ name: "webhook", from: at, until: at, kind: one.outcome === "delivered" ? "told" : "untold", text: one.status ? String(one.status) : one.outcome });
+    found.push({ name: "webhook", from: at, until: at, kind: one.outcome === "delivered" ? "told" : "untold", text: one.status ? String(one.status) : one.outcome === "failed" ? "no answer" : one.outcome });
   }
   return found.filter((row) => row.from === row.from);
 }
@@ -146,7 +146,7 @@ const attempt = (one) => [
 function deliveries(id, webhook) {
   const again = action("Send again", async () => { await ask(`/v1/predictions/${id}/webhooks/redeliver`, { method: "POST" }); return "Its end is sent once more."; });
   const lines = webhook.deliveries.map((one) => h("tr", {},
-    h("td", {}, moment(one.at)), h("td", {}, one.event ?? "completed"), h("td", {}, one.outcome), h("td", {}, one.status ?? "–"), h("td", {}, one.next_at ? moment(one.next_at) : "–")));
+    h("td", {}, moment(one.at)), h("td", {}, one.event ?? "completed"), h("td", {}, one.outcome), h("td", {}, one.status ?? (one.outcome === "failed" ? "no answer" : "–")), h("td", {}, one.next_at ? moment(one.next_at) : "–")));
   return h("section", { "aria-label": "Webhooks" },
     h("h2", {}, "Webhooks"),
     facts([["Receiver", webhook.host], ["Owed", webhook.is_owed ? `yes, next attempt ${due(webhook.next_at)}` : "no"], ["Attempts", webhook.attempts], ["Last", webhook.last]]),

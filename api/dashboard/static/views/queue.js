@@ -42,7 +42,7 @@ export function queue({ params: [name], session, signal }) {
       listed.catch(() => {}); // where both fail, the first is told
       const seen = await ask(`${path}?history=0`, { signal });
       if (signal.aborted) return;
-      const [words, kind] = stateOf(seen, pace);
+      const [words, kind] = stateOf(seen, pace, session.live.last?.findings);
       stop.hidden = seen.paused;
       go.hidden = !seen.paused;
       refill(head, h("p", {}, h("span", { class: `chip ${kind}` }, words)), numbers(seen));
@@ -51,6 +51,7 @@ export function queue({ params: [name], session, signal }) {
       const { results } = await listed;
       if (signal.aborted) return;
       show(results);
+      listing.hidden = !results.length;
       say(rest, seen.live > results.length ? `The oldest ${results.length} of ${count(seen.live)}.` : results.length ? "" : "Nothing waits or runs.");
     } catch (error) {
       if (signal.aborted) return;
@@ -61,6 +62,7 @@ export function queue({ params: [name], session, signal }) {
 
   const rows = h("tbody", {});
   const rest = h("p", { class: "hint" });
+  const listing = table("Predictions in this queue", ["Id", "State", "Account", "Lane", "#Created", "#Attempt", "Director"], rows);
   const show = keyed(rows, (one) => one.id, live);
   repeat(look, { every: LOOK_MS, signal });
   return {
@@ -68,14 +70,14 @@ export function queue({ params: [name], session, signal }) {
     node: h("section", {},
       h("h1", {}, name), head, buttons, attention, past.node, body,
       h("h2", {}, "In it now"),
-      table("Predictions in this queue", ["Id", "State", "Account", "Lane", "#Created", "#Attempt", "Director"], rows),
+      listing,
       rest,
       h("details", {}, h("summary", {}, "Details: streams"), streams)),
   };
 }
 
 const numbers = (seen) => facts([
-  ["Waiting", count(waiting(seen))], ["Running", `${seen.claimed} of ${seen.slots} slots`],
+  ["Waiting", count(waiting(seen))], ["Running", seen.slots ? `${seen.claimed} of ${seen.slots} slot${seen.slots === 1 ? "" : "s"}` : count(seen.claimed)],
   ["Delayed", count(seen.delayed)], ["Dead letters", count(seen.dead)], ["Oldest", seen.live ? seconds(seen.oldest_s) : "–"],
   ["A run takes", seconds(seen.run_s)], ["Directors", seen.directors], ["Breaker", seen.breaker], ["Mode", seen.max_queued ? `${seen.mode}, ${seen.max_queued} at most` : seen.mode],
 ]);

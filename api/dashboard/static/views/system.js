@@ -36,10 +36,11 @@ const settings = (rows, name) => table(name, ["Setting", "Value", "Default"], h(
   h("th", { scope: "row", class: "mono" }, one.name), h("td", { class: "error" }, one.value || "–"), h("td", { class: "error" }, one.default || "–")))));
 
 function releases(seen, snapshot) {
-  const directors = snapshot.directors.filter((one) => one.alive);
-  const rows = [["This API", seen.version], ...directors.map((one) => [one.name, one.version ?? "an older release"])];
-  return h("section", {}, h("h2", {}, "Releases"),
-    table("Releases of the processes", ["Process", "Release"], h("tbody", {}, rows.map(([name, version]) => h("tr", {},
-      h("th", { scope: "row" }, name), h("td", {}, version, version === seen.version ? null : [" ", h("span", { class: "chip warn" }, "differs")]))))),
-    h("p", { class: "hint" }, "Keepers and other API processes report theirs in their logs and metrics alone."));
+  const directors = snapshot.directors.filter((one) => one.alive).map((one) => ({ ...one, role: "director" }));
+  const all = [...snapshot.processes, ...directors];
+  return h("section", { "aria-label": "Processes" }, h("h2", {}, "Processes"),
+    table("Releases of the processes", ["Process", "Name", "Release", "#Started"], h("tbody", {}, all.map(({ role, name, version, since }) => h("tr", {},
+      h("td", {}, role), h("th", { scope: "row", class: "mono" }, name), h("td", {}, version ?? "an older release", version === seen.version ? null : [" ", h("span", { class: "chip warn" }, "differs")]),
+      h("td", { class: "num" }, since ? ago(since) : "–"))))),
+    h("p", { class: "hint" }, "Keepers and API processes up to 0.2.0 are not listed: they do not report theirs."));
 }
