@@ -16,7 +16,7 @@ BIN   := $(VENV)/bin
 SERVES := $(VENV)/.serves
 READY := $(VENV)/.installed
 LOCK  := requirements.lock
-FILES := director api tests docs/examples
+FILES := director api tests docs/examples k8s
 
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c $(LOCK)
 # A line for each package that it collects. Errors go to stderr, and a pipe hides the exit status: the stamp tells it
@@ -27,7 +27,7 @@ HASHED = $(VENV)-lock/bin/uv pip compile --quiet --generate-hashes --no-header -
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help up down test test-all test-kinds lint types format bench bench-check bench-keep soak docs wheel lock clean
+.PHONY: help up down test test-all test-kinds lint types format bench bench-check bench-keep soak docs wheel chart helm lock clean
 
 help:  ## print this
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -80,6 +80,12 @@ docs: $(VENV)/.docs  ## build the documentation into build/site; a link that lea
 wheel: $(READY)  ## build the wheel of this checkout into dist/
 	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w dist .
 	@ls dist
+
+chart: $(READY)  ## make the Helm chart of this checkout in build/chart/director, from the manifests; asks kubectl
+	@$(BIN)/python k8s/make_chart.py build/chart/director
+
+helm: $(READY)  ## get the program that the tests of the chart run, 38 MB
+	@test -x $(BIN)/helm || $(BIN)/python -m tests.support.charts $(BIN)/helm
 
 lock:  ## pin the newest versions of everything again
 	@rm -rf $(VENV)-lock && $(PYTHON) -m venv $(VENV)-lock

@@ -19,7 +19,8 @@ touch "$file"
 # an editor may have left the last line without its end, and what is added would become part of it
 [ -z "$(tail -c 1 "$file")" ] || echo >> "$file"
 of_parts='REDIS_PASSWORD API_REDIS_PASSWORD KEEPER_REDIS_PASSWORD RUN_REDIS_PASSWORD'
-for name in $of_parts KEDA_PASSWORD ADMIN_PASSWORD REPLICA_PASSWORD SENTINEL_PASSWORD METRICS_TOKEN SCALE_TOKEN UPLOAD_SECRET; do
+others='KEDA_PASSWORD BACKUP_PASSWORD ADMIN_PASSWORD REPLICA_PASSWORD SENTINEL_PASSWORD METRICS_TOKEN SCALE_TOKEN UPLOAD_SECRET'
+for name in $of_parts $others; do
     grep -q "^$name=" "$file" || echo "$name=$(made)" >> "$file"
 done
 # a second one that Redis takes, while a new one is being brought out

@@ -22,10 +22,24 @@ from tests.support.servers import binary
 
 NO_RETRIES: Retry = Retry(NoBackoff(), 0)
 SOURCES = (
-    *("base/redis/redis.conf", "base/redis/users.acl", "base/redis/start.sh", "base/redis/copy.sh"),
+    *(
+        "base/redis/redis.conf",
+        "base/redis/users.acl",
+        "base/redis/room.sh",
+        "base/redis/start.sh",
+        "base/redis/copy.sh",
+    ),
     *(
         f"components/sentinel/{name}"
-        for name in ("members.sh", "member.sh", "caught-up.sh", "hand-over.sh", "sentinel.sh", "members.acl")
+        for name in (
+            "members.sh",
+            "member.sh",
+            "caught-up.sh",
+            "hand-over.sh",
+            "sentinel.sh",
+            "reaches-itself.sh",
+            "members.acl",
+        )
     ),
 )
 SECRETS = {
@@ -36,6 +50,7 @@ SECRETS = {
     "KEEPER_REDIS_PASSWORD": "keeper",
     "RUN_REDIS_PASSWORD": "run",
     "KEDA_PASSWORD": "keda",
+    "BACKUP_PASSWORD": "backup",
     "ADMIN_PASSWORD": "admin",
     "REPLICA_PASSWORD": "replica",
     "SENTINEL_PASSWORD": "sentinel",
@@ -271,6 +286,18 @@ def test_a_member_is_ready_once_it_has_its_masters_data(
     assert (done.returncode == 0) is is_ready
 
 
+@pytest.mark.parametrize(("answer", "is_ready"), [("echo PONG", True), ("exit 1", False), ("echo LOADING", False)])
+def test_a_member_is_ready_only_if_it_reaches_itself_at_its_service(
+    tmp_path: Path, etc: Path, programs: Path, answer: str, is_ready: bool
+) -> None:
+    (tmp_path / "members").write_text("redis-0 10.9.0.0\nredis-1 10.9.0.1\nredis-2 10.9.0.2\n")
+    program(programs, "valkey-cli", f'case "$*" in *"-h 10.9.0.1 "*) {answer} ;; *) echo PONG ;; esac')
+    env = surroundings(tmp_path, programs)
+    done = subprocess.run(["sh", etc / "reaches-itself.sh"], env=env, check=False, timeout=30, capture_output=True)
+    assert (done.returncode == 0) is is_ready
+    assert (b"hairpin" in done.stdout) is not is_ready
+
+
 def test_a_member_admits_replicas_and_sentinels(tmp_path: Path, etc: Path, programs: Path) -> None:
     program(programs, "hostname", "echo redis-0")
     has_a_log(tmp_path)
@@ -394,6 +421,23 @@ def test_server_waits_for_room_on_its_disks(tmp_path: Path, etc: Path, programs:
             assert not (disk / ".room").exists()
             shutil.rmtree(ballast)
             assert asked(socket, "probe", "any", "PING") is True
+
+
+@pytest.mark.parametrize("full", ["data", "tmp"])
+def test_sentinel_waits_for_room_on_its_disks(tmp_path: Path, etc: Path, programs: Path, full: str) -> None:
+    """A Sentinel writes its settings before it starts. With half of them, on a full disk, it would watch nothing."""
+    program(programs, "valkey-sentinel", f"cp $1 {tmp_path}/began")
+    with small_disk(tmp_path / "disk", mib=4) as disk:
+        variable = {"data": "DATA", "tmp": "TMPDIR"}[full]
+        waits = counted_waits(tmp_path, programs)
+        ballast = fill(disk)
+        with started(etc / "sentinel.sh", {**surroundings(tmp_path, programs), variable: str(disk)}) as process:
+            wait_for(waits, 3)
+            assert process.poll() is None
+            assert not (disk / "sentinel.conf").exists()
+            shutil.rmtree(ballast)
+            assert process.wait(20) == 0
+    assert "sentinel monitor director 10.9.0.0 6379 2" in (tmp_path / "began").read_text()
 
 
 def test_server_that_waits_for_room_can_be_stopped(tmp_path: Path, etc: Path, programs: Path) -> None:

@@ -131,3 +131,5 @@ def test_manifests_name_this_release() -> None:
         for release in re.findall(r"\bdirector(?:-hello)?(?::|, newTag: )(\d+\.[\w.]+)", path.read_text()):
             named.setdefault(release, set()).add(str(path.relative_to(K8S)))
     assert named.keys() == {found[1]}, f"put {found[1]} in place of the others: {named}"
+    chart = yaml.safe_load((K8S / "chart/Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (found[1], found[1])

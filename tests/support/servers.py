@@ -215,7 +215,7 @@ def stepped_server() -> Iterator[tuple[RedisServer, SteppedClock]]:
 def users_file() -> str:
     lines = [line for line in USERS.read_text().splitlines() if not line.startswith("#")]
     filled = "\n".join(lines)
-    for user in ("director", "api", "keeper", "run", "keda", "admin"):
+    for user in ("director", "api", "keeper", "run", "keda", "backup", "admin"):
         filled = filled.replace(f"%{user.upper()}%", f"#{hashlib.sha256(user.encode()).hexdigest()}")
     return filled + "\n"
 

@@ -5,6 +5,6 @@ set -eu
 
 copy=${DATA:-/data}/copy.rdb
 trap 'rm -f "$copy"' EXIT
-REDISCLI_AUTH=$ADMIN_PASSWORD valkey-cli --user admin --rdb "$copy" >&2
+REDISCLI_AUTH=$BACKUP_PASSWORD valkey-cli --user backup --rdb "$copy" >&2
 valkey-check-rdb "$copy" >&2
 cat "$copy"

@@ -64,7 +64,7 @@ mkdir -p "$tmp/etc"
 } > "$tmp/etc/redis.conf"
 hash=$(printf %s "$REPLICA_PASSWORD" | sha256sum | cut -d ' ' -f 1)
 { cat "$here/users.acl"; sed "s/%REPLICA%/#$hash/" "$here/members.acl"; } > "$tmp/etc/users.acl"
-cp "$here/start.sh" "$tmp/etc/start.sh"
+cp "$here/start.sh" "$here/room.sh" "$tmp/etc/"
 if [ -e "$filling" ]; then
     (
         until sh "$here/caught-up.sh"; do

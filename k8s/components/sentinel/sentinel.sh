@@ -3,6 +3,8 @@
 set -eu
 
 . "$(dirname "$0")/members.sh"
+. "$here/room.sh"
+wait_for_room "${TMPDIR:-/tmp}" "$data"
 conf=$data/sentinel.conf
 members=$(addresses)
 umask 077

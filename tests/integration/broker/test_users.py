@@ -316,6 +316,36 @@ async def test_kedas_user_can_only_count_the_live_entries_of_a_queue(guarded: Re
                 await keda.eval(body, 1, LIVE)
 
 
+async def test_user_of_backups_copies_everything_and_reads_and_changes_nothing(
+    guarded: RedisServer, admin: Any, tmp_path: Path
+) -> None:
+    cli = shutil.which("valkey-cli") or shutil.which("redis-cli")
+    if cli is None:
+        pytest.skip("neither valkey-cli nor redis-cli in PATH: nothing here makes a backup")
+    async with Redis.from_url(guarded.url_of("backup"), protocol=2) as backup:
+        assert await backup.ping()
+        assert (
+            await not_refused(backup, ["info", "get secret:files", "config get *", "keys *", "subscribe x", "save"])
+            == []
+        )
+    await admin.set("contact", "1")
+    copy = tmp_path / "copy.rdb"
+    line = [
+        cli,
+        "-s",
+        str(guarded.socket),
+        "--user",
+        "backup",
+        "--pass",
+        "backup",
+        "--no-auth-warning",
+        "--rdb",
+        str(copy),
+    ]
+    await anyio.run_process(line)
+    assert copy.read_bytes().count(b"contact") == 1
+
+
 async def test_probe_is_answered_but_reads_nothing(guarded: RedisServer) -> None:
     async with Redis.from_url(guarded.url_of("probe"), protocol=2) as probe:
         assert await probe.ping()
