@@ -427,7 +427,10 @@ def schema_of_values(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def make(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        if not (folder / "Chart.yaml").exists():
+            sys.exit(f"{folder} is no chart: name one that may be replaced, or a new folder")
+        shutil.rmtree(folder)
     shutil.copytree(K8S / "chart", folder)
     for name, content in templates().items():
         (folder / "templates" / name).write_text(content)

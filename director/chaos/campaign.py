@@ -143,7 +143,6 @@ def campaign(
                 lease_s=lease_s,
                 predictions=wanted.each,
                 home=out / RUN,
-                is_kept=True,
                 faketime=faketime,
             )
             _carry_out(options, out / RUNS, len(outcomes(out)) + 1, say)
@@ -161,6 +160,15 @@ def reported(wanted: Campaign, runs: Sequence[Outcome]) -> CampaignReport:
     judged = {each.seed for each in runs if each.what == "judged"}
     lacks = [f"seed {each.seed} broke off: {each.why}" for each in runs if each.what == "broke off"]
     lacks += [f"seed {each.seed} broke {', '.join(each.breaches)}" for each in reports if not each.ok]
+    lacks += [
+        f"run {each.number} was of seed {each.seed}, lease {each.lease_s:g} s, and its journals are of seed"
+        f" {each.report.seed}, lease {each.report.lease:g} s"
+        for each in runs
+        if each.report is not None and (each.report.seed, each.report.lease) != (each.seed, each.lease_s)
+    ]
+    builds = {f"{each.machine.version} {each.machine.commit}".rstrip() for each in runs if each.what == "judged"}
+    if len(builds) > 1:
+        lacks.append(f"runs of several builds: {', '.join(sorted(builds))}")
     if left := [f"{seed}" for seed in wanted.seeds if seed not in judged]:
         lacks.append(f"not judged: {', '.join(left)}")
     if totals["acked"] < wanted.predictions:
@@ -200,19 +208,22 @@ def _recovered(lease_s: float, reports: Sequence[Report]) -> Recovered:
 
 
 def checked(out: Path, say: Callable[[str], None]) -> CampaignReport:
-    """Judge the journals of a campaign again. Use nothing of what its runs reported."""
+    """Judge the journals of a campaign again. What its runs reported is only compared with that: a difference fails."""
     if not (out / PLAN).exists():
         raise UpError(f"There is no campaign in {out}: {PLAN} is missing.")
-    again = []
+    again, differ = [], []
     for each in outcomes(out):
         if each.what == "judged":
             report = check(out / RUNS / f"{each.number:02}" / JOURNALS)
             found = f"broke {', '.join(report.breaches)}" if report.breaches else "kept every promise"
             same = "as the run said" if report == each.report else "THE RUN SAID SOMETHING ELSE"
+            if report != each.report:
+                differ.append(f"run {each.number} reported something else than its journals show")
             say(f"run {each.number}, seed {each.seed}: {found}, {same}")
             each = replace(each, report=report)
         again.append(each)
-    return reported(msgspec.json.decode((out / PLAN).read_bytes(), type=Campaign), again)
+    judged = reported(msgspec.json.decode((out / PLAN).read_bytes(), type=Campaign), again)
+    return replace(judged, ok=judged.ok and not differ, lacks=[*judged.lacks, *differ])
 
 
 @contextmanager
@@ -248,7 +259,7 @@ def _carry_out(options: Options, runs: Path, number: int, say: Callable[[str], N
     outcome = Outcome(number=number, seed=options.seed, lease_s=options.lease_s, began=_now(), machine=machine())
     write(folder / OUTCOME, outcome)
     try:
-        outcome = replace(outcome, what="judged", report=chaos(options, say))
+        outcome = replace(outcome, what="judged", report=chaos(replace(options, kept_in=folder), say))
     except Exception as exc:  # noqa: BLE001 - whatever broke a run off is its outcome, and the next one can be made
         outcome = replace(outcome, what="broke off", why=str(exc) or repr(exc))
         say(f"seed {options.seed} broke off: {outcome.why}")

@@ -47,7 +47,7 @@ def text(report: CampaignReport) -> str:
     totals = report.totals
     counts = "  ".join(f"{name.replace('_', ' ')} {totals[name]:,}" for name in ("acked", "terminal", *MUST_BE_0))
     lines = [
-        f"{len(report.outcomes)} runs, {sum(report.faults.values()):,} faults of {len(report.faults)} kinds",
+        f"{runs(report)}, {sum(report.faults.values()):,} faults of {len(report.faults)} kinds",
         counts,
         *(
             f"lease {each.lease_s:g} s: {each.count} recoveries, p50 {_s(each.p50_ms)}, p99 {_s(each.p99_ms)},"
@@ -59,6 +59,11 @@ def text(report: CampaignReport) -> str:
         *(f"  {why}" for why in report.lacks),
     ]
     return "\n".join(lines)
+
+
+def runs(report: CampaignReport) -> str:
+    interrupted = sum(each.what == "interrupted" for each in report.outcomes)
+    return f"{len(report.outcomes)} runs{f', {interrupted} of them interrupted and not judged' if interrupted else ''}"
 
 
 def page(report: CampaignReport) -> str:
@@ -144,8 +149,8 @@ def _about(report: CampaignReport) -> str:
 
 
 def _row(each: Outcome) -> Sequence[str]:
-    outcome = _judged("kept every promise" if each.report and each.report.ok else each.what, is_good=False)
     if each.report is None:
+        outcome = _judged(each.what, is_good=False)
         return (f"{each.number}", f"{each.seed}", f"{each.lease_s:g} s", _minute(each.began), *[""] * 4, outcome)
     broken = ", ".join(name for name, count in each.report.counts.items() if count)
     return (

@@ -123,14 +123,18 @@ def recoveries(evidence: Evidence) -> list[Recovery]:
             continue
         all_ms = again.began - death
         full = contention[final.record.get("queue", "")]
-        full_ms = sum(max(0, min(until, again.began) - max(since, retry[1])) for since, until in full)
-        held_ms = _held_off_ms(evidence, death)
-        # a queue may be full while the product holds off
-        found.append(Recovery(id=final.id, died=death, ms=max(0, all_ms - full_ms - held_ms), all_ms=all_ms))
+        held = _held_off(evidence, death)
+        excused_ms = _within(full, retry[1], again.began) + _within([held], death, again.began)
+        both_ms = _within(full, max(retry[1], held[0]), min(again.began, held[1]))  # it counts once
+        found.append(Recovery(id=final.id, died=death, ms=all_ms - excused_ms + both_ms, all_ms=all_ms))
     return found
 
 
-def _held_off_ms(evidence: Evidence, died: int) -> int:
+def _within(times: list[Stretch], since: int, until: int) -> int:
+    return sum(max(0, min(end, until) - max(begin, since)) for begin, end in times)
+
+
+def _held_off(evidence: Evidence, died: int) -> Stretch:
     """For one lease after a step of the server's clock, the product believes no lease to be over. A step counts that
     comes before the reaper has seen the end of the lease.
     """
@@ -139,7 +143,7 @@ def _held_off_ms(evidence: Evidence, died: int) -> int:
     for at, _ in evidence.clock.steps:
         if died <= at <= until + TICK_MS:
             until = at + lease_ms
-    return until - died - lease_ms
+    return died + lease_ms, until
 
 
 def only_the_silent_lose(evidence: Evidence) -> Findings:

@@ -102,7 +102,7 @@ def chaos(options: Options, say: Callable[[str], None]) -> Report:
         if report is None:
             raise KeyboardInterrupt
         if options.is_kept or not report.ok:
-            say(f"journals and logs stay in {home.path}")
+            say(f"journals and logs stay in {options.kept_in or home.path}")
         elif options.home is None:
             shutil.rmtree(home.path)
         return report
@@ -120,7 +120,7 @@ def _home(options: Options, say: Callable[[str], None]) -> Generator[Home]:
         with home.locked():
             yield home
     except DirectorError as exc:
-        raise UpError(f"{exc} Journals and logs stay in {home.path}.") from exc
+        raise UpError(f"{exc} Journals and logs stay in {options.kept_in or home.path}.") from exc
 
 
 async def _until_judged(home: Home, options: Options, say: Callable[[str], None]) -> Report | None:

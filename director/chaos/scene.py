@@ -194,7 +194,7 @@ class Options(Struct, frozen=True, kw_only=True):
     """The load lasts `seconds`, or longer until so many `predictions` are sent. Without `home`, the run uses a
     temporary folder, which stays only if `is_kept` or a promise was broken. A `rollout` has no peace before it and no
     rush, because fairness is judged within one release. `faketime` is the library that steps the server's clock, or ''
-    for the system's.
+    for the system's. `kept_in` is the folder to which a campaign moves what stays of `home`.
     """
 
     seed: int
@@ -203,6 +203,7 @@ class Options(Struct, frozen=True, kw_only=True):
     tenants: int = 40
     home: Path | None = None
     is_kept: bool = False
+    kept_in: Path | None = None
     calibration_s: float = 5.0
     has_faults: bool = True
     rollout: Rollout | None = None

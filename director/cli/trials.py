@@ -177,9 +177,7 @@ def _leases(text: str) -> tuple[float, ...]:
     arg("--seeds N", "number of runs, with the seeds 1 to N (%(default)s)", type=whole(MOST_SEEDS), default=10),
     arg("--predictions N", "predictions of all runs together (%(default)s)", type=whole(), default=200_000),
     arg("--leases S[,S…]", "leases of a claim, of one run after the other (15,3)", type=_leases, default=(15.0, 3.0)),
-    arg(
-        "--disk GB", "most that the folder may take, a run in progress included (%(default)g)", type=float, default=20.0
-    ),
+    arg("--disk GB", "begin no run unless its 4 GB fit into this size of DIR (%(default)g)", type=float, default=20.0),
     FAKETIME,
     examples=("--out campaign", "--seeds 3 --predictions 60000 --out small"),
 )
@@ -209,7 +207,7 @@ def _campaign(given: argparse.Namespace) -> int:
 )
 def _check(given: argparse.Namespace) -> int:
     """Judge the journals of a campaign again, or those of one run that was kept. Nothing is used of what the runs
-    reported. The exit code is 1 if a promise was broken.
+    reported. The exit code is 1 if a promise was broken, or a run of a campaign reported something else.
     """
     from director.chaos import campaign_page, checker
     from director.chaos.campaign import JOURNALS, checked

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from director.chaos.campaign import CampaignReport, Recovered
-from director.chaos.campaign_page import TOTALS
+from director.chaos.campaign_page import TOTALS, runs
 from tests.bench.results import OURS, Measured, Result
 from tests.bench.tables import about
 
@@ -74,7 +74,7 @@ def campaign_tables(report: CampaignReport | None) -> str:
         seeds=len(wanted.seeds), predictions=wanted.predictions, leases=",".join(f"{each:g}" for each in wanted.leases)
     )
     rows = {
-        "runs, seeds": f"{len(report.outcomes)}, {len(wanted.seeds)}",
+        "seeds": f"{len(wanted.seeds)}, in {runs(report)}",
         "faults": f"{sum(report.faults.values()):,}",
         **{what: f"{totals[name]:,}" for name, what in TOTALS.items()},
         "promises broken": ", ".join(f"{name} × {count}" for name, count in report.breaches.items()) or "0",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from k8s.make_chart import OF_ALL, OF_POOLS, merge, plain_names
+from k8s.make_chart import OF_ALL, OF_POOLS, make, merge, plain_names
 from tests.support.charts import asked, chart, helm, templated, values_of
 from tests.support.manifests import K8S, OVERLAYS, Manifest, overlay, pods, rendered
 
@@ -104,6 +104,13 @@ def test_two_values_that_decide_the_same_are_refused() -> None:
     assert merged["spec"]["type"].cases == [("$.Values.a", "LoadBalancer"), ("", "ClusterIP")]
     with pytest.raises(ValueError, match="more than one value decides"):
         merge(base, {"$.Values.a": changed, "$.Values.b": {"kind": "Service", "spec": {"type": "NodePort"}}})
+
+
+def test_only_a_chart_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_text("")
+    with pytest.raises(SystemExit, match="is no chart"):
+        make(tmp_path)
+    assert (tmp_path / "kept").exists()
 
 
 def leaves(node: Any, path: str = "") -> list[str]:

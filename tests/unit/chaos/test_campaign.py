@@ -1,6 +1,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ from director.chaos.campaign import Campaign, CampaignReport, campaign, checked,
 from director.chaos.campaign_page import keep, page, text
 from director.chaos.checker import Report, check
 from director.chaos.journal import Delivered, Healed, Journal
+from director.chaos.run import chaos
 from director.chaos.scene import Options
 from director.local.processes import UpError
 from tests.unit.chaos.test_checker import EMPTY, RULES, T, fault, good, lived_through_a_death, without
@@ -102,6 +104,7 @@ def test_an_interrupted_campaign_goes_on_and_still_shows_the_interrupted_run(
         carried_out(out, monkeypatch, second=KeyboardInterrupt())
     assert [each.what for each in outcomes(out)] == ["judged", "interrupted"]
     report = carried_out(out, monkeypatch)
+    assert "4 runs, 1 of them interrupted and not judged" in text(report)
     assert [(each.seed, each.what) for each in report.outcomes] == [
         (1, "judged"),
         (2, "interrupted"),
@@ -150,6 +153,43 @@ def test_the_checker_alone_finds_what_the_runs_found(out: Path, monkeypatch: pyt
     shutil.copy(out / "runs" / "02" / "journals" / "all.jsonl.gz", journal)
     assert checked(out, said.append).lacks[0] == "seed 1 broke I3"
     assert "THE RUN SAID SOMETHING ELSE" in said[3]
+
+
+def test_a_run_that_reported_something_else_fails_the_check(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    carried_out(out, monkeypatch, wanted=msgspec.structs.replace(WANTED, leases=(15.0,)))
+    file = out / "runs" / "02" / "outcome.json"
+    outcome = outcomes(out)[1]
+    assert outcome.report is not None
+    module.write(file, msgspec.structs.replace(outcome, report=msgspec.structs.replace(outcome.report, lost=1)))
+    report = checked(out, lambda line: None)
+    assert (report.ok, report.lacks) == (False, ["run 2 reported something else than its journals show"])
+
+
+def test_journals_of_another_seed_do_not_stand_for_a_run(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert carried_out(out, monkeypatch, wanted=msgspec.structs.replace(WANTED, leases=(15.0,))).ok
+    for path in (out / "runs" / "01" / "journals").iterdir():
+        shutil.copy(path, out / "runs" / "02" / "journals")
+    report = checked(out, lambda line: None)
+    assert report.lacks[0] == "run 2 was of seed 2, lease 15 s, and its journals are of seed 1, lease 15 s"
+
+
+def test_a_campaign_that_goes_on_with_another_build_does_not_pass(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = msgspec.structs.replace(WANTED, leases=(15.0,))
+    with pytest.raises(KeyboardInterrupt):
+        carried_out(out, monkeypatch, wanted=wanted, second=KeyboardInterrupt())
+    monkeypatch.setattr(module, "machine", lambda: msgspec.structs.replace(MACHINE, commit="def"))
+    assert carried_out(out, monkeypatch, wanted=wanted).lacks == ["runs of several builds: 0 abc, 0 def"]
+
+
+@pytest.mark.parametrize("packed", ["", "runs/01"])
+def test_a_run_names_the_folder_in_which_its_journals_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: str
+) -> None:
+    options = Options(seed=1, seconds=1, home=tmp_path / "run", kept_in=tmp_path / packed if packed else None)
+    said: list[str] = []
+    monkeypatch.setattr("director.chaos.run.anyio.run", lambda *given, **named: SimpleNamespace(ok=False))
+    chaos(options, said.append)
+    assert said[-1] == f"journals and logs stay in {tmp_path / (packed or 'run')}"
 
 
 def test_the_page_has_every_run_and_loads_nothing_from_elsewhere(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

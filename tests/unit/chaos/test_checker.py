@@ -826,9 +826,20 @@ def test_a_run_without_evidence_fails(judged: Callable[..., Report]) -> None:
     assert report.counts["I7"] == 1
 
 
-def test_a_run_of_thousands_in_which_no_client_looked_fails(judged: Callable[..., Report]) -> None:
-    report = judged([line for number in range(1_000) for line in create(f"k{number}", "", status=503)])
-    assert "no prediction was seen by several clients" in [breach.what for breach in report.breaches["evidence"]]
+@pytest.mark.parametrize(("clients", "is_whole"), [((), False), (BOTH[:1], False), (BOTH[1:], False), (BOTH, True)])
+def test_a_run_of_thousands_in_which_a_client_never_looked_fails(
+    judged: Callable[..., Report], clients: tuple[Literal["get", "list"], ...], is_whole: bool
+) -> None:
+    lines = [line for number in range(1_000) for line in create(f"k{number}", "", status=503)]
+    report = judged([*lines, *[looked(by, 10, "processing") for by in clients]])
+    what = [breach.what for breach in report.breaches["evidence"]]
+    assert ("no prediction was seen by several clients" not in what) is is_whole
+
+
+def test_a_step_of_the_clock_excuses_no_time_after_the_next_start(judged: Callable[..., Report]) -> None:
+    """After this step the product may hold off until 29,050. It started the prediction again at 16,000."""
+    report = judged(stepped(lived_through_a_death(), at=14_050, seconds=-600))
+    assert report.recovery_ms == [15_000]
 
 
 def test_a_report_counts_predictions_and_a_breach_has_its_timeline(judged: Callable[..., Report]) -> None:
