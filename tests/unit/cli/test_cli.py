@@ -176,7 +176,9 @@ def test_missing_service_is_reported_in_one_line(capsys):
 def test_missing_redis_is_reported_in_one_line(capsys, tmp_path):
     assert main(["queues", "--redis", f"unix://me:secret@{tmp_path}/nowhere"]) == 1
     said = capsys.readouterr().err
-    assert said.startswith(f"director: Redis is away: ConnectionError, at unix://{tmp_path}/nowhere. See --redis and")
+    assert said.startswith(
+        f"director: Redis is away: No such file or directory, at unix://{tmp_path}/nowhere. See --redis and"
+    )
     assert said.count("\n") == 1
 
 
