@@ -33,7 +33,7 @@ from director.chaos.journal import PACKED
 from director.chaos.recovery import percentile
 from director.chaos.run import chaos
 from director.chaos.scene import Options
-from director.local.processes import UpError
+from director.launcher.processes import UpError
 from director.local.server import find_binary
 
 PLAN: Final = "campaign.json"

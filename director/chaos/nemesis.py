@@ -30,7 +30,7 @@ from director.chaos.plan import (
 from director.chaos.scene import API, FRONT, PASSING, Scene
 from director.core.errors import DirectorError
 from director.core.ids import QueueName
-from director.local.processes import UpError
+from director.launcher.processes import UpError
 
 RESTART: Final = "restart"
 CRASH_AT: Final = "DIRECTOR_CRASH_AT"

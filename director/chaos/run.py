@@ -56,9 +56,9 @@ from director.chaos.scene import (
     staged,
 )
 from director.core.errors import DirectorError
-from director.local import child
+from director.launcher import child
+from director.launcher.processes import UpError
 from director.local.home import Home
-from director.local.processes import UpError
 from director.runtime.process import one_error
 from director.runtime.startup import raise_descriptor_limit
 

@@ -32,9 +32,9 @@ from director.chaos.rest import ALL_KEPT, cut, size
 from director.core.errors import DirectorError
 from director.core.ids import QueueName
 from director.core.settings import PREFIX
+from director.launcher.processes import UpError, claimable, is_alive, signal_group, until_stopped
 from director.local.home import Home, State
 from director.local.parts import Expected, answers_200, until_ready
-from director.local.processes import UpError, claimable, is_alive, signal_group, until_stopped
 from director.local.server import EmbeddedServer, find_binary
 from director.local.supervisor import Part, Supervisor, supervising
 from director.store.accounts import Accounts

@@ -2,13 +2,9 @@
 start its server again when its files change. The setup of a model may take any time, and may fail: that ends nothing.
 """
 
-import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
 from functools import partial
-from itertools import islice
-from pathlib import Path
 from typing import Final
 
 import anyio
@@ -24,9 +20,10 @@ from director.broker.gatherer import Gatherer
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
+from director.launcher.folder import find_folder, fingerprint, keep_schema, make_schema
+from director.launcher.processes import UpError
 from director.local.home import Home, State
-from director.local.models import Served, find_folder, keep_schema, make_schema
-from director.local.processes import UpError
+from director.local.models import Served
 from director.local.supervisor import Supervisor
 from director.local.usage import example_input, output_of, usage
 from director.store.catalog import OPEN_SCHEMA, Catalog
@@ -38,9 +35,6 @@ LAST_LINES: Final = 8
 CHECK: Final = "model"  # what a director calls its model at /readyz
 FAILED: Final = "setup_failed"
 SLOWLY: Final = "slow"
-MOST_FILES: Final = 5_000
-SKIPPED: Final = frozenset({"__pycache__", "node_modules", "venv"})
-SOURCES: Final = (".py", ".yaml", ".json")
 SLOW: Final = "{model} has not been ready for {seconds:.0f} s: {why}. A large model may still load its weights."
 NO_SCHEMA: Final = "Its server shows no schema, so inputs are not checked, and the page asks for JSON. "
 
@@ -155,19 +149,3 @@ class Attendant(Struct, kw_only=True, eq=False):
         part = self.served.server.name
         end = "".join(f"\n  {line}" for line in self.home.last_lines(part, LAST_LINES))
         return f"{words} The log of its server, {self.home.log(part)}, ends with:{end}"
-
-
-def fingerprint(folder: Path) -> list[tuple[str, int, int]]:
-    """Return path, time and size of the files that a model's code is made of. Its weights may be many and large."""
-    return list(islice(_sources(folder), MOST_FILES))
-
-
-def _sources(folder: Path) -> Iterator[tuple[str, int, int]]:
-    for place, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in SKIPPED)
-        for name in sorted(files):
-            if name.endswith(SOURCES):
-                file = Path(place, name)
-                with suppress(OSError):  # gone since
-                    found = file.stat()
-                    yield str(file), found.st_mtime_ns, found.st_size

@@ -14,10 +14,10 @@ import msgspec
 from msgspec import Struct
 
 from director.core.errors import DirectorError
-from director.local.processes import Mark, UpError, is_alive
+from director.launcher.launch import last_lines, open_log
+from director.launcher.processes import Mark, UpError, is_alive
 
 UP: Final = "up"  # the name of `up` itself among the processes
-LOG_KEPT_BYTES: Final = 1 << 20
 
 
 class Nowhere(DirectorError):
@@ -34,7 +34,7 @@ class State(Struct, frozen=True, kw_only=True):
     webhook_allow: str = ""
     servers: dict[str, str] = {}  # model → URL of its model server
     pids: dict[str, int] = {}
-    started: dict[str, str] = {}  # for each pid, when its process started: see director.local.processes
+    started: dict[str, str] = {}  # for each pid, when its process started: see director.launcher.processes
 
     @property
     def is_up(self) -> bool:
@@ -118,23 +118,8 @@ class Home:
                 new.unlink()
 
     def open_log(self, part: str) -> int:
-        """Return a descriptor that appends to the part's log. A log over a megabyte is first cut to its end. A part
-        whose log cannot be opened, as on a full disk, runs without one.
-        """
-        path = self.log(part)
-        try:
-            if path.exists() and path.stat().st_size > LOG_KEPT_BYTES:
-                with path.open("rb") as file:
-                    file.seek(-LOG_KEPT_BYTES // 2, os.SEEK_END)
-                    end = file.read()
-                path.write_bytes(end)
-            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        except OSError:
-            return os.open(os.devnull, os.O_WRONLY)
+        return open_log(self.log(part))
 
     def last_lines(self, part: str, count: int = 5, *, since: int = 0) -> list[str]:
         """Return the last lines of the part's log, without those in its first `since` bytes."""
-        with suppress(FileNotFoundError), self.log(part).open("rb") as file:
-            file.seek(since)
-            return file.read().decode(errors="replace").splitlines()[-count:]
-        return []
+        return last_lines(self.log(part), count, since=since)

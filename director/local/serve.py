@@ -15,19 +15,17 @@ from anyio.abc import TaskGroup
 
 from director.core.model_config import check_server_url
 from director.core.runner_config import runner_config
+from director.launcher.folder import find_folder, keep_schema, make_schema
+from director.launcher.processes import UpError
 from director.local.attendance import Attendant
 from director.local.home import Home, State
 from director.local.models import (
     Model,
     Surroundings,
     checked_name,
-    find_folder,
-    keep_schema,
     labelled,
-    make_schema,
     served,
 )
-from director.local.processes import UpError
 from director.local.supervisor import Supervisor, until_signal
 from director.local.up import LOCAL, STOPPED, Options, connected, follow, program_name, up
 from director.runtime.startup import raise_descriptor_limit

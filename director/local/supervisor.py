@@ -4,7 +4,6 @@ ends, each part is asked to end, then killed.
 
 import os
 import signal
-import subprocess
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -19,9 +18,10 @@ from anyio.abc import Process, TaskGroup
 from msgspec import Struct
 
 from director.core.errors import DirectorError
-from director.local import child
+from director.launcher import child
+from director.launcher.launch import launch
+from director.launcher.processes import Mark, how_it_ended, mark, signal_group
 from director.local.home import Home
-from director.local.processes import Mark, mark, signal_group
 
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 10.0
@@ -144,16 +144,7 @@ class Supervisor:
         part, log = kept.part, self.home.open_log(kept.part.name)
         kept.log_start = os.fstat(log).st_size
         try:
-            # in its own session: Ctrl-C in the terminal reaches only `up`, which ends the parts in order
-            process = await anyio.open_process(
-                child.bound(*part.command),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=part.cwd,
-                env=part.env,
-                start_new_session=True,
-            )
+            process = await launch(child.bound(*part.command), env=part.env, cwd=part.cwd, output=log)
         finally:
             os.close(log)
         found = mark(process.pid)
@@ -233,14 +224,6 @@ async def _end_on_signal(
         if scope.cancel_called:
             supervisor.force()
         scope.cancel()
-
-
-def how_it_ended(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    with suppress(ValueError):
-        return f"killed by {signal.Signals(-code).name}"
-    return f"killed by signal {-code}"
 
 
 async def _ask_to_end(part: Part, process: Process) -> None:

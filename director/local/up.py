@@ -21,6 +21,7 @@ from director.broker.durability import Server, check
 from director.broker.redis_client import client, describe
 from director.core.errors import BackendUnavailable
 from director.core.settings import PREFIX, CommonSettings, load
+from director.launcher.processes import UpError, claimable, end, is_alive, mark
 from director.local import DEFAULT_HOME, parts
 from director.local.attendance import Attendant
 from director.local.home import UP, Home, State
@@ -33,7 +34,6 @@ from director.local.parts import (
     runs_models,
     until_ready,
 )
-from director.local.processes import UpError, claimable, end, is_alive, mark
 from director.local.server import VALKEY, EmbeddedServer, find_binary
 from director.local.supervisor import Supervisor, until_signal
 from director.local.usage import how_to_serve, usage

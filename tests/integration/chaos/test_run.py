@@ -20,8 +20,8 @@ from director.chaos.plan import REPLACE
 from director.chaos.run import chaos
 from director.chaos.scene import REDIS_CLIENTS, Options, Rollout
 from director.core.states import TERMINAL
+from director.launcher.processes import UpError, is_alive
 from director.local.home import Home
-from director.local.processes import UpError, is_alive
 from tests.support.release import OURS, Release, imported_from
 
 BEYOND_THE_LOAD_S = 330  # to start, to calibrate, to come to rest, to judge

@@ -19,7 +19,7 @@ import replicate
 from standardwebhooks import Webhook
 
 from director.chaos.wire import Answer, Request, listening
-from director.local.processes import is_alive, mark
+from director.launcher.processes import is_alive, mark
 from tests.integration.local.test_up import DIRECTOR, PATIENCE_S, Started, director, environment, until
 from tests.support.eventually import eventually
 

@@ -14,7 +14,7 @@ from director.chaos.checker import Report, check
 from director.chaos.journal import Delivered, Healed, Journal
 from director.chaos.run import chaos
 from director.chaos.scene import Options
-from director.local.processes import UpError
+from director.launcher.processes import UpError
 from tests.unit.chaos.test_checker import EMPTY, RULES, T, fault, good, lived_through_a_death, without
 
 WANTED = Campaign(seeds=(1, 2, 3), predictions=4, leases=(15.0, 3.0))

@@ -9,9 +9,9 @@ from pathlib import Path
 import anyio
 import pytest
 
+from director.launcher.processes import how_it_ended, is_alive, mark
 from director.local.home import Home
-from director.local.processes import is_alive, mark
-from director.local.supervisor import Part, Supervisor, how_it_ended, supervising
+from director.local.supervisor import Part, Supervisor, supervising
 
 PATIENCE_S = 20
 

@@ -4,16 +4,16 @@ to another process is never signalled. Names and command lines prove nothing.
 
 import errno
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
-
-from msgspec import Struct
+from typing import Final, NamedTuple
 
 from director.core.errors import DirectorError
 
@@ -21,13 +21,17 @@ LOOK_S: Final = 0.05
 SOON_S: Final = 0.001
 STOP_S: Final = 5.0
 PROC: Final = Path("/proc")
+STATE, PARENT, SESSION, STARTED = 0, 1, 3, 19  # the fields of its `stat` after the name
+GONE: Final = ("Z", "X")
+PORTS: Final = range(20_000, 32_768)
+_given: Final[set[int]] = set()
 
 
 class UpError(DirectorError):
-    """This machine is not as `up` needs it: a port is taken, another `up` runs, or a part did not start. Read on."""
+    """This machine is not as needed: a port is taken, another `up` runs, or a part did not start. Read on."""
 
 
-class Mark(Struct, frozen=True):
+class Mark(NamedTuple):
     """One process. Its start time tells it from a later process with the same pid."""
 
     pid: int
@@ -71,14 +75,61 @@ def end(process: Mark, *, grace_s: float) -> None:
         time.sleep(LOOK_S)
 
 
-def _started_on_linux(pid: int) -> str:
+def family(leader: Mark, word: str) -> list[Mark]:
+    """Return the processes that `leader` started, directly or not: its descendants, those of the session that it leads,
+    and those with `word` in their environment, which a process inherits that has left both. Only Linux can tell.
+    """
+    stats = {pid: stat for pid in _pids() if (stat := _stat(pid))}
+    if leader.pid in stats:
+        leads = _mark_of(leader.pid, stats[leader.pid]) == leader
+    else:
+        leads = leader.started.endswith(f"@{_boot()}")  # after another boot its session is another's
+    found = {pid for pid, stat in stats.items() if (leads and _is_of(stat, leader)) or _has(pid, word)} - {leader.pid}
+    while more := {pid for pid, stat in stats.items() if int(stat[PARENT]) in found} - found:
+        found |= more
+    return [_mark_of(pid, stats[pid]) for pid in found if stats[pid][STATE] not in GONE]
+
+
+def end_family(leader: Mark, word: str) -> None:
+    """Kill the processes that `leader` started, until none is left."""
+    while left := family(leader, word):
+        for process in left:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(process.pid, signal.SIGKILL)
+        time.sleep(LOOK_S)
+
+
+def _pids() -> list[int]:
+    return [int(path.name) for path in PROC.iterdir() if path.name.isdigit()] if sys.platform == "linux" else []
+
+
+def _is_of(stat: Sequence[str], leader: Mark) -> bool:
+    return leader.pid in (int(stat[PARENT]), int(stat[SESSION]))
+
+
+def _has(pid: int, word: str) -> bool:
+    assert word  # noqa: S101 - an empty one is in every environment
     try:
-        stat = (PROC / str(pid) / "stat").read_text()
+        return word.encode() in (PROC / str(pid) / "environ").read_bytes()
+    except OSError:  # gone since, or of another user
+        return False
+
+
+def _stat(pid: int) -> Sequence[str]:
+    """Return the fields after the name, which may contain anything: state, parent, group, session and so on."""
+    try:
+        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
-        return ""
-    # the name in parentheses may contain anything, so count fields after it: state is the 3rd, start the 22nd
-    fields = stat.rpartition(")")[2].split()
-    return "" if fields[0] in ("Z", "X") else f"{fields[19]}@{_boot()}"
+        return ()
+
+
+def _mark_of(pid: int, stat: Sequence[str]) -> Mark:
+    return Mark(pid, f"{stat[STARTED]}@{_boot()}")
+
+
+def _started_on_linux(pid: int) -> str:
+    stat = _stat(pid)
+    return _mark_of(pid, stat).started if stat and stat[STATE] not in GONE else ""
 
 
 def _boot() -> str:
@@ -99,8 +150,24 @@ def _told_of(pid: int, columns: str) -> str:
     return answer.stdout.strip()
 
 
+def how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    with suppress(ValueError):
+        return f"killed by {signal.Signals(-code).name}"
+    return f"killed by signal {-code}"
+
+
 def free_port() -> int:
-    return _bind("127.0.0.1", 0)
+    """Return a free port of this machine that was not returned before. No connection gets it meanwhile: Linux gives
+    those higher ones.
+    """
+    while True:
+        port = secrets.choice(PORTS)
+        if port not in _given:
+            with suppress(OSError):
+                _given.add(_bind("127.0.0.1", port))
+                return port
 
 
 def claimable(host: str, port: int) -> int:
