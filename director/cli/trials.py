@@ -4,6 +4,7 @@ product, so each is made only when its command runs.
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 MOST_SLOTS: Final = 4096
 MOST_PLAYS: Final = 12
-MADE: Final = ("heavy-light", "batches", "even", "lanes", "constant")
+MADE: Final = ("heavy-light", "batches", "even", "lanes", "constant", "turns")
+RULES: Final = ("director", "fcfs", "lru", "collation")
 MOST_SEEDS: Final = 1_000
 MOST_LEASE_S: Final = 600
 REPORT: Final = arg("--json FILE", "write the report there", default="")
@@ -43,6 +45,8 @@ A policy is `fair` (the default of queues), `fifo` (one line for all, for compar
   objectives.normal = { share = 0.95, within_s = 10 }
   accounts.acme = { weight = 3, max_running = 2, max_queued = 50 }
   accounts."*" = { weight = 1 } # every other
+With --pool, lines of a trace also have "model", and a policy is director, fcfs (first come, first served), lru (least
+recently used) or collation (all that waits for a loaded model first). Without --policy all four are played.
 """
 
 
@@ -58,6 +62,7 @@ def _slots(text: str) -> tuple[int, ...]:
     arg("file FILE", "an audit log, or a trace", nargs="?"),
     arg("--queue", "the queue to replay, if an audit log has several", default=""),
     arg("--slots N[,N…]", "slots; a replay for each number (4)", type=_slots, default=(4,)),
+    arg("--pool FILE", "a pool file: play which of its models are loaded, in place of a queue"),
     arg("--policy NAME|FILE", "fair, fifo or a TOML file; repeat it for another replay (fair)", action="append"),
     arg("--plot FILE", "draw the result as .svg or .png; needs matplotlib"),
     JSON,
@@ -80,9 +85,36 @@ def _slots(text: str) -> tuple[int, ...]:
         "audit.jsonl --queue acme/painter:0123456789ab --slots 4,8,16",
         "trace.jsonl --policy fair --policy fifo --plot waits.svg",
         "--made heavy-light --minutes 30 --slots 4 --policy weights.toml",
+        "--pool pool.toml --made even --minutes 10 --plot swaps.svg",
     ),
 )
 def _simulate(given: argparse.Namespace) -> int:
+    return _simulate_swaps(given) if given.pool else _simulate_queue(given)
+
+
+def _simulate_swaps(given: argparse.Namespace) -> int:
+    from director.core.pool_file import read_pool
+    from director.core.settings import DirectorSettings
+    from director.simulate.show import check
+    from director.simulate.swaps_report import plot_swaps, simulate_swaps, slots_at_once, swaps_text, timed_models
+
+    picture = Path(given.plot) if given.plot else None
+    if picture is not None:
+        check(picture)
+    rules = list(dict.fromkeys(given.policy or RULES))
+    if strange := [rule for rule in rules if rule not in RULES]:
+        raise SettingsError(f"{strange[0]!r} is no policy beside --pool. Choose from: {', '.join(RULES)}.")
+    pool = read_pool(Path(given.pool), DirectorSettings())
+    models = timed_models(pool)
+    names = tuple(each.model.name for each in models)
+    trace = _trace(given, slots=slots_at_once(pool.devices, models), models=names)
+    reports = simulate_swaps(pool.devices, models, trace, rules)
+    if picture is not None:
+        plot_swaps(picture, models, reports)
+    return Answer({"plays": reports}, lambda: harmless(swaps_text(trace, reports), sys.stdout)).show(is_json=given.json)
+
+
+def _simulate_queue(given: argparse.Namespace) -> int:
     import anyio
 
     from director.simulate.play import tried
@@ -95,7 +127,7 @@ def _simulate(given: argparse.Namespace) -> int:
     policies = [tried(text) for text in given.policy or ("fair",)]
     if len(policies) * len(given.slots) > MOST_PLAYS:
         raise SettingsError(f"that is {len(policies) * len(given.slots)} replays: at most {MOST_PLAYS} at once.")
-    trace = _trace(given)
+    trace = _trace(given, slots=given.slots[0])
     with progress() as show:
 
         def played(name: str, done: int) -> None:
@@ -111,7 +143,7 @@ def _simulate(given: argparse.Namespace) -> int:
     return Answer(body, lambda: harmless(told(described, reports), sys.stdout)).show(is_json=given.json)
 
 
-def _trace(given: argparse.Namespace) -> "Trace":
+def _trace(given: argparse.Namespace, *, slots: int, models: Sequence[str] = ()) -> "Trace":
     from director.simulate.reading import read
     from director.simulate.trace import MadeOptions, made
 
@@ -121,7 +153,7 @@ def _trace(given: argparse.Namespace) -> "Trace":
         return read(Path(given.file), queue=given.queue)
     options = {name: getattr(given, name) for name in ("seed", "minutes", "load", "accounts", "run_s")}
     try:
-        return made(msgspec.convert({"shape": given.made, "slots": given.slots[0], **options}, MadeOptions))
+        return made(msgspec.convert({"shape": given.made, "slots": slots, "models": models, **options}, MadeOptions))
     except msgspec.ValidationError as exc:
         raise SettingsError(f"{exc}.") from exc
 

@@ -214,6 +214,8 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     """Secret for uploads of Cog servers with `--upload-url http://127.0.0.1:PORT/uploads/SECRET/`."""
     coglet_dir: Annotated[str, Meta(pattern=r"^$|^/[^/]+/(.*[^/])?$")] = ""
     """Where this process sees its servers' folder /tmp/coglet/predictions, to clean it; empty: nowhere."""
+    devices_dir: Annotated[str, Meta(pattern=r"^/")] = "/tmp/director-devices"  # noqa: S108 - the host checks whose it is
+    """Folder of locks, records and logs of the servers on shared devices, the same for all directors of a machine."""
     max_log_bytes: Annotated[int, Meta(ge=1024)] = 2 << 20
     """Bytes of log text kept per prediction, from its end."""
     webhook_allow: str = ""

@@ -86,6 +86,8 @@ REASONS: Final = {
     "waiting_its_turn": "It starts when those before it have.",
     "no_director": "No director serves this model now.",
     "servers_starting": "No server of this model is ready: each one starts, or does not answer.",
+    "loading": "The model is being loaded onto its device.",
+    "waiting_for_device": "The model is not loaded: it waits for room on a device that other models use.",
     "setup_failed": "The model's servers failed to start: the operator must correct this.",
     "server_auth": "The model's servers refuse the key of their director: the operator must correct this.",
     "paused": "An operator paused this queue.",

@@ -17,6 +17,11 @@ def span(seconds: float) -> str:
     return f"{seconds:.{1 if seconds < EXACT_S else 0}f} s"
 
 
+def size(count: int) -> str:
+    """Return a number of bytes: 512 MiB, 1.5 GiB, 80 GiB."""
+    return f"{count / (1 << 30):.4g} GiB" if abs(count) >= 1 << 30 else f"{count / (1 << 20):.4g} MiB"
+
+
 def since(moment: str, now_ms: int) -> str:
     """Return how long ago an API time was. Clocks differ, so a time in the future counts as now."""
     return span(max(0.0, now_ms / 1000 - datetime.fromisoformat(moment).timestamp()))

@@ -27,13 +27,14 @@ Lines = Iterable[tuple[int, bytes]]
 
 
 class Line(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line of a trace. `run_s`: how long the prediction holds a slot."""
+    """One line of a trace. `run_s`: how long the prediction holds a slot. `model` is only read beside `--pool`."""
 
     at_s: Annotated[float, Meta(ge=0, le=LONGEST_S)]
     run_s: Annotated[float, Meta(ge=0, le=LONGEST_S)]
     account: Account = "default"
     lane: Lane = "normal"
     cost: Annotated[float, Meta(gt=0, le=1_000_000)] = 1.0
+    model: Annotated[str, Meta(max_length=256)] = ""
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -89,7 +90,7 @@ def _of_trace(lines: Lines) -> Trace:
     builder = Builder()
     for line in _decoded(lines, msgspec.json.Decoder(Line).decode):
         at_ms, run_ms = round(line.at_s * 1000), round(line.run_s * 1000)
-        builder.add(at_ms=at_ms, account=line.account, lane=line.lane, cost=line.cost, run_ms=run_ms)
+        builder.add(at_ms=at_ms, account=line.account, lane=line.lane, cost=line.cost, run_ms=run_ms, model=line.model)
     return builder.build()
 
 

@@ -32,9 +32,11 @@ class Trace:
         self.at_ms = array("q")
         self.run_ms = array("q")
         self.account = array("i")
+        self.model = array("i")
         self.lane = array("b")
         self.cost = array("d")
         self.accounts: list[str] = []
+        self.models: list[str] = []
         self.guessed = 0
         self.left_out = 0
         self.missed = 0
@@ -48,19 +50,20 @@ class Builder:
 
     def __init__(self) -> None:
         self._trace = Trace()
-        self._numbers: dict[str, int] = {}
+        self._accounts: dict[str, int] = {}
+        self._models: dict[str, int] = {}
 
-    def add(self, *, at_ms: int, account: str, lane: str, cost: float = 1.0, run_ms: int = UNKNOWN) -> int:
+    def add(
+        self, *, at_ms: int, account: str, lane: str, cost: float = 1.0, run_ms: int = UNKNOWN, model: str = ""
+    ) -> int:
         """Add a prediction and return its number until `build`. Raises SettingsError if there are too many."""
         trace = self._trace
         if len(trace) == MOST:
             raise SettingsError(f"there are more than {MOST:,} predictions. Give a part of them.")
-        if account not in self._numbers:
-            self._numbers[account] = len(trace.accounts)
-            trace.accounts.append(account)
         trace.at_ms.append(at_ms)
         trace.run_ms.append(run_ms)
-        trace.account.append(self._numbers[account])
+        trace.account.append(self._accounts.setdefault(account, len(self._accounts)))
+        trace.model.append(self._models.setdefault(model, len(self._models)))
         trace.lane.append(LANES.index(lane))
         trace.cost.append(cost)
         return len(trace) - 1
@@ -82,9 +85,10 @@ class Builder:
             trace.at_ms.append(raw.at_ms[number] - begin)
             trace.run_ms.append(mean if raw.run_ms[number] == UNKNOWN else raw.run_ms[number])
             trace.account.append(raw.account[number])
+            trace.model.append(raw.model[number])
             trace.lane.append(raw.lane[number])
             trace.cost.append(raw.cost[number])
-        trace.accounts = raw.accounts
+        trace.accounts, trace.models = list(self._accounts), list(self._models)
         trace.guessed = sum(raw.run_ms[number] == UNKNOWN for number in order)
         trace.left_out = len(raw) - len(order)
         trace.missed = missed
@@ -93,7 +97,7 @@ class Builder:
 
 class MadeOptions(Struct, frozen=True, kw_only=True):
     """`load`: the work that arrives, divided by what the slots can do. `accounts`: without the heavy one. `run_s`:
-    mean.
+    mean. `models`: the first gets the most, each later one less (1, 1/2, 1/3 …).
     """
 
     shape: str
@@ -103,6 +107,7 @@ class MadeOptions(Struct, frozen=True, kw_only=True):
     load: Annotated[float, Meta(gt=0, le=100)] = 1.1
     accounts: Annotated[int, Meta(ge=1, le=10_000)] = 20
     run_s: Annotated[float, Meta(ge=0.001, le=86400)] = 2.0
+    models: Sequence[str] = ()
 
     @property
     def rate(self) -> float:
@@ -125,6 +130,7 @@ class Shape(Struct, frozen=True):
     heavy: float = 0.0
     in_batches: bool = False
     is_constant: bool = False
+    in_turns: bool = False
     lanes: Sequence[str] = ()
 
 
@@ -134,6 +140,7 @@ SHAPES: Final[Mapping[str, Shape]] = {
     "even": Shape(),  # all accounts send the same
     "lanes": Shape(lanes=("high", *["normal"] * 7, *["low"] * 2)),  # the same, a tenth of it high and a fifth low
     "constant": Shape(is_constant=True),  # one account, and each run takes the same time: M/D/c
+    "turns": Shape(is_constant=True, in_turns=True),  # the same at equal distances, for each model in turn: ABCABC…
 }
 
 
@@ -142,16 +149,19 @@ def made(options: MadeOptions) -> Trace:
     if options.shape not in SHAPES:
         raise SettingsError(f"{options.shape!r} is not a shape. Choose one of: {', '.join(SHAPES)}.")
     dice = random.Random(f"{options.seed}:{options.shape}")  # noqa: S311 - the same seed is the same trace
-    builder = Builder()
-    for one in _arrivals(SHAPES[options.shape], options, dice):
+    choice = random.Random(f"{options.seed}:models")  # noqa: S311 - so the same arrivals come without models
+    builder, shape, models = Builder(), SHAPES[options.shape], options.models or ("",)
+    for number, one in enumerate(_arrivals(shape, options, dice)):
         run_ms = max(1, round(one.run_s * 1000))
-        builder.add(at_ms=round(one.at_s * 1000), account=one.account, lane=one.lane, run_ms=run_ms)
+        often = [1 / (place + 1) for place in range(len(models))]
+        model = models[number % len(models)] if shape.in_turns else choice.choices(models, often)[0]
+        builder.add(at_ms=round(one.at_s * 1000), account=one.account, lane=one.lane, run_ms=run_ms, model=model)
     return builder.build()
 
 
 def _arrivals(shape: Shape, options: MadeOptions, dice: Dice) -> Iterator[Arrival]:
     rate = options.rate * (1 - shape.heavy if shape.in_batches else 1)
-    at_s = dice.expovariate(rate)
+    at_s = 0.0 if shape.in_turns else dice.expovariate(rate)
     while at_s < options.minutes * 60:
         if shape.is_constant:
             yield Arrival(at_s, "light-1", options.run_s)
@@ -159,7 +169,7 @@ def _arrivals(shape: Shape, options: MadeOptions, dice: Dice) -> Iterator[Arriva
             is_heavy = shape.heavy and not shape.in_batches and dice.random() < shape.heavy
             who = "heavy" if is_heavy else f"light-{dice.randrange(options.accounts) + 1}"
             yield Arrival(at_s, who, _takes(options, dice), dice.choice(shape.lanes) if shape.lanes else "normal")
-        at_s += dice.expovariate(rate)
+        at_s += 1 / rate if shape.in_turns else dice.expovariate(rate)
     if shape.in_batches:
         each = max(1, round(shape.heavy * options.rate * min(BATCH_EVERY_S, options.minutes * 60)))
         for number in range(math.ceil(options.minutes * 60 / BATCH_EVERY_S)):

@@ -3,9 +3,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from director.core.devices import Device, Launch, Model, Place
 from director.core.errors import SettingsError
 from director.core.json_pointer import Pointer
-from director.core.pool_file import MOST_BYTES, MOST_MODELS, MOST_SERVERS, label_of, read_pool
+from director.core.pool_file import MOST_BYTES, MOST_MODELS, MOST_SERVERS, Hosted, PoolFile, label_of, read_pool
 from director.core.runner_config import CogConfig, HttpConfig, runner_config
 from director.core.settings import DirectorSettings, load
 
@@ -16,7 +17,7 @@ TWO = '[[model]]\nname = "acme/two"\nservers = ["http://gpu-2:5000"]\n'
 def read(tmp_path: Path, text: str, base: DirectorSettings | None = None) -> tuple[DirectorSettings, ...]:
     path = tmp_path / "pool.toml"
     path.write_text(text)
-    return read_pool(path, base or DirectorSettings())
+    return tuple(table.settings for table in read_pool(path, base or DirectorSettings()).tables)
 
 
 def test_a_table_is_the_settings_of_one_model(tmp_path: Path) -> None:
@@ -135,3 +136,156 @@ def test_the_environment_names_no_model_beside_a_file(field: str, tmp_path: Path
     base = msgspec.structs.replace(DirectorSettings(), **{field: other})
     with pytest.raises(SettingsError, match=f"DIRECTOR_{field.upper()} is of one model"):
         read(tmp_path, ONE, base)
+
+
+GIB = 1 << 30
+GPUS = '[[device]]\nname = "gpu0"\nmemory = "80GiB"\n[[device]]\nname = "gpu1"\nmemory = "24 GiB"\n'
+OWN = '[[model]]\nname = "acme/own"\ncommand = ["serve", "--port", "{port}"]\n'
+
+
+def pool(tmp_path: Path, text: str) -> PoolFile:
+    path = tmp_path / "pool.toml"
+    path.write_text(text)
+    return read_pool(path, DirectorSettings())
+
+
+def hosted(tmp_path: Path, text: str) -> Hosted:
+    [table] = pool(tmp_path, GPUS + text).tables
+    assert table.hosted is not None
+    return table.hosted
+
+
+def test_devices_are_shown_by_their_number_unless_the_file_says_how(tmp_path: Path) -> None:
+    other = '[[device]]\nname = "xpu"\nmemory = "512MB"\nenv = { ZE_AFFINITY_MASK = "3" }\nused = ["xpu-used", "3"]\n'
+    assert pool(tmp_path, GPUS + other + ONE).devices == (
+        Device("gpu0", 80 * GIB, {"CUDA_VISIBLE_DEVICES": "0"}),
+        Device("gpu1", 24 * GIB, {"CUDA_VISIBLE_DEVICES": "1"}),
+        Device("xpu", 512_000_000, {"ZE_AFFINITY_MASK": "3"}, ("xpu-used", "3")),
+    )
+
+
+def test_a_model_with_a_command_shares_devices_and_needs_no_servers(tmp_path: Path) -> None:
+    text = OWN + (
+        'slots = 2\nrun_limit_s = 60\nmemory = "12GiB"\ndevice = "gpu0"\nload_s = 20\nmin_loaded_s = 5\nweight = 2\n'
+        'max_wait_s = 90\nkeep = true\nenv = { HF_HOME = "/models" }\nready = "/health"\n'
+        'sleep = "/sleep"\nwake = "/wake"\n'
+    )
+    [table] = pool(tmp_path, GPUS + text).tables
+    assert (table.settings.model, table.settings.servers) == ("acme/own", ())
+    assert table.hosted == Hosted(
+        Model(
+            name="acme/own",
+            places=({"gpu0": 12 * GIB},),
+            keep=True,
+            weight=2.0,
+            min_loaded_s=5.0,
+            max_wait_s=90.0,
+            run_limit_s=60.0,
+            slots=2,
+        ),
+        Launch(
+            command=("serve", "--port", "{port}"),
+            env={"HF_HOME": "/models"},
+            ready="/health",
+            sleep="/sleep",
+            wake="/wake",
+            load_s=20.0,
+        ),
+    )
+    assert table.hosted.model.name == label_of(table.settings)
+
+
+@pytest.mark.parametrize(
+    ("fields", "places"),
+    [
+        ("", ({},)),
+        ('memory = "1GiB"\ndevice = "any"\n', ({"gpu0": GIB}, {"gpu1": GIB})),
+        ('devices = { gpu0 = "40GiB", gpu1 = "1.5GiB" }\n', ({"gpu0": 40 * GIB, "gpu1": 3 * GIB // 2},)),
+    ],
+)
+def test_a_model_takes_no_device_or_any_or_several(fields: str, places: tuple[Place, ...], tmp_path: Path) -> None:
+    assert hosted(tmp_path, OWN + fields).model.places == places
+
+
+def test_a_cog_folder_lies_beside_the_pool_file(tmp_path: Path) -> None:
+    assert hosted(tmp_path, '[[model]]\nname = "acme/own"\nfolder = "painter"\n').launch.folder == str(
+        tmp_path / "painter"
+    )
+
+
+def test_memory_of_sleeping_servers_is_set_aside(tmp_path: Path) -> None:
+    sleeper = 'memory = "40GiB"\ndevice = "gpu0"\nsleep = "/sleep"\nwake = "/wake"\nasleep = "2GiB"\n'
+    other = OWN.replace("own", "other") + 'memory = "78GiB"\ndevice = "gpu0"\n'
+    read = pool(tmp_path, GPUS + OWN + sleeper + other)
+    assert (read.devices[0].memory, read.devices[0].asleep) == (78 * GIB, 2 * GIB)
+    assert [each.hosted and each.hosted.model.places for each in read.tables] == [
+        ({"gpu0": 38 * GIB},),
+        ({"gpu0": 78 * GIB},),
+    ]
+
+
+KEPT = 'memory = "50GiB"\ndevice = "gpu0"\nkeep = true\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (OWN + 'memory = "25GiB"\ndevice = "gpu1"\n', "own never fits: 25 GiB for it = 25 GiB, and gpu1 has 24 GiB"),
+        (
+            OWN + KEPT + OWN.replace("own", "two") + KEPT,
+            r"own never fits: 50 GiB for it \+ 50 GiB for acme/two \(kept\) = 100 GiB, and gpu0 has 80 GiB",
+        ),
+        (
+            OWN + KEPT + OWN.replace("own", "two") + 'memory = "31GiB"\ndevice = "any"\n',
+            r"two never fits: 31 GiB for it \+ 50 GiB for acme/own \(kept\) = 81 GiB, and gpu0 has 80 GiB",
+        ),
+        (
+            OWN
+            + 'memory = "4GiB"\ndevice = "gpu1"\nsleep = "/s"\nwake = "/w"\nasleep = "1GiB"\n'
+            + OWN.replace("own", "two")
+            + 'memory = "24GiB"\ndevice = "gpu1"\n',
+            r"two never fits: 24 GiB for it \+ 1 GiB for servers that sleep = 25 GiB, and gpu1 has 24 GiB",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_satisfied_is_refused_with_the_sum(text: str, why: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=why):
+        pool(tmp_path, GPUS + text)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('[[device]]\nmemory = "1GiB"\n', r"\[\[device\]\] 1: `name` is missing"),
+        ('[[device]]\nname = "a"\n', r"1 \('a'\): `memory` is missing"),
+        ('[[device]]\nname = "a"\nmemory = "1"\n', '`memory`: expected a size, as in "80GiB"'),
+        ('[[device]]\nname = "a"\nmemory = 80\n', "`memory`: expected a size"),
+        ('[[device]]\nname = "a"\nmemory = "0GiB"\n', "`memory`: expected a size"),
+        ('[[device]]\nname = "a"\nmemory = "9GiB"\ncolour = 1\n', "colour"),
+        ('[[device]]\nname = "a b"\nmemory = "9GiB"\n', "`name`: "),
+        ('[[device]]\nname = "any"\nmemory = "9GiB"\n', "`name`: 'any' is taken"),
+        (GPUS + '[[device]]\nname = "gpu1"\nmemory = "9GiB"\n', "3 .*`name`: 'gpu1' is taken"),
+        ("device = 1\n", "needs one .*device"),
+        (OWN + 'servers = ["http://gpu-1:5000"]\n', "`servers`: a model has these, or a server"),
+        (ONE + "keep = true\n", "`servers`: a model has these, or a server"),
+        (OWN + 'folder = "a"\n', "`command`: give either this or `folder`"),
+        (OWN.replace("command", "#") + "keep = true\n", "`command`: give either"),
+        (OWN + 'memory = "1GiB"\n', "`memory` and `device` go together"),
+        (OWN + 'device = "gpu0"\n', "`memory` and `device` go together"),
+        (OWN + 'memory = "1GiB"\ndevice = "gpu7"\n', "`device`: there is no .* 'gpu7'"),
+        (OWN + 'memory = "1GiB"\ndevice = "any"\n', "`device`: there is no .*device"),
+        (OWN + 'memory = "1GiB"\ndevices = { gpu0 = "1GiB" }\n', "`devices` says the memory"),
+        (OWN + 'devices = "gpu0"\n', "`devices`: expected a table"),
+        (GPUS + OWN + 'memory = "1GiB"\ndevice = "any"\nkeep = true\n', "`keep`: name its device"),
+        (OWN + 'sleep = "/sleep"\n', "`sleep` and `wake` go together"),
+        (OWN + 'asleep = "1GiB"\n', "`asleep` goes with `sleep`"),
+        (OWN + 'ready = "health"\n', "`ready`: "),
+        (OWN + "weight = 0\n", "`weight`: .* >= 0.001"),
+        (OWN + 'env = { "A=B" = "1" }\n', "`env`"),
+        (OWN + "load_s = -1\n", "`load_s`: .* >= 0"),
+    ],
+)
+def test_mistakes_of_devices_are_reported_with_table_and_field(text: str, why: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=rf"pool\.toml.*{why}") as told:
+        pool(tmp_path, text)
+    assert len(str(told.value).splitlines()) == 1

@@ -188,7 +188,7 @@ def test_log_with_several_queues_needs_a_choice(file: Path, log: Logged) -> None
         read(file, queue="acme/none:a1a1a1a1a1a1")
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", sorted(SHAPES.keys() - {"turns"}))  # without models, nothing in it is left to chance
 def test_the_same_seed_makes_the_same_and_another_another(shape: str) -> None:
     first, again, other = (made(MadeOptions(shape=shape, seed=seed, minutes=5)) for seed in (1, 1, 2))
     assert columns(first) == columns(again) != columns(other)
