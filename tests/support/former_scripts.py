@@ -63,6 +63,7 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
 OURS_ALONE: Final[Mapping[str, frozenset[str]]] = {
     "claim": frozenset({"send"}),
     "enqueue": frozenset({"bound", "secret", "waiter"}),
+    "extend": frozenset({"swap"}),
     "finish": frozenset({"ahead_ms", "claimed_ms"}),
     "get": frozenset({"size", "whole"}),
     "pause": frozenset({"by"}),

@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.redis_client import client
+from director.broker.replies import QueueStats
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import PredictionId, QueueName, new_prediction_id, queue_name
@@ -136,6 +137,18 @@ class Caller:
             f"{prediction_id} shows {fields}",
             until=lambda shown: {name: shown[name] for name in fields} == fields,
         )
+
+    async def shows_reason(self, prediction_id: PredictionId, reason: str) -> dict[str, Any]:
+        shown = await eventually(
+            lambda: self.get(prediction_id),
+            f"{prediction_id} waits because of {reason}",
+            until=lambda shown: shown.get("queue", {}).get("reason") == reason,
+        )
+        queue: dict[str, Any] = shown["queue"]
+        return queue
+
+    async def stats(self) -> QueueStats:
+        return await self.scripts.stats(self.queue)
 
     async def dead(self) -> list[str]:
         return [name.decode() for name in await self.redis.zrange(keys.dead(self.queue), 0, -1)]
