@@ -63,7 +63,7 @@ local function refusal(m, tenant, most_queued, now)
   elseif m.mode == 'bounded' and how_many_live() - m.claimed >= tonumber(m.max_queued) then
     return { 'refused', 'queue_full', m.max_queued, one_leaves_ms(m), '' }
   elseif m.mode == 'reject' then
-    local stopped = stoppage(m, now)
+    local stopped = stoppage(queue, m, now)
     if how_many_live() >= tonumber(m.slots) or (stopped and not (stopped == 'breaker_open' and may_be_tried)) then
       return { 'refused', 'no_capacity', m.slots, one_leaves_ms(m), '' }
     end

@@ -6,17 +6,18 @@
 --   ARGV[2]  lease_ms
 --   ARGV[3]  slots      that this consumer has, busy or free
 --   ARGV[4]  state      of its servers: 'ready', 'starting', 'setup_failed' or 'server_auth'; or 'draining': it claims nothing
---   ARGV[5]  about      facts about this consumer, as JSON: kept for an hour; '' for none
---   ARGV[6]  now_ms     '' for the server's clock
---   ARGV[7…] id, token  for each claim; a call without claims is only a heartbeat
+--   ARGV[5]  swap       '<reason> <eta_ms> <late_ms> <slots>' while the model shares a device and is not loaded; else ''
+--   ARGV[6]  about      facts about this consumer, as JSON: kept for an hour; '' for none
+--   ARGV[7]  now_ms     '' for the server's clock
+--   ARGV[8…] id, token  for each claim; a call without claims is only a heartbeat
 --   Returns  per claim  'held', 'lost', 'user' (its caller asked to cancel) or 'deadline' (its time is up)
 
-local queue, consumer, lease_ms, now = QUEUE, ARGV[1], ARGV[2], clock(ARGV[6])
-local slots, state, about = ARGV[3], ARGV[4], ARGV[5]
+local queue, consumer, lease_ms, now = QUEUE, ARGV[1], ARGV[2], clock(ARGV[7])
+local slots, state, swap, about = ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local RECOUNT_MS, ABOUT_MS = 1000, 3600000
 
 local answers = {}
-for i = 7, #ARGV, 2 do
+for i = 8, #ARGV, 2 do
   local id, token = ARGV[i], ARGV[i + 1]
   local r = redis.call('HMGET', record_key(id), 'token', 'cancel', 'lane', 'stream', 'mid', 'deadline')
   if token == '' or r[1] ~= token then
@@ -36,6 +37,8 @@ local meta, mine = queue_key(queue, 'meta'), slots .. ' ' .. state
 if redis.call('HEXISTS', meta, 'streams') == 0 then return answers end
 redis.call('ZADD', KEYS[1], now, consumer)
 -- not beside its slots: older directors sum those up, and read nothing else there
+-- not in its state: the former release knows five
+if swap ~= '' then redis.call('HSET', meta, 'swap', swap .. ' ' .. now) end
 if about ~= '' then redis.call('SET', queue_key(queue, 'about:' .. consumer), about, 'PX', ABOUT_MS) end
 local changed = redis.call('HGET', queue_key(queue, 'slots'), consumer) ~= mine
 if changed then redis.call('HSET', queue_key(queue, 'slots'), consumer, mine) end

@@ -4,9 +4,10 @@
 --   KEYS[1]  meta      hash  {p}:q:<queue>:meta
 --   Returns  {high, normal, low, claimed, delayed, dead, live, oldest_ms, directors, streams, read, paused,
 --             slots, service_ms, service_cost, mode, max_queued, breaker, starting, setup_failed, server_auth, leaving,
---             objectives, paused_at, paused_by, tally as a flat list}
+--             objectives, paused_at, paused_by, swap, tally as a flat list}
 --            counts waiting per lane; oldest_ms: how long ago the oldest live one was accepted; starting, setup_failed,
 --            server_auth: directors in this state by their last heartbeat; leaving: on the way to another server
+--            swap: the reason of a model that shares a device and is not loaded, or ''
 --            {}  the queue is not registered
 
 local meta, queue, now = KEYS[1], QUEUE, clock(ARGV[1])
@@ -28,5 +29,7 @@ return {
   tonumber(m.streams), tonumber(shown[1]), m.paused == '1' and 1 or 0, tonumber(m.slots), tonumber(m.service_ms),
   shown[2] or '1', -- a fraction: numbers are cut in replies
   m.mode, shown[3] or '', m.breaker, tonumber(m.starting), tonumber(m.setup_failed), tonumber(m.server_auth), sizes[4],
-  shown[4] or '', shown[5] or '', shown[6] or '', redis.call('HGETALL', queue_key(queue, 'tally')),
+  shown[4] or '', shown[5] or '', shown[6] or '',
+  tonumber(m.slots) == 0 and tonumber(m.starting) > 0 and swapped(queue, m, now) or '',
+  redis.call('HGETALL', queue_key(queue, 'tally')),
 }

@@ -26,7 +26,7 @@ from director.core.errors import BackendUnavailable, DirectorError
 from director.core.ids import MODEL_NAME, VERSION_ID, Kind, PredictionId
 from director.core.schema import Known, Prediction, Stored
 from director.core.view import PATHS, EventView, shown_event, view
-from director.diagnosis.findings import Finding, causes_of
+from director.diagnosis.findings import Finding, causes_of, swaps_of
 from director.diagnosis.story import Owed, Story, stage_of, tell
 from director.store.catalog import Version
 
@@ -87,7 +87,8 @@ async def create_of_model(request: Request) -> Response:
     about=(
         "The answer lists each claim so far, what ended it, and what comes next. A waiting prediction also says why"
         " it waits and when it should start. A token with the scope `admin` may ask about any account's prediction."
-        " Only such a token reads `causes`: the findings that hold it up, with who can act."
+        " Only such a token reads `causes`: the findings that hold it up, with who can act; and `swaps`: the loads of"
+        " its model that it waited for."
     ),
     scopes=("read", "admin"),
     of=prediction_id_of,
@@ -102,7 +103,8 @@ async def explain(request: Request) -> Response:
     findings: list[Finding] = []
     if stage_of(known) is not None:
         findings = await request.services.overview.of_queue(known.record.queue, owed=int(known.owed is not None))
-    return json_response(tell(known, took_ms=took_ms, causes=causes_of(known, findings)))
+    swaps = swaps_of(known, await request.services.directors.of([known.record.queue]))
+    return json_response(tell(known, took_ms=took_ms, causes=causes_of(known, findings), swaps=swaps))
 
 
 @route.deletes(

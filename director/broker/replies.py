@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 
 from director.core.ids import LANES, PredictionId
-from director.core.policy import NONE, Objectives
+from director.core.policy import NONE, Lane, Objectives
 from director.core.schema import Claim, Event, Outlook
 from director.core.states import TERMINAL, Status
 
@@ -18,7 +18,8 @@ class QueueStats(Struct, frozen=True, kw_only=True):
     """One queue at one moment. `oldest_ms`: age of the oldest prediction that is not terminal.
 
     `service_ms`: how long a recent run keeps a slot, 0 if unknown. `starting`, `setup_failed`, `server_auth`: directors
-    whose servers are in this state. `leaving`: predictions on their way to another server.
+    whose servers are in this state. `leaving`: predictions on their way to another server. `swap`: the reason of a
+    `Swap` while the model shares a device and is not loaded.
     """
 
     high: int
@@ -46,6 +47,7 @@ class QueueStats(Struct, frozen=True, kw_only=True):
     objectives: Objectives = NONE
     paused_at: int | None = None
     paused_by: str = ""
+    swap: str = ""
     tally: dict[str, int]
 
     @property
@@ -79,6 +81,28 @@ class Demand(Struct, frozen=True, kw_only=True):
     service_ms: float
     paused: bool
     objectives: Objectives
+
+
+Order = Literal["", "load", "rest", "pin"]
+"""The order of an operator: `load` once; `rest` and `pin` until the next order."""
+
+
+class Line(Struct, frozen=True):
+    """Predictions of one account in one lane that could start now. `account` is '' if there are too many accounts."""
+
+    account: str
+    lane: Lane
+    count: int
+    oldest_s: float
+
+
+class Survey(Struct, frozen=True, kw_only=True):
+    """All that waits in a queue and could start now. `accepted` counts from the beginning. `run_s` is 0 if unknown."""
+
+    order: Order
+    accepted: int
+    run_s: float
+    lines: tuple[Line, ...]
 
 
 class Migrated(Struct, frozen=True, kw_only=True):
@@ -170,6 +194,21 @@ Hold = Literal["held", "lost", "user", "deadline"]
 Requeued = Literal["waiting", "delayed", "dead", "canceled", "late", "gone", "lost"]
 Readiness = Literal["ready", "starting", "setup_failed", "server_auth", "draining"]
 """State of a director: `starting` has no ready server yet; `draining` claims nothing more."""
+
+
+class Swap(Struct, frozen=True, kw_only=True):
+    """The wait of a queue whose model is not loaded, since several models share a device.
+
+    `eta_s`, `late_s`: until it is loaded, as is likely, and in nine of ten cases; None if unknown. `slots`: those that
+    it has then.
+    """
+
+    reason: Literal["loading", "waiting_for_device"]
+    eta_s: float | None
+    late_s: float | None
+    slots: int
+
+
 Ceased = Literal["count", "empty", "budget", "bound", "paused", "open"]
 """Why a call handed out no more. `bound`: one call looks at no more entries; `open`: the breaker is open."""
 

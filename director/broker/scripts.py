@@ -85,7 +85,7 @@ class Scripts:
     async def stats(self, queue: QueueName, *, now_ms: int | None = None) -> replies.QueueStats:
         reply = _known(queue, await self._call("stats", [keys.meta(queue)], [given(now_ms)]))
         fields: dict[str, Any] = dict(zip(replies.QueueStats.__struct_fields__, reply[:-1], strict=False))
-        for name in ("service_cost", "mode", "breaker", "max_queued", "paused_at", "paused_by"):
+        for name in ("service_cost", "mode", "breaker", "max_queued", "paused_at", "paused_by", "swap"):
             fields[name] = text(fields[name])
         fields["paused_at"] = fields["paused_at"] or None
         fields["max_queued"] = fields["max_queued"] or None
@@ -100,6 +100,22 @@ class Scripts:
         values = [text(value) if isinstance(value, bytes) else value for value in reply[:-1]]
         fields = dict(zip(replies.Demand.__struct_fields__, [*values, _read_objectives(reply[-1])], strict=True))
         return msgspec.convert(fields, replies.Demand, strict=False)
+
+    async def survey(self, queue: QueueName, *, now_ms: int | None = None) -> replies.Survey:
+        """Return what waits and could start now, by account and lane. Raises UnknownQueue."""
+        reply = _known(queue, await self._call("survey", [keys.meta(queue)], [given(now_ms)]))
+        order, accepted, service_ms, *rest = reply
+        rows = zip(*[iter(rest)] * 4, strict=True)
+        lines = tuple(
+            replies.Line(text(account), cast(Lane, text(lane)), count, oldest_ms / 1000)
+            for account, lane, count, oldest_ms in rows
+        )
+        wanted = cast(replies.Order, text(order))
+        return replies.Survey(order=wanted, accepted=accepted, run_s=service_ms / 1000, lines=lines)
+
+    async def order(self, queue: QueueName, order: replies.Order, *, was: replies.Order = "") -> None:
+        """Write an operator's order for a model that shares devices; with `was` only in place of that one."""
+        _known(queue, await self._call("order", [keys.meta(queue)], [order, was]))
 
     async def pause(
         self,
@@ -520,14 +536,17 @@ class Scripts:
         claims: Iterable[tuple[PredictionId, Token]],
         slots: int = 1,
         state: replies.Readiness = "ready",
+        swap: replies.Swap | None = None,
         about: bytes = b"",
         now_ms: int | None = None,
     ) -> list[replies.Hold]:
         """Extend the leases of these claims, or send a heartbeat without claims. Returns the state of each, in order.
 
-        `slots`: of this director. `state`: of its servers. `about`: further facts, see director.store.directors.
+        `slots`: of this director. `state`: of its servers. `swap`: what the queue waits for, if this director loads its
+        model. `about`: further facts, see director.store.directors.
         """
-        args: list[Arg] = [consumer, ms(lease_s), slots, state, about, given(now_ms)]
+        told = f"{swap.reason} {ms(swap.eta_s)} {ms(swap.late_s)} {swap.slots}" if swap else ""
+        args: list[Arg] = [consumer, ms(lease_s), slots, state, told, about, given(now_ms)]
         args += chain.from_iterable(claims)
         reply = await self._call("extend", [keys.directors(queue)], args, traffic=Traffic.BEATS)
         return [word.decode() for word in reply]

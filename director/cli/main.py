@@ -37,6 +37,7 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "queues and their state": {
         "queues": ("queues", "show what waits and runs; pause, drain, bound, resize or migrate a queue"),
         "directors": ("status", "show every director: its slots, its claims and its model servers"),
+        "devices": ("status", "show devices that models share: what is loaded, its memory, and what swaps cost"),
         "scale": ("status", "show how many directors a queue needs, as the keeper tells an autoscaler"),
         "doctor": ("status", "check Redis and the service, and say how to repair what is wrong"),
         "top": ("top", "watch queues and directors live, in the whole terminal"),
@@ -47,7 +48,7 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "accounts and models": {
         "token": ("accounts", "make, list and revoke tokens for callers of the API"),
         "account": ("accounts", "make and list accounts; show and set their limits"),
-        "model": ("models", "list models; set what is shown of them, and to whom"),
+        "model": ("models", "list models; set what is shown of them, and to whom; load, rest or pin one"),
         "collection": ("models", "write collections of models"),
         "hardware": ("models", "write what GET /v1/hardware shows"),
     },

@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from director.broker.replies import Order
 from director.cli.arguments import EXAMPLE_ID, arg, flag, group
 from director.cli.operators import Backend, audited, operator, prediction_id, typist
 from director.cli.tables import Answer, listed
@@ -198,6 +199,33 @@ async def _remove_hardware(backend: Backend, given: argparse.Namespace) -> Answe
     async with backend.changes.noting("hardware_removed", by=typist(), sku=given.of):
         await backend.collections.remove_hardware(given.of)
     return _done(given)
+
+
+async def _order(backend: Backend, given: argparse.Namespace, order: Order, text: str) -> Answer:
+    queue = await backend.queue(given.of)
+    shelves = [beat.about.shelf for one in await backend.directors.of([queue]) for beat in one.beats if one.is_alive]
+    if not any(shelves):
+        raise SettingsError(f"{queue} shares no device: `director devices` shows the models that do.")
+    await backend.queue_administration.order(queue, order, by=typist())
+    return Answer({"queue": queue, "order": order}, f"{queue} {text}")
+
+
+@operator("model load", NAME, examples=("acme/painter",))
+async def _load(backend: Backend, given: argparse.Namespace) -> Answer:
+    """Load a model that shares devices, as soon as there is room. Ends `rest` and `pin`."""
+    return await _order(backend, given, "load", "is loaded as soon as there is room; then what waits decides again")
+
+
+@operator("model rest", NAME, examples=("acme/painter",))
+async def _rest(backend: Backend, given: argparse.Namespace) -> Answer:
+    """Put a model that shares devices to rest once its runs have ended, until `director models load`."""
+    return await _order(backend, given, "rest", "is put to rest once its runs have ended, until it is to load again")
+
+
+@operator("model pin", NAME, examples=("acme/painter",))
+async def _pin(backend: Backend, given: argparse.Namespace) -> Answer:
+    """Load a model that shares devices and keep it loaded, until `director models load` or `rest`."""
+    return await _order(backend, given, "pin", "is loaded and stays so, until `director models load` or `rest`")
 
 
 def _done(given: argparse.Namespace, text: str = "done") -> Answer:

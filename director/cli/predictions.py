@@ -281,6 +281,10 @@ def story_lines(story: Story) -> Iterator[str]:
     ended = story.ended
     yield f"{story.id} of {story.model}: {story.status}"
     yield from _came(story.submitted)
+    for swap in story.swaps or ():
+        room = f", instead of {', '.join(swap.instead_of)}" if swap.instead_of else ""
+        loaded = f"until {swap.ready_at}" if swap.ready_at else "and failed"
+        yield _at(swap.began_at, f"its model was loaded{room}, {loaded}")
     for held in story.held:
         yield from _had(held, has_more=ended is None or held.ended_at != ended.at)
     if ended is not None:

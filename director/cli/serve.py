@@ -136,7 +136,7 @@ def _serve(given: argparse.Namespace) -> int:
 )
 def _schema(given: argparse.Namespace) -> int:
     """Print the schema of a Cog model, as Cog's inspector finds it in the model's own Python. Nothing is written."""
-    from director.local.models import find_folder, make_schema
+    from director.launcher.folder import find_folder, make_schema
 
     sys.stdout.write(make_schema(find_folder(given.folder, given.python)).decode())
     return 0
@@ -184,7 +184,7 @@ def _api(given: argparse.Namespace) -> int:
 def _run(given: argparse.Namespace) -> int:
     hold_sigterm()
     from director.core.pool_file import read_pool
-    from director.execution.main import serve
+    from director.execution.main import Sharing, serve
 
     said = {each.dest: getattr(given, each.dest) for each in OF_ONE_MODEL}
     beside: dict[str, object] = {} if given.home is None else _beside(given.home)
@@ -192,14 +192,17 @@ def _run(given: argparse.Namespace) -> int:
     if given.config is None:
         settings = load(DirectorSettings, None, **beside, **said)
         models: Sequence[DirectorSettings] = ()
+        sharing = None
     else:
         for each in OF_ONE_MODEL:
             if said[each.dest] is not None:
                 raise SettingsError(f"{each.names[0]} is of one model: with --config it stands in a table.")
         settings = load(DirectorSettings, None, **beside)
-        models = read_pool(given.config, settings)
+        pool = read_pool(given.config, settings)
+        models = [table.settings for table in pool.tables]
+        sharing = Sharing.of(given.config, pool, settings)
     raise_descriptor_limit()
-    serve(settings, models)
+    serve(settings, models, sharing)
     return 0
 
 

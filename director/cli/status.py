@@ -16,13 +16,14 @@ from director.cli.tables import Answer, fitted, folded, line_width
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable, UnknownQueue
 from director.core.view import iso
-from director.core.words import several, since
+from director.core.words import several, since, size, span
 
 if TYPE_CHECKING:
-    from director.diagnosis.views import DirectorView, ServerView
+    from director.diagnosis.views import DeviceView, DirectorView, ModelOnDevice, ServerView
 
 COLUMNS: Final = ("director", "state", "slots", "holds", "version", "up", "last sign", "queues")
 WORDS: Final = ("director", "state", "version", "queues")
+ON_DEVICE: Final = ("model", "state", "for", "memory", "loads", "why")
 SILENT: Final = "silent"
 WORST_FIRST: Final = ("fail", "warn", "ok")
 HANG: Final = 4  # indent of continued lines: the reason why a server is not ready is at the end of a line
@@ -44,6 +45,40 @@ async def _directors(backend: Backend, given: argparse.Namespace) -> Answer:
         return "\n".join(director_lines(found, now_ms=SystemClock().now_ms(), width=line_width()))
 
     return Answer(found, text if found else "no directors: `director run` starts one")
+
+
+@operator("devices", examples=("",))
+async def _devices(backend: Backend, given: argparse.Namespace) -> Answer:
+    """Show the devices that models share: what is loaded, its memory, and what the swaps of the last hour took."""
+    from director.diagnosis.views import devices_of
+
+    found = devices_of(await backend.directors.of(await backend.queues.all()))
+    empty = "no devices: `director run --config` with a [[device]] shares one among models"
+    return Answer(
+        found,
+        lambda: "\n".join(device_lines(found, now_ms=SystemClock().now_ms(), width=line_width())) if found else empty,
+    )
+
+
+def device_lines(found: "Sequence[DeviceView]", *, now_ms: int, width: int | None) -> list[str]:
+    """Return a line for each device, and one for each of its models."""
+    lines = list[str]()
+    for one in found:
+        taken = f"{size(one.taken)} of {size(one.bytes)} taken"
+        lines.append(
+            f"{one.name} on {one.machine}: {taken}, {several(one.swaps, 'load')} and {span(one.lost_s)} lost in 1 h"
+        )
+        rows = [
+            (each.queue, each.state, since(each.since, now_ms), size(each.bytes), str(each.loads), _why(each))
+            for each in one.models
+        ]
+        lines += fitted(ON_DEVICE, rows, width=width, words=("model", "state", "why"))
+    return [printable(line) for line in lines]
+
+
+def _why(one: "ModelOnDevice") -> str:
+    failed = f"{several(one.failed, 'load')} failed: " if one.failed else ""
+    return "; ".join(part for part in (one.order, failed + one.why.replace("\n", " ")) if part)
 
 
 def director_lines(found: "Sequence[DirectorView]", *, now_ms: int, width: int | None) -> list[str]:

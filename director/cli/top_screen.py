@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from rich.text import Text
 
 from director.cli.output import printable
-from director.cli.status import director_lines
+from director.cli.status import device_lines, director_lines
 from director.cli.tables import fitted
 from director.core.ids import LANES, QueueName
 from director.core.samples import Sample
@@ -220,6 +220,8 @@ TENANTS: Final = ("account", "waiting", "running", "weight", "at most", "state")
 STATES: Final = {
     "breaker_open": "breaker",
     "no_director": "no director",
+    "waiting_for_device": "for a device",
+    "at_rest": "at rest",
     "servers_starting": "starting",
     "setup_failed": "setup failed",
 }
@@ -342,7 +344,7 @@ def _queues(frame: Frame) -> list[Text]:
     found = [Text(f"  {head}", TITLE)]
     for number, (row, line) in enumerate(zip(seen_rows, lines, strict=True), first):
         mark = "› " if number == at else "  "
-        style = "" if row.queue.state == "serving" else ALARM
+        style = "" if row.queue.state in ("serving", "at_rest") else ALARM
         found.append(Text(mark + line, SELECTED if number == at else style))
     return found if rows else [*found, Text("  no queue" + (" with this name" if state.wanted else " yet"), DIM)]
 
@@ -397,7 +399,8 @@ def _tenant(one: Tenant) -> list[str]:
 def _directors(frame: Frame) -> list[Text]:
     seen = frame.seen
     head, *lines = director_lines(seen.snapshot.directors, now_ms=seen.now_ms, width=frame.width)
-    return frame.window([Text(head, TITLE), *map(Text, lines)])
+    devices = device_lines(seen.snapshot.devices, now_ms=seen.now_ms, width=frame.width)
+    return frame.window([Text(head, TITLE), *map(Text, [*lines, *([""] if devices else []), *devices])])
 
 
 def _findings(frame: Frame) -> list[Text]:

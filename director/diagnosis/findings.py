@@ -17,11 +17,12 @@ from director.core.data_bytes import Fullness
 from director.core.ids import PredictionId, QueueName
 from director.core.policy import LATE_MS, Burns
 from director.core.schema import Known
+from director.core.view import iso
 from director.core.webhooks import host_of
 from director.core.words import several, since, some, span
 from director.diagnosis.kinds import CODES, KINDS, Code, Level, Who
-from director.diagnosis.story import Cause, stage_of
-from director.diagnosis.views import state_of
+from director.diagnosis.story import Cause, Swapped, stage_of
+from director.diagnosis.views import devices_of, state_of
 from director.store.directors import ALIVE_S, LOOP, Beat, DirectorFound, EndsFound, RunFound, ServerFound
 from director.store.owed import FailingHost
 from director.store.processes import Process, Role
@@ -55,6 +56,17 @@ def causes_of(known: Known, findings: Sequence[Finding]) -> list[Cause]:
             continue
         causes.append(Cause(code=one.code, title=one.title, who=one.who, detail=one.detail, ask=one.ask))
     return causes
+
+
+def swaps_of(known: Known, directors: Sequence[DirectorFound]) -> list[Swapped]:
+    """Return the loads of its model between its acceptance and its last claim, or now. They name other models."""
+    shelves = [beat.about.shelf for one in directors for beat in one.beats if beat.queue == known.record.queue]
+    until_ms = known.record.claimed or known.record.completed or known.now
+    return [
+        Swapped(iso(swap.began_ms), None if swap.ready_ms is None else iso(swap.ready_ms), swap.instead_of)
+        for swap in (swap for shelf in shelves if shelf for swap in shelf.swaps)
+        if swap.began_ms < until_ms and (swap.ready_ms is None or swap.ready_ms > known.record.created)
+    ]
 
 
 class Neglected(Struct, frozen=True, kw_only=True):
@@ -218,6 +230,37 @@ def _servers_unwell(situation: Situation) -> Iterator[Finding]:
                 servers = _in_words(found, len(known), now_ms)
                 is_hard = KINDS[code].level == "bad" and not stats.slots
                 yield _found(code, queue, level="bad" if is_hard else "warn", servers=servers, waits=waits(stats))
+
+
+THRASH: Final = 0.3  # of an hour
+LEAST_LOADS: Final = 12  # in an hour: fewer are long loads, and not many
+
+
+def _devices(situation: Situation) -> Iterator[Finding]:
+    """Find models that cannot be loaded, or have no room, and devices that do little but swap."""
+    for queue, beats in _by_queue(situation.directors).items():
+        shelf = next((beat.about.shelf for one, beat in beats if one.is_alive and beat.about.shelf), None)
+        stats = situation.queues.get(queue)
+        if shelf is None or stats is None:
+            continue
+        if shelf.failed:
+            level: Level = "bad" if work_of(stats) else "warn"
+            loads = several(shelf.failed, "load")
+            last = [line.strip().rstrip(".") for line in shelf.why.strip().splitlines()[-2:]]  # why, and how it ended
+            why = "; ".join(last) or "it does not say why"
+            yield _found("load_fails", queue, level=level, loads=loads, why=why, waits=waits(stats))
+        elif shelf.is_stuck and work_of(stats):
+            yield _found("no_room", queue, why=shelf.why, waits=waits(stats))
+    for device in devices_of(situation.directors):
+        if device.swaps >= LEAST_LOADS and device.lost_s > THRASH * 3600:
+            most = sorted(device.models, key=lambda model: -model.lost_s)
+            yield _found(
+                "swaps_thrash",
+                loads=several(device.swaps, "load"),
+                device=device.name,
+                lost=span(device.lost_s),
+                models=some([f"{model.queue} {several(model.loads, 'load')}" for model in most if model.loads]),
+            )
 
 
 TROUBLES: Final[Mapping[Code, Callable[[ServerFound, int], bool]]] = {
@@ -587,6 +630,7 @@ FINDERS: Final[tuple[Callable[[Situation], Iterator[Finding]], ...]] = (
     _keeper,
     _directors_gone,
     _servers_unwell,
+    _devices,
     _queues,
     _hanging,
     _failing,

@@ -40,7 +40,16 @@ from director.diagnosis.findings import (
     find,
     work_of,
 )
-from director.diagnosis.views import DirectorView, ProcessView, QueueView, director_view, process_view, view_of
+from director.diagnosis.views import (
+    DeviceView,
+    DirectorView,
+    ProcessView,
+    QueueView,
+    devices_of,
+    director_view,
+    process_view,
+    view_of,
+)
 from director.store.directors import DirectorFound, Directors
 from director.store.owed import Owed
 from director.store.processes import Processes
@@ -75,6 +84,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     more_directors: int
     processes: Sequence[ProcessView] = ()
     owed: OwedCount
+    devices: Sequence[DeviceView] = ()
     findings: Sequence[Finding] = ()
 
 
@@ -117,6 +127,7 @@ class Overview:
             processes=[process_view(one) for one in situation.closer.processes],
             owed=OwedCount(count=count, late=late),
             findings=found,
+            devices=devices_of(directors),
         )
 
     async def judge(self, queues: "Stats", *, owed: int = 0, owed_late: int = 0) -> tuple[Situation, list[Finding]]:

@@ -101,9 +101,17 @@ class Cause(Struct, frozen=True, kw_only=True):
     ask: str
 
 
+class Swapped(Struct, frozen=True):
+    """A load of its model that it waited for. `ready_at`: None if the load failed. `instead_of`: what made room."""
+
+    began_at: str
+    ready_at: str | None
+    instead_of: tuple[str, ...]
+
+
 class Story(Struct, frozen=True, kw_only=True):
-    """The whole story. `queue` is as on a prediction, only while it waits. `causes` say what holds it up, worst first;
-    only operators read them.
+    """The whole story. `queue` is as on a prediction, only while it waits. `causes` say what holds it up, worst first,
+    and `swaps` for which loads of its model it waited, in the last hour: only operators read them.
 
     Without events it is unknown which directors released it. `redis_ms` is set if Redis was slow to tell this.
     """
@@ -122,6 +130,7 @@ class Story(Struct, frozen=True, kw_only=True):
     webhook: Owed | None = None
     has_events: bool = True
     causes: Sequence[Cause] | UnsetType = UNSET
+    swaps: Sequence[Swapped] | UnsetType = UNSET
     redis_ms: float | UnsetType = UNSET
 
 
@@ -134,7 +143,13 @@ class Stay(Struct, frozen=True):
     is_spent: bool = True
 
 
-def tell(known: Known, *, took_ms: float = 0, causes: Sequence[Cause] | UnsetType = UNSET) -> Story:
+def tell(
+    known: Known,
+    *,
+    took_ms: float = 0,
+    causes: Sequence[Cause] | UnsetType = UNSET,
+    swaps: Sequence[Swapped] | UnsetType = UNSET,
+) -> Story:
     """Return the story so far. `took_ms` is how long it took to read."""
     record = known.record
     return Story(
@@ -152,6 +167,7 @@ def tell(known: Known, *, took_ms: float = 0, causes: Sequence[Cause] | UnsetTyp
         webhook=_owed(known),
         has_events=bool(known.events),
         causes=causes,
+        swaps=swaps or UNSET,
         redis_ms=round(took_ms, 1) if took_ms > SLOW_STORY_MS else UNSET,
     )
 
@@ -306,6 +322,8 @@ STOPPED: Final = {
     "setup_failed": "the setup of a model server succeeds: each one fails now",
     "server_auth": "a model server accepts the key of its director",
     "servers_starting": "a model server is ready: none is now",
+    "loading": "its model is loaded: that goes on now",
+    "waiting_for_device": "its model is loaded: it waits for room on a device that other models use",
     "breaker_open": "a run has succeeded: the servers failed in a row",
 }
 

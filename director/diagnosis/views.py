@@ -1,5 +1,6 @@
 """Show queues and directors at one moment in the words of operators: over HTTP, on a page, in a terminal. No I/O."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct, convert
@@ -8,13 +9,24 @@ from msgspec.structs import asdict
 from director.broker.replies import QueueStats
 from director.core.ids import QueueName
 from director.core.view import iso
-from director.store.directors import DirectorFound
+from director.store.directors import DirectorFound, ShelfFound
 from director.store.processes import Process, Role
 
 QueueState = Literal[
-    "serving", "paused", "breaker_open", "no_director", "servers_starting", "setup_failed", "server_auth"
+    "serving",
+    "paused",
+    "breaker_open",
+    "no_director",
+    "loading",
+    "waiting_for_device",
+    "at_rest",
+    "servers_starting",
+    "setup_failed",
+    "server_auth",
 ]
-"""The reason why nothing of a queue starts now, as waiting callers read it; `serving` if predictions start."""
+"""The reason why nothing of a queue starts now, as waiting callers read it; `serving` if predictions start, `at_rest`
+if nothing waits for a model that is not loaded.
+"""
 
 
 class Waiting(Struct, frozen=True, kw_only=True):
@@ -77,6 +89,9 @@ def state_of(stats: QueueStats) -> QueueState:
         ("breaker_open", bool(stats.breaker)),
         ("no_director", not stats.directors),
         ("serving", stats.slots > 0),
+        ("at_rest", stats.swap == "waiting_for_device" and not stats.waiting),
+        ("loading", stats.swap == "loading"),
+        ("waiting_for_device", stats.swap == "waiting_for_device"),
         ("servers_starting", stats.starting > 0),
         ("server_auth", stats.server_auth > 0),
         ("setup_failed", stats.setup_failed > 0),
@@ -125,6 +140,66 @@ class DirectorView(Struct, frozen=True, kw_only=True):
     queues: list[BeatView]
     servers: list[ServerView]
     more_servers: int
+
+
+class ModelOnDevice(Struct, frozen=True, kw_only=True):
+    """A model that shares a device. `bytes`: what it takes, or would take. `loads`, `lost_s`: in the last hour.
+
+    `lost_s` is the time that its loads and rests took. `order` is an operator's. `behind`: what it waits for.
+    """
+
+    queue: QueueName
+    state: str
+    since: str
+    bytes: int
+    loads: int
+    lost_s: float
+    order: str
+    failed: int
+    why: str
+    behind: tuple[str, ...]
+
+
+class DeviceView(Struct, frozen=True, kw_only=True):
+    """A device that models share, its memory and what is taken of it. `lost_s`: the time of swaps in the last hour."""
+
+    name: str
+    machine: str
+    bytes: int
+    taken: int
+    swaps: int
+    lost_s: float
+    models: list[ModelOnDevice]
+
+
+def devices_of(directors: Sequence[DirectorFound]) -> list[DeviceView]:
+    """Return the devices of directors that are there. A device is known by the models that use it."""
+    sizes: dict[tuple[str, str], int] = {}
+    models: dict[tuple[str, str], list[ModelOnDevice]] = {}
+    for one in directors:
+        for beat in one.beats if one.is_alive else ():
+            if (shelf := beat.about.shelf) is None:
+                continue
+            for device, size in shelf.place.items():
+                sizes[shelf.machine, device] = shelf.room.get(device, 0)
+                models.setdefault((shelf.machine, device), []).append(_on_device(beat.queue, shelf, size))
+    return [
+        DeviceView(
+            name=device,
+            machine=machine,
+            bytes=sizes[machine, device],
+            taken=sum(model.bytes for model in found if model.state != "absent"),
+            swaps=sum(model.loads for model in found),
+            lost_s=sum(model.lost_s for model in found),
+            models=sorted(found, key=lambda model: model.queue),
+        )
+        for (machine, device), found in sorted(models.items())
+    ]
+
+
+def _on_device(queue: QueueName, shelf: ShelfFound, size: int) -> ModelOnDevice:
+    same = {name: getattr(shelf, name) for name in ("state", "loads", "lost_s", "order", "failed", "why", "behind")}
+    return ModelOnDevice(queue=queue, since=iso(shelf.since_ms), bytes=size, **same)
 
 
 def director_view(found: DirectorFound) -> DirectorView:

@@ -7,7 +7,8 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Coroutine, Sequence
+from collections import Counter
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
@@ -75,6 +76,10 @@ class ActiveClaim:
     @property
     def claimed_ms(self) -> int:
         return round((self.clock.monotonic() - self._claimed_at) * 1000)
+
+    def left_s(self, limit_s: float) -> float:
+        began_at = self.tracker.began_at
+        return limit_s if began_at is None else max(0.0, self.limit_s - (self.clock.monotonic() - began_at))
 
     async def follow(self, following: Coroutine[None, None, None]) -> None:
         """Follow the run until it has ended or was abandoned. From then on the server is asked nothing about it.
@@ -240,6 +245,13 @@ class ActiveClaims:
         began_at, active = min(running, key=itemgetter(0))
         since_ms = now_ms - round((active.clock.monotonic() - began_at) * 1000)
         return RunFound(id=active.claim.id, since_ms=since_ms, limit_s=active.limit_s, cost=active.claim.record.cost)
+
+    def by_account(self) -> Mapping[str, int]:
+        return Counter(active.claim.record.account for active in self._claims.values())
+
+    def longest_left_s(self, limit_s: float) -> float:
+        """Return how long these runs may still take. `limit_s`: the limit of a run that has not begun."""
+        return max((active.left_s(limit_s) for active in self._claims.values()), default=0.0)
 
     def find(self, prediction_id: PredictionId, token: Token) -> ActiveClaim | None:
         active = self._claims.get(prediction_id)

@@ -11,6 +11,7 @@ import os
 import random
 import secrets
 import socket
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -45,6 +46,7 @@ from director.servers.runners.runner import HealthStatus, Setup
 from director.servers.servers import Server, Servers, Trust
 from director.servers.setup_webhook import SetupWebhook
 from director.store.catalog import OPEN_SCHEMA, Awaited
+from director.store.directors import ShelfFound
 from director.store.removal import TrainedVersions
 from director.store.services import Services
 from director.webhooks.delivery import Post, Schedule, Webhooks
@@ -95,13 +97,18 @@ class Shared(Struct, frozen=True, kw_only=True):
 
 
 class Director:
-    def __init__(self, settings: DirectorSettings, shared: Shared) -> None:
+    """`is_swapped`: its only server is started and put to rest by this process, so it begins behind a closed gate."""
+
+    def __init__(self, settings: DirectorSettings, shared: Shared, *, is_swapped: bool = False) -> None:
         services, store = shared.services, shared.store
         clock = services.clock
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self.servers = Servers([], clock.monotonic)
         self.claims = ActiveClaims()
         self.fleet = Fleet(self.servers, make=self._make_server, watch=self._watch)
+        self.shelf: Callable[[], ShelfFound | None] = lambda: None
+        self._is_swapped = is_swapped
+        self._has_looked = self._has_lost_queue = False
         self._given = self._settings = settings
         self._shared = shared
         self._clock = clock
@@ -272,7 +279,9 @@ class Director:
         self.servers.permits.may_wait = self._policy.on_lost == "retry" and self._policy.attempts > 1
 
     def _want_servers(self) -> None:
-        config = runner_config(self._settings.runner, self._settings.runner_config)
+        # this process started the server for the runner of its table: a stored one would drive another server
+        said = self._given if self._is_swapped else self._settings
+        config = runner_config(said.runner, said.runner_config)
         wanted = [Driven(url, config) for url in self._settings.servers]
         self.fleet.want(wanted, slots=self._settings.concurrent_predictions)
 
@@ -296,15 +305,17 @@ class Director:
         together = runner.capabilities.batches
         places = together and min(together, self._settings.batch_size or together)
         trust = Trust(self._settings.max_failures, counts_failed=self._settings.count_model_failures)
-        return Server(runner, slots, trust=trust, places=places)
+        server = Server(runner, slots, trust=trust, places=places)
+        if self._is_swapped:
+            self.servers.set_gate(server, "at_rest")
+        return server
 
     def _make_parts(self) -> tuple[Heartbeat, Consumer]:
         settings, queue = self._settings, self._queue
         assert queue is not None  # noqa: S101 - for the type checker: the event is set after it
-        also = [QueueName(name) for name in dict.fromkeys(settings.also) if name != queue]
         executor = self._executor = self._make_executor()
         heartbeat = Heartbeat(
-            queues=(queue, *also),
+            queues=(queue, *self.also),
             name=self.name,
             scripts=self._scripts,
             claims=self.claims,
@@ -313,15 +324,16 @@ class Director:
             clock=self._clock,
             lease_s=settings.lease_s,
             metering=self._shared.metering,
+            shelf=lambda: self.shelf(),
         )
         consumer = Consumer(
             queue=queue,
-            also=also,
+            also=self.also,
             name=self.name,
             scripts=self._scripts,
             servers=self.servers,
             executor=executor,
-            wakeup=Wakeup(self._shared.waits, (queue, *also), self._clock),
+            wakeup=Wakeup(self._shared.waits, (queue, *self.also), self._clock, may_carry=not self._is_swapped),
             clock=self._clock,
             lease_s=settings.lease_s,
             register=self._register,
@@ -369,6 +381,7 @@ class Director:
         while not self._queue_known.is_set():
             try:
                 await self._recognize_once()
+                self._has_looked = True
                 if not self._kind and not self._queue_known.is_set():
                     await self._catalog.note_awaited(self._settings.model, self._awaited(began))
             except BackendUnavailable as exc:
@@ -389,6 +402,8 @@ class Director:
 
     async def _recognize_once(self) -> None:
         model, version = self._settings.model, self._version or await self._version_shown()
+        if not version and self._is_swapped and (stored := await self._catalog.model(model)) is not None:
+            version = stored.latest  # until its server has been loaded, and shows another one
         found = await self._catalog.version(model, version) if version else None
         known = await self._catalog.of_kind(found, self._kind) if found else None
         async with self._registering:
@@ -398,6 +413,8 @@ class Director:
 
     async def _version_shown(self) -> str:
         for server in self.servers.all:
+            if server.gate.state == "at_rest":
+                continue
             if (schema := await server.runner.openapi_schema()) is not None:
                 return version_id(self._settings.model, schema, b"")
         return ""
@@ -488,13 +505,41 @@ class Director:
         """
         queue, model = self._queue, self._settings.model
         # without a ready server its schema may not be known yet, and the first one that is ready registers
-        if queue is None or not self.servers.any_ready():
+        if queue is None or not (self._is_swapped or self.servers.any_ready()):
             return False
-        if await self._catalog.is_registered(model, self._version, queue):
+        self._has_lost_queue = not await self._catalog.is_registered(model, self._version, queue)
+        if not self._has_lost_queue or not self.servers.any_ready():
             return False
         log.error("the catalogue has lost the queue, registering it again", extra={"queue": queue})
         await self._register()
         return True
+
+    @property
+    def queue(self) -> QueueName | None:
+        """Return the queue once it is known and as long as the catalogue has it."""
+        return None if self._has_lost_queue else self._queue
+
+    @property
+    def _may_rest(self) -> bool:
+        return self._is_swapped and self.servers.standing.state == "starting"
+
+    @property
+    def also(self) -> Sequence[QueueName]:
+        """Return the queues of older versions that its servers run too."""
+        return [QueueName(name) for name in dict.fromkeys(self._settings.also) if name != self._queue]
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nothing in Redis says which version the model has: only its server can."""
+        return self._has_lost_queue or (self._has_looked and self._queue is None)
+
+    @property
+    def running(self) -> Mapping[str, int]:
+        return self.claims.by_account()
+
+    @property
+    def longest_run_left_s(self) -> float:
+        return self.claims.longest_left_s(self._settings.run_limit_s)
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -511,6 +556,6 @@ class Director:
     async def missing(self) -> str:
         if self._draining:
             return "draining"
-        if self._queue_known.is_set() and self.servers.any_ready():
+        if self._queue_known.is_set() and (self.servers.any_ready() or self._may_rest):
             return ""
         return "; ".join(server.trouble for server in self.servers.all) or "not looked at yet"

@@ -8,7 +8,7 @@ cancel arrives by a channel and again with each heartbeat, so a lost message cos
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,7 +27,7 @@ from director.core.ids import QueueName
 from director.execution.active_claims import ActiveClaims
 from director.execution.metering import Metering
 from director.servers.servers import Server, Servers, Standing
-from director.store.directors import About, EndsFound, RunFound, ServerFound
+from director.store.directors import About, EndsFound, RunFound, ServerFound, ShelfFound
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,14 @@ class SelfReport:
         self._since_ms = self.clock.now_ms()
         self._states: dict[str, tuple[str, int]] = {}  # by URL: the state and the time it was first seen
 
-    def encoded(self, *, held: int, oldest: RunFound | None = None, ends: EndsFound | None = None) -> bytes:
+    def encoded(
+        self,
+        *,
+        held: int,
+        oldest: RunFound | None = None,
+        ends: EndsFound | None = None,
+        shelf: ShelfFound | None = None,
+    ) -> bytes:
         """Return the report as JSON. `held`: the number of claims that this heartbeat extends."""
         servers = self.servers.all
         known, now_ms = self._states, self.clock.now_ms()
@@ -70,6 +77,7 @@ class SelfReport:
             more=max(0, len(servers) - MOST_SERVERS),
             oldest=oldest,
             ends=ends,
+            shelf=shelf,
         )
         return msgspec.json.encode(about)
 
@@ -81,13 +89,15 @@ class SelfReport:
             since_ms=since_ms,
             slots=server.usable,
             detail=server.trouble[:LONGEST_DETAIL],
-            failed_starts=server.failed_starts,
+            failed_starts=server.failed_starts if server.gate.state == "open" else 0,  # a load is counted beside it
             has_schema=server.has_schema,
             is_other_version=server.is_other_version,
         )
 
 
 def _state(server: Server) -> str:
+    if server.gate.state != "open":
+        return server.gate.state
     if server.is_resting:
         return "resting"
     return "doubted" if server.health.can_run and server.doubt.is_set() else server.health.status.value
@@ -104,6 +114,7 @@ class Heartbeat:
     clock: Clock
     lease_s: float
     metering: Metering
+    shelf: Callable[[], ShelfFound | None] = lambda: None
 
     def __post_init__(self) -> None:
         self._report = SelfReport(self.servers, self.clock)
@@ -161,6 +172,7 @@ class Heartbeat:
             claims=claims,
             slots=standing.slots,
             state=standing.state,
+            swap=standing.swap,
             about=self._about(queue, held=len(claims)),
         )
         for (prediction_id, token), hold in zip(claims, holds, strict=True):
@@ -171,7 +183,9 @@ class Heartbeat:
     def _about(self, queue: QueueName, *, held: int) -> bytes:
         now_ms = self.clock.now_ms()
         oldest = self.claims.oldest(queue, now_ms=now_ms)
-        return self._report.encoded(held=held, oldest=oldest, ends=self.metering.of(queue).recent.found(now_ms))
+        ends = self.metering.of(queue).recent.found(now_ms)
+        shelf = self.shelf() if queue == self.queues[0] else None  # its memory is counted once
+        return self._report.encoded(held=held, oldest=oldest, ends=ends, shelf=shelf)
 
     @property
     def _standing(self) -> Standing:

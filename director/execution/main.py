@@ -13,12 +13,18 @@ from pathlib import Path
 from typing import Any, Final
 
 import anyio
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from director.broker.redis_client import blocking_client, client
 from director.core.clock import SystemClock
+from director.core.devices import Device
 from director.core.errors import SettingsError
-from director.core.pool_file import label_of
+from director.core.pool_file import Hosted, PoolFile, label_of
 from director.core.settings import DirectorSettings
+from director.devices.garage import Garage
+from director.devices.host import Host, hosting
 from director.execution.consumer import LONGEST_S
 from director.execution.director import Director, Shared, check_settings
 from director.execution.heartbeat import KICK_WAIT_S
@@ -41,15 +47,32 @@ ALONE: Final = "model"
 WAITS: Final = 2  # connections of one director that block: for its wakeup and for cancels
 
 
-def serve(settings: DirectorSettings, models: Sequence[DirectorSettings] = ()) -> None:
+class Sharing(Struct, frozen=True, kw_only=True):
+    """The devices of a pool file, and its models that share them, by label. `folder` has locks, records and logs."""
+
+    file: Path
+    devices: Sequence[Device]
+    hosted: Mapping[str, Hosted]
+    folder: Path
+
+    @classmethod
+    def of(cls, file: Path, pool: PoolFile, settings: DirectorSettings) -> "Sharing | None":
+        """Return None if no model shares devices."""
+        hosted = {label_of(table.settings): table.hosted for table in pool.tables if table.hosted is not None}
+        folder = Path(settings.devices_dir).expanduser()
+        return cls(file=file, devices=pool.devices, hosted=hosted, folder=folder) if hosted else None
+
+
+def serve(settings: DirectorSettings, models: Sequence[DirectorSettings] = (), sharing: Sharing | None = None) -> None:
     """Run a director, or a pool of them, until SIGTERM or SIGINT. An operator's mistake ends it with one line."""
-    process.serve("director", "run", partial(run, models=models), settings)
+    process.serve("director", "run", partial(run, models=models, sharing=sharing), settings)
 
 
 async def run(
     settings: DirectorSettings,
     *,
     models: Sequence[DirectorSettings] = (),
+    sharing: Sharing | None = None,
     started: Callable[[int], None] = lambda port: None,
 ) -> None:
     """Direct until SIGTERM, SIGINT or cancellation, then drain. A second signal leaves the claims to their leases.
@@ -57,7 +80,7 @@ async def run(
     and inbox. Raises UnsafeBackend if Redis would lose what it accepts, and SettingsError.
     """
     with process.one_error(), anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async with opened(settings, models) as pool, anyio.create_task_group() as tasks:
+        async with opened(settings, models, sharing=sharing) as pool, anyio.create_task_group() as tasks:
             tasks.start_soon(pool.direct, started)
             await process.drained(signals, pool.drain)
             tasks.cancel_scope.cancel()
@@ -66,21 +89,53 @@ async def run(
 
 @asynccontextmanager
 async def opened(
-    settings: DirectorSettings, models: Sequence[DirectorSettings] = (), *, tracing: Tracing | None = None
+    settings: DirectorSettings,
+    models: Sequence[DirectorSettings] = (),
+    *,
+    sharing: Sharing | None = None,
+    tracing: Tracing | None = None,
 ) -> AsyncGenerator["Pool"]:
     """Open a process's connections and make its directors. Raises SettingsError, in a pool with the model's name."""
     labelled = {label_of(model): model for model in models} or {ALONE: settings}
     async with connections(settings, directors=len(labelled), tracing=tracing) as shared, AsyncExitStack() as stack:
+        host = await _hosted(sharing, stack) if sharing else None
         directors = {}
         for label, model in labelled.items():
             try:
-                check_settings(model)
-                directors[label] = await stack.enter_async_context(_made(model, shared))
+                is_swapped = host is not None and sharing is not None and label in sharing.hosted
+                mine = _addressed(model, sharing.hosted[label], host) if host and sharing and is_swapped else model
+                check_settings(mine)
+                directors[label] = await stack.enter_async_context(_made(mine, shared, is_swapped=is_swapped))
             except SettingsError as exc:
                 if not models:
                     raise
                 raise SettingsError(f"{label}: {exc}") from exc
-        yield Pool(settings, shared, directors)
+        garage = _garage(sharing, host, directors, shared) if sharing and host else None
+        yield Pool(settings, shared, directors, garage)
+
+
+async def _hosted(sharing: Sharing, stack: AsyncExitStack) -> Host:
+    hosted = list(sharing.hosted.values())
+    return await stack.enter_async_context(hosting(sharing.file, sharing.devices, hosted, folder=sharing.folder))
+
+
+def _addressed(settings: DirectorSettings, hosted: Hosted, host: Host) -> DirectorSettings:
+    """Return the settings with the address of a server that this process owns. Raises SettingsError."""
+    addressed = replace(settings, servers=(host.url(hosted.model.name),))
+    if not hosted.launch.ready:
+        return addressed
+    text = settings.runner_config or "{}"
+    if settings.runner == "cog" or not text.startswith("{"):
+        raise SettingsError("`ready` is for a server that is no Cog server and has its `runner_config` in this table.")
+    fields = msgspec.json.decode(text, type=dict[str, Any]) | {"health": hosted.launch.ready}
+    return replace(addressed, runner_config=msgspec.json.encode(fields).decode())
+
+
+def _garage(sharing: Sharing, host: Host, directors: Mapping[str, Director], shared: Shared) -> Garage:
+    models = [(hosted, directors[label]) for label, hosted in sharing.hosted.items()]
+    garage = Garage(sharing.devices, models, host, shared.services.scripts, shared.services.clock)
+    shared.metering.follow(garage)
+    return garage
 
 
 @asynccontextmanager
@@ -119,8 +174,8 @@ async def connections(
 
 
 @asynccontextmanager
-async def _made(settings: DirectorSettings, shared: Shared) -> AsyncGenerator[Director]:
-    director = Director(settings, shared)
+async def _made(settings: DirectorSettings, shared: Shared, *, is_swapped: bool) -> AsyncGenerator[Director]:
+    director = Director(settings, shared, is_swapped=is_swapped)
     try:
         yield director
     finally:
@@ -132,8 +187,15 @@ async def _made(settings: DirectorSettings, shared: Shared) -> AsyncGenerator[Di
 class Pool:
     """The directors of one process by label: one under `ALONE`, or one for each model of a pool."""
 
-    def __init__(self, settings: DirectorSettings, shared: Shared, directors: Mapping[str, Director]) -> None:
+    def __init__(
+        self,
+        settings: DirectorSettings,
+        shared: Shared,
+        directors: Mapping[str, Director],
+        garage: Garage | None = None,
+    ) -> None:
         self.directors = directors
+        self.garage = garage
         self.health = process.Health()
         self._settings = settings
         self._shared = shared
@@ -162,9 +224,13 @@ class Pool:
             tasks.start_soon(self._measure)
             for label in self.directors:
                 tasks.start_soon(self._work, label, inbox)
+            if self.garage is not None:
+                tasks.start_soon(self.garage.run)
             started(port)
 
     async def drain(self) -> None:
+        if self.garage is not None:
+            self.garage.stop()
         async with anyio.create_task_group() as tasks:
             for label in self.directors.keys() - self._broken.keys():
                 tasks.start_soon(self.directors[label].drain)

@@ -17,6 +17,7 @@ from director.broker.replies import Requeued
 from director.core.ids import LANES, QueueName
 from director.core.schema import Record, TraceHeaders, spent_attempts
 from director.core.states import Status
+from director.devices.garage import Garage, SwapStep
 from director.execution.active_claims import ActiveClaims
 from director.execution.tracker import FAULTS, STOPS, VERDICTS, End, ErrorClass, Finish, GiveBack, Stop, Tracker
 from director.runtime.metric_table import METRICS, QueueNames
@@ -36,13 +37,19 @@ KNOWN: Final = frozenset(
     | {code for code, _ in VERDICTS.values()}
     | {code for _, code, _ in STOPS.values()}
 )
-STATES: Final = (*HealthStatus, "resting", "doubted")
+STATES: Final = (*HealthStatus, "resting", "doubted", "draining", "at_rest", "loading")
 TIMES: Final[Mapping[str, str]] = {
     "setup_wait_time": "director_setup_wait_seconds",
     "run_time": "director_run_seconds",
     "time_to_first_output": "director_first_output_seconds",
 }
-SHOWN: Final = ("director_permits", "director_permits_used", "director_held_claims", "director_servers")
+SHOWN: Final = (
+    "director_permits",
+    "director_permits_used",
+    "director_held_claims",
+    "director_servers",
+    "director_device_bytes",
+)
 
 
 class DirectorGauges(Struct):
@@ -79,7 +86,17 @@ class Metering(Collector):
         self._names = QueueNames(MOST_QUEUES)
         self._queues: dict[str, QueueSeries] = {}
         self._directors: list[DirectorGauges] = []
+        self._steps: Final = self.registry.counter("director_swaps_total")
+        self._step_s: Final = self.registry.counter("director_swap_seconds_total")
+        self._garage: Garage | None = None
         self.registry.add(SHOWN, self)
+
+    def follow(self, garage: Garage) -> None:
+        self._garage, garage.on_step = garage, self._stepped
+
+    def _stepped(self, queue: str, step: SwapStep, seconds: float) -> None:
+        self._steps.labels(queue, step).inc()
+        self._step_s.labels(queue, step).inc(seconds)
 
     def watch(self, director: DirectorGauges) -> None:
         self._directors.append(director)
@@ -100,6 +117,9 @@ class Metering(Collector):
             states = [_state(server) for server in list(director.servers.all)]
             for state in STATES:
                 families["director_servers"].add_metric((queue, state), states.count(state))
+        for device, (taken, size) in (self._garage.memory if self._garage else {}).items():
+            families["director_device_bytes"].add_metric((device, "taken"), taken)
+            families["director_device_bytes"].add_metric((device, "all"), size)
         return families.values()
 
     def of(self, queue: QueueName) -> "QueueSeries":
@@ -204,6 +224,8 @@ def error_label(code: str) -> str:
 
 
 def _state(server: Server) -> str:
+    if server.gate.state != "open":
+        return server.gate.state
     if server.doubt.is_set():
         return "doubted"
     return "resting" if server.is_resting else server.health.status

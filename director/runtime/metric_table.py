@@ -97,7 +97,13 @@ director_full_seconds_total counter queue
 director_held_claims gauge queue
     Claims that are neither finished nor released yet.
 director_servers gauge queue state
-    Model servers by `state`: the one that they report, `resting` or `doubted`.
+    Model servers by `state`: the one that they report, `resting`, `doubted`, or `draining`, `at_rest`, `loading`.
+director_swaps_total counter queue step
+    Steps of swaps, of models that share devices. `step`: loaded, failed or rested.
+director_swap_seconds_total counter queue step
+    Time that these steps took: a device does no work meanwhile for this model.
+director_device_bytes gauge device which
+    Memory of a device that models share. `which`: all, or taken.
 [director keeper]
 director_webhooks_total counter outcome
     Attempts at a terminal webhook, by `outcome`: delivered, failed, gone, refused, given_up, revived.

@@ -101,6 +101,7 @@ class Watch(Struct, eq=False):
     is_registered: bool = False
     asked_to_end_at: float | None = None
     stranger: tuple[float, int] | None = None  # since when, and the count of runs then
+    turn: int = 0  # of the gate, as of the last look
     recovery: Recovery = msgspec.field(default_factory=lambda: Recovery({}))
 
     def __post_init__(self) -> None:
@@ -108,6 +109,8 @@ class Watch(Struct, eq=False):
 
     async def run(self) -> None:
         while True:
+            if self.server.gate.state == "at_rest":
+                await self.server.gate.watched.wait()
             try:
                 health = await self.run_once()
             except BackendUnavailable as exc:
@@ -127,8 +130,13 @@ class Watch(Struct, eq=False):
                     await asyncio.wait_for(self.server.doubt.wait(), PAUSES[health.status])
 
     async def run_once(self) -> Health:
-        server, started = self.server, self.server.runs
+        server, started, turn = self.server, self.server.runs, self.server.gate.turn
         health = await server.runner.health()
+        if server.gate.turn != turn:  # it was put to rest or loaded meanwhile
+            return server.health
+        if turn != self.turn:
+            self.turn, self.is_registered = turn, False
+            self.asked_to_end_at = self.stranger = None
         self._judge_start(health)
         self._judge_count(health, started)
         # A restart that is only counted ends no run, so it need not wait for the others
@@ -146,6 +154,8 @@ class Watch(Struct, eq=False):
             self.is_registered = not why
         self._report(health)
         self._report_slow_start(health)
+        if server.gate.turn != turn:
+            return server.health
         self.servers.saw(server, health)
         await self._note_end_of_setup(health)
         return health
@@ -197,7 +207,10 @@ class Watch(Struct, eq=False):
             facts = {"server": self.server.runner.url, "status": health.status, "detail": health.detail}
             if health.status is HealthStatus.SETUP_FAILED and health.setup is not None:
                 facts["setup_logs"] = health.setup.logs[-SETUP_LOG_CHARS:]
-            log.log(LEVELS.get(health.status, logging.INFO), "the health of a model server changed", extra=facts)
+            level = LEVELS.get(health.status, logging.INFO)
+            if self.server.gate.state != "open" and level == logging.WARNING:
+                level = logging.INFO  # a server that is loading or ending is away for some time
+            log.log(level, "the health of a model server changed", extra=facts)
         self.seen = health.status
 
     def _report_slow_start(self, health: Health) -> None:

@@ -13,12 +13,12 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 from msgspec import Struct
 
-from director.broker.replies import Readiness
+from director.broker.replies import Readiness, Swap
 from director.servers.runners.answers import SERVER_AUTH
 from director.servers.runners.runner import Batch, Ended, Health, HealthStatus, Outcome, Place, Remainder, Runner
 from director.store.directors import LOOP
@@ -130,6 +130,23 @@ class Trust:
             self._accused_by = ""
 
 
+GateState = Literal["open", "draining", "at_rest", "loading"]
+
+
+class Gate(Struct, eq=False):
+    """Keeps work from a server while its model is put to rest and loaded, so that a swap costs no run and no attempt.
+
+    Only an open gate gives permits, and the health of a server behind another one is no failure. `draining`: what was
+    claimed still runs. `at_rest`: nothing asks the server anything. `loading`: it is watched until it can run.
+    `turn` counts loads and rests: a look at the server that began before one says nothing after it.
+    """
+
+    state: GateState = "open"
+    turn: int = 0
+    watched: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+    swap: Swap | None = None
+
+
 class Server(Struct, eq=False):
     """One model server.
 
@@ -149,6 +166,7 @@ class Server(Struct, eq=False):
     busy: int = 0
     since: str = ""
     health: Health = UNSEEN
+    gate: Gate = msgspec.field(default_factory=Gate)
     doubt: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     trust: Trust = msgspec.field(default_factory=Trust)
     is_resting: bool = False
@@ -168,7 +186,12 @@ class Server(Struct, eq=False):
 
     @property
     def can_run(self) -> bool:
-        return self.health.can_run and not self.is_resting and not self.doubt.is_set()
+        is_open = self.gate.state == "open"
+        return is_open and self.health.can_run and not self.is_resting and not self.doubt.is_set()
+
+    @property
+    def is_drained(self) -> bool:
+        return self.gate.state != "open" and not self.busy and not self.waiting
 
     @property
     def usable(self) -> int:
@@ -185,12 +208,16 @@ class Server(Struct, eq=False):
 
     @property
     def is_locked(self) -> bool:
+        if self.gate.state != "open":
+            return False
         return self.health.is_locked or (self.is_resting and bool(self.refusal))
 
     @property
     def trouble(self) -> str:
         if self.can_run:
             return ""
+        if self.gate.state != "open":
+            return f"{self.gate.state}: {self.gate.swap.reason if self.gate.swap else 'nothing waits for it'}"
         if self.is_locked:
             return f"{SERVER_AUTH}: {self.refusal or self.health.detail}"
         if self.is_resting:
@@ -205,7 +232,8 @@ class Server(Struct, eq=False):
         return [Permit(self, self.since, place=place) for place in batch.places]
 
     def hand_on(self) -> None:
-        while self.waiting and self.free > 0:
+        # behind a closing gate too: a permit that waits has a claim already
+        while self.waiting and (self.free > 0 or (self.gate.state == "draining" and self.busy < self.usable)):
             self.busy += 1
             permit = self.waiting.popleft()
             permit.since = self.since
@@ -399,6 +427,7 @@ class Standing(Struct, frozen=True):
 
     slots: int
     state: Readiness
+    swap: Swap | None = None
 
 
 class Servers:
@@ -424,7 +453,7 @@ class Servers:
             return Standing(sum(server.usable * (server.places or 1) for server in self.all if server.can_run), "ready")
         statuses = {_prospect(server) for server in self.all}
         if HealthStatus.STARTING in statuses:
-            return Standing(0, "starting")
+            return Standing(0, "starting", next((server.gate.swap for server in self.all if server.gate.swap), None))
         if any(server.is_locked for server in self.all):
             return Standing(0, SERVER_AUTH)
         return Standing(0, "setup_failed" if HealthStatus.SETUP_FAILED in statuses else "starting")
@@ -447,8 +476,28 @@ class Servers:
             server.slots, server.fewer, server.full_at = slots, None, None
             self._refresh()
 
+    def set_gate(self, server: Server, state: GateState) -> None:
+        gate = server.gate
+        gate.state = state
+        if state in ("loading", "at_rest"):
+            gate.turn += 1
+            server.health = UNSEEN
+            server.doubt.clear()
+        if state == "at_rest":
+            gate.watched.clear()
+        else:
+            gate.watched.set()
+        self._refresh()
+
+    def expect(self, server: Server, swap: Swap | None) -> None:
+        """Note what predictions wait for while the gate is not open."""
+        if server.gate.swap != swap:
+            server.gate.swap = swap
+            self.on_news()
+
     def saw(self, server: Server, health: Health) -> None:
-        server.failed_starts = _failed_starts(server, health)
+        if server.gate.state == "open":
+            server.failed_starts = _failed_starts(server, health)
         server.health = health
         self._refresh()
 
@@ -578,5 +627,6 @@ def _failed_starts(server: Server, health: Health) -> int:
 
 
 def _prospect(server: Server) -> HealthStatus:
-    is_loop = server.failed_starts >= LOOP and server.health.status in RETRIES
-    return HealthStatus.SETUP_FAILED if is_loop else server.health.status
+    status = server.health.status if server.gate.state == "open" else HealthStatus.STARTING
+    is_loop = server.failed_starts >= LOOP and status in RETRIES
+    return HealthStatus.SETUP_FAILED if is_loop else status

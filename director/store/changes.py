@@ -41,6 +41,7 @@ ChangeKind = Literal[
     "limits_set",
     "model_changed",
     "model_configured",
+    "model_ordered",
     "predictions_canceled",
     "predictions_retried",
     "queue_bounded",

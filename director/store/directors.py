@@ -1,6 +1,6 @@
 """Read which directors there are from their heartbeats. A silent one is shown as silent until a keeper removes it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -52,6 +52,35 @@ class EndsFound(Struct, frozen=True, kw_only=True):
     longest_s: float = 0.0
 
 
+class SwapFound(Struct, frozen=True):
+    """One load of a model, and the models that made room for it. `ready_ms`: its end, None if it failed."""
+
+    began_ms: int
+    ready_ms: int | None
+    instead_of: tuple[str, ...] = ()
+
+
+class ShelfFound(Struct, frozen=True, kw_only=True):
+    """A model that shares devices. `place`: the bytes that it takes on each device, or would take. `room`: all bytes of
+    these devices. `loads`, `lost_s`: of the last hour, and the time that its loads and rests took. `behind`: the models
+    that it waits for. `failed`: loads in a row. `is_stuck`: it is not loaded before an operator acts.
+    """
+
+    machine: str
+    state: str
+    since_ms: int
+    place: Mapping[str, int] = {}
+    room: Mapping[str, int] = {}
+    order: str = ""
+    loads: int = 0
+    lost_s: float = 0.0
+    failed: int = 0
+    why: str = ""
+    is_stuck: bool = False
+    behind: tuple[str, ...] = ()
+    swaps: tuple[SwapFound, ...] = ()
+
+
 class About(Struct, frozen=True, kw_only=True):
     """The report of a director with each heartbeat, by its own clock. `more` counts servers that it left out.
 
@@ -66,6 +95,7 @@ class About(Struct, frozen=True, kw_only=True):
     more: int = 0
     oldest: RunFound | None = None
     ends: EndsFound | None = None
+    shelf: ShelfFound | None = None
 
 
 class Beat(Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text
-from director.broker.replies import Admission, QueueStats
+from director.broker.replies import Admission, Order, QueueStats
 from director.broker.scripts import Scripts
 from director.core.errors import SettingsError, UnknownQueue
 from director.core.ids import LANES, MODEL_NAME, QueueName, model_and_kind, queue_name
@@ -195,6 +195,11 @@ class QueueAdministration:
     async def resume(self, queue: QueueName, *, account: str = "", by: str) -> None:
         async with self._changes.noting("queue_resumed", by=by, queue=queue, account=account):
             await self._scripts.pause(queue, paused=False, tenant=account)
+
+    async def order(self, queue: QueueName, order: Order, *, by: str) -> None:
+        """Say whether a model that shares devices is loaded. Its director does so within a second."""
+        async with self._changes.noting("model_ordered", by=by, queue=queue, order=order):
+            await self._scripts.order(queue, order)
 
     async def drain(self, queue: QueueName, *, by: str) -> QueueStats:
         """Pause the queue unless it is paused, and return its numbers. It is drained once no claim is left."""

@@ -68,13 +68,22 @@ local function ahead_in_backlogs(r, rank, each_s)
   return unseen > 0 and sum + math.floor((sum - rank) / others * unseen) or sum
 end
 
+-- What its director last said of a model that shares a device and is not loaded: its reason, or nil. `m` gets the rest.
+local function swapped(queue, m, now)
+  local reason, eta, late, slots, at =
+    string.match(redis.call('HGET', queue_key(queue, 'meta'), 'swap') or '', '^(%S+) (%d*) (%d*) (%d+) (%d+)$')
+  if not reason or math.abs(now - at) > ALIVE_MS then return nil end
+  m.swap = { eta = tonumber(eta), late = tonumber(late), slots = slots }
+  return reason
+end
+
 -- The reason why nothing of this queue starts now, or nil.
-local function stoppage(m, now)
+local function stoppage(queue, m, now)
   if m.paused == '1' then return 'paused' end
   if m.breaker ~= '' then return 'breaker_open' end
   if now - m.recounted > ALIVE_MS then return 'no_director' end
   if tonumber(m.slots) > 0 then return nil end
-  if tonumber(m.starting) > 0 then return 'servers_starting' end
+  if tonumber(m.starting) > 0 then return swapped(queue, m, now) or 'servers_starting' end
   if tonumber(m.server_auth) > 0 then return 'server_auth' end
   return tonumber(m.setup_failed) > 0 and 'setup_failed' or 'no_director'
 end
@@ -168,7 +177,7 @@ end
 local function reason_of(id, r, m, most, running, now)
   if is_suspended(r.queue, r.account) then return 'paused', 2 end
   if is_held(r.queue, r.account) then return 'paused', 1 end
-  local stopped = stoppage(m, now)
+  local stopped = stoppage(r.queue, m, now)
   if stopped == 'paused' then
     local noted = redis.call('HMGET', queue_key(r.queue, 'meta'), 'paused_at', 'paused_by')
     return stopped, (noted[1] or '') .. ' ' .. (noted[2] or '')
@@ -180,12 +189,13 @@ local function reason_of(id, r, m, most, running, now)
   return 'waiting_its_turn', ''
 end
 
-local MOVES = { backing_off = true, limit_reached = true, waiting_its_turn = true } -- the duration of other reasons is unknown
+-- The duration of other reasons is unknown.
+local MOVES = { backing_off = true, limit_reached = true, waiting_its_turn = true, loading = true, waiting_for_device = true }
 
 -- Milliseconds until it starts: (p50, p90), '' if unknown.
 local function eta_of(r, m, position, ahead, most, running, delay_ms, now)
-  local slots = tonumber(m.slots)
-  local starts = ahead + m.claimed - slots + 1
+  local slots = tonumber(m.swap and m.swap.slots or m.slots)
+  local starts = ahead + (m.swap and 0 or m.claimed) - slots + 1 -- what is claimed ends before a swap
   local own_starts = most and position + running - most or 0
   if starts <= 0 and own_starts <= 0 then return delay_ms, delay_ms end
   if m.service_ms == '0' then return '', '' end
@@ -210,9 +220,12 @@ local function outlook(id, r, now, m)
   ahead = ahead_of_all(r.lane, ahead, m)
   local reason, detail = reason_of(id, r, m, most, running, now)
   local p50, p90, runs = '', '', ''
-  if MOVES[reason] then
+  if MOVES[reason] and not (m.swap and not m.swap.eta) then
     local delay_ms = reason == 'backing_off' and math.max(0, detail - now) or 0
+    if m.swap then delay_ms = m.swap.eta end
     p50, p90, runs = eta_of(r, m, position, ahead, most, running, delay_ms, now)
+    -- the factors for waiting times learn from runs alone
+    if m.swap then p90, runs = p90 ~= '' and p90 + m.swap.late - m.swap.eta or '', '' end
   end
   return { position, ahead, p50, p90, reason, detail }, runs
 end

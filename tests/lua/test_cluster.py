@@ -192,6 +192,8 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
 
     assert await scripts.sample(queue, period_s=10, most=9)
     assert (await scripts.demand(queue, soon_s=60)).runnable == 1
+    await scripts.order(queue, "pin")
+    assert (await scripts.survey(queue)).order == "pin"
 
     assert await scripts.unregister(queue) == "live"
 

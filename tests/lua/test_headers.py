@@ -18,7 +18,7 @@ LOGS = {"lib/log": "log_key()", "note": "changes"}
 FLAGS = {
     # what accepts is refused when memory is full
     "#!lua": {"amend", "arrive", "bind", "configure", "deploy", "enqueue", "enlist", "revive"},
-    "#!lua flags=no-writes": {"demand", "get", "replay", "stats", "story"},
+    "#!lua flags=no-writes": {"demand", "get", "replay", "stats", "story", "survey"},
 }
 PLACE = r"(?:key|arg) \+ "  # of an item, see lib/batch
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from director.broker.replies import Accepted, Readiness
+from director.broker import keys
+from director.broker.replies import Accepted, Readiness, Swap
 from director.core.errors import QueueRefused
 from director.core.ids import LANES, PredictionId
 from director.core.policy import Policy, shard
@@ -79,6 +80,51 @@ async def test_reason_names_servers_that_start_fail_or_refuse(
     await report(driver, *states)
     outlook = await driver.outlook(await driver.submit())
     assert (outlook.reason, outlook.p50_ms, outlook.p90_ms) == (why, None, None)
+
+
+async def swaps(driver: QueueDriver, reason: str, *, eta_s: float, late_s: float, slots: int = 1) -> None:
+    """Send a heartbeat of a director whose model shares a device and is not loaded."""
+    swap = Swap(reason=reason, eta_s=eta_s, late_s=late_s, slots=slots)  # type: ignore[arg-type]
+    await driver.scripts.extend(
+        driver.queue,
+        consumer="d1",
+        lease_s=15,
+        claims=[],
+        slots=0,
+        state="starting",
+        swap=swap,
+        now_ms=driver.now_ms,
+    )
+
+
+async def test_wait_for_a_model_that_is_not_loaded_has_its_swap_in_the_estimate(driver: QueueDriver) -> None:
+    await served_by(driver, run_s=10)
+    await swaps(driver, "waiting_for_device", eta_s=20, late_s=30)
+    first, second = await driver.submit_many(2)
+    assert await driver.outlook(first) == Outlook(1, 0, 20_000, 30_000, "waiting_for_device")
+    behind = await driver.outlook(second)
+    assert (behind.p50_ms, behind.reason) == (30_000, "waiting_for_device"), "after the run of the first"
+    await swaps(driver, "loading", eta_s=5, late_s=8, slots=2)
+    assert await driver.outlook(second) == Outlook(1, 1, 5_000, 8_000, "loading")
+    assert await driver.field(first, "runs") == "", "the factors for waiting times learn from runs alone"
+
+
+async def test_swap_is_shown_while_its_director_says_so(driver: QueueDriver) -> None:
+    await swaps(driver, "loading", eta_s=5, late_s=8)
+    assert (await driver.stats()).swap == "loading"
+    prediction_id = await driver.submit()
+    driver.pass_time(20.001)
+    await report(driver, "starting")
+    assert await reason(driver, prediction_id) == ("servers_starting", None)
+    await swaps(driver, "loading", eta_s=5, late_s=8)
+    await report(driver, "ready")
+    assert await reason(driver, prediction_id) == ("waiting_its_turn", None), "another has it loaded"
+    assert (await driver.stats()).swap == ""
+
+
+async def test_former_release_reads_a_swap_as_starting(driver: QueueDriver) -> None:
+    await swaps(driver, "loading", eta_s=5, late_s=8)
+    assert await driver.counts(keys.slots(driver.queue)) == {"d1": "0 starting"}
 
 
 async def test_reason_is_that_the_queue_is_paused(driver: QueueDriver) -> None:

@@ -188,6 +188,7 @@ async def waiting(driver: QueueDriver) -> None:
         await driver.cancel(one, account=TENANTS[0])
         await scripts.stats(driver.queue, now_ms=now)
         await scripts.demand(driver.queue, soon_s=60, now_ms=now)
+        await scripts.survey(driver.queue, now_ms=now)
         await scripts.reconcile(driver.queue, start=0, count=sweeps.SLICE, lease_s=15, now_ms=now)
         await scripts.sample(driver.queue, period_s=1, most=9_000, now_ms=now + number * 10_000)
         await driver.pause()
@@ -197,6 +198,7 @@ async def waiting(driver: QueueDriver) -> None:
         await driver.limit(TENANTS[0], weight=number + 2, most_running=50)
         await driver.bound("bounded", 10_000 + number)
         await driver.bound("absorb")
+        await scripts.order(driver.queue, "rest")
         await scripts.resize(driver.queue, streams=MAX_STREAMS - number)
         await scripts.unregister(driver.queue)
 

@@ -158,14 +158,15 @@ zrevrangebylex {a:a}:listing + -
 SCRIPTS: dict[Part, str] = {
     "api": """
 amend arrive bind bound cancel configure delist demand depart deploy drop enlist enqueue erase get limit migrate note
-pause redeliver replay reserve resize revive rotate spend stats stay story stow unregister vacate withdraw
+order pause redeliver replay reserve resize revive rotate spend stats stay story stow unregister vacate withdraw
 """,
     "keeper": """
 cancel contact deliver demand due expire forward get pause promote reap reconcile recount recover retire sample
 spend stats stow
 """,
     "run": """
-advance amend claim deliver extend finish forward get pause register release stow unregister weigh withdraw
+advance amend claim deliver extend finish forward get order pause register release stow survey unregister weigh
+withdraw
 """,
 }
 SENT = re.compile(r"redis\.p?call\('([A-Z]+)'(?:, '(CREATE|DELCONSUMER|GROUPS|STREAM)')?")

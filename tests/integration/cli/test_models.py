@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from redis.asyncio import Redis
 
@@ -15,13 +16,14 @@ from director.core.settings import ApiSettings
 from director.files.choose import store_in
 from director.files.data_files import DataFiles
 from director.store.catalog import Catalog
+from director.store.directors import About, ShelfFound
 from director.store.models import Collection, Collections
 from tests.integration.api.conftest import api as api
 from tests.integration.api.conftest import director as director
 from tests.integration.api.conftest import token as token
 from tests.integration.cli.conftest import Operator
 from tests.support.api import PlayedDirector
-from tests.support.queue_driver import MODEL, VERSION
+from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer
 
 
@@ -130,3 +132,14 @@ async def test_catalogue_changes_are_in_the_log_of_changes(
         ("hardware_written", {"sku": "gpu-a", "named": "A"}),
         ("hardware_removed", {"sku": "gpu-a"}),
     ]
+
+
+async def test_operator_orders_a_model_that_shares_a_device(operator: Operator, driver: QueueDriver) -> None:
+    assert "shares no device" in await operator.is_told("models", "pin", driver.queue)
+    shelf = ShelfFound(machine="box", state="absent", since_ms=0, place={"gpu0": 1 << 30}, room={"gpu0": 2 << 30})
+    about = msgspec.json.encode(About(shelf=shelf))
+    await driver.scripts.extend(driver.queue, consumer="d1", lease_s=60, claims=[], slots=0, about=about)
+    for order in ("pin", "rest", "load"):
+        await operator.types("models", order, driver.queue)
+        assert (await driver.scripts.survey(driver.queue)).order == order
+    assert (await operator.types("devices")).startswith("gpu0 on box: 0 MiB of 2 GiB taken")

@@ -12,6 +12,7 @@ from director.core.ids import QueueName
 from director.diagnosis.findings import Finding
 from director.diagnosis.kinds import CODES
 from director.diagnosis.overview import OwedCount, Snapshot
+from director.diagnosis.views import DeviceView, ModelOnDevice
 from director.store.accounts import Accounts
 from tests.integration.dashboard.conftest import ACCOUNT, MODEL, Place, opened
 from tests.support.browser import Window
@@ -251,6 +252,50 @@ SNAPSHOT = Snapshot(
     owed=OwedCount(count=0, late=0),
     findings=FINDINGS,
 )
+
+
+DEVICE = DeviceView(
+    name="gpu0",
+    machine="box",
+    bytes=4_000_000_000,
+    taken=1_500_000_000,
+    swaps=3,
+    lost_s=17.0,
+    models=[
+        ModelOnDevice(
+            queue=QueueName("acme/echo:0123456789ab"),
+            state=state,
+            since="2026-01-01T00:00:00.000Z",
+            bytes=1_500_000_000,
+            loads=3,
+            lost_s=17.0,
+            order="",
+            failed=0,
+            why="<b>It waits</b> for acme/b.",
+            behind=(),
+        )
+        for state in ("loaded", "absent")
+    ],
+)
+
+
+async def test_devices_are_shown_with_their_models_and_swaps(chromium: tuple[Any, str], place: Place) -> None:
+    window, context = await opened(chromium, place.token, viewport={"width": 1280, "height": 900})
+
+    async def play(route: Any) -> None:
+        snapshot = msgspec.structs.replace(SNAPSHOT, devices=[DEVICE])
+        told = b"event: snapshot\ndata: " + msgspec.json.encode(snapshot) + b"\n\n"
+        await route.fulfill(status=200, content_type="text/event-stream", body=told)
+
+    await window.page.route("**/v1/admin/live*", play)
+    await window.page.goto(f"{place.url}/#/directors")
+    await window.page.get_by_text("gpu0 on box").wait_for()
+    words = await window.page.locator("main").inner_text()
+    for part in ("1.5 GB of 4 GB", "acme/echo", "loaded", "<b>It waits</b> for acme/b."):
+        assert part in words
+    assert await window.barriers() == []
+    assert window.faults == []
+    await context.close()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -24,6 +24,7 @@ from director.diagnosis.findings import (
 )
 from director.diagnosis.kinds import CODES, KINDS, Code, Stage
 from director.diagnosis.story import Cause
+from director.store.directors import DirectorFound, ShelfFound
 from director.store.owed import FailingHost
 from director.store.processes import Process
 from tests.unit.diagnosis.test_alerts import RULES
@@ -33,6 +34,15 @@ from tests.unit.diagnosis.test_story import known
 
 LATE = {"normal": {name: Burn(met=0, missed=40, rate=2.0) for name in ("5m", "1h")}}
 FAILING = FailingHost(host="hooks.example", count=1, id="abc", attempts=5, oldest_at=iso(NOW - 600_000))
+
+
+def on_device(**facts: Any) -> DirectorFound:
+    shelf = ShelfFound(
+        **{"machine": "m1", "state": "absent", "since_ms": NOW, "place": {"gpu0": 1}, "room": {"gpu0": 2}} | facts
+    )
+    one = director()
+    [beat] = one.beats
+    return replace(one, beats=(replace(beat, about=replace(beat.about, shelf=shelf)),))
 
 
 def promised(share: float) -> dict[str, Any]:
@@ -53,6 +63,9 @@ FAULTS: dict[Code, Situation] = {
     "setup_failed": situation(director("d1", BROKEN)),
     "server_auth": situation(director("d1", replace(SERVER, state="resting", detail="server_auth: 401"))),
     "servers_unwell": situation(director("d1", replace(SERVER, state="unreachable"))),
+    "load_fails": situation(on_device(failed=3, why="no weights", is_stuck=True)),
+    "no_room": situation(on_device(is_stuck=True, why="It does not fit beside acme/a.")),
+    "swaps_thrash": situation(on_device(state="loaded", loads=60, lost_s=1800.0)),
     "setup_slow": situation(director("d1", replace(SERVER, state="starting", since_ms=NOW - 61_000))),
     "no_schema": situation(director("d1", replace(SERVER, has_schema=False))),
     "version_changed": situation(director("d1", replace(SERVER, is_other_version=True))),
@@ -84,6 +97,12 @@ STAGES = {
     "runs": known(queue=Q, token="t", started=NOW, lease=NOW),
     "owes": known(queue=Q, status="succeeded", webhook="https://hooks.example/x", owed=NOW),
 }
+
+
+def test_load_that_fails_is_told_with_the_last_words_of_the_server() -> None:
+    why = "loads\nRuntimeError: the weights are broken\nthe server ended: exit code 3"
+    [found] = [one for one in find(situation(on_device(failed=2, why=why))) if one.code == "load_fails"]
+    assert "failed: RuntimeError: the weights are broken; the server ended: exit code 3." in found.detail
 
 
 def test_each_finding_has_one_row_and_one_fault_that_shows_it() -> None:

@@ -3,6 +3,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 from redis import exceptions
 
@@ -13,6 +14,7 @@ from director.execution.heartbeat import Heartbeat
 from director.execution.metering import Metering
 from director.servers.runners.runner import Health, HealthStatus
 from director.servers.servers import Server, Servers
+from director.store.directors import About, ShelfFound
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
 from tests.support.scripted_runner import ScriptedRunner
@@ -29,6 +31,7 @@ class Beating:
     def __init__(self, *answers: Exception) -> None:
         self.answers = list(answers)
         self.told: list[tuple[int, str]] = []
+        self.abouts: list[About] = []
         self.held = asyncio.Event()
         self.held.set()
         self.servers = Servers([Server(ScriptedRunner(), 2)])
@@ -45,8 +48,9 @@ class Beating:
             **parts,
         )
 
-    async def extend(self, _: object, *, slots: int, state: str, **__: object) -> list[object]:
+    async def extend(self, _: object, *, slots: int, state: str, about: bytes, **__: object) -> list[object]:
         self.told.append((slots, state))
+        self.abouts.append(msgspec.json.decode(about, type=About))
         await self.held.wait()
         if self.answers:
             raise self.answers.pop(0)
@@ -166,3 +170,11 @@ async def test_a_drain_is_told_at_once_and_from_then_on() -> None:
         beating.see(HealthStatus.READY)
         await asyncio.sleep(0.01)
     assert beating.told == [(2, "ready"), (0, "draining"), (0, "draining")]
+
+
+async def test_memory_on_a_device_is_told_once_whatever_queues_are_read() -> None:
+    beating = Beating()
+    beating.heartbeat.queues = [QueueName("acme/echo:a1a1a1a1a1a1"), QueueName("acme/echo:b2b2b2b2b2b2")]
+    beating.heartbeat.shelf = lambda: ShelfFound(machine="box", state="loaded", since_ms=0)
+    await beating.heartbeat.run_once()
+    assert [about.shelf is not None for about in beating.abouts] == [True, False]

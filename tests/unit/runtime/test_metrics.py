@@ -11,7 +11,23 @@ from director.runtime.metric_table import METRICS, OTHER, Metric, Process, Queue
 from director.runtime.metrics import OPEN_METRICS, PLAIN, RedisMeter, Registry
 
 LABELS = {
-    *("account", "attempt", "became", "code", "error", "how", "kind", "lane", "limit", "method", "ok", "outcome"),
+    *(
+        "account",
+        "attempt",
+        "became",
+        "code",
+        "device",
+        "error",
+        "how",
+        "kind",
+        "lane",
+        "limit",
+        "method",
+        "ok",
+        "outcome",
+        "step",
+        "which",
+    ),
     *("process", "queue", "repair", "route", "script", "side", "site", "state", "status", "version", "window"),
 }
 

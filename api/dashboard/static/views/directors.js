@@ -1,7 +1,7 @@
 // The directors, their servers and versions, as their heartbeats tell.
 
 import { h, keyed, refill, say, table } from "../dom.js";
-import { ago, now } from "../format.js";
+import { ago, bytes, now, seconds } from "../format.js";
 import { queueLink } from "./parts.js";
 
 const MISSED_MS = 600_000; // so long is one that went without a word shown
@@ -13,7 +13,12 @@ export function directors({ session, signal }) {
   const body = h("tbody", { class: "figures" });
   const none = h("p", { class: "hint", role: "status" });
   const show = keyed(body, (one) => one.name, line);
+  const shared = h("tbody", { class: "figures" });
+  const devices = h("section", { hidden: true }, h("h2", {}, "Devices that models share"),
+    table("Devices", ["Device", "Model", "State", "#Memory", "#Loads in 1 h", "#Lost in 1 h", "Why"], shared));
   const stop = session.live.hear((snapshot) => {
+    devices.hidden = !snapshot.devices?.length;
+    refill(shared, (snapshot.devices ?? []).flatMap(onDevice));
     show(snapshot.directors.filter((one) => one.alive || isMissed(one)));
     const alive = snapshot.directors.filter((one) => one.alive).length;
     const silent = snapshot.directors.filter((one) => !one.alive && isMissed(one)).length;
@@ -23,8 +28,22 @@ export function directors({ session, signal }) {
   return {
     title: "Directors",
     node: h("section", {}, h("h1", {}, "Directors"), none,
-      table("Directors", ["Director", "State", "#Claims", "#Slots", "Queues", "Servers", "#Heartbeat", "#Started", "Version"], body)),
+      table("Directors", ["Director", "State", "#Claims", "#Slots", "Queues", "Servers", "#Heartbeat", "#Started", "Version"], body), devices),
   };
+}
+
+const ON_DEVICE = { loaded: "good", absent: "calm" };
+
+/** One row for the device, and one for each of its models. */
+function onDevice(one) {
+  const cells = (...values) => values.map((value) => h("td", { class: "num" }, value));
+  return [
+    h("tr", {}, h("th", { scope: "row", class: "mono name" }, `${one.name} on ${one.machine}`), h("td", {}, "all"), h("td", {}),
+      cells(`${bytes(one.taken)} of ${bytes(one.bytes)}`, one.swaps, seconds(one.lost_s)), h("td", {})),
+    ...one.models.map((model) => h("tr", {}, h("td", {}), h("td", {}, queueLink(model.queue)),
+      h("td", {}, h("span", { class: `chip ${ON_DEVICE[model.state] ?? "warn"}` }, model.state), ` for ${ago(model.since).replace(" ago", "")}`),
+      cells(bytes(model.bytes), model.loads, seconds(model.lost_s)), h("td", {}, [model.order, model.why].filter(Boolean).join(": ")))),
+  ];
 }
 
 function line(first) {
