@@ -25,6 +25,8 @@ from tests.support.queue_driver import QueueDriver
 from tests.support.servers import RedisServer, redis_server
 from tests.support.timed_server import timed_server
 
+pytestmark = pytest.mark.faults
+
 MODELS = """
     import os
     from cog import BasePredictor
