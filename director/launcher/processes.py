@@ -79,6 +79,11 @@ def family(leader: Mark, word: str) -> list[Mark]:
     """Return the processes that `leader` started, directly or not: its descendants, those of the session that it leads,
     and those with `word` in their environment, which a process inherits that has left both. Only Linux can tell.
     """
+    # a process that starts another and ends during a look hides it from that look: it is not listed yet
+    return _found(leader, word) or _found(leader, word)
+
+
+def _found(leader: Mark, word: str) -> list[Mark]:
     stats = {pid: stat for pid in _pids() if (stat := _stat(pid))}
     if leader.pid in stats:
         leads = _mark_of(leader.pid, stats[leader.pid]) == leader

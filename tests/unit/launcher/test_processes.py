@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from director.launcher import processes
 from director.launcher.processes import Mark, end_family, family, mark
 
 WORD = "MODEL_SERVER_ID=none-has-this"
@@ -23,3 +24,18 @@ def test_session_of_a_dead_leader_is_its_family_until_the_next_boot() -> None:
     assert family(Mark(known.pid, f"{started}@another-boot"), WORD) == []
     end_family(known, WORD)
     assert mark(left.pid) is None
+
+
+def test_process_that_began_during_a_look_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    word = f"{WORD}-but-one"
+    name, _, value = word.partition("=")
+    began = subprocess.Popen(["sleep", "60"], env={name: value}, start_new_session=True)
+    known = mark(began.pid)
+    assert known is not None
+    listed = processes._pids
+    before = [pid for pid in listed() if pid != began.pid]
+    looks = iter([before])
+    monkeypatch.setattr(processes, "_pids", lambda: next(looks, None) or listed())
+    assert family(Mark(1 << 30, known.started), word) == [known]
+    end_family(Mark(1 << 30, known.started), word)
+    assert began.wait(5) < 0
