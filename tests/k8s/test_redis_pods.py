@@ -449,6 +449,7 @@ def test_server_that_waits_for_room_can_be_stopped(tmp_path: Path, etc: Path, pr
         assert process.wait(20) == 143
 
 
+@pytest.mark.faults
 def test_a_full_disk_ends_redis_and_loses_no_answered_write(tmp_path: Path, etc: Path, programs: Path) -> None:
     """A limit of 2 MiB on the size of a file stands for the disk. `DirectorRedisDiskFull` fires before it is full."""
     socket, env = placed(etc, tmp_path), surroundings(tmp_path, programs)

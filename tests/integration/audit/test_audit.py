@@ -287,6 +287,7 @@ async def test_command_delivers_existing_entries(server: RedisServer, driver: Qu
     assert [line["kind"] for line in lines(file)] == list(STEPS)
 
 
+@pytest.mark.faults
 async def test_kill_between_file_and_cursor_repeats_entries_and_loses_none(
     server: RedisServer, driver: QueueDriver, file: Path, to_file: Any
 ) -> None:

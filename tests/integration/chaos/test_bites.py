@@ -302,6 +302,7 @@ async def test_every_story_passes_with_the_scripts_as_they_are(play: Play, story
     assert report.acked == report.terminal > 0
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("broken", FAULTS)
 async def test_a_broken_script_is_found(play: Play, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     fault = FAULTS[broken]
