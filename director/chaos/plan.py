@@ -206,16 +206,17 @@ ALONE: Final = "alone"  # the plan of the bystander, which wants little, before 
 BESIDE: Final = "beside"  # and while they are there
 NEIGHBOURS: Final[Sequence[Plan]] = ("hoard", "stall", "dead", "sick", "hang", "crash", "freeze")
 
-# The plans, and how many of a hundred orders have each. An order has one plan: two would hide each other.
+# The plans, and how many of a thousand orders have each. An order has one plan: two would hide each other. With ten
+# poisonous inputs of a thousand, a server died every half a second, and a run of 324 s needed 338 s to come to rest.
 PLANS: Final[dict[Plan, int]] = {
-    "plain": 54,
-    "cancel": 15,
-    "cancel_after": 10,
-    "start_by": 10,
-    "repeat": 5,
-    "other_body": 2,
-    "fail": 3,
-    "poison": 1,
+    "plain": 547,
+    "cancel": 150,
+    "cancel_after": 100,
+    "start_by": 100,
+    "repeat": 50,
+    "other_body": 20,
+    "fail": 30,
+    "poison": 3,
 }
 OUTCOMES: Final[Mapping[Plan, Outcome]] = {"fail": "fail", "poison": "crash"}
 LANES: Final = {"high": 1, "normal": 6, "low": 3}

@@ -68,8 +68,8 @@ def test_a_shorter_run_has_the_first_orders_of_a_longer_one():
 
 def test_plans_come_in_their_proportions():
     counts = Counter(order.plan for order in load(7))
-    assert sum(PLANS.values()) == 100
-    assert {plan: round(count / 50) for plan, count in counts.items()} == pytest.approx(PLANS, abs=2)
+    assert sum(PLANS.values()) == 1000
+    assert {plan: count / 5 for plan, count in counts.items()} == pytest.approx(PLANS, abs=20)
 
 
 def test_one_tenant_owns_half_and_the_others_share_the_rest_unevenly():
