@@ -9,6 +9,7 @@ import re
 import secrets
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from msgspec import Struct
 from director.examples import EXAMPLES
 from director.launcher import child
 from director.launcher.launch import LOOPBACK, server_environment
-from director.launcher.processes import UpError
+from director.launcher.processes import UpError, signal_group
 
 # Cog takes this address as an argument only, and any user of the machine can read arguments. So it comes in a variable.
 COG: Final = (
@@ -36,6 +37,7 @@ SCHEMA: Final = Path(".cog") / "openapi_schema.json"
 NAMED_IN_YAML: Final = re.compile(r"""^(?:predict|run):\s*["']?([^"'#\s]+)""", re.MULTILINE)
 CLASSES: Final = ("Predictor", "Runner")
 MOST_FILES: Final = 5_000
+SCHEMA_LIMIT_S: Final = 600.0  # an import of large packages from a slow disk takes minutes
 SKIPPED: Final = frozenset({"__pycache__", "node_modules", "venv"})
 SOURCES: Final = (".py", ".yaml", ".json")
 RUNS: Final = ("predict", "run")
@@ -104,23 +106,34 @@ def _python_of(folder: Path, wanted: str) -> Path:
 
 def make_schema(folder: Folder) -> bytes:
     """Return the OpenAPI document of a model, made by Cog's inspector in the model's own Python. It imports the model's
-    file. Raises UpError if that Python has no Cog or cannot be started, or if the file cannot be imported.
+    file. Raises UpError if that Python has no Cog or cannot be started, or if the file cannot be imported in time.
     """
     # Like the parts of an `up` it must not outlive us: a model's import may take minutes
-    said = subprocess.run(
+    with subprocess.Popen(
         child.bound(str(folder.python), str(DESCRIBE), folder.predict),
         cwd=folder.path,
         env=model_environment(folder),
         stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=False,
-    )
-    last = said.stdout.decode(errors="replace").rstrip().rpartition("\n")[2]
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        process_group=0,
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=SCHEMA_LIMIT_S)
+        except BaseException as exc:  # Ctrl-C does not reach a group of its own
+            signal_group(process.pid, signal.SIGKILL)
+            if not isinstance(exc, subprocess.TimeoutExpired):
+                raise
+            file = folder.path / folder.predict.partition(":")[0]
+            raise UpError(
+                f"{file} is not imported within {SCHEMA_LIMIT_S:g} s. Move what takes long from there into `setup`."
+            ) from None
+    last = output.decode(errors="replace").rstrip().rpartition("\n")[2]
     try:
         facts = json.loads(last)
     except ValueError:
-        end = said.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        why = end or f"it ended with exit code {said.returncode}"
+        end = errors.decode(errors="replace").strip().rpartition("\n")[2]
+        why = end or f"it ended with exit code {process.returncode}"
         raise UpError(f"{folder.path / folder.predict.partition(':')[0]} cannot be imported: {why}") from None
     if "missing" in facts:
         raise UpError(_without_cog(folder, str(facts["missing"])))

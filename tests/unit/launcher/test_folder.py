@@ -8,7 +8,8 @@ import pytest
 
 from director.examples import EXAMPLES
 from director.launcher.folder import SCHEMA, Folder, find_folder, keep_schema, make_schema, model_environment
-from director.launcher.processes import UpError
+from director.launcher.processes import UpError, mark
+from tests.support.eventually import eventually
 
 HERE = Path(sys.executable)
 
@@ -99,6 +100,20 @@ def test_model_gets_a_python_of_its_own_where_that_of_director_has_no_cog(
     own = folder / ".venv"
     lines = [f"{python} -m venv {own}", f"{own}/bin/python -m pip install 'cog>=0.23'"]
     assert str(refused.value).splitlines()[1:] == [f"  {line}" for line in lines]
+
+
+async def test_import_that_does_not_end_is_killed_with_all_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("director.launcher.folder.SCHEMA_LIMIT_S", 0.5)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nsleep 600 &\necho $! > started\nwait\n")
+    python.chmod(0o755)
+    folder = folder_with(tmp_path, predict_py="def predict(): ...")
+    with pytest.raises(UpError, match=r"predict\.py is not imported within 0\.5 s"):
+        make_schema(find_folder(folder, str(python)))
+    started = int((folder / "started").read_text())
+    await eventually(lambda: mark(started) is None, "what it started has ended")
 
 
 def test_schema_is_written_once_and_where_cog_reads_it(tmp_path: Path) -> None:
