@@ -18,8 +18,9 @@ LOOPBACK: Final = "127.0.0.1"
 PORT: Final = "{port}"
 LOG_KEPT_BYTES: Final = 1 << 20
 LOOK_S: Final = 0.05
-# Director's settings and the address and headers of its collector; with a bucket for its files, also the key of that
-OWN: Final = (PREFIX, "OTEL_", "REDIS_URL")
+# Director's settings, the passwords from which manifests make them, and the address and headers of its collector; with
+# a bucket for its files, also the key of that
+OWN: Final = (PREFIX, "OTEL_", "REDIS_URL", "REDIS_PASSWORD", "SENTINEL_PASSWORD", "UPLOAD_SECRET")
 KEYS: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 BUCKET: Final = "s3://"
 
@@ -53,7 +54,7 @@ def with_port(command: Sequence[str], port: int) -> list[str]:
 
 def server_environment() -> dict[str, str]:
     """Return our environment without what is Director's own: a model must not see its settings and secrets."""
-    own = OWN + (KEYS if os.environ.get(PREFIX + "FILES_DIR", "").startswith(BUCKET) else ())
+    own = OWN + (KEYS if os.environ.get(PREFIX + "FILES_URL", "").startswith(BUCKET) else ())
     return {name: value for name, value in os.environ.items() if not name.startswith(own)}
 
 

@@ -47,7 +47,10 @@ async def test_server_sees_its_device_and_nothing_of_director(
     tmp_path: Path, devices: FakeDevices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DIRECTOR_REDIS_URL", "redis://:hush@db")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "key=hush")
+    monkeypatch.setenv("DIRECTOR_FILES_URL", "s3://files")
+    ours = ("OTEL_EXPORTER_OTLP_HEADERS", "REDIS_PASSWORD", "SENTINEL_PASSWORD", "UPLOAD_SECRET")
+    for name in (*ours, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "hush")
     pool = a_pool(tmp_path, devices, a_model(devices, "a/a", memory={"gpu1": 1}), a_model(devices, "a/cpu"))
     async with hosted_by(pool) as host:
         for model in ("a/a", "a/cpu"):
