@@ -92,7 +92,8 @@ class _Server(Struct, eq=False):
 class Host:
     """Owns the servers of one pool. Made by `hosting`, which holds the locks of the devices.
 
-    `on_news` is called whenever the presence of a model has changed.
+    `on_news` is called whenever the presence of a model has changed. `upload_url`: where Cog servers put the files of
+    their outputs; empty where they answer with them. Set both before anything is taken over or loaded.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Host:
         orphan_s: float,
     ) -> None:
         self.on_news: Callable[[], None] = lambda: None
+        self.upload_url = ""
         self._devices = {device.name: device for device in devices}
         self._folder = folder
         self._tasks = tasks
@@ -256,7 +258,11 @@ class Host:
         folder = find_folder(Path(given.folder))
         if not has_schema(folder):
             keep_schema(folder, make_schema(folder))
-        env = {"COG_PREDICT_TYPE_STUB": folder.predict, "COG_MAX_CONCURRENCY": str(server.hosted.model.slots)}
+        env = {
+            "COG_PREDICT_TYPE_STUB": folder.predict,
+            "COG_MAX_CONCURRENCY": str(server.hosted.model.slots),
+            "COG_UPLOAD_URL": self.upload_url,
+        }
         return cog_command(folder), folder.path, {**model_environment(folder, self._folder.links), **port, **env}
 
     def _devices_env(self, place: Place) -> dict[str, str]:
@@ -267,7 +273,8 @@ class Host:
 
     def _digest(self, server: _Server, place: Place) -> str:
         given = server.hosted.launch
-        own = (given.command, given.folder, sorted(given.env.items()), given.sleep, given.wake)
+        upload_url = self.upload_url if given.folder else ""
+        own = (given.command, given.folder, sorted(given.env.items()), given.sleep, given.wake, upload_url)
         how = (*own, server.hosted.model.slots, sorted(place.items()), self._devices_env(place))
         return sha256(msgspec.json.encode(how)).hexdigest()
 

@@ -111,7 +111,7 @@ async def opened(
                     raise
                 raise SettingsError(f"{label}: {exc}") from exc
         garage = _garage(sharing, host, directors, shared) if sharing and host else None
-        yield Pool(settings, shared, directors, garage)
+        yield Pool(settings, shared, directors, garage, host)
 
 
 async def _hosted(sharing: Sharing, stack: AsyncExitStack) -> Host:
@@ -193,9 +193,11 @@ class Pool:
         shared: Shared,
         directors: Mapping[str, Director],
         garage: Garage | None = None,
+        host: Host | None = None,
     ) -> None:
         self.directors = directors
         self.garage = garage
+        self._host = host
         self.health = process.Health()
         self._settings = settings
         self._shared = shared
@@ -224,6 +226,8 @@ class Pool:
             tasks.start_soon(self._measure)
             for label in self.directors:
                 tasks.start_soon(self._work, label, inbox)
+            if self._host is not None and settings.upload_secret:
+                self._host.upload_url = f"{inbox.base_url}/uploads/{settings.upload_secret}/"
             if self.garage is not None:
                 tasks.start_soon(self.garage.run)
             started(port)
