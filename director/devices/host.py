@@ -25,8 +25,9 @@ from msgspec.structs import replace
 
 from director.core.devices import Device, Place
 from director.core.errors import DirectorError
+from director.core.pool_devices import VISIBLE
 from director.core.pool_file import Hosted
-from director.devices.ownership import Presence, Record, StateFolder
+from director.devices.ownership import TOOL_LIMIT_S, Presence, Record, StateFolder, gpu_names
 from director.launcher.folder import cog_command, find_folder, has_schema, keep_schema, make_schema, model_environment
 from director.launcher.guard import guarding
 from director.launcher.launch import (
@@ -45,7 +46,6 @@ log = logging.getLogger(__name__)
 
 CALL_LIMIT_S: Final = 120.0  # vLLM moves weights of 80 GB in less
 FREE_LIMIT_S: Final = 30.0
-TOOL_LIMIT_S: Final = 30.0  # nvidia-smi hangs where a driver does
 LOOK_S: Final = 0.25
 END_LIMIT_S: Final = 5.0  # a guard ends what it guards at once
 ORPHAN_S: Final = 60.0  # a killed director is back by then, or its machine serves nothing any more
@@ -269,7 +269,9 @@ class Host:
         """Return the variables that show a server its devices, and hide all others from it."""
         names = {name for device in self._devices.values() for name in device.env}
         shown = [device.env for name, device in self._devices.items() if name in place]
-        return {name: ",".join(env[name] for env in shown if name in env) for name in sorted(names)}
+        env = {name: ",".join(env[name] for env in shown if name in env) for name in sorted(names)}
+        # Else CUDA gives the fastest GPU the number 0, and nvidia-smi the first one on the bus
+        return env | ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if VISIBLE in env else {})
 
     def _digest(self, server: _Server, place: Place) -> str:
         given = server.hosted.launch
@@ -426,7 +428,7 @@ async def hosting(
     `orphan_s`: how long a server waits for the next director after this process was killed. Raises SettingsError with
     the holder if another director has one of the devices, or this pool.
     """
-    place = StateFolder(folder, pool)
+    place = StateFolder(folder, pool, await gpu_names())
     place.make()
     async with place.locked(devices), anyio.create_task_group() as tasks:
         host = Host(devices, hosted, place, tasks, orphan_s)

@@ -5,8 +5,9 @@ record of each server, which the next director reads.
 import fcntl
 import os
 import stat
+import subprocess
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -20,11 +21,15 @@ from msgspec import Struct
 from director.core.clock import SystemClock
 from director.core.devices import Device, Place
 from director.core.errors import SettingsError
+from director.core.pool_devices import VISIBLE
 from director.core.view import iso
+from director.launcher.launch import server_environment
 from director.launcher.processes import Mark
 
 LOCK_WAIT_S: Final = 3.0  # the guard of a server that was left looks at a lock for a moment, and so holds it
 LOOK_S: Final = 0.05
+TOOL_LIMIT_S: Final = 30.0  # nvidia-smi hangs where a driver does
+GPUS: Final = ("nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader")
 
 Presence = Literal["absent", "running", "asleep", "leaving"]
 """`running`: its process takes memory, whether it is loading or loaded. `asleep`: its process takes none."""
@@ -58,11 +63,25 @@ class Holder(Struct, frozen=True):
     since: str
 
 
-class StateFolder:
-    """The folder of locks, which all users of the machine share, and in it this user's records and logs of one pool."""
+async def gpu_names() -> Mapping[str, str]:
+    """Return the UUID of each GPU by its number. Empty on a machine without nvidia-smi."""
+    try:
+        with anyio.fail_after(TOOL_LIMIT_S):
+            answer = await anyio.run_process(GPUS, env=server_environment())
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+    return dict(line.split(", ", 1) for line in answer.stdout.decode().splitlines() if ", " in line)
 
-    def __init__(self, path: Path, pool: Path) -> None:
+
+class StateFolder:
+    """The folder of locks, which all users of the machine share, and in it this user's records and logs of one pool.
+
+    `gpus`: see `gpu_names`. A GPU has one lock, whether a device names it by its number or by its UUID.
+    """
+
+    def __init__(self, path: Path, pool: Path, gpus: Mapping[str, str]) -> None:
         self._path = path
+        self._gpus = gpus
         self._pool = pool.absolute()
         self._user = path / str(os.getuid())
         short = sha256(bytes(self._pool)).hexdigest()[:16]
@@ -74,8 +93,17 @@ class StateFolder:
         return self._own / "bin"
 
     def lock_of(self, device: Device) -> str:
-        shown = ",".join(f"{name}={value}" for name, value in sorted(device.env.items()))
+        named = {name: self._in_full(value) if name == VISIBLE else value for name, value in device.env.items()}
+        shown = ",".join(f"{name}={value}" for name, value in sorted(named.items()))
         return f"{quote(shown or f'device={device.name}', safe='=,')}.lock"
+
+    def _in_full(self, gpus: str) -> str:
+        """Return the UUIDs of GPUs that are named as CUDA allows: by numbers, or by enough of their UUIDs."""
+        found = []
+        for gpu in gpus.split(","):
+            begun = [uuid for uuid in self._gpus.values() if gpu and uuid.startswith(gpu)]
+            found.append(self._gpus.get(gpu) or (begun[0] if len(begun) == 1 else gpu))
+        return ",".join(found)
 
     def log(self, model: str) -> Path:
         return self._own / f"{quote(model, safe='')}.log"
@@ -100,10 +128,21 @@ class StateFolder:
 
     @asynccontextmanager
     async def locked(self, devices: Sequence[Device]) -> AsyncGenerator[None]:
-        """Hold the locks of this pool and its devices. Raises SettingsError with the director that holds one."""
+        """Hold the locks of this pool and its devices. Raises SettingsError with the director that holds one, or if two
+        devices are one GPU.
+        """
         wanted = {self.owner: f"The pool {self._pool}"}
-        wanted |= {self._path / self.lock_of(one): _named(one) for one in devices}
+        for device in devices:
+            path = self._path / self.lock_of(device)
+            if path in wanted:
+                raise SettingsError(f"{wanted[path]} and {_named(device)} are the same. Name it once, with its memory.")
+            wanted[path] = _named(device)
         async with AsyncExitStack() as stack:
+            folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+            stack.callback(os.close, folder)
+            # systemd-tmpfiles ages /tmp. It skips a folder that is locked, with all below (tmpfiles.d(5)), but that of
+            # systemd 252 removes files that are locked: a lock whose file is gone holds nothing
+            await _until_locked(folder, fcntl.LOCK_SH)
             for path, what in sorted(wanted.items()):
                 descriptor = _opened(path)
                 stack.callback(os.close, descriptor)
@@ -111,15 +150,8 @@ class StateFolder:
             yield
 
     async def _lock(self, descriptor: int, what: str) -> None:
-        give_up = time.monotonic() + LOCK_WAIT_S
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= give_up:
-                    raise SettingsError(f"{what} is held by {_holder(descriptor)}.") from None
-                await anyio.sleep(LOOK_S)
+        if not await _until_locked(descriptor, fcntl.LOCK_EX):
+            raise SettingsError(f"{what} is held by {_holder(descriptor)}.")
         holder = Holder(os.getpid(), os.getuid(), str(self._pool), iso(SystemClock().now_ms()))
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, msgspec.json.encode(holder), 0)
@@ -148,6 +180,19 @@ class StateFolder:
 def _named(device: Device) -> str:
     shown = ", ".join(f"{name}={value}" for name, value in sorted(device.env.items()))
     return f"The device {device.name} ({shown})" if shown else f"The device {device.name}"
+
+
+async def _until_locked(descriptor: int, how: int) -> bool:
+    """Return False if another process still holds the lock after LOCK_WAIT_S."""
+    give_up = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= give_up:
+                return False
+            await anyio.sleep(LOOK_S)
 
 
 def _opened(path: Path) -> int:

@@ -1,5 +1,6 @@
 """Test the owner of the servers on shared devices with real processes. A fake device counts their memory exactly."""
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -59,6 +60,7 @@ async def test_server_sees_its_device_and_nothing_of_director(
         pid = devices.holdings()[0].pid
         environment = Path(f"/proc/{pid}/environ").read_text().split("\0")
         assert f"CUDA_VISIBLE_DEVICES=gpu1-of-{devices.address}" in environment
+        assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in environment  # as nvidia-smi counts
         assert [each for each in environment if "hush" in each or each.startswith("DIRECTOR_")] == []
         assert host.last_lines("a/cpu") == ["a/cpu loads on ''"]
 
@@ -89,6 +91,53 @@ async def test_two_owners_of_one_device_are_refused_with_the_name_of_the_first(
                 pass
     async with hosted_by(second):
         pass
+
+
+@pytest.mark.parametrize("shown", ["GPU-aaaa-1", "GPU-a"])
+async def test_gpu_has_one_lock_by_its_number_and_by_its_uuid(
+    tmp_path: Path, devices: FakeDevices, monkeypatch: pytest.MonkeyPatch, shown: str
+) -> None:
+    monkeypatch.setattr("director.devices.ownership.LOCK_WAIT_S", 0.1)
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text('#!/bin/sh\nprintf "0, GPU-aaaa-1\\n1, GPU-bbbb-2\\n"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    first, second, other = (
+        Device(name, 10, {"CUDA_VISIBLE_DEVICES": gpu}) for name, gpu in [("a", "0"), ("b", shown), ("c", "1")]
+    )
+    pool = a_pool(tmp_path, devices)
+    async with hosted_by(replace(pool, devices=(first, other))):
+        with pytest.raises(SettingsError, match=rf"The device b \(CUDA_VISIBLE_DEVICES={shown}\) is held by"):
+            async with hosted_by(replace(pool, path=tmp_path / "other.toml", devices=(second,))):
+                pass
+    with pytest.raises(SettingsError, match="are the same"):
+        async with hosted_by(replace(pool, devices=(first, second))):
+            pass
+
+
+async def test_folder_of_locks_and_records_is_held_against_removal_by_age(tmp_path: Path, devices: FakeDevices) -> None:
+    """systemd-tmpfiles skips a folder on which another process has a lock, with all below."""
+    one = a_pool(tmp_path, devices)
+    async with hosted_by(one), hosted_by(replace(one, path=tmp_path / "other.toml", devices=())):
+        folder = os.open(tmp_path / "devices", os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(folder)
+
+
+async def test_cog_server_is_told_where_to_put_files(tmp_path: Path, devices: FakeDevices) -> None:
+    folder = write_model(tmp_path / "model", "def predict(): ...", schema={})
+    python = folder / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "$COG_UPLOAD_URL" > told\nexec sleep 600\n')
+    python.chmod(0o755)
+    pool = a_pool(tmp_path, devices, Hosted(Model(name="a/a", places=({},)), Launch(folder=str(folder))))
+    async with hosted_by(pool) as host:
+        host.upload_url = "http://127.0.0.1:9100/uploads/secret/"
+        await host.load("a/a", {})
+        told = await eventually(lambda: (folder / "told").exists() and (folder / "told").read_text(), "it is told")
+        assert told.strip() == host.upload_url
 
 
 async def test_two_loads_of_one_model_start_one_server(tmp_path: Path, devices: FakeDevices) -> None:
