@@ -26,7 +26,7 @@ from director.core.devices import Device, Place
 from director.core.errors import BackendUnavailable, UnknownQueue
 from director.core.ids import QueueName
 from director.core.pool_file import Hosted
-from director.devices.host import Held, LoadFailed
+from director.devices.host import CALL_LIMIT_S, END_LIMIT_S, Held, LoadFailed
 from director.devices.plan import Decision, Expected, Load, Seen, State, Waiting, charged, plan
 from director.servers.runners.runner import HealthStatus
 from director.servers.servers import Server, Servers
@@ -44,7 +44,8 @@ LONGEST_RETRY_S: Final = 300.0
 LEAST_LIMIT_S: Final = 60.0  # a load may take this long, or ten times as long as usual
 SLOWER: Final = 10
 UNWELL_S: Final = 60.0  # a loaded server that can run nothing for this long is started again
-STEADY_S: Final = 600.0  # a server that dies sooner than this failed to load in effect
+STEADY_S: Final = 600.0  # a server that dies sooner than this, and has run nothing, failed to load in effect
+SLACK: Final = 4  # times what a guard needs at most to end all processes
 HOUR_S: Final = 3600.0
 MOST_SWAPS: Final = 8  # that heartbeats carry
 LATE: Final = 1.5  # times as long as likely, if no bound is known
@@ -105,7 +106,10 @@ class Times:
 
 @dataclass(eq=False)
 class Bay:
-    """One model and what is known of it. `place` is the memory that it takes from its load until it is at rest."""
+    """One model and what is known of it. `place` is the memory that it takes from its load until it is at rest.
+
+    `ends_since`: its runs have ended, and its server is being put to rest. `runs_before`: its runs up to its last load.
+    """
 
     hosted: Hosted
     director: Directed
@@ -116,6 +120,8 @@ class Bay:
     retry_at: float = -math.inf
     why: str = ""
     unwell_since: float | None = None
+    ends_since: float | None = None
+    runs_before: int = 0
     survey: Survey | None = None
     arrivals_per_s: float = 0.0
     expected: Expected | None = None
@@ -142,6 +148,19 @@ class Bay:
     def is_served(self) -> bool:
         """Whether its director has begun. One that cannot serve its model never does."""
         return bool(self.servers.all)
+
+    @property
+    def has_run(self) -> bool:
+        """Whether anything ran since its last load."""
+        return self.server.runs > self.runs_before
+
+    def overdue_s(self, now: float) -> float:
+        """Return how long its server has been there after it should have ended, or 0."""
+        if self.ends_since is None:
+            return 0.0
+        launch = self.hosted.launch
+        longest_s = launch.grace_s + SLACK * END_LIMIT_S + (CALL_LIMIT_S if launch.sleep else 0.0)
+        return max(0.0, now - self.ends_since - longest_s)
 
     def become(self, state: State, now: float, place: Place | None = None) -> None:
         self.state, self.since = state, now
@@ -311,8 +330,10 @@ class Garage:
             return
         held = self._host.held(bay.name)
         if held.presence != "running":
-            lived_s = now - bay.since
-            self._note_failure(bay, held.ended or "its server is gone", is_again=lived_s < STEADY_S)
+            # A run that ends its server must not hold the model away from other accounts: what one account sends may do
+            # so again and again, and each time its prediction spends an attempt
+            is_again = now - bay.since < STEADY_S and not bay.has_run
+            self._note_failure(bay, held.ended or "its server is gone", is_again=is_again)
             self._end(tasks, bay)
             return
         if bay.server.health.can_run and not bay.server.doubt.is_set():
@@ -368,6 +389,7 @@ class Garage:
         if not is_adopted:
             bay.load_s.add(took_s)
         bay.server.failed_starts, bay.unwell_since = 0, None
+        bay.runs_before = bay.server.runs
         bay.become("loaded", self._clock.monotonic())
         bay.servers.expect(bay.server, None)
         bay.servers.set_gate(bay.server, "open")
@@ -394,7 +416,7 @@ class Garage:
         bay.become("leaving", bay.since if bay.state == "leaving" else self._clock.monotonic())
         if bay.is_served:
             await self._drain(bay)
-        began = self._clock.monotonic()
+        bay.ends_since = began = self._clock.monotonic()
         while True:
             try:
                 await self._host.rest(bay.name)
@@ -403,6 +425,7 @@ class Garage:
                 log.exception("putting a model to rest failed", extra={"model": bay.name})
                 await self._clock.sleep(AWAY_S)
         took_s = self._clock.monotonic() - began
+        bay.ends_since = None
         bay.rest_s.add(took_s)
         self._note_lost(bay, "rested", took_s)
         self._rested[bay.name] = bay.place
@@ -482,6 +505,7 @@ class Garage:
                 -LONGEST_WHY:
             ],  # last words are at the end
             is_stuck=expected is not None and expected.is_stuck,
+            overdue_s=bay.overdue_s(now),
             behind=expected.behind if expected else (),
             swaps=tuple(bay.swaps),
         )

@@ -243,6 +243,8 @@ def _devices(situation: Situation) -> Iterator[Finding]:
         stats = situation.queues.get(queue)
         if shelf is None or stats is None:
             continue
+        if shelf.overdue_s:
+            yield _found("server_stays", queue, ago=span(shelf.overdue_s))
         if shelf.failed:
             level: Level = "bad" if work_of(stats) else "warn"
             loads = several(shelf.failed, "load")

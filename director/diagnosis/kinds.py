@@ -30,6 +30,7 @@ Code = Literal[
     "servers_unwell",
     "load_fails",
     "no_room",
+    "server_stays",
     "swaps_thrash",
     "setup_slow",
     "no_schema",
@@ -211,6 +212,15 @@ KINDS: Final[Mapping[Code, Kind]] = {
         "servers",
         "DirectorFinding",
         stages=("waits",),
+    ),
+    "server_stays": Kind(
+        "bad",
+        "A server does not end",
+        "It was killed, and {ago} later a process of it is still there. Its memory is not free, so nothing loads in "
+        "its place. A driver that hangs does this: look at the log of the kernel, and restart the machine.",
+        "director devices",
+        "servers",
+        "DirectorFinding",
     ),
     "swaps_thrash": Kind(
         "warn",

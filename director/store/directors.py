@@ -63,7 +63,8 @@ class SwapFound(Struct, frozen=True):
 class ShelfFound(Struct, frozen=True, kw_only=True):
     """A model that shares devices. `place`: the bytes that it takes on each device, or would take. `room`: all bytes of
     these devices. `loads`, `lost_s`: of the last hour, and the time that its loads and rests took. `behind`: the models
-    that it waits for. `failed`: loads in a row. `is_stuck`: it is not loaded before an operator acts.
+    that it waits for. `failed`: loads in a row. `is_stuck`: it is not loaded before an operator acts. `overdue_s`: how
+    long its server has been there after it should have ended.
     """
 
     machine: str
@@ -77,6 +78,7 @@ class ShelfFound(Struct, frozen=True, kw_only=True):
     failed: int = 0
     why: str = ""
     is_stuck: bool = False
+    overdue_s: float = 0.0
     behind: tuple[str, ...] = ()
     swaps: tuple[SwapFound, ...] = ()
 

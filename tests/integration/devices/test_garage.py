@@ -171,6 +171,40 @@ async def test_model_whose_server_died_is_loaded_again(
     assert host.loads["acme/a"] == 2
 
 
+async def test_runs_that_end_their_server_do_not_hold_the_model_away(
+    server: RedisServer, callers: dict[str, Caller], scripts: Scripts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An account may send what ends the server each time. The others wait for one load, not for a longer pause."""
+    monkeypatch.setattr("director.devices.garage.FIRST_RETRY_S", 0.1)
+    host, caller = PlayedHost(PlayedModel("acme/a"), memory=1), callers["acme/a"]
+    async with sharing(server, host) as pool:
+        assert pool.garage is not None
+        bay = pool.garage.bays["acme/a"]
+        for _ in range(3):
+            await caller.ended(await caller.submit())
+            await host.die("acme/a", ended="exit status 139")
+            await eventually(lambda: bay.state, "it is gone", until=lambda state: state == "absent")
+            assert bay.failed == 1
+        for failed in (2, 3):
+            await scripts.order(caller.queue, "load")
+            await eventually(lambda: bay.state, "it is loaded", until=lambda state: state == "loaded")
+            await host.die("acme/a", ended="exit status 1")
+            await eventually(lambda: bay.failed, "it ran nothing", until=failed.__eq__)
+
+
+async def test_server_that_does_not_end_is_told(
+    server: RedisServer, callers: dict[str, Caller], scripts: Scripts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("director.devices.garage.END_LIMIT_S", -10.0)  # it is overdue at once
+    host, caller = PlayedHost(PlayedModel("acme/a"), memory=1, rest_s=600), callers["acme/a"]
+    async with sharing(server, host):
+        await caller.ended(await caller.submit())
+        assert (await shelf(server, caller)).overdue_s == 0
+        await scripts.order(caller.queue, "rest")
+        told = await eventually(lambda: shelf(server, caller), "it is told", until=lambda one: one.overdue_s > 0)
+        assert told.state == "leaving"
+
+
 async def test_director_takes_over_what_a_dead_one_left_loaded(server: RedisServer, callers: dict[str, Caller]) -> None:
     host = PlayedHost(*(PlayedModel(f"acme/{name}") for name in "ab"), memory=1)
     await host.load("acme/a", {DEVICE: 1})

@@ -65,6 +65,7 @@ FAULTS: dict[Code, Situation] = {
     "servers_unwell": situation(director("d1", replace(SERVER, state="unreachable"))),
     "load_fails": situation(on_device(failed=3, why="no weights", is_stuck=True)),
     "no_room": situation(on_device(is_stuck=True, why="It does not fit beside acme/a.")),
+    "server_stays": situation(on_device(state="leaving", overdue_s=90.0)),
     "swaps_thrash": situation(on_device(state="loaded", loads=60, lost_s=1800.0)),
     "setup_slow": situation(director("d1", replace(SERVER, state="starting", since_ms=NOW - 61_000))),
     "no_schema": situation(director("d1", replace(SERVER, has_schema=False))),
