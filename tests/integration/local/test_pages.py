@@ -24,7 +24,9 @@ def terminals(folder: Path, **instead: str) -> Terminals:
     paths = f"{Path(sys.executable).parent}:{environment()['PATH']}"
     ports = {shown: str(free_port()) for shown in ("8080", "9000", "9001")}
     left_out = {name: value for name, value in environment().items() if not name.startswith("REPLICATE_")}
-    return Terminals(folder, left_out | {"PATH": paths, "NO_COLOR": "1"}, ports | instead)
+    # all directors of this machine would have one folder, and a second reader of a page would be refused its devices
+    own = {"PATH": paths, "NO_COLOR": "1", "DIRECTOR_DEVICES_DIR": str(folder / "devices")}
+    return Terminals(folder, left_out | own, ports | instead)
 
 
 @pytest.fixture(scope="module")
