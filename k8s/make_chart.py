@@ -44,6 +44,7 @@ OF_ALL = {
 # Texts of the manifests that a value replaces. Those with zz- are names that `rendered` gives a pool
 WORDS = {
     "zz-pool": "$.name",
+    "zz-shared": "$.name",
     "zz-owner/zz-model": "$.pool.model",
     "zz-live": "$.pool.liveKey",
     "model:0.0.0": "$.pool.image",
@@ -60,6 +61,7 @@ WORDS = {
 TEMPLATE = "spec template spec "
 CONTAINER = TEMPLATE + "containers "
 MODEL = TEMPLATE + "initContainers model "
+SHARED = CONTAINER + "director "
 KEDA = "spec ingress 0 from 0 namespaceSelector matchLabels kubernetes.io/metadata.name"
 # The objects, a path of keys, names and numbers in them, and the value that stands there. With `?` the key is left out
 # where the value is empty
@@ -99,8 +101,10 @@ PLACES = [
     ("Deployment/director-.*", TEMPLATE + "runtimeClassName", "? $.pool.runtimeClass"),
     ("Deployment/director-.*", TEMPLATE + "nodeSelector", "? $.pool.nodeSelector"),
     ("Deployment/director-.*", TEMPLATE + "tolerations", "? $.pool.tolerations"),
-    ("Deployment/director-.*", MODEL + "resources", "$.pool.resources"),
-    ("Deployment/director-.*", MODEL + "env +", "$.pool.env"),
+    ("Deployment/director-zz-pool", MODEL + "resources", "$.pool.resources"),
+    ("Deployment/director-zz-pool", MODEL + "env +", "$.pool.env"),
+    ("Deployment/director-zz-shared", SHARED + "resources", "$.pool.resources"),
+    ("Deployment/director-zz-shared", SHARED + "env +", "$.pool.env"),
     ("Deployment/director-.*", TEMPLATE + "volumes model-tmp emptyDir sizeLimit", "$.pool.tmp"),
     ("Deployment/director-.*", TEMPLATE + "volumes coglet emptyDir sizeLimit", "$.pool.outputs"),
     ("Deployment/director-.*", TEMPLATE + "volumes shm emptyDir sizeLimit", "$.pool.shm"),
@@ -115,6 +119,8 @@ MORE = {
     "ConfigMap/director-config": "$.Values.config",
     "ConfigMap/api-config": "$.Values.api.config",
     "ConfigMap/pool-zz-pool": "$.pool.config",
+    "ConfigMap/pool-zz-shared": "$.pool.config",
+    "ConfigMap/models-zz-shared": '(dict "pool.toml" $.pool.poolFile)',
 }
 # Values with a few words to choose from, and those whose fields are not ours
 CHOICES = {
@@ -146,18 +152,19 @@ class Choice:
 
 
 def rendered(component: str = "") -> dict[str, Any]:
-    """Return the objects by kind and name, of the base and of a pool called zz-pool."""
+    """Return the objects by kind and name, of the base and of two pools: zz-pool, and zz-shared with `gpu-shared`."""
     with tempfile.TemporaryDirectory() as temporary:
         copied = Path(temporary) / "k8s"
         shutil.copytree(K8S, copied, ignore=shutil.ignore_patterns("secrets.env", "secrets", "overlays"))
         overlay = copied / "overlays/chart"
         (overlay / "pool").mkdir(parents=True)
+        (overlay / "shared").mkdir()
         subprocess.run(["sh", copied / "secrets.sh", overlay], check=True)
         secrets = [{"name": f"{part}-secrets", "envs": [f"secrets/{part}.env"]} for part in parts_of_secrets()]
         write(
             overlay,
             namespace="director",
-            resources=["../../base", "pool"],
+            resources=["../../base", "pool", "shared"],
             components=[f"../../components/{component}"] if component in OF_ALL else [],
             secretGenerator=secrets,
         )
@@ -177,6 +184,13 @@ def rendered(component: str = "") -> dict[str, Any]:
             "data": {"DIRECTOR_MODEL": "zz-owner/zz-model"},
         }
         (overlay / "pool/pool.yaml").write_text(yaml.safe_dump(pool))
+        write(
+            overlay / "shared",
+            nameSuffix="-zz-shared",
+            labels=[{"pairs": {"director/pool": "zz-shared"}, "includeSelectors": True}],
+            components=["../../../components/gpu-shared"],
+            configMapGenerator=[{"name": "pool", "literals": []}, {"name": "models", "literals": ["pool.toml="]}],
+        )
         done = subprocess.run(["kubectl", "kustomize", overlay], check=True, capture_output=True, text=True)
     objects = plain_names(list(yaml.safe_load_all(done.stdout)))
     for each in objects:
@@ -215,7 +229,7 @@ def with_values(objects: dict[str, Any]) -> dict[str, Any]:
     for name, path, expression in PLACES:
         *way, last = path.split(" ")
         value = Value(expression.removeprefix("? "), optional=expression.startswith("? "), among=last == "+")
-        for key in [key for key in objects if re.fullmatch(name, key.replace("zz-pool", "pool"))]:
+        for key in [key for key in objects if re.fullmatch(name, key)]:
             node = objects[key]
             for step in way:
                 node = child(node, step)
@@ -362,7 +376,7 @@ def read_by(node: Any) -> list[tuple[str, str]]:
     maps = re.findall(r'"configMap(?:Ref)?": {"name": "([^"]*)"', said)
     secrets = re.findall(r'"name": "([a-z]+-secrets)"', said)
     found = {name: f"ConfigMap/{name}" for name in maps} | {name: f"Secret/{name}" for name in secrets}
-    return [(name.removesuffix("-zz-pool"), key) for name, key in sorted(found.items())]
+    return [(re.sub("-zz-(pool|shared)$", "", name), key) for name, key in sorted(found.items())]
 
 
 def data_of(key: str) -> str:
@@ -393,11 +407,15 @@ def templates() -> dict[str, str]:
         if key.startswith("ConfigMap/"):
             content = node.cases[0][1] if isinstance(node, Choice) else node
             data += [f'{{{{- define "{key}" }}}}', *block(content["data"], ""), "{{ end }}"]
-    files = {"_data.tpl": data, "_pool.tpl": ['{{- define "director.pool" }}']}
+    files = {"_data.tpl": data}
+    for kind in ("pool", "shared"):
+        files[f"_{kind}.tpl"] = [f'{{{{- define "director.{kind}" }}}}']
     for key, node in (objects | secrets()).items():
-        name = "_pool.tpl" if key.endswith("zz-pool") else f"{key.replace('/', '-').lower()}.yaml"
+        kind = key.rpartition("-zz-")[2]
+        name = f"_{kind}.tpl" if kind != key else f"{key.replace('/', '-').lower()}.yaml"
         files.setdefault(name, []).extend(document(key, node))
-    files["_pool.tpl"].append("{{- end }}")
+    for kind in ("pool", "shared"):
+        files[f"_{kind}.tpl"].append("{{- end }}")
     return {name: "\n".join(content) + "\n" for name, content in files.items()}
 
 
@@ -416,11 +434,16 @@ def schema_of_values(values: dict[str, Any]) -> dict[str, Any]:
     judged = schema(values)
     fields = judged["properties"]
     default = fields["poolDefaults"]
-    own = {"image": {"type": "string", "minLength": 1}, "model": {"type": "string", "pattern": "^[^/]+/[^/]+$"}}
+    own = {
+        "image": {"type": "string", "minLength": 1},
+        "model": {"type": "string", "pattern": "^[^/]+/[^/]+$"},
+        "poolFile": {"type": "string", "minLength": 1},
+    }
+    needed = {"required": ["image"], "oneOf": [{"required": ["model"]}, {"required": ["poolFile"]}]}
     fields["pools"] = {
         "type": "object",
         "propertyNames": {"pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", "maxLength": 40},
-        "additionalProperties": default | {"properties": default["properties"] | own, "required": [*own]},
+        "additionalProperties": default | {"properties": default["properties"] | own} | needed,
     }
     fields["global"] = {"type": "object"}  # Helm hands it to every chart
     return judged

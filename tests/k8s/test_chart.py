@@ -29,7 +29,7 @@ CHOSEN: dict[str, dict[str, Any]] = {
     "sentinel": {"redis": {"mode": "sentinel"}},
 }
 CHOSEN_FOR_POOLS = {"weights": {"weights": "100Gi"}, "runtime-class": {"runtimeClass": "nvidia"}}
-IN_ALL = {"uploads", "gpu-pool", "root-pools", "pull-secret", "runtime-class"}
+IN_ALL = {"uploads", "gpu-pool", "gpu-shared", "root-pools", "pull-secret", "runtime-class"}
 
 
 def by_name(objects: list[Manifest]) -> dict[str, Manifest]:
@@ -91,6 +91,14 @@ def test_helm_and_kustomize_render_the_same_component(component: str) -> None:
     assert_same(objects, values | CHOSEN.get(component, {}))
 
 
+@pytest.mark.parametrize(
+    ("component", "value"),
+    [("files-volume", {"files": {"kind": "volume"}}), ("sentinel", {"redis": {"mode": "sentinel"}})],
+)
+def test_helm_and_kustomize_render_the_same_pod_with_several_models(component: str, value: dict[str, Any]) -> None:
+    assert_same(rendered(K8S / "overlays/shared", also=component), values_of("shared") | value)
+
+
 def test_each_component_is_a_choice_of_the_chart() -> None:
     chosen = OF_ALL.keys() | OF_POOLS.keys() | IN_ALL
     assert {path.name for path in (K8S / "components").iterdir()} == chosen
@@ -125,7 +133,7 @@ def test_templates_ask_for_each_value_and_for_no_other() -> None:
     defined = {leaf.replace(".poolDefaults.", "$.pool.", 1) for leaf in leaves(values)}
     used = set(re.findall(r"\$(\.Values(?:\.\w+)+|\.pool\.\w+)", text.replace("$.Values.poolDefaults.", "$.pool.")))
     used = {f"${name}" if name.startswith(".pool.") else name.removeprefix(".Values") for name in used}
-    assert used - {"$.pool.image", "$.pool.model", ".poolDefaults"} == defined - {".pools"}
+    assert used - {"$.pool.image", "$.pool.model", "$.pool.poolFile", ".poolDefaults"} == defined - {".pools"}
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
@@ -145,6 +153,8 @@ def test_helm_finds_no_fault_in_the_chart(name: str) -> None:
         ("secrets.env=", "No secrets. Make them with k8s/secrets.sh"),
         ("pools.painter.scaling=keda-live", "needs liveKey"),
         ("pools.painter.config.DIRECTOR_DRAIN_S=5", "name runLimitSeconds instead"),
+        ("pools.painter.poolFile=a", "oneOf"),
+        ("pools.two.image=two:1,pools.two.poolFile=a,pools.two.weights=1Gi", "neither scaling nor weights"),
     ],
 )
 def test_wrong_values_are_refused(setting: str, said: str) -> None:

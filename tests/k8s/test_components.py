@@ -35,6 +35,15 @@ def test_a_component_renders_and_follows_the_rules(name: str) -> None:
     assert [wrong for version in (VERSIONS[0], VERSIONS[-1]) for wrong in misfits(chosen(name), version)] == []
 
 
+@pytest.mark.kubectl
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["files-s3", "files-volume", "monitoring", "runtime-class", "sentinel"])
+def test_pod_with_several_models_takes_the_components_of_an_overlay(name: str) -> None:
+    objects = rendered(K8S / "overlays/shared", also=name, into=CHOSEN.get(name, "."))
+    assert complaints(objects) == []
+    assert [wrong for version in (VERSIONS[0], VERSIONS[-1]) for wrong in misfits(objects, version)] == []
+
+
 def test_each_component_is_part_of_an_overlay_or_tried_here() -> None:
     files = [*K8S.glob("overlays/**/kustomization.yaml"), *K8S.glob("components/*/kustomization.yaml")]
     used = {name for file in files for name in re.findall(r"/([a-z0-9-]+)(?=[\],\n])", file.read_text())}

@@ -58,6 +58,10 @@ def edited(file: str, old: str, new: str) -> Change:
     return lambda objects: config(objects, "redis-config", file, lambda text: text.replace(old, new))
 
 
+def pool_file(old: str, new: str) -> Change:
+    return lambda objects: config(objects, "models-shared", "pool.toml", lambda text: text.replace(old, new, 1))
+
+
 def without(kind: str, name: str) -> Change:
     return lambda objects: objects.remove(named(objects, kind, name))
 
@@ -183,6 +187,23 @@ FAULTS: dict[str, Fault] = {
     "a surge": Fault(put("Deployment", DIRECTOR, "spec.strategy.rollingUpdate", maxSurge=1), "maxSurge 0"),
     "no sidecar": Fault(lambda o: model(o).pop("restartPolicy"), "model is no sidecar"),
     "a GPU held": Fault(setting(PAINTER, "DIRECTOR_END_SERVERS", "false"), "goes with --await-explicit-shutdown"),
+    # a director that starts servers
+    "a model that fits no GPU": Fault(pool_file("60GiB", "90GiB"), "acme/painter never fits", "shared"),
+    "runs of one model cut off": Fault(
+        pool_file("[[model]]", "[[model]]\nrun_limit_s = 1800"), "DIRECTOR_DRAIN_S is below", "shared"
+    ),
+    "a model that ends slowly": Fault(
+        pool_file("[[model]]", "[[model]]\ngrace_s = 60"), "Deployment/director-shared needs 679 s to end", "shared"
+    ),
+    "orphans": Fault(
+        lambda o: pod(o, "director-shared").pop("shareProcessNamespace"), "nothing reaps what a killed guard", "shared"
+    ),
+    "records that go with the container": Fault(
+        setting("director-defaults-shared", "DIRECTOR_DEVICES_DIR", "/var/director"), "not below a volume", "shared"
+    ),
+    "a folder that the director refuses": Fault(
+        setting("director-defaults-shared", "DIRECTOR_DEVICES_DIR", "/run/director"), "not below a volume", "shared"
+    ),
     # settings, command lines, references
     "an unknown variable": Fault(lambda o: has(o, "api", "DIRECTOR_LEASES_S", "15"), "DIRECTOR_LEASES_S is nothing"),
     "another process's": Fault(

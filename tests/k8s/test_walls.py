@@ -65,6 +65,7 @@ BESIDE = {
         (Way("default", REDIS, 26379), Way("keda", REDIS, 6379)),
     ),
     "kind": ((), (Way("monitoring", DIRECTOR, 9100),)),
+    "shared": ((), (Way("monitoring", DIRECTOR, 9100),)),
 }
 
 

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 ROOT: Final = Path(__file__).parents[2]
 K8S: Final = ROOT / "k8s"
-OVERLAYS: Final = ("ha", "kind", "multi-pool", "small")
+OVERLAYS: Final = ("ha", "kind", "multi-pool", "shared", "small")
 WORKLOADS: Final = ("Deployment", "StatefulSet", "Job", "CronJob", "DaemonSet")
 
 Manifest = dict[str, Any]
@@ -63,7 +63,7 @@ def rendered(folder: Path, *, also: str = "", into: str = ".") -> list[Manifest]
         if also:
             file = place / into / "kustomization.yaml"
             told = yaml.safe_load(file.read_text())
-            told["components"].append(os.path.relpath(copied / "components" / also, place / into))
+            told.setdefault("components", []).append(os.path.relpath(copied / "components" / also, place / into))
             file.write_text(yaml.safe_dump(told))
         subprocess.run(["sh", copied / "secrets.sh", place], check=True, timeout=60)
         done = subprocess.run(

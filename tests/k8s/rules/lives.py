@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import PurePath
 from typing import Final
 
 from api.bodies import LONGEST_WAIT_S
+from director.devices.host import END_LIMIT_S
 from director.execution.director import HAND_BACK_S, TELL_S
 from director.keeper.keeper import DRAIN_S
-from tests.k8s.rules.settings import director_settings
+from tests.k8s.rules.settings import director_settings, director_tables
 from tests.support.manifests import Manifest, Pod, pods
 
 MODEL_ENDS_S: Final = 30
@@ -96,8 +98,16 @@ def ends_in_time(objects: list[Manifest]) -> Iterator[str]:
 def _needed_s(pod: Pod, objects: list[Manifest]) -> float:
     match pod.component:
         case "director":
-            settings = director_settings(pod, objects)
-            return settings.drain_s + HAND_BACK_S + 2 * TELL_S + MODEL_ENDS_S if settings else 0
+            return max(
+                (
+                    each.settings.drain_s
+                    + HAND_BACK_S
+                    + 2 * TELL_S
+                    + (each.hosted.launch.grace_s + END_LIMIT_S if each.hosted else MODEL_ENDS_S)
+                    for each in director_tables(pod, objects)
+                ),
+                default=0,
+            )
         case "api":
             return LONGEST_WAIT_S + _pre_stop_s(pod.container("api"))
         case "keeper":
@@ -131,7 +141,7 @@ def drains_its_gpus(objects: list[Manifest]) -> Iterator[str]:
         settings = director_settings(pod, objects)
         if settings is None:
             continue
-        if settings.drain_s < settings.run_limit_s:
+        if any(each.settings.drain_s < each.settings.run_limit_s for each in director_tables(pod, objects)):
             yield f"{pod.name} cuts runs off: DIRECTOR_DRAIN_S is below DIRECTOR_RUN_LIMIT_S"
         sidecars = pod.spec.get("initContainers", [])
         yield from (
@@ -142,3 +152,18 @@ def drains_its_gpus(objects: list[Manifest]) -> Iterator[str]:
         waits_for_word = any("--await-explicit-shutdown" in str(each) for each in sidecars)
         if waits_for_word != settings.end_servers:
             yield f"{pod.name}: DIRECTOR_END_SERVERS goes with --await-explicit-shutdown"
+
+
+def keeps_servers_that_it_starts(objects: list[Manifest]) -> Iterator[str]:
+    """A director that starts servers finds what an earlier one left, and something reaps its orphans."""
+    for pod in pods(objects):
+        if pod.component != "director" or not any(each.hosted for each in director_tables(pod, objects)):
+            continue
+        if not pod.spec.get("shareProcessNamespace"):
+            yield f"{pod.name}: nothing reaps what a killed guard leaves: shareProcessNamespace"
+        kept = {each["name"] for each in pod.spec["volumes"] if "emptyDir" in each}
+        mounts = pod.container("director")["volumeMounts"]
+        settings = director_settings(pod, objects)
+        folders = PurePath(settings.devices_dir).parents if settings else ()
+        if not {PurePath(each["mountPath"]) for each in mounts if each["name"] in kept} & set(folders):
+            yield f"{pod.name}: DIRECTOR_DEVICES_DIR is not below a volume: the next container knows of no server"

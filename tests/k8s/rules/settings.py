@@ -2,11 +2,14 @@
 
 import re
 import shlex
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from director.cli.main import made_parser
 from director.core.errors import DirectorError
+from director.core.pool_file import PoolFile, Table, read_pool
 from director.core.settings import ApiSettings, CommonSettings, DirectorSettings, KeeperSettings, described, load
 from director.execution.director import check_settings
 from tests.support.manifests import Manifest, Pod, environment, pods
@@ -16,8 +19,9 @@ SETTINGS: Final[dict[str, type[CommonSettings]]] = {
     "keeper": KeeperSettings,
     "run": DirectorSettings,
 }
-# Further variables that a container of ours may have, although our process does not read them
-BESIDE: Final = re.compile(r"REDIS_PASSWORD|SENTINEL_PASSWORD|UPLOAD_SECRET|AWS_\w+|OTEL_\w+")
+# Further variables that a container of ours may have, although our process does not read them. The last three are of
+# servers that it starts
+BESIDE: Final = re.compile(r"REDIS_PASSWORD|SENTINEL_PASSWORD|UPLOAD_SECRET|AWS_\w+|OTEL_\w+|HOME|USER|LOGNAME")
 
 
 def is_given_what_it_reads(objects: list[Manifest]) -> Iterator[str]:
@@ -41,8 +45,10 @@ def is_given_what_it_reads(objects: list[Manifest]) -> Iterator[str]:
                 given = environment(container, objects)
                 settings = load(cls, given)
                 if isinstance(settings, DirectorSettings):
-                    check_settings(settings)
-                    _ = settings.policy
+                    for each in pool_of(container, pod, objects).tables:
+                        if each.hosted is None:  # else it has servers once it runs
+                            check_settings(each.settings)
+                        _ = each.settings.policy
             except DirectorError as exc:
                 yield f"{where}: {exc}"
             except KeyError:
@@ -61,7 +67,8 @@ def is_given_what_it_reads(objects: list[Manifest]) -> Iterator[str]:
 
 
 def _is_ours(container: Manifest) -> bool:
-    return bool(re.search(r"(^|/)director(:|@)", container["image"]))
+    """Also a director in an image that has models too."""
+    return container["name"] == "director" or bool(re.search(r"(^|/)director(:|@)", container["image"]))
 
 
 def _parses(command: list[str]) -> bool:
@@ -78,3 +85,34 @@ def director_settings(pod: Pod, objects: list[Manifest]) -> DirectorSettings | N
         return load(DirectorSettings, environment(pod.container("director"), objects))
     except (DirectorError, KeyError):
         return None
+
+
+def director_tables(pod: Pod, objects: list[Manifest]) -> tuple[Table, ...]:
+    """Return each model of a director with its settings; none where it would not start."""
+    try:
+        return pool_of(pod.container("director"), pod, objects).tables
+    except (DirectorError, KeyError):
+        return ()
+
+
+def pool_of(container: Manifest, pod: Pod, objects: list[Manifest]) -> PoolFile:
+    """Return what the product reads of the pool file that a director is given, or its only model. Raises SettingsError,
+    and KeyError for a missing reference.
+    """
+    settings = load(DirectorSettings, environment(container, objects))
+    given = made_parser().parse_args(container["args"])
+    if given.config is None:
+        return PoolFile((), (Table(settings),))
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in mounted(str(given.config.parent), container, pod, objects).items():
+            Path(folder, name).write_text(text)
+        return read_pool(Path(folder, given.config.name), settings)
+
+
+def mounted(path: str, container: Manifest, pod: Pod, objects: list[Manifest]) -> dict[str, str]:
+    """Return the files of the ConfigMap that is mounted there. Raises KeyError without one."""
+    volumes = {each["name"]: each for each in pod.spec["volumes"]}
+    mounts = {each["mountPath"]: volumes[each["name"]] for each in container["volumeMounts"]}
+    name = mounts[path]["configMap"]["name"]
+    texts = {each["metadata"]["name"]: each.get("data", {}) for each in objects if each["kind"] == "ConfigMap"}
+    return dict(texts[name])
