@@ -58,17 +58,21 @@ class Child:
                         yield stat
 
 
+def environment(**env: Any) -> dict[str, str]:
+    """Return the environment of a child: this one without settings, and these variables."""
+    outer = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
+    return outer | {"PYTHONPATH": str(ROOT)} | {name: str(value) for name, value in env.items()}
+
+
 @contextmanager
 def child(name: str, command: Sequence[str], *, cwd: Path = ROOT, **env: Any) -> Iterator[Child]:
     """Run a command without the settings of this process. Its output goes to a file."""
-    outer = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
-    variables = outer | {"PYTHONPATH": str(ROOT)} | {name: str(value) for name, value in env.items()}
     with tempfile.NamedTemporaryFile(prefix=f"director-bench-{name}-") as log:
         process = subprocess.Popen(
             # by way of that, so that it does not outlive us, however we end
             until_we_end.bound(*command),
             cwd=cwd,
-            env=variables,
+            env=environment(**env),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

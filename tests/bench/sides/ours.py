@@ -32,6 +32,7 @@ SLOTS: Final = 64
 AT_ONCE: Final = 200
 START_S: Final = 60.0
 INPUT: Final = {"text": "hello", "n": 3}
+DIRECTOR: Final = (sys.executable, "-m", "director", "run")
 HTTP: Final = {"kind": "http", "path": "/run", "output": "/output"}
 
 
@@ -110,32 +111,36 @@ class Ours:
     def director(
         self, model_url: str, *, slots: int = SLOTS, runner: dict[str, Any] = HTTP, **env: Any
     ) -> AbstractContextManager[Child]:
-        variables = {
-            "MODEL": MODEL,
-            "VERSION": VERSION,
-            "SERVERS": model_url,
-            "RUNNER": runner["kind"],
-            "RUNNER_CONFIG": msgspec.json.encode(runner).decode(),
-            "CONCURRENT_PREDICTIONS": slots,
-            **env,
-        }
-        return self._process("director", "director", "run", variables)
+        return child("director", DIRECTOR, **self.settings(model_url, slots=slots, runner=runner, **env))
+
+    def settings(self, model_url: str, *, slots: int, runner: dict[str, Any] = HTTP, **env: Any) -> dict[str, Any]:
+        """Return the variables of a director."""
+        return self._variables(
+            {
+                "MODEL": MODEL,
+                "VERSION": VERSION,
+                "SERVERS": model_url,
+                "RUNNER": runner["kind"],
+                "RUNNER_CONFIG": msgspec.json.encode(runner).decode(),
+                "CONCURRENT_PREDICTIONS": slots,
+                **env,
+            }
+        )
 
     def keeper(self, **env: Any) -> AbstractContextManager[Child]:
-        return self._process("keeper", "director", "keeper", env)
+        return child("keeper", [sys.executable, "-m", "director", "keeper"], **self._variables(env))
 
     @asynccontextmanager
     async def api(self, **env: Any) -> AsyncIterator[tuple[str, Child]]:
         port = free_port()
         url = f"http://127.0.0.1:{port}"
-        with self._process("api", "api", "", {"PORT": port, **env}) as api:
+        with child("api", [sys.executable, "-m", "api"], **self._variables({"PORT": port, **env})) as api:
             await answers(f"{url}/livez", api)
             yield url, api
 
-    def _process(self, name: str, module: str, role: str, env: dict[str, Any]) -> AbstractContextManager[Child]:
+    def _variables(self, env: dict[str, Any]) -> dict[str, Any]:
         common = {"REDIS_URL": self.server.url, "DURABILITY": self.server.durability}
-        variables = {f"DIRECTOR_{key}": value for key, value in (common | env).items()}
-        return child(name, [sys.executable, "-m", module, *([role] if role else [])], **variables)
+        return {f"DIRECTOR_{key}": value for key, value in (common | env).items()}
 
 
 @asynccontextmanager

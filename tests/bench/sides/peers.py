@@ -54,6 +54,11 @@ class Peer(Struct, frozen=True, kw_only=True):
         pip = [sys.executable, "-m", "pip", "--python", self.program, "install", "--quiet"]
         return [*pip, "--disable-pip-version-check", *self.needs]
 
+    @property
+    def modules(self) -> dict[str, str]:
+        """Return the variable that says where its interpreter finds its packages and the jobs."""
+        return {"NODE_PATH": str(self.home / "node_modules")} if self.is_node else {"PYTHONPATH": str(JOBS)}
+
     def file(self, server: OwnRedis, many: int) -> None:
         command = [self.program, f"{self.name}_job.{'cjs' if self.is_node else 'py'}", str(many)]
         env = os.environ | self._env(server, "")
@@ -65,8 +70,7 @@ class Peer(Struct, frozen=True, kw_only=True):
         return child(self.name, [self.program, *self.work], cwd=JOBS, **self._env(server, model_url))
 
     def _env(self, server: OwnRedis, model_url: str) -> dict[str, str]:
-        where = {"NODE_PATH": str(self.home / "node_modules")} if self.is_node else {"PYTHONPATH": str(JOBS)}
-        return {"BENCH_REDIS": server.url, "BENCH_MODEL": model_url, "BENCH_SLOTS": str(SLOTS), **where}
+        return {"BENCH_REDIS": server.url, "BENCH_MODEL": model_url, "BENCH_SLOTS": str(SLOTS), **self.modules}
 
 
 PEERS: Final = (
