@@ -27,7 +27,7 @@ HASHED = $(VENV)-lock/bin/uv pip compile --quiet --generate-hashes --no-header -
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help up down test test-all test-kinds lint types format bench bench-check bench-keep soak docs wheel chart helm lock clean
+.PHONY: help up down test test-all test-kinds lint types format bench bench-check bench-keep deaths soak docs wheel chart helm lock clean
 
 help:  ## print this
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -69,6 +69,9 @@ bench-check: $(READY)  ## fail where a ratio became 15 % worse than the one that
 
 bench-keep: $(READY)  ## keep the latest results to compare with, and put them into tests/bench/README.md
 	@$(BIN)/python -m tests.bench keep $(ARGS)
+
+deaths: $(READY)  ## kill workers and Redis under ours and other queues, in 15 minutes: make deaths ARGS="--sides ours,bullmq"
+	@$(BIN)/python -m tests.bench deaths $(ARGS)
 
 soak: $(READY)  ## half an hour at half of what it can do: does anything grow? make soak ARGS="--minutes 3"
 	@$(BIN)/python -m tests.bench soak $(ARGS)

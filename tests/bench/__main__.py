@@ -14,6 +14,12 @@ from tests.bench import interpreter
 from tests.bench.benches.options import Options
 from tests.bench.capacity import inputs_of
 from tests.bench.capacity import table as capacity_table
+from tests.bench.deaths.command import judge_again, named, try_all
+from tests.bench.deaths.faults import FREEZE_S, KINDS
+from tests.bench.deaths.page import KEPT as KEPT_DEATHS
+from tests.bench.deaths.page import deaths_table, read_report
+from tests.bench.deaths.sides import SIDES
+from tests.bench.deaths.trial import Trial
 from tests.bench.judge import changes, told
 from tests.bench.machine import load
 from tests.bench.processes import ROOT
@@ -29,6 +35,7 @@ KEPT: Final = FOLDER / "history.jsonl"
 README: Final = FOLDER / "README.md"
 CAPACITY: Final = FOLDER / "capacity.md"
 RESULTS: Final = ROOT / ".bench" / "results.jsonl"
+DEATHS: Final = ROOT / ".bench" / "deaths"
 
 
 def main(arguments: list[str]) -> int:
@@ -60,9 +67,25 @@ def _parser() -> argparse.ArgumentParser:
     soaking.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="where results go (%(default)s)")
     soaking.set_defaults(act=_soak, measures=True)
 
+    deaths = acts.add_parser("deaths", help="kill workers and Redis under ours and other queues: what do they lose?")
+    deaths.add_argument(
+        "--sides", default="", metavar="A,B", help=f"of {', '.join(dict.fromkeys(side.queue for side in SIDES))} (all)"
+    )
+    deaths.add_argument("--seed", type=int, default=1, metavar="N", help="of the faults (%(default)s)")
+    deaths.add_argument("--out", type=Path, default=DEATHS, metavar="DIR", help="journals and logs (%(default)s)")
+    deaths.add_argument("--jobs", type=int, default=480, metavar="N", help="how many (%(default)s)")
+    deaths.add_argument(
+        "--kinds", default=",".join(KINDS), metavar="A,B", help="faults before the freeze (%(default)s)"
+    )
+    deaths.add_argument("--freeze", type=float, default=FREEZE_S, metavar="S", help="how long (%(default)g s)")
+    deaths.add_argument("--limit", type=float, default=145.0, metavar="S", help="of each side (%(default)g s)")
+    deaths.add_argument("--judge", action="store_true", help="try nothing: judge the journals of the folder")
+    deaths.set_defaults(act=_deaths, measures=True)
+
     keep = acts.add_parser("keep", help="let the latest results be what is compared with, and make the tables of them")
     keep.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="which results (%(default)s)")
     keep.add_argument("--campaign", type=Path, metavar="FILE", help="keep this report.json of a campaign too")
+    keep.add_argument("--deaths", type=Path, metavar="FILE", help="keep this report.json of `make deaths` too")
     keep.set_defaults(act=_keep, measures=False)
 
     tables = acts.add_parser("tables", help="print the tables of the latest results")
@@ -141,12 +164,24 @@ def _soak(given: argparse.Namespace) -> int:
     return 0 if is_flat else 1
 
 
+def _deaths(given: argparse.Namespace) -> int:
+    if given.judge:
+        _say(deaths_table(judge_again(given.out)))
+        return 0
+    kinds = tuple(kind for kind in given.kinds.split(",") if kind)
+    trial = Trial(seed=given.seed, jobs=given.jobs, kinds=kinds, freeze_s=given.freeze, limit_s=given.limit)
+    report = try_all(named(given.sides), trial, given.out, _say)
+    return 1 if report.left_out else 0
+
+
 def _keep(given: argparse.Namespace) -> int:
     kept = read(KEPT)
     newer = [result for result in read(given.results) if result not in kept]
     append(KEPT, newer)
     if given.campaign:
         CAMPAIGN.write_bytes(given.campaign.read_bytes())
+    if given.deaths:
+        KEPT_DEATHS.write_bytes(given.deaths.read_bytes())
     for page, made in tables_of(latest(kept + newer), kept + newer).items():
         text = page.read_text(encoding="utf-8")
         for name, table in made.items():
@@ -170,6 +205,7 @@ def tables_of(results: dict[str, Result], runs: Sequence[Result] = ()) -> dict[P
         CAPACITY: {"capacity": _capacity(results)},
         ROOT / "docs/results.md": {
             "campaign": campaign_tables(read_campaign()),
+            "deaths": deaths_table(read_report()),
             "figures": figures_tables(results),
             "missing": missing_table(results),
         },

@@ -51,8 +51,6 @@ PAGE: Final = (
 MISSING: Final[Mapping[str, str]] = {
     "the campaign on Sentinel and on a Cluster": "a chaos run starts one server. The tests of queue, keeper and API run"
     " on both (`make test-kinds`), without a figure",
-    "the same faults on BullMQ, Celery and taskiq": "their workers would need a nemesis and journals of their own. Only"
-    " their speed is measured",
     "throughput of 2, 4 and 8 directors or API processes": "the machine has two cores, and one pair of processes fills"
     " them. [What is expected](explanation/performance.md) is arithmetic",
     "10,000 held responses, 10,000 readers, 10,000 queues": "only 1,020 of each of the first two are measured",
