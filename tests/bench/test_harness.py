@@ -6,6 +6,8 @@ import pytest
 
 from tests.bench.benches.options import Options
 from tests.bench.capacity import INPUTS
+from tests.bench.deaths.command import judge_again, named, try_all
+from tests.bench.deaths.trial import Trial
 from tests.bench.processes import ROOT
 from tests.bench.results import OURS, Result
 from tests.bench.sides.peers import NotInstalled, Peer, installed
@@ -47,6 +49,16 @@ def test_a_peer_that_cannot_be_installed_is_named_and_left_out(tmp_path: Path, m
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(NotInstalled, match="nowhere"):
         installed(Peer(name="peer", version="1", needs=(str(tmp_path / "nowhere"),), work=()))
+
+
+def test_a_killed_and_a_frozen_director_lose_nothing_and_the_journal_says_so(tmp_path: Path) -> None:
+    trial = Trial(jobs=60, kinds=("kill",), freeze_s=2, limit_s=60)
+    report = try_all(named(OURS), trial, tmp_path, lambda _: None)
+    [verdict] = [tried.verdict for tried in report.sides]
+    assert verdict.faults == {"kill": 1, "freeze": 1}
+    assert (verdict.accepted, verdict.lost, verdict.late, verdict.changed, verdict.unfounded) == (60, 0, 0, 0, 0)
+    assert verdict.begun_twice >= verdict.cut_off > 0
+    assert judge_again(tmp_path).sides == report.sides
 
 
 async def test_a_soak_looks_at_every_process_and_at_redis() -> None:

@@ -1,5 +1,6 @@
 """Try each side in turn and report what the journals say."""
 
+import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +22,8 @@ def try_all(sides: Sequence[Side], trial: Trial, folder: Path, say: Callable[[st
     for side in sides:
         say(f"  {side.name}")
         logs = _logs(folder, side.name)
-        logs.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(logs, ignore_errors=True)  # logs of a former run would be taken for those of this one
+        logs.mkdir(parents=True)
         try:
             events, release = anyio.run(tried, side, trial, logs, say)
         except (OSError, TimeoutError, NotInstalled, subprocess.SubprocessError) as exc:

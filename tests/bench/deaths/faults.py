@@ -20,7 +20,7 @@ SHOWN: Final[dict[Kind, str]] = {
     "stop": "SIGTERM of a worker, killed after 30 s",
     "redis": "kill -9 of Redis, started again after 1 s",
     "cut": f"no byte passes between a worker and Redis for {CUT_S:g} s",
-    "freeze": f"SIGSTOP of a worker, SIGCONT after {FREEZE_S:g} s",
+    "freeze": "SIGSTOP of a worker, SIGCONT after {freeze_s:g} s",
 }
 
 

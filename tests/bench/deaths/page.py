@@ -1,5 +1,6 @@
 """Keep what the trials found as JSON, and show it as the table of docs/results.md."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -7,7 +8,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from tests.bench.deaths.faults import SHOWN
+from tests.bench.deaths.faults import SHOWN, planned
 from tests.bench.deaths.judge import Spread, Verdict
 from tests.bench.deaths.sides import SLOTS
 from tests.bench.deaths.trial import RATE, RUN_S, Trial
@@ -44,7 +45,7 @@ def deaths_table(report: Report | None) -> str:
     trial, machine, sides = report.trial, report.machine, report.sides
     rows = [(what, *(shown(tried.verdict, trial) for tried in sides)) for what, shown in ROWS.items()]
     table = [("", *(tried.name for tried in sides)), ["---"] * (len(sides) + 1), *rows]
-    faults = sides[0].verdict.faults if sides else {}
+    faults = Counter(fault.kind for fault in planned(trial.seed, trial.kinds))
     facts = [report.at[:10], f"commit {report.commit}", f"{machine.cores} × {machine.cpu}", machine.redis]
     return "\n".join(
         [
@@ -57,7 +58,7 @@ def deaths_table(report: Report | None) -> str:
             "",
             "Faults, the same at the same times under each:",
             "",
-            *(f"- {count} × {SHOWN[kind]}" for kind, count in faults.items() if kind in SHOWN),
+            *(f"- {count} × {SHOWN[kind].format(freeze_s=trial.freeze_s)}" for kind, count in faults.items()),
             "",
             "Versions and settings:",
             "",
