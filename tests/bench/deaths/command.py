@@ -39,13 +39,15 @@ def try_all(sides: Sequence[Side], trial: Trial, folder: Path, say: Callable[[st
 
 
 def judge_again(folder: Path) -> Report:
-    """Judge the journals of the folder by what they say now."""
+    """Judge the journals of the folder, and write its report again."""
     report = msgspec.json.decode((folder / "report.json").read_bytes(), type=Report)
     sides = [
         msgspec.structs.replace(each, verdict=judged(read(_logs(folder, each.name) / "journal.jsonl")))
         for each in report.sides
     ]
-    return msgspec.structs.replace(report, sides=sides)
+    report = msgspec.structs.replace(report, sides=sides)
+    (folder / "report.json").write_bytes(msgspec.json.encode(report))
+    return report
 
 
 def _logs(folder: Path, name: str) -> Path:

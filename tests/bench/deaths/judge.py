@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 from msgspec import Struct
@@ -11,6 +11,9 @@ from msgspec import Struct
 from director.core.figures import percentile
 
 What = Literal["accepted", "refused", "began", "ended", "cut off", "told", "held", "fault", "exited"]
+
+
+LOAD: Final = "job-"  # other jobs are filed before and after it, and are not judged
 
 
 class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -64,7 +67,8 @@ def judged(journal: Sequence[Event]) -> Verdict:
     by_job: dict[str, dict[str, list[Event]]] = defaultdict(lambda: defaultdict(list))
     for event in journal:
         by_job[event.job][event.what].append(event)
-    jobs = [seen for name, seen in by_job.items() if name and seen["accepted"]]
+    load = [seen for name, seen in by_job.items() if name.startswith(LOAD)]
+    jobs = [seen for seen in load if seen["accepted"]]
     answers = [{(told.run, told.text) for told in seen["told"]} for seen in jobs]
     cuts = [(cut, seen) for seen in jobs for cut in seen["cut off"]]
     again = [(_begun_again_s(cut, seen), seen) for cut, seen in cuts]
@@ -72,7 +76,7 @@ def judged(journal: Sequence[Event]) -> Verdict:
     waiting = [seen for seen in jobs if not seen["told"]]
     return Verdict(
         accepted=len(jobs),
-        refused=sum(1 for seen in by_job.values() if seen["refused"]),
+        refused=sum(bool(seen["refused"]) for seen in load),
         lost=sum(not seen["held"] for seen in waiting),
         late=sum(bool(seen["held"]) for seen in waiting),
         told_failed=sum(any(not run for run, _ in given) for given in answers),

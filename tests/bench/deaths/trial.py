@@ -14,7 +14,7 @@ from director.broker.redis_client import client
 from director.chaos.proxy import Connection, Link
 from director.chaos.wire import listening
 from tests.bench.deaths.faults import CUT_S, FREEZE_S, KINDS, WORKERS, Fault, Kind, planned
-from tests.bench.deaths.judge import Event
+from tests.bench.deaths.judge import LOAD, Event
 from tests.bench.deaths.parties import BACK_S, Journal, Model, Worker
 from tests.bench.deaths.sides import Queue, Refused, Side, Told
 from tests.bench.processes import until
@@ -115,7 +115,7 @@ class Caller:
     async def load(self, jobs: int) -> None:
         for number in range(jobs):
             await asyncio.sleep(number / RATE - self._journal.now)
-            self.file(f"job-{number}")
+            self.file(f"{LOAD}{number}")
 
     async def until_told(self, faults: "asyncio.Task[None]", limit_s: float) -> None:
         """Wait for all answers and for the last fault, and look once more at all of them.

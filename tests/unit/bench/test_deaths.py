@@ -97,7 +97,8 @@ def test_each_sabotaged_journal_is_caught(what: str) -> None:
 def test_a_job_that_was_refused_is_not_counted_as_lost() -> None:
     refused = Event(at=2, what="refused", job="job-2", text="503")
     began = Event(at=2.1, what="began", job="job-2", run="run-9")
-    verdict = judged([*HONEST, refused, began])
+    probes = [Event(at=2, what=what, job="probe-1") for what in ("accepted", "refused")]
+    verdict = judged([*HONEST, refused, began, *probes])
     assert (verdict.accepted, verdict.refused, verdict.lost) == (2, 1, 0)
 
 
