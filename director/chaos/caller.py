@@ -136,7 +136,7 @@ def one_key_one_id(evidence: Evidence) -> Findings:
             yield prediction_id, f"one prediction for the keys {', '.join(sorted(keys))}"
     # the client may have missed the acceptance of a key, but only once for each key
     unheard = sum(not any(each.ok for each in tries) for tries in evidence.creates.values())
-    unknown = sorted((evidence.finals.keys() | evidence.runs.keys()) - keys_of.keys())
+    unknown = sorted((evidence.finals.keys() | evidence.runs.keys()) - keys_of.keys() - evidence.unmade.keys())
     for unexpected in [each for each in unknown if evidence.status(each) or each in evidence.runs][unheard:]:
         yield unexpected, "a second prediction of some key"
 

@@ -30,9 +30,11 @@ from director import __version__
 from director.chaos.checker import Report, check
 from director.chaos.evidence import Rules
 from director.chaos.journal import PACKED
+from director.chaos.plan import SENTINEL, SINGLE, ServerKind
 from director.chaos.recovery import percentile
 from director.chaos.run import chaos
 from director.chaos.scene import Options
+from director.chaos.servers import MEMBERS
 from director.launcher.processes import UpError
 from director.local.server import find_binary
 
@@ -48,6 +50,7 @@ GB: Final = 1 << 30
 RUN_GB: Final = 4.0  # what a run takes while it runs, most of it the log of its server: 250 MB a minute
 # Counts of a run's report that are added up
 SUMMED: Final = ("sent", "acked", "terminal", "lost", "double", "stale", "webhooks_missing", "duplicate_runs")
+LOST: Final = ("failovers", "unmade", "lost_in_failovers")
 SEEN: Final = ("followed", "resumed", "shared", "seen", "cancels_timed", "first_claims")
 
 
@@ -57,6 +60,7 @@ class Campaign(Struct, frozen=True, kw_only=True):
     seeds: tuple[int, ...]
     predictions: int
     leases: tuple[float, ...]
+    kind: ServerKind = SINGLE
 
     @property
     def runs(self) -> list[tuple[int, float]]:
@@ -136,7 +140,8 @@ def campaign(
         for seed, lease_s in wanted.runs:
             if seed in ended:
                 continue
-            _require_room(out, disk_gb)
+            # a replica's log is as long as its master's
+            _require_room(out, disk_gb, needed_gb=RUN_GB * (len(MEMBERS) if wanted.kind == SENTINEL else 1))
             options = Options(
                 seed=seed,
                 seconds=LEAST_S,
@@ -144,6 +149,7 @@ def campaign(
                 predictions=wanted.each,
                 home=out / RUN,
                 faketime=faketime,
+                kind=wanted.kind,
             )
             _carry_out(options, out / RUNS, len(outcomes(out)) + 1, say)
             yield reported(wanted, outcomes(out))
@@ -156,7 +162,7 @@ def outcomes(out: Path) -> list[Outcome]:
 
 def reported(wanted: Campaign, runs: Sequence[Outcome]) -> CampaignReport:
     reports = [each.report for each in runs if each.report is not None]
-    totals = {name: sum(getattr(each, name) for each in reports) for name in (*SUMMED, *SEEN)}
+    totals = {name: sum(getattr(each, name) for each in reports) for name in (*SUMMED, *SEEN, *LOST)}
     judged = {each.seed for each in runs if each.what == "judged"}
     lacks = [f"seed {each.seed} broke off: {each.why}" for each in runs if each.what == "broke off"]
     lacks += [f"seed {each.seed} broke {', '.join(each.breaches)}" for each in reports if not each.ok]
@@ -243,12 +249,12 @@ def _locked(out: Path, wanted: Campaign) -> Generator[None]:
         yield
 
 
-def _require_room(out: Path, disk_gb: float) -> None:
+def _require_room(out: Path, disk_gb: float, *, needed_gb: float) -> None:
     used = sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / GB
     free = shutil.disk_usage(out).free / GB
-    if used + RUN_GB > disk_gb or free < RUN_GB:
+    if used + needed_gb > disk_gb or free < needed_gb:
         raise UpError(
-            f"A run may take {RUN_GB:g} GB. {out} has {used:.1f} of {disk_gb:g} GB (--disk), and its disk has "
+            f"A run may take {needed_gb:g} GB. {out} has {used:.1f} of {disk_gb:g} GB (--disk), and its disk has "
             f"{free:.1f} GB free. Make room, and give the same command again."
         )
 

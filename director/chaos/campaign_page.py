@@ -8,6 +8,7 @@ from typing import Final
 
 from director.chaos.campaign import BINS, CampaignReport, Outcome, Recovered, write
 from director.chaos.checker import JUDGED, Breach
+from director.chaos.plan import SENTINEL
 
 STYLE: Final = """
 :root { color-scheme: light dark; --line: #8885; --bar: #4a6fd0; --bad: #c62828; --good: #2e7d32; }
@@ -30,6 +31,11 @@ TOTALS: Final = {
     "followed": "followed by a reader of its events",
     "shared": "looked at by several clients at once",
     "seen": "answers that those clients saw",
+}
+FAILED_OVER: Final = {
+    "failovers": "failovers",
+    "unmade": "predictions whose last changes a failover lost",
+    "lost_in_failovers": "of them lost whole",
 }
 TAG: Final = re.compile(r"<[^>]*>")
 MUST_BE_0: Final = ("lost", "double", "stale", "webhooks_missing")
@@ -54,11 +60,18 @@ def text(report: CampaignReport) -> str:
             f" slowest {_s(each.slowest_ms)}; at most {_s(each.most_ms)} is promised"
             for each in report.recoveries
         ),
+        *_failed_over(report),
         *report.left_out,
         _verdict(report),
         *(f"  {why}" for why in report.lacks),
     ]
     return "\n".join(lines)
+
+
+def _failed_over(report: CampaignReport) -> list[str]:
+    if report.campaign.kind != SENTINEL:
+        return []
+    return ["  ".join(f"{name.replace('_', ' ')} {report.totals[name]:,}" for name in FAILED_OVER)]
 
 
 def runs(report: CampaignReport) -> str:
@@ -72,6 +85,8 @@ def page(report: CampaignReport) -> str:
         (what, _judged(f"{totals[name]:,}", is_good=not totals[name]) if name in MUST_BE_0 else f"{totals[name]:,}")
         for name, what in TOTALS.items()
     ]
+    if report.campaign.kind == SENTINEL:
+        total_rows += [(what, f"{totals[name]:,}") for name, what in FAILED_OVER.items()]
     parts = [
         f'<p class="verdict {"good" if report.ok else "bad"}">{escape(_verdict(report))}</p>',
         _list(report.lacks),
@@ -120,7 +135,7 @@ def page(report: CampaignReport) -> str:
         *_evidence(report.outcomes),
         "<h2>Check it yourself</h2><p>The checker reads the journals in <code>runs/</code> and nothing else:</p>"
         "<pre>director chaos check DIR</pre><p>The same seed, lease and length give the same faults at the same"
-        " times:</p><pre>director chaos --seed N --lease S --seconds S</pre>",
+        f" times:</p><pre>director chaos --kind {report.campaign.kind} --seed N --lease S --seconds S</pre>",
     ]
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
@@ -139,7 +154,8 @@ def _about(report: CampaignReport) -> str:
     wanted, machine = report.campaign, report.machine
     leases = " and ".join(f"{each:g}" for each in wanted.leases)
     asked = (
-        f"Asked for: {wanted.predictions:,} predictions, seeds {', '.join(map(str, wanted.seeds))}, leases {leases} s."
+        f"Asked for: {wanted.predictions:,} predictions on the kind {wanted.kind},"
+        f" seeds {', '.join(map(str, wanted.seeds))}, leases {leases} s."
     )
     if machine is None:
         return asked

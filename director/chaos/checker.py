@@ -10,10 +10,11 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from director.chaos import bystander, caller, fairness, history, recovery
+from director.chaos import bystander, caller, failovers, fairness, history, recovery
 from director.chaos.bystander import Served
 from director.chaos.evidence import Evidence, Findings, Rules, gather
 from director.chaos.fairness import Saturation
+from director.chaos.plan import SENTINEL, SINGLE, ServerKind
 from director.chaos.recovery import percentile
 from director.chaos.rest import Leftovers
 
@@ -99,6 +100,7 @@ INVARIANTS: Final[dict[str, tuple[str, Callable[[Evidence], Findings]]]] = {
     "I18": ("No claim was taken back before its holder was silent for a lease.", recovery.only_the_silent_lose),
     "I19": ("Beside bad neighbours, a bystander was served as without them.", bystander.bystander_is_served),
     "I20": ("All clients saw one history: an end that one saw, each sees later.", caller.clients_see_one_history),
+    "I21": ("A failover lost no more than the last seconds before it.", failovers.losses_are_bounded),
 }
 JUDGED: Final = {**INVARIANTS, "evidence": ("Every party left its evidence.", evidence_is_whole)}
 
@@ -146,7 +148,9 @@ class Breach(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """`breaches` holds the first breaches of each invariant; `counts` counts all of them."""
+    """`breaches` holds the first breaches of each invariant; `counts` counts all of them. Breaches that a failover
+    explains are only in `failed_over`. `unmade` counts the predictions whose last changes a failover lost.
+    """
 
     ok: bool
     seed: int
@@ -184,13 +188,21 @@ class Report(Struct, frozen=True, kw_only=True):
     left_out: str
     counts: dict[str, int]
     breaches: dict[str, list[Breach]]
+    kind: ServerKind = SINGLE
+    failovers: int = 0
+    unmade: int = 0
+    lost_in_failovers: int = 0
+    failed_over: dict[str, int] = {}
 
 
 def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | None = None) -> Report:
     evidence = gather(folder, rules, leftovers)
-    breaches = {
+    found = {
         name: [Breach(name, subject, what) for subject, what in judge(evidence)] for name, (_, judge) in JUDGED.items()
     }
+    lossy = failovers.subjects(evidence)
+    explained = {name: [each for each in found[name] if each.id in lossy] for name in failovers.EXCUSED}
+    breaches = {name: [each for each in of_it if each not in explained.get(name, [])] for name, of_it in found.items()}
     accepted = evidence.accepted()
     orphans = recovery.recoveries(evidence)
     recovered = [each.ms for each in orphans]
@@ -241,6 +253,11 @@ def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | No
             for name, found in breaches.items()
             if found
         },
+        kind=evidence.rules.kind,
+        failovers=len(evidence.reigns),
+        unmade=len(evidence.unmade),
+        lost_in_failovers=_ids(explained["I1"]),
+        failed_over={name: len(several) for name, several in sorted(explained.items()) if several},
     )
 
 
@@ -251,6 +268,7 @@ def text(report: Report) -> str:
         f"sent {report.sent}  accepted {report.acked}  terminal {report.terminal}  lost {report.lost}"
         f"  double {report.double}  stale {report.stale}  extra runs {report.duplicate_runs}"
         f"  webhooks missing {report.webhooks_missing}",
+        *([_failed_over(report)] if report.kind == SENTINEL else []),
         f"runs per prediction: {_named(report.runs_per_prediction)}",
         f"recovery of {report.recoveries} orphans: p50 {_s(report.recovery_p50_ms)}, p99 {_s(report.recovery_p99_ms)}"
         f" (with waits for a slot {_s(report.recovery_p99_with_waits_ms)})",
@@ -279,6 +297,13 @@ def text(report: Report) -> str:
             lines += [f"      {each}" for each in breach.evidence]
     verdict = "no accepted prediction was lost, and every promise held" if report.ok else "BROKEN PROMISES"
     return "\n".join([*lines, "", f"{verdict}  (seed {report.seed})"])
+
+
+def _failed_over(report: Report) -> str:
+    return (
+        f"{report.failovers} failovers lost the last changes of {report.unmade} predictions,"
+        f" {report.lost_in_failovers} of them whole. This explains {_named(report.failed_over)}"
+    )
 
 
 def _fair(each: Saturation) -> str:

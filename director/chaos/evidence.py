@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from director.chaos import journal
 from director.chaos.journal import Answered, Claimed, Line, Sent
-from director.chaos.plan import CLOCK_STEP, NARROW
+from director.chaos.plan import CLOCK_STEP, CUT_MASTER, NARROW, SINGLE, ServerKind
 from director.chaos.rest import LEFTOVERS, Leftovers
 from director.core.states import TERMINAL
 
@@ -42,6 +42,8 @@ class Rules(Struct, frozen=True, kw_only=True):
     write_s: float = 13  # time until an end is written, over narrow links too: the large ends take 8 s
     clock_s: float = 1  # largest difference between a time of the code under test and the server's own
     left_out: str = ""  # the faults that this run could not have, and why
+    kind: ServerKind = SINGLE
+    lag_s: float = 0  # how far a replica may be behind its master
 
     @property
     def recovery_s(self) -> float:
@@ -90,7 +92,7 @@ class Window(Struct, frozen=True, kw_only=True):
     def is_outage(self) -> bool:
         """Whether Redis was out of reach of all its clients, not of one only."""
         if self.target.startswith("redis"):
-            return self.is_kill or self.is_freeze
+            return self.is_kill or self.is_freeze or self.kind == CUT_MASTER
         return self.kind == "partition" and self.target.startswith("all:")
 
     def overlaps(self, begin: float, end: float) -> bool:
@@ -151,6 +153,8 @@ class Evidence(Struct, frozen=True, kw_only=True):
     arrivals: dict[str, journal.Arrived]
     claims: dict[str, list[Claimed]]
     breakers: dict[str, list[Stretch]]  # of each queue: the times in which it handed nothing out
+    reigns: list[journal.Reign]
+    unmade: dict[str, list[journal.Unmade]]
     finals: dict[str, journal.Final]
     leftovers: Leftovers | None
     until: int
@@ -262,6 +266,8 @@ def gather(folder: Path, rules: Rules | None = None, leftovers: Leftovers | None
         arrivals={arrived.id: arrived for arrived in _only(lines, journal.Arrived)},
         claims=grouped(sorted(_only(lines, Claimed), key=_number), _id),
         breakers=_breakers(_only(lines, journal.Breaker), until),
+        reigns=_only(lines, journal.Reign),
+        unmade=grouped(_only(lines, journal.Unmade), _id),
         finals={final.id: final for final in _only(lines, journal.Final)},
         leftovers=leftovers,
         until=until,

@@ -176,8 +176,8 @@ class Line(Struct, frozen=True, kw_only=True):
 
 def first_come_first_claimed(evidence: Evidence) -> Findings:
     """I11: predictions are claimed in the order of their arrival. Only first claims are judged, since a retry
-    overtakes on purpose. A tenant's line may lie on several streams, and no order is promised between them. A lane
-    with only one stream must keep the order exactly.
+    overtakes on purpose. What a failover lost was in the line of another server. A tenant's line may lie on several
+    streams, and no order is promised between them. A lane with only one stream must keep the order exactly.
     """
     found = every_line(evidence)
     overtaken = [(line, pair) for line in found for pair in line.overtaken()]
@@ -190,7 +190,8 @@ def first_come_first_claimed(evidence: Evidence) -> Findings:
 
 def every_line(evidence: Evidence) -> list[Line]:
     firsts = sorted((claims[0] for claims in evidence.claims.values()), key=lambda claimed: claimed.number)
-    pairs = [(evidence.arrivals[claimed.id], claimed) for claimed in firsts if claimed.id in evidence.arrivals]
+    there = evidence.arrivals.keys() - evidence.unmade.keys()
+    pairs = [(evidence.arrivals[claimed.id], claimed) for claimed in firsts if claimed.id in there]
     lanes = grouped(pairs, lambda pair: (pair[0].queue, pair[0].lane))
     return [
         Line(claims=claims, is_exact=len({claimed.stream for _, claimed in lane}) == 1)

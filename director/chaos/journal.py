@@ -22,7 +22,8 @@ The checker relies on this:
   begin with `kill` or `crash`, kinds that freeze one with `stop`; `partition` cuts a link. A fault ends when its
   target works again: after a kill, when the next process is ready. `pid` is the process that was hit. A `clock_step`
   of the server's clock has its seconds as detail, and is written down before the clock is stepped.
-- the server: its append-only file, read once all is at rest (rest.py). `number` is the place of a command in it.
+- the server: its append-only file, read once all is at rest (rest.py). `number` is the place of a command in it. With
+  several servers, their lines are in one order of time: all have the machine's clock.
 """
 
 import gzip
@@ -190,6 +191,22 @@ class Breaker(_Line, frozen=True, kw_only=True):
     is_open: bool
 
 
+class Reign(_Line, frozen=True, kw_only=True):
+    """the servers: one of them became the master."""
+
+    server: str
+
+
+class Unmade(_Line, frozen=True, kw_only=True):
+    """the servers: a master made changes to a prediction, the first at `at`, that its successor never got. That one was
+    promoted at `promoted`.
+    """
+
+    id: str
+    server: str
+    promoted: int
+
+
 class Final(_Line, frozen=True, kw_only=True):
     """queue: a prediction in Redis once all is at rest, its events as (kind, at, data). One for every prediction in
     the accounts' listings, and for every id that the client received. `record` is empty if Redis has none.
@@ -203,7 +220,7 @@ class Final(_Line, frozen=True, kw_only=True):
 
 ClientLine = Sent | Answered | Followed | Heard | Visited | Listed | Seen
 ServerLine = Arrived | Breaker | Claimed
-Line = ClientLine | CogStarted | CogEnded | Delivered | Fault | Held | Healed | ServerLine | Final
+Line = ClientLine | CogStarted | CogEnded | Delivered | Fault | Held | Healed | ServerLine | Reign | Unmade | Final
 
 
 PACKED = ".gz"

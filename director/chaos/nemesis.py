@@ -6,7 +6,8 @@ import math
 import signal
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -14,20 +15,28 @@ import httpx
 from msgspec.structs import replace
 from redis import exceptions
 
+from director.broker import keys
+from director.broker.redis_client import servers as masters
 from director.chaos.journal import Answered, Fault, Journal, Sent, now_ms
 from director.chaos.plan import (
     ALL_LINKS,
     AT_A_SYNC,
     CLOCK_STEP,
+    CUT_MASTER,
     DELETE_VERSION,
+    FAILOVERS,
+    KILL_MASTER,
     KINDS,
+    MOVE_SLOT,
     NARROW,
     REPLACE,
     SERVER,
     SINK,
+    STOP_MASTER,
     Planned,
 )
 from director.chaos.scene import API, FRONT, PASSING, Scene
+from director.chaos.servers import ClusterNodes, Sentinels
 from director.core.errors import DirectorError
 from director.core.ids import QueueName
 from director.launcher.processes import UpError
@@ -42,6 +51,7 @@ FORGOTTEN_S: Final = 5.0
 FREEZE_S: Final = 2.0  # less than a command may take, so that the deletion goes on afterwards
 FOUND_AGAIN_S: Final = 10.0
 ASK_AGAIN_S: Final = 0.3
+LONGEST_MOVE_S: Final = 10.0
 ROOM_BYTES: Final = 4 * 1024  # memory that a full server has left: enough for a few predictions
 
 
@@ -52,7 +62,8 @@ class Nemesis:
         self._turns: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)  # by target
         self._stopped: set[str] = set()
         self._perform: dict[str, Callable[[Planned], Coroutine[Any, Any, None]]] = {
-            **dict.fromkeys(("kill_director", "kill_cog", "kill_keeper", "kill_redis"), self._kill),
+            **dict.fromkeys(("kill_director", "kill_cog", "kill_keeper", "kill_redis", "kill_sentinel"), self._kill),
+            **dict.fromkeys(FAILOVERS, self._fail_over),
             **dict.fromkeys(("crash_director", "crash_api"), self._crash),
             **dict.fromkeys(("stop_director", "stop_cog"), self._stop),
             **dict.fromkeys(("partition", "latency", "reset", NARROW), self._on_links),
@@ -62,6 +73,7 @@ class Nemesis:
             "sink_outage": self._sink_outage,
             "memory_full": self._memory_full,
             "resize": self._resize,
+            MOVE_SLOT: self._move_slot,
             "restart_directors": self._restart_directors,
             DELETE_VERSION: self._delete_version,
             CLOCK_STEP: self._step_clock,
@@ -139,6 +151,33 @@ class Nemesis:
                     link.pass_replies()
             await self._until_back(SERVER, pid)
 
+    async def _fail_over(self, fault: Planned) -> None:
+        """Strike the master until another server has taken over and some time has passed. Then wait until it follows
+        the other one.
+        """
+        servers = self._scene.servers
+        assert isinstance(servers, Sentinels)  # noqa: S101 - for the type checker
+        struck = replace(fault, target=await servers.master())
+        ways: dict[str, Callable[[str], AbstractContextManager[None]]] = {
+            KILL_MASTER: partial(self._killed, servers),
+            STOP_MASTER: lambda name: self._frozen([name]),
+            CUT_MASTER: servers.cut_off,
+        }
+        with self._noted(struck):
+            with ways[fault.kind](struck.target):
+                await servers.until_another_than(struck.target)
+                await anyio.sleep(fault.lasts_ms / 1000)
+            await servers.until_whole()
+            await self._make_room()  # what was set while it was away would stay
+
+    async def _move_slot(self, fault: Planned) -> None:
+        """Move a queue, with all that its model has, to the next master."""
+        servers = self._scene.servers
+        assert isinstance(servers, ClusterNodes)  # noqa: S101 - for the type checker
+        with self._noted(fault), suppress(exceptions.RedisError, DirectorError), anyio.move_on_after(LONGEST_MOVE_S):
+            queues = await self._scene.queues()
+            await servers.move(keys.meta(queues[int(fault.detail) % len(queues)]))
+
     async def _crash(self, fault: Planned) -> None:
         """Replace a process by one that dies at a given point. Kill it if it does not reach that point in time."""
         scene, name = self._scene, fault.target
@@ -164,6 +203,13 @@ class Nemesis:
                 await anyio.sleep(fault.lasts_ms / 1000)
         finally:
             self._stopped.discard(fault.target)
+
+    @contextmanager
+    def _killed(self, servers: Sentinels, name: str) -> Iterator[None]:
+        """Kill this server. It starts again after the block."""
+        with servers.kept_away(name):
+            self._scene.signal(name, signal.SIGKILL)
+            yield
 
     @contextmanager
     def _frozen(self, names: Sequence[str]) -> Iterator[None]:
@@ -272,16 +318,20 @@ class Nemesis:
                 await anyio.sleep(lasts_ms / 1000)
 
     async def _memory_full(self, fault: Planned) -> None:
-        redis = self._scene.redis
         with self._noted(fault):
             with suppress(exceptions.RedisError):  # if it is down now, it accepts no writes either
-                memory = await redis.info("memory")
-                # the server's buffer for its log does not count towards the limit
-                used = memory["used_memory"] - memory.get("mem_not_counted_for_evict", 0)
-                await redis.config_set("maxmemory", used + ROOM_BYTES)
+                for redis in await masters(self._scene.redis):
+                    memory = await redis.info("memory")
+                    # the server's buffers for its log and its replicas do not count towards the limit
+                    used = memory["used_memory"] - memory.get("mem_not_counted_for_evict", 0)
+                    await redis.config_set("maxmemory", used + ROOM_BYTES)
             await anyio.sleep(fault.lasts_ms / 1000)
+            await self._make_room()
+
+    async def _make_room(self) -> None:
+        for name in self._scene.servers.data:
             with suppress(exceptions.RedisError):
-                await redis.config_set("maxmemory", 0)
+                await self._scene.servers.direct[name].config_set("maxmemory", 0)
 
     async def _resize(self, fault: Planned) -> None:
         with self._noted(fault), suppress(DirectorError):

@@ -17,7 +17,13 @@ from msgspec.structs import replace
 from director.chaos.parties import Outcome, Script
 from director.runtime.crash import API_POINTS, DIRECTOR_POINTS
 
+ServerKind = Literal["single", "sentinel", "cluster"]
+SINGLE: Final = "single"
+SENTINEL: Final = "sentinel"
+CLUSTER: Final = "cluster"
+SERVER_KINDS: Final[Sequence[ServerKind]] = (SINGLE, SENTINEL, CLUSTER)
 SERVER: Final = "redis-0"
+MASTER: Final = "redis:master"  # whichever server it is then
 SINK: Final = "sink-0"
 TICK_MS: Final = 250
 WARM_UP_MS: Final = 1_000  # some work is under way when the first fault strikes
@@ -26,6 +32,12 @@ CLOCK_STEP: Final = "clock_step"
 REPLACE: Final = "replace"
 AT_A_SYNC: Final = "at a sync"
 DELETE_VERSION: Final = "delete_version"
+# Each makes Sentinels promote a replica: the master is dead, frozen, or cut off from all but its clients
+KILL_MASTER: Final = "kill_master"
+STOP_MASTER: Final = "stop_master"
+CUT_MASTER: Final = "cut_master"
+FAILOVERS: Final = (KILL_MASTER, STOP_MASTER, CUT_MASTER)
+MOVE_SLOT: Final = "move_slot"
 # of the load, so that the process that is replaced last still has work, even if its turn comes late
 ROLLED_OUT: Final = 0.6
 LATENCY_MS: Final = (5, 50)
@@ -45,7 +57,11 @@ class Stage(Struct, frozen=True, kw_only=True):
     apis: Sequence[str]
     keepers: Sequence[str]
     links: Sequence[str]
+    kind: ServerKind = SINGLE
     servers: Sequence[str] = (SERVER,)
+    sentinels: Sequence[str] = ()
+    masters: Sequence[str] = (MASTER,)
+    slots: Sequence[str] = ("slots",)  # a move is no outage: callers should notice nothing
     sinks: Sequence[str] = (SINK,)
     spared: Sequence[str] = ()
     has_clock: bool = True  # whether the server's clock can be stepped
@@ -70,7 +86,8 @@ class Planned(Struct, frozen=True, kw_only=True):
 
 class Kind(Struct, frozen=True):
     """The chance of a fault in one tick, its targets (a name of `Stage`), its shortest and longest duration, and its
-    possible details. `lasts_ms` is for each second of the lease if `is_by_lease`.
+    possible details. `lasts_ms` is for each second of the lease if `is_by_lease`. It applies to these `kinds` of
+    servers.
     """
 
     per_tick: float
@@ -78,6 +95,7 @@ class Kind(Struct, frozen=True):
     lasts_ms: Stretch = (0, 0)
     details: Sequence[str] = ("",)
     is_by_lease: bool = False
+    kinds: Sequence[ServerKind] = SERVER_KINDS
 
 
 KINDS: Final[Mapping[str, Kind]] = {
@@ -95,7 +113,17 @@ KINDS: Final[Mapping[str, Kind]] = {
     "reset": Kind(0.01, "all_links"),
     "lose_reply": Kind(0.02, "losing", (2_000, 2_000)),
     "sink_outage": Kind(0.01, "sinks", (5_000, 5_000), ("error", "reset")),
-    "kill_power": Kind(0.005, "servers", (20, 100), (AT_A_SYNC, "in the middle of a write")),
+    "kill_power": Kind(0.005, "servers", (20, 100), (AT_A_SYNC, "in the middle of a write"), kinds=(SINGLE,)),
+    KILL_MASTER: Kind(0.003, "masters", kinds=(SENTINEL,)),
+    STOP_MASTER: Kind(0.003, "masters", (0, 2_000), kinds=(SENTINEL,)),
+    CUT_MASTER: Kind(0.003, "masters", (0, 2_000), kinds=(SENTINEL,)),
+    "kill_sentinel": Kind(0.01, "sentinels", kinds=(SENTINEL,)),
+    MOVE_SLOT: Kind(0.03, "slots", details=("0", "1", "2"), kinds=(CLUSTER,)),
+}
+# The faults of a single server that the servers of a kind cannot have, and why
+LEFT_OUT: Final[Mapping[ServerKind, str]] = {
+    SENTINEL: "kill_power left out: replicas have what the cut log loses; clock steps left out: servers must agree",
+    CLUSTER: "kill_power left out: it holds back the replies of one server; clock steps left out: masters must agree",
 }
 
 # Every link to Redis carries few bytes while some ends are large. It happens once in peace, where nothing else can
@@ -130,6 +158,15 @@ STEPS: Final[Sequence[Once]] = (
 )
 LEAST_BACK_S: Final = 600
 
+# Faults that every run on a kind of servers has once
+ONCE_ON: Final[Mapping[ServerKind, Sequence[Once]]] = {
+    SENTINEL: (
+        (0.05, KILL_MASTER, MASTER, 0, ""),
+        (0.35, CUT_MASTER, MASTER, 2_000, ""),
+        (0.65, STOP_MASTER, MASTER, 2_000, ""),
+    ),
+}
+
 
 def schedule(seed: int, *, seconds: float, lease_s: float, stage: Stage) -> list[Planned]:
     length_ms = int(seconds * 1000)
@@ -142,7 +179,11 @@ def schedule(seed: int, *, seconds: float, lease_s: float, stage: Stage) -> list
             lasts_ms=lasts_ms,
             detail=back if detail == "back" else detail,
         )
-        for part, kind, target, lasts_ms, detail in (*ONCE, *(STEPS if stage.has_clock else ()))
+        for part, kind, target, lasts_ms, detail in (
+            *ONCE,
+            *(STEPS if stage.has_clock else ()),
+            *ONCE_ON.get(stage.kind, ()),
+        )
     ]
     planned += _drawn(seed, length_ms, lease_s, stage)
     in_time = [replace(fault, lasts_ms=min(fault.lasts_ms, length_ms - fault.at_ms)) for fault in planned]
@@ -165,7 +206,7 @@ def _drawn(seed: int, length_ms: int, lease_s: float, stage: Stage) -> Iterator[
     free_at: dict[str, int] = {}
     for at_ms in range(WARM_UP_MS, length_ms, TICK_MS):
         for kind, facts in KINDS.items():
-            if dice.random() >= facts.per_tick:
+            if stage.kind not in facts.kinds or dice.random() >= facts.per_tick:
                 continue
             targets = [
                 target

@@ -6,23 +6,29 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Final
+from functools import partial
+from typing import Final, Protocol
 
 CHUNK: Final = 65_536
 AHEAD_S: Final = 0.03  # a sleep is never exact, least on a busy machine: so much of its delay is made up for
 
-Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+class Replies(Protocol):
+    async def read(self, most: int, /) -> bytes: ...
+
+
+Connection = tuple[Replies, asyncio.StreamWriter]
 Upstream = Callable[[], Awaitable[Connection]]
+LOOPBACK: Final = "127.0.0.1"
 
 
 class Link:
-    def __init__(self, name: str, connect: Upstream, seed: int) -> None:
+    def __init__(self, name: str, seed: int) -> None:
         self.name = name
-        self.port = 0
+        self.port = 0  # the first that it listens on
         self.delay_s = (0.0, 0.0)  # shortest and longest delay of each piece
         self.bytes_s = 0.0  # of all connections together, each way; 0 for no limit
         self.carried = {False: 0, True: 0}  # bytes of requests, bytes of replies
-        self._connect = connect
         self._dice = random.Random(f"{seed}:{name}")  # noqa: S311 - repeatable on purpose
         self._free_at = {False: 0.0, True: 0.0}
         self._open = asyncio.Event()
@@ -32,16 +38,18 @@ class Link:
         self._marker: bytes | None = None
         self._is_of_request = False
         self._lost = asyncio.Event()
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._connections: set[asyncio.Task[None]] = set()
 
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, backlog=512)
-        self.port = self._server.sockets[0].getsockname()[1]
+    async def listen(self, connect: Upstream, *, host: str = LOOPBACK, port: int = 0) -> None:
+        """Listen at one address more, and pass its connections on. All addresses are one link."""
+        server = await asyncio.start_server(partial(self._connected, connect), host, port, backlog=512)
+        self._servers.append(server)
+        self.port = self.port or server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         self.reset()
         if self._connections:
             await asyncio.wait(self._connections)
@@ -78,13 +86,13 @@ class Link:
         finally:
             self._marker = None
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _connected(self, connect: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - for the type checker
         self._connections.add(task)
         try:
             await self._open.wait()
-            far = await self._connect()
+            far = await connect()
             try:
                 if await self._both_ways((reader, writer), far):
                     writer.close()
@@ -112,7 +120,7 @@ class Link:
             await asyncio.wait(ways)
 
     async def _pass_on(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, doomed: asyncio.Event, *, replies: bool
+        self, reader: Replies, writer: asyncio.StreamWriter, doomed: asyncio.Event, *, replies: bool
     ) -> bool:
         with suppress(ConnectionError):
             while chunk := await reader.read(CHUNK):

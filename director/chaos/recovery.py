@@ -234,7 +234,7 @@ def _begun_unseen(evidence: Evidence, prediction_id: str) -> list[int]:
     """Return when runs were sent to a frozen server. If it dies before it wakes, it has recorded none of them."""
     final = evidence.finals.get(prediction_id)
     starts = [at for kind, at, _ in final.events if kind == "started"] if final else []
-    freezes = [fault for fault in evidence.faults if fault.is_freeze and not fault.target.startswith("director")]
+    freezes = [fault for fault in evidence.faults if fault.is_freeze and fault.target.startswith("cog")]
     return [at for at in starts if any(freeze.overlaps(at, at) for freeze in freezes)]
 
 

@@ -5,15 +5,18 @@ whole keyspace, which no path of the product does.
 
 import os
 import re
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from director.broker import keys
+from director.broker.redis_client import servers
 from director.chaos.journal import Arrived, Breaker, Claimed, ServerLine, now_ms
 from director.chaos.journal import Final as Prediction
 from director.chaos.parties import FILL
@@ -43,6 +46,7 @@ ALL_KEPT: Final = {
 FOLDER: Final = "appendonlydir"
 MANIFEST: Final = "*.manifest"
 LISTED: Final = re.compile(r"^file (\S+\.incr\.\S+) seq (\d+) type [hi]", re.MULTILINE)
+TIMES: Final = ("created", "claimed", "completed")  # fields of a record that no two changes have alike
 RECORD: Final = re.compile(r"^\{p\d+\}:rec:(\w{26})$")
 
 
@@ -68,8 +72,9 @@ class Leftovers(Struct, frozen=True, kw_only=True):
 async def predictions(redis: Redis, ids: Iterable[str]) -> AsyncIterator[Prediction]:
     client: Any = redis  # its types say str or bytes, but ours answers in bytes
     wanted = set(ids)
-    async for name in client.scan_iter(LISTING, count=BATCH):
-        wanted |= {member.decode() for member in await client.zrange(name, 0, -1)}
+    for server in await servers(client):
+        async for name in server.scan_iter(LISTING, count=BATCH):
+            wanted |= {member.decode() for member in await client.zrange(name, 0, -1)}
     ordered = sorted(wanted)
     for start in range(0, len(ordered), BATCH):
         batch = [PredictionId(each) for each in ordered[start : start + BATCH]]
@@ -91,7 +96,9 @@ async def predictions(redis: Redis, ids: Iterable[str]) -> AsyncIterator[Predict
 
 async def leftovers(redis: Redis) -> Leftovers:
     client: Any = redis
-    lifetimes = {name: ttl async for name, ttl in _lifetimes(client)}  # a key may come twice
+    lifetimes = {
+        name: ttl for server in await servers(client) async for name, ttl in _lifetimes(server)
+    }  # a key may come twice
     queues = {match[1]: QueueRest(queue=match[1]) for name in lifetimes if (match := QUEUE.match(name))}
     dead: set[str] = set()
     owed = 0
@@ -193,6 +200,43 @@ def server_log(data: Path, *, start: int = 0) -> Iterator[ServerLine]:
             yield line
 
 
+def joined(logs: Mapping[str, Iterable[ServerLine]], master_at: Callable[[int], str]) -> list[ServerLine]:
+    """Return the lines of several servers, each one once, in order of time. Lines of one millisecond are in the order
+    of the server that was the master then. A replica's log has its master's lines, but not what it got as a whole.
+    """
+    copies: dict[ServerLine, dict[str, ServerLine]] = defaultdict(dict)
+    for name, log in logs.items():
+        for line in log:
+            nameless = {"stream": 0, "delivered": 0} if isinstance(line, Claimed) else {}
+            copies[replace(line, number=0, **nameless)].setdefault(name, line)
+    lines = []
+    for line, several in copies.items():
+        first = next(iter(several.values()))
+        fullest = max(several.values(), key=lambda each: each.stream if isinstance(each, Claimed) else 0)
+        lines.append(replace(fullest, number=several.get(master_at(line.at), first).number))
+    ordered = sorted(lines, key=lambda line: (line.at, line.number))
+    return [replace(line, number=number) for number, line in enumerate(ordered)]
+
+
+class Change(Struct, frozen=True):
+    """A change of a prediction's record. `at` is its time, or 0 if it has none; `mark` tells it from all others."""
+
+    id: str
+    at: int
+    mark: int
+
+
+def changes(data: Path) -> Iterator[list[Change]]:
+    """Yield the changes in each file of a server's log. A server that gives up its own state begins another file."""
+    for part in _parts(data, 0):
+        yield [
+            Change(found[1], max(int(fields.get(name) or 0) for name in TIMES), hash(tuple(command)))
+            for command in part
+            if command[0] == b"HSET" and (found := RECORD.match(command[1].decode()))
+            for fields in [_pairs(command[2:])]
+        ]
+
+
 def _parts(data: Path, start: int) -> Iterator[Iterator[list[bytes]]]:
     for path in _files(data):
         with path.open("rb") as file:
@@ -230,7 +274,8 @@ class Reader:
 
     def line(self, number: int, command: list[bytes]) -> ServerLine | None:
         match command:
-            case [b"XADD", stream, mid, *fields] if found := STREAM.match(stream.decode()):
+            # a slot that moves brings an empty stream with an entry that has MAXLEN and no id
+            case [b"XADD", stream, mid, *fields] if mid != b"MAXLEN" and (found := STREAM.match(stream.decode())):
                 self._entries[stream, mid] = _pairs(fields)["id"], int(found[2])
             case [b"XCLAIM", stream, _, _, _, mid, b"TIME", at, *_] if (stream, mid) in self._entries:
                 prediction_id, place = self._entries[stream, mid]

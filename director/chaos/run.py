@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,8 @@ from director.chaos import neighbours
 from director.chaos.checker import Report, check
 from director.chaos.client import Burst, Counts, Errand, come_back
 from director.chaos.evidence import RULES, Rules
-from director.chaos.journal import Answered, Healed, Journal, now_ms, read
+from director.chaos.failovers import master_at, reigns, unmade
+from director.chaos.journal import Answered, Healed, Journal, Line, now_ms, read
 from director.chaos.neighbours import Visit
 from director.chaos.nemesis import Nemesis
 from director.chaos.plan import (
@@ -33,13 +34,14 @@ from director.chaos.plan import (
     DELETE_VERSION,
     NARROW_AT,
     NARROW_IN_PEACE,
+    SERVER,
     SINK,
     Plan,
     Planned,
     rollout,
     schedule,
 )
-from director.chaos.rest import LEFTOVERS, leftovers, owed_to_living, predictions, server_log
+from director.chaos.rest import LEFTOVERS, joined, leftovers, owed_to_living, predictions, server_log
 from director.chaos.scene import (
     API,
     CROWDED,
@@ -313,7 +315,7 @@ class Run:
             async for prediction in predictions(redis, {line.id for line in answers if line.id}):
                 journal.write(prediction)
         with closing(Journal(folder / "server.jsonl")) as journal:
-            for line in server_log(self._scene.home.valkey):
+            for line in self._server_lines():
                 journal.write(line)
         (folder / LEFTOVERS).write_bytes(msgspec.json.encode(await leftovers(redis)))
         options = self._options
@@ -324,5 +326,18 @@ class Run:
             attempts=ATTEMPTS,
             slots=SLOTS,
             left_out=options.left_out if options.has_faults else "",
+            kind=options.kind,
+            lag_s=self._scene.servers.lag_s,
         )
         (folder / RULES).write_bytes(msgspec.json.encode(rules))
+
+    def _server_lines(self) -> Iterator[Line]:
+        scene, data = self._scene, self._scene.servers.data
+        if len(data) == 1:
+            yield from server_log(data[SERVER])
+            return
+        promotions = reigns({name: scene.home.log(name) for name in data})
+        logs = {name: server_log(folder) for name, folder in data.items()}
+        yield from joined(logs, partial(master_at, promotions))
+        yield from promotions
+        yield from unmade(data, promotions)

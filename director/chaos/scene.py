@@ -3,8 +3,6 @@ parts are real: a server that loses nothing, the API, directors and keepers. A p
 after a moment, as an orchestrator would.
 """
 
-import asyncio
-import itertools
 import os
 import signal
 import sys
@@ -13,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import anyio
 import httpx
@@ -24,18 +22,18 @@ from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.gatherer import Gatherer
-from director.broker.redis_client import ask, client, text
+from director.broker.redis_client import ask, text
 from director.broker.scripts import Scripts
-from director.chaos.plan import SERVER, SINK, Stage, Tenants
-from director.chaos.proxy import Link, Upstream
-from director.chaos.rest import ALL_KEPT, cut, size
+from director.chaos.plan import LEFT_OUT, SERVER, SINGLE, SINK, ServerKind, Stage, Tenants
+from director.chaos.proxy import LOOPBACK, Link
+from director.chaos.rest import cut, size
+from director.chaos.servers import KINDS, SENTINELS, Servers, quiet_port, upstream
 from director.core.errors import DirectorError
 from director.core.ids import QueueName
 from director.core.settings import PREFIX
-from director.launcher.processes import UpError, claimable, is_alive, signal_group, until_stopped
+from director.launcher.processes import is_alive, signal_group, until_stopped
 from director.local.home import Home, State
 from director.local.parts import Expected, answers_200, until_ready
-from director.local.server import EmbeddedServer, find_binary
 from director.local.supervisor import Part, Supervisor, supervising
 from director.store.accounts import Accounts
 
@@ -61,16 +59,9 @@ LIMITS: Final = {
 # The neighbours' slow connections come from an address of their own. All others come over the link, as over a proxy.
 CONNECTIONS: Final = {"max_connections": 600, "max_peer_connections": 150, "trusted_proxies": "127.0.0.1"}
 REDIS_CLIENTS: Final = (API, *(f"director-{n}" for n in range(len(SERVED))), *(f"keeper-{n}" for n in range(KEEPERS)))
-LOOPBACK: Final = "127.0.0.1"
 RUN_LIMIT_S: Final = 30  # ends a run that hangs and whose cancel was lost with its caller
 DRAIN_S: Final = 5
 BREAKER_COOL_S: Final = 5  # an open breaker hides a queue from the faults, so it closes again soon
-
-# Ports below the range that systems hand out to clients: a port must be free again whenever its process comes back.
-# Each is used once. Two runs at the same time begin at different ports.
-QUIET_PORTS: Final = range(20_000, 32_000)
-PORTS_OF_A_RUN: Final = 16
-_ports: Final = (QUIET_PORTS[(os.getpid() * PORTS_OF_A_RUN + n) % len(QUIET_PORTS)] for n in itertools.count())
 
 
 class Role(Struct, frozen=True, kw_only=True):
@@ -83,12 +74,14 @@ class Role(Struct, frozen=True, kw_only=True):
     env: dict[str, str]
 
 
-def cast(journals: Path, secrets: Path, redis_urls: Mapping[str, str], *, lease_s: float) -> list[list[Role]]:
+def cast(
+    journals: Path, secrets: Path, redis_urls: Mapping[str, str], *, lease_s: float, durability: str
+) -> list[list[Role]]:
     cogs = [
         _scripted(name, "cog", [str(journals / f"{name}.jsonl"), name, str(SLOTS)], ready="/health-check")
         for name in (f"cog-{number}" for number in range(len(SERVED)))
     ]
-    shared: dict[str, object] = {"lease_s": lease_s, "webhook_allow": "loopback"}
+    shared: dict[str, object] = {"lease_s": lease_s, "webhook_allow": "loopback", "durability": durability}
     run: dict[str, object] = shared | {"concurrent_predictions": SLOTS, "run_limit_s": RUN_LIMIT_S, "drain_s": DRAIN_S}
     run["breaker_cool_s"] = BREAKER_COOL_S
     directors = [
@@ -99,23 +92,17 @@ def cast(journals: Path, secrets: Path, redis_urls: Mapping[str, str], *, lease_
         [_ours(f"keeper-{n}", "director keeper", redis_urls, **shared) for n in range(KEEPERS)],
         [_scripted(SINK, "sink", [str(journals / "sink.jsonl"), str(secrets)], ready="/health"), *cogs],
         directors,
-        [_ours(API, "api", redis_urls, **CONNECTIONS)],
+        [_ours(API, "api", redis_urls, durability=durability, **CONNECTIONS)],
     ]
 
 
-def _quiet_port() -> int:
-    while True:
-        with suppress(UpError):
-            return claimable(LOOPBACK, next(_ports))
-
-
 def _scripted(name: str, kind: str, arguments: Sequence[str], *, ready: str) -> Role:
-    port = _quiet_port()
+    port = quiet_port()
     return _role(name, ["director.chaos.parties", kind, str(port), *arguments], port, ready)
 
 
 def _ours(name: str, command: str, redis_urls: Mapping[str, str], health: str = "", /, **settings: object) -> Role:
-    port = _quiet_port()
+    port = quiet_port()
     settings |= {f"{health}host": LOOPBACK, f"{health}port": port, "redis_url": redis_urls[name]}
     env = {PREFIX + setting.upper(): str(value) for setting, value in settings.items()}
     return _role(name, command.split(), port, "/readyz", **env)
@@ -209,12 +196,15 @@ class Options(Struct, frozen=True, kw_only=True):
     rollout: Rollout | None = None
     faketime: str = ""
     predictions: int = 0
+    kind: ServerKind = SINGLE
 
     @property
     def left_out(self) -> str:
         """Which faults this run cannot have, and why; '' if it can have all."""
         if self.rollout:
             return "clock steps left out: 0.2.0 loses claims to them"
+        if self.kind in LEFT_OUT:
+            return LEFT_OUT[self.kind]
         return "" if find_library(self.faketime) else f"clock steps left out: {MISSING}"
 
 
@@ -222,9 +212,8 @@ class Options(Struct, frozen=True, kw_only=True):
 class Scene:
     home: Home
     options: Options
-    server: EmbeddedServer
+    servers: Servers
     supervisor: Supervisor
-    redis: Redis
     http: httpx.AsyncClient
     links: dict[str, Link] = field(default_factory=dict)
     roles: dict[str, Role] = field(default_factory=dict)
@@ -243,8 +232,12 @@ class Scene:
         return self.home.path / "journals"
 
     @property
+    def redis(self) -> Redis:
+        return self.servers.redis
+
+    @property
     def names(self) -> list[str]:
-        return [SERVER, *self.roles]
+        return [*self.servers.direct, *self.roles]
 
     @property
     def neighbours(self) -> Tenants:
@@ -267,6 +260,9 @@ class Scene:
             keepers=hit("keeper"),
             links=[name for name in self.links if name not in apart],
             spared=[f"director-{n}" for n in spared],
+            kind=self.options.kind,
+            servers=list(self.servers.data),
+            sentinels=[name for name in SENTINELS if name in self.servers.direct],
             has_clock=self.clock is not None,
         )
 
@@ -354,8 +350,8 @@ class Scene:
 
     async def is_ready(self, name: str) -> bool:
         try:
-            if name == SERVER:
-                return bool(await self.redis.ping())
+            if name in self.servers.direct:
+                return await self.servers.is_ready(name)
             return (await self.http.get(self.roles[name].ready)).status_code == httpx.codes.OK
         except (exceptions.RedisError, httpx.TransportError):
             return False
@@ -368,7 +364,8 @@ class Scene:
         """Return when all are ready. Raises UpError when a process does not become ready."""
         redis_urls = await self.start_server()
         secrets = await self._make_accounts()
-        for roles in cast(self.journals, secrets, redis_urls, lease_s=self.options.lease_s):
+        durability = self.servers.durability
+        for roles in cast(self.journals, secrets, redis_urls, lease_s=self.options.lease_s, durability=durability):
             self.roles |= {role.name: role for role in roles}
             for role in roles:
                 if self.options.rollout and role.name in REDIS_CLIENTS:
@@ -378,7 +375,7 @@ class Scene:
             self.supervisor.start(
                 [Part(name=each.name, command=each.command, env=each.env, cwd=cwd, grace_s=grace_s) for each in roles]
             )
-        await self._link(FRONT, _upstream(self.roles[API].url))
+        await self._link(FRONT).listen(upstream(self.roles[API].url))
         await until_ready(
             [Expected(role.name, [answers_200(role.ready)]) for role in self.roles.values()],
             home=self.home,
@@ -390,13 +387,13 @@ class Scene:
         [self.to_delete] = [queue for queue in await self.queues() if queue.startswith(f"{PASSING}:")]
 
     async def start_server(self) -> dict[str, str]:
-        """Return the server's address for each of its clients, which is that of its link."""
-        part = self.server.part(self.home.path)
-        stepped = self.clock.environment if self.clock else {}
-        self.supervisor.start([msgspec.structs.replace(part, name=SERVER, env={**part.env, **stepped})])
+        """Return the servers' URL for each of their clients, which leads over its link."""
         with anyio.fail_after(START_LIMIT_S):
-            await self.until_ready(SERVER)
-        return await self._make_links(self.server.url)
+            await self.servers.start(self.supervisor, self.clock.environment if self.clock else {})
+        return {
+            name: await self.servers.lead(self._link(f"{name}:redis"), number)
+            for number, name in enumerate(REDIS_CLIENTS)
+        }
 
     async def _make_accounts(self) -> Path:
         accounts = Accounts(self.redis)
@@ -412,25 +409,15 @@ class Scene:
         path.write_bytes(msgspec.json.encode(secrets))
         return path
 
-    async def _make_links(self, server_url: str) -> dict[str, str]:
-        password = urlsplit(server_url).password
-        login = f":{password}@" if password else ""
-        links = {name: await self._link(f"{name}:redis", _upstream(server_url)) for name in REDIS_CLIENTS}
-        return {name: f"redis://{login}{LOOPBACK}:{link.port}/0" for name, link in links.items()}
-
-    async def _link(self, name: str, connect: Upstream) -> Link:
-        link = self.links[name] = Link(name, connect, self.options.seed)
-        await link.start()
-        return link
+    def _link(self, name: str) -> Link:
+        return self.links.setdefault(name, Link(name, self.options.seed))
 
 
 @asynccontextmanager
 async def staged(home: Home, options: Options) -> AsyncGenerator[Scene]:
     """Yield a scene in this new home, not started yet. No process of it is left after the block."""
-    server = EmbeddedServer(home.valkey, find_binary(), ALL_KEPT)
-    server.prepare()
+    servers = KINDS[options.kind](home)
     log = home.log("supervisor")
-    redis = client(server.url, name="chaos")
     http = httpx.AsyncClient(trust_env=False, timeout=ANSWER_S)
 
     def say(line: str) -> None:
@@ -439,13 +426,13 @@ async def staged(home: Home, options: Options) -> AsyncGenerator[Scene]:
 
     def note() -> None:
         # so that `director down --home` can end what a killed run left, and `director queues --home` can look inside
-        home.write(State(redis_url=server.url).running(supervisor.marks))
+        home.write(State(redis_url=servers.url).running(supervisor.marks))
 
     try:
         async with supervising(
             home=home, say=say, changed=note, first_pause_s=AGAIN_S, longest_pause_s=AGAIN_S
         ) as supervisor:
-            scene = Scene(home, options, server, supervisor, redis, http)
+            scene = Scene(home, options, servers, supervisor, http)
             try:
                 yield scene
             finally:
@@ -454,11 +441,4 @@ async def staged(home: Home, options: Options) -> AsyncGenerator[Scene]:
                         await link.stop()
     finally:
         await http.aclose()
-        await redis.aclose()
-
-
-def _upstream(url: str) -> Upstream:
-    parts = urlsplit(url)
-    if parts.scheme == "unix":
-        return lambda: asyncio.open_unix_connection(unquote(parts.path))
-    return lambda: asyncio.open_connection(parts.hostname, parts.port)
+        await servers.aclose()

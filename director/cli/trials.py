@@ -28,6 +28,10 @@ RULES: Final = ("director", "fcfs", "lru", "collation")
 MOST_SEEDS: Final = 1_000
 MOST_LEASE_S: Final = 600
 REPORT: Final = arg("--json FILE", "write the report there", default="")
+SERVER_KINDS: Final = ("single", "sentinel", "cluster")
+KIND: Final = arg(
+    "--kind KIND", f"Redis of the run: {', '.join(SERVER_KINDS)} (single)", choices=SERVER_KINDS, default="single"
+)
 FAKETIME: Final = arg("--faketime FILE", "libfaketime.so.1, which steps the server's clock (looked for)", default="")
 MADE_TITLE: Final = "made traffic, instead of a file"
 TEXT: Final = """\
@@ -164,11 +168,12 @@ def _trace(given: argparse.Namespace, *, slots: int, models: Sequence[str] = ())
     arg("--seconds S", "length of the load (%(default)g)", type=float, default=60.0),
     arg("--lease S", "lease of a claim (%(default)g)", type=float, default=15.0),
     arg("--tenants N", "number of accounts (%(default)s)", type=int, default=40),
+    KIND,
     FAKETIME,
     REPORT,
     arg("--home DIR", "a new folder for data, journals and logs", default=""),
     flag("--keep", "keep that folder also if every promise was kept"),
-    examples=("--seconds 60 --seed 7",),
+    examples=("--seconds 60 --seed 7", "--kind sentinel"),
 )
 def _chaos(given: argparse.Namespace) -> int:
     """Start a whole service on this machine, let callers use it, and kill, freeze, cut off and fill its parts. Then
@@ -188,6 +193,7 @@ def _chaos(given: argparse.Namespace) -> int:
         home=Path(given.home) if given.home else None,
         is_kept=given.keep,
         faketime=given.faketime,
+        kind=given.kind,
     )
     report = chaos(options, _say)
     return _judged(report, text(report), given.json)
@@ -209,7 +215,13 @@ def _leases(text: str) -> tuple[float, ...]:
     arg("--seeds N", "number of runs, with the seeds 1 to N (%(default)s)", type=whole(MOST_SEEDS), default=10),
     arg("--predictions N", "predictions of all runs together (%(default)s)", type=whole(), default=200_000),
     arg("--leases S[,S…]", "leases of a claim, of one run after the other (15,3)", type=_leases, default=(15.0, 3.0)),
-    arg("--disk GB", "begin no run unless its 4 GB fit into this size of DIR (%(default)g)", type=float, default=20.0),
+    arg(
+        "--disk GB",
+        "begin no run unless its 4 GB (12 on Sentinel) fit into this size of DIR (%(default)g)",
+        type=float,
+        default=20.0,
+    ),
+    KIND,
     FAKETIME,
     examples=("--out campaign", "--seeds 3 --predictions 60000 --out small"),
 )
@@ -222,7 +234,9 @@ def _campaign(given: argparse.Namespace) -> int:
     from director.chaos.campaign import Campaign, campaign
     from director.chaos.campaign_page import keep, text
 
-    wanted = Campaign(seeds=tuple(range(1, given.seeds + 1)), predictions=given.predictions, leases=given.leases)
+    wanted = Campaign(
+        seeds=tuple(range(1, given.seeds + 1)), predictions=given.predictions, leases=given.leases, kind=given.kind
+    )
     out, is_ok = Path(given.out), False
     for report in campaign(wanted, out, disk_gb=given.disk, faketime=given.faketime, say=_say):
         keep(report, out)

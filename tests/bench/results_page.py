@@ -49,8 +49,8 @@ PAGE: Final = (
 )
 # A reader may look for these. The reason says why they are not here
 MISSING: Final[Mapping[str, str]] = {
-    "the campaign on Sentinel and on a Cluster": "a chaos run starts one server. The tests of queue, keeper and API run"
-    " on both (`make test-kinds`), without a figure",
+    "the campaign on Sentinel and on a Cluster": "`director chaos --kind sentinel` and `--kind cluster` run"
+    " a minute of it. No long campaign was made there",
     "throughput of 2, 4 and 8 directors or API processes": "the machine has two cores, and one pair of processes fills"
     " them. [What is expected](explanation/performance.md) is arithmetic",
     "10,000 held responses, 10,000 readers, 10,000 queues": "only 1,020 of each of the first two are measured",

@@ -11,7 +11,7 @@ class LosingProxy(Link):
     """A link to a port of this machine. `lost`: the replies that were lost since the last order to lose one."""
 
     def __init__(self, target_port: int) -> None:
-        super().__init__("client:redis", self._opened, seed=1)
+        super().__init__("client:redis", seed=1)
         self._target_port = target_port
 
     @property
@@ -26,14 +26,14 @@ class LosingProxy(Link):
         """Send new connections to another port. Open connections stay."""
         self._target_port = port
 
-    async def _opened(self) -> Connection:
+    async def opened(self) -> Connection:
         return await asyncio.open_connection("127.0.0.1", self._target_port)
 
 
 @asynccontextmanager
 async def losing_proxy(target_port: int) -> AsyncGenerator[LosingProxy, None]:
     proxy = LosingProxy(target_port)
-    await proxy.start()
+    await proxy.listen(proxy.opened)
     try:
         yield proxy
     finally:

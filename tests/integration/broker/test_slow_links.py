@@ -29,8 +29,8 @@ FEW = 5  # large calls that end while a small one waits, where those before it w
 
 @pytest.fixture
 async def link(mortal: RedisServer) -> AsyncIterator[Link]:
-    link = Link("test:redis", lambda: asyncio.open_connection("127.0.0.1", mortal.port), seed=1)
-    await link.start()
+    link = Link("test:redis", seed=1)
+    await link.listen(lambda: asyncio.open_connection("127.0.0.1", mortal.port))
     yield link
     await link.stop()
 

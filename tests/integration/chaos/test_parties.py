@@ -193,8 +193,8 @@ async def linked() -> AsyncIterator[tuple[Link, Echo]]:
     echo = Echo()
     async with await asyncio.start_server(echo.serve, "127.0.0.1", 0, limit=1 << 20) as server:
         port = server.sockets[0].getsockname()[1]
-        link = Link("a:b", lambda: asyncio.open_connection("127.0.0.1", port), seed=1)
-        await link.start()
+        link = Link("a:b", seed=1)
+        await link.listen(lambda: asyncio.open_connection("127.0.0.1", port))
         try:
             yield link, echo
         finally:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 from director.chaos import scene
 from director.chaos.checker import Breach, Report, text
 from director.chaos.journal import Fault, Final, Healed, read
-from director.chaos.plan import REPLACE
+from director.chaos.plan import CLUSTER, FAILOVERS, MOVE_SLOT, REPLACE, SENTINEL, SINGLE, ServerKind
 from director.chaos.run import chaos
 from director.chaos.scene import REDIS_CLIENTS, Options, Rollout
 from director.core.states import TERMINAL
@@ -27,12 +27,12 @@ from tests.support.release import OURS, Release, imported_from
 BEYOND_THE_LOAD_S = 330  # to start, to calibrate, to come to rest, to judge
 
 
-def breaches(folder: Path, *, seed: int, seconds: int, lease: int) -> dict[str, Any]:
+def breaches(folder: Path, *, seed: int, seconds: int, lease: int, kind: ServerKind = SINGLE) -> dict[str, Any]:
     """Run `director chaos` in its own process. Return the broken promises by invariant, except those about time."""
     report = folder / "report.json"
-    options = ["--seed", str(seed), "--seconds", str(seconds), "--lease", str(lease), "--json", str(report)]
+    options = ["--kind", kind, "--seed", str(seed), "--seconds", str(seconds), "--lease", str(lease)]
     ended = subprocess.run(
-        [sys.executable, "-m", "director", "chaos", *options, "--home", str(folder / "home")],
+        [sys.executable, "-m", "director", "chaos", *options, "--json", str(report), "--home", str(folder / "home")],
         capture_output=True,
         text=True,
         timeout=seconds + BEYOND_THE_LOAD_S,
@@ -59,6 +59,17 @@ def test_every_promise_holds_for_a_minute_with_the_default_lease(tmp_path: Path)
 @pytest.mark.heavy
 def test_every_promise_holds_for_another_minute(tmp_path: Path) -> None:
     assert breaches(tmp_path, seed=3, seconds=60, lease=15) == {}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("kind", "own"), [(SENTINEL, FAILOVERS), (CLUSTER, [MOVE_SLOT])])
+def test_every_promise_holds_for_a_minute_on_several_servers(
+    tmp_path: Path, kind: ServerKind, own: Sequence[str]
+) -> None:
+    assert breaches(tmp_path, seed=1, seconds=60, lease=15, kind=kind) == {}
+    judged = msgspec.json.decode((tmp_path / "report.json").read_bytes(), type=Report)
+    assert set(own) & judged.faults.keys()
+    assert (judged.failovers > 0) is (kind == SENTINEL)
 
 
 LONGEST_S = 60.0

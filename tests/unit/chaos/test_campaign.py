@@ -11,7 +11,7 @@ from director.chaos import campaign as module
 from director.chaos.campaign import Campaign, CampaignReport, campaign, checked, outcomes
 from director.chaos.campaign_page import keep, page, text
 from director.chaos.checker import Report, check
-from director.chaos.journal import Delivered, Healed, Journal
+from director.chaos.journal import Delivered, Healed, Journal, Reign
 from director.chaos.run import chaos
 from director.chaos.scene import Options
 from director.launcher.processes import UpError
@@ -26,10 +26,11 @@ def play(home: Path, options: Options, *, is_broken: bool = False) -> Report:
     (home / "logs").mkdir(parents=True)
     (home / "logs" / "api-0.log").write_text("{}\n")
     journal = Journal(home / "journals" / "all.jsonl")
+    lines += [Reign(at=T + 70_001, server="redis-1")] if options.kind == "sentinel" else []
     for line in [*lines, *fault("kill_redis", "redis-0", 70_000, 70_001), Healed(at=T + 60_000)]:
         journal.write(line)
     journal.close()
-    rules = msgspec.structs.replace(RULES, seed=options.seed, lease_s=options.lease_s)
+    rules = msgspec.structs.replace(RULES, seed=options.seed, lease_s=options.lease_s, kind=options.kind)
     (home / "journals" / "rules.json").write_bytes(msgspec.json.encode(rules))
     (home / "journals" / "leftovers.json").write_bytes(msgspec.json.encode(EMPTY))
     return check(home / "journals")
@@ -76,6 +77,14 @@ def test_a_campaign_runs_each_seed_once_with_the_leases_in_turn(out: Path, monke
         (3.0, 1, [0] * 79 + [1]),
         (15.0, 2, [0] * 15 + [2]),
     ]
+
+
+def test_a_campaign_on_sentinel_counts_its_failovers(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "failovers" not in text(carried_out(out, monkeypatch))
+    report = carried_out(out / "sentinel", monkeypatch, wanted=msgspec.structs.replace(WANTED, kind="sentinel"))
+    assert "failovers 3  unmade 0  lost in failovers 0" in text(report)
+    assert "predictions whose last changes a failover lost" in page(report)
+    assert "on the kind sentinel" in page(report)
 
 
 def test_a_broken_promise_fails_the_campaign_and_keeps_its_logs(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,6 +142,9 @@ def test_a_folder_keeps_its_seeds(out: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_campaign_without_room_makes_no_run(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_sentinel = msgspec.structs.replace(WANTED, kind="sentinel")
+    with pytest.raises(UpError, match=r"may take 12 GB.* has 0\.0 of 11 GB"):
+        carried_out(out / "sentinel", monkeypatch, wanted=on_sentinel, disk_gb=11.0)
     with pytest.raises(UpError, match=r"has 0\.0 of 3 GB"):
         carried_out(out, monkeypatch, disk_gb=3.0)
     assert outcomes(out) == []

@@ -28,6 +28,7 @@ from director.chaos.journal import (
     Listed,
     Seen,
     Sent,
+    Unmade,
     Visited,
 )
 from director.chaos.plan import NEIGHBOURS
@@ -109,6 +110,10 @@ def run(
         told_at = 0 if asked is None else T + asked
         lines.append(CogEnded(at=T + ended, id=prediction, run=name, outcome=outcome, asked=told_at))
     return lines
+
+
+def unmade(at: int) -> Line:
+    return Unmade(at=T + at, id=f"gone-{at}", server="redis-0", promoted=T + 9_000)
 
 
 def fault(kind: str, target: str, begin: int, end: int, *, pid: int = 0) -> list[Line]:
@@ -737,6 +742,7 @@ BROKEN: list[tuple[str, str, list[Line]]] = [
         [line for line in watched() if getattr(line, "id", "") != "beside-0" or not isinstance(line, Followed)],
     ),
     ("evidence", "the server's log has no claim of it", [*without(good(), Claimed), *good("b", "k-b")]),
+    ("I21", "never got its changes of 2.1 s", [*good(), *(unmade(at) for at in (0, 700, 1_400, 2_100))]),
     ("evidence", "the server says", [*good(), claimed("a", 9, delivered=1_010)]),
     (
         "evidence",

@@ -13,7 +13,9 @@ from director.chaos.nemesis import Nemesis
 from director.chaos.plan import (
     ALL_LINKS,
     ALONE,
+    CLUSTER,
     EQUAL,
+    FAILOVERS,
     HEAVY,
     KINDS,
     LARGE,
@@ -21,9 +23,12 @@ from director.chaos.plan import (
     ONCE,
     PLANS,
     REPLACE,
+    SENTINEL,
+    SINGLE,
     STEPS,
     Order,
     Planned,
+    ServerKind,
     Stage,
     Tenants,
     bystanders,
@@ -168,7 +173,26 @@ def test_neighbours_of_all_kinds_come_and_each_visit_has_keys_of_its_own():
 
 
 def test_a_long_run_has_every_kind_of_fault():
-    assert {fault.kind for fault in faults(1)} == set(KINDS) | {kind for _, kind, *_ in (*ONCE, *STEPS)}
+    assert {fault.kind for fault in faults(1)} == kinds_of(SINGLE) | {kind for _, kind, *_ in (*ONCE, *STEPS)}
+
+
+def test_every_run_on_sentinels_has_each_failover():
+    stage = replace(STAGE, kind=SENTINEL, has_clock=False)
+    for seed in range(5):
+        assert {fault.kind for fault in schedule(seed, seconds=60, lease_s=3, stage=stage)} >= set(FAILOVERS)
+
+
+def kinds_of(kind: ServerKind) -> set[str]:
+    return {name for name, facts in KINDS.items() if kind in facts.kinds}
+
+
+@pytest.mark.parametrize("kind", [SENTINEL, CLUSTER])
+def test_a_group_has_its_own_faults_and_says_which_of_a_single_server_it_lacks(kind: ServerKind):
+    stage = replace(STAGE, kind=kind, servers=["redis-0", "redis-1"], sentinels=["sentinel-0"], has_clock=False)
+    drawn = {fault.kind for fault in schedule(1, seconds=900, lease_s=3, stage=stage)} - {each[1] for each in ONCE}
+    assert drawn == kinds_of(kind)
+    options = scene.Options(seed=1, seconds=60, kind=kind)
+    assert all(name in options.left_out for name in (*(kinds_of(SINGLE) - drawn), "clock steps"))
 
 
 def test_faults_come_in_order_and_none_outlasts_the_run():
