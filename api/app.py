@@ -209,7 +209,8 @@ class OneWriteCycle(RequestResponseCycle):
         is_whole = not message.get("more_body") and int(known[b"content-length"]) == len(body)
         is_taken = not self.disconnected and not self.flow.write_paused and not self.waiting_for_100_continue
         is_plain = self.scope["method"] != "HEAD" and b"connection" not in known
-        if not (is_whole and is_taken and is_plain) or HEADER_VALUE_RE.search(b" ".join(value for _, value in headers)):
+        values = b" ".join([value for _, value in headers])
+        if not (is_whole and is_taken and is_plain) or HEADER_VALUE_RE.search(values):
             return False
         if not self.keep_alive:
             headers.append((b"connection", b"close"))

@@ -290,11 +290,11 @@ class Scripts:
         if digest:
             held = keys.idempotency(account=prediction.account, model=prediction.model, digest=digest)
         args: list[Arg] = [prediction.id, prediction.input, fingerprint, IDEMPOTENCY_TTL_MS, given(now_ms)]
-        values = list(map(_sent, astuple(prediction)))
-        args += values[FIRST_SENT:FIRST_NAMED]
+        values = astuple(prediction)
+        args += map(_sent, values[FIRST_SENT:FIRST_NAMED])
         for name, value in zip(NAMED, values[FIRST_NAMED:], strict=True):
-            if value != "":
-                args += (name, value)
+            if value:
+                args += (name, _sent(value))
         names = [record, keys.input_data(prediction.id), held]
         word, *rest = await self._call(
             "enqueue", names, args, traffic=_filing(len(prediction.input)), group=prediction.queue
