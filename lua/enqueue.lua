@@ -36,7 +36,7 @@ local looks, live, deadlines, accepted = {}, {}, {}, {}
 local own = {}
 for i = 1, #KEYS, 3 do
   own[#own + 1] = KEYS[i]
-  own[#own + 1] = events_key(string.match(KEYS[i], '[^:]+$'))
+  own[#own + 1] = events_key(string.sub(KEYS[i], #TAG + 6))
 end
 local may_be_known = redis.call('EXISTS', unpack(own)) > 0
 
@@ -134,12 +134,15 @@ local function accept(key, arg, last)
   count_later('tally', 'accepted:' .. lane, 1)
 
   local at = string.format('%d', now)
-  local fields = { 'status', 'starting', 'created', at, 'attempt', '0', 'claims', '0', 'seq', '1', 'token', '',
-    'arrival', arrivals, 'place', hope[1] .. ' ' .. hope[2], 'stream', stream, 'mid', mid, 'charged', '',
-    unpack(ARGV, arg + 13, last) }
+  local fields = { 'status', 'starting', 'created', at, 'attempt', '0', 'claims', '0', 'seq', '1', 'arrival', arrivals,
+    'place', string.format('%d %d', hope[1], hope[2]), unpack(ARGV, arg + 13, last) }
   local function add(field, value)
     fields[#fields + 1] = field
     fields[#fields + 1] = value
+  end
+  if mid ~= '' then
+    add('stream', stream)
+    add('mid', mid)
   end
   if r.deadline ~= '' then add('deadline', r.deadline) end
   if r.start_by ~= '' then add('start_by', r.start_by) end

@@ -330,7 +330,7 @@ class Consumer:
         self.servers.permits.release(*free)
         if request is None:
             return
-        nonce = secrets.token_hex(16)
+        nonce = secrets.token_urlsafe(12)
         try:
             claims = await self._resting(self._ask_once(self.queue, request, nonce, send=self.wakeup.carry))
         except UnknownQueue:  # the next claim registers it again
@@ -429,7 +429,7 @@ class Consumer:
 
     async def _claim(self, queue: QueueName, request: ClaimRequest, nonce: str = "") -> Claims:
         """Ask until an answer comes, with the same nonce: a claim whose answer was lost is answered again."""
-        nonce = nonce or secrets.token_hex(16)
+        nonce = nonce or secrets.token_urlsafe(12)
         while True:
             try:
                 return await self._ask_once(queue, request, nonce)

@@ -7,9 +7,9 @@ local P90 = 1.2816
 
 -- Undelivered entries of each stream of a lane that may hold any, by its mask.
 local function depths(queue, lane, rest)
-  local depth = {}
+  local depth, number = {}, 0
   while rest ~= 0 do
-    local number = next_set(rest, 0)
+    number = next_set(rest, number)
     rest = without_bit(rest, number)
     depth[number] = waiting(stream_key(queue, lane, number))
   end
@@ -152,7 +152,8 @@ local function stand(id, r, m)
     local each_s = m.service_ms ~= '0' and m.service_ms / 1000 or expected_s(r)
     return rank + 1, look.ready + ahead_in_backlogs(r, rank, each_s)
   end
-  local depth = depths(r.queue, r.lane, look.ready > 0 and look.mask or 0)
+  local depth = look.depth or depths(r.queue, r.lane, look.ready > 0 and look.mask or 0)
+  look.depth = depth
   if r.mid ~= '' then
     return 1, ahead_in_streams(tonumber(r.stream), in_front(r), depth, look.next)
   elseif not id then

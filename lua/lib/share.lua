@@ -209,6 +209,7 @@ local function file_later(id, r, look)
   if may and is_calm(look) then
     local number, mid = put(id, r, stream_for(r, look))
     look.ready = look.ready + 1
+    if look.depth then look.depth[number] = (look.depth[number] or 0) + 1 end
     count_ready(r, 1)
     offer(queue, lane, number, look.mask)
     look.mask = with_bit(look.mask, number)

@@ -422,7 +422,8 @@ class Play(Walk):
             assert {name for name, r in mine.items() if r.get(b"leaving")} == leaving
             open_ = {name for name, r in mine.items() if r[b"status"].decode() not in TERMINAL} - leaving
             assert open_ == lives
-            waiting = Counter(r[b"account"].decode() for name, r in mine.items() if name in lives and not r[b"token"])
+            mine_live = (r for name, r in mine.items() if name in lives)
+            waiting = Counter(r[b"account"].decode() for r in mine_live if not r.get(b"token"))
             queued = await side.counts(keys.queued(side.queue))
             assert {account: int(count) for account, count in queued.items()} == waiting
             stats = await side.stats()

@@ -23,6 +23,11 @@ async def test_enqueue_writes_record_input_entry_event_and_index(driver: QueueDr
     assert await driver.members(keys.deadline(driver.queue)) == {}
 
 
+async def test_a_waiting_record_has_no_empty_field(driver: QueueDriver) -> None:
+    for prediction_id in await driver.submit_many(2):  # one in a stream, one in its account's backlog
+        assert all((await driver.redis.hgetall(keys.record(prediction_id))).values())
+
+
 async def test_a_callers_trace_is_kept_and_returned_with_the_claim(driver: QueueDriver) -> None:
     trace = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "rojo=1"}
     claim = await driver.claimed(**trace)

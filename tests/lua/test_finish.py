@@ -26,6 +26,17 @@ async def test_finish_writes_the_end_and_removes_the_claim(driver: QueueDriver) 
     assert await driver.kinds(claim.id) == ["created", "started", "completed"]
 
 
+async def test_a_terminal_record_keeps_nothing_of_its_place_and_claim(driver: QueueDriver) -> None:
+    await driver.submit_many(2, waiter="api-1")
+    first, second = await driver.claim(2)  # only the second was charged: it came from its account's backlog
+    await driver.cancel(second.id)
+    had = set(await driver.redis.hkeys(keys.record(second.id)))
+    await driver.finish(second, Status.CANCELED)
+    kept = set(await driver.redis.hkeys(keys.record(second.id)))
+    assert had - kept == {b"token", b"mid", b"stream", b"shard", b"arrival", b"charged", b"cancel", b"waiter"}
+    assert (await driver.record(first.id)).token == first.token
+
+
 async def test_time_after_the_run_occupies_no_slot(driver: QueueDriver) -> None:
     claim = await driver.claimed(metered=True)
     await driver.begin(claim)

@@ -173,7 +173,7 @@ class Play(Walk):
             assert one.stray == []
             assert one.indexes["live"].keys() == open_
             assert not one.indexes["live"].keys() & other.indexes["live"].keys()
-            waiting = [name for name in open_ if records[name]["token"] == ""]
+            waiting = [name for name in open_ if not records[name].get("token")]
             backlogged = [name for backlog in one.backlogs.values() for name in backlog]
             for name in waiting:
                 places = len(one.entries.get(name, [])) + backlogged.count(name) + (name in one.indexes["delayed"])
