@@ -293,11 +293,11 @@ class Gatherer:
         replies = await self._pipes.ask(list(map(_command, runs)), names)
         took_s = time.perf_counter() - began
         again: list[Call] = []
-        unknown: dict[str, Call] = {}
+        unknown: list[Call] = []
         lost: list[Exception] = []
         for run, reply in zip(runs, replies, strict=True):
             if isinstance(reply, exceptions.NoScriptError):
-                unknown[run[0].script.text] = run[0]
+                unknown.append(run[0])
                 for call in run:
                     call.refusal = reply
                 again += run
@@ -309,9 +309,12 @@ class Gatherer:
             carried_out = zip(runs, replies, strict=True)
             named = [run[0].script.name for run, reply in carried_out if not isinstance(reply, NOT_CARRIED_OUT)]
             self._meter.answered(took_s, named)
-        for call in unknown.values():
+        missing: set[tuple[Redis, str]] = set()  # each master has scripts of its own
+        for call in unknown:
             at = self.redis if self._slots is None else await self._slots.serving(call.key)
-            await at.script_load(call.script.text)
+            missing.add((at, call.script.text))
+        for at, text in missing:
+            await at.script_load(text)
         if lost:
             raise next(filter(was_sent, lost), lost[0])
         return again

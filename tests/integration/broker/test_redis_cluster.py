@@ -17,14 +17,15 @@ from director.broker.redis_client import blocking_client, client, infos, servers
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable, UnsafeBackend
-from director.core.ids import PredictionId
+from director.core.ids import PredictionId, queue_name
+from director.core.policy import Policy
 from director.core.settings import CommonSettings
 from director.diagnosis.doctor import examine, look
 from tests.support.clusters import RedisCluster, redis_cluster
 from tests.support.cog import free_port
 from tests.support.eventually import eventually
 from tests.support.kinds import whole
-from tests.support.queue_driver import QueueDriver
+from tests.support.queue_driver import VERSION, QueueDriver
 from tests.support.servers import redis_server
 
 PREDICTION = PredictionId("0" * 26)
@@ -100,6 +101,19 @@ async def test_first_error_of_a_pipeline_is_raised(redis: Redis) -> None:
         await pipe.execute()
     replies = await pipe.execute() if len(pipe) else []
     assert replies == [], "nothing of it is left"
+
+
+async def test_first_calls_of_a_process_may_go_to_all_masters(server: RedisCluster, redis: Redis) -> None:
+    for master in await servers(redis):
+        await master.script_flush()
+    fresh = client(server.url)  # it does not know yet which master has which key, so all calls leave in one write
+    gatherer = Gatherer(fresh)
+    queues = [queue_name(f"acme/model-{number}", VERSION) for number in range(12)]
+    scripts = Scripts(gatherer)
+    await asyncio.gather(*(scripts.register(queue, version=VERSION, policy=Policy()) for queue in queues))
+    assert await redis.dbsize() == len(queues)
+    await gatherer.aclose()
+    await fresh.aclose()
 
 
 async def test_scripts_follow_their_slot_to_another_master(server: RedisCluster, driver: QueueDriver) -> None:
