@@ -2,7 +2,7 @@
 one before, so a slow reader holds one page and delays no other. A small event comes with its news, and is not read.
 Anything larger is sent to few readers at once, and to fewer of one account, to bound memory. While others wait, a
 reader that takes nothing loses its turn. A stream that stops early never looks whole, so that its reader connects
-again. Each reader looks after two seconds without news.
+again. Each reader looks after two seconds without news, or later if there are thousands.
 """
 
 import asyncio
@@ -33,6 +33,7 @@ LARGE_BYTES: Final = 2 * PAGE_BYTES  # a larger answer needs a turn; a page is n
 REST_BYTES: Final = 512 * 1024  # more than a page, because the whole output is read again for each piece of the rest
 PIECE_BYTES: Final = 64 * 1024
 SAFETY_S: Final = 2.0
+LOOKS_PER_S: Final = 1_000  # of all readers together, without news
 KEEP_ALIVE_S: Final = 10.0
 STALL_S: Final = 60.0  # a reader that takes nothing for so long is disconnected: its page is memory
 TURNS_PER_S: Final = 5_000  # of all readers together: even many of them must leave time to others
@@ -73,6 +74,11 @@ class Readers:
     @property
     def reading(self) -> int:
         return len(self._reading)
+
+    @property
+    def safety_s(self) -> float:
+        """Return how long each reader goes on without news or a look."""
+        return max(SAFETY_S, self.reading / LOOKS_PER_S)
 
     @property
     def is_full(self) -> bool:
@@ -235,7 +241,7 @@ class Reader:
     async def _wait(self, news: asyncio.Event) -> None:
         silent_s = self._clock.monotonic() - self._sent
         with suppress(TimeoutError):
-            async with asyncio.timeout(min(SAFETY_S, max(0.0, KEEP_ALIVE_S - silent_s))):
+            async with asyncio.timeout(min(self._readers.safety_s, max(0.0, KEEP_ALIVE_S - silent_s))):
                 await news.wait()
         if self._clock.monotonic() - self._sent >= KEEP_ALIVE_S:
             await self._send(KEEP_ALIVE)

@@ -2,8 +2,8 @@
 with the name of the process that waits, which gets its ending published with all that the response needs. A
 prediction's own channel is subscribed to only by requests that read its events, or wait for another request's
 prediction. Its messages are hints to look, at a bounded pace, and a small event comes with its own. Every waiter looks
-every two seconds, so a lost message costs time and never an answer. A director of the former release publishes no
-endings: once one is found, the channels are used as well for a minute.
+every two seconds, and less often where thousands wait, so a lost message costs time and never an answer. A director of
+the former release publishes no endings: once one is found, the channels are used as well for a minute.
 """
 
 import asyncio
@@ -34,6 +34,7 @@ from director.store.predictions import Ending, heard
 
 log = logging.getLogger(__name__)
 SAFETY_S: Final = 2.0
+LOOKS_PER_S: Final = 1_000  # of all waits together
 UNTOLD_S: Final = 60.0  # how long channels are listened to after an ending that was not published
 PAUSE_S: Final = 0.5  # before a lost subscription is replaced
 SILENCE_S: Final = 10.0  # then the connection is pinged
@@ -131,6 +132,11 @@ class Waiters:
     def waiting(self) -> int:
         return len(self._held)
 
+    @property
+    def safety_s(self) -> float:
+        """Return how long each wait goes on without a look."""
+        return max(SAFETY_S, self.waiting / LOOKS_PER_S)
+
     def has_room(self, weight: int = 0) -> bool:
         return self.waiting < self._most and self._weight + weight <= MOST_BYTES
 
@@ -225,7 +231,8 @@ class Waiters:
         due = -math.inf  # of the next look: one per GAP_S on average, and BURST at once after a quiet time
         while not held.is_over:
             # the first news of a channel is that the subscription is active: the next look sees what ended before
-            safety = loop.call_at(min(until, loop.time() + SAFETY_S), held.news.set)  # `asyncio.timeout` takes 8 µs
+            # `asyncio.timeout` takes 8 µs
+            safety = loop.call_at(min(until, loop.time() + self.safety_s), held.news.set)
             await held.news.wait()
             safety.cancel()
             if held.ending is not None:
