@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
+from weakref import ref
 
 from msgspec import Struct
 from starlette.exceptions import HTTPException
@@ -176,14 +177,16 @@ class Http(BoundedHttp):
         if self._is_refused:
             return
         self.cycle.__class__ = OneWriteCycle  # uvicorn has no other way to choose the class
-        self.scope["state"] |= {"hang_up": partial(self._hang_up, self.cycle), "gone": self._gone}
+        # a weak one: the cycle has the state too, so each request would wait for the garbage collector
+        self.scope["state"] |= {"hang_up": partial(self._hang_up, ref(self.cycle)), "gone": self._gone}
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self.scope["state"]["is_whole"] = True
 
-    def _hang_up(self, cycle: RequestResponseCycle) -> None:
-        cycle.disconnected = True  # else uvicorn logs an error that the response has no end
+    def _hang_up(self, known: "ref[RequestResponseCycle]") -> None:
+        if (cycle := known()) is not None:
+            cycle.disconnected = True  # else uvicorn logs an error that the response has no end
         self.transport.abort()
 
 
