@@ -152,6 +152,16 @@ class Crowd:
 
 async def ask(load: Load) -> Answered:
     """Run the load in a new process. Raises ChildProcessError if that fails, or if any answer or all were bad."""
+    answered = await asked(load)
+    if answered.refused or not answered.answered:
+        raise ChildProcessError(
+            f"{answered.refused} requests to {load.url} were not answered well. The last answer: {answered.said}"
+        )
+    return answered
+
+
+async def asked(load: Load) -> Answered:
+    """Run the load in a new process. Raises ChildProcessError if that fails, also by a lost connection."""
     command, pipe = (sys.executable, "-m", "director.bench.load"), asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
@@ -161,12 +171,7 @@ async def ask(load: Load) -> Answered:
             process.kill()
     if process.returncode:
         raise ChildProcessError(f"the load on {load.url} broke off: {err.decode(errors='replace')[-1000:]}")
-    answered = msgspec.json.decode(out, type=Answered)
-    if answered.refused or not answered.answered:
-        raise ChildProcessError(
-            f"{answered.refused} requests to {load.url} were not answered well. The last answer: {answered.said}"
-        )
-    return answered
+    return msgspec.json.decode(out, type=Answered)
 
 
 def main() -> None:

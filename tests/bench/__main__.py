@@ -14,6 +14,7 @@ from tests.bench import interpreter
 from tests.bench.benches.options import Options
 from tests.bench.capacity import inputs_of
 from tests.bench.capacity import table as capacity_table
+from tests.bench.curves import scale_picture, scale_table
 from tests.bench.deaths.command import judge_again, named, try_all
 from tests.bench.deaths.faults import FREEZE_S, KINDS
 from tests.bench.deaths.page import KEPT as KEPT_DEATHS
@@ -26,14 +27,15 @@ from tests.bench.processes import ROOT
 from tests.bench.results import Result, append, latest, pooled, read
 from tests.bench.results_page import CAMPAIGN, campaign_tables, figures_tables, missing_table, read_campaign
 from tests.bench.sides.servers import DURABILITY
-from tests.bench.soak import SoakOptions, soak
-from tests.bench.suite import BENCHES, PAIRED, run, told_of
+from tests.bench.soak import SoakOptions, soak, soak_picture
+from tests.bench.suite import AT_SCALE, BENCHES, PAIRED, run, told_of
 from tests.bench.tables import pace_table, peers_table, put_into, targets_table
 
 FOLDER: Final = Path(__file__).parent
 KEPT: Final = FOLDER / "history.jsonl"
 README: Final = FOLDER / "README.md"
-CAPACITY: Final = FOLDER / "capacity.md"
+CAPACITY: Final = ROOT / "docs/explanation/capacity.md"
+PICTURES: Final = ROOT / "docs/assets"
 RESULTS: Final = ROOT / ".bench" / "results.jsonl"
 DEATHS: Final = ROOT / ".bench" / "deaths"
 
@@ -61,9 +63,11 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--judge", action="store_true", help="measure nothing: judge the latest results")
     check.set_defaults(act=_check, measures=True, no_peers=True, only=list(PAIRED))
 
-    soaking = acts.add_parser("soak", help="half of what it can do, for half an hour: does anything grow?")
+    soaking = acts.add_parser(
+        "soak", help="half of what it can do, for half an hour, with restarts: does anything grow?"
+    )
     soaking.add_argument("--minutes", type=float, default=30.0, metavar="N", help="how long (%(default)s)")
-    soaking.add_argument("--durability", choices=tuple(DURABILITY), default="memory", help="of Redis (%(default)s)")
+    soaking.add_argument("--durability", choices=tuple(DURABILITY), default="always", help="of Redis (%(default)s)")
     soaking.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="where results go (%(default)s)")
     soaking.set_defaults(act=_soak, measures=True)
 
@@ -95,7 +99,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", type=_names, default=list(BENCHES), metavar="A,B", help=f"of {', '.join(BENCHES)}")
+    usual = [name for name in BENCHES if name not in AT_SCALE]
+    slow = f"all but {', '.join(AT_SCALE)}"
+    parser.add_argument("--only", type=_names, default=usual, metavar="A,B", help=f"of {', '.join(BENCHES)} ({slow})")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="of each side, in turn (%(default)s)")
     parser.add_argument(
         "--part", type=float, default=1.0, metavar="X", help="of the usual length of each (%(default)s)"
@@ -187,6 +193,8 @@ def _keep(given: argparse.Namespace) -> int:
         for name, table in made.items():
             text = put_into(text, name, table)
         page.write_text(text, encoding="utf-8")
+    for path, picture in pictures_of(latest(kept + newer)).items():
+        path.write_text(picture, encoding="utf-8")
     print(f"kept {', '.join(result.bench for result in newer) or 'nothing new'}; the pages have the tables")
     return 0
 
@@ -202,7 +210,7 @@ def tables_of(results: dict[str, Result], runs: Sequence[Result] = ()) -> dict[P
     return {
         README: {"targets": targets_table(results, runs), "peers": peers_table(results)},
         ROOT / "docs/explanation/performance.md": {"pace": pace_table(results)},
-        CAPACITY: {"capacity": _capacity(results)},
+        CAPACITY: {"capacity": _capacity(results), "curves": scale_table(results)},
         ROOT / "docs/results.md": {
             "campaign": campaign_tables(read_campaign()),
             "deaths": deaths_table(read_report()),
@@ -210,6 +218,12 @@ def tables_of(results: dict[str, Result], runs: Sequence[Result] = ()) -> dict[P
             "missing": missing_table(results),
         },
     }
+
+
+def pictures_of(results: dict[str, Result]) -> dict[Path, str]:
+    """Return the pictures of what was measured."""
+    drawn = {"scale": scale_picture, "soak": soak_picture}
+    return {PICTURES / f"{name}.svg": draw(results[name]) for name, draw in drawn.items() if name in results}
 
 
 def _capacity(results: dict[str, Result]) -> str:

@@ -56,8 +56,17 @@ class Measured(Struct, frozen=True, kw_only=True):
         return len(values) == len(self.rounds.get(OURS, [])) and min(values) > 0
 
 
+class Seen(Struct, frozen=True):
+    """One figure over time: `at_s` seconds after the start it had these values."""
+
+    name: str
+    unit: str
+    at_s: list[float]
+    values: list[float]
+
+
 class Result(Struct, frozen=True, kw_only=True):
-    """`durability`: of each side's Redis; `load`: of the machine before and after."""
+    """`durability`: of each side's Redis; `load`: of the machine before and after. `restarts`: seconds, by part."""
 
     bench: str
     what: str
@@ -69,6 +78,8 @@ class Result(Struct, frozen=True, kw_only=True):
     durability: dict[str, str]
     figures: list[Measured] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)  # side → why it was not measured
+    seen: list[Seen] = field(default_factory=list)
+    restarts: dict[str, list[float]] = field(default_factory=dict)
 
     @property
     def is_doubtful(self) -> bool:

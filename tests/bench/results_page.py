@@ -10,7 +10,7 @@ from msgspec import Struct
 from director.chaos.campaign import CampaignReport, Recovered
 from director.chaos.campaign_page import TOTALS, runs
 from tests.bench.results import OURS, Measured, Result
-from tests.bench.tables import about
+from tests.bench.tables import about, lined
 
 CAMPAIGN: Final = Path(__file__).with_name("campaign.json")
 CAMPAIGN_COMMAND: Final = (
@@ -26,6 +26,7 @@ class Bench(Struct, frozen=True):
     title: str
     command: str = ""
     why: str = "no result was kept"
+    picture: str = ""
 
     @property
     def line(self) -> str:
@@ -45,15 +46,19 @@ PAGE: Final = (
     Bench("fairness", "What accounts cost each other"),
     Bench("idle", "Without requests"),
     Bench("limits", "The limits of the machine"),
-    Bench("soak", "Half of the load, for half an hour", "make soak", "it takes a quiet machine for half an hour"),
+    Bench("scale", "More directors, API processes, models, Cluster masters", picture="scale.svg"),
+    Bench("crowds", "10,000 held responses, 10,000 readers"),
+    Bench("queues", "10,000 queues"),
+    Bench("heartbeats", "1,000 directors"),
+    Bench("million", "1,000,000 waiting"),
+    Bench("soak", "Half of the load, with restarts", "make soak", picture="soak.svg"),
 )
 # A reader may look for these. The reason says why they are not here
 MISSING: Final[Mapping[str, str]] = {
     "the campaign on Sentinel and on a Cluster": "`director chaos --kind sentinel` and `--kind cluster` run"
     " a minute of it. No long campaign was made there",
-    "throughput of 2, 4 and 8 directors or API processes": "the machine has two cores, and one pair of processes fills"
-    " them. [What is expected](explanation/performance.md) is arithmetic",
-    "10,000 held responses, 10,000 readers, 10,000 queues": "only 1,020 of each of the first two are measured",
+    "throughput with more than two cores": "the machine has two. [The curves beyond](explanation/capacity.md) are"
+    " estimates from processor time",
     "disks, networks and machines that fail together": "all parts run on one machine. A power cut is played: the log is"
     " cut at its last sync",
     "a GPU": "the model servers are scripted, so that all time is Director's own",
@@ -85,7 +90,7 @@ def campaign_tables(report: CampaignReport | None) -> str:
         [
             f"    {command}",
             "",
-            *_table(("", "found"), list(rows.items())),
+            *lined(("", "found"), list(rows.items())),
             "",
             f"{', '.join(facts)}.",
             "",
@@ -117,13 +122,15 @@ def figures_tables(results: Mapping[str, Result]) -> str:
                 f"    {bench.line}",
                 "",
             ]
-            parts += [*_table(("", "side", "median", "from round to round", "ours is"), rows), "", about(result), ""]
+            if bench.picture:
+                parts += [f"![{bench.title}](assets/{bench.picture})", ""]
+            parts += [*lined(("", "side", "median", "from round to round", "ours is"), rows), "", about(result), ""]
     return "\n".join(parts).rstrip()
 
 
 def missing_table(results: Mapping[str, Result]) -> str:
     rows = [(f"{bench.title} (`{bench.line}`)", bench.why) for bench in PAGE if bench.name not in results]
-    return "\n".join(_table(("not measured", "because"), [*rows, *MISSING.items()]))
+    return "\n".join(lined(("not measured", "because"), [*rows, *MISSING.items()]))
 
 
 def _rows(figure: Measured) -> list[Sequence[str]]:
@@ -138,7 +145,3 @@ def _rows(figure: Measured) -> list[Sequence[str]]:
 
 def _shown(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= LARGE else f"{value:.3g}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]

@@ -10,15 +10,19 @@ import anyio
 
 from tests.bench.benches.accept import accept
 from tests.bench.benches.batches import batches
+from tests.bench.benches.crowds import crowds
 from tests.bench.benches.drain import drain
 from tests.bench.benches.e2e import e2e
+from tests.bench.benches.heartbeats import heartbeats
 from tests.bench.benches.idle import idle
 from tests.bench.benches.latency import latency
 from tests.bench.benches.limits import limits
 from tests.bench.benches.memory import memory
 from tests.bench.benches.options import Found, Options
-from tests.bench.benches.queue import depth, fairness
+from tests.bench.benches.queue import depth, fairness, million
+from tests.bench.benches.queues import queues
 from tests.bench.benches.recovery import recovery
+from tests.bench.benches.scale import scale
 from tests.bench.benches.streaming import streaming
 from tests.bench.machine import commit, load, machine, now
 from tests.bench.results import Load, Result, append
@@ -38,8 +42,16 @@ BENCHES: Final[Mapping[str, Callable[[Options], Awaitable[Found]]]] = MappingPro
         "fairness": fairness,
         "idle": idle,
         "limits": limits,
+        "scale": scale,
+        "crowds": crowds,
+        "queues": queues,
+        "heartbeats": heartbeats,
+        "million": million,
     }
 )
+
+# those that take minutes each: they run if they are named
+AT_SCALE: Final = ("scale", "crowds", "queues", "heartbeats", "million")
 
 # those that find ratios to something that was measured in the same rounds
 PAIRED: Final = ("latency", "drain", "e2e", "accept", "streaming", "memory")
@@ -73,4 +85,6 @@ def told_of(name: str, found: Found, *, load_before: Load, began: float) -> Resu
         durability=found.durability,
         figures=found.figures,
         left_out=found.left_out,
+        seen=found.seen,
+        restarts=found.restarts,
     )

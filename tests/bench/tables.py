@@ -73,6 +73,11 @@ def about(result: Result) -> str:
     return f"{', '.join(facts)}, load {result.load[0]} before, {result.load[1]} after.{doubt}{left_out}"
 
 
+def lined(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table."""
+    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
+
+
 def put_into(text: str, name: str, table: str) -> str:
     mark = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
     if not mark.search(text):

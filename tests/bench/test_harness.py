@@ -65,4 +65,4 @@ async def test_a_soak_looks_at_every_process_and_at_redis() -> None:
     lines: list[str] = []
     await soak(SoakOptions(say=lines.append, minutes=0.4))
     looked_at = {line.split("  ")[2].strip().partition(",")[0] for line in lines if " an hour" in line}
-    assert looked_at == {"api", "director", "keeper", "redis"}
+    assert looked_at == {"api", "director", "keeper", "model server", "redis"}

@@ -1,8 +1,9 @@
-"""Run a Redis Cluster of real servers on loopback: three masters, with or without a replica each."""
+"""Run a Redis Cluster of real servers on loopback: three masters or fewer, with or without a replica each."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 from redis import Redis
@@ -77,7 +78,7 @@ class RedisCluster(Addressed):
         return ("AUTH2", "admin", "admin") if self._guarded else ()
 
     def _next(self, server: RedisServer) -> RedisServer:
-        return self.masters[(self.masters.index(server) + 1) % MASTERS]
+        return self.masters[(self.masters.index(server) + 1) % len(self.masters)]
 
     def _at(self, port: int) -> RedisServer:
         return next(server for server in (*self.masters, *self.replicas) if server.port == port)
@@ -85,22 +86,28 @@ class RedisCluster(Addressed):
 
 @contextmanager
 def redis_cluster(
-    kind: Kind = "valkey", *, replicas: bool = False, guarded: bool = False, patience_ms: int = QUICK_MS
+    kind: Kind = "valkey",
+    *,
+    masters: int = MASTERS,
+    replicas: bool = False,
+    guarded: bool = False,
+    patience_ms: int = QUICK_MS,
+    config: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[RedisCluster]:
     """Run a cluster whose nodes all agree. They take a silence of `patience_ms` for a death."""
     with ExitStack() as started:
+        settings = [{**_config(guarded=guarded), **config} for _ in range(masters * 2 if replicas else masters)]
         servers = [
-            started.enter_context(redis_server(kind, loopback=True, guarded=guarded, config=_config(guarded=guarded)))
-            for _ in range(MASTERS * 2 if replicas else MASTERS)
+            started.enter_context(redis_server(kind, loopback=True, guarded=guarded, config=each)) for each in settings
         ]
-        cluster = RedisCluster(kind, servers[:MASTERS], servers[MASTERS:], guarded=guarded)
+        cluster = RedisCluster(kind, servers[:masters], servers[masters:], guarded=guarded)
         for number, server in enumerate(servers):
             _ask(server, "CLUSTER SET-CONFIG-EPOCH", number + 1)
             for other in servers[:number]:
                 _ask(server, "CLUSTER MEET", "127.0.0.1", other.port, other.cluster_port)
         for number, server in enumerate(cluster.masters):
-            last = SLOTS if number == MASTERS - 1 else SLOTS // MASTERS * (number + 1)
-            _ask(server, "CLUSTER ADDSLOTSRANGE", SLOTS // MASTERS * number, last - 1)
+            last = SLOTS if number == masters - 1 else SLOTS // masters * (number + 1)
+            _ask(server, "CLUSTER ADDSLOTSRANGE", SLOTS // masters * number, last - 1)
         wait_until(lambda: all(map(_is_of_one_mind, servers)), "the nodes agree", limit_s=LIMIT_S)
         for master, replica in zip(cluster.masters, cluster.replicas, strict=False):
             _ask(replica, "CLUSTER REPLICATE", _ask(master, "CLUSTER", "MYID"))

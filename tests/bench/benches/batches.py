@@ -29,10 +29,10 @@ async def batches(options: Options) -> Found:
                 await installation.scripts.extend(
                     installation.queue, consumer=DIRECTOR, lease_s=15, claims=[], slots=slots
                 )
-                before = await _used(server)
+                before = await used_by(server)
                 for _ in range(many // BATCH):
                     await _played(installation, BATCH)
-                calls, took_us = (now - then for now, then in zip(await _used(server), before, strict=True))
+                calls, took_us = (now - then for now, then in zip(await used_by(server), before, strict=True))
                 commands[how].add(OURS, calls / many)
                 took[how].add(OURS, took_us / many)
                 options.say(f"  {commands[how].last:.1f} commands, {took[how].last:.0f} µs{how}")
@@ -49,7 +49,7 @@ async def _played(installation: Ours, many: int) -> None:
     await installation.end(many)
 
 
-async def _used(server: OwnRedis) -> tuple[int, float]:
+async def used_by(server: OwnRedis) -> tuple[int, float]:
     """Return the commands that scripts and clients called, and the processor time in µs."""
     stats = await server.info("commandstats")
     calls = sum(found["calls"] for name, found in stats.items() if name.removeprefix("cmdstat_") not in ASKING)

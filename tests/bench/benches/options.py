@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct, field
 
-from tests.bench.results import OURS, Measured
+from tests.bench.results import OURS, Measured, Seen
 from tests.bench.sides.servers import Durability
 
 
@@ -34,6 +34,8 @@ class Found(Struct, kw_only=True):
     durability: dict[str, str]
     figures: list[Measured] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
+    seen: list[Seen] = field(default_factory=list)
+    restarts: dict[str, list[float]] = field(default_factory=dict)
 
 
 class Rounds:

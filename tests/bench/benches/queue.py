@@ -5,12 +5,15 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Final
 
+from msgspec.structs import replace
+
 from tests.bench.benches.options import Found, Options, Rounds
 from tests.bench.depth import DepthOptions, depth_figures
 from tests.bench.fairness import FairnessOptions, fairness_figures
 from tests.bench.figures import Figure, verdicts
 from tests.bench.results import OURS, Measured
 
+MILLION: Final = 1_000_000
 MEMORY: Final = "memory of a waiting prediction"
 
 
@@ -20,6 +23,10 @@ async def depth(options: Options) -> Found:
     figures = await depth_figures(DepthOptions(waiting=waiting, rounds=options.many(3_000)), _indented(options))
     options.say(f"  {time.monotonic() - began:.0f} s")
     return _found(f"calls on a queue where {waiting:,} wait, beside an empty one", figures, options)
+
+
+async def million(options: Options) -> Found:
+    return await depth(replace(options, waiting=MILLION))
 
 
 async def fairness(options: Options) -> Found:

@@ -52,9 +52,9 @@ async def tried(side: Side, trial: Trial, folder: Path, say: Callable[[str], Non
         stack.push_async_callback(redis.aclose)
         own = OwnRedis(server.tcp_url, redis, "always")
         release = await own.release()
-        links = [Link(f"worker-{number}", _to(server), trial.seed) for number in range(WORKERS)]
+        links = [Link(f"worker-{number}", trial.seed) for number in range(WORKERS)]
         for link in links:
-            await link.start()
+            await link.listen(_to(server))
             stack.push_async_callback(link.stop)
         queue = await stack.enter_async_context(side.opened(own, folder))
         workers = [_worker(queue, number, link, port, journal, folder) for number, link in enumerate(links)]

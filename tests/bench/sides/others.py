@@ -36,8 +36,8 @@ class ModelServer:
 
 
 @asynccontextmanager
-async def model_server() -> AsyncIterator[ModelServer]:
-    port = free_port()
+async def model_server(port: int = 0) -> AsyncIterator[ModelServer]:
+    port = port or free_port()
     url = f"http://127.0.0.1:{port}"
     with child("model", [sys.executable, "-m", "tests.bench.sides.model", str(port)]) as process:
         await answers(f"{url}/count", process)

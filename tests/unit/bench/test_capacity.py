@@ -1,6 +1,6 @@
 import pytest
 
-from tests.bench.__main__ import KEPT, tables_of
+from tests.bench.__main__ import CAPACITY, KEPT, pictures_of, tables_of
 from tests.bench.capacity import INPUTS, Inputs, Plan, capacity, inputs_of, table
 from tests.bench.results import Measured, latest, read
 from tests.bench.tables import put_into
@@ -53,12 +53,14 @@ def test_the_pages_have_the_tables_of_what_was_kept() -> None:
         text = page.read_text(encoding="utf-8")
         for name, made in tables.items():
             assert put_into(text, name, made) == text, f"{page.name}: make bench-keep puts the table {name!r} there"
+    for path, drawn in pictures_of(latest(kept)).items():
+        assert path.read_text(encoding="utf-8") == drawn, f"{path.name}: make bench-keep draws it"
 
 
 def test_no_measured_process_was_busier_than_one_core() -> None:
     results = latest(read(KEPT))
     if not {bench for bench, _ in INPUTS.values()} <= set(results):
-        assert "Not measured yet" in (KEPT.parent / "capacity.md").read_text(encoding="utf-8")
+        assert "Not measured yet" in CAPACITY.read_text(encoding="utf-8")
         return
     found, pace = inputs_of(results), results["e2e"].figure("predictions a second, 64 connections")
     assert pace is not None

@@ -19,3 +19,17 @@ def test_little_that_grows_by_less_than_the_floor_is_flat() -> None:
     climbing = [20 + at / 1_800 for at in SECONDS]
     assert watched(climbing, floor=3.0)
     assert not watched(climbing, floor=0.5)
+
+
+def test_a_restart_hides_no_growth_and_its_first_time_does_not_count() -> None:
+    begins = [0.0, 600.0, 1_200.0]
+    lives = [max(begin for begin in begins if begin <= at) for at in SECONDS]
+    leaks = [50 + (at - life) / 100 for at, life in zip(SECONDS, lives, strict=True)]
+    level = [min(60, 40 + (at - life) / 12) for at, life in zip(SECONDS, lives, strict=True)]
+    assert not growth("api, memory", "MB", SECONDS, leaks, floor=2.0, begins=begins).is_flat
+    assert growth("api, memory", "MB", SECONDS, level, floor=2.0, begins=begins, warm_s=240).is_flat
+    assert not growth("api, memory", "MB", SECONDS, level, floor=2.0, begins=begins).is_flat
+
+
+def test_a_dip_of_a_moment_is_no_growth() -> None:
+    assert watched([20 if 100 < at < 160 else 86 for at in SECONDS])
