@@ -12,12 +12,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+from anyio import from_thread
 from msgspec import Struct
 
 from director.examples import EXAMPLES
@@ -38,6 +40,7 @@ NAMED_IN_YAML: Final = re.compile(r"""^(?:predict|run):\s*["']?([^"'#\s]+)""", r
 CLASSES: Final = ("Predictor", "Runner")
 MOST_FILES: Final = 5_000
 SCHEMA_LIMIT_S: Final = 600.0  # an import of large packages from a slow disk takes minutes
+LOOK_S: Final = 0.1
 SKIPPED: Final = frozenset({"__pycache__", "node_modules", "venv"})
 SOURCES: Final = (".py", ".yaml", ".json")
 RUNS: Final = ("predict", "run")
@@ -107,6 +110,7 @@ def _python_of(folder: Path, wanted: str) -> Path:
 def make_schema(folder: Folder) -> bytes:
     """Return the OpenAPI document of a model, made by Cog's inspector in the model's own Python. It imports the model's
     file. Raises UpError if that Python has no Cog or cannot be started, or if the file cannot be imported in time.
+    A caller in a worker thread may be cancelled: the import is killed then.
     """
     # Like the parts of an `up` it must not outlive us: a model's import may take minutes
     with subprocess.Popen(
@@ -119,7 +123,7 @@ def make_schema(folder: Folder) -> bytes:
         process_group=0,
     ) as process:
         try:
-            output, errors = process.communicate(timeout=SCHEMA_LIMIT_S)
+            output, errors = _outputs(process)
         except BaseException as exc:  # Ctrl-C does not reach a group of its own
             signal_group(process.pid, signal.SIGKILL)
             if not isinstance(exc, subprocess.TimeoutExpired):
@@ -143,6 +147,21 @@ def make_schema(folder: Folder) -> bytes:
         what = f"{folder.path}: {folder.predict} cannot be served by {folder.python}: {error}"
         raise UpError(what + hint if error.startswith("ModuleNotFoundError") else what)
     return _document(facts)
+
+
+def _outputs(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """Return what it wrote to stdout and stderr, once it has ended. Raises TimeoutExpired, and in a worker thread the
+    cancellation of the task that waits for it.
+    """
+    give_up = time.monotonic() + SCHEMA_LIMIT_S
+    while True:
+        try:
+            return process.communicate(timeout=LOOK_S)
+        except subprocess.TimeoutExpired:
+            with suppress(RuntimeError):  # this is no worker thread
+                from_thread.check_cancelled()
+            if time.monotonic() >= give_up:
+                raise
 
 
 def _without_cog(folder: Folder, why: str) -> str:

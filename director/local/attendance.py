@@ -87,7 +87,7 @@ class Attendant(Struct, kw_only=True, eq=False):
             seen = now
             try:
                 folder = find_folder(folder.path, self.python)
-                keep_schema(folder, await to_thread.run_sync(make_schema, folder, abandon_on_cancel=True))
+                keep_schema(folder, await to_thread.run_sync(make_schema, folder))
             except (UpError, OSError) as exc:
                 self.say(f"{self._name}: {exc} The server goes on as it was.")
                 continue

@@ -4,7 +4,9 @@ import json
 import sys
 from pathlib import Path
 
+import anyio
 import pytest
+from anyio import to_thread
 
 from director.examples import EXAMPLES
 from director.launcher.folder import SCHEMA, Folder, find_folder, keep_schema, make_schema, model_environment
@@ -102,17 +104,35 @@ def test_model_gets_a_python_of_its_own_where_that_of_director_has_no_cog(
     assert str(refused.value).splitlines()[1:] == [f"  {line}" for line in lines]
 
 
+@pytest.fixture
+def endless(tmp_path: Path) -> Folder:
+    """A model whose import does not end. It writes into `started` the pid of a process that it started."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nsleep 600 &\necho $! > new\nmv new started\nwait\n")
+    python.chmod(0o755)
+    return find_folder(folder_with(tmp_path, predict_py="def predict(): ..."), str(python))
+
+
 async def test_import_that_does_not_end_is_killed_with_all_that_it_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    endless: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("director.launcher.folder.SCHEMA_LIMIT_S", 0.5)
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nsleep 600 &\necho $! > started\nwait\n")
-    python.chmod(0o755)
-    folder = folder_with(tmp_path, predict_py="def predict(): ...")
     with pytest.raises(UpError, match=r"predict\.py is not imported within 0\.5 s"):
-        make_schema(find_folder(folder, str(python)))
-    started = int((folder / "started").read_text())
+        make_schema(endless)
+    started = int((endless.path / "started").read_text())
+    await eventually(lambda: mark(started) is None, "what it started has ended")
+
+
+async def test_import_is_killed_with_the_task_that_waits_for_it(
+    endless: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A director that is asked to end must not wait for the import of a model."""
+    monkeypatch.setattr("director.launcher.folder.SCHEMA_LIMIT_S", 5.0)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(to_thread.run_sync, make_schema, endless)
+        await eventually((endless.path / "started").exists, "it has started")
+        tasks.cancel_scope.cancel()
+    started = int((endless.path / "started").read_text())
     await eventually(lambda: mark(started) is None, "what it started has ended")
 
 
