@@ -32,6 +32,7 @@ from tests.support.servers import RedisServer, as_user
 pytestmark = [pytest.mark.kubectl, pytest.mark.cog, pytest.mark.faults]
 
 MODELS: Final = ("acme/painter", "acme/speaker", "acme/writer")
+SECRET: Final = "a-word-of-uploads"
 PATH: Final = f"{Path(sys.executable).parent}:/usr/bin:/bin"
 
 
@@ -57,6 +58,8 @@ class Container:
             (self._mounts["/etc/director"] / name).write_text(text.replace('"/models/', f'"{place}/models/'))
         said = {name: self.here(value) for name, value in environment(self.given, objects).items()}
         instead = {"DIRECTOR_REDIS_URL": as_user("run", redis_url), "DIRECTOR_HEALTH_PORT": port}
+        instead |= {"DIRECTOR_UPLOAD_SECRET": SECRET, "DIRECTOR_FILES_DIR": str(place)}  # as components for files do
+        self.upload_url = f"http://127.0.0.1:{port}/uploads/{SECRET}/"
         self._env = {"PATH": PATH, "TMPDIR": str(self._mounts["/tmp"])} | said | instead
         assert self.given["command"] == ["director"]
         self.command = [sys.executable, "-m", "director", *map(self.here, self.given["args"])]
@@ -111,8 +114,9 @@ async def test_pod_serves_more_models_than_its_gpus_hold(
             await check(list(known.values()))
             kept = container.records()
             assert len(kept) == len({place for record in kept for place in record.place}) == len(MODELS) - 1
-            for each in container.servers():
-                assert container.secret not in Path(f"/proc/{each.pid}/environ").read_text()
+            seen = "\0".join(Path(f"/proc/{each.pid}/environ").read_text() for each in container.servers())
+            assert container.secret not in seen
+            assert {line for line in seen.split("\0") if SECRET in line} == {f"COG_UPLOAD_URL={container.upload_url}"}
             process.kill()
             await process.wait()
         async with container.started() as process:
