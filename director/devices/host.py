@@ -133,7 +133,7 @@ class Host:
 
         Call it once, before anything is loaded. An adopted server has the address that `url` returns.
         """
-        locks = {self._folder.lock_of(device) for device in self._devices.values()}
+        locks = {lock for device in self._devices.values() for lock in self._folder.locks_of(device)}
         async with anyio.create_task_group() as tasks:
             for record in self._left():
                 if self._is_adoptable(record):
@@ -247,7 +247,7 @@ class Host:
             started=guard.started,
             word=word,
             owner=self._folder.owner.name,
-            locks=tuple(self._folder.lock_of(self._devices[name]) for name in place),
+            locks=tuple(lock for name in place for lock in self._folder.locks_of(self._devices[name])),
         )
 
     def _described(self, server: _Server) -> tuple[Sequence[str], Path, Mapping[str, str]]:

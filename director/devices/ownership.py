@@ -76,7 +76,8 @@ async def gpu_names() -> Mapping[str, str]:
 class StateFolder:
     """The folder of locks, which all users of the machine share, and in it this user's records and logs of one pool.
 
-    `gpus`: see `gpu_names`. A GPU has one lock, whether a device names it by its number or by its UUID.
+    `gpus`: see `gpu_names`. A GPU has one lock, whether a device names it by its number or by its UUID, alone
+    or with others.
     """
 
     def __init__(self, path: Path, pool: Path, gpus: Mapping[str, str]) -> None:
@@ -92,18 +93,18 @@ class StateFolder:
     def links(self) -> Path:
         return self._own / "bin"
 
-    def lock_of(self, device: Device) -> str:
-        named = {name: self._in_full(value) if name == VISIBLE else value for name, value in device.env.items()}
-        shown = ",".join(f"{name}={value}" for name, value in sorted(named.items()))
-        return f"{quote(shown or f'device={device.name}', safe='=,')}.lock"
+    def locks_of(self, device: Device) -> list[str]:
+        """Return the names of its locks: one for each GPU that it has, or one for what else its variables show."""
+        gpus = [gpu.strip() for gpu in device.env.get(VISIBLE, "").split(",") if gpu.strip()]
+        shown = [f"{VISIBLE}={self._in_full(gpu)}" for gpu in gpus]
+        others = ",".join(f"{name}={value}" for name, value in sorted(device.env.items()))
+        names = shown or [others or f"device={device.name}"]
+        return [f"{quote(name, safe='=,')}.lock" for name in dict.fromkeys(names)]
 
-    def _in_full(self, gpus: str) -> str:
-        """Return the UUIDs of GPUs that are named as CUDA allows: by numbers, or by enough of their UUIDs."""
-        found = []
-        for gpu in gpus.split(","):
-            begun = [uuid for uuid in self._gpus.values() if gpu and uuid.startswith(gpu)]
-            found.append(self._gpus.get(gpu) or (begun[0] if len(begun) == 1 else gpu))
-        return ",".join(found)
+    def _in_full(self, gpu: str) -> str:
+        """Return the UUID of a GPU that is named as CUDA allows: by its number, or by enough of its UUID."""
+        begun = [uuid for uuid in self._gpus.values() if uuid.startswith(gpu)]
+        return self._gpus.get(gpu) or (begun[0] if len(begun) == 1 else gpu)
 
     def log(self, model: str) -> Path:
         return self._own / f"{quote(model, safe='')}.log"
@@ -129,14 +130,15 @@ class StateFolder:
     @asynccontextmanager
     async def locked(self, devices: Sequence[Device]) -> AsyncGenerator[None]:
         """Hold the locks of this pool and its devices. Raises SettingsError with the director that holds one, or if two
-        devices are one GPU.
+        devices have one GPU.
         """
         wanted = {self.owner: f"The pool {self._pool}"}
         for device in devices:
-            path = self._path / self.lock_of(device)
-            if path in wanted:
-                raise SettingsError(f"{wanted[path]} and {_named(device)} are the same. Name it once, with its memory.")
-            wanted[path] = _named(device)
+            for path in [self._path / name for name in self.locks_of(device)]:
+                if path in wanted:
+                    both = f"{wanted[path]} and {_named(device)}"
+                    raise SettingsError(f"{both} are the same, or have a GPU in common. Name it once, with its memory.")
+                wanted[path] = _named(device)
         async with AsyncExitStack() as stack:
             folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
             stack.callback(os.close, folder)

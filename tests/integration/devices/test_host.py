@@ -93,8 +93,8 @@ async def test_two_owners_of_one_device_are_refused_with_the_name_of_the_first(
         pass
 
 
-@pytest.mark.parametrize("shown", ["GPU-aaaa-1", "GPU-a"])
-async def test_gpu_has_one_lock_by_its_number_and_by_its_uuid(
+@pytest.mark.parametrize("shown", ["GPU-aaaa-1", "GPU-a", "2,0"])
+async def test_gpu_has_one_lock_by_number_by_uuid_and_among_others(
     tmp_path: Path, devices: FakeDevices, monkeypatch: pytest.MonkeyPatch, shown: str
 ) -> None:
     monkeypatch.setattr("director.devices.ownership.LOCK_WAIT_S", 0.1)
