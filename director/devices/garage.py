@@ -26,6 +26,7 @@ from director.core.devices import Device, Place
 from director.core.errors import BackendUnavailable, UnknownQueue
 from director.core.ids import QueueName
 from director.core.pool_file import Hosted
+from director.core.words import span
 from director.devices.host import CALL_LIMIT_S, END_LIMIT_S, Held, LoadFailed
 from director.devices.plan import Decision, Expected, Load, Seen, State, Waiting, charged, plan
 from director.servers.runners.runner import HealthStatus
@@ -501,14 +502,19 @@ class Garage:
             loads=sum(what != "rested" for what, _ in steps),
             lost_s=sum(seconds for _, seconds in steps),
             failed=bay.failed if has_failed else 0,
-            why=(bay.why if has_failed else expected.why if expected else "")[
-                -LONGEST_WHY:
-            ],  # last words are at the end
+            why=(bay.why if has_failed else _said(expected))[-LONGEST_WHY:],  # last words are at the end
             is_stuck=expected is not None and expected.is_stuck,
             overdue_s=bay.overdue_s(now),
             behind=expected.behind if expected else (),
             swaps=tuple(bay.swaps),
         )
+
+
+def _said(expected: Expected | None) -> str:
+    """Say why a model is not loaded, and how soon its load begins at the latest."""
+    if expected is None or not 0 < expected.bound_s < math.inf:
+        return expected.why if expected else ""
+    return f"{expected.why} It begins to load within {span(expected.bound_s)}."
 
 
 def _differs(former: Swap, found: Swap) -> bool:

@@ -113,6 +113,10 @@ async def test_run_in_progress_holds_up_a_swap_and_is_not_cut(server: RedisServe
         waits = await other.submit()
         shown = await other.shows_reason(waits, "waiting_for_device")
         assert shown["eta_s"] is not None
+        garage = pool.garage
+        assert garage is not None
+        why = lambda: garage.shelf(garage.bays["acme/b"]).why  # noqa: E731
+        await eventually(why, "operators see its bound", until=lambda said: "It begins to load within" in said)
         assert (await other.ended(waits))["status"] == "succeeded"
         assert (await one.ended(long))["status"] == (await one.ended(second))["status"] == "succeeded"
         assert await spent(one, [long, second]) == [1, 1]
