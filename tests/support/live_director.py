@@ -212,8 +212,11 @@ def director_process(redis_url: str, *servers: str, **given: Any) -> AbstractAsy
     return _process("run", variables)
 
 
-def pool_process(redis_url: str, config: Path, **given: Any) -> AbstractAsyncContextManager[DirectorProcess]:
-    return _process("run", {"redis_url": redis_url, **given}, "--config", str(config))
+def pool_process(
+    redis_url: str, config: Path, *, program: Sequence[str] = ("director",), **given: Any
+) -> AbstractAsyncContextManager[DirectorProcess]:
+    """Run the director of a pool file. `program`: a module that runs it, and what that takes before `run`."""
+    return _process("run", {"redis_url": redis_url, **given}, "--config", str(config), program=program)
 
 
 def keeper_process(redis_url: str, **given: Any) -> AbstractAsyncContextManager[DirectorProcess]:
@@ -221,12 +224,14 @@ def keeper_process(redis_url: str, **given: Any) -> AbstractAsyncContextManager[
 
 
 @asynccontextmanager
-async def _process(role: str, variables: Mapping[str, Any], *options: str) -> AsyncGenerator[DirectorProcess]:
+async def _process(
+    role: str, variables: Mapping[str, Any], *options: str, program: Sequence[str] = ("director",)
+) -> AsyncGenerator[DirectorProcess]:
     variables = {**variables, "redis_url": as_user(role, variables["redis_url"])}
     env = {f"DIRECTOR_{name.upper()}": str(value) for name, value in variables.items()}
     with tempfile.NamedTemporaryFile(prefix="dr-log-") as log:
         process = await anyio.open_process(
-            [sys.executable, "-m", "director", role, *options],
+            [sys.executable, "-m", *program, role, *options],
             env=dict(os.environ) | env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
