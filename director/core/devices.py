@@ -40,8 +40,8 @@ class Model(Struct, frozen=True, kw_only=True):
     `places`: where it may be loaded, with the bytes that it takes there. A model that names its devices has one place,
     a model for any device has one for each, and one that needs no device has one that is empty. `keep`: it is always
     loaded. `weight`: how much one waiting prediction counts beside one of another model. `min_loaded_s`: it stays
-    loaded for as long at least; None for as long as loading it takes. `max_wait_s`: after this time it may take the
-    place of a model that is busy.
+    loaded for as long at least; None for as long as loading it takes, while anything waits for it. `max_wait_s`: after
+    this time it may take the place of a model that is busy.
     """
 
     name: str

@@ -58,10 +58,17 @@ def test_a_model_stays_loaded_for_its_least_time() -> None:
     assert decide({"A": loaded(since_s=5.0), "B": absent(waiting=waits(oldest_s=1e6))}).rest == ("A",)
 
 
-def test_without_a_least_time_a_model_stays_as_long_as_it_loads() -> None:
-    seen = {"A": loaded(since_s=9.0), "B": absent(waiting=waits(oldest_s=1e6))}
-    assert decide(seen, A=model("A", min_loaded_s=None)).rest == ()
-    assert decide({**seen, "A": loaded(since_s=10.0)}, A=model("A", min_loaded_s=None)).rest == ("A",)
+def test_without_a_least_time_a_busy_model_stays_as_long_as_it_loads() -> None:
+    seen = {"A": loaded(since_s=9.0, waiting=waits()), "B": absent(waiting=waits(oldest_s=1e6))}
+    no_time = model("A", min_loaded_s=None)
+    assert decide(seen, A=no_time).rest == ()
+    assert decide({**seen, "A": loaded(since_s=10.0, waiting=waits())}, A=no_time).rest == ("A",)
+
+
+def test_without_a_least_time_an_idle_model_makes_room_at_once() -> None:
+    seen = {"A": loaded(since_s=0.5), "B": absent(waiting=waits())}
+    assert decide(seen, A=model("A", min_loaded_s=None)).rest == ("A",)
+    assert decide(seen).rest == (), "it has one of 5 s"
 
 
 def test_what_waits_for_a_loaded_model_runs_before_it_makes_room() -> None:

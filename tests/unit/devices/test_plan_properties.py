@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from director.core.devices import Model
 from director.devices.plan import Seen, Waiting, charged, plan
-from tests.unit.devices.worlds import CheckedPlay, World, never_started, worlds
+from tests.unit.devices.worlds import CheckedPlay, World, never_started, stays_s, worlds
 
 pytestmark = pytest.mark.faults
 
@@ -98,9 +98,8 @@ def _check_rest(rest: tuple[str, ...], models: list[Model], seen: Mapping[str, S
     for model in models:
         one = seen[model.name]
         if model.name in rest and one.order != "rest":
-            stays_s = one.load_s if model.min_loaded_s is None else model.min_loaded_s
             assert one.state == "loaded"
-            assert one.since_s >= stays_s
+            assert one.since_s >= stays_s(model, load_s=one.load_s, waits=bool(one.waiting))
             assert not model.keep
             assert one.order != "pin"
 
@@ -123,9 +122,9 @@ def test_something_changes_soon_if_a_model_waits_for_too_long(data: st.DataObjec
     ]
     changes = decision.load or decision.rest or any(one.state in ("loading", "leaving") for one in seen.values())
     must_stay = any(
-        seen[model.name].state == "loaded"
-        and seen[model.name].since_s < (seen[model.name].load_s if model.min_loaded_s is None else model.min_loaded_s)
+        one.state == "loaded" and one.since_s < stays_s(model, load_s=one.load_s, waits=bool(one.waiting))
         for model in models
+        for one in [seen[model.name]]
     )
     assert not urgent or changes or must_stay
 

@@ -83,6 +83,13 @@ def worlds(draw: st.DrawFn) -> World:
     return World([Device(name, size) for name, size in memory.items()], models, builder.build())
 
 
+def stays_s(model: Model, *, load_s: float, waits: bool) -> float:
+    """Return how long the model stays loaded at least. `waits`: whether anything waits for it."""
+    if model.min_loaded_s is not None:
+        return model.min_loaded_s
+    return load_s if waits else 0.0
+
+
 class CheckedPlay(Play):
     """Fails on a decision that a host could not carry out, or that breaks a promise."""
 
@@ -103,8 +110,8 @@ class CheckedPlay(Play):
         model = one.timed.model
         assert one.state == "loaded"
         assert not model.keep
-        stays_s = one.timed.load_s if model.min_loaded_s is None else model.min_loaded_s
-        assert self.now_s - one.since_s >= stays_s, "less than its least loaded time"
+        least_s = stays_s(model, load_s=one.timed.load_s, waits=bool(one.waiting))
+        assert self.now_s - one.since_s >= least_s, "less than its least loaded time"
         super()._rest(one)
 
 
