@@ -9,11 +9,12 @@ import math
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Final
+from typing import Any, Final
 
 import anyio
 import pytest
@@ -21,6 +22,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
+from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.devices import Device, Model, Place
 from director.core.figures import percentile
@@ -55,7 +57,7 @@ AGREES: Final = 0.15
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """`waits_s`: of each prediction, until its run began. `swap_s`: spent on loads and rests, by all models."""
+    """`waits_s`: of each prediction, until it was claimed. `swap_s`: spent on loads and rests, by all models."""
 
     rule: str
     waits_s: Sequence[float]
@@ -93,14 +95,15 @@ class Span(Struct, frozen=True):
 
 class Real(Struct, frozen=True, kw_only=True):
     """A real run, in seconds since the traffic began. `came`: the trace as it came, with the time that each
-    run kept its slot. `started_s`: of each prediction. `looks`: all that the planner, or the rule in its place, saw.
+    run kept its slot. `claimed_s`: of each prediction. `looks`: all that the planner, or the rule in its place, saw.
+    `rests`: the last part of each time of leaving, when the runs had ended.
     """
 
     came: Trace
-    started_s: Sequence[float]
+    claimed_s: Sequence[float]
     ended_s: float
     looks: Sequence[Look]
-    rest_s: float
+    rests: Sequence[Span]
 
     @property
     def loaded(self) -> list[str]:
@@ -112,8 +115,8 @@ class Real(Struct, frozen=True, kw_only=True):
         found: list[float] = []
         for model in range(len(self.came.models)):
             mine = [number for number, one in enumerate(self.came.model) if one == model]
-            started_s = sorted(self.started_s[number] for number in mine)
-            found += [at_s - self.came.at_ms[number] / 1000 for number, at_s in zip(mine, started_s, strict=True)]
+            claimed_s = sorted(self.claimed_s[number] for number in mine)
+            found += [at_s - self.came.at_ms[number] / 1000 for number, at_s in zip(mine, claimed_s, strict=True)]
         return found
 
     def spans(self, state: State) -> list[Span]:
@@ -128,15 +131,14 @@ class Real(Struct, frozen=True, kw_only=True):
         return found
 
     @property
-    def lag_s(self) -> float:
-        """The mean time from the end of a load or a rest to the next decision."""
-        ends = [
-            now.seen[name].since_s
+    def lags(self) -> list[Span]:
+        """Return the times from the end of a load or a rest to the next decision."""
+        return [
+            Span(name, one.state, now.at_s - now.seen[name].since_s, now.at_s)
             for before, now in pairwise(self.looks)
             for name, one in before.seen.items()
             if one.state in ("loading", "leaving") and now.seen[name].state in ("loaded", "absent")
         ]
-        return fmean(ends)
 
     @property
     def late_s(self) -> float:
@@ -156,7 +158,7 @@ class Real(Struct, frozen=True, kw_only=True):
         loads = self.spans("loading")
         return Outcome(
             rule=f"{rule}, for real",
-            waits_s=[at_s - at_ms / 1000 for at_s, at_ms in zip(self.started_s, self.came.at_ms, strict=True)],
+            waits_s=[at_s - at_ms / 1000 for at_s, at_ms in zip(self.claimed_s, self.came.at_ms, strict=True)],
             ended_s=self.ended_s,
             loads=len(loads),
             swap_s=sum(one.took_s for one in [*loads, *self.spans("leaving")]),
@@ -178,16 +180,16 @@ def made(seed: int = 7) -> Trace:
 
 
 class Replay(Play):
-    """Plays what came for real. It begins with the same models loaded, a load takes as long as the real one that began
-    next to it in time (of any model: what makes one slow is the machine), and decisions are as late as they were.
+    """Plays what came for real. It begins with the same models loaded. Each load, rest and decision takes as long as
+    the real one that is next to it in time, of any model: what makes one slow is the machine.
     """
 
     def __init__(self, rule: str, real: Real) -> None:
-        self.loads, self.lag_s, self.looks_at_s = real.spans("loading"), real.lag_s, 0.0
-        load_s = fmean(one.took_s for one in self.loads)
+        self.loads, self.rests, self.lags, self.looks_at_s = real.spans("loading"), real.rests, real.lags, 0.0
         terms = {"min_loaded_s": MIN_LOADED_S, "max_wait_s": MAX_WAIT_S, "run_limit_s": RUN_LIMIT_S}
         models = [Model(name=name, places=({"gpu0": GIB},), **terms) for name in MODELS]  # type: ignore[arg-type]
-        timed = [Timed(model=one, load_s=load_s, rest_s=real.rest_s) for one in models]
+        load_s, rest_s = (fmean(one.took_s for one in some) for some in (self.loads, self.rests))
+        timed = [Timed(model=one, load_s=load_s, rest_s=rest_s) for one in models]
         super().__init__(rule, DEVICES, timed, real.came)
         for name in real.loaded:
             one = self.standings[name]
@@ -201,29 +203,32 @@ class Replay(Play):
         super()._settle()
         if self.line or self._events:
             self.looks_at_s = math.inf
-            self._look_in(TICK_S + self.lag_s)
+            self._look_in(TICK_S)
 
     def _look_in(self, seconds: float) -> None:
-        self.looks_at_s = min(self.looks_at_s, self.now_s + seconds)
+        self.looks_at_s = min(self.looks_at_s, self.now_s + seconds + self._next_to_now(self.lags))
         self._at(self.looks_at_s, lambda: None)
 
     def _loaded(self, one: Standing) -> None:
         super()._loaded(one)
-        self._look_in(self.lag_s)
+        self._look_in(0.0)
 
     def _gone(self, one: Standing) -> None:
         super()._gone(one)
-        self._look_in(self.lag_s)
+        self._look_in(0.0)
 
     def _end(self, number: int, one: Standing) -> None:
+        one.timed = replace(one.timed, rest_s=self._next_to_now(self.rests))
         super()._end(number, one)
         if not (one.running or one.waiting):
-            self._look_in(GLANCE_S / 2 + self.lag_s)
+            self._look_in(GLANCE_S / 2)
 
     def _load(self, one: Standing, place: Place) -> None:
-        load = min(self.loads, key=lambda load: abs(load.begin_s - self.now_s))
-        one.timed = replace(one.timed, load_s=load.took_s)
+        one.timed = replace(one.timed, load_s=self._next_to_now(self.loads))
         super()._load(one, place)
+
+    def _next_to_now(self, spans: Sequence[Span]) -> float:
+        return min(spans, key=lambda span: abs(span.begin_s - self.now_s)).took_s
 
 
 def simulated(play: Play) -> Outcome:
@@ -239,7 +244,7 @@ def simulated(play: Play) -> Outcome:
 
 
 async def submitted(trace: Trace, known: dict[str, Caller], *, in_order: bool) -> list[PredictionId]:
-    """Submit each when it comes. `in_order`: not before all that came earlier have begun, as a simple proxy would."""
+    """Submit each when it comes. `in_order`: not before all that came earlier are claimed, as a simple proxy would."""
     began, ids = time.monotonic(), list[PredictionId]()
     for number, at_ms in enumerate(trace.at_ms):
         await anyio.sleep(max(0.0, began + at_ms / 1000 - time.monotonic()))
@@ -253,7 +258,8 @@ async def submitted(trace: Trace, known: dict[str, Caller], *, in_order: bool) -
         )
         ids.append(await mine.submit(seconds=trace.run_ms[number] / 1000))
         if in_order:
-            await eventually(lambda: mine.status(ids[-1]), "it began", until="starting".__ne__, limit_s=60)  # noqa: B023
+            record = keys.record(ids[-1])
+            await eventually(lambda: mine.redis.hexists(record, "claimed"), "it is claimed", limit_s=60)  # noqa: B023
     return ids
 
 
@@ -267,17 +273,17 @@ async def ended(known: dict[str, Caller], trace: Trace, ids: Sequence[Prediction
 
 
 def slot_times_ms(trace: Trace, records: Sequence[Record]) -> list[float]:
-    """Return how long each run kept its slot: until the next one began, where that waited.
+    """Return how long each run kept its slot from its claim on: until the next claim, where that one waited.
 
     From the end of a run to the begin of the next it took 0.2 s on a full machine. Without that, a play of 600 s of
     runs of 0.3 s had a p95 wait of 31 s, where it was 53 s for real.
     """
-    taken = [one.completed - one.started for one in records]  # type: ignore[operator]
+    taken = [(one.completed or 0) - (one.claimed or 0) for one in records]
     gaps_ms = dict[int, int]()
     for model in range(len(trace.models)):
         mine = [number for number, one in enumerate(trace.model) if one == model]
-        for one, after in pairwise(sorted(mine, key=lambda number: records[number].started or 0)):
-            gap_ms = (records[after].started or 0) - (records[one].completed or 0)
+        for one, after in pairwise(sorted(mine, key=lambda number: records[number].claimed or 0)):
+            gap_ms = (records[after].claimed or 0) - (records[one].completed or 0)
             if records[after].created < (records[one].completed or 0) and gap_ms < 1000 * LOAD_S:  # no swap between
                 gaps_ms[one] = gap_ms
     usual_ms = fmean(gaps_ms.values())
@@ -297,21 +303,28 @@ def as_it_came(trace: Trace, records: Sequence[Record], began_s: float, *, in_or
     return builder.build()
 
 
-def happened(rule: str, records: Sequence[Record], began_s: float, rest_s: float, looks: Sequence[Look]) -> Real:
+def happened(
+    rule: str, records: Sequence[Record], began_s: float, rests: Sequence[Span], looks: Sequence[Look]
+) -> Real:
     return Real(
         came=as_it_came(made(), records, began_s, in_order=RULES[rule][1]),
-        started_s=[(record.started or 0) / 1000 - began_s for record in records],
+        claimed_s=[(record.claimed or 0) / 1000 - began_s for record in records],
         ended_s=max(record.completed or 0 for record in records) / 1000 - began_s,
         looks=[replace(look, at_s=look.at_s - began_s) for look in looks if look.at_s >= began_s],
-        rest_s=rest_s,
+        rests=rests,
     )
+
+
+def rested(line: Mapping[str, Any], began_s: float) -> Span:
+    ended_s = datetime.fromisoformat(line["time"]).timestamp() - began_s
+    return Span(line["model"], "leaving", ended_s - line["took_s"], ended_s)
 
 
 def compared(rule: str, real: Real) -> tuple[Outcome, Outcome]:
     """Return the real waits as if they were in order, and the simulated ones. Print both, and the real ones."""
     found, play = real.outcome(rule), simulated(Replay(rule, real))
     alike = replace(found, rule=f"{rule}, for real, in order", waits_s=real.waits_in_order_s)
-    print(f"\n{len(real.started_s)} predictions, decisions after {real.lag_s:.3f} s\n{HEAD}")
+    print(f"\n{len(real.claimed_s)} predictions\n{HEAD}")
     print("\n".join(one.row for one in (found, alike, play)))
     return alike, play
 
@@ -335,7 +348,7 @@ async def test_ten_models_of_which_three_fit(
             records = await ended(known, trace, ids)
             for caller in known.values():
                 await caller.nothing_is_left()
-            rests_s = [line["took_s"] for line in director.said("a model is at rest")]
+            rests = [rested(line, began_s) for line in director.said("a model is at rest")]
             given_back = [line["code"] for line in director.said("claim given back")]
             director.send(15)
             assert await director.exit_code() == 0
@@ -343,7 +356,7 @@ async def test_ten_models_of_which_three_fit(
         assert devices.peak["gpu0"] == 3 * GIB
     assert [record for record in records if record.attempt != 1] == []
     assert set(given_back) <= {CLAIMED_AHEAD}, "for a slot that was not free as soon as expected"
-    real = happened(rule, records, began_s, fmean(rests_s), tape_of(tape))
+    real = happened(rule, records, began_s, rests, tape_of(tape))
     alike, play = compared(rule, real)
     if rule == "director":
         assert real.late_s <= TICK_S, "a load began after its bound"
