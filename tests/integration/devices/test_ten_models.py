@@ -54,6 +54,8 @@ RUN_LIMIT_S: Final = 20.0
 RUN_S: Final = (0.1, 0.5)
 RATE: Final = 3.0  # a second: with the swaps a little less than three models can run
 AGREES: Final = 0.15
+PLAYS: Final = 5
+SHAKEN: Final = 0.03  # a part of each load: so little moved the p95 wait of 10 minutes by LRU between 31 and 37 s
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
@@ -184,8 +186,13 @@ class Replay(Play):
     the real one that is next to it in time, of any model: what makes one slow is the machine.
     """
 
-    def __init__(self, rule: str, real: Real) -> None:
-        self.loads, self.rests, self.lags, self.looks_at_s = real.spans("loading"), real.rests, real.lags, 0.0
+    def __init__(self, rule: str, real: Real, *, seed: int = 0) -> None:
+        dice = random.Random(seed)
+        self.loads = [
+            replace(one, end_s=one.end_s + one.took_s * (dice.uniform(-SHAKEN, SHAKEN) if seed else 0.0))
+            for one in real.spans("loading")
+        ]
+        self.rests, self.lags, self.looks_at_s = real.rests, real.lags, 0.0
         terms = {"min_loaded_s": MIN_LOADED_S, "max_wait_s": MAX_WAIT_S, "run_limit_s": RUN_LIMIT_S}
         models = [Model(name=name, places=({"gpu0": GIB},), **terms) for name in MODELS]  # type: ignore[arg-type]
         load_s, rest_s = (fmean(one.took_s for one in some) for some in (self.loads, self.rests))
@@ -320,13 +327,14 @@ def rested(line: Mapping[str, Any], began_s: float) -> Span:
     return Span(line["model"], "leaving", ended_s - line["took_s"], ended_s)
 
 
-def compared(rule: str, real: Real) -> tuple[Outcome, Outcome]:
-    """Return the real waits as if they were in order, and the simulated ones. Print both, and the real ones."""
-    found, play = real.outcome(rule), simulated(Replay(rule, real))
+def compared(rule: str, real: Real) -> tuple[Outcome, list[Outcome]]:
+    """Return the real waits as if they were in order, and plays of the same with other seeds, by their p95."""
+    found = real.outcome(rule)
     alike = replace(found, rule=f"{rule}, for real, in order", waits_s=real.waits_in_order_s)
+    plays = sorted((simulated(Replay(rule, real, seed=seed)) for seed in range(PLAYS)), key=lambda one: one.p95_s)
     print(f"\n{len(real.claimed_s)} predictions\n{HEAD}")
-    print("\n".join(one.row for one in (found, alike, play)))
-    return alike, play
+    print("\n".join(one.row for one in (found, alike, *plays)))
+    return alike, plays
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -357,10 +365,11 @@ async def test_ten_models_of_which_three_fit(
     assert [record for record in records if record.attempt != 1] == []
     assert set(given_back) <= {CLAIMED_AHEAD}, "for a slot that was not free as soon as expected"
     real = happened(rule, records, began_s, rests, tape_of(tape))
-    alike, play = compared(rule, real)
+    alike, plays = compared(rule, real)
     if rule == "director":
         assert real.late_s <= TICK_S, "a load began after its bound"
         assert alike.throughput >= 2 * simulated(Replay("fcfs", real)).throughput
-    assert alike.throughput == pytest.approx(play.throughput, rel=AGREES)
-    assert alike.p95_s == pytest.approx(play.p95_s, rel=AGREES)
-    assert alike.loads == pytest.approx(play.loads, rel=AGREES)
+    usual = plays[PLAYS // 2]
+    assert alike.throughput == pytest.approx(usual.throughput, rel=AGREES)
+    assert alike.loads == pytest.approx(usual.loads, rel=AGREES)
+    assert (1 - AGREES) * plays[0].p95_s <= alike.p95_s <= (1 + AGREES) * plays[-1].p95_s
