@@ -23,6 +23,7 @@ STOPPED: Final = frozenset({"canceled", "aborted"})
 RETRIED: Final = "retried"
 DONE: Final = {"succeeded": "{}", "failed": '{"reason":"error"}'}
 CANCELED: Final = '{"reason":"canceled"}'
+MISSING: Final = "missing"  # how the breach of a webhook begins that never arrived
 WORDS: Final = {"error": 1, "done": 2}  # the last part of an id, in order
 
 
@@ -39,7 +40,7 @@ def _wrong_webhooks(evidence: Evidence, prediction_id: str) -> Iterator[str]:
     status, webhooks = evidence.status(prediction_id), evidence.webhooks.get(prediction_id, [])
     ends = [each for each in webhooks if each.status in TERMINAL]
     if not any(200 <= each.answered < 300 or each.answered == GONE for each in ends):
-        yield f"missing: it {status}, but no webhook that says so arrived"
+        yield f"{MISSING}: it {status}, but no webhook that says so arrived"
         return
     revivals = len(lives(evidence.finals[prediction_id].events)) - 1
     names = sorted({each.webhook_id for each in ends})

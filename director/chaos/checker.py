@@ -201,7 +201,10 @@ def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | No
         name: [Breach(name, subject, what) for subject, what in judge(evidence)] for name, (_, judge) in JUDGED.items()
     }
     lossy = failovers.subjects(evidence)
-    explained = {name: [each for each in found[name] if each.id in lossy] for name in failovers.EXCUSED}
+    explained = {
+        name: [each for each in found[name] if each.id in lossy and failovers.explains(name, each.what)]
+        for name in failovers.EXCUSED
+    }
     breaches = {name: [each for each in of_it if each not in explained.get(name, [])] for name, of_it in found.items()}
     accepted = evidence.accepted()
     orphans = recovery.recoveries(evidence)
@@ -222,7 +225,7 @@ def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | No
         double=_ids(breaches["I2"]),
         stale=_ids(breaches["I4"]),
         duplicate_runs=sum((runs - 1) * count for runs, count in histogram.items() if runs > 1),
-        webhooks_missing=_ids([each for each in breaches["I3"] if each.what.startswith("missing")]),
+        webhooks_missing=_ids([each for each in breaches["I3"] if each.what.startswith(caller.MISSING)]),
         recoveries=len(recovered),
         recovery_ms=sorted(recovered),
         recovery_p50_ms=percentile(recovered, 0.5),

@@ -10,7 +10,9 @@ from itertools import dropwhile, pairwise
 from pathlib import Path
 from typing import Final
 
+from director.chaos.caller import MISSING
 from director.chaos.evidence import Evidence, Findings, grouped
+from director.chaos.history import NO_RECORD, SHOWN
 from director.chaos.journal import Reign, Unmade
 from director.chaos.plan import SERVER
 from director.chaos.rest import Change, changes
@@ -78,6 +80,21 @@ def subjects(evidence: Evidence) -> set[str]:
     """Return the predictions that lost changes, and the idempotency keys that stood for them."""
     keys = {key for key, tries in evidence.creates.items() if any(each.answer.id in evidence.unmade for each in tries)}
     return keys | evidence.unmade.keys()
+
+
+def explains(invariant: str, what: str) -> bool:
+    """Return whether changes that a failover lost explain this breach about their prediction. A successor has a state
+    that its master had: a record that it has comes to one end, and the webhook of that end arrives.
+    """
+    match invariant:
+        case "I1":
+            return what == NO_RECORD
+        case "I2":
+            return what.startswith(SHOWN)
+        case "I3":
+            return not what.startswith(MISSING)
+        case _:
+            return invariant in EXCUSED
 
 
 def losses_are_bounded(evidence: Evidence) -> Findings:

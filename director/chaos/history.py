@@ -18,6 +18,8 @@ from director.core.states import TERMINAL
 RESTARTS: Final = frozenset({"retried", "released", "revived"})
 MODEL_FAILED: Final = "model_failed"
 IN_ORDER: Final = 0.999  # share of all first claims
+NO_RECORD: Final = "it was accepted, but there is no record of it"
+SHOWN: Final = "its caller was shown"
 
 
 class Attempt(Struct, frozen=True):
@@ -38,7 +40,7 @@ def nothing_is_lost(evidence: Evidence) -> Findings:
     for prediction_id in evidence.accepted():
         status = evidence.status(prediction_id)
         if not status:
-            yield prediction_id, "it was accepted, but there is no record of it"
+            yield prediction_id, NO_RECORD
         elif status not in TERMINAL:
             yield prediction_id, f"it was accepted, but is still {status}"
 
@@ -59,7 +61,7 @@ def one_end(evidence: Evidence) -> Findings:
             # canceled ones belong to I6
             shown = {each.answer.shown for each in evidence.by_id.get(final.id, [])} & {"succeeded", "failed"}
             for each in sorted(shown - {status}):
-                yield final.id, f"its caller was shown {each}, but now it is {status}"
+                yield final.id, f"{SHOWN} {each}, but now it is {status}"
 
 
 def only_current_runs_write(evidence: Evidence) -> Findings:

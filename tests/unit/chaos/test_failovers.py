@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from director.chaos.checker import Report, check, text
 from director.chaos.failovers import EXCUSED, master_at, reigns, unmade
-from director.chaos.journal import Arrived, Claimed, Final, Healed, Journal, Line, Reign, Unmade
+from director.chaos.journal import Arrived, Claimed, Delivered, Final, Healed, Journal, Line, Reign, Unmade
 from director.chaos.rest import FOLDER, joined
 from tests.unit.chaos.test_checker import (
     EMPTY,
@@ -17,10 +17,12 @@ from tests.unit.chaos.test_checker import (
     RULES,
     STALE,
     T,
+    altered,
     arrived,
     broken,
     claimed,
     create,
+    ended_well,
     fault,
     good,
     lived_through_a_death,
@@ -69,6 +71,20 @@ def test_a_key_whose_prediction_a_failover_lost_may_stand_for_another_one(judged
     report = judged(gone("a"))
     assert report.counts["I8"] == 0
     assert report.failed_over["I8"] == 1
+
+
+NOT_EXPLAINED: dict[str, list[Line]] = {
+    "I1": altered("processing", ("created", 1, ""), ("started", 20, "")),
+    "I2": altered("succeeded", *ended_well("a", "r-a"), ("completed", 110, "succeeded")),
+    "I3": without(good(), Delivered),
+}
+
+
+@pytest.mark.parametrize("name", NOT_EXPLAINED)
+def test_no_failover_explains_a_record_without_one_end_and_its_webhook(judged: Any, name: str) -> None:
+    report = judged(*NOT_EXPLAINED[name], Reign(at=T + 5_000, server="redis-1"), gone("a"))
+    assert name in broken(report)
+    assert report.lost_in_failovers == 0
 
 
 @pytest.mark.parametrize("story", STALE)
