@@ -14,7 +14,7 @@ from director.chaos import bystander, caller, failovers, fairness, history, reco
 from director.chaos.bystander import Served
 from director.chaos.evidence import Evidence, Findings, Rules, gather
 from director.chaos.fairness import Saturation
-from director.chaos.plan import SENTINEL, SINGLE, ServerKind
+from director.chaos.plan import FAILOVERS, SENTINEL, SINGLE, ServerKind
 from director.chaos.recovery import percentile
 from director.chaos.rest import Leftovers
 
@@ -59,12 +59,14 @@ def what_is_served_is_registered(evidence: Evidence) -> Findings:
 def evidence_is_whole(evidence: Evidence) -> Findings:
     """The server's log has to be complete, and its times have to agree with the records."""
     clients = {look.by for looks in evidence.seen.values() for look in looks}
+    failovers_begun = sum(fault.kind in FAILOVERS for fault in evidence.faults)
     wanted = {
         "no request was answered with a 2xx": evidence.accepted(),
         "no model server ran anything": evidence.runs,
         "the predictions in Redis were not read": evidence.finals,
         "the run was not healed": evidence.healed is not None,
         "the server's log was not read": evidence.claims,
+        "the servers' logs lack a promotion": len(evidence.reigns) >= failovers_begun,
         "no prediction was seen by several clients": clients >= {"get", "list"} or len(evidence.creates) < LEAST_SHARED,
         "the rush of tenants saturated no queue": not fairness.is_rushed(evidence) or fairness.saturations(evidence),
     }

@@ -87,6 +87,12 @@ def test_no_failover_explains_a_record_without_one_end_and_its_webhook(judged: A
     assert report.lost_in_failovers == 0
 
 
+def test_a_failover_without_a_promotion_in_the_logs_is_no_evidence(judged: Any) -> None:
+    struck = fault("kill_master", "redis-0", 200, 9_000)
+    assert broken(judged(*good(), *struck)) == {"evidence"}
+    assert judged(Reign(at=T + 5_000, server="redis-1")).ok
+
+
 @pytest.mark.parametrize("story", STALE)
 def test_no_failover_explains_a_write_without_the_claim(judged: Any, story: str) -> None:
     [_, rest] = over("b", "succeeded", 16_100, RETRIED_EVENT, *STALE[story], by="r2")
