@@ -171,12 +171,16 @@ class Nemesis:
             await self._make_room()  # what was set while it was away would stay
 
     async def _move_slot(self, fault: Planned) -> None:
-        """Move a queue, with all that its model has, to the next master."""
+        """Move a queue, with all that its model has, to the next master. It is noted once it was done: it excuses no
+        delay, and a master that is restarted meanwhile refuses it.
+        """
         servers = self._scene.servers
         assert isinstance(servers, ClusterNodes)  # noqa: S101 - for the type checker
-        with self._noted(fault), suppress(exceptions.RedisError, DirectorError), anyio.move_on_after(LONGEST_MOVE_S):
+        with suppress(exceptions.RedisError, DirectorError), anyio.move_on_after(LONGEST_MOVE_S):
             queues = await self._scene.queues()
             await servers.move(keys.meta(queues[int(fault.detail) % len(queues)]))
+            with self._noted(fault):
+                pass
 
     async def _crash(self, fault: Planned) -> None:
         """Replace a process by one that dies at a given point. Kill it if it does not reach that point in time."""

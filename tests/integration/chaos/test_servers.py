@@ -8,8 +8,9 @@ from typing import Any
 import anyio
 import pytest
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
+from director.broker import keys
 from director.broker.redis_client import client
 from director.chaos.failovers import reigns, unmade
 from director.chaos.journal import Fault, Journal, read
@@ -114,3 +115,15 @@ async def test_a_client_of_a_cluster_follows_a_slot_over_its_own_link(
         assert sum(sizes) == 100
         assert all(sizes)
         assert all(port >= 20_000 for port in {each.port for each in scene.links.values()})
+
+
+async def test_a_slot_that_did_not_move_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with group(tmp_path, CLUSTER) as (scene, _):
+        await scene.redis.sadd(keys.queues(), "acme/echo:0123456789ab")
+        [begin, end] = await strike(scene, MOVE_SLOT)
+        monkeypatch.setattr(ClusterNodes, "move", refused)
+        assert await strike(scene, MOVE_SLOT) == [begin, end]
+
+
+async def refused(servers: ClusterNodes, key: str) -> None:
+    raise ResponseError("unknown subcommand MIGRATESLOTS")
