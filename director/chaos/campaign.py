@@ -30,7 +30,7 @@ from director import __version__
 from director.chaos.checker import Report, check
 from director.chaos.evidence import Rules
 from director.chaos.journal import PACKED
-from director.chaos.plan import SENTINEL, SINGLE, ServerKind
+from director.chaos.plan import CLUSTER, MOVE_SLOT, SENTINEL, SINGLE, ServerKind
 from director.chaos.recovery import percentile
 from director.chaos.run import chaos
 from director.chaos.scene import Options
@@ -179,6 +179,11 @@ def reported(wanted: Campaign, runs: Sequence[Outcome]) -> CampaignReport:
         lacks.append(f"not judged: {', '.join(left)}")
     if totals["acked"] < wanted.predictions:
         lacks.append(f"{totals['acked']:,} predictions of {wanted.predictions:,}")
+    faults = sum((Counter(each.faults) for each in reports), Counter[str]())
+    if wanted.kind == SENTINEL and not totals["failovers"]:
+        lacks.append("no failover")
+    if wanted.kind == CLUSTER and not faults[MOVE_SLOT]:
+        lacks.append("no slot moved")
     return CampaignReport(
         ok=not lacks,
         is_over={each.seed for each in runs if each.what != "interrupted"} >= set(wanted.seeds),
@@ -187,7 +192,7 @@ def reported(wanted: Campaign, runs: Sequence[Outcome]) -> CampaignReport:
         at=max((each.ended for each in runs), default=""),
         machine=runs[-1].machine if runs else None,
         totals=totals,
-        faults=dict(sorted(sum((Counter(each.faults) for each in reports), Counter[str]()).items())),
+        faults=dict(sorted(faults.items())),
         left_out=sorted({each.left_out for each in reports} - {""}),
         recoveries=[_recovered(lease_s, reports) for lease_s in sorted(set(wanted.leases))],
         breaches=dict(+sum((Counter(each.counts) for each in reports), Counter[str]())),

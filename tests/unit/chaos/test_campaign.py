@@ -87,6 +87,16 @@ def test_a_campaign_on_sentinel_counts_its_failovers(out: Path, monkeypatch: pyt
     assert "on the kind sentinel" in page(report)
 
 
+def test_a_campaign_on_several_servers_without_faults_of_their_own_fails(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = msgspec.structs.replace(WANTED, leases=(15.0,))
+    assert carried_out(out, monkeypatch, wanted=wanted).ok
+    for kind, lacking in (("sentinel", "no failover"), ("cluster", "no slot moved")):
+        report = module.reported(msgspec.structs.replace(wanted, kind=kind), outcomes(out))
+        assert report.lacks == [lacking]
+
+
 def test_a_broken_promise_fails_the_campaign_and_keeps_its_logs(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = msgspec.structs.replace(WANTED, leases=(15.0,))
     assert carried_out(out, monkeypatch, wanted=wanted).ok
