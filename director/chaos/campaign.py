@@ -125,6 +125,7 @@ class CampaignReport(Struct, frozen=True, kw_only=True):
     left_out: list[str]
     recoveries: list[Recovered]
     breaches: dict[str, int]
+    failed_over: dict[str, int] = {}  # the breaches that failovers explain: they are not in `breaches`
     outcomes: list[Outcome]
 
 
@@ -196,6 +197,7 @@ def reported(wanted: Campaign, runs: Sequence[Outcome]) -> CampaignReport:
         left_out=sorted({each.left_out for each in reports} - {""}),
         recoveries=[_recovered(lease_s, reports) for lease_s in sorted(set(wanted.leases))],
         breaches=dict(+sum((Counter(each.counts) for each in reports), Counter[str]())),
+        failed_over=dict(sorted(sum((Counter(each.failed_over) for each in reports), Counter[str]()).items())),
         outcomes=list(runs),
     )
 

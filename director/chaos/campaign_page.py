@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from director.chaos.campaign import BINS, CampaignReport, Outcome, Recovered, write
-from director.chaos.checker import JUDGED, Breach
+from director.chaos.checker import JUDGED, Breach, named
 from director.chaos.plan import SENTINEL
 
 STYLE: Final = """
@@ -71,7 +71,8 @@ def text(report: CampaignReport) -> str:
 def _failed_over(report: CampaignReport) -> list[str]:
     if report.campaign.kind != SENTINEL:
         return []
-    return ["  ".join(f"{name.replace('_', ' ')} {report.totals[name]:,}" for name in FAILED_OVER)]
+    counts = "  ".join(f"{name.replace('_', ' ')} {report.totals[name]:,}" for name in FAILED_OVER)
+    return [f"{counts}  this explains {named(report.failed_over)}"]
 
 
 def runs(report: CampaignReport) -> str:
@@ -93,6 +94,7 @@ def page(report: CampaignReport) -> str:
         f"<p>{escape(_about(report))}</p>",
         "<h2>In all runs</h2>",
         _table(("", "number"), total_rows),
+        f"<p>Failovers explain these breaches: {named(report.failed_over)}.</p>" if report.failed_over else "",
         f"<h2>Faults</h2><p>{sum(report.faults.values()):,} faults of {len(report.faults)} kinds.</p>",
         _list(report.left_out),
         _bars(report.faults),

@@ -268,13 +268,13 @@ def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | No
 
 def text(report: Report) -> str:
     lines = [
-        f"{report.seconds:g} s of faults with seed {report.seed}, lease {report.lease:g} s: {_named(report.faults)}",
+        f"{report.seconds:g} s of faults with seed {report.seed}, lease {report.lease:g} s: {named(report.faults)}",
         *([report.left_out] if report.left_out else []),
         f"sent {report.sent}  accepted {report.acked}  terminal {report.terminal}  lost {report.lost}"
         f"  double {report.double}  stale {report.stale}  extra runs {report.duplicate_runs}"
         f"  webhooks missing {report.webhooks_missing}",
         *([_failed_over(report)] if report.kind == SENTINEL else []),
-        f"runs per prediction: {_named(report.runs_per_prediction)}",
+        f"runs per prediction: {named(report.runs_per_prediction)}",
         f"recovery of {report.recoveries} orphans: p50 {_s(report.recovery_p50_ms)}, p99 {_s(report.recovery_p99_ms)}"
         f" (with waits for a slot {_s(report.recovery_p99_with_waits_ms)})",
         f"{report.cancels_timed} cancels that no fault hindered: the slowest took {_s(report.cancel_slowest_ms)}",
@@ -307,7 +307,7 @@ def text(report: Report) -> str:
 def _failed_over(report: Report) -> str:
     return (
         f"{report.failovers} failovers lost the last changes of {report.unmade} predictions,"
-        f" {report.lost_in_failovers} of them whole. This explains {_named(report.failed_over)}"
+        f" {report.lost_in_failovers} of them whole. This explains {named(report.failed_over)}"
     )
 
 
@@ -324,7 +324,7 @@ def _ids(breaches: list[Breach]) -> int:
     return len({each.id for each in breaches})
 
 
-def _named(counts: dict[str, int] | dict[int, int]) -> str:
+def named(counts: dict[str, int] | dict[int, int]) -> str:
     return ", ".join(f"{name} × {count}" for name, count in counts.items()) or "none"
 
 

@@ -11,11 +11,11 @@ from director.chaos import campaign as module
 from director.chaos.campaign import Campaign, CampaignReport, campaign, checked, outcomes
 from director.chaos.campaign_page import keep, page, text
 from director.chaos.checker import Report, check
-from director.chaos.journal import Delivered, Healed, Journal, Reign
+from director.chaos.journal import Delivered, Healed, Journal, Reign, Unmade
 from director.chaos.run import chaos
 from director.chaos.scene import Options
 from director.launcher.processes import UpError
-from tests.unit.chaos.test_checker import EMPTY, RULES, T, fault, good, lived_through_a_death, without
+from tests.unit.chaos.test_checker import EMPTY, RULES, T, create, fault, good, lived_through_a_death, without
 
 WANTED = Campaign(seeds=(1, 2, 3), predictions=4, leases=(15.0, 3.0))
 
@@ -26,7 +26,9 @@ def play(home: Path, options: Options, *, is_broken: bool = False) -> Report:
     (home / "logs").mkdir(parents=True)
     (home / "logs" / "api-0.log").write_text("{}\n")
     journal = Journal(home / "journals" / "all.jsonl")
-    lines += [Reign(at=T + 70_001, server="redis-1")] if options.kind == "sentinel" else []
+    if options.kind == "sentinel":
+        lines += [*create("k-gone", "gone"), Unmade(at=T, id="gone", server="redis-0", promoted=T + 70_001)]
+        lines += [Reign(at=T + 70_001, server="redis-1")]
     for line in [*lines, *fault("kill_redis", "redis-0", 70_000, 70_001), Healed(at=T + 60_000)]:
         journal.write(line)
     journal.close()
@@ -82,7 +84,9 @@ def test_a_campaign_runs_each_seed_once_with_the_leases_in_turn(out: Path, monke
 def test_a_campaign_on_sentinel_counts_its_failovers(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "failovers" not in text(carried_out(out, monkeypatch))
     report = carried_out(out / "sentinel", monkeypatch, wanted=msgspec.structs.replace(WANTED, kind="sentinel"))
-    assert "failovers 3  unmade 0  lost in failovers 0" in text(report)
+    assert "failovers 3  unmade 3  lost in failovers 3  this explains I1 × 3" in text(report)
+    assert "Failovers explain these breaches: I1 × 3." in page(report)
+    assert "I1" not in report.breaches
     assert "predictions whose last changes a failover lost" in page(report)
     assert "on the kind sentinel" in page(report)
 
