@@ -59,6 +59,7 @@ def deaths_table(report: Report | None) -> str:
             "Faults, the same at the same times under each:",
             "",
             *(f"- {count} × {SHOWN[kind].format(freeze_s=trial.freeze_s)}" for kind, count in faults.items()),
+            *(f"- **not all of these under {tried.name}**" for tried in sides if tried.verdict.faults != faults),
             "",
             "Versions and settings:",
             "",

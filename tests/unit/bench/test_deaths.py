@@ -118,10 +118,10 @@ def test_a_seed_gives_the_same_faults_and_another_seed_others() -> None:
 
 def test_the_page_shows_what_each_queue_lost_with_its_settings() -> None:
     quiet, busy = Load(average=0.1, busy=0), Load(average=9, busy=1.5)
-    report = Report(trial=Trial(), at="2026-01-01", commit="abc", machine=MACHINE, load=(quiet, quiet))
+    report = Report(trial=Trial(kinds=("kill",)), at="2026-01-01", commit="abc", machine=MACHINE, load=(quiet, quiet))
     assert "**Not measured yet:**" in deaths_table(None)
     sides: list[tuple[str, Callable[[], list[Event]]]] = [
-        ("ours", lambda: HONEST),
+        ("ours", lambda: [*HONEST, Event(at=20, what="fault", text="freeze worker-0")]),
         ("other", lambda: without("told", "run-2")),
     ]
     for name, journal in sides:
@@ -131,6 +131,8 @@ def test_the_page_shows_what_each_queue_lost_with_its_settings() -> None:
     assert "|  | ours | other |" in shown
     assert "the queue does not have it** | 0 | 1 |" in shown
     assert "| last job accepted until all are answered | 18.5 s | not within 145 s |" in shown
+    assert "- **not all of these under other**" in shown
+    assert "not all of these under ours" not in shown
     assert "- other (other 1): as shipped." in shown
     assert "busy with something else" not in shown
     assert "busy with something else" in deaths_table(replace(report, load=(quiet, busy)))
