@@ -156,7 +156,7 @@ def _about(report: CampaignReport) -> str:
     wanted, machine = report.campaign, report.machine
     leases = " and ".join(f"{each:g}" for each in wanted.leases)
     asked = (
-        f"Asked for: {wanted.predictions:,} predictions on the kind {wanted.kind},"
+        f"Asked for: {wanted.predictions:,} predictions, servers of the kind {wanted.kind},"
         f" seeds {', '.join(map(str, wanted.seeds))}, leases {leases} s."
     )
     if machine is None:

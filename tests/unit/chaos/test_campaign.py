@@ -88,7 +88,7 @@ def test_a_campaign_on_sentinel_counts_its_failovers(out: Path, monkeypatch: pyt
     assert "Failovers explain these breaches: I1 × 3." in page(report)
     assert "I1" not in report.breaches
     assert "predictions whose last changes a failover lost" in page(report)
-    assert "on the kind sentinel" in page(report)
+    assert "servers of the kind sentinel" in page(report)
 
 
 def test_a_campaign_on_several_servers_without_faults_of_their_own_fails(

@@ -24,6 +24,7 @@ from director.chaos.plan import (
     PLANS,
     REPLACE,
     SENTINEL,
+    SERVER_KINDS,
     SINGLE,
     STEPS,
     Order,
@@ -43,6 +44,7 @@ from director.chaos.plan import (
 )
 from director.chaos.run import length_s
 from director.chaos.scene import LIMITS, find_library
+from director.cli import trials
 
 STAGE = Stage(
     directors=["director-0", "director-1", "director-2"],
@@ -180,6 +182,10 @@ def test_every_run_on_sentinels_has_each_failover():
     stage = replace(STAGE, kind=SENTINEL, has_clock=False)
     for seed in range(5):
         assert {fault.kind for fault in schedule(seed, seconds=60, lease_s=3, stage=stage)} >= set(FAILOVERS)
+
+
+def test_the_command_line_names_each_kind_of_servers():
+    assert trials.SERVER_KINDS == SERVER_KINDS
 
 
 def kinds_of(kind: ServerKind) -> set[str]:
