@@ -14,6 +14,7 @@ from director.chaos import journal
 from director.chaos.evidence import Evidence, Findings, Try, depends_on, pid_of
 from director.chaos.history import RESTARTS, lives
 from director.chaos.journal import Heard
+from director.chaos.plan import MOVE_SLOT
 from director.core.states import TERMINAL
 
 GONE: Final = 410  # a receiver answers so to refuse all further webhooks
@@ -60,7 +61,8 @@ def _wrong_webhooks(evidence: Evidence, prediction_id: str) -> Iterator[str]:
 def _was_on_its_way(evidence: Evidence, late: journal.Delivered) -> bool:
     """No fence reaches a webhook that a frozen or cut off director sent before the end."""
     since = late.at - evidence.rules.lease_s * 1000
-    return any(not fault.is_kill and fault.overlaps(since, late.at) for fault in evidence.faults)
+    faults = (fault for fault in evidence.faults if not fault.is_kill and fault.kind != MOVE_SLOT)
+    return any(fault.overlaps(since, late.at) for fault in faults)
 
 
 def canceled_stays_canceled(evidence: Evidence) -> Findings:

@@ -29,6 +29,7 @@ from tests.unit.chaos.test_checker import (
     over,
     run,
     start_by,
+    told,
     without,
 )
 
@@ -105,6 +106,12 @@ def test_a_master_that_is_cut_off_explains_a_late_recovery(judged: Any) -> None:
     late = lived_through_a_death(again=40_000)
     assert "I12" in broken(judged(*late))
     assert "I12" not in broken(judged(*fault("cut_master", "redis-0", 100, 39_000)))
+
+
+def test_a_moved_slot_explains_no_webhook_after_the_end(judged: Any) -> None:
+    late = [*good(), told("a", "processing", at=300)]
+    assert "I3" in broken(judged(*late, *fault("move_slot", "slots", 250, 250)))
+    assert "I3" not in broken(judged(*fault("partition", "director-0:redis", 250, 260)))
 
 
 def test_a_frozen_master_explains_no_late_claim(judged: Any) -> None:
