@@ -67,7 +67,7 @@ async def test_open_breaker_lets_one_try_after_its_cool_time(driver: QueueDriver
 async def test_accounts_beyond_the_first_count_as_one(driver: QueueDriver) -> None:
     for number in range(40):
         await driver.submit_many(2, account=f"a{number}")
-    told = await lines(driver)
+    told = (await driver.scripts.survey(driver.queue, now_ms=driver.now_ms)).lines  # two of one account may be equal
     assert sum(line.count for line in told) == 80
     assert len({line.account for line in told}) <= 34
     assert any(line.account == "" for line in told)
