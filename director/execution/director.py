@@ -12,6 +12,7 @@ import random
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -42,7 +43,7 @@ from director.servers.fleet import Driven, Fleet, Watch
 from director.servers.runners import RunnerOptions, make_runner
 from director.servers.runners.inbox import Inbox
 from director.servers.runners.runner import Health as ServerHealth
-from director.servers.runners.runner import HealthStatus, Setup
+from director.servers.runners.runner import HealthStatus, NoAnswer, Setup
 from director.servers.servers import Server, Servers, Trust
 from director.servers.setup_webhook import SetupWebhook
 from director.store.catalog import OPEN_SCHEMA, Awaited
@@ -415,13 +416,17 @@ class Director:
         for server in self.servers.all:
             if server.gate.state == "at_rest":
                 continue
-            if (schema := await server.runner.openapi_schema()) is not None:
-                return version_id(self._settings.model, schema, b"")
+            with suppress(NoAnswer):
+                if (schema := await server.runner.openapi_schema()) is not None:
+                    return version_id(self._settings.model, schema, b"")
         return ""
 
     async def _introduce(self, server: Server, health: ServerHealth) -> str:
         """Register the version of a server that became ready. Return why the server gets no work, '' if it does."""
-        schema = await server.runner.openapi_schema()
+        try:
+            schema = await server.runner.openapi_schema()
+        except NoAnswer as exc:  # it died since it said that it is ready: no schema would be another version
+            return f"its schema cannot be read: {exc}"
         server.has_schema, server.is_other_version = schema is not None, False
         if schema is None:
             log.warning("the model server shows no schema", extra={"server": server.runner.url, "mend": MEND_SCHEMA})
@@ -432,7 +437,7 @@ class Director:
             if why := self._other_version(server, schema):
                 server.is_other_version = True
                 return why
-            self._schema = schema or self._schema  # a server that does not answer now must not undo what is known
+            self._schema = schema or self._schema  # a server that shows none must not undo what is known
             self._server_kind = health.server or self._server_kind
             await self._register_now()
         return ""

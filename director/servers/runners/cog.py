@@ -20,7 +20,16 @@ from director.servers.runners import cog_answers
 from director.servers.runners.answers import Unreadable, one_line, read_json
 from director.servers.runners.cog_follow import Run, put_called, put_stream, put_sync
 from director.servers.runners.http_base import Feed, HttpBase, RunnerOptions
-from director.servers.runners.runner import Capabilities, Ended, Health, HealthStatus, Outcome, Restarted, RunRequest
+from director.servers.runners.runner import (
+    Capabilities,
+    Ended,
+    Health,
+    HealthStatus,
+    NoAnswer,
+    Outcome,
+    Restarted,
+    RunRequest,
+)
 from director.servers.runners.transport import connection_lost
 
 log = logging.getLogger(__name__)
@@ -105,6 +114,8 @@ class CogRunner(HttpBase):
 
     async def openapi_schema(self) -> Raw | None:
         answer = await self._ask("GET", "/openapi.json", limit=MAX_OPENAPI_BODY)
+        if answer.trouble:  # a server without a schema says so, with a status
+            raise NoAnswer(answer.trouble)
         with suppress(Unreadable):
             read_json(answer.body, dict[str, Raw])  # JSON that was cut off is not JSON
             return Raw(answer.body) if answer.status == 200 else None

@@ -16,6 +16,10 @@ from director.core.schema import NO_TRACE, TraceHeaders
 BLOCK_BYTES: Final = 4096  # the smallest block of a disk: no file takes less, here or in a store
 
 
+class NoAnswer(Exception):
+    """A model server did not answer. The text says why."""
+
+
 class HealthStatus(StrEnum):
     """The state of a model server, as it says or as its silence shows."""
 
@@ -221,7 +225,7 @@ class Runner(Protocol):
         ...
 
     async def openapi_schema(self) -> Raw | None:
-        """Return the server's OpenAPI document, or None if it has none. At most 1 MB is read."""
+        """Return the server's OpenAPI document, or None if it has none. At most 1 MB is read. Raises NoAnswer."""
         ...
 
     def run(self, request: RunRequest) -> AsyncGenerator[RunEvent, None]:

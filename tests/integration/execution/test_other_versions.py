@@ -17,7 +17,7 @@ from director.store.directors import Directors
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, keeping, live_director
 from tests.support.queue_driver import MODEL
-from tests.support.scripted_cog import HEALTHY, Exchange, Script, ScriptedCog, answer, scripted_cog
+from tests.support.scripted_cog import HEALTHY, Exchange, Script, ScriptedCog, answer, scripted_cog, stream
 from tests.support.servers import RedisServer
 
 
@@ -104,6 +104,17 @@ async def test_server_without_a_schema_that_shows_one_later_is_another_version(
             restarted(cog, schema("later"), "second")
             await registered(catalog, schema("later"))
             assert (await registered(catalog, bytes(OPEN_SCHEMA))).schema == OPEN_SCHEMA
+
+
+async def test_server_that_is_killed_before_it_shows_its_schema_is_no_other_version(
+    catalog: Catalog, server: RedisServer, caller_of: Callable[[bytes], Caller]
+) -> None:
+    async with scripted_cog() as cog:
+        cog.on("GET", "/openapi.json", *3 * [stream(whole=False)], answer(200, FIRST))
+        async with live_director(server.url, cog.url, version=""):
+            await registered(catalog, FIRST)
+            assert await catalog.version(MODEL, version_of(bytes(OPEN_SCHEMA))) is None
+            assert (await result(caller_of(FIRST), cog))["status"] == "succeeded"
 
 
 @pytest.mark.faults
