@@ -43,6 +43,7 @@ async def replicated(redis: Redis) -> None:
     await eventually(lambda: redis.wait(1, 1000), "a replica has it", limit_s=LIMIT_S)
 
 
+@pytest.mark.faults
 async def test_service_recovers_by_itself_from_the_death_of_the_master(tmp_path) -> None:
     folder, gate = write_model(tmp_path / "model", SOURCE), Gate(tmp_path / "gate")
     config = {"min-replicas-to-write": "1", "min-replicas-max-lag": "2"}

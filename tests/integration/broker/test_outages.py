@@ -186,6 +186,7 @@ async def test_call_to_a_frozen_server_does_not_hang(
         await redis.aclose()
 
 
+@pytest.mark.faults
 async def test_blocking_client_of_a_frozen_server_gives_up_soon_after_its_wait(server: RedisServer) -> None:
     waits = blocking_client(server.url, block_s=0.1)
     try:

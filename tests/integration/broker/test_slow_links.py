@@ -108,6 +108,7 @@ async def test_large_ends_are_sent_once_over_a_narrow_link(far: QueueDriver, lin
     assert max(waited) <= FEW
 
 
+@pytest.mark.faults
 async def test_many_ends_leave_a_connection_to_the_heartbeat(far: QueueDriver, link: Link) -> None:
     claims = await claimed(far, 40)
     link.bytes_s = 1 * MIB
@@ -137,6 +138,7 @@ async def test_48_ends_of_8_mb_are_written_where_every_write_is_synced(near: Que
     assert max(waited) <= FEW
 
 
+@pytest.mark.faults
 @pytest.mark.usefixtures("short")
 async def test_large_prediction_is_read_over_a_narrow_link(mortal: RedisServer, link: Link) -> None:
     async with driving(mortal.url) as near, driving(url_of(link)) as far:
@@ -179,6 +181,7 @@ async def read_beside_creates(mortal: RedisServer, link: Link, *, count: int, si
             return waited
 
 
+@pytest.mark.faults
 async def test_large_reads_of_one_account_delay_no_create_of_another(mortal: RedisServer, link: Link) -> None:
     waited = await read_beside_creates(mortal, link, count=20, size=2 * MIB, bytes_s=10 * MIB)
     assert len(waited) > 4

@@ -33,6 +33,7 @@ async def test_another_director_finishes_the_work_of_a_killed_one(
     await caller.nothing_is_left()
 
 
+@pytest.mark.faults
 async def test_director_that_slept_through_its_lease_writes_nothing(
     caller: Caller, live: Live, second_cog_url: str, gate: Gate, tally: Tally
 ) -> None:

@@ -90,6 +90,7 @@ async def test_drained_run_ends_where_retries_are_forbidden(
     assert tally.runs == 2, "each once"
 
 
+@pytest.mark.faults
 async def test_run_that_ignores_its_cancel_is_released_unspent(
     caller: Caller, live: Live, folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

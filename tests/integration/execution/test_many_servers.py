@@ -117,6 +117,7 @@ async def test_server_that_rejects_the_director_is_not_ready_and_costs_nothing(c
         assert not cog.asked("POST", "/shutdown")
 
 
+@pytest.mark.faults
 async def test_server_that_refuses_everything_uses_up_no_claims_or_attempts(caller: Caller, live: Live) -> None:
     async with scripted_cog() as cog:
         asked = caller.new_id()
@@ -134,6 +135,7 @@ async def test_server_that_refuses_everything_uses_up_no_claims_or_attempts(call
         assert not cog.asked("POST", "/shutdown")
 
 
+@pytest.mark.faults
 async def test_overstated_slots_are_corrected_after_one_restart_of_the_server(
     caller: Caller, live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +166,7 @@ async def test_server_kept_busy_by_a_foreign_client_is_noticed_while_idle(
             await eventually(lambda: cog.asked("POST", "/shutdown"), "it is asked to end")
 
 
+@pytest.mark.faults
 async def test_failed_setup_is_repeated_where_the_setting_asks_for_it(live: Live, folder: Path) -> None:
     async with (
         supervised_cog(folder, stub="predict.py:Broken", until="SETUP_FAILED") as cog,

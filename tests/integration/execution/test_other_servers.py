@@ -97,6 +97,7 @@ async def test_configured_header_reaches_the_server_but_no_log(
     assert "s3cret" not in caplog.text
 
 
+@pytest.mark.faults
 async def test_next_director_follows_the_run_of_a_dead_one(
     caller: Caller, live: Live, model: ModelServer, gate: Gate
 ) -> None:
@@ -114,6 +115,7 @@ async def test_next_director_follows_the_run_of_a_dead_one(
     assert await jobs(model) == before + 1
 
 
+@pytest.mark.faults
 async def test_drain_leaves_the_run_to_the_next_director_without_an_attempt(
     caller: Caller, live: Live, model: ModelServer, gate: Gate
 ) -> None:

@@ -97,6 +97,7 @@ async def test_hanging_run_times_out_and_frees_its_slot(caller: Caller, live: Li
         assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
 
 
+@pytest.mark.faults
 async def test_unstoppable_run_is_ended_and_its_server_restarted(
     caller: Caller, live: Live, folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

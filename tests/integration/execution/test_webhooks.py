@@ -200,6 +200,7 @@ async def told_after_failures(
     judge([*failing.received, *living.received], ids, secret, is_whole=False)
 
 
+@pytest.mark.faults
 @pytest.mark.cog
 async def test_every_end_reaches_a_receiver_that_failed_died_and_returned(caller: Caller, live: Live) -> None:
     async def submits(url: str, seconds: float) -> list[str]:

@@ -96,6 +96,7 @@ def lone() -> Iterator[RedisServer]:
         yield started
 
 
+@pytest.mark.faults
 async def test_metrics_answer_while_redis_is_away_and_heal(lone: RedisServer) -> None:
     async with keeper_at(lone.url) as http:
         await shows(http, "director_queues", 0)

@@ -70,6 +70,7 @@ async def ready(http: httpx.AsyncClient, *, status: int) -> dict[str, Any]:
     return dict(found.json())
 
 
+@pytest.mark.faults
 async def test_keeper_outlives_its_server_and_continues() -> None:
     with redis_server() as server:
         async with driving(server.url) as driver, keeper_process(server, DIRECTOR_LEASE_S="1") as process:

@@ -287,6 +287,7 @@ def test_redis_that_would_lose_work_is_refused_with_advice(tmp_path):
     assert "DIRECTOR_DURABILITY=memory" in answer.stderr
 
 
+@pytest.mark.faults
 def test_failing_part_is_named_with_its_log_and_nothing_stays(tmp_path):
     answer = director("up", "--port", "0", "--no-example", home=tmp_path, DIRECTOR_LEASE_S="-1")
     assert answer.returncode == 1
@@ -349,6 +350,7 @@ def test_down_ends_an_up_and_may_be_repeated(tmp_path):
         assert director("down", home=running.home).stdout.startswith("nothing runs")
 
 
+@pytest.mark.faults
 def test_killed_up_leaves_nothing_in_the_way_of_the_next(tmp_path):
     home = tmp_path / "home"
     with started(home, "--no-example") as first:
