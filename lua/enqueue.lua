@@ -34,9 +34,10 @@ local queue, arrivals
 local looks, live, deadlines, accepted = {}, {}, {}, {}
 -- Ids are random: hardly ever is anything there of one of them, and then each is looked at.
 local own = {}
+local id_at = #TAG + #':rec:' + 1 -- a pattern would be tried at each byte of the key
 for i = 1, #KEYS, 3 do
   own[#own + 1] = KEYS[i]
-  own[#own + 1] = events_key(string.sub(KEYS[i], #TAG + 6))
+  own[#own + 1] = events_key(string.sub(KEYS[i], id_at))
 end
 local may_be_known = redis.call('EXISTS', unpack(own)) > 0
 

@@ -96,9 +96,8 @@ async def predictions(redis: Redis, ids: Iterable[str]) -> AsyncIterator[Predict
 
 async def leftovers(redis: Redis) -> Leftovers:
     client: Any = redis
-    lifetimes = {
-        name: ttl for server in await servers(client) async for name, ttl in _lifetimes(server)
-    }  # a key may come twice
+    # a key may come twice
+    lifetimes = {name: ttl for server in await servers(client) async for name, ttl in _lifetimes(server)}
     queues = {match[1]: QueueRest(queue=match[1]) for name in lifetimes if (match := QUEUE.match(name))}
     dead: set[str] = set()
     owed = 0

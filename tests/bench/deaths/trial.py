@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +11,8 @@ from typing import Any, Final
 from msgspec import Struct
 
 from director.broker.redis_client import client
-from director.chaos.proxy import Connection, Link
+from director.chaos.proxy import Link
+from director.chaos.servers import upstream
 from director.chaos.wire import listening
 from tests.bench.deaths.faults import CUT_S, FREEZE_S, KINDS, WORKERS, Fault, Kind, planned
 from tests.bench.deaths.judge import LOAD, Event
@@ -54,7 +55,7 @@ async def tried(side: Side, trial: Trial, folder: Path, say: Callable[[str], Non
         release = await own.release()
         links = [Link(f"worker-{number}", trial.seed) for number in range(WORKERS)]
         for link in links:
-            await link.listen(_to(server))
+            await link.listen(upstream(server.tcp_url))
             stack.push_async_callback(link.stop)
         queue = await stack.enter_async_context(side.opened(own, folder))
         workers = [_worker(queue, number, link, port, journal, folder) for number, link in enumerate(links)]
@@ -70,10 +71,6 @@ async def tried(side: Side, trial: Trial, folder: Path, say: Callable[[str], Non
         await caller.load(trial.jobs)
         await caller.until_told(faults, trial.limit_s)
     return journal.events, release
-
-
-def _to(server: RedisServer) -> Callable[[], Awaitable[Connection]]:
-    return lambda: asyncio.open_connection("127.0.0.1", server.port)
 
 
 def _worker(queue: Queue, number: int, link: Link, port: int, journal: Journal, folder: Path) -> Worker:
