@@ -19,6 +19,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -83,7 +84,7 @@ class Terminals:
         self._environment = {**environment, "CURL_HOME": str(folder)}
         (folder / ".curlrc").write_text("fail-with-body\n")  # a refusal ends curl with 22
         self.instead = dict(instead)
-        self._background: list[tuple[subprocess.Popen[bytes], Path]] = []
+        self._background: list[tuple[subprocess.Popen[bytes], Path, threading.Thread]] = []
 
     def run(self, page: str) -> int:
         """Run all blocks and return how many commands ran."""
@@ -105,10 +106,10 @@ class Terminals:
         return ran
 
     def close(self) -> None:
-        for process, _ in reversed(self._background):
+        for process, _, _ in reversed(self._background):
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGINT)
-        for process, _ in self._background:
+        for process, _, _ in self._background:
             try:
                 process.wait(PATIENCE_S)
             except subprocess.TimeoutExpired:
@@ -154,8 +155,10 @@ class Terminals:
         return ["bash", "-c", f'[ -f {STATE} ] && . ./{STATE}; exec "$@"', "bash", *command, option, text]
 
     def _start(self, line: list[str], until: str) -> str:
-        out = self._folder / f".terminal-{len(self._background)}"
-        out.touch()
+        # a file of its own: an earlier page in this folder may have shown the same words
+        number, name = tempfile.mkstemp(prefix=".terminal-", dir=self._folder)
+        os.close(number)
+        out = Path(name)
         ours, theirs = pty.openpty()
         process = subprocess.Popen(
             line,
@@ -166,8 +169,9 @@ class Terminals:
             start_new_session=True,
         )
         os.close(theirs)
-        threading.Thread(target=_copy, args=(ours, out), daemon=True).start()
-        self._background.append((process, out))
+        copying = threading.Thread(target=_copy, args=(ours, out), daemon=True)
+        copying.start()
+        self._background.append((process, out, copying))
         self._wait_for(until)
         said = out.read_text(encoding="utf-8")
         if found := TOKEN.search(said):
@@ -175,15 +179,16 @@ class Terminals:
         return said
 
     def _wait_for(self, text: str) -> None:
-        process, out = self._background[-1]
+        process, out, copying = self._background[-1]
         give_up = time.monotonic() + PATIENCE_S
-        while text not in (said := out.read_text(encoding="utf-8")):
-            if process.poll() is not None or time.monotonic() > give_up:
-                said = out.read_text(encoding="utf-8")
-                if text in said:
-                    return
-                raise PageError(f"{text!r} does not come:\n{said}")
+        while process.poll() is None and time.monotonic() < give_up:
+            if text in out.read_text(encoding="utf-8"):
+                return
             time.sleep(0.1)
+        copying.join(0.0 if process.poll() is None else PATIENCE_S)  # the last words of one that ended
+        said = out.read_text(encoding="utf-8")
+        if text not in said:
+            raise PageError(f"{text!r} does not come:\n{said}")
 
     def _compare(self, expected: str, said: str) -> None:
         pattern = re.escape(expected.strip()).replace("…", ".*")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from director.launcher.processes import free_port
 from tests.integration.local.test_up import director, environment, started
 from tests.site.commands import PageError, Terminals, blocks_of
-from tests.support.cog import free_port
 
 pytestmark = [pytest.mark.cog, pytest.mark.faults]
 
@@ -81,3 +81,14 @@ def test_runner_refuses_what_does_not_run(page: str, tmp_path: Path) -> None:
 def test_block_that_is_left_out_has_its_reason() -> None:
     [block] = blocks_of("<!-- page not run: needs Docker -->\n\ntext\n\n    docker ps\n")
     assert (block.language, block.text, block.hows) == ("", "docker ps\n", {"page not run": "needs Docker"})
+
+
+def test_reader_does_not_take_what_an_earlier_page_showed_for_its_own(tmp_path: Path) -> None:
+    earlier, later = terminals(tmp_path), terminals(tmp_path)
+    try:
+        earlier.run("<!-- background until: ready -->\n```sh\necho ready\n```\n")
+        with pytest.raises(PageError):
+            later.run("<!-- background until: ready -->\n```sh\necho red\n```\n")
+    finally:
+        earlier.close()
+        later.close()
