@@ -35,10 +35,10 @@ from director.broker.redis_client import client
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import queue_name
+from director.launcher.processes import free_port
 from director.store.accounts import Accounts
 from director.store.catalog import Catalog
 from tests.bench.sides.ours import Answers
-from tests.support.cog import free_port
 from tests.support.live_director import Caller
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.servers import redis_server

@@ -12,6 +12,7 @@ import anyio.to_thread
 from msgspec import Struct
 
 from director.bench.load import ask, asked
+from director.launcher.processes import free_port
 from tests.bench.benches.options import Found, Rounds
 from tests.bench.picture import Line, Panel, drawn
 from tests.bench.processes import Child
@@ -20,7 +21,6 @@ from tests.bench.sides.others import model_server
 from tests.bench.sides.ours import Ours, ours
 from tests.bench.sides.servers import Durability, OwnRedis, own_redis
 from tests.bench.slopes import Growth, growth
-from tests.support.cog import free_port
 
 CONNECTIONS: Final = 64
 SATURATE_S: Final = 10.0

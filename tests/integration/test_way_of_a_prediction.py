@@ -26,8 +26,9 @@ import pytest
 from anyio.abc import Process
 from redis import Redis
 
+from director.launcher.processes import free_port
 from tests.support import function_trace
-from tests.support.cog import cog_schema, cog_server, free_port, write_model
+from tests.support.cog import cog_schema, cog_server, write_model
 from tests.support.eventually import eventually
 from tests.support.function_trace import Function
 from tests.support.servers import redis_server

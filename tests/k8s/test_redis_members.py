@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from redis import Redis, exceptions
 
+from director.launcher.processes import free_port
 from tests.k8s.test_redis_pods import NO_RETRIES, SECRETS, SOURCES, end, program
-from tests.support.cog import free_port
 from tests.support.manifests import K8S
 from tests.support.servers import binary
 

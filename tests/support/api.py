@@ -24,8 +24,8 @@ from director.core.ids import QueueName
 from director.core.schema import Claim
 from director.core.settings import ApiSettings
 from director.core.states import Status
+from director.launcher.processes import free_port
 from director.runtime.tracing import Tracing
-from tests.support.cog import free_port
 from tests.support.servers import as_user
 
 START_LIMIT_S: Final = 30.0

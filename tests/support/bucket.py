@@ -11,9 +11,9 @@ from typing import Final
 import anyio
 import httpx
 
+from director.launcher.processes import free_port
 from tests.support.api import eventually
 from tests.support.clients import install_aside
-from tests.support.cog import free_port
 
 MOTO: Final = ("moto[s3]==5.2.5", "flask==3.1.3", "flask-cors==6.0.5")
 AWS: Final = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}

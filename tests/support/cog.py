@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,8 @@ import anyio
 import httpx
 from anyio.abc import Process
 from msgspec import Struct
+
+from director.launcher.processes import free_port
 
 START_LIMIT_S: Final = 30.0  # a bare model is READY in 0.3 s; a busy machine may take many times that
 LOG_TAIL: Final = 4000
@@ -118,13 +119,6 @@ async def cog_process(
             yield server
         finally:
             await _end(process)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _environment(*, stub: str, port: int, slots: int, python: str, trains: bool) -> dict[str, str]:

@@ -29,10 +29,11 @@ from director.execution.director import Director
 from director.execution.main import ALONE, opened
 from director.keeper.courier import INTERVAL_S, Breakers
 from director.keeper.keeper import Keeper
+from director.launcher.processes import free_port
 from director.runtime.tracing import OFF, Tracing
 from director.store.services import Services
 from director.webhooks.sender import AllowList, Sender
-from tests.support.cog import CogServer, cog_process, free_port
+from tests.support.cog import CogServer, cog_process
 from tests.support.eventually import eventually
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, enqueue
 from tests.support.servers import as_user

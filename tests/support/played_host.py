@@ -14,7 +14,7 @@ from typing import Any, Final
 from director.core.devices import Device, Launch, Model, Place
 from director.core.pool_file import Hosted
 from director.devices.host import Held, LoadFailed
-from tests.support.cog import free_port
+from director.launcher.processes import free_port
 
 DEVICE: Final = "gpu0"
 

@@ -19,7 +19,7 @@ import pytest
 from redis import Redis, exceptions
 
 from director.chaos.scene import MISSING, SteppedClock, find_library
-from tests.support.cog import free_port
+from director.launcher.processes import free_port
 
 Kind = Literal["valkey", "redis7"]
 

@@ -8,12 +8,12 @@ from typing import Final
 import httpx
 
 from director.bench.load import ask
+from director.launcher.processes import free_port
 from tests.bench.benches.options import Found, Options, Rounds
 from tests.bench.processes import until
 from tests.bench.sides.others import model_server
 from tests.bench.sides.ours import MODEL, ours
 from tests.bench.sides.servers import own_redis
-from tests.support.cog import free_port
 
 MANY: Final = 10_000
 SECONDS: Final = 15.0

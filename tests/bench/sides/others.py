@@ -10,12 +10,12 @@ import httpx
 import msgspec
 
 from director.bench.load import Load
+from director.launcher.processes import free_port
 from tests.bench.processes import Child, child
 from tests.bench.sides.ours import INPUT, SLOTS, answers
 from tests.bench.sides.prototype.gathered import Gathered
 from tests.bench.sides.prototype.steps import ENQUEUE, STREAM, make_group, record
 from tests.bench.sides.servers import OwnRedis
-from tests.support.cog import free_port
 
 AT_ONCE: Final = 200
 

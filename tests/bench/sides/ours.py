@@ -21,11 +21,11 @@ from director.core.clock import SystemClock
 from director.core.ids import PredictionId, QueueName, lowest_id_at, new_prediction_id, queue_name
 from director.core.policy import Policy, shard
 from director.core.states import Status
+from director.launcher.processes import free_port
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.bench.processes import Child, child, until
 from tests.bench.sides.servers import OwnRedis
-from tests.support.cog import free_port
 from tests.support.queue_driver import enqueue
 
 MODEL: Final = "bench/model"

@@ -20,10 +20,10 @@ from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.policy import Policy
 from director.core.settings import ApiSettings
+from director.launcher.processes import free_port
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.api import api_client, live_api
-from tests.support.cog import free_port
 from tests.support.eventually import eventually
 from tests.support.live_director import Gate, director_process, keeper_process
 from tests.support.model_server import model_server

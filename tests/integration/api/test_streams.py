@@ -20,9 +20,9 @@ from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.ids import QueueName
 from director.core.states import Status
+from director.launcher.processes import free_port
 from tests.integration.api.conftest import listeners
 from tests.support.api import LiveApi, PlayedDirector, live_api
-from tests.support.cog import free_port
 from tests.support.event_stream import Comment, Told, read_events
 from tests.support.eventually import eventually
 from tests.support.queue_driver import VERSION

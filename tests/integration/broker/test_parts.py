@@ -13,9 +13,9 @@ import pytest
 from director.broker import keys
 from director.broker.rights import PARTS
 from director.core.ids import queue_name
+from director.launcher.processes import free_port
 from director.store.accounts import Accounts
 from tests.support.api import live_api
-from tests.support.cog import free_port
 from tests.support.eventually import eventually
 from tests.support.live_director import DirectorProcess, Gate, director_process, keeper_process
 from tests.support.model_server import model_server

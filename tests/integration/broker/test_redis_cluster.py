@@ -21,8 +21,8 @@ from director.core.ids import PredictionId, queue_name
 from director.core.policy import Policy
 from director.core.settings import CommonSettings
 from director.diagnosis.doctor import examine, look
+from director.launcher.processes import free_port
 from tests.support.clusters import RedisCluster, redis_cluster
-from tests.support.cog import free_port
 from tests.support.eventually import eventually
 from tests.support.kinds import whole
 from tests.support.queue_driver import VERSION, QueueDriver

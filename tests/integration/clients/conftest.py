@@ -18,13 +18,14 @@ from director.broker.gatherer import Gatherer
 from director.broker.redis_client import client
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
+from director.launcher.processes import free_port
 from director.store.accounts import Accounts
 from director.store.catalog import Catalog
 from director.store.models import Collection, Collections
 from tests.support.api import live_api
 from tests.support.authority import Authority
 from tests.support.clients import javascript_client, python_2_client
-from tests.support.cog import cog_process, free_port
+from tests.support.cog import cog_process
 from tests.support.eventually import eventually
 from tests.support.live_director import Gate, keeping, live_director
 from tests.support.models import MODELS, WRITER

@@ -10,10 +10,10 @@ import pytest
 from msgspec import Struct
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from director.launcher.processes import free_port
 from director.runtime.metric_table import METRICS
 from director.store.accounts import Accounts
 from tests.support.api import live_api
-from tests.support.cog import free_port
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, DirectorProcess, Gate, director_process, keeper_process, live_director
 from tests.support.queue_driver import MODEL, VERSION

@@ -10,10 +10,11 @@ import httpx
 import pytest
 
 from director.execution.tracker import MOST_EVENTS
+from director.launcher.processes import free_port
 from director.store.accounts import Accounts
 from tests.integration.execution.conftest import INPUTS
 from tests.support.api import live_api
-from tests.support.cog import cog_schema, cog_server, free_port, write_model
+from tests.support.cog import cog_schema, cog_server, write_model
 from tests.support.event_stream import Comment, Told, read_events
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, Live, Tally

@@ -19,12 +19,13 @@ from director.core.policy import Policy
 from director.core.settings import ApiSettings
 from director.files.choose import store_in
 from director.keeper.tidier import Tidied, Tidier
+from director.launcher.processes import free_port
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.removal import Removal, TrainedVersions
 from tests.support.api import api_client
 from tests.support.clock import FakeClock
-from tests.support.cog import cog_process, free_port, write_model
+from tests.support.cog import cog_process, write_model
 from tests.support.eventually import eventually
 from tests.support.live_director import Live, live_director
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION

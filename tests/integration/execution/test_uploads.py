@@ -13,10 +13,11 @@ import pytest
 from director.broker import keys
 from director.core.settings import ApiSettings
 from director.execution import run_files as storing
+from director.launcher.processes import free_port
 from tests.integration.execution.test_files import FILES, INPUTS, SOURCE, fetched
 from tests.support.api import api_client
 from tests.support.bucket import AWS, bucket_url, moto_folder
-from tests.support.cog import cog_schema, cog_server, free_port, write_model
+from tests.support.cog import cog_schema, cog_server, write_model
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, Live
 from tests.support.servers import RedisServer

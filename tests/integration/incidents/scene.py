@@ -29,10 +29,10 @@ from director.core.clock import SystemClock
 from director.core.ids import QueueName
 from director.core.policy import Policy
 from director.diagnosis.findings import Finding
+from director.launcher.processes import free_port
 from director.store.accounts import SCOPES, Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.api import live_api
-from tests.support.cog import free_port
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, keeper_process
 from tests.support.queue_driver import VERSION

@@ -14,9 +14,10 @@ from director.broker import keys
 from director.core.errors import BackendUnavailable
 from director.core.policy import Policy
 from director.core.states import Status
+from director.launcher.processes import free_port
 from director.store.directors import Directors
 from tests.integration.incidents.scene import Incident, Scene, scene
-from tests.support.cog import cog_process, free_port, write_model
+from tests.support.cog import cog_process, write_model
 from tests.support.disk import fill, small_disk
 from tests.support.eventually import eventually
 from tests.support.live_director import director_process, supervised_cog

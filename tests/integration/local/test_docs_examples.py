@@ -12,9 +12,9 @@ import httpx
 import pytest
 from standardwebhooks import Webhook
 
+from director.launcher.processes import free_port
 from tests.integration.local.test_up import PATIENCE_S, Started, environment, started, until
 from tests.support.clients import javascript_client
-from tests.support.cog import free_port
 
 pytestmark = [pytest.mark.cog, pytest.mark.faults]
 

@@ -19,11 +19,10 @@ from redis.asyncio import Redis
 from director.broker.scripts import Scripts
 from director.devices.ownership import Record
 from director.examples import EXAMPLES
-from director.launcher.processes import Mark, family
+from director.launcher.processes import Mark, family, free_port
 from director.store.catalog import Catalog
 from tests.integration.devices.test_swaps import callers
 from tests.k8s.rules.settings import mounted
-from tests.support.cog import free_port
 from tests.support.eventually import eventually
 from tests.support.live_director import TERMINAL, Caller
 from tests.support.manifests import environment, overlay, pods

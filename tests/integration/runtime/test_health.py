@@ -11,10 +11,10 @@ from redis.asyncio import Redis
 from director.core.settings import ApiSettings, KeeperSettings
 from director.execution.main import opened
 from director.keeper import keeper
+from director.launcher.processes import free_port
 from director.runtime import process as health
 from director.runtime.process import Health, serve_http
 from tests.support.api import api_client
-from tests.support.cog import free_port
 from tests.support.eventually import eventually
 from tests.support.live_director import settings_for
 from tests.support.servers import RedisServer, redis_server

@@ -23,10 +23,11 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from director.broker.redis_client import client
+from director.launcher.processes import free_port
 from director.store.accounts import SCOPES, Accounts
 from tests.integration.runtime.test_secrets_stay_out import REGISTERED, Processes
 from tests.support.clients import javascript_client, run_script
-from tests.support.cog import cog_schema, cog_server, free_port, write_model
+from tests.support.cog import cog_schema, cog_server, write_model
 from tests.support.eventually import eventually
 from tests.support.keyspace import holders
 from tests.support.servers import redis_server

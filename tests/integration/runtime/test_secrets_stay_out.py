@@ -19,11 +19,12 @@ from msgspec import Raw
 from director.broker.redis_client import client
 from director.chaos import wire
 from director.core.runner_config import HttpConfig
+from director.launcher.processes import free_port
 from director.servers.runners import RunnerOptions
 from director.servers.runners.http import HttpRunner
 from director.servers.runners.runner import RunRequest
 from director.store.accounts import Accounts
-from tests.support.cog import cog_server, free_port, write_model
+from tests.support.cog import cog_server, write_model
 from tests.support.eventually import eventually
 from tests.support.queue_driver import ACCOUNT
 from tests.support.servers import RedisServer, redis_server

@@ -11,9 +11,9 @@ import pytest
 from msgspec import Raw
 
 from director.core.view import joined
+from director.launcher.processes import free_port
 from director.servers.runners.inbox import Inbox
 from director.servers.runners.runner import Began, Ended, Health, HealthStatus, Outcome, Produced, RunEvent, Runner
-from tests.support.cog import free_port
 from tests.support.eventually import eventually
 from tests.support.inbox import serving
 from tests.support.runner_conformance import MOST_BYTES, OLD_COGS, SUBJECTS, Kind, LiveServer, follow, opened, the_end
