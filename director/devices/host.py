@@ -27,7 +27,7 @@ from director.core.devices import Device, Place
 from director.core.errors import DirectorError
 from director.core.pool_devices import VISIBLE
 from director.core.pool_file import Hosted
-from director.devices.ownership import TOOL_LIMIT_S, Presence, Record, StateFolder, gpu_names
+from director.devices.ownership import Presence, Record, StateFolder, gpu_names, said_by
 from director.launcher.folder import cog_command, find_folder, has_schema, keep_schema, make_schema, model_environment
 from director.launcher.guard import guarding
 from director.launcher.launch import (
@@ -466,8 +466,6 @@ async def _end_guard(record: Record, gone: Callable[[], Any], grace_s: float) ->
 async def _used(device: Device) -> int:
     """Return the bytes in use, as the device's tool says. Raises LoadFailed if it does not say."""
     try:
-        with anyio.fail_after(TOOL_LIMIT_S):
-            answer = await anyio.run_process(device.used, env=server_environment())
-        return sum(int(line) for line in answer.stdout.split()) * MIB
+        return sum(int(line) for line in (await said_by(device.used)).split()) * MIB
     except (OSError, ValueError, subprocess.CalledProcessError) as exc:
         raise LoadFailed(f"`{' '.join(device.used)}` does not say how much of {device.name} is in use: {exc}.") from exc

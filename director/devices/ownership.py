@@ -11,11 +11,13 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Final, Literal
 from urllib.parse import quote
 
 import anyio
 import msgspec
+from anyio.abc import Process
 from msgspec import Struct
 
 from director.core.clock import SystemClock
@@ -28,8 +30,10 @@ from director.launcher.processes import Mark
 
 LOCK_WAIT_S: Final = 3.0  # the guard of a server that was left looks at a lock for a moment, and so holds it
 LOOK_S: Final = 0.05
-TOOL_LIMIT_S: Final = 30.0  # nvidia-smi hangs where a driver does
+TOOL_LIMIT_S: Final = 30.0
 GPUS: Final = ("nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader")
+
+_left: Final[dict[tuple[str, ...], Process]] = {}
 
 Presence = Literal["absent", "running", "asleep", "leaving"]
 """`running`: its process takes memory, whether it is loading or loaded. `asleep`: its process takes none."""
@@ -66,11 +70,37 @@ class Holder(Struct, frozen=True):
 async def gpu_names() -> Mapping[str, str]:
     """Return the UUID of each GPU by its number. Empty on a machine without nvidia-smi."""
     try:
-        with anyio.fail_after(TOOL_LIMIT_S):
-            answer = await anyio.run_process(GPUS, env=server_environment())
+        answer = await said_by(GPUS)
     except (OSError, subprocess.CalledProcessError):
         return {}
-    return dict(line.split(", ", 1) for line in answer.stdout.decode().splitlines() if ", " in line)
+    return dict(line.split(", ", 1) for line in answer.decode().splitlines() if ", " in line)
+
+
+async def said_by(tool: tuple[str, ...]) -> bytes:
+    """Return what a tool prints. Raises OSError, such as TimeoutError after TOOL_LIMIT_S, or CalledProcessError.
+
+    nvidia-smi hangs where a driver does, and no signal ends it then. So one that hangs is left behind, and no second
+    one is started beside it.
+    """
+    if tool in _left and _left[tool].returncode is None:
+        raise TimeoutError("it was asked before, and still hangs")
+    quiet = subprocess.DEVNULL
+    with TemporaryFile() as output:
+        process = await anyio.open_process(tool, stdin=quiet, stdout=output, stderr=quiet, env=server_environment())
+        _left[tool] = process
+        code: int | None = None
+        try:
+            with anyio.move_on_after(TOOL_LIMIT_S):
+                code = await process.wait()
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+        if code is None:
+            raise TimeoutError(f"it hangs for {TOOL_LIMIT_S:g} s")
+        if code:
+            raise subprocess.CalledProcessError(code, tool)
+        output.seek(0)
+        return output.read()
 
 
 class StateFolder:

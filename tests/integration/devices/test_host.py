@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import signal
 from pathlib import Path
 
 import anyio
@@ -167,15 +168,20 @@ async def test_nothing_loads_before_the_tool_of_the_device_says_that_memory_is_f
         await host.load("a/a", {"gpu0": 3 << 20})
 
 
-async def test_tool_that_hangs_fails_the_load(
+async def test_tool_that_hangs_fails_the_load_and_is_not_started_twice(
     tmp_path: Path, devices: FakeDevices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("director.devices.host.TOOL_LIMIT_S", 0.1)
-    pool = a_pool(tmp_path, devices, a_model(devices, "a/a", memory=GPU))
-    card = Device("gpu0", 10, {"CUDA_VISIBLE_DEVICES": "0"}, used=("sleep", "60"))
+    monkeypatch.setattr("director.devices.ownership.TOOL_LIMIT_S", 0.5)
+    monkeypatch.setattr("subprocess.Popen.kill", lambda _: None)  # as where it waits for a driver
+    started, pool = tmp_path / "started", a_pool(tmp_path, devices, a_model(devices, "a/a", memory=GPU))
+    used = ("sh", "-c", f"echo $$ >> {started}; exec sleep 60")
+    card = Device("gpu0", 10, {"CUDA_VISIBLE_DEVICES": "0"}, used=used)
     async with hosted_by(replace(pool, devices=(card,))) as host:
-        with pytest.raises(LoadFailed, match="does not say how much of gpu0 is in use"):
-            await host.load("a/a", GPU)
+        for why in ("it hangs for 0.5 s", "it was asked before, and still hangs"):
+            with pytest.raises(LoadFailed, match=f"does not say how much of gpu0 is in use: {why}"):
+                await host.load("a/a", GPU)
+        [pid] = started.read_text().split()
+        os.kill(int(pid), signal.SIGKILL)
 
 
 async def test_log_of_a_server_is_bounded_and_keeps_its_end(tmp_path: Path, devices: FakeDevices) -> None:
