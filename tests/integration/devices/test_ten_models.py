@@ -225,10 +225,13 @@ class Replay(Play):
         self._look_in(0.0)
 
     def _end(self, number: int, one: Standing) -> None:
-        one.timed = replace(one.timed, rest_s=self._next_to_now(self.rests))
         super()._end(number, one)
         if not (one.running or one.waiting):
             self._look_in(GLANCE_S / 2)
+
+    def _rest(self, one: Standing) -> None:
+        one.timed = replace(one.timed, rest_s=self._next_to_now(self.rests))
+        super()._rest(one)
 
     def _load(self, one: Standing, place: Place) -> None:
         one.timed = replace(one.timed, load_s=self._next_to_now(self.loads))
