@@ -247,7 +247,7 @@ def simulated(play: Play) -> Outcome:
     return Outcome(
         rule=f"{found.rule}, simulated",
         waits_s=waits_s,
-        ended_s=found.ended_s,
+        ended_s=max(at_s + ms / 1000 for at_s, ms in zip(found.started_s, play.trace.run_ms, strict=True)),
         loads=found.loads,
         swap_s=found.loading_s + found.leaving_s,
     )
