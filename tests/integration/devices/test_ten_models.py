@@ -1,8 +1,10 @@
 """Ten models of which three fit, twenty accounts: each rule for real, beside the simulation of what then came.
 
-TEN_MODELS_S is how long traffic comes. The simulation plays the arrivals, run times and loads as they were for real.
-The accounts of a queue take turns, while the simulation lets the first be next. So they are compared as if each claim
-had brought the first of its queue: which one it brings is no matter of swaps.
+TEN_MODELS_S is how long traffic comes. The play is given the arrivals of the real run, how long each run kept its slot,
+and how long loads, rests and delays before decisions took. It finds out what is loaded when, and how long each waits.
+
+For real the accounts of a queue take turns, while a play runs what came first. So the real waits are counted as if each
+claim had brought the prediction of its queue that came first. The claims keep their times.
 """
 
 import math
@@ -331,7 +333,7 @@ def rested(line: Mapping[str, Any], began_s: float) -> Span:
 
 
 def compared(rule: str, real: Real) -> tuple[Outcome, list[Outcome]]:
-    """Return the real waits as if they were in order, and plays of the same with other seeds, by their p95."""
+    """Return the real run with waits as if in order, and its plays, the shortest p95 first. Print them all."""
     found = real.outcome(rule)
     alike = replace(found, rule=f"{rule}, for real, in order", waits_s=real.waits_in_order_s)
     plays = sorted((simulated(Replay(rule, real, seed=seed)) for seed in range(PLAYS)), key=lambda one: one.p95_s)
@@ -372,6 +374,8 @@ async def test_ten_models_of_which_three_fit(
     if rule == "director":
         assert real.late_s <= TICK_S, "a load began after its bound"
         assert alike.throughput >= 2 * simulated(Replay("fcfs", real)).throughput
+    # Where the rule keeps up with what comes, its throughput is that of the arrivals. Where swaps never pause, the
+    # loads follow from their durations, which the play is given. What is left to find out is how long predictions wait.
     usual = plays[PLAYS // 2]
     assert alike.throughput == pytest.approx(usual.throughput, rel=AGREES)
     assert alike.loads == pytest.approx(usual.loads, rel=AGREES)
