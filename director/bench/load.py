@@ -4,6 +4,7 @@ line would show its token to every user of the machine. `Answered` is printed as
 """
 
 import asyncio
+import re
 import sys
 import time
 from functools import partial
@@ -20,6 +21,7 @@ from director.runtime.startup import raise_descriptor_limit
 WARM_PART: Final = 0.15  # of the time: answers in it do not count
 LEAST_WARM: Final = 10
 LIMIT_S: Final = 30.0  # for one answer
+STATUS: Final = re.compile(rb'"status":"(\w+)"')  # of a prediction; a refusal has a number there
 
 
 class Load(Struct, frozen=True, kw_only=True):
@@ -36,7 +38,9 @@ class Load(Struct, frozen=True, kw_only=True):
 
 
 class Answered(Struct, frozen=True, kw_only=True):
-    """The figures after the warm-up. `total`: all good answers. `refused`: all bad ones; `said` is the last of them."""
+    """The figures after the warm-up. `total`: all good answers. `refused`: all bad ones; `said` is the last of them.
+    `others`: when each bad one came, by the monotonic clock and under the name that `kind_of` gives it.
+    """
 
     answered: int = 0
     total: int = 0
@@ -45,6 +49,7 @@ class Answered(Struct, frozen=True, kw_only=True):
     p99_ms: float = 0.0
     refused: int = 0
     said: str = ""
+    others: dict[str, list[float]] = {}
 
     @property
     def per_s(self) -> float:
@@ -108,7 +113,7 @@ class Crowd:
         self._wanted = load.wanted.encode()
         self._began = time.perf_counter()
         self._notes: list[tuple[float, float]] = []  # the time of each answer, and how many ms it took
-        self._refused = 0
+        self._others: dict[str, list[float]] = {}
         self._said = ""
 
     @property
@@ -120,7 +125,7 @@ class Crowd:
         if answer.startswith(b"HTTP/1.1 2") and self._wanted in answer:
             self._notes.append((time.perf_counter(), took_ms))
         else:
-            self._refused += 1
+            self._others.setdefault(kind_of(answer), []).append(time.monotonic())
             self._said = answer.decode(errors="replace")[-500:]
 
     async def ask(self) -> Answered:
@@ -136,8 +141,9 @@ class Crowd:
     def _answered(self) -> Answered:
         warm = self._began + (0 if self.load.requests else WARM_PART * self.load.seconds)
         counted = [note for note in self._notes if note[0] > warm][LEAST_WARM if self.load.requests else 0 :]
+        refused = sum(map(len, self._others.values()))
         if len(counted) < 2:
-            return Answered(refused=self._refused, said=self._said)
+            return Answered(refused=refused, said=self._said, others=self._others)
         times = [took_ms for _, took_ms in counted]
         return Answered(
             answered=len(counted) - 1,
@@ -145,9 +151,20 @@ class Crowd:
             seconds=counted[-1][0] - counted[0][0],
             p50_ms=percentile(times, 0.5),
             p99_ms=percentile(times, 0.99),
-            refused=self._refused,
+            refused=refused,
             said=self._said,
+            others=self._others,
         )
+
+
+def kind_of(answer: bytes) -> str:
+    """Name an answer by its status, for example `503 with Retry-After`, or `201 failed` for a failed prediction."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status = head[9:12].decode(errors="replace")
+    if b"\r\nretry-after:" in head.lower():
+        return f"{status} with Retry-After"
+    found = STATUS.search(body)
+    return f"{status} {found[1].decode()}" if found else status
 
 
 async def ask(load: Load) -> Answered:

@@ -2,8 +2,9 @@
 
 import asyncio
 import time
+from bisect import bisect
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, asynccontextmanager
 from itertools import cycle
 from typing import Any, Final
@@ -79,12 +80,16 @@ class Watch:
         self._began = time.monotonic()
         self._seen: dict[tuple[str, str], list[float]] = defaultdict(list)
         self._at: list[float] = []
+        self.begun = [(self._began, "the start")]  # each restart, when it began
         self.restarts: dict[str, list[float]] = {part.name: [] for part in parts}
         self.restarts[REDIS] = []
 
     @property
     def now_s(self) -> float:
         return round(time.monotonic() - self._began, 1)
+
+    def begin(self, restarted: str) -> None:
+        self.begun.append((time.monotonic(), f"a restart of {restarted}"))
 
     async def look(self) -> None:
         self._at.append(self.now_s)
@@ -117,12 +122,33 @@ class Watch:
 
 
 class Answers(Struct):
-    """`cut_off`: times at which the API was away, so that callers lost their connections. `said`: the last refusal."""
+    """`others`: see `Answered`. `cut_off`: times at which the API was away, so that callers lost their connections. Up
+    to SLICE_S of answers before that are not counted, good or bad. `said`: the last of `others`.
+    """
 
     good: int = 0
-    refused: int = 0
+    others: dict[str, list[float]] = {}
     cut_off: int = 0
     said: str = ""
+
+    @property
+    def refused(self) -> int:
+        return sum(map(len, self.others.values()))
+
+
+def by_restart(
+    others: Mapping[str, Sequence[float]], begun: Sequence[tuple[float, str]]
+) -> dict[tuple[str, str], list[float]]:
+    """Sort answers by their kind and by the last restart that began before them. Each time becomes seconds since then.
+    `begun`: time and name, in order of time.
+    """
+    starts = [at for at, _ in begun]
+    found: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    for kind, times in others.items():
+        for at in times:
+            start, name = begun[max(0, bisect(starts, at) - 1)]
+            found[kind, name].append(at - start)
+    return dict(found)
 
 
 async def soak(options: SoakOptions) -> tuple[Found, bool]:
@@ -145,6 +171,9 @@ async def soak(options: SoakOptions) -> tuple[Found, bool]:
         growths = watch.growths(warm_s=min(WARM_TTLS * options.ttl_s, options.minutes * 60 / 12))
         for each in growths:
             options.say(f"  {each}")
+        others = by_restart(answers.others, watch.begun)
+        for (kind, begun), s in others.items():
+            options.say(f"  {len(s)} × {kind}, {min(s):.1f} to {max(s):.1f} s after {begun}")
         if answers.refused:
             options.say(f"  the last of {answers.refused} other answers: {answers.said}")
         grows = [each.name for each in growths if not each.is_flat]
@@ -159,6 +188,7 @@ async def soak(options: SoakOptions) -> tuple[Found, bool]:
             figures=[
                 Rounds.one("answered with their output", "", answers.good),
                 Rounds.one("answered otherwise", "", answers.refused),
+                *(Rounds.one(f"answered {kind} after {begun}", "", len(s)) for (kind, begun), s in others.items()),
                 Rounds.one("callers cut off by a restart", "", answers.cut_off),
                 *(Rounds.one(f"growth of {each.name}", f"{each.unit} an hour", each.per_hour) for each in growths),
                 *(Rounds.one(f"mean of {each.name}", each.unit, each.mean) for each in growths),
@@ -208,6 +238,7 @@ async def _soaked(
             await watch.look()
             if time.monotonic() >= due:
                 name, again = next(turns)
+                watch.begin(name)
                 await again()
                 watch.restarts[name].append(watch.now_s)
                 options.say(f"  {watch.now_s:6.0f} s: restarted {name}")
@@ -229,7 +260,8 @@ async def _load(installation: Ours, url: str, per_s: float, until: float) -> Ans
             await asyncio.sleep(AGAIN_S)
         else:
             answers.good += answered.total
-            answers.refused += answered.refused
+            for kind, times in answered.others.items():
+                answers.others.setdefault(kind, []).extend(times)
             answers.said = answered.said or answers.said
     return answers
 

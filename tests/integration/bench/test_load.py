@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from director.bench.load import Crowd, Load, ask
+from director.bench.load import Crowd, Load, ask, kind_of
 
 GOOD = b'{"status":"succeeded"}'
 Answer = Callable[[int, asyncio.StreamWriter], Awaitable[None]]
@@ -76,8 +76,16 @@ async def test_bad_answers_are_counted_apart_and_shown() -> None:
         answered = await Crowd(asks(url, requests=5)).ask()
         assert answered.refused == len(heads) - answered.total > 0
         assert answered.said.endswith('{"status":"failed"}')
+        assert {kind: len(times) for kind, times in answered.others.items()} == {"201 failed": answered.refused}
         with pytest.raises(ChildProcessError, match="not answered well"):
             await ask(asks(url, requests=5))
+
+
+def test_bad_answer_is_named_by_its_status() -> None:
+    assert kind_of(http(201, b'{"id":"1","status":"failed"}')) == "201 failed"
+    assert kind_of(http(202, b'{"status":"starting"}')) == "202 starting"
+    assert kind_of(http(500, b'{"status":500}')) == "500"
+    assert kind_of(b"HTTP/1.1 503 X\r\nretry-after: 2\r\ncontent-length: 0\r\n\r\n") == "503 with Retry-After"
 
 
 async def test_server_that_hangs_up_breaks_off_the_load() -> None:

@@ -1,4 +1,5 @@
 from tests.bench.slopes import growth
+from tests.bench.soak import by_restart
 
 SECONDS = [float(at) for at in range(0, 1_800, 15)]
 
@@ -33,3 +34,13 @@ def test_a_restart_hides_no_growth_and_its_first_time_does_not_count() -> None:
 
 def test_a_dip_of_a_moment_is_no_growth() -> None:
     assert watched([20 if 100 < at < 160 else 86 for at in SECONDS])
+
+
+def test_answers_are_sorted_by_the_last_restart_before_them() -> None:
+    begun = [(100.0, "the start"), (160.0, "a restart of redis"), (220.0, "a restart of api")]
+    others = {"503 with Retry-After": [160.0, 162.5, 219.0, 221.0], "202 starting": [110.0]}
+    assert by_restart(others, begun) == {
+        ("503 with Retry-After", "a restart of redis"): [0.0, 2.5, 59.0],
+        ("503 with Retry-After", "a restart of api"): [1.0],
+        ("202 starting", "the start"): [10.0],
+    }
