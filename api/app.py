@@ -125,6 +125,8 @@ class Api:
             await carried(scope, refusal.response())(scope, receive, counted)
             if not is_expected(exc):
                 raise
+        finally:
+            refusal = None  # its traceback holds this frame, so each refusal would wait for the garbage collector
 
     async def _answer(self, request: Request) -> Response:
         scope, method = request.scope, request.method
@@ -177,17 +179,18 @@ class Http(BoundedHttp):
         if self._is_refused:
             return
         self.cycle.__class__ = OneWriteCycle  # uvicorn has no other way to choose the class
-        # a weak one: the cycle has the state too, so each request would wait for the garbage collector
-        self.scope["state"] |= {"hang_up": partial(self._hang_up, ref(self.cycle)), "gone": self._gone}
+        # not self, and a weak cycle: both have the state, so each connection would wait for the garbage collector
+        self.scope["state"] |= {"hang_up": partial(_hang_up, ref(self.cycle), self.transport), "gone": self._gone}
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self.scope["state"]["is_whole"] = True
 
-    def _hang_up(self, known: "ref[RequestResponseCycle]") -> None:
-        if (cycle := known()) is not None:
-            cycle.disconnected = True  # else uvicorn logs an error that the response has no end
-        self.transport.abort()
+
+def _hang_up(known: "ref[RequestResponseCycle]", transport: asyncio.Transport) -> None:
+    if (cycle := known()) is not None:
+        cycle.disconnected = True  # else uvicorn logs an error that the response has no end
+    transport.abort()
 
 
 class OneWriteCycle(RequestResponseCycle):

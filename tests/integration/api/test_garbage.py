@@ -4,13 +4,17 @@ from collections.abc import Iterator
 from typing import Any
 from weakref import ref
 
+import httpx
 import pytest
 import uvicorn
 from starlette.responses import Response
 from uvicorn.server import ServerState
 
 from api.app import Http
+from api.errors import Problem, not_found
+from api.http import Request
 from director.runtime.bounded_http import Connections
+from tests.support.api import BASE, door_to
 from tests.support.eventually import eventually
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: director.test\r\n\r\n"
@@ -23,8 +27,9 @@ def without_collector() -> Iterator[None]:
     gc.enable()
 
 
-async def test_a_request_leaves_nothing_to_the_garbage_collector(without_collector: None) -> None:
+async def test_a_request_and_its_connection_leave_nothing_to_the_garbage_collector(without_collector: None) -> None:
     cycles: list[ref[Any]] = []
+    protocols: list[ref[Http]] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         cycles.append(ref(send.__self__))
@@ -34,7 +39,9 @@ async def test_a_request_leaves_nothing_to_the_garbage_collector(without_collect
     config.load()
 
     def connected() -> Http:
-        return Http(config, ServerState(), {}, connections=Connections())
+        protocol = Http(config, ServerState(), {}, connections=Connections())
+        protocols.append(ref(protocol))
+        return protocol
 
     server = await asyncio.get_running_loop().create_server(connected, "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
@@ -43,4 +50,21 @@ async def test_a_request_leaves_nothing_to_the_garbage_collector(without_collect
         assert (await reader.readuntil(b"{}")).startswith(b"HTTP/1.1 200 ")
     await eventually(lambda: cycles[0]() is None, "the first request is gone")
     writer.close()
+    await eventually(lambda: protocols[0]() is None, "the connection is gone")
     server.close()
+
+
+async def test_a_refusal_leaves_nothing_to_the_garbage_collector(without_collector: None) -> None:
+    refusals: list[ref[Problem]] = []
+
+    def noted(refusal: Problem) -> Problem:
+        refusals.append(ref(refusal))
+        return refusal
+
+    async def refuse(_: Request) -> Response:
+        raise noted(not_found("No such thing."))
+
+    transport = httpx.ASGITransport(app=door_to(refuse))
+    async with httpx.AsyncClient(transport=transport, base_url=BASE) as client:
+        assert (await client.get("/")).status_code == 404
+    assert refusals[0]() is None
