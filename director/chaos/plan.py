@@ -23,6 +23,7 @@ SENTINEL: Final = "sentinel"
 CLUSTER: Final = "cluster"
 SERVER_KINDS: Final[Sequence[ServerKind]] = (SINGLE, SENTINEL, CLUSTER)
 SERVER: Final = "redis-0"
+KEEPERS: Final = ("keeper-0", "keeper-1")
 MASTER: Final = "redis:master"  # whichever server it is then
 SINK: Final = "sink-0"
 TICK_MS: Final = 250

@@ -22,7 +22,7 @@ from director.chaos.evidence import (
     pid_of,
     stretches,
 )
-from director.chaos.plan import ALL_LINKS, NEIGHBOURS
+from director.chaos.plan import ALL_LINKS, KEEPERS, NEIGHBOURS
 
 LOST: Final = "director_lost "
 SILENT: Final = 0.5  # of a lease: a holder that extends every third of it has two thirds left, and may be late
@@ -103,7 +103,7 @@ def recovery_is_quick(evidence: Evidence) -> Findings:
 def recoveries(evidence: Evidence) -> list[Recovery]:
     """Return every prediction that a kill orphaned and that started again. Only the first retry is judged: later ones
     wait on purpose. A death whose window holds an outage of Redis is left out. Time does not count while the queue
-    had no free slot or an open breaker.
+    had no free slot or an open breaker, nor while the product believed no lease to be over.
     """
     kills = [fault for fault in evidence.faults if fault.is_kill]
     outages = [fault for fault in evidence.faults if fault.is_outage]
@@ -111,6 +111,7 @@ def recoveries(evidence: Evidence) -> list[Recovery]:
     contention = {
         queue: _contention(evidence, queue, [final.id for final in finals]) for queue, finals in by_queue.items()
     }
+    breaks = _breaks(evidence)
     found = []
     for final in evidence.finals.values():
         retry = next((event for event in final.events if event[0] == "retried"), None)
@@ -123,7 +124,7 @@ def recoveries(evidence: Evidence) -> list[Recovery]:
             continue
         all_ms = again.began - death
         full = contention[final.record.get("queue", "")]
-        held = _held_off(evidence, death)
+        held = _held_off(breaks, death, round(evidence.rules.lease_s * 1000))
         excused_ms = _within(full, retry[1], again.began) + _within([held], death, again.began)
         both_ms = _within(full, max(retry[1], held[0]), min(again.began, held[1]))  # it counts once
         found.append(Recovery(id=final.id, died=death, ms=all_ms - excused_ms + both_ms, all_ms=all_ms))
@@ -134,13 +135,38 @@ def _within(times: list[Stretch], since: int, until: int) -> int:
     return sum(max(0, min(end, until) - max(begin, since)) for begin, end in times)
 
 
-def _held_off(evidence: Evidence, died: int) -> Stretch:
-    """For one lease after a step of the server's clock, the product believes no lease to be over. A step counts that
-    comes before the reaper has seen the end of the lease.
+def _breaks(evidence: Evidence) -> list[int]:
+    """Return when the keepers' contact with the server began again: after a step of its clock, and after a time of more
+    than half a lease in which no keeper looked. The last look may be a tick before that time.
     """
-    lease_ms = round(evidence.rules.lease_s * 1000)
+    silence_ms = evidence.rules.lease_s * SILENT * 1000 - TICK_MS
+    ways = {name: (name, f"{name}:redis") for name in KEEPERS}
+    away = Counter[str]()
+
+    def is_unwatched(change: tuple[str, int]) -> bool:
+        name, step = change
+        away[name] += step
+        return all(away[each] > 0 for each in KEEPERS)
+
+    changes = [
+        each
+        for fault in evidence.faults
+        for name, targets in ways.items()
+        if fault.target in targets and (fault.target == name or fault.kind == "partition")
+        for each in ((fault.begin, (name, 1)), (fault.end, (name, -1)))
+    ]
+    unwatched = stretches(sorted(changes), is_unwatched)
+    return sorted(
+        [at for at, _ in evidence.clock.steps] + [end for begin, end in unwatched if end - begin > silence_ms]
+    )
+
+
+def _held_off(breaks: list[int], died: int, lease_ms: int) -> Stretch:
+    """For one lease after a break of contact, the product believes no lease to be over. A break counts that comes
+    before the reaper has seen the end of the lease.
+    """
     until = died + lease_ms
-    for at, _ in evidence.clock.steps:
+    for at in breaks:
         if died <= at <= until + TICK_MS:
             until = at + lease_ms
     return died + lease_ms, until

@@ -24,7 +24,7 @@ from director.broker import keys
 from director.broker.gatherer import Gatherer
 from director.broker.redis_client import ask, text
 from director.broker.scripts import Scripts
-from director.chaos.plan import LEFT_OUT, SERVER, SINGLE, SINK, ServerKind, Stage, Tenants
+from director.chaos.plan import KEEPERS, LEFT_OUT, SERVER, SINGLE, SINK, ServerKind, Stage, Tenants
 from director.chaos.proxy import LOOPBACK, Link
 from director.chaos.rest import cut, size
 from director.chaos.servers import KINDS, SENTINELS, Servers, quiet_port, upstream
@@ -47,7 +47,6 @@ IN_LINE: Final = MODELS[1]  # its lanes have one stream each, so the order of cl
 # The neighbours ask it for large outputs. Later its version is deleted while its director starts.
 PASSING: Final = "chaos/passing"
 SERVED: Final = (MODELS[0], MODELS[0], MODELS[1], PASSING)  # the model of each director
-KEEPERS: Final = 2
 SLOTS: Final = 8
 EQUALS: Final = 6  # tenants besides the ordinary ones, which all want the same at once
 # Further tenants: the bystander, then its neighbours in the order of `Tenants`. Some have limits.
@@ -58,7 +57,7 @@ LIMITS: Final = {
 }
 # The neighbours' slow connections come from an address of their own. All others come over the link, as over a proxy.
 CONNECTIONS: Final = {"max_connections": 600, "max_peer_connections": 150, "trusted_proxies": "127.0.0.1"}
-REDIS_CLIENTS: Final = (API, *(f"director-{n}" for n in range(len(SERVED))), *(f"keeper-{n}" for n in range(KEEPERS)))
+REDIS_CLIENTS: Final = (API, *(f"director-{n}" for n in range(len(SERVED))), *KEEPERS)
 RUN_LIMIT_S: Final = 30  # ends a run that hangs and whose cancel was lost with its caller
 DRAIN_S: Final = 5
 BREAKER_COOL_S: Final = 5  # an open breaker hides a queue from the faults, so it closes again soon
@@ -89,7 +88,7 @@ def cast(
         for n, model in enumerate(SERVED)
     ]
     return [
-        [_ours(f"keeper-{n}", "director keeper", redis_urls, **shared) for n in range(KEEPERS)],
+        [_ours(name, "director keeper", redis_urls, **shared) for name in KEEPERS],
         [_scripted(SINK, "sink", [str(journals / "sink.jsonl"), str(secrets)], ready="/health"), *cogs],
         directors,
         [_ours(API, "api", redis_urls, durability=durability, **CONNECTIONS)],

@@ -465,6 +465,11 @@ KEPT: dict[str, list[Line]] = {
         *lived_through_a_death(again=25_000),
         *fault("kill_redis", "redis-0", 5_000, 6_000),
     ],
+    "a slow start, but no keeper was there for more than half a lease": [
+        *lived_through_a_death(again=25_000),
+        *fault("partition", "keeper-0:redis", 100, 9_000),
+        *fault("kill_keeper", "keeper-1", 1_000, 9_500),
+    ],
     "a slow start, but its queue's breaker was open": [
         *lived_through_a_death(again=40_000),
         Breaker(at=T + 15_600, number=1, queue="", is_open=True),
@@ -693,6 +698,21 @@ BROKEN: list[tuple[str, str, list[Line]]] = [
     ("I11", "a later one of a was claimed before it: q normal 0", in_turn(("z", 0), ("y", 0), ("x", 0))),
     ("I11", "a later one of a was claimed before it: q normal 1", in_turn(("x", 0), ("z", 1), ("y", 1))),
     ("I12", "it started again 24950 ms later", lived_through_a_death(again=25_000)),
+    (
+        "I12",
+        "it started again 24950 ms later",
+        [*lived_through_a_death(again=25_000), *fault("kill_keeper", "keeper-1", 100, 9_000)],
+    ),
+    (
+        "I12",
+        "it started again 24950 ms later",
+        [
+            *lived_through_a_death(again=25_000),
+            *fault("kill_keeper", "keeper-0", 100, 6_000),
+            *fault("latency", "keeper-1:redis", 100, 9_000),
+            *fault("kill_keeper", "keeper-1", 6_100, 12_000),
+        ],
+    ),
     ("I13", "claimed 5 ms after the time by which it was to start", start_by(claims=1_005, began=1_100)),
     ("I13", "claimed 2999 ms after", start_by(claims=900, began=950, again=4_000, is_seen=False)),
     ("I13", "ended as too late, 400 ms before its time", hurried(ended=600)),
