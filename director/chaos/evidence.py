@@ -46,6 +46,11 @@ class Rules(Struct, frozen=True, kw_only=True):
     lag_s: float = 0  # how far a replica may be behind its master
 
     @property
+    def tick_s(self) -> float:
+        """Time between two looks of the reaper."""
+        return min(1.0, self.lease_s / 10)
+
+    @property
     def recovery_s(self) -> float:
         """Seconds from the death of a holder to the next start: 20 with the default lease, 4 with a lease of 3 s."""
         return self.lease_s + max(1.0, self.lease_s / 3)

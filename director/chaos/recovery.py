@@ -14,6 +14,7 @@ from director.chaos.evidence import (
     Event,
     Evidence,
     Findings,
+    Rules,
     Run,
     Stretch,
     Window,
@@ -27,7 +28,6 @@ from director.chaos.plan import ALL_LINKS, KEEPERS, NEIGHBOURS
 LOST: Final = "director_lost "
 SILENT: Final = 0.5  # of a lease: a holder that extends every third of it has two thirds left, and may be late
 BACK: Final = frozenset({"created", "retried", "released", "revived"})  # events that put it into its queue
-TICK_MS: Final = 1_000  # between two looks of the reaper
 BEFORE_MS: Final = 1_000  # a target that broke shortly before may still be on its way back
 WASTED: Final = 0.01  # of the time that model servers worked
 # Codes and statuses of an end that came too late → the field of the caller's limit
@@ -124,10 +124,9 @@ def recoveries(evidence: Evidence) -> list[Recovery]:
             continue
         all_ms = again.began - death
         full = contention[final.record.get("queue", "")]
-        held = _held_off(breaks, death, round(evidence.rules.lease_s * 1000))
-        excused_ms = _within(full, retry[1], again.began) + _within([held], death, again.began)
-        both_ms = _within(full, max(retry[1], held[0]), min(again.began, held[1]))  # it counts once
-        found.append(Recovery(id=final.id, died=death, ms=all_ms - excused_ms + both_ms, all_ms=all_ms))
+        held = _held_off(breaks, death, evidence.rules)
+        excused_ms = _within([held], death, retry[1]) + _within(full, retry[1], again.began)
+        found.append(Recovery(id=final.id, died=death, ms=all_ms - excused_ms, all_ms=all_ms))
     return found
 
 
@@ -135,12 +134,10 @@ def _within(times: list[Stretch], since: int, until: int) -> int:
     return sum(max(0, min(end, until) - max(begin, since)) for begin, end in times)
 
 
-def _breaks(evidence: Evidence) -> list[int]:
-    """Return when the keepers' contact with the server began again: after a step of its clock, and after a time of more
-    than half a lease in which no keeper looked. The last look may be a tick before that time.
+def _breaks(evidence: Evidence) -> list[Stretch]:
+    """Return what breaks the keepers' contact with the server: steps of its clock, and times of more than half a lease
+    in which no keeper looks. The looks before and after such a time may each be a tick away from it.
     """
-    silence_ms = evidence.rules.lease_s * SILENT * 1000 - TICK_MS
-    ways = {name: (name, f"{name}:redis") for name in KEEPERS}
     away = Counter[str]()
 
     def is_unwatched(change: tuple[str, int]) -> bool:
@@ -151,24 +148,25 @@ def _breaks(evidence: Evidence) -> list[int]:
     changes = [
         each
         for fault in evidence.faults
-        for name, targets in ways.items()
-        if fault.target in targets and (fault.target == name or fault.kind == "partition")
+        for name in KEEPERS
+        if fault.target == name or (fault.kind == "partition" and fault.target == f"{name}:redis")
         for each in ((fault.begin, (name, 1)), (fault.end, (name, -1)))
     ]
+    silence_ms = 1000 * (SILENT * evidence.rules.lease_s - 2 * evidence.rules.tick_s)
     unwatched = stretches(sorted(changes), is_unwatched)
-    return sorted(
-        [at for at, _ in evidence.clock.steps] + [end for begin, end in unwatched if end - begin > silence_ms]
-    )
+    steps = [(at, at) for at, _ in evidence.clock.steps]
+    return sorted([*steps, *((begin, end) for begin, end in unwatched if end - begin > silence_ms)])
 
 
-def _held_off(breaks: list[int], died: int, lease_ms: int) -> Stretch:
-    """For one lease after a break of contact, the product believes no lease to be over. A break counts that comes
+def _held_off(breaks: list[Stretch], died: int, rules: Rules) -> Stretch:
+    """For one lease after a break of contact, the product believes no lease to be over. A break counts that begins
     before the reaper has seen the end of the lease.
     """
+    lease_ms, tick_ms = round(1000 * rules.lease_s), round(1000 * rules.tick_s)
     until = died + lease_ms
-    for at in breaks:
-        if died <= at <= until + TICK_MS:
-            until = at + lease_ms
+    for begin, end in breaks:
+        if died <= end and begin <= until + tick_ms:
+            until = end + lease_ms
     return died + lease_ms, until
 
 
