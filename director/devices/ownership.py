@@ -79,26 +79,25 @@ async def gpu_names() -> Mapping[str, str]:
 async def said_by(tool: tuple[str, ...]) -> bytes:
     """Return what a tool prints. Raises OSError, such as TimeoutError after TOOL_LIMIT_S, or CalledProcessError.
 
-    nvidia-smi hangs where a driver does, and no signal ends it then. So one that hangs is left behind, and no second
-    one is started beside it.
+    nvidia-smi hangs where a driver does, and no signal ends it then. So one that hangs is left behind, and the same
+    command is not started again beside it.
     """
     if tool in _left and _left[tool].returncode is None:
         raise TimeoutError("it was asked before, and still hangs")
     quiet = subprocess.DEVNULL
     with TemporaryFile() as output:
         process = await anyio.open_process(tool, stdin=quiet, stdout=output, stderr=quiet, env=server_environment())
-        _left[tool] = process
-        code: int | None = None
         try:
             with anyio.move_on_after(TOOL_LIMIT_S):
-                code = await process.wait()
+                await process.wait()
         finally:
-            with suppress(ProcessLookupError):
+            if process.returncode is None:
                 process.kill()
-        if code is None:
+                _left[tool] = process
+        if process.returncode is None:
             raise TimeoutError(f"it hangs for {TOOL_LIMIT_S:g} s")
-        if code:
-            raise subprocess.CalledProcessError(code, tool)
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, tool)
         output.seek(0)
         return output.read()
 
