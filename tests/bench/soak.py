@@ -80,7 +80,7 @@ class Watch:
         self._began = time.monotonic()
         self._seen: dict[tuple[str, str], list[float]] = defaultdict(list)
         self._at: list[float] = []
-        self.begun = [(self._began, "the start")]  # each restart, when it began
+        self.restarts_begun = [(self._began, "the start")]
         self.restarts: dict[str, list[float]] = {part.name: [] for part in parts}
         self.restarts[REDIS] = []
 
@@ -88,8 +88,8 @@ class Watch:
     def now_s(self) -> float:
         return round(time.monotonic() - self._began, 1)
 
-    def begin(self, restarted: str) -> None:
-        self.begun.append((time.monotonic(), f"a restart of {restarted}"))
+    def note_restart(self, part: str) -> None:
+        self.restarts_begun.append((time.monotonic(), f"a restart of {part}"))
 
     async def look(self) -> None:
         self._at.append(self.now_s)
@@ -136,18 +136,16 @@ class Answers(Struct):
         return sum(map(len, self.others.values()))
 
 
-def by_restart(
-    others: Mapping[str, Sequence[float]], begun: Sequence[tuple[float, str]]
-) -> dict[tuple[str, str], list[float]]:
-    """Sort answers by their kind and by the last restart that began before them. Each time becomes seconds since then.
-    `begun`: time and name, in order of time.
+def by_restart(others: Mapping[str, Sequence[float]], begun: Sequence[tuple[float, str]]) -> dict[str, list[float]]:
+    """Sort answers by their kind and by the last restart that began before them, as `503 after a restart of redis`.
+    Each time becomes seconds since then. `begun`: time and name, in order of time.
     """
     starts = [at for at, _ in begun]
-    found: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    found: defaultdict[str, list[float]] = defaultdict(list)
     for kind, times in others.items():
         for at in times:
             start, name = begun[max(0, bisect(starts, at) - 1)]
-            found[kind, name].append(at - start)
+            found[f"{kind} after {name}"].append(at - start)
     return dict(found)
 
 
@@ -171,9 +169,9 @@ async def soak(options: SoakOptions) -> tuple[Found, bool]:
         growths = watch.growths(warm_s=min(WARM_TTLS * options.ttl_s, options.minutes * 60 / 12))
         for each in growths:
             options.say(f"  {each}")
-        others = by_restart(answers.others, watch.begun)
-        for (kind, begun), s in others.items():
-            options.say(f"  {len(s)} × {kind}, {min(s):.1f} to {max(s):.1f} s after {begun}")
+        others = by_restart(answers.others, watch.restarts_begun)
+        for what, times_s in others.items():
+            options.say(f"  {len(times_s)} × {what}, {min(times_s):.1f} to {max(times_s):.1f} s after it")
         if answers.refused:
             options.say(f"  the last of {answers.refused} other answers: {answers.said}")
         grows = [each.name for each in growths if not each.is_flat]
@@ -188,7 +186,10 @@ async def soak(options: SoakOptions) -> tuple[Found, bool]:
             figures=[
                 Rounds.one("answered with their output", "", answers.good),
                 Rounds.one("answered otherwise", "", answers.refused),
-                *(Rounds.one(f"answered {kind} after {begun}", "", len(s)) for (kind, begun), s in others.items()),
+                *(
+                    Rounds.one(f"answered {kind} after {since}", "", len(times))
+                    for (kind, since), times in others.items()
+                ),
                 Rounds.one("callers cut off by a restart", "", answers.cut_off),
                 *(Rounds.one(f"growth of {each.name}", f"{each.unit} an hour", each.per_hour) for each in growths),
                 *(Rounds.one(f"mean of {each.name}", each.unit, each.mean) for each in growths),
@@ -238,7 +239,7 @@ async def _soaked(
             await watch.look()
             if time.monotonic() >= due:
                 name, again = next(turns)
-                watch.begin(name)
+                watch.note_restart(name)
                 await again()
                 watch.restarts[name].append(watch.now_s)
                 options.say(f"  {watch.now_s:6.0f} s: restarted {name}")

@@ -173,27 +173,27 @@ class Terminals:
         copying.start()
         self._background.append((process, out, copying))
         self._wait_for(until)
-        said = out.read_text(encoding="utf-8")
+        said = _shown(out)
         if found := TOKEN.search(said):
             self.instead.setdefault(SHOWN_TOKEN, found[0])
         return said
 
     def _wait_for(self, text: str) -> None:
-        process, out, copying = self._background[-1]
+        _, out, copying = self._background[-1]
         give_up = time.monotonic() + PATIENCE_S
-        while process.poll() is None and time.monotonic() < give_up:
-            if text in out.read_text(encoding="utf-8"):
-                return
+        while copying.is_alive() and time.monotonic() < give_up and text not in _shown(out):
             time.sleep(0.1)
-        copying.join(0.0 if process.poll() is None else PATIENCE_S)  # the last words of one that ended
-        said = out.read_text(encoding="utf-8")
-        if text not in said:
+        if text not in (said := _shown(out)):
             raise PageError(f"{text!r} does not come:\n{said}")
 
     def _compare(self, expected: str, said: str) -> None:
         pattern = re.escape(expected.strip()).replace("…", ".*")
         if not re.search(pattern, said):
             raise PageError(f"The page says:\n{expected}\nIt printed:\n{said}")
+
+
+def _shown(out: Path) -> str:
+    return out.read_text(encoding="utf-8", errors="replace")  # its last character may be half there
 
 
 def _copy(terminal: int, out: Path) -> None:

@@ -40,7 +40,7 @@ def test_answers_are_sorted_by_the_last_restart_before_them() -> None:
     begun = [(100.0, "the start"), (160.0, "a restart of redis"), (220.0, "a restart of api")]
     others = {"503 with Retry-After": [160.0, 162.5, 219.0, 221.0], "202 starting": [110.0]}
     assert by_restart(others, begun) == {
-        ("503 with Retry-After", "a restart of redis"): [0.0, 2.5, 59.0],
-        ("503 with Retry-After", "a restart of api"): [1.0],
-        ("202 starting", "the start"): [10.0],
+        "503 with Retry-After after a restart of redis": [0.0, 2.5, 59.0],
+        "503 with Retry-After after a restart of api": [1.0],
+        "202 starting after the start": [10.0],
     }
