@@ -251,6 +251,10 @@ async def _file(
     stored = await services.scripts.get(accepted.id)
     if stored is not None and stored.record.moved:
         stored = await _where_it_moved(request, accepted.id)
+    elif stored is not None:
+        # the list may lack it: its process died, or lost Redis, after the queue had it
+        oldest = _oldest_listed(services, new)
+        await services.scripts.enlist(accepted.id, account=new.account, oldest=oldest, kind=new.kind)
     if stored is None:  # its record had a shorter life than the idempotency key
         raise errors.not_found()
     return accepted, stored
@@ -323,15 +327,13 @@ async def _filed(
     """Add the prediction to its account's list and to its queue, in one write to the socket. With a limit on the bytes
     of the account, or while memory is short, the queue waits until the list has answered.
     """
-    listed_s = max(services.settings.listing_ttl_s, (new.data_ttl_ms or 0) / 1000)
-    oldest = _lowest_id_at_s(services.clock.now_ms() // 1000 - math.ceil(listed_s))
     counts = at_creation(new.id, len(new.input), new.data_ttl_ms or version.data_ttl_ms)
     share = services.memory.share(counts.bytes)
     most = most_data if share is None or (most_data is not None and most_data < share) else share
     listing = services.scripts.enlist(
         new.id,
         account=new.account,
-        oldest=oldest,
+        oldest=_oldest_listed(services, new),
         kind=new.kind,
         input_bytes=len(new.input),
         counts=counts,
@@ -354,6 +356,11 @@ async def _filed(
         exc.is_untouched = False  # the list may lack it, but the queue has it
         raise
     return accepted
+
+
+def _oldest_listed(services: Services, new: NewPrediction) -> PredictionId:
+    listed_s = max(services.settings.listing_ttl_s, (new.data_ttl_ms or 0) / 1000)
+    return _lowest_id_at_s(services.clock.now_ms() // 1000 - math.ceil(listed_s))
 
 
 def _data_refused(listed: list[int], most: int, code: Code) -> DataRefused:

@@ -309,11 +309,11 @@ class Gatherer:
             carried_out = zip(runs, replies, strict=True)
             named = [run[0].script.name for run, reply in carried_out if not isinstance(reply, NOT_CARRIED_OUT)]
             self._meter.answered(took_s, named)
-        missing: set[tuple[Redis, str]] = set()  # each master has scripts of its own
+        missing: dict[tuple[Redis, str], None] = {}  # each master has scripts of its own
         for call in unknown:
             at = self.redis if self._slots is None else await self._slots.serving(call.key)
-            missing.add((at, call.script.text))
-        for at, text in missing:
+            missing[at, call.script.text] = None
+        for at, text in missing:  # in the order of the calls, so that one that others rely on is known before them
             await at.script_load(text)
         if lost:
             raise next(filter(was_sent, lost), lost[0])

@@ -212,6 +212,14 @@ async def test_key_with_another_request_is_refused(
     assert (await create(api, headers=key | theirs)).json()["id"] != made.json()["id"]
 
 
+async def test_repeat_of_a_create_that_died_half_way_puts_it_on_the_list(api: AsyncClient, redis: Redis) -> None:
+    made = await create(api, headers={"Idempotency-Key": "k"})
+    await redis.delete(keys.listing(ACCOUNT))  # as if its API had died once the queue had it
+    again = await create(api, headers={"Idempotency-Key": "k"})
+    assert (again.headers["idempotency-replayed"], again.json()["id"]) == ("true", made.json()["id"])
+    assert [one["id"] for one in (await api.get("/v1/predictions")).json()["results"]] == [made.json()["id"]]
+
+
 async def test_concurrent_creates_with_one_key_make_one_prediction(api: AsyncClient) -> None:
     answers = await asyncio.gather(*[create(api, headers={"Idempotency-Key": "k"}) for _ in range(20)])
     assert {answer.status_code for answer in answers} == {201}

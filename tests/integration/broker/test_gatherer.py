@@ -366,6 +366,22 @@ async def test_forgotten_script_runs_once_for_the_batch(driver: QueueDriver) -> 
     assert len(await driver.members(keys.live(driver.queue))) == 9
 
 
+async def test_script_that_others_rely_on_is_loaded_before_them(near: QueueDriver, monkeypatch) -> None:
+    loaded: list[str] = []
+    load = near.redis.script_load
+
+    async def note(text: str) -> None:
+        loaded.append(text)
+        await load(text)
+
+    monkeypatch.setattr(near.redis, "script_load", note)
+    await near.redis.script_flush()
+    listing = near.scripts.enlist(near.new_id(), account="acme", oldest=near.new_id())
+    await near.submit()
+    await listing
+    assert ["\n-- enlist:" in text for text in loaded] == [True, False]
+
+
 @pytest.mark.parametrize("many", [1, 8])
 async def test_error_names_what_a_server_without_scripts_said(near: QueueDriver, monkeypatch, many: int) -> None:
     async def forget(_: str) -> None:
