@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal
+from urllib.parse import urlsplit
 
 import anyio
 import msgspec
@@ -153,9 +154,8 @@ async def look_on(url: str, prediction_id: str, by: Literal["get", "list"], toke
         while ends < LOOKS_AFTER_END:
             asked = now_ms()
             with suppress(Unanswered):
-                answer = await api.ask("GET", path, headers={"authorization": f"Bearer {token}"}, within_s=TRY_S)
-                if answer.status in (200, 404):
-                    status = _status_in(answer, prediction_id)
+                status = await status_of(api, path, prediction_id, token)
+                if status is not None:
                     journal.write(Seen(at=now_ms(), id=prediction_id, asked=asked, by=by, status=status))
                     ends += status in TERMINAL
             await anyio.sleep(random.uniform(*PAUSE_S))  # noqa: S311 - spreads looks, plans nothing
@@ -165,11 +165,22 @@ def _date(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def _status_in(answer: Answer, prediction_id: str) -> str:
-    """Return the status of a prediction in this answer, alone or in a list; '' without it."""
-    body = msgspec.json.decode(answer.body)
-    shown = body.get("results", [body])
-    return next((str(each["status"]) for each in shown if each.get("id") == prediction_id), "")
+async def status_of(api: Caller, path: str, prediction_id: str, token: str) -> str | None:
+    """Return the status of a prediction in the answer, alone or on a page of a list; '' if no page has it; None if the
+    API cannot answer. A page with large outputs is short and has a next one.
+    """
+    while True:
+        answer = await api.ask("GET", path, headers={"authorization": f"Bearer {token}"}, within_s=TRY_S)
+        if answer.status not in (200, 404):
+            return None
+        body = msgspec.json.decode(answer.body)
+        for each in body.get("results", [body]):
+            if each.get("id") == prediction_id:
+                return str(each["status"])
+        if not body.get("next"):
+            return ""
+        following = urlsplit(body["next"])
+        path = f"{following.path}?{following.query}"
 
 
 def _events_in(prediction_id: str, blocks: Sequence[bytes]) -> Iterator[Heard]:

@@ -105,7 +105,6 @@ def recoveries(evidence: Evidence) -> list[Recovery]:
     wait on purpose. A death whose window holds an outage of Redis is left out. Time does not count while the queue
     had no free slot or an open breaker, nor while the product believed no lease to be over.
     """
-    kills = [fault for fault in evidence.faults if fault.is_kill]
     outages = [fault for fault in evidence.faults if fault.is_outage]
     by_queue = grouped(evidence.finals.values(), lambda final: final.record.get("queue", ""))
     contention = {
@@ -119,7 +118,7 @@ def recoveries(evidence: Evidence) -> list[Recovery]:
             continue
         runs = evidence.runs.get(final.id, [])
         again = next((run for run in runs if run.began >= retry[1]), None)
-        death = _death(retry, runs, kills)
+        death = _death(evidence, retry, runs)
         if again is None or death is None or any(outage.overlaps(death, again.began) for outage in outages):
             continue
         all_ms = again.began - death
@@ -203,14 +202,22 @@ def percentile(values: list[int], share: float) -> int | None:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else None
 
 
-def _death(retry: Event, runs: list[Run], kills: list[Window]) -> int | None:
+def _death(evidence: Evidence, retry: Event, runs: list[Run]) -> int | None:
+    """Return when the holder was heard for the last time. What it had sent when it was killed arrives once its way to
+    Redis is open again, and extends its lease.
+    """
     _, at, data = retry
     code, _, holder = data.partition(" ")
     if code == LOST.strip():
         hit = {pid_of(holder)}
     else:
         hit = {run.pid for run in runs if run.began <= at and run.outcome in ("", "crashed")}
-    return max((kill.begin for kill in kills if kill.pid in hit and kill.begin <= at), default=None)
+    kills = [fault for fault in evidence.faults if fault.is_kill and fault.pid in hit and fault.begin <= at]
+    if not kills:
+        return None
+    last = max(kills, key=lambda kill: kill.begin)
+    cuts = [fault for fault in evidence.faults if fault.kind == "partition" and fault.target == f"{last.target}:redis"]
+    return max([last.begin, *(cut.end for cut in cuts if cut.begin <= last.begin and cut.end <= at)])
 
 
 class Waste(Struct, frozen=True, kw_only=True):

@@ -1,6 +1,7 @@
 """Test that a list shows each prediction of its account once, newest first, in whichever direction it is paged."""
 
 import asyncio
+from contextlib import closing
 from itertools import chain
 
 import pytest
@@ -9,13 +10,16 @@ from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.scripts import Scripts
+from director.chaos.client import status_of
+from director.chaos.wire import Caller
 from director.core.ids import PredictionId, QueueName, lowest_id_at, new_prediction_id
 from director.core.policy import shard
 from director.core.settings import ApiSettings
 from director.core.states import Status
 from director.store.accounts import Accounts
-from tests.support.api import PlayedDirector, api_client
+from tests.support.api import PlayedDirector, api_client, live_api
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, enqueue
+from tests.support.servers import RedisServer
 
 START_MS = 1_750_000_000_000
 OLDEST = lowest_id_at(0)
@@ -59,6 +63,16 @@ async def test_next_leads_through_all_predictions_once(api: AsyncClient, filed: 
     pages = await walk(api, "/v1/predictions")
     assert [len(page) for page in pages] == [100, 100, 50]
     assert [*chain(*pages)] == filed
+
+
+async def test_a_client_of_a_chaos_run_finds_what_a_later_page_has(
+    server: RedisServer, token: str, filed: list[PredictionId]
+) -> None:
+    unknown = new_prediction_id(model=MODEL, now_ms=START_MS)
+    async with live_api(server.url) as live:
+        with closing(Caller(live.url)) as caller:
+            assert await status_of(caller, "/v1/predictions", filed[-1], token) == "starting"
+            assert await status_of(caller, "/v1/predictions", unknown, token) == ""
 
 
 @pytest.mark.parametrize("start_ms", [START_MS, 2 * START_MS], ids=["behind", "ahead"])

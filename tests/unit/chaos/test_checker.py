@@ -470,6 +470,10 @@ KEPT: dict[str, list[Line]] = {
         *fault("partition", "keeper-0:redis", 100, 9_000),
         *fault("kill_keeper", "keeper-1", 1_000, 9_500),
     ],
+    "a slow start, but what its director had sent arrived after its death": [
+        *lived_through_a_death(retried=24_100, again=24_500),
+        *fault("partition", "director-0:redis", 40, 9_000),
+    ],
     "a slow start, but no keeper was there as its lease ended": [
         *lived_through_a_death(retried=38_100, again=38_500),
         *fault("kill_keeper", "keeper-0", 15_000, 23_000),
@@ -707,6 +711,11 @@ BROKEN: list[tuple[str, str, list[Line]]] = [
         "I12",
         "it started again 24950 ms later",
         [*lived_through_a_death(again=25_000), *fault("kill_keeper", "keeper-1", 100, 9_000)],
+    ),
+    (
+        "I12",
+        "it started again 24950 ms later",
+        [*lived_through_a_death(again=25_000), *fault("partition", "director-0:redis", 60, 9_000)],
     ),
     (
         "I12",
