@@ -186,10 +186,7 @@ async def soak(options: SoakOptions) -> tuple[Found, bool]:
             figures=[
                 Rounds.one("answered with their output", "", answers.good),
                 Rounds.one("answered otherwise", "", answers.refused),
-                *(
-                    Rounds.one(f"answered {kind} after {since}", "", len(times))
-                    for (kind, since), times in others.items()
-                ),
+                *(Rounds.one(f"answered {what}", "", len(times_s)) for what, times_s in others.items()),
                 Rounds.one("callers cut off by a restart", "", answers.cut_off),
                 *(Rounds.one(f"growth of {each.name}", f"{each.unit} an hour", each.per_hour) for each in growths),
                 *(Rounds.one(f"mean of {each.name}", each.unit, each.mean) for each in growths),
