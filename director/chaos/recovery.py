@@ -165,7 +165,7 @@ def _held_off(breaks: list[Stretch], died: int, rules: Rules) -> Stretch:
     until = died + lease_ms
     for begin, end in breaks:
         if died <= end and begin <= until + tick_ms:
-            until = end + lease_ms
+            until = max(until, end + lease_ms)  # a step may lie within a time without keepers
     return died + lease_ms, until
 
 
@@ -203,8 +203,8 @@ def percentile(values: list[int], share: float) -> int | None:
 
 
 def _death(evidence: Evidence, retry: Event, runs: list[Run]) -> int | None:
-    """Return when the holder was heard for the last time. What it had sent when it was killed arrives once its way to
-    Redis is open again, and extends its lease.
+    """Return when the holder was heard for the last time. What a director had sent when it was killed arrives once its
+    way to Redis is open again, and extends its lease. So does its word that a model server was killed.
     """
     _, at, data = retry
     code, _, holder = data.partition(" ")
@@ -216,7 +216,8 @@ def _death(evidence: Evidence, retry: Event, runs: list[Run]) -> int | None:
     if not kills:
         return None
     last = max(kills, key=lambda kill: kill.begin)
-    cuts = [fault for fault in evidence.faults if fault.kind == "partition" and fault.target == f"{last.target}:redis"]
+    way = depends_on(last.target)[2]
+    cuts = [fault for fault in evidence.faults if fault.kind == "partition" and fault.target == way]
     return max([last.begin, *(cut.end for cut in cuts if cut.begin <= last.begin and cut.end <= at)])
 
 

@@ -474,6 +474,11 @@ KEPT: dict[str, list[Line]] = {
         *lived_through_a_death(retried=24_100, again=24_500),
         *fault("partition", "director-0:redis", 40, 9_000),
     ],
+    "a slow start, but the clock stepped while no keeper was there": [
+        *stepped(lived_through_a_death(retried=24_100, again=25_000), at=500, seconds=60),
+        *fault("kill_keeper", "keeper-0", 100, 9_000),
+        *fault("kill_keeper", "keeper-1", 100, 9_000),
+    ],
     "a slow start, but no keeper was there as its lease ended": [
         *lived_through_a_death(retried=38_100, again=38_500),
         *fault("kill_keeper", "keeper-0", 15_000, 23_000),
