@@ -248,13 +248,10 @@ async def _file(
         record = new.record(accepted.created_ms, accepted.deadline_ms)
         return accepted, Stored(record=record, input=Raw(new.input), outlook=accepted.outlook)
     await give_back(request, reserved)  # its request still counts against the rate
-    stored = await services.scripts.get(accepted.id)
-    if stored is not None and stored.record.moved:
-        stored = await _where_it_moved(request, accepted.id)
-    elif stored is not None:
-        # the list may lack it: its process died, or lost Redis, after the queue had it
-        oldest = _oldest_listed(services, new)
-        await services.scripts.enlist(accepted.id, account=new.account, oldest=oldest, kind=new.kind)
+    try:
+        stored = await _known(services, accepted.id, new)
+    except Moved:
+        stored = await _where_it_moved(request, accepted.id, new)
     if stored is None:  # its record had a shorter life than the idempotency key
         raise errors.not_found()
     return accepted, stored
@@ -390,12 +387,25 @@ async def _accepted_before(request: Request, new: NewPrediction) -> Stored | Non
     known = await request.services.predictions.stands_for(
         new.account, model=new.model, digest=digest, fingerprint=fingerprint
     )
-    return None if known is None else await _where_it_moved(request, known)
+    return None if known is None else await _where_it_moved(request, known, new)
 
 
-async def _where_it_moved(request: Request, prediction_id: PredictionId) -> Stored | None:
-    """Read the prediction as GET does, at any of our sites. Raises Moved if it went to a server outside this API."""
-    return await where_it_is(request, prediction_id, partial(_read, prediction_id=prediction_id))
+async def _where_it_moved(request: Request, prediction_id: PredictionId, new: NewPrediction) -> Stored | None:
+    """Read what stands for a new prediction, as GET does, at any of our sites. Raises Moved if it went to a server
+    outside this API.
+    """
+    return await where_it_is(request, prediction_id, partial(_known, prediction_id=prediction_id, new=new))
+
+
+async def _known(services: Services, prediction_id: PredictionId, new: NewPrediction) -> Stored | None:
+    """Read what stands for a new prediction, and put it on the list. The list may lack it: the process of the first
+    request died, or lost Redis, once the queue had it.
+    """
+    stored = await _read(services, prediction_id)
+    if stored is not None:
+        oldest = _oldest_listed(services, new)
+        await services.scripts.enlist(prediction_id, account=new.account, oldest=oldest, kind=new.kind)
+    return stored
 
 
 async def _read(services: Services, prediction_id: PredictionId) -> Stored | None:

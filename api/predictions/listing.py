@@ -1,6 +1,6 @@
 """List an account's predictions, or runs of another kind, newest first, a page at a time. The index is written before
-the enqueue, so it lacks none; entries of gone ones are skipped. A page is bounded in entries and in bytes, so it may be
-short and yet have a next one.
+the enqueue, and again when a create is repeated: so it has all whose create was answered. Entries of gone ones are
+skipped. A page is bounded in entries and in bytes, so it may be short and yet have a next one.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -354,7 +354,9 @@ class Scripts:
         """
         names = [keys.listing(account, kind), keys.data(account)]
         args: list[Arg] = [prediction_id, oldest, counts.bytes, counts.until_ms, given(most), given(now_ms)]
-        return self._call("enlist", names, args, traffic=_filing(input_bytes), group=names[0])
+        # a run that names a listed id counts nothing, and what counts nothing may be listed
+        group = names[0] if counts.bytes else f"{names[0]} uncounted"
+        return self._call("enlist", names, args, traffic=_filing(input_bytes), group=group)
 
     async def delist(
         self,

@@ -55,6 +55,13 @@ async def test_a_repeated_call_counts_once(book: Book, redis: Redis) -> None:
         assert await book.enlist(Counted(10, NOW + 5), name=name, most=1) == 1
 
 
+async def test_bytes_count_beside_a_repeated_call_that_counts_nothing(book: Book) -> None:
+    name = new_prediction_id(model=MODEL, now_ms=NOW)
+    await book.enlist(NOTHING, name=name)
+    await asyncio.gather(book.enlist(Counted(10, NOW + 5)), book.enlist(NOTHING, name=name))
+    assert await book.total() == 10
+
+
 async def test_bytes_above_the_limit_are_refused_and_nothing_is_written(book: Book, redis: Redis) -> None:
     assert await book.enlist(Counted(60, NOW + 5_000), most=100) == 1
     assert await book.enlist(Counted(30, NOW + 9_000), most=100) == 1

@@ -68,7 +68,9 @@ async def test_a_refused_create_counts_nothing(door: Door, redis: Redis) -> None
 async def test_a_repeated_request_is_answered_where_there_is_no_room(door: Door, redis: Redis) -> None:
     async with door(max_data_bytes=str(WHOLE)) as api:
         first = await create(api, **{"Idempotency-Key": "k"})
+        await redis.delete(keys.listing(ACCOUNT))  # as if its API had died once the queue had it
         again = await create(api, **{"Idempotency-Key": "k"})
+        assert [one["id"] for one in (await api.get("/v1/predictions")).json()["results"]] == [first.json()["id"]]
     assert (again.status_code, again.json()["id"]) == (201, first.json()["id"])
     assert again.headers["idempotency-replayed"] == "true"
     assert await used(redis) == WHOLE
