@@ -103,6 +103,7 @@ INVARIANTS: Final[dict[str, tuple[str, Callable[[Evidence], Findings]]]] = {
     "I19": ("Beside bad neighbours, a bystander was served as without them.", bystander.bystander_is_served),
     "I20": ("All clients saw one history: an end that one saw, each sees later.", caller.clients_see_one_history),
     "I21": ("A failover lost no more than the last seconds before it.", failovers.losses_are_bounded),
+    "I22": ("Its account's list has every prediction answered with a 2xx.", history.all_are_listed),
 }
 JUDGED: Final = {**INVARIANTS, "evidence": ("Every party left its evidence.", evidence_is_whole)}
 

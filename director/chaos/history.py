@@ -45,6 +45,13 @@ def nothing_is_lost(evidence: Evidence) -> Findings:
             yield prediction_id, f"it was accepted, but is still {status}"
 
 
+def all_are_listed(evidence: Evidence) -> Findings:
+    for prediction_id in evidence.accepted():
+        final = evidence.finals.get(prediction_id)
+        if final is not None and final.record and final.listed not in (None, final.record.get("account")):
+            yield prediction_id, f"it is on {f'the list of {final.listed}' if final.listed else 'no list'}"
+
+
 def one_end(evidence: Evidence) -> Findings:
     for final in evidence.finals.values():
         status = final.record.get("status", "")

@@ -209,13 +209,15 @@ class Unmade(_Line, frozen=True, kw_only=True):
 
 class Final(_Line, frozen=True, kw_only=True):
     """queue: a prediction in Redis once all is at rest, its events as (kind, at, data). One for every prediction in
-    the accounts' listings, and for every id that the client received. `record` is empty if Redis has none.
+    the accounts' listings, and for every id that the client received. `record` is empty if Redis has none. `listed`:
+    the account whose list has it, or ''; None in journals that do not say so.
     """
 
     id: str
     record: dict[str, str]
     events: list[tuple[str, int, str]]
     output: str = ""
+    listed: str | None = None
 
 
 ClientLine = Sent | Answered | Followed | Heard | Visited | Listed | Seen

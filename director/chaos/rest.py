@@ -27,6 +27,7 @@ LEFTOVERS: Final = "leftovers.json"
 BATCH: Final = 500
 ALIVE_S: Final = 20  # a director heard within this time serves its queue
 LISTING: Final = "{a:*}:listing"
+LISTED_FOR: Final = re.compile(r"^\{a:(.+)\}:listing$")
 QUEUE: Final = re.compile(r"^\{p\d+\}:q:(.+):meta$")
 STREAM: Final = re.compile(r"^\{p\d+\}:q:(.+):[a-z]+:s(\d+)$")
 OWED: Final = re.compile(r"^\{p\d+\}:owed$")
@@ -71,11 +72,12 @@ class Leftovers(Struct, frozen=True, kw_only=True):
 
 async def predictions(redis: Redis, ids: Iterable[str]) -> AsyncIterator[Prediction]:
     client: Any = redis  # its types say str or bytes, but ours answers in bytes
-    wanted = set(ids)
+    listed: dict[str, str] = {}
     for server in await servers(client):
         async for name in server.scan_iter(LISTING, count=BATCH):
-            wanted |= {member.decode() for member in await client.zrange(name, 0, -1)}
-    ordered = sorted(wanted)
+            [account] = LISTED_FOR.findall(name.decode())
+            listed |= {member.decode(): account for member in await client.zrange(name, 0, -1)}
+    ordered = sorted(listed.keys() | set(ids))
     for start in range(0, len(ordered), BATCH):
         batch = [PredictionId(each) for each in ordered[start : start + BATCH]]
         pipe = client.pipeline(transaction=False)
@@ -91,6 +93,7 @@ async def predictions(redis: Redis, ids: Iterable[str]) -> AsyncIterator[Predict
                 record={name.decode(): value.decode() for name, value in record.items()},
                 events=[_event(entry) for entry in events],
                 output=_short(output or b"").decode(),
+                listed=listed.get(each, ""),
             )
 
 

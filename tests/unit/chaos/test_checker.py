@@ -158,6 +158,14 @@ def ended_well(prediction: str, name: str, *, at: int = 100) -> Events:
     return [("created", 1, ""), ("started", 20, ""), ("output", 30, item(name)), ("completed", at, "succeeded")]
 
 
+def on_list_of(account: str) -> list[Line]:
+    """Return a prediction of the account `t` that is on the list of this account."""
+    lines = altered("succeeded", *ended_well("a", "r-a"))
+    rest = lines[-1]
+    assert isinstance(rest, Final)
+    return [*lines[:-1], replace(rest, listed=account, record={**rest.record, "account": "t"})]
+
+
 def good(prediction: str = "a", key: str = "k-a") -> list[Line]:
     name = f"r-{prediction}"
     between = ended_well(prediction, name)[1:-1]
@@ -453,6 +461,7 @@ KEPT: dict[str, list[Line]] = {
         "succeeded", *ended_well("a", "r-a"), ("webhook", 120, "completed delivered 200 1 - h")
     ),
     "a death, and another run": lived_through_a_death(),
+    "one on its account's list": on_list_of("t"),
     "an end over narrow links": [
         *altered("succeeded", *ended_well("a", "r-a", at=12_000)),
         *fault("narrow", "all:redis", 50, 16_000),
@@ -790,6 +799,8 @@ BROKEN: list[tuple[str, str, list[Line]]] = [
         [line for line in watched() if getattr(line, "id", "") != "beside-0" or not isinstance(line, Followed)],
     ),
     ("evidence", "the server's log has no claim of it", [*without(good(), Claimed), *good("b", "k-b")]),
+    ("I22", "it is on no list", on_list_of("")),
+    ("I22", "it is on the list of other", on_list_of("other")),
     ("I21", "never got its changes of 2.1 s", [*good(), *(unmade(at) for at in (0, 700, 1_400, 2_100))]),
     ("evidence", "the server says", [*good(), claimed("a", 9, delivered=1_010)]),
     (
