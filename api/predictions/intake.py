@@ -30,7 +30,7 @@ from api.sites.sites import services_at, sites_of, where_it_is
 from director.broker.replies import Accepted
 from director.core.account_limits import Bucket
 from director.core.data_bytes import Counted, at_creation
-from director.core.errors import BackendUnavailable, DataRefused, DirectorError, QueueError
+from director.core.errors import BackendFull, BackendUnavailable, DataRefused, DirectorError, QueueError
 from director.core.ids import LANES, PredictionId, lowest_id_at, new_prediction_id
 from director.core.policy import shard
 from director.core.schema import NewPrediction, Outlook, Stored, TraceHeaders
@@ -241,6 +241,10 @@ async def _file(
         if isinstance(exc, DataRefused) and (stored := await _accepted_before(request, new)) is not None:
             return Accepted(stored.record.id, replayed=True), stored
         raise
+    except BackendFull as exc:
+        if exc.is_untouched:
+            await give_back(request, reserved)
+        raise
     crash.at("after_enqueue")
     if not accepted.replayed:
         services.meters.accepted(new.kind, new.lane)
@@ -342,8 +346,9 @@ async def _filed(
     new.waiter = "" if wait is None else services.waiters.expect(new.id, wait)
     try:
         accepted = await services.scripts.enqueue(new)
-    except QueueError:
-        await _take_off(services, listing, new, counts)
+    except (QueueError, BackendFull) as exc:
+        if not isinstance(exc, BackendFull) or exc.is_untouched:
+            await _take_off(services, listing, new, counts)
         raise
     if accepted.replayed:
         await _take_off(services, listing, new, counts)

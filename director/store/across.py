@@ -19,7 +19,7 @@ from director.broker.redis_client import ask, pipelined, text
 from director.broker.replies import Accepted
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
-from director.core.errors import DataRefused, QueueError, QueueRefused, SettingsError, UnknownQueue
+from director.core.errors import BackendFull, DataRefused, QueueError, QueueRefused, SettingsError, UnknownQueue
 from director.core.ids import Kind, PredictionId, QueueName, lowest_id_at, new_prediction_id
 from director.core.policy import shard
 from director.core.schema import NewPrediction, Record
@@ -263,6 +263,7 @@ class Across:
         key = _key(stored.record)
         known = await self._predictions.stands_for(owner.name, model=stored.record.model, digest=key, fingerprint=key)
         if known is not None:  # before the limits, which it has passed
+            await self._list(known, stored.record)
             return known
         version = await self._catalog.version(stored.record.model, stored.record.version)
         served = version and await self._catalog.of_kind(version, stored.record.kind)
@@ -285,9 +286,18 @@ class Across:
         except tuple(REFUSED) as exc:
             await self._give_back(new)
             return next(why for kind, why in REFUSED.items() if isinstance(exc, kind))
+        except BackendFull as exc:
+            if exc.is_untouched:
+                await self._give_back(new)
+            raise
         if accepted.replayed:
             await self._give_back(new)
+            await self._list(accepted.id, stored.record)
         return accepted.id
+
+    async def _list(self, new_id: PredictionId, former: Record) -> None:
+        """Put a retry on its account's list, which lacks it if the process of the first request died half way."""
+        await self._scripts.enlist(new_id, account=former.account, oldest=lowest_id_at(0), kind=former.kind)
 
     async def _reserve(self, new: NewPrediction, owner: Account) -> bool:
         stats, limits = await self._scripts.stats(new.queue), owner.limits

@@ -11,6 +11,7 @@ import pytest
 from redis.asyncio import Redis
 
 from api import services
+from api.admin.accounts import DAY_MS
 from director.broker import keys
 from director.broker.redis_client import client
 from director.broker.scripts import Scripts
@@ -36,12 +37,13 @@ Answers = Counter[tuple[int, str]]
 class Town:
     """An API with many accounts, a keeper's look at their shares, and a Redis with little memory."""
 
-    def __init__(self, api: httpx.AsyncClient, redis: Redis, shares: Shares) -> None:
+    def __init__(self, api: httpx.AsyncClient, redis: Redis, shares: Shares, admin: Redis) -> None:
         self.redis = redis
         self.shares = shares
         self.answers: dict[str, Answers] = {}
         self.refused: dict[str, Any] = {}
         self._api = api
+        self._admin = admin
         self._tokens: dict[str, str] = {}
 
     async def settle(self, *names: str) -> None:
@@ -66,6 +68,9 @@ class Town:
                 size = max(100, size // 4)
                 await anyio.sleep(0.01)
 
+    async def fill(self) -> None:
+        await self._admin.config_set("maxmemory", 1)
+
     async def fullness(self) -> float:
         memory = await self.redis.info("memory")
         return float(memory["used_memory"] / memory["maxmemory"])
@@ -79,7 +84,6 @@ async def town(room: int) -> AsyncGenerator[Town]:
             used = (await redis.info("memory"))["used_memory"]
             admin = client(server.admin_url)
             await admin.config_set("maxmemory", used + room)
-            await admin.aclose()
             shares = Shares(redis, SystemClock())
             await shares.run_once()
             async with anyio.create_task_group() as tasks:
@@ -90,9 +94,10 @@ async def town(room: int) -> AsyncGenerator[Town]:
                         await anyio.sleep(LOOK_S)
 
                 tasks.start_soon(look)
-                yield Town(api, redis, shares)
+                yield Town(api, redis, shares, admin)
                 tasks.cancel_scope.cancel()
         await redis.aclose()
+        await admin.aclose()
 
 
 @pytest.fixture(autouse=True)
@@ -224,3 +229,26 @@ async def test_shares_sum_what_accounts_hold(redis: Redis, scripts: Scripts) -> 
     assert await shares.run_once() == Held(3, 60, 30, 0, (("a", 30), ("c", 20), ("b", 10)))
     clock.pass_time(0.2)
     assert await shares.run_once() == Held(1, 30, 30, 0, (("a", 30),))
+
+
+@pytest.mark.not_on("cluster", why="it starts a server of its own")
+@pytest.mark.parametrize("is_full", ["before the list", "before the queue"])
+async def test_a_create_that_a_full_server_refuses_takes_nothing_from_its_account(
+    monkeypatch: pytest.MonkeyPatch, is_full: str
+) -> None:
+    async with town(8 * MB) as place:
+        await place.settle("metered")
+        accounts, enqueue = Accounts(place.redis), Scripts.enqueue
+        await accounts.set_limits("metered", {"compute_s_per_day": "60", "max_data_bytes": str(MB)})
+
+        async def fill(*call: Any) -> Any:
+            await place.fill()
+            return await enqueue(*call)
+
+        if is_full == "before the queue":
+            monkeypatch.setattr(Scripts, "enqueue", fill)
+        else:
+            await place.fill()
+        assert refusal(await place.create("metered", 100)) == (503, "memory_full")
+        usage = await accounts.usage("metered", day=SystemClock().now_ms() // DAY_MS)
+    assert (usage.reserved_s, usage.data_bytes) == (0, 0)
