@@ -103,7 +103,8 @@ def recovery_is_quick(evidence: Evidence) -> Findings:
 def recoveries(evidence: Evidence) -> list[Recovery]:
     """Return every prediction that a kill orphaned and that started again. Only the first retry is judged: later ones
     wait on purpose. A death whose window holds an outage of Redis is left out. Time does not count while the queue
-    had no free slot or an open breaker, nor while the product believed no lease to be over.
+    had no free slot or an open breaker, while the product believed no lease to be over, or while a fault struck the
+    next holder.
     """
     outages = [fault for fault in evidence.faults if fault.is_outage]
     by_queue = grouped(evidence.finals.values(), lambda final: final.record.get("queue", ""))
@@ -124,13 +125,28 @@ def recoveries(evidence: Evidence) -> list[Recovery]:
         all_ms = again.began - death
         full = contention[final.record.get("queue", "")]
         held = _held_off(breaks, death, evidence.rules)
-        excused_ms = _within([held], death, retry[1]) + _within(full, retry[1], again.began)
+        struck = _struck_again(evidence, again)
+        excused_ms = _within([held], death, retry[1]) + _within([*full, *struck], retry[1], again.began)
         found.append(Recovery(id=final.id, died=death, ms=all_ms - excused_ms, all_ms=all_ms))
     return found
 
 
 def _within(times: list[Stretch], since: int, until: int) -> int:
-    return sum(max(0, min(end, until) - max(begin, since)) for begin, end in times)
+    """Return how much of this time these stretches cover together."""
+    covered, reached = 0, since
+    for begin, end in sorted(times):
+        covered += max(0, min(end, until) - max(begin, reached))
+        reached = max(reached, end)
+    return covered
+
+
+def _struck_again(evidence: Evidence, again: Run) -> list[Stretch]:
+    """Return the times after its claim for this run in which a fault struck its director or its model server."""
+    claimed = max(
+        (claim.at for claim in evidence.claims.get(again.id, []) if claim.at <= again.began), default=again.began
+    )
+    way = depends_on(again.server)
+    return [(max(fault.begin, claimed), fault.end) for fault in evidence.faults if fault.target in way]
 
 
 def _breaks(evidence: Evidence) -> list[Stretch]:

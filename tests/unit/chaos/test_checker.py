@@ -483,6 +483,12 @@ KEPT: dict[str, list[Line]] = {
         *lived_through_a_death(retried=24_100, again=24_500),
         *fault("partition", "director-0:redis", 40, 9_000),
     ],
+    "a slow start, but the next model server froze": [
+        *without(lived_through_a_death(again=25_000), Claimed),
+        claimed("b", 19),
+        claimed("b", 15_600),
+        *fault("stop_cog", "cog-1", 15_550, 24_900),
+    ],
     "a slow start, but the clock stepped while no keeper was there": [
         *stepped(lived_through_a_death(retried=24_100, again=25_000), at=500, seconds=60),
         *fault("kill_keeper", "keeper-0", 100, 9_000),
@@ -730,6 +736,11 @@ BROKEN: list[tuple[str, str, list[Line]]] = [
         "I12",
         "it started again 24950 ms later",
         [*lived_through_a_death(again=25_000), *fault("partition", "director-0:redis", 60, 9_000)],
+    ),
+    (
+        "I12",
+        "it started again 24950 ms later",
+        [*lived_through_a_death(again=25_000), *fault("stop_cog", "cog-1", 15_550, 24_900)],
     ),
     (
         "I12",
