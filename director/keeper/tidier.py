@@ -2,7 +2,8 @@
 
 A file of a prediction lives as long as data in Redis names it, its prediction may still finish, or a version is made of
 it. It is left alone while its prediction may still be accepted, and a caller's file while it may be arriving.
-Nothing is deleted while Redis cannot answer.
+Nothing is deleted while Redis cannot answer. Files stop counting before they are deleted: once they are gone, no sweep
+sees them again, and a count that was left over would stay.
 """
 
 import logging
@@ -46,15 +47,15 @@ class Tidier:
         async for holders in self._store.holders(LIMIT):
             seen += len(holders)
             for prediction_id, account in await self._gone(holders):
-                if await self._deleted(self._store.remove(prediction_id), prediction_id):
-                    removed += 1
-                    if account:  # without a record it stops counting when its time is over
-                        await self._scripts.stow(account, prediction_id)
+                if account:  # without a record it stops counting when its time is over
+                    await self._scripts.stow(account, prediction_id)
+                removed += await self._deleted(self._store.remove(prediction_id), prediction_id)
         async for names in self._store.callers(LIMIT):
             seen += len(names)
             before_ms = self._clock.now_ms() - GRACE_S * 1000
             arrived = [name for name in names if created_ms_of(name.id) < before_ms]
             for name in await CallerFiles(self._redis).unknown(arrived):
+                await self._scripts.stow(name.account, name.id)  # an upload or a deletion may have been cut short
                 removed += await self._deleted(self._store.discard(name), name.id)
         if removed:
             log.info("files deleted", extra={"seen": seen, "removed": removed})

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import anyio
 import httpx
@@ -278,6 +278,31 @@ async def test_files_live_as_long_as_their_data_and_their_prediction(
     await redis.delete(keys.input_data(PredictionId(waiting)))
     await tidier.run_once()
     assert in_files(folder) == []
+
+
+async def test_a_sweep_that_cannot_uncount_leaves_the_files_to_the_next(
+    api: httpx.AsyncClient,
+    redis: Any,
+    folder: Path,
+    scripts: Scripts,
+    store: LocalFiles,
+    director: PlayedDirector,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended = PredictionId((await create(api)).json()["id"])
+    await director.finish(await director.claim(), Status.FAILED, error="It broke.")
+    await redis.delete(keys.input_data(ended))  # as its lifetime would
+    tidier = Tidier(redis, scripts, store, SystemClock())
+    with monkeypatch.context() as patched:
+        patched.setattr(Scripts, "stow", away)
+        with pytest.raises(BackendUnavailable):
+            await tidier.run_once()
+    assert await tidier.run_once() == Tidied(seen=1, removed=1)
+    assert (in_files(folder), (await scripts.stow(ACCOUNT)).total) == ([], 0)
+
+
+async def away(*_: Any, **__: Any) -> NoReturn:
+    raise BackendUnavailable("Redis is away")
 
 
 @pytest.mark.faults

@@ -21,6 +21,7 @@ from redis.asyncio import Redis
 from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
+from director.core.errors import BackendUnavailable
 from director.core.ids import new_file_id
 from director.core.settings import ApiSettings
 from director.files.caller_files import CallerFile, CallerFiles
@@ -518,3 +519,47 @@ async def test_account_without_a_limit_is_counted_but_not_refused(
     assert (await scripts.stow(ACCOUNT)).total == 1000
     await upload(other, bytes(7))
     assert (await scripts.stow("other")).total == 7
+
+
+async def test_sweep_uncounts_an_upload_that_was_never_recorded(
+    api: AsyncClient, redis: Redis, scripts: Scripts, store: LocalFiles, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await upload(api, bytes(7))
+
+    async def full(*_: Any) -> None:
+        raise BackendUnavailable("Redis is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CallerFiles, "add", full)
+        assert (await api.post("/v1/files", files={"content": bytes(1000)})).status_code == 503
+    assert (await scripts.stow(ACCOUNT)).total == 1007
+    clock = FakeClock(now_ms=SystemClock().now_ms() + 3_601_000)
+    await swept_in_spite_of_an_outage(Tidier(redis, scripts, store, clock), monkeypatch)
+    assert (len(kept(folder)), (await scripts.stow(ACCOUNT)).total) == (1, 7)
+
+
+async def test_sweep_uncounts_a_file_whose_deletion_was_cut_short(
+    api: AsyncClient, redis: Redis, scripts: Scripts, store: LocalFiles, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await upload(api, bytes(7))
+    file = await upload(api, bytes(1000))
+    with monkeypatch.context() as patched:
+        patched.setattr(Scripts, "stow", away)
+        assert (await api.delete(f"/v1/files/{file['id']}")).status_code == 503
+    assert (await api.delete(f"/v1/files/{file['id']}")).status_code == 404
+    clock = FakeClock(now_ms=SystemClock().now_ms() + 3_601_000)
+    await swept_in_spite_of_an_outage(Tidier(redis, scripts, store, clock), monkeypatch)
+    assert (len(kept(folder)), (await scripts.stow(ACCOUNT)).total) == (1, 7)
+
+
+async def away(*_: Any, **__: Any) -> NoReturn:
+    raise BackendUnavailable("Redis is away")
+
+
+async def swept_in_spite_of_an_outage(tidier: Tidier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweep while nothing can be uncounted, then sweep again: the first one must leave what the second one needs."""
+    with monkeypatch.context() as patched:
+        patched.setattr(Scripts, "stow", away)
+        with pytest.raises(BackendUnavailable):
+            await tidier.run_once()
+    assert await tidier.run_once() == Tidied(seen=2, removed=1)
