@@ -88,8 +88,9 @@ class Storing:
             async with asyncio.timeout(PUT_S):
                 if putting := [task for task, holder in self._under_way.items() if holder == record.id]:
                     await asyncio.wait(putting)
+                # first: the keeper sees only what has files, and corrects no count that outlives them
+                await self._scripts.stow(record.account, record.id)
                 await self._store.remove(record.id)
-                await self.count(record, 0)
         except Exception:  # any store may raise anything
             log.warning("files are left to the keeper", extra={"prediction": record.id}, exc_info=True)
 

@@ -413,6 +413,24 @@ async def test_files_stay_where_the_input_is_one_of_them(
     assert counted == [REFERENCE_BYTES], "as when it was accepted"
 
 
+async def test_files_that_cannot_be_uncounted_are_left_to_the_keeper(
+    driver: QueueDriver, store: SlowStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: Any, **__: Any) -> None:
+        raise BackendUnavailable("Redis is away")
+
+    record, files = (await claimed(driver)).record, storing(store, driver)
+    await files.count(record, 9)
+    store.kept.add(FileName(record.id, "a0" * 16, "png"))
+    with monkeypatch.context() as patched:
+        patched.setattr(driver.scripts, "stow", away)
+        await files.remove(record)
+    assert store.kept, "without its files the keeper would not see that it is still counted"
+    await files.remove(record)
+    assert not store.kept
+    assert (await driver.scripts.stow(ACCOUNT)).total == 0
+
+
 async def test_a_store_slower_than_the_runs_slows_them(
     bench: Bench, driver: QueueDriver, store: SlowStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
