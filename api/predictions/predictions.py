@@ -120,6 +120,9 @@ async def explain(request: Request) -> Response:
 )
 async def delete(request: Request) -> Response:
     account, prediction_id, services = request.account, request.prediction_id, request.services
+    if services.files is not None and await services.predictions.may_be_erased(prediction_id, account=account.name):
+        # once the record is gone, a repeat of this request is a 404 and the keeper knows no account
+        await services.scripts.stow(account.name, prediction_id)
     match await services.scripts.erase(prediction_id, account=account.name):
         case "unknown":
             raise errors.not_found()
@@ -132,7 +135,7 @@ async def delete(request: Request) -> Response:
             await services.files.remove(prediction_id)
         except Exception:  # a store is third-party code, and the keeper deletes files of predictions that are gone
             log.warning("files are left to the keeper", extra={"prediction": prediction_id}, exc_info=True)
-        await services.scripts.stow(account.name, prediction_id)
+        await services.scripts.stow(account.name, prediction_id)  # its director may have counted them meanwhile
     return Response(status_code=204)
 
 

@@ -26,6 +26,7 @@ SLICE: Final = 200
 LISTS_AT_ONCE: Final = 100  # lists of accounts per write
 PLACE: Final = re.compile(r"([0-9]{1,15})-([0-9a-z]{26})")
 OWNED: Final = ("deployment", "account")
+ERASABLE: Final = ("account", "status", "kind")
 FIELDS: Final = ("account", "status", "lane", "created", "started", "attempt", "holder", "claimed", "history")
 
 
@@ -125,6 +126,12 @@ class Predictions:
         if of != fingerprint:
             raise IdempotencyMismatch("This Idempotency-Key was used with another body.")
         return PredictionId(known)
+
+    async def may_be_erased(self, prediction_id: PredictionId, *, account: str) -> bool:
+        """Return True for a terminal prediction of the account. `erase` decides."""
+        found = await ask(lambda: self._redis.hmget(keys.record(prediction_id), ERASABLE))
+        owner, status, kind = (text(value or b"") for value in found)
+        return owner == account and status in TERMINAL and not kind
 
     async def live(self, queue: QueueName, state: LiveState | None, *, after: LivePlace | None, count: int) -> LivePage:
         """Return the oldest `count` behind a place, in one state or in any. Delayed ones come as they are due."""

@@ -280,6 +280,42 @@ async def test_files_live_as_long_as_their_data_and_their_prediction(
     assert in_files(folder) == []
 
 
+async def test_bytes_of_a_deletion_that_was_cut_short_do_not_count(
+    api: httpx.AsyncClient,
+    scripts: Scripts,
+    folder: Path,
+    director: PlayedDirector,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended, waiting = [(await create(api)).json()["id"] for _ in range(2)]
+    await director.finish(await director.claim(), Status.FAILED, error="It broke.")
+    with monkeypatch.context() as patched:
+        patched.setattr(Scripts, "delist", away)  # the record is gone by then
+        assert (await api.delete(f"/v1/predictions/{ended}")).status_code == 503
+    assert (await api.delete(f"/v1/predictions/{ended}")).status_code == 404
+    assert (await scripts.stow(ACCOUNT)).total == INPUT_BYTES
+    assert (await api.delete(f"/v1/predictions/{waiting}")).status_code == 409
+    assert (await scripts.stow(ACCOUNT)).total == INPUT_BYTES
+    assert waiting in in_files(folder)
+
+
+async def test_files_that_are_counted_during_their_deletion_do_not_stay_counted(
+    api: httpx.AsyncClient, scripts: Scripts, director: PlayedDirector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A director counts them after the end, and the caller may have heard of the end before."""
+    ended = (await create(api)).json()["id"]
+    await director.finish(await director.claim(), Status.FAILED, error="It broke.")
+    erase = Scripts.erase
+
+    async def after_the_count(self: Scripts, prediction_id: PredictionId, *, account: str) -> Any:
+        await self.stow(account, prediction_id, INPUT_BYTES, until_ms=SystemClock().now_ms() + 60_000)
+        return await erase(self, prediction_id, account=account)
+
+    monkeypatch.setattr(Scripts, "erase", after_the_count)
+    assert (await api.delete(f"/v1/predictions/{ended}")).status_code == 204
+    assert (await scripts.stow(ACCOUNT)).total == 0
+
+
 async def test_a_sweep_that_cannot_uncount_leaves_the_files_to_the_next(
     api: httpx.AsyncClient,
     redis: Any,
