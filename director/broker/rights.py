@@ -136,7 +136,7 @@ a-- xrevrange changes + -
 ak- xrevrange {p0}:q:a/b:0:normal:s0 + -
 a-r zadd models:created 0 0
 ak- zadd settling 0 a
-a-- zadd suspensions 0 a
+ak- zadd suspensions 0 a
 a-- zadd tokens:a 0 0
 a-- zadd {a:}:expiring 0 a
 akr zadd {p0}:owed 0 0

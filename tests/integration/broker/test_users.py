@@ -21,8 +21,11 @@ from director.broker.redis_client import client
 from director.broker.rights import ALL, ASKED, NEEDED, PARTS, Part, check_rights, refused
 from director.core.clock import SystemClock
 from director.core.errors import UnsafeBackend
-from director.core.ids import Partition, QueueName, new_prediction_id, partition_of_model
+from director.core.ids import Partition, QueueName, lowest_id_at, new_prediction_id, partition_of_model
+from director.store.accounts import Accounts
+from director.store.services import Services
 from tests.support.eventually import eventually
+from tests.support.queue_driver import ACCOUNT, driving
 from tests.support.servers import USERS, RedisServer, binary
 
 HOUSE = Path(__file__).parents[3]
@@ -234,6 +237,25 @@ async def test_part_is_refused_everything_that_none_needs(guarded: RedisServer, 
     await admin.hset(f"{{p{partition_of_model('acme/echo')}}}:rec:a", "status", "starting")
     async with client(guarded.url_of(part)) as redis:
         assert await not_refused(redis, REFUSED_US + REFUSED[part]) == []
+
+
+async def test_keeper_completes_a_suspension_with_its_own_rights(guarded: RedisServer, admin: Any) -> None:
+    async with driving(guarded.admin_url) as driver:
+        waits = await driver.submit()
+        await Accounts(admin).create(ACCOUNT)
+        operator = Services(client(guarded.url_of("api")))
+        keeper = Services(client(guarded.url_of("keeper")))
+        try:
+            await operator.suspensions.suspend(ACCOUNT, "end", "abuse", within_s=0)
+            await driver.scripts.enlist(waits, account=ACCOUNT, oldest=lowest_id_at(0))
+            assert await keeper.suspensions.settle_all(within_s=5) == 1
+            await admin.delete(keys.suspensions())  # as if the operator's command died before it wrote this
+            assert await keeper.suspensions.settle_all(within_s=5) == 1
+        finally:
+            await operator.aclose()
+            await keeper.aclose()
+        assert (await driver.record(waits)).status == "canceled"
+        assert await admin.exists(keys.suspensions())
 
 
 def test_part_runs_only_scripts_whose_commands_it_may_send() -> None:
