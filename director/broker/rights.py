@@ -146,7 +146,7 @@ akr zcount {p0}:owed 0 1
 a-- zmscore {p0}:q:a/b:0:lease 0
 a-r zrange models:created 0 1
 ak- zrange settling 0 1
-a-r zrange suspensions 0 1
+akr zrange suspensions 0 1
 akr zrange {p0}:owed 0 1
 ak- zrangebylex {a:a}:listing - +
 ak- zrangebyscore {a:}:expiring 0 1

@@ -18,6 +18,7 @@ from director.broker.replies import Rotated
 from director.broker.scripts import Scripts
 from director.core.account_limits import UNLIMITED
 from director.core.clock import Clock
+from director.core.errors import BackendFull, BackendUnavailable
 from director.core.ids import Kind, PredictionId, QueueName
 from director.core.webhooks import new_secret
 from director.store.accounts import Accounts, AccountType, Policy, Reason, Suspension, Token, Written, refuse_name
@@ -69,36 +70,58 @@ class Suspensions:
 
     async def settle(self, account: str, *, within_s: float) -> Ended:
         written = await self._accounts.written(account)
-        revision, suspension = written.suspension_rev, written.suspension
-        score = 2 * revision + (suspension is not None)
-        await ask(lambda: self._redis.zadd(keys.suspensions(), {account: score}, gt=True))
-        queues = await self._catalog.queues()
+        try:
+            await self._list(account, 2 * written.suspension_rev + (written.suspension is not None))
+        except BackendFull:
+            await self._apply(account, written, within_s)  # cancels free memory, so a later try can list it
+            raise
+        return await self._apply(account, written, within_s)
+
+    async def settle_all(self, *, within_s: float) -> int:
+        """Settle each account that was recently suspended or resumed, and return how many. Forget old settled ones.
+
+        Raises BackendUnavailable after the last of them, if one could not be settled.
+        """
+        found = await ask(lambda: self._redis.zrange(keys.settling(), 0, -1, withscores=True))
+        unfinished: set[float] = set()
+        failure: BackendUnavailable | None = None
+        for name, since_ms in found:
+            try:
+                is_settled = not (await self.settle(text(name), within_s=within_s)).left
+            except BackendUnavailable as exc:  # it may concern this account alone
+                is_settled, failure = False, exc
+            if not is_settled:
+                unfinished.add(since_ms)
+        old_ms = self._clock.now_ms() - SETTLED_S * 1000
+        for since_ms in {since_ms for _, since_ms in found if since_ms < old_ms} - unfinished:
+            # By time and not by name: the account may have been suspended again meanwhile.
+            await ask(partial(self._redis.zremrangebyscore, keys.settling(), since_ms, since_ms))
+        if failure is not None:
+            raise failure
+        return len(found)
+
+    async def _begin(self, account: str) -> None:
+        """Note the account before anything changes: a keeper finishes whatever is cut short from here on."""
+        await ask(lambda: self._redis.zadd(keys.settling(), {account: self._clock.now_ms()}))
+
+    async def _list(self, account: str, score: int) -> None:
+        listed = await ask(lambda: self._redis.zscore(keys.suspensions(), account))
+        if listed is None or listed < score:  # a full server refuses to add even what is there
+            await ask(lambda: self._redis.zadd(keys.suspensions(), {account: score}, gt=True))
+
+    async def _apply(self, account: str, written: Written, within_s: float) -> Ended:
+        queues, suspension = await self._catalog.queues(), written.suspension
         await asyncio.gather(
             *(
-                self._scripts.pause(queue, paused=suspension is not None, tenant=account, revision=revision)
+                self._scripts.pause(
+                    queue, paused=suspension is not None, tenant=account, revision=written.suspension_rev
+                )
                 for queue in queues
             )
         )
         if suspension is None or suspension.policy == "hold":
             return Ended()
         return await self._end(account, queues, within_s)
-
-    async def settle_all(self, *, within_s: float) -> int:
-        """Settle each account that was recently suspended or resumed, and return how many. Forget old settled ones."""
-        found = await ask(lambda: self._redis.zrange(keys.settling(), 0, -1, withscores=True))
-        unfinished: set[float] = set()
-        for name, since_ms in found:
-            if (await self.settle(text(name), within_s=within_s)).left:
-                unfinished.add(since_ms)
-        old_ms = self._clock.now_ms() - SETTLED_S * 1000
-        for since_ms in {since_ms for _, since_ms in found if since_ms < old_ms} - unfinished:
-            # By time and not by name: the account may have been suspended again meanwhile.
-            await ask(partial(self._redis.zremrangebyscore, keys.settling(), since_ms, since_ms))
-        return len(found)
-
-    async def _begin(self, account: str) -> None:
-        """Note the account before anything changes: a keeper finishes whatever is cut short from here on."""
-        await ask(lambda: self._redis.zadd(keys.settling(), {account: self._clock.now_ms()}))
 
     async def _end(self, account: str, queues: list[QueueName], within_s: float) -> Ended:
         until, counts = self._clock.monotonic() + within_s, Counter[str]()

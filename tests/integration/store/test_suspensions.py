@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ from director.broker import keys
 from director.broker.scripts import Scripts
 from director.cli.main import main
 from director.core.clock import SystemClock
-from director.core.errors import SettingsError
+from director.core.errors import BackendFull, SettingsError
 from director.core.ids import QueueName, lowest_id_at
 from director.core.policy import Policy as QueuePolicy
 from director.core.settings import ApiSettings
-from director.store.accounts import Accounts
+from director.store.accounts import Accounts, Suspension
 from director.store.administration import SETTLED_S, Ended, Suspensions
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.integration.api.conftest import settings as settings
@@ -205,6 +206,48 @@ async def test_keeper_finishes_an_interrupted_suspension(
     assert await suspensions.settle_all(within_s=10) == 1
     is_held = reached != "nothing"
     assert [len(await each.claim_all()) for each in (driver, elsewhere)] == ([0, 0] if is_held else [1, 1])
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+async def test_full_server_does_not_hold_up_the_end_of_what_fills_it(
+    is_listed: bool, suspensions: Suspensions, driver: QueueDriver
+) -> None:
+    waiting = {name: await driver.submit(account=name) for name in (ACCOUNT, "umbrella")}
+    accounts = Accounts(driver.redis)
+    for name, prediction in waiting.items():
+        await accounts.create(name)
+        await driver.scripts.enlist(prediction, account=name, oldest=lowest_id_at(0))
+        if is_listed:
+            await suspensions.suspend(name, "end", "abuse", within_s=0)
+        else:  # the server is full before the next step
+            await driver.redis.zadd(keys.settling(), {name: SystemClock().now_ms()})
+            await accounts.set_suspension(name, Suspension(policy="end", reason="abuse", since_ms=0))
+    await driver.redis.config_set("maxmemory", "1")
+    try:
+        with nullcontext() if is_listed else pytest.raises(BackendFull):
+            await suspensions.settle_all(within_s=5)
+        assert [(await driver.record(each)).status for each in waiting.values()] == ["canceled"] * 2
+        assert await driver.redis.hlen(keys.suspended(driver.queue)) == 2
+    finally:
+        await driver.redis.config_set("maxmemory", "0")
+    assert await suspensions.settle_all(within_s=5) == 2
+    assert await driver.redis.zcard(keys.suspensions()) == 2
+
+
+async def test_account_that_could_not_be_settled_is_not_forgotten(
+    suspensions: Suspensions, late: Suspensions, redis: Any, driver: QueueDriver
+) -> None:
+    await suspensions.suspend(ACCOUNT, "hold", "review", within_s=0)
+    await redis.delete(keys.suspensions())
+    await redis.config_set("maxmemory", "1")
+    try:
+        with pytest.raises(BackendFull):
+            await late.settle_all(within_s=5)
+    finally:
+        await redis.config_set("maxmemory", "0")
+    assert await late.settle_all(within_s=5) == 1
+    assert await redis.exists(keys.suspensions())
+    assert await late.settle_all(within_s=5) == 0
 
 
 async def test_keeper_ends_work_accepted_after_the_suspension(
