@@ -33,7 +33,7 @@ from director.store.predictions import Predictions
 # other.
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
-CANCELS_AT_ONCE: Final = 100  # predictions per write that cancels
+CANCELS_AT_ONCE: Final = 100  # predictions of a list per write that cancels
 SETTLED_S: Final = 600.0  # longer than an API caches an account
 
 
@@ -124,30 +124,44 @@ class Suspensions:
         return await self._end(account, queues, within_s)
 
     async def _end(self, account: str, queues: list[QueueName], within_s: float) -> Ended:
-        until, counts = self._clock.monotonic() + within_s, Counter[str]()
+        began, ended, asked = self._clock.monotonic(), 0, set[PredictionId]()
         here = await self._left(account, queues)
-        for kind in KINDS:
-            async for ids in self._listed(account, kind):
-                if counts["canceled"] + counts["asked"] >= here or self._clock.monotonic() >= until:
+        # Most are the newest of the lists, which may be long. One whose create failed half way is only in its queue.
+        for part, slices in ((0.5, self._listed(account)), (1.0, self._live(account, list(here)))):
+            async for some in slices:
+                if ended + len(asked) >= here.total() or self._clock.monotonic() >= began + part * within_s:
                     break
-                cancels = (self._scripts.cancel(each, account=account, kind=kind) for each in ids)
-                counts.update(await asyncio.gather(*cancels))
-        left = await self._left(account, queues) if here else 0
-        return Ended(ended=counts["canceled"], asked=counts["asked"], left=left)
+                cancels = (self._scripts.cancel(each, account=account, kind=kind) for each, kind in some)
+                for (each, _), outcome in zip(some, await asyncio.gather(*cancels), strict=True):
+                    ended += outcome == "canceled"
+                    if outcome == "asked":
+                        asked.add(each)
+        left = (await self._left(account, queues)).total() if here else 0
+        return Ended(ended=ended, asked=len(asked), left=left)
 
-    async def _listed(self, account: str, kind: Kind) -> AsyncIterator[list[PredictionId]]:
-        high = "+"
-        while ids := await self._predictions.ids(account, kind, high=high, count=CANCELS_AT_ONCE):
-            yield ids
-            high = f"({ids[-1]}"
+    async def _listed(self, account: str) -> AsyncIterator[list[tuple[PredictionId, Kind]]]:
+        for kind in KINDS:
+            high = "+"
+            while ids := await self._predictions.ids(account, kind, high=high, count=CANCELS_AT_ONCE):
+                yield [(each, kind) for each in ids]
+                high = f"({ids[-1]}"
 
-    async def _left(self, account: str, queues: list[QueueName]) -> int:
+    async def _live(self, account: str, queues: list[QueueName]) -> AsyncIterator[list[tuple[PredictionId, Kind]]]:
+        for queue in queues:
+            async for some in self._predictions.live_of_account(queue, account):
+                yield some
+
+    async def _left(self, account: str, queues: list[QueueName]) -> Counter[QueueName]:
+        """Return how many predictions the account has in each queue where it has some."""
+
         def read(pipe: Any) -> None:
             for queue in queues:
                 pipe.hget(keys.queued(queue), account)
                 pipe.hget(keys.running(queue), account)
 
-        return sum(int(count or 0) for count in await pipelined(self._redis, read))
+        counts = [int(count or 0) for count in await pipelined(self._redis, read)]
+        sums = zip(queues, counts[::2], counts[1::2], strict=True)
+        return Counter({queue: queued + running for queue, queued, running in sums if queued + running})
 
 
 OF_QUEUES: Final = frozenset({"weight", "max_running"})

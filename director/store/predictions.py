@@ -4,7 +4,7 @@ import heapq
 import re
 from collections.abc import AsyncIterator, Sequence
 from itertools import chain
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 from msgspec import Raw, Struct
 from msgspec.structs import replace
@@ -25,7 +25,7 @@ MOST_RUNNING: Final = 5_000  # more slots than any version has
 SLICE: Final = 200
 LISTS_AT_ONCE: Final = 100  # lists of accounts per write
 PLACE: Final = re.compile(r"([0-9]{1,15})-([0-9a-z]{26})")
-OWNED: Final = ("deployment", "account")
+OWNED: Final = ("deployment", "account", "kind")
 ERASABLE: Final = ("account", "status", "kind")
 FIELDS: Final = ("account", "status", "lane", "created", "started", "attempt", "holder", "claimed", "history")
 
@@ -153,18 +153,27 @@ class Predictions:
 
     async def live_of(self, queue: QueueName, deployment: str) -> AsyncIterator[list[tuple[PredictionId, str]]]:
         """Yield slices of what a deployment has in a queue, each as (id, account)."""
+        async for owned in self._owned(queue):
+            yield [(name, account) for name, of, account, _ in owned if of == deployment]
+
+    async def live_of_account(self, queue: QueueName, account: str) -> AsyncIterator[list[tuple[PredictionId, Kind]]]:
+        """Yield slices of what an account has in a queue, each as (id, kind), also if its list lacks it."""
+        async for owned in self._owned(queue):
+            yield [(name, cast(Kind, kind)) for name, _, of, kind in owned if of == account]
+
+    async def _owned(self, queue: QueueName) -> AsyncIterator[list[tuple[PredictionId, str, str, str]]]:
+        """Yield slices of all that is live in a queue, each as (id, deployment, account, kind)."""
         after: LivePlace | None = None
         while found := await self._slice(keys.live(queue), after):
             after = found[-1]
-            owned = await self._owned([place.id for place in found])
-            yield [(name, account) for name, of, account in owned if of == deployment]
-
-    async def _owned(self, ids: Sequence[PredictionId]) -> list[tuple[PredictionId, str, str]]:
-        rows = await pipelined(self._redis, lambda pipe: [pipe.hmget(keys.record(name), OWNED) for name in ids])
-        return [
-            (name, text(deployment or b""), text(account or b""))
-            for name, (deployment, account) in zip(ids, rows, strict=True)
-        ]
+            rows = await pipelined(
+                self._redis,
+                lambda pipe: [pipe.hmget(keys.record(place.id), OWNED) for place in found],
+            )
+            yield [
+                (place.id, text(deployment or b""), text(account or b""), text(kind or b""))
+                for place, (deployment, account, kind) in zip(found, rows, strict=True)
+            ]
 
     async def _running(self, queue: QueueName, after: LivePlace | None, count: int) -> LivePage:
         """Page by id, which follows age. The order in the index follows the last heartbeats, so it changes."""

@@ -24,6 +24,7 @@ from director.core.settings import ApiSettings
 from director.store.accounts import Accounts, Suspension
 from director.store.administration import SETTLED_S, Ended, Suspensions
 from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.predictions import SLICE
 from tests.integration.api.conftest import settings as settings
 from tests.integration.api.conftest import token as token
 from tests.support.api import api_client
@@ -115,6 +116,39 @@ async def test_end_includes_runs_of_other_kinds(suspensions: Suspensions, driver
     await driver.scripts.enlist(training, account=ACCOUNT, oldest=lowest_id_at(0), kind="training")
     assert await suspensions.suspend(ACCOUNT, "end", "abuse", within_s=60) == Ended(ended=1, asked=0, left=0)
     assert (await driver.record(training)).status == "canceled"
+
+
+async def test_end_includes_work_that_its_list_lacks(suspensions: Suspensions, driver: QueueDriver) -> None:
+    """A create that ended in 503 may have reached the queue and not the list."""
+    runs = await driver.claimed()
+    await driver.scripts.enlist(runs.id, account=ACCOUNT, oldest=lowest_id_at(0))
+    driver.pass_time(1)
+    theirs = await driver.submit_many(SLICE, account="umbrella")
+    driver.pass_time(1)
+    unlisted = [await driver.submit(), await driver.submit(kind="training")]
+    assert await suspensions.suspend(ACCOUNT, "end", "abuse", within_s=60) == Ended(ended=2, asked=1, left=1)
+    assert [(await driver.record(each)).status for each in unlisted] == ["canceled"] * 2
+    assert {(await driver.record(each)).status for each in theirs} == {"starting"}
+    assert await driver.extend(runs) == ["user"]
+
+
+async def test_long_list_leaves_time_to_look_into_the_queues(
+    redis: Redis, catalog: Catalog, scripts: Scripts, driver: QueueDriver, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ticking(SystemClock):
+        ticks = 0.0
+
+        def monotonic(self) -> float:
+            self.ticks += 1
+            return self.ticks
+
+    monkeypatch.setattr("director.store.administration.CANCELS_AT_ONCE", 1)
+    for _ in range(20):
+        await scripts.enlist(driver.new_id(), account=ACCOUNT, oldest=lowest_id_at(0))
+    unlisted = await driver.submit()
+    suspensions = Suspensions(redis, Accounts(redis), catalog, scripts, Ticking())
+    assert await suspensions.suspend(ACCOUNT, "end", "abuse", within_s=10) == Ended(ended=1)
+    assert (await driver.record(unlisted)).status == "canceled"
 
 
 async def test_other_accounts_are_not_touched(suspensions: Suspensions, driver: QueueDriver) -> None:
