@@ -305,8 +305,9 @@ async def _filed_by_reference(
     crash.at("after_data_put")
     try:
         accepted = await _filed(services, version, replace(new, input=kept), most_data, wait)
-    except QueueError:  # nothing was accepted; after a BackendUnavailable it may be, and the file stays
-        await services.data_files.drop(new.id)
+    except (QueueError, BackendFull) as exc:
+        if _is_refusal(exc):  # nothing was accepted; else it may be, and the file stays
+            await services.data_files.drop(new.id)
         raise
     if accepted.replayed:  # another id was accepted: a repeat of this one is no replay
         await services.data_files.drop(new.id)
@@ -347,7 +348,7 @@ async def _filed(
     try:
         accepted = await services.scripts.enqueue(new)
     except (QueueError, BackendFull) as exc:
-        if not isinstance(exc, BackendFull) or exc.is_untouched:
+        if _is_refusal(exc):
             await _take_off(services, listing, new, counts)
         raise
     if accepted.replayed:
@@ -363,6 +364,10 @@ async def _filed(
 def _oldest_listed(services: Services, new: NewPrediction) -> PredictionId:
     listed_s = max(services.settings.listing_ttl_s, (new.data_ttl_ms or 0) / 1000)
     return _lowest_id_at_s(services.clock.now_ms() // 1000 - math.ceil(listed_s))
+
+
+def _is_refusal(exc: QueueError | BackendFull) -> bool:
+    return isinstance(exc, QueueError) or exc.is_untouched
 
 
 def _data_refused(listed: list[int], most: int, code: Code) -> DataRefused:

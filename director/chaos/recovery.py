@@ -125,7 +125,7 @@ def recoveries(evidence: Evidence) -> list[Recovery]:
         all_ms = again.began - death
         full = contention[final.record.get("queue", "")]
         held = _held_off(breaks, death, evidence.rules)
-        struck = _struck_again(evidence, again)
+        struck = _struck_again(evidence, again, retry[1])
         excused_ms = _within([held], death, retry[1]) + _within([*full, *struck], retry[1], again.began)
         found.append(Recovery(id=final.id, died=death, ms=all_ms - excused_ms, all_ms=all_ms))
     return found
@@ -140,11 +140,10 @@ def _within(times: list[Stretch], since: int, until: int) -> int:
     return covered
 
 
-def _struck_again(evidence: Evidence, again: Run) -> list[Stretch]:
+def _struck_again(evidence: Evidence, again: Run, retried: int) -> list[Stretch]:
     """Return the times after its claim for this run in which a fault struck its director or its model server."""
-    claimed = max(
-        (claim.at for claim in evidence.claims.get(again.id, []) if claim.at <= again.began), default=again.began
-    )
+    claims = (claim.at for claim in evidence.claims.get(again.id, []))
+    claimed = max((at for at in claims if retried <= at <= again.began), default=again.began)
     way = depends_on(again.server)
     return [(max(fault.begin, claimed), fault.end) for fault in evidence.faults if fault.target in way]
 
