@@ -5,6 +5,8 @@ import math
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from msgspec.structs import replace
+
 from api.predictions.stream_events import Frames, Mark
 from director.chaos.checker import Report, check
 from director.chaos.evidence import Rules
@@ -245,7 +247,7 @@ class Play:
         redis: Any = self.driver.redis
         self.note("nemesis", Healed(at=self.now_ms))
         async for prediction in predictions(redis, self._ids):
-            self.note("queue", prediction)
+            self.note("queue", replace(prediction, listed=None))  # a play has no API, which writes the lists
         for line in server_log(self._data, start=self._log_start):
             self.note("server", line)
         # the test's time differs from the server's

@@ -16,7 +16,7 @@ import pytest
 from director.chaos import scene
 from director.chaos.checker import Breach, Report, text
 from director.chaos.journal import Fault, Final, Healed, read
-from director.chaos.plan import CLUSTER, FAILOVERS, MOVE_SLOT, REPLACE, SENTINEL, SINGLE, ServerKind
+from director.chaos.plan import CLUSTER, FAILOVERS, KEEPERS, MOVE_SLOT, REPLACE, SENTINEL, SINGLE, ServerKind
 from director.chaos.run import chaos
 from director.chaos.scene import REDIS_CLIENTS, Options, Rollout
 from director.core.states import TERMINAL
@@ -74,7 +74,7 @@ def test_every_promise_holds_for_a_minute_on_several_servers(
 
 LONGEST_S = 60.0
 # server, sink, directors with their model servers, keepers, API
-PROCESSES = 2 + 2 * len(scene.SERVED) + scene.KEEPERS + 1
+PROCESSES = 2 + 2 * len(scene.SERVED) + len(KEEPERS) + 1
 
 
 @pytest.fixture
