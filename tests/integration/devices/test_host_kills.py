@@ -177,6 +177,7 @@ async def test_guard_and_director_killed_at_once_leave_nothing_to_the_next(
         guard = guard_of(await until_allocated(devices))
         await first.kill()
         os.kill(guard, signal.SIGKILL)
+        await eventually(lambda: mark(guard) is None, "its guard is gone")
     assert devices.holdings() != []
     async with hosted_by(pool) as second:
         assert await second.take_over() == {}
