@@ -1,6 +1,7 @@
 """Give every test anyio on asyncio, and one real server for the run, of the kind that `--redis-kind` names."""
 
 import inspect
+import os
 from collections.abc import AsyncIterator, Iterator
 
 import hypothesis
@@ -16,12 +17,17 @@ from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import QueueName
 from director.core.policy import Policy
+from director.launcher import processes
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.keyspace import leaks
 from tests.support.kinds import KINDS, Started, started, whole
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 from tests.support.release import Release, former_release
 from tests.support.servers import RedisServer
+
+# each worker of pytest has ports of its own: two could choose the same one before either listens there
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+vars(processes)["PORTS"] = processes.PORTS[WORKER % 8 :: 8]
 
 NOT_RUN: dict[str, list[str]] = {}
 TRIED_AGAIN: dict[str, str] = {}
