@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from director.chaos.campaign import BINS, CampaignReport, Outcome, Recovered, write
-from director.chaos.checker import JUDGED, Breach, named
+from director.chaos.checker import JUDGED, Breach, in_s, named
 from director.chaos.plan import SENTINEL
 
 STYLE: Final = """
@@ -56,8 +56,8 @@ def text(report: CampaignReport) -> str:
         f"{runs(report)}, {sum(report.faults.values()):,} faults of {len(report.faults)} kinds",
         counts,
         *(
-            f"lease {each.lease_s:g} s: {each.count} recoveries, p50 {_s(each.p50_ms)}, p99 {_s(each.p99_ms)},"
-            f" slowest {_s(each.slowest_ms)}; at most {_s(each.most_ms)} is promised"
+            f"lease {each.lease_s:g} s: {each.count} recoveries, p50 {in_s(each.p50_ms)}, p99 {in_s(each.p99_ms)},"
+            f" slowest {in_s(each.slowest_ms)}; at most {in_s(each.most_ms)} is promised"
             for each in report.recoveries
         ),
         *_failed_over(report),
@@ -81,38 +81,19 @@ def runs(report: CampaignReport) -> str:
 
 
 def page(report: CampaignReport) -> str:
-    totals = report.totals
-    total_rows = [
-        (what, _judged(f"{totals[name]:,}", is_good=not totals[name]) if name in MUST_BE_0 else f"{totals[name]:,}")
-        for name, what in TOTALS.items()
-    ]
-    if report.campaign.kind == SENTINEL:
-        total_rows += [(what, f"{totals[name]:,}") for name, what in FAILED_OVER.items()]
     parts = [
         f'<p class="verdict {"good" if report.ok else "bad"}">{escape(_verdict(report))}</p>',
         _list(report.lacks),
         f"<p>{escape(_about(report))}</p>",
         "<h2>In all runs</h2>",
-        _table(("", "number"), total_rows),
+        _table(("", "number"), _totals(report)),
         f"<p>Failovers explain these breaches: {named(report.failed_over)}.</p>" if report.failed_over else "",
         f"<h2>Faults</h2><p>{sum(report.faults.values()):,} faults of {len(report.faults)} kinds.</p>",
         _list(report.left_out),
         _bars(report.faults),
         "<h2>Recoveries</h2><p>From the death of a holder to the next start of its prediction. Time in which it could"
         " not start, because the queue had no free slot, is left out.</p>",
-        _table(
-            ("lease", "recoveries", "p50", "p90", "p99", "slowest", "promised"),
-            [
-                (
-                    f"{each.lease_s:g} s",
-                    f"{each.count:,}",
-                    *map(_s, (each.p50_ms, each.p90_ms, each.p99_ms)),
-                    _judged(_s(each.slowest_ms), is_good=(each.slowest_ms or 0) <= each.most_ms),
-                    _s(each.most_ms),
-                )
-                for each in report.recoveries
-            ],
-        ),
+        _table(("lease", "recoveries", "p50", "p90", "p99", "slowest", "promised"), map(_recovered, report.recoveries)),
         *(_histogram(each) for each in report.recoveries if each.count),
         "<h2>Beside bad neighbours</h2><p>The 90th percentiles of a bystander, alone and beside neighbours that take"
         " all they can, and how long each may take.</p>",
@@ -123,17 +104,7 @@ def page(report: CampaignReport) -> str:
             map(_row, report.outcomes),
         ),
         "<h2>Promises</h2>",
-        _table(
-            ("", "promise", "breaches"),
-            [
-                (
-                    name,
-                    escape(sentence),
-                    _judged(f"{report.breaches.get(name, 0)}", is_good=name not in report.breaches),
-                )
-                for name, (sentence, _) in JUDGED.items()
-            ],
-        ),
+        _table(("", "promise", "breaches"), _promises(report)),
         *_evidence(report.outcomes),
         "<h2>Check it yourself</h2><p>The checker reads the journals in <code>runs/</code> and nothing else:</p>"
         "<pre>director chaos check DIR</pre><p>The same seed, lease and length give the same faults at the same"
@@ -166,6 +137,26 @@ def _about(report: CampaignReport) -> str:
     return f"{asked} {what}. {where}. Last run: {_minute(report.at)}."
 
 
+def _totals(report: CampaignReport) -> Iterable[Sequence[str]]:
+    for name, what in TOTALS.items():
+        number = f"{report.totals[name]:,}"
+        yield what, _judged(number, is_good=not report.totals[name]) if name in MUST_BE_0 else number
+    if report.campaign.kind == SENTINEL:
+        yield from ((what, f"{report.totals[name]:,}") for name, what in FAILED_OVER.items())
+
+
+def _recovered(each: Recovered) -> Sequence[str]:
+    slowest = _judged(in_s(each.slowest_ms), is_good=(each.slowest_ms or 0) <= each.most_ms)
+    times = map(in_s, (each.p50_ms, each.p90_ms, each.p99_ms))
+    return f"{each.lease_s:g} s", f"{each.count:,}", *times, slowest, in_s(each.most_ms)
+
+
+def _promises(report: CampaignReport) -> Iterable[Sequence[str]]:
+    for name, (sentence, _) in JUDGED.items():
+        count = _judged(f"{report.breaches.get(name, 0)}", is_good=name not in report.breaches)
+        yield name, escape(sentence), count
+
+
 def _row(each: Outcome) -> Sequence[str]:
     if each.report is None:
         outcome = _judged(each.what, is_good=False)
@@ -187,8 +178,8 @@ def _row(each: Outcome) -> Sequence[str]:
 def _neighbours(outcomes: Sequence[Outcome]) -> Iterable[Sequence[str]]:
     for outcome in outcomes:
         for kind, each in outcome.report.bystander.items() if outcome.report else ():
-            beside = _judged(_s(each.beside_ms), is_good=each.beside_ms <= each.most_ms)
-            yield f"{outcome.seed}", kind, _s(each.alone_ms), beside, _s(each.most_ms)
+            beside = _judged(in_s(each.beside_ms), is_good=each.beside_ms <= each.most_ms)
+            yield f"{outcome.seed}", kind, in_s(each.alone_ms), beside, in_s(each.most_ms)
 
 
 def _evidence(outcomes: Sequence[Outcome]) -> Iterable[str]:
@@ -218,8 +209,8 @@ def _histogram(each: Recovered) -> str:
     wide, most = (WIDE - LEFT) / bins, max(each.histogram)
     bars = "".join(
         f'<rect x="{LEFT + place * wide + 1:.1f}" y="{HIGH - HIGH * count / most:.1f}" width="{max(1, wide - 2):.1f}"'
-        f' height="{HIGH * count / most:.1f}" fill="var(--bar)"><title>{count} from {_s(place * each.bin_ms)}'
-        f" to {_s((place + 1) * each.bin_ms)}</title></rect>"
+        f' height="{HIGH * count / most:.1f}" fill="var(--bar)"><title>{count} from {in_s(place * each.bin_ms)}'
+        f" to {in_s((place + 1) * each.bin_ms)}</title></rect>"
         for place, count in enumerate(each.histogram)
         if count
     )
@@ -275,7 +266,3 @@ def _judged(shown: str, *, is_good: bool) -> str:
 
 def _minute(moment: str) -> str:
     return moment[:16].replace("T", " ")
-
-
-def _s(ms: int | None) -> str:
-    return "–" if ms is None else f"{ms / 1000:.2f} s"

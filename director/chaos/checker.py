@@ -200,15 +200,7 @@ class Report(Struct, frozen=True, kw_only=True):
 
 def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | None = None) -> Report:
     evidence = gather(folder, rules, leftovers)
-    found = {
-        name: [Breach(name, subject, what) for subject, what in judge(evidence)] for name, (_, judge) in JUDGED.items()
-    }
-    lossy = failovers.subjects(evidence)
-    explained = {
-        name: [each for each in found[name] if each.id in lossy and failovers.explains(name, each.what)]
-        for name in failovers.EXCUSED
-    }
-    breaches = {name: [each for each in of_it if each not in explained.get(name, [])] for name, of_it in found.items()}
+    breaches, explained = _breaches(evidence)
     accepted = evidence.accepted()
     orphans = recovery.recoveries(evidence)
     recovered = [each.ms for each in orphans]
@@ -267,6 +259,18 @@ def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | No
     )
 
 
+def _breaches(evidence: Evidence) -> tuple[dict[str, list[Breach]], dict[str, list[Breach]]]:
+    """Return the breaches of each invariant, without those that failovers explain, and those."""
+    found = {name: [Breach(name, *each) for each in judge(evidence)] for name, (_, judge) in JUDGED.items()}
+    lossy = failovers.subjects(evidence)
+    explained = {
+        name: [each for each in found[name] if each.id in lossy and failovers.explains(name, each.what)]
+        for name in failovers.EXCUSED
+    }
+    left = {name: [each for each in several if each not in explained.get(name, [])] for name, several in found.items()}
+    return left, explained
+
+
 def text(report: Report) -> str:
     lines = [
         f"{report.seconds:g} s of faults with seed {report.seed}, lease {report.lease:g} s: {named(report.faults)}",
@@ -276,10 +280,10 @@ def text(report: Report) -> str:
         f"  webhooks missing {report.webhooks_missing}",
         *([_failed_over(report)] if report.kind == SENTINEL else []),
         f"runs per prediction: {named(report.runs_per_prediction)}",
-        f"recovery of {report.recoveries} orphans: p50 {_s(report.recovery_p50_ms)}, p99 {_s(report.recovery_p99_ms)}"
-        f" (with waits for a slot {_s(report.recovery_p99_with_waits_ms)})",
-        f"{report.cancels_timed} cancels that no fault hindered: the slowest took {_s(report.cancel_slowest_ms)}",
-        f"ends that only narrow links hindered: the slowest was written after {_s(report.end_slowest_ms)}",
+        f"recovery of {report.recoveries} orphans: p50 {in_s(report.recovery_p50_ms)},"
+        f" p99 {in_s(report.recovery_p99_ms)} (with waits for a slot {in_s(report.recovery_p99_with_waits_ms)})",
+        f"{report.cancels_timed} cancels that no fault hindered: the slowest took {in_s(report.cancel_slowest_ms)}",
+        f"ends that only narrow links hindered: the slowest was written after {in_s(report.end_slowest_ms)}",
         f"{report.first_claims} first claims, {report.overtaken} of them overtaken; {report.dead_work:.2%} of the model"
         f" servers' time went to dead work ({report.dead_work_in_all:.2%} with what faults explain)",
         f"{report.followed} were followed by readers, which resumed {report.resumed} times after an event",
@@ -287,7 +291,7 @@ def text(report: Report) -> str:
         *(f"the breaker of {queue} was open for {open_s:.0f} s" for queue, open_s in report.breaker_open_s.items()),
         *(_fair(each) for each in report.saturations),
         *(
-            f"a bystander's {kind} took p90 {_s(each.alone_ms)} alone, {_s(each.beside_ms)} beside bad neighbours"
+            f"a bystander's {kind} took p90 {in_s(each.alone_ms)} alone, {in_s(each.beside_ms)} beside bad neighbours"
             for kind, each in report.bystander.items()
         ),
         "",
@@ -316,8 +320,8 @@ def _fair(each: Saturation) -> str:
     how = "in peace" if each.is_quiet else "under faults"
     return (
         f"saturated for {(each.end - each.begin) / 1000:.1f} s {how}: shares of {len(each.served_ms)} equal tenants"
-        f" with an index of {each.jain:.3f}; light ones waited p99 {each.light.turns} turns and {_s(each.light.ms)},"
-        f" the heavy one p50 {each.heavy.turns} and {_s(each.heavy.ms)}"
+        f" with an index of {each.jain:.3f}; light ones waited p99 {each.light.turns} turns and {in_s(each.light.ms)},"
+        f" the heavy one p50 {each.heavy.turns} and {in_s(each.heavy.ms)}"
     )
 
 
@@ -329,5 +333,5 @@ def named(counts: dict[str, int] | dict[int, int]) -> str:
     return ", ".join(f"{name} × {count}" for name, count in counts.items()) or "none"
 
 
-def _s(value: int | None) -> str:
+def in_s(value: int | None) -> str:
     return "–" if value is None else f"{value / 1000:.2f} s"

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from director.chaos import journal
 from director.chaos.journal import Answered, Claimed, Line, Sent
-from director.chaos.plan import CLOCK_STEP, CUT_MASTER, NARROW, SINGLE, ServerKind
+from director.chaos.plan import CLOCK_STEP, CUT_MASTER, NARROW, SINGLE, SLOW_DISK, ServerKind
 from director.chaos.rest import LEFTOVERS, Leftovers
 from director.core.states import TERMINAL
 
@@ -95,9 +95,9 @@ class Window(Struct, frozen=True, kw_only=True):
 
     @property
     def is_outage(self) -> bool:
-        """Whether Redis was out of reach of all its clients, not of one only."""
+        """Whether Redis answered none of its clients."""
         if self.target.startswith("redis"):
-            return self.is_kill or self.is_freeze or self.kind == CUT_MASTER
+            return self.is_kill or self.is_freeze or self.kind in (CUT_MASTER, SLOW_DISK)
         return self.kind == "partition" and self.target.startswith("all:")
 
     def overlaps(self, begin: float, end: float) -> bool:

@@ -1,15 +1,16 @@
 """Judge fairness, I14: equal tenants get equal shares while all wait, and light tenants do not wait for a heavy one.
 The evidence is the server's log of arrivals and claims, wherever each of the equal tenants of a lane had something
 waiting. A share is slot time. Under faults slots cannot end what they hold, so a share is then model server time,
-and the time for which a freeze kept the slot before the run began or after it was over. Work lost with a server does
-not count. A wait is counted in turns of other predictions: while nothing is claimed, time says nothing about fairness.
+without work that was lost with a server. A freeze also keeps slots before and after a run. The queue can charge that
+only when it is over, so it counts only as far as it brings the shares together. A wait is counted in turns of other
+predictions: while nothing is claimed, time says nothing about fairness.
 """
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 
@@ -31,6 +32,13 @@ class Wait(Struct, frozen=True):
     ms: int | None
 
 
+class Share(NamedTuple):
+    """Slot time of one tenant: what its runs used, and what only a freeze kept."""
+
+    used_ms: int = 0
+    kept_ms: int = 0
+
+
 class Saturation(Struct, frozen=True, kw_only=True):
     queue: str
     lane: str
@@ -41,6 +49,7 @@ class Saturation(Struct, frozen=True, kw_only=True):
     served_ms: dict[str, int]
     light: Wait
     heavy: Wait
+    kept_ms: dict[str, int] = {}  # the part of `served_ms` for which a freeze kept slots; older reports lack it
 
 
 def equal_shares(evidence: Evidence) -> Findings:
@@ -48,7 +57,8 @@ def equal_shares(evidence: Evidence) -> Findings:
         within = f"in {(each.end - each.begin) / 1000:.1f} s of a full {each.lane} lane"
         is_judged = sum(each.served_ms.values()) >= SHORTEST_MS * len(each.served_ms)
         if is_judged and each.jain < (QUIET_JAIN if each.is_quiet else JAIN):
-            yield each.queue, f"{within}, equal tenants got shares with an index of {each.jain:.3f}: {each.served_ms}"
+            shares = f"{each.served_ms}, of which freezes kept {each.kept_ms}"
+            yield each.queue, f"{within}, equal tenants got shares with an index of {each.jain:.3f}: {shares}"
         light, heavy = each.light.turns, each.heavy.turns
         if light is not None and heavy is not None and light > heavy:
             yield each.queue, f"{within}, light tenants waited for {light} turns of others, the heavy one for {heavy}"
@@ -97,9 +107,9 @@ def _saturation(
     evidence: Evidence, waits: list[tuple[Arrived, int]], tenants: set[str], window: Stretch, plans: dict[str, str]
 ) -> Saturation:
     begin, end = window
-    served: dict[str, list[int]] = {tenant: [] for tenant in sorted(tenants)}
+    shares = dict.fromkeys(sorted(tenants), Share())
     is_quiet = not evidence.was_hit(begin, end)
-    served_ms = _held_ms if is_quiet else _ran_ms
+    share_of = _held if is_quiet else _ran
     owners = {each.tenant for each in evidence.arrivals.values() if plans.get(each.id) == HEAVY}
     # neighbours have limits of their own, for which they wait
     others = [
@@ -109,7 +119,9 @@ def _saturation(
     ]
     for arrived, _ in waits:
         if arrived.tenant in tenants:
-            served[arrived.tenant].append(served_ms(evidence, arrived.id, begin, end))
+            used, kept = share_of(evidence, arrived.id, begin, end)
+            before = shares[arrived.tenant]
+            shares[arrived.tenant] = Share(before.used_ms + used, before.kept_ms + kept)
     turns = _turns(evidence, [arrived for arrived, _ in waits])
     return Saturation(
         queue=waits[0][0].queue,
@@ -117,20 +129,20 @@ def _saturation(
         begin=begin,
         end=end,
         is_quiet=is_quiet,
-        jain=round(jain(_comparable(served)), 4),
-        served_ms={tenant: sum(parts) for tenant, parts in served.items()},
+        jain=round(jain(_most_equal(shares.values())), 4),
+        served_ms={tenant: sum(share) for tenant, share in shares.items()},
+        kept_ms={tenant: share.kept_ms for tenant, share in shares.items()},
         light=_wait([each for each in others if each[0].tenant not in tenants | owners], 0.99, turns),
         heavy=_wait([each for each in others if each[0].tenant in owners - tenants], 0.5, turns),
     )
 
 
-def _comparable(served: dict[str, list[int]]) -> list[int]:
-    """Return the shares without those that one prediction alone decided. A freeze of 30 s kept one slot for longer than
-    the 19 s that each other tenant had in the minute. Nothing is claimed for its tenant meanwhile, nor long after.
+def _most_equal(shares: Collection[Share]) -> list[float]:
+    """Return the shares with as much of the kept time as brings each nearest to the others. A freeze of 30 s keeps all
+    slots of a director, so a tenant with two of them has a minute more than one with none.
     """
-    shares = {tenant: sum(parts) for tenant, parts in served.items()}
-    usual = median(shares.values())
-    return [share for tenant, share in shares.items() if max(served[tenant], default=0) <= usual]
+    usual = median(end for used, kept in shares for end in (used, used + kept))
+    return [min(max(usual, used), used + kept) for used, kept in shares]
 
 
 def _wait(waits: list[tuple[Arrived, int]], share: float, turns: dict[str, int]) -> Wait:
@@ -151,22 +163,22 @@ def _turns(evidence: Evidence, arrivals: list[Arrived]) -> dict[str, int]:
     }
 
 
-def _held_ms(evidence: Evidence, prediction_id: str, begin: int, end: int) -> int:
+def _held(evidence: Evidence, prediction_id: str, begin: int, end: int) -> Share:
     """Return how long its last claim held a slot, if it succeeded."""
     claims = evidence.claims.get(prediction_id)
     if not claims or evidence.status(prediction_id) != "succeeded":
-        return 0
+        return Share()
     ended = next(iter(evidence.ends(prediction_id)), begin)
-    return max(0, min(ended, end) - max(claims[-1].at, begin))
+    return Share(_within(claims[-1].at, ended, begin, end))
 
 
-def _ran_ms(evidence: Evidence, prediction_id: str, begin: int, end: int) -> int:
-    """The queue charges the time in a frozen director too. Without it, tenants with a run in a director that froze for
-    8 s had 12 s of 20 s, and one whose claim waited in a director that froze for 30 s had 3 s of 19 s.
+def _ran(evidence: Evidence, prediction_id: str, begin: int, end: int) -> Share:
+    """Return how long its successful run took, and how long a freeze kept its slot before and after that run: a
+    director froze between claim and run, or before it took the result.
     """
     runs = [run for run in evidence.runs.get(prediction_id, []) if run.outcome == "succeeded"]
     if not runs:
-        return 0
+        return Share()
     run, parts = runs[-1], depends_on(runs[-1].server)
     claimed = max(
         (claim.at for claim in evidence.claims.get(prediction_id, []) if claim.at <= run.began), default=run.began
@@ -176,4 +188,9 @@ def _ran_ms(evidence: Evidence, prediction_id: str, begin: int, end: int) -> int
         (max(freeze.begin, claimed) for freeze in freezes if freeze.overlaps(claimed, run.began)), default=run.began
     )
     until = max((freeze.end for freeze in freezes if freeze.overlaps(run.ended, run.ended)), default=run.ended)
+    used = _within(run.began, run.ended, begin, end)
+    return Share(used, _within(since, until, begin, end) - used)
+
+
+def _within(since: int, until: int, begin: int, end: int) -> int:
     return max(0, min(until, end) - max(since, begin))

@@ -31,6 +31,7 @@ WARM_UP_MS: Final = 1_000  # some work is under way when the first fault strikes
 ALL_LINKS: Final = "all:redis"
 CLOCK_STEP: Final = "clock_step"
 REPLACE: Final = "replace"
+SLOW_DISK: Final = "slow_disk"  # of the machine itself: it is measured, not planned
 AT_A_SYNC: Final = "at a sync"
 DELETE_VERSION: Final = "delete_version"
 # Each makes Sentinels promote a replica: the master is dead, frozen, or cut off from all but its clients

@@ -102,9 +102,9 @@ def recovery_is_quick(evidence: Evidence) -> Findings:
 
 def recoveries(evidence: Evidence) -> list[Recovery]:
     """Return every prediction that a kill orphaned and that started again. Only the first retry is judged: later ones
-    wait on purpose. A death whose window holds an outage of Redis is left out. Time does not count while the queue
-    had no free slot or an open breaker, while the product believed no lease to be over, or while a fault struck the
-    next holder.
+    wait on purpose. A death whose window holds an outage of Redis is left out, and one whose next holder was lost
+    before it began. Time does not count while the queue had no free slot or an open breaker, while the product
+    believed no lease to be over, or while a fault struck the next holder.
     """
     outages = [fault for fault in evidence.faults if fault.is_outage]
     by_queue = grouped(evidence.finals.values(), lambda final: final.record.get("queue", ""))
@@ -114,11 +114,12 @@ def recoveries(evidence: Evidence) -> list[Recovery]:
     breaks = _breaks(evidence)
     found = []
     for final in evidence.finals.values():
-        retry = next((event for event in final.events if event[0] == "retried"), None)
-        if retry is None:
+        retries = [event for event in final.events if event[0] == "retried"]
+        if not retries:
             continue
+        retry, next_ms = retries[0], min((at for _, at, _ in retries[1:]), default=math.inf)
         runs = evidence.runs.get(final.id, [])
-        again = next((run for run in runs if run.began >= retry[1]), None)
+        again = next((run for run in runs if retry[1] <= run.began <= next_ms), None)
         death = _death(evidence, retry, runs)
         if again is None or death is None or any(outage.overlaps(death, again.began) for outage in outages):
             continue

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
@@ -16,6 +17,7 @@ from typing import Any, Final
 
 import anyio
 import msgspec
+from anyio import to_thread
 from msgspec import Struct
 
 from director.broker import keys
@@ -25,7 +27,7 @@ from director.chaos.checker import Report, check
 from director.chaos.client import Burst, Counts, Errand, come_back
 from director.chaos.evidence import RULES, Rules
 from director.chaos.failovers import master_at, reigns, unmade
-from director.chaos.journal import Answered, Healed, Journal, Line, now_ms, read
+from director.chaos.journal import Answered, Fault, Healed, Journal, Line, now_ms, read
 from director.chaos.neighbours import Visit
 from director.chaos.nemesis import Nemesis
 from director.chaos.plan import (
@@ -36,6 +38,7 @@ from director.chaos.plan import (
     NARROW_IN_PEACE,
     SERVER,
     SINK,
+    SLOW_DISK,
     Plan,
     Planned,
     rollout,
@@ -72,6 +75,8 @@ LONGEST_REST_S: Final = 900.0
 LOOK_S: Final = 0.25
 REGISTERED_S: Final = 15.0  # for a director to find that its queue is missing in a registry: it looks every 5 s
 LAST_WEBHOOK_S: Final = 0.5
+TRIED_S: Final = 0.1
+SLOW_MS: Final = 500  # a server with `appendfsync always` gives no answer for as long as its disk gives none
 RUSH_S: Final = 8.0
 RUSHES: Final = (1.0, 0.3)  # seconds from the start, in peace; then a part of the time with faults
 PEACE_S: Final = 14.0  # the backlog of a rush should be gone by then: it takes 11 to 12 s
@@ -142,6 +147,24 @@ async def _until_judged(home: Home, options: Options, say: Callable[[str], None]
     return report
 
 
+async def watch_disk(folder: Path, journal: Journal) -> None:
+    """Note when the disk of this folder stands still: a fault that the machine makes, and the plan does not know."""
+    with (folder / "disk").open("wb", buffering=0) as file:
+        while True:
+            began, took_ms = now_ms(), await to_thread.run_sync(_sync_ms, file.fileno())
+            if took_ms >= SLOW_MS:
+                journal.write(Fault(at=began, kind=SLOW_DISK, target="redis", phase="begin"))
+                journal.write(Fault(at=began + took_ms, kind=SLOW_DISK, target="redis", phase="end"))
+            await anyio.sleep(TRIED_S)
+
+
+def _sync_ms(file: int) -> int:
+    began = time.monotonic()
+    os.pwrite(file, bytes(512), 0)
+    os.fsync(file)
+    return round(1000 * (time.monotonic() - began))
+
+
 def length_s(options: Options, rate: float) -> float:
     """Return for how long a load of this rate lasts."""
     return max(options.seconds, min(options.predictions / rate, MOST_S))
@@ -162,10 +185,13 @@ class Run:
 
     async def judged(self) -> Report:
         with closing(self._journal):
-            await self._calibrated_load()
-            self._journal.write(Healed(at=now_ms()))
-        self._say("healed; waiting for rest")
-        await self._rest()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(watch_disk, self._scene.home.path, self._journal)
+                await self._calibrated_load()
+                self._journal.write(Healed(at=now_ms()))
+                self._say("healed; waiting for rest")
+                await self._rest()
+                tasks.cancel_scope.cancel()
         await come_back(self._front, self._scene.tokens, self._scene.journals)
         await self._write_down()
         return check(self._scene.journals)
@@ -198,7 +224,7 @@ class Run:
             if why := options.left_out:
                 self._say(why)
             drawn = schedule(options.seed, seconds=self._seconds, lease_s=options.lease_s, stage=stage)
-            # 0.2.0 may leave the version unregistered, and a rollout is judged by what both releases promise
+            # a director whose version was deleted logs errors, and the logs of a rollout are judged too
             faults += [fault for fault in drawn if not (options.rollout and fault.kind == DELETE_VERSION)]
         if options.rollout:
             faults += rollout(str(options.rollout.after), seconds=self._seconds, stage=stage)

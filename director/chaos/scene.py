@@ -200,8 +200,6 @@ class Options(Struct, frozen=True, kw_only=True):
     @property
     def left_out(self) -> str:
         """Which faults this run cannot have, and why; '' if it can have all."""
-        if self.rollout:
-            return "clock steps left out: 0.2.0 loses claims to them"
         if self.kind in LEFT_OUT:
             return LEFT_OUT[self.kind]
         return "" if find_library(self.faketime) else f"clock steps left out: {MISSING}"

@@ -10,6 +10,7 @@ from typing import Final
 
 import anyio
 
+from director.chaos.plan import SERVER_KINDS
 from tests.bench import interpreter
 from tests.bench.benches.options import Options
 from tests.bench.capacity import inputs_of
@@ -25,7 +26,7 @@ from tests.bench.judge import changes, told
 from tests.bench.machine import load
 from tests.bench.processes import ROOT
 from tests.bench.results import Result, append, latest, pooled, read
-from tests.bench.results_page import CAMPAIGN, campaign_tables, figures_tables, missing_table, read_campaign
+from tests.bench.results_page import campaign_tables, figures_tables, keep_campaign, missing_table, read_campaign
 from tests.bench.sides.servers import DURABILITY
 from tests.bench.soak import SoakOptions, soak, soak_picture
 from tests.bench.suite import AT_SCALE, BENCHES, PAIRED, run, told_of
@@ -88,7 +89,9 @@ def _parser() -> argparse.ArgumentParser:
 
     keep = acts.add_parser("keep", help="let the latest results be what is compared with, and make the tables of them")
     keep.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="which results (%(default)s)")
-    keep.add_argument("--campaign", type=Path, metavar="FILE", help="keep this report.json of a campaign too")
+    keep.add_argument(
+        "--campaign", type=Path, action="append", default=[], metavar="FILE", help="keep this report.json too"
+    )
     keep.add_argument("--deaths", type=Path, metavar="FILE", help="keep this report.json of `make deaths` too")
     keep.set_defaults(act=_keep, measures=False)
 
@@ -184,8 +187,8 @@ def _keep(given: argparse.Namespace) -> int:
     kept = read(KEPT)
     newer = [result for result in read(given.results) if result not in kept]
     append(KEPT, newer)
-    if given.campaign:
-        CAMPAIGN.write_bytes(given.campaign.read_bytes())
+    for report in given.campaign:
+        keep_campaign(report)
     if given.deaths:
         KEPT_DEATHS.write_bytes(given.deaths.read_bytes())
     for page, made in tables_of(latest(kept + newer), kept + newer).items():
@@ -212,7 +215,7 @@ def tables_of(results: dict[str, Result], runs: Sequence[Result] = ()) -> dict[P
         ROOT / "docs/explanation/performance.md": {"pace": pace_table(results)},
         CAPACITY: {"capacity": _capacity(results), "curves": scale_table(results)},
         ROOT / "docs/results.md": {
-            "campaign": campaign_tables(read_campaign()),
+            **{f"campaign {kind}": campaign_tables(read_campaign(kind), kind) for kind in SERVER_KINDS},
             "deaths": deaths_table(read_report()),
             "figures": figures_tables(results),
             "missing": missing_table(results),

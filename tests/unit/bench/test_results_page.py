@@ -1,6 +1,11 @@
+from pathlib import Path
+
 import msgspec
+import pytest
 
 from director.chaos.campaign import Campaign, reported
+from director.chaos.plan import SERVER_KINDS
+from tests.bench import results_page
 from tests.bench.results import Measured
 from tests.bench.results_page import MISSING, PAGE, campaign_tables, figures_tables, missing_table
 from tests.unit.bench.test_judgement import result
@@ -29,3 +34,25 @@ def test_a_campaign_that_did_not_pass_says_why() -> None:
 
 def test_without_a_campaign_the_page_says_that_none_was_measured() -> None:
     assert "**Not measured yet:**" in campaign_tables(None)
+    assert "--kind cluster" in campaign_tables(None, "cluster")
+
+
+def test_a_campaign_of_sentinel_says_so_and_what_its_failovers_lost() -> None:
+    wanted = Campaign(seeds=(1,), predictions=1_000, leases=(15.0,), kind="sentinel")
+    shown = campaign_tables(reported(wanted, []))
+    assert "director chaos campaign --kind sentinel --seeds 1 --predictions 1000 --leases 15 --out DIR" in shown
+    assert "| predictions whose last changes a failover lost | 0 |" in shown
+
+
+def test_a_kept_campaign_replaces_the_one_of_its_kind_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results_page, "KEPT", tmp_path)
+    for seeds, kind in ((1,), "single"), ((2,), "cluster"), ((3,), "single"):
+        made = reported(Campaign(seeds=seeds, predictions=1, leases=(15.0,), kind=kind), [])
+        (report := tmp_path / "report.json").write_bytes(msgspec.json.encode(made))
+        results_page.keep_campaign(report)
+    kept = {kind: results_page.read_campaign(kind) for kind in SERVER_KINDS}
+    assert {kind: each and each.campaign.seeds for kind, each in kept.items()} == {
+        "single": (3,),
+        "sentinel": None,
+        "cluster": (2,),
+    }

@@ -173,15 +173,16 @@ def good(prediction: str = "a", key: str = "k-a") -> list[Line]:
     return [*create(key, prediction), *ran, *over(prediction, "succeeded", 100, *between, by=name)]
 
 
-def lived_through_a_death(*, died: int = 50, retried: int = 15_500, again: int = 16_000) -> list[Line]:
-    """Return a prediction whose first director is killed, and whose second run ends it."""
+def lived_through_a_death(*, died: int = 50, retried: int = 15_500, again: int = 16_000, lost: int = 0) -> list[Line]:
+    """Return a prediction whose first director is killed, and whose second run ends it. `lost`: so is the next."""
     first, second = ("output", 40, item("r1")), ("output", again + 40, item("r2"))
+    between = [("retried", at, f"director_lost {HOLDER}") for at in (retried, lost) if at]
     return [
         *create("k-b", "b"),
         *run("b", "r1", began=20, ended=60, outcome="canceled"),
         *fault("kill_director", "director-0", died, died + 1_000, pid=41),
         *run("b", "r2", began=again, ended=again + 80, server="cog-1", pid=91),
-        *over("b", "succeeded", again + 100, first, ("retried", retried, f"director_lost {HOLDER}"), second, by="r2"),
+        *over("b", "succeeded", again + 100, first, *between, second, by="r2"),
     ]
 
 
@@ -474,6 +475,11 @@ KEPT: dict[str, list[Line]] = {
         *lived_through_a_death(again=25_000),
         *fault("kill_redis", "redis-0", 5_000, 6_000),
     ],
+    "a slow start, but the disk of Redis stood still": [
+        *lived_through_a_death(again=25_000),
+        *fault("slow_disk", "redis", 5_000, 6_000),
+    ],
+    "a slow start, but the next director died before it began": lived_through_a_death(again=33_000, lost=32_000),
     "a slow start, but no keeper was there for more than half a lease": [
         *lived_through_a_death(retried=24_100, again=25_000),
         *fault("partition", "keeper-0:redis", 100, 9_000),
@@ -605,6 +611,15 @@ KEPT: dict[str, list[Line]] = {
         *fault("stop_by_input", "cog-0", 940, 1_900),
     ],
     "a rush, and a director that froze before the run that it had claimed for one tenant": held_by_a_freeze(),
+    "a rush, and a director that froze while one tenant had several of its slots": [
+        *rush(39, 39, 39, 39),
+        *[
+            line
+            for number in range(2)
+            for line in plain(f"kept-{number}", 0, 1_000, 1_100, plan="rush", tenant="t0", server="cog-9", pid=99)
+        ],
+        *fault("stop_director", "director-9", 1_050, 3_950),
+    ],
     "a rush, and one tenant whose slot froze for longer than any other's share": [
         *rush(20, 20, 20, 5),
         *fault("stop_director", "director-3", 505, 4_900),
@@ -780,6 +795,7 @@ BROKEN: list[tuple[str, str, list[Line]]] = [
     ("I13", "77.9% of the model servers' time", too_long(ended=9_000)),
     ("I14", "an index of 0.9", rush(39, 39, 24)),
     ("I14", "an index of 0.8", [*rush(39, 39, 15), *fault("kill_director", "director-0", 900, 1_100)]),
+    ("I14", "an index of 0.8", [*rush(39, 39, 15), *fault("stop_director", "director-0", 1_505, 3_900)]),
     (
         "I14",
         "light tenants waited for 37 turns of others, the heavy one for 18",

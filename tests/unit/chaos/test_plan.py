@@ -281,8 +281,6 @@ def test_a_run_says_which_faults_it_cannot_have(monkeypatch: pytest.MonkeyPatch)
     assert options.left_out == "clock steps left out: libfaketime is not installed"
     monkeypatch.setattr(scene, "find_library", lambda wanted: Path("/lib/libfaketime.so.1"))
     assert options.left_out == ""
-    rollout_options = replace(options, rollout=scene.Rollout(before=Path("a"), after=Path("b")))
-    assert "0.2.0 loses claims" in rollout_options.left_out
 
 
 def test_a_run_lasts_until_its_predictions_are_sent_but_no_longer_than_redis_remembers_them():
