@@ -132,7 +132,11 @@ class ClusterPool(BlockingConnectionPool):
 
     async def _masters(self) -> list[Address]:
         await self._know()
-        return sorted({owner for owner in self._owners if owner is not None})
+        found = sorted({owner for owner in self._owners if owner is not None})
+        if not found:  # its nodes have not met yet, or its slots are not given out
+            self.doubt()
+            raise unsent(exceptions.ClusterDownError("no master has a slot"))
+        return found
 
     async def _know(self) -> None:
         now_s = asyncio.get_running_loop().time()

@@ -195,11 +195,23 @@ class _Unix(Patient, UnixDomainSocketConnection):
     pass
 
 
-class _Managed(Patient, SentinelManagedConnection):
+class _Led(Patient):
+    """Mixin for a connection to the master that Sentinels name. It ends after its command once they name another one.
+
+    redis-py closes only idle connections then. A former master that only its clients reach still answers them.
+    """
+
+    def should_reconnect(self) -> bool:
+        pool: Any = self.connection_pool  # type: ignore[attr-defined]
+        has_moved = self.is_connected and pool.master_address not in (None, (self.host, self.port))  # type: ignore[attr-defined]
+        return has_moved or bool(super().should_reconnect())  # type: ignore[no-untyped-call]
+
+
+class _Managed(_Led, SentinelManagedConnection):
     pass
 
 
-class _ManagedTls(Patient, SentinelManagedSSLConnection):
+class _ManagedTls(_Led, SentinelManagedSSLConnection):
     pass
 
 

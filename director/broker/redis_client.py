@@ -119,15 +119,23 @@ async def ask(send: Callable[[], Awaitable[Reply]]) -> Reply:
     raise AssertionError("the last try returns or raises")
 
 
-async def pipelined(redis: Redis, fill: Callable[[Any], object], *, raise_on_error: bool = True) -> list[Any]:
+async def pipelined(
+    redis: Redis, fill: Callable[[Any], object], *, raise_on_error: bool = True, transaction: bool = False
+) -> list[Any]:
     """Send in one write, as `ask` does, the commands that `fill` puts on a pipeline. No command: nothing is sent."""
 
     async def send() -> list[Any]:
-        pipe = redis.pipeline(transaction=False)
+        pipe = redis.pipeline(transaction=transaction)
         fill(pipe)
         return list(await pipe.execute(raise_on_error=raise_on_error))
 
     return await ask(send)
+
+
+async def server_ms(redis: Redis) -> int:
+    """Return the time of the server's clock, which may differ from ours."""
+    seconds, micros = await ask(redis.time)
+    return int(seconds * 1000 + micros // 1000)
 
 
 class Pipes:
@@ -179,7 +187,7 @@ class Pipes:
     async def _taken(self) -> Patient:
         while self._kept:
             connection = self._kept.pop()
-            if not await _has_ended(connection):
+            if not connection.should_reconnect() and not await _has_ended(connection):  # type: ignore[no-untyped-call]
                 return connection
             await self._give_back(connection, is_good=False)
         self._wanting += 1

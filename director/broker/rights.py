@@ -17,7 +17,7 @@ Part = Literal["api", "keeper", "run"]
 """The user of a part has the name of the command that starts it. Operators' commands have the rights of the API."""
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
 
-# In front of each command: a for the API, k for keepers, r for directors. Those of no part are of the former release.
+# In front of each command: a for the API, k for keepers, r for directors. Those of no part are of release 0.2.0.
 # A director reads `account:` because it signs webhooks. It reads no token, and changes no account.
 ROWS: Final = """
 --r blpop {p0}:q:a/b:0:bell 1
@@ -37,6 +37,7 @@ akr evalsha 0 1 {a:a}:data
 akr evalsha 0 1 {a:a}:stored
 ak- evalsha 0 1 {a:a}:usage
 a-r exec
+ak- exists {a:a}:compute
 ak- exists {a:a}:credit
 ak- exists {a:a}:deployment:b
 akr exists {a:a}:file:0
@@ -47,6 +48,7 @@ a-- get {a:}:data_share
 a-- hdel account:a limits
 a-r hdel versions 0
 akr hdel {p0}:q:a/b:0:running a
+akr hexists version:a/b:0 created
 a-r hexists versions 0
 akr hexists {p0}:q:a/b:0:suspended a
 a-r hget versions 0
@@ -63,6 +65,7 @@ ak- hlen {p0}:q:a/b:0:queued
 akr hmget model:a/b latest
 akr hmget version:a/b:0 schema
 ak- hrandfield {p0}:q:a/b:0:last 1
+ak- hscan {a:a}:compute 0
 ak- hscan {a:a}:credit 0
 ak- hscan {p0}:q:a/b:0:queued 0
 a-- hset account:a limits 0
@@ -84,6 +87,8 @@ ak- mget {a:a}:deployment:b
 akr mget {a:a}:file:0
 a-r multi
 a-- persist token:0
+ak- pexpire {a:}:data_first 1
+ak- pexpire {a:}:data_share 1
 akr pexpire {p0}:rec:0 1
 a-- pexpireat token:0 1
 akr pexpireat {p0}:in:0 1

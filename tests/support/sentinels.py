@@ -57,6 +57,13 @@ class Failover(Addressed):
             (state.get("num-other-sentinels"), state.get("num-slaves")) == (SENTINELS - 1, replicas) for state in states
         )
 
+    def name_master(self, server: RedisServer) -> None:
+        """Let the Sentinels name `server`, as after a failover beside a master that only they no longer reach."""
+        for port in self._ports:
+            with Redis(port=port, protocol=2) as sentinel:
+                sentinel.sentinel_remove(NAME)
+                sentinel.sentinel_monitor(NAME, "127.0.0.1", server.port, 2)
+
     def _state(self, port: int) -> dict[str, Any]:
         with Redis(port=port, protocol=2) as sentinel:
             try:

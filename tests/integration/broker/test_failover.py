@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 from director.broker import keys
 from director.broker.durability import check
 from director.broker.gatherer import Gatherer
-from director.broker.redis_client import ask, blocking_client, client
+from director.broker.redis_client import Pipes, ask, blocking_client, client
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
@@ -154,6 +154,38 @@ async def test_commands_and_blocking_calls_leave_a_frozen_master() -> None:
             group.servers[0].thaw()
             await redis.aclose()
             await waits.aclose()
+
+
+async def test_no_command_goes_to_a_former_master_that_still_answers() -> None:
+    with failover_group(replicas=1) as group:
+        redis = client(group.url)
+        pipes = Pipes(redis, timeout_s=LIMIT_S)
+        former, new = (client(server.admin_url) for server in group.servers)
+        try:
+            await new.replicaof("no", "one")
+            await former.set("who", "former")
+            await new.set("who", "new")
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(pipes.ask, [b"*3\r\n$5\r\nBLPOP\r\n$4\r\ngate\r\n$1\r\n0\r\n"])
+                await eventually(lambda: blocked(former), "a connection waits at the former master", until=bool)
+                assert await who(pipes) == [b"former"]  # this connection is kept for the next command
+                group.name_master(group.servers[1])
+                assert await redis.get("who") == b"new"  # a new connection asks the Sentinels
+                assert await who(pipes) == [b"new"]
+                await former.rpush("gate", "open")
+            assert await who(pipes) == [b"new"]
+        finally:
+            await pipes.aclose()
+            for each in (redis, former, new):
+                await each.aclose()
+
+
+async def who(pipes: Pipes) -> list[bytes]:
+    return await pipes.ask([b"*2\r\n$3\r\nGET\r\n$3\r\nwho\r\n"])
+
+
+async def blocked(server: Redis) -> int:
+    return int((await server.info("clients"))["blocked_clients"])
 
 
 async def test_unknown_master_name_is_an_outage() -> None:

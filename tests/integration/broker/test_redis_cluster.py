@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 
 import anyio
 import pytest
@@ -270,3 +271,13 @@ async def test_concurrent_clients_share_one_lookup_of_the_slots(server: RedisClu
     assert await asked() - before == 1
     await redis.aclose()
     await crowd.aclose()
+
+
+async def test_a_cluster_whose_slots_are_not_given_out_is_away() -> None:
+    config = {"cluster-enabled": "yes", "cluster-port": str(free_port())}
+    with redis_server(loopback=True, config=config) as alone:
+        redis = client(f"redis+cluster://127.0.0.1:{alone.port}")
+        for ask_it in (partial(check, redis, CommonSettings()), partial(infos, redis, "memory")):
+            with pytest.raises(BackendUnavailable):
+                await ask_it()
+        await redis.aclose()

@@ -33,7 +33,7 @@ ROOMS = ("api", "director")
 QUEUE = QueueName("acme/echo:0123456789ab")
 LIVE = keys.live(QUEUE)
 ELSEWHERE = keys.live(QueueName("acme/other:0123456789ab"))
-# Only the former release needs them, and an upgrade must not remove them
+# Only release 0.2.0 needs them
 FORMER = ("zincrby", "zremrangebylex")
 ID = new_prediction_id(model="acme/echo", now_ms=SystemClock().now_ms())
 SAMPLES: dict[str, Any] = {
