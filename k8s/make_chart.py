@@ -48,7 +48,7 @@ WORDS = {
     "zz-owner/zz-model": "$.pool.model",
     "zz-live": "$.pool.liveKey",
     "model:0.0.0": "$.pool.image",
-    "director:0.3.0": 'printf "%s:%s" $.Values.image.repository ($.Values.image.tag | default $.Chart.AppVersion)',
+    "director:0.4.0": 'printf "%s:%s" $.Values.image.repository ($.Values.image.tag | default $.Chart.AppVersion)',
     "docker.io/valkey/valkey:9.1.2": "$.Values.redis.image",
     "maxmemory 1433mb": 'printf "maxmemory %s" $.Values.redis.maxmemory',
     "director.example.com": "$.Values.host",

@@ -154,7 +154,7 @@ def test_passwords_replace_the_words_in_the_users_file(tmp_path: Path, etc: Path
 def test_server_without_passwords_of_the_parts_admits_the_user_for_all(
     tmp_path: Path, etc: Path, programs: Path
 ) -> None:
-    """Secrets of the former release have only that one. A user without a password cannot log in."""
+    """Secrets of manifests before 0.3.0 have only that one. A user without a password cannot log in."""
     socket = placed(etc, tmp_path)
     env = {
         name: value
@@ -204,7 +204,7 @@ def sentinels_say(*answers: tuple[str, int]) -> str:
         (sentinels_say(("10.9.0.0", 3), ("10.9.0.2", 4)), ("10.9.0.0", 3), "10.9.0.2"),  # one has not heard of it yet
         (sentinels_say(("10.9.0.0", 0), ("10.9.0.0", 0)), ("10.9.0.2", 4), "10.9.0.2"),  # theirs are new disks
         ("exit 1", ("10.9.0.2", 4), "10.9.0.2"),  # all begin at once
-        ("exit 1", ("redis-2.redis-nodes", 4), "10.9.0.2"),  # the former release wrote it
+        ("exit 1", ("redis-2.redis-nodes", 4), "10.9.0.2"),  # manifests before 0.3.0 wrote it
         ("exit 1", None, "10.9.0.0"),  # the very first time
         ("echo ERR invalid password", ("10.9.0.1", 1), ""),  # no answer is no master; itself
     ],
@@ -332,7 +332,7 @@ def test_a_sentinel_keeps_its_state_and_accepts_new_passwords(tmp_path: Path, et
 def test_a_sentinel_finds_members_whose_services_have_other_addresses(
     tmp_path: Path, etc: Path, programs: Path
 ) -> None:
-    """The former release wrote names. A Sentinel that looks names up acts late while look-ups stall."""
+    """Manifests before 0.3.0 wrote names. A Sentinel that looks names up acts late while look-ups stall."""
     program(programs, "valkey-sentinel", "exit 0")
     conf = tmp_path / "sentinel.conf"
     conf.write_text(

@@ -24,9 +24,7 @@ LOSSES: Final = ("server", "group", "entry", "stream", "leases", "line", "turns"
 
 
 class QueueMachine(QueueSteps):
-    """All steps of all parties. `may_run_once`: the queue's `on_lost` may be `fail`."""
-
-    may_run_once = True
+    """All steps of all parties."""
 
     @initialize(
         wishes=st.lists(WISHES, min_size=2, max_size=4),
@@ -210,7 +208,6 @@ class QueueMachine(QueueSteps):
         runs_once=st.sampled_from([False, False, True]),
     )
     def set_policy(self, breaker_after: int, refuses_while_broken: bool, runs_once: bool = False) -> None:
-        runs_once = runs_once and self.may_run_once
         mine = policy(breaker_after, refuses_while_broken=refuses_while_broken, runs_once=runs_once)
         assert self.do(self.scripts.register(self.driver.queue, version=VERSION, policy=mine))
         self.model.breaker.set_after(breaker_after)

@@ -85,10 +85,8 @@ class LosingGatherer(Gatherer):
 
 class QueueSteps(RuleBasedStateMachine):
     """The steps of callers and directors. `held`: every claim ever handed out, stale ones included. `scan`: the most
-    entries that one claim looks at. `may_break_items`: a broken record may be among those of a batch.
+    entries that one claim looks at.
     """
-
-    may_break_items = True
 
     def __init__(self, server: Mortal, *, scan: int) -> None:
         super().__init__()
@@ -185,7 +183,7 @@ class QueueSteps(RuleBasedStateMachine):
     def flood_in_one_batch(self, lane: str, many: int, cost: float, fault: str, at: int) -> None:
         """Submit for all tenants in one turn of the loop. Some may be refused, and one be at fault, between others."""
         slots = int(self.do(self.driver.meta("slots")) or 0)
-        expected, calls, broken = [], [], at % many if self.breaks(fault) else None
+        expected, calls, broken = [], [], at % many if fault == "broken item" else None
         for number in range(many):
             name = TENANTS[number % len(TENANTS)]
             tenant = self.model.tenants[name]
@@ -209,7 +207,7 @@ class QueueSteps(RuleBasedStateMachine):
     def finish_in_one_batch(self, which: int, many: int, fault: str, at: int) -> None:
         """Finish claims in one turn of the loop, stale and repeated ones among them. One record may be at fault."""
         claims = [self.claim_of(which + number)[0] for number in range(many)]
-        broken = self.model.all[claims[at % many].id] if self.breaks(fault) else None
+        broken = self.model.all[claims[at % many].id] if fault == "broken item" else None
         if broken is not None and broken.stage == "claimed":
             kept = self.do(self.redis.hget(keys.record(broken.id), "seq"))
             self.do(self.redis.hset(keys.record(broken.id), "seq", ""))
@@ -224,9 +222,6 @@ class QueueSteps(RuleBasedStateMachine):
         assert [_became(answer) for answer in answers] == [_became(answer) for answer in expected]
         if broken is not None:
             self.do(self.redis.hset(keys.record(broken.id), "seq", kept))
-
-    def breaks(self, fault: str) -> bool:
-        return fault == "broken item" and self.may_break_items
 
     def _together(self, calls: list[Coroutine[Any, Any, Any]], fault: str) -> list[Any]:
         """Call in one turn of the loop. Before it the server forgets its scripts, or the reply is lost after it."""

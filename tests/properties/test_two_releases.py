@@ -5,8 +5,7 @@ The walks and the model are those of one release alone.
 
 import random
 from collections import Counter
-from collections.abc import Iterator
-from inspect import signature
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from hypothesis.stateful import initialize, run_state_machine_as_test
 
 from tests.properties.queue_machine import QueueMachine
 from tests.properties.test_queue_machine import BOUNDED, SCAN
-from tests.support.former_scripts import CALLS, EitherScripts, FormerScripts
+from tests.support.former_scripts import CALLS, EitherScripts, FormerScripts, parameters
 from tests.support.release import Release
 from tests.support.servers import RedisServer, redis_server
 
@@ -39,9 +38,6 @@ NOT_WALKED = {"stats"}
 class MixedMachine(QueueMachine):
     """A walk in which either release carries out each call."""
 
-    may_run_once = False  # the former release puts back what its holder gives back
-    may_break_items = False  # it leaves half of what it could not write
-
     def __init__(self, server: RedisServer, former: Release) -> None:
         self.former = former
         super().__init__(server, scan=SCAN)
@@ -55,6 +51,10 @@ class MixedMachine(QueueMachine):
     @initialize(seed=st.integers(0, 2**16))
     def toss_another_coin(self, seed: int) -> None:
         self.either.coin.seed(seed)
+
+    def _together(self, calls: list[Coroutine[Any, Any, Any]], fault: str) -> list[Any]:
+        with self.either.one_release():
+            return super()._together(calls, fault)
 
     def _drain(self) -> None:
         """First make the calls that a walk rarely reaches by chance."""
@@ -89,6 +89,6 @@ def test_no_mixture_of_releases_loses_doubles_or_strands_a_prediction(own_server
 
 async def test_the_former_release_has_the_pinned_calls(former: Release, server: RedisServer) -> None:
     theirs = FormerScripts(former, server.url)
-    found = {name: tuple(signature(getattr(theirs.scripts, name)).parameters) for name in CALLS}
+    found = {name: parameters(theirs.module, name) for name in CALLS}
     await theirs.aclose()
     assert found == CALLS

@@ -11,14 +11,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, fields
 
+from director.broker import scripts as our_scripts
 from director.broker.scripts import Scripts
 from director.core import errors
 from director.core.schema import NewPrediction
 from tests.support.release import FORMER, Release
 
-# The calls that the tests of two releases make, each with every parameter that 0.2.0 has for it.
+# The calls that the tests of two releases make, each with every parameter that 0.3.0 has for it. The fields of a new
+# prediction count as parameters of `enqueue`.
 CALLS: Final[Mapping[str, tuple[str, ...]]] = {
     name: tuple(parameters.split())
     for name, parameters in {
@@ -28,28 +30,29 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
         ),
         "bound": "queue mode max_queued",
         "cancel": "prediction_id account kind now_ms",
-        "claim": "queue consumer nonce count lease_s budget alone warm now_ms",
+        "claim": "queue consumer nonce count lease_s budget alone warm send now_ms",
         "depart": "queue ids site now_ms",
         "drop": "prediction_id queue now_ms",
         "enqueue": (
-            "prediction_id queue account model version kind deployment destination shard input lane cost url ticket"
-            " webhook events lifetime_ms late start_by_ms affinity weight most_queued most_running limits_rev metered"
-            " data_ttl_s idempotency trace now_ms"
+            "id input idempotency weight most_running most_queued limits_rev lifetime_ms start_by_ms bound"
+            " account queue lane shard cost model version kind deployment destination url ticket webhook events late"
+            " affinity metered data_ttl_ms waiter traceparent tracestate secret now_ms"
         ),
         "expire": "queue limit now_ms",
-        "extend": "queue consumer lease_s claims slots state about now_ms",
+        "extend": "queue consumer lease_s claims slots state swap about now_ms",
         "finish": (
-            "prediction_id token status error code output logs metrics ran_ms grace_s over_ms seq events now_ms"
+            "prediction_id queue token status error code output logs metrics ran_ms grace_s over_ms claimed_ms ahead_ms"
+            " seq events now_ms"
         ),
-        "get": "prediction_id outlook now_ms",
+        "get": "prediction_id outlook whole size now_ms",
         "limit": "queue tenant weight most_running revision",
-        "pause": "queue paused tenant revision now_ms",
+        "pause": "queue paused tenant revision by now_ms",
         "promote": "queue limit now_ms",
-        "reap": "queue limit now_ms",
+        "reap": "queue limit lease_s now_ms",
         "reconcile": "queue start count lease_s now_ms",
         "recover": "queue lane number cursor count idle_s now_ms",
         "register": "queue version policy",
-        "release": "prediction_id token spent delay_s error code now_ms",
+        "release": "prediction_id token spent delay_s error code began claimed_ms now_ms",
         "resize": "queue streams",
         "retire": "queue silent_s now_ms",
         "revive": "prediction_id now_ms",
@@ -59,52 +62,40 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
     }.items()
 }
 
-# Parameters of ours that 0.2.0 lacks. A call that gives one of them is made by this release alone.
-OURS_ALONE: Final[Mapping[str, frozenset[str]]] = {
-    "claim": frozenset({"send"}),
-    "enqueue": frozenset({"bound", "secret", "waiter"}),
-    "extend": frozenset({"swap"}),
-    "finish": frozenset({"ahead_ms", "claimed_ms"}),
-    "get": frozenset({"size", "whole"}),
-    "pause": frozenset({"by"}),
-    "reap": frozenset({"lease_s"}),
-    "release": frozenset({"began", "claimed_ms"}),
-}
+# Parameters of ours that 0.3.0 lacks, by call. A call that gives one of them is made by this release alone.
+OURS_ALONE: Final[Mapping[str, frozenset[str]]] = {}
 
-# Parameters of ours that 0.2.0's calls do without: it finds their values in the record.
-FOUND: Final[Mapping[str, frozenset[str]]] = {"finish": frozenset({"queue"})}
+# Parameters of ours that 0.3.0's calls do without, by call: it finds their values in the record.
+FOUND: Final[Mapping[str, frozenset[str]]] = {}
 
-# Fields of NewPrediction that 0.2.0's `enqueue` takes by other names.
-FORMER_NAMES: Final = {
-    "id": "prediction_id",
-    "data_ttl_ms": "data_ttl_s",
-    "traceparent": "trace",
-    "tracestate": "trace",
-}
+# Parameters of ours that 0.3.0 takes by other names, by call.
+FORMER_NAMES: Final[Mapping[str, Mapping[str, str]]] = {}
 
-# The errors that 0.2.0's calls raise, by its names.
+# The errors that 0.3.0's calls raise, by its names.
 ERRORS: Final[Mapping[str, type[Exception]]] = {
+    "BackendFull": errors.BackendFull,
     "BackendUnavailable": errors.BackendUnavailable,
     "IdempotencyMismatch": errors.IdempotencyMismatch,
     "QueueRefused": errors.QueueRefused,
     "UnknownQueue": errors.UnknownQueue,
 }
 
+# A field of a new prediction that has its default is left out of the call, as if its caller had not given it.
+DEFAULTS: Final = {field.name: field.default for field in fields(NewPrediction)}
+
 
 class FormerScripts:
-    """0.2.0's calls, sent on its own connections. `carried_out` counts them by our names."""
+    """0.3.0's calls, sent on its own connections. `carried_out` counts them by our names."""
 
     def __init__(self, release: Release, url: str) -> None:
         named = FORMER.modules
         with _instead_of_ours(release.folder):
             gatherer = importlib.import_module(named["gatherer"])
-            texts = {path.stem: gatherer.source(path.stem) for path in (release.folder / "lua").glob("*.lua")}
-            scripts = importlib.import_module(named["scripts"])
+            self.module: Any = importlib.import_module(named["scripts"])
             redis_client = importlib.import_module(named["redis_client"])
-        # later it would read our lua/
-        vars(gatherer)["source"] = texts.__getitem__
+        assert release.folder in gatherer.LUA.parents, "it would send our scripts"
         self._gatherer = gatherer.Gatherer(redis_client.client(url))
-        self.scripts: Any = scripts.Scripts(self._gatherer)
+        self.scripts: Any = self.module.Scripts(self._gatherer)
         self.carried_out: Counter[str] = Counter()
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
@@ -122,8 +113,10 @@ class FormerScripts:
 
     async def _ask(self, name: str, arguments: Mapping[str, Any]) -> Any:
         self.carried_out[name] += 1
+        renamed = FORMER_NAMES.get(name, {})
+        arguments = {renamed.get(parameter, parameter): value for parameter, value in arguments.items()}
         try:
-            return await getattr(self.scripts, name)(**arguments)
+            return await getattr(self.scripts, name)(**(self._filed(arguments) if name == "enqueue" else arguments))
         except Exception as exc:
             kind = ERRORS.get(type(exc).__name__)
             if kind is None:
@@ -133,6 +126,13 @@ class FormerScripts:
             vars(ours).update(vars(exc))
             raise ours from exc
 
+    def _filed(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Put the fields of a new prediction together, in the former release's own type."""
+        own = signature(self.scripts.enqueue).parameters
+        options = {name: value for name, value in arguments.items() if name in own}
+        prediction = {name: value for name, value in arguments.items() if name not in own}
+        return {"prediction": self.module.NewPrediction(**prediction), **options}
+
 
 class EitherScripts:
     """The calls of both releases as one: a coin decides each call. Both know only what is in Redis."""
@@ -140,43 +140,55 @@ class EitherScripts:
     def __init__(self, ours: Any, theirs: FormerScripts, coin: random.Random) -> None:
         self._ours = ours
         self._theirs = theirs
+        self._is_ours: bool | None = None
         self.coin = coin
         self.carried_out: Counter[str] = Counter()
+
+    @contextmanager
+    def one_release(self) -> Iterator[None]:
+        """Toss once for all calls of this block: calls of one batch come from one process, which keeps their order."""
+        self._is_ours = self._toss()
+        try:
+            yield
+        finally:
+            self._is_ours = None
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
         ours, theirs, alone = getattr(self._ours, name), getattr(self._theirs, name), OURS_ALONE.get(name, frozenset())
 
         def call(*args: Any, **options: Any) -> Awaitable[Any]:
-            is_ours = self.coin.random() < 0.5 or not alone.isdisjoint(by_name(name, args, options))
+            tossed = self._toss() if self._is_ours is None else self._is_ours
+            is_ours = tossed or not alone.isdisjoint(by_name(name, args, options))
             self.carried_out[name] += is_ours
             awaited: Awaitable[Any] = (ours if is_ours else theirs)(*args, **options)
             return awaited
 
         return call
 
+    def _toss(self) -> bool:
+        return self.coin.random() < 0.5
+
+
+def parameters(module: Any, name: str) -> tuple[str, ...]:
+    """Return the parameters of one call in a release's module of scripts."""
+    _, *own = signature(getattr(module.Scripts, name)).parameters
+    return (*module.NewPrediction.__struct_fields__, *own[1:]) if name == "enqueue" else tuple(own)
+
 
 def our_parameters(name: str) -> set[str]:
-    ours = set(signature(getattr(Scripts, name)).parameters) - {"self"} - FOUND.get(name, set())
-    if name != "enqueue":
-        return ours
-    fields = {FORMER_NAMES.get(field, field) for field in NewPrediction.__struct_fields__}
-    return ours - {"prediction"} | fields
+    """Return the parameters of one of our calls, by the former release's names."""
+    renamed = FORMER_NAMES.get(name, {})
+    ours = set(parameters(our_scripts, name)) - FOUND.get(name, frozenset())
+    return {renamed.get(parameter, parameter) for parameter in ours}
 
 
 def by_name(name: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of one of our calls by our names, without those that the former release finds itself."""
     arguments = dict(signature(getattr(Scripts, name)).bind(None, *args, **options).arguments)
-    for found in {"self"} | FOUND.get(name, set()):
-        del arguments[found]
-    return _apart(**arguments) if name == "enqueue" else arguments
-
-
-def _apart(prediction: NewPrediction, **options: Any) -> dict[str, Any]:
-    fields = {name: value for name, value in asdict(prediction).items() if value not in (None, "", False)}
-    trace = {name: fields.pop(name) for name in ("traceparent", "tracestate") if name in fields}
-    fields["shard"] = tuple(map(int, fields["shard"].split(",")))
-    if "data_ttl_ms" in fields:
-        fields["data_ttl_ms"] /= 1000
-    return {FORMER_NAMES.get(name, name): value for name, value in fields.items()} | {"trace": trace} | options
+    if name == "enqueue":
+        prediction = asdict(arguments.pop("prediction"))
+        arguments |= {field: value for field, value in prediction.items() if value != DEFAULTS[field]}
+    return {given: value for given, value in arguments.items() if given not in {"self"} | FOUND.get(name, frozenset())}
 
 
 @contextmanager

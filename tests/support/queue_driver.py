@@ -156,10 +156,7 @@ class QueueDriver:
         return await self.scripts.cancel(prediction_id, account=account, now_ms=self.now_ms)
 
     async def pause(self, *, paused: bool = True, tenant: str = "", revision: int | None = None, by: str = "") -> None:
-        given: dict[str, Any] = {"by": by} if by else {}  # the former release does not know it
-        await self.scripts.pause(
-            self.queue, paused=paused, tenant=tenant, revision=revision, now_ms=self.now_ms, **given
-        )
+        await self.scripts.pause(self.queue, paused=paused, tenant=tenant, revision=revision, by=by, now_ms=self.now_ms)
 
     async def limit(self, tenant: str = ACCOUNT, *, weight: float = 1, most_running: int | None = None) -> None:
         await self.scripts.limit(self.queue, tenant, weight=weight, most_running=most_running)

@@ -13,7 +13,7 @@ addresses() {  # "NAME ADDRESS" of each member
     done
 }
 
-former_addresses() {  # those that are in sentinel.conf: names, if the former release wrote it
+former_addresses() {  # those that are in sentinel.conf: names, if manifests before 0.3.0 wrote it
     cat "$data/members" 2> /dev/null || printf '%s\n' redis-0 redis-1 redis-2 | sed 's/.*/& &.redis-nodes/'
 }
 

@@ -28,8 +28,8 @@ changes=$(
 own='requirepass|user default|sentinel (announce-ip|announce-hostnames|resolve-hostnames|sentinel-pass|auth-pass director)'
 sed -i -e "$changes" "$conf"
 sed -i -E -e "/^($own) /d" "$conf"
-# During an upgrade Sentinels of the former release know a member by its name and by its address. A member that is listed
-# twice is an error at the start. A replica that is the master would get the order to copy itself
+# During an upgrade Sentinels of manifests before 0.3.0 know a member by its name and by its address. A member that is
+# listed twice is an error at the start. A replica that is the master would get the order to copy itself
 awk 'NR == FNR { if ($2 == "monitor") master = $4; next }
     $2 == "known-replica" && ($4 == master || known[$4]++) { next } { print }' "$conf" "$conf" > "$conf.new"
 mv "$conf.new" "$conf"
