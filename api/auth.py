@@ -194,7 +194,6 @@ async def get_account(request: Request) -> Response:
     refusals={404},
 )
 async def get_webhook_secret(request: Request) -> Response:
-    """Answer 403 to a token that may only read: with the secret a caller can sign as we do."""
     account = request.account
     secrets = await request.services.accounts.webhook_secrets(account.name)
     if not secrets:

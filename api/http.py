@@ -53,6 +53,7 @@ MEDIA_TYPE: Final = "application/json"
 # a model server in Rust reads at most 128 levels, and the envelope takes a few of them
 MAX_NESTING: Final = 100
 LONGEST_S: Final = 30.0
+MOST_DIGITS: Final = 20
 QUOTED: Final = re.compile(r"(?<=^Invalid enum value) .*?( - at `[^`]*`)?$", re.DOTALL)
 OPEN, CLOSE = b"[{", b"]}"
 STRUCTURE: Final = OPEN + CLOSE + b'"'
@@ -246,7 +247,7 @@ def number_of(request: BaseRequest, name: str, *, default: int, least: int, most
     text = request.query_params.get(name, "")
     if not text:
         return default
-    if not (text.isascii() and text.isdecimal() and least <= int(text[:20]) <= most):
+    if not (len(text) <= MOST_DIGITS and text.isascii() and text.isdecimal() and least <= int(text) <= most):
         raise invalid_field("number", name, f"Must be a whole number from {least} to {most}")
     return int(text)
 

@@ -75,7 +75,7 @@ def prose(text: str) -> str:
     return CODE.sub(r"<code>\1</code>", escape(text))
 
 
-def operation_html(document: Mapping[str, Any], each: Operation, *, types: str = "", refusals: str = "") -> str:
+def operation_html(each: Operation, *, types: str = "", refusals: str = "") -> str:
     """Return all about an operation but its heading. `types`, `refusals`: the addresses of the pages that have them."""
     written = each.written
     scopes = [scope for one in written["security"] for scope in one["token"]]
@@ -145,15 +145,15 @@ def curl(each: Operation) -> str:
     return " \\\n  ".join(lines)
 
 
-def type_html(name: str, schema: Mapping[str, Any], *, types: str = "") -> str:
+def type_html(schema: Mapping[str, Any]) -> str:
     about = f"<p>{prose(schema.get('description', ''))}</p>"
     if "properties" not in schema:
-        return f"{about}\n<p>{_type({key: schema[key] for key in schema if key != 'title'}, types)}</p>"
+        return f"{about}\n<p>{_type({key: schema[key] for key in schema if key != 'title'})}</p>"
     must = set(schema.get("required", ()))
     rows = [
         (
             f"<code>{escape(field)}</code>",
-            _type(its, types),
+            _type(its),
             "always" if field in must else "",
             prose(its.get("description", "")),
         )
@@ -173,7 +173,7 @@ def refusals_html(document: Mapping[str, Any]) -> str:
     return _table(("status", "meaning"), rows)
 
 
-def _type(schema: Mapping[str, Any], types: str) -> str:
+def _type(schema: Mapping[str, Any], types: str = "") -> str:
     """Return a type in a few words, with links to the types of the document."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
@@ -215,7 +215,7 @@ def _chapter(document: Mapping[str, Any], title: str, tags: Iterable[str]) -> tu
     """Return a chapter's line of the contents, and the chapter."""
     anchor, found = title.split()[0].lower(), list(operations(document, tags))
     lines = "".join(f'<li><a href="#{each.name}">{escape(each.summary)}</a></li>' for each in found)
-    cards = "\n".join(_card(each.name, each.summary, operation_html(document, each)) for each in found)
+    cards = "\n".join(_card(each.name, each.summary, operation_html(each)) for each in found)
     return (
         f'<li><a href="#{anchor}">{escape(title)}</a><ul>{lines}</ul></li>',
         f'<h2 id="{anchor}">{escape(title)}</h2>\n{cards}',
@@ -226,7 +226,7 @@ def page(document: Mapping[str, Any]) -> str:
     """Return the page `/docs`. Its links are relative, so a proxy may serve it below a path of its own."""
     contents, chapters = zip(*(_chapter(document, *each) for each in CHAPTERS.items()), strict=True)
     schemas = sorted(document["components"]["schemas"].items())
-    types = "\n".join(_card(f"type-{name}", name, type_html(name, schema)) for name, schema in schemas)
+    types = "\n".join(_card(f"type-{name}", name, type_html(schema)) for name, schema in schemas)
     version = escape(document["info"]["version"])
     return f"""<!doctype html>
 <html lang="en" data-theme="auto">

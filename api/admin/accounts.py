@@ -187,7 +187,6 @@ async def get_account_of_all(request: Request) -> Response:
     answers=DETAIL,
 )
 async def change_account(request: Request) -> Response:
-    """Check the whole body before anything is changed."""
     administration, name, by = await _target(request)
     asked = await decoded(request, AccountChange, max_bytes=MAX_BODY)
     limits = _written(asked.limits)
@@ -211,7 +210,6 @@ async def change_account(request: Request) -> Response:
     answers={200: Answer("The account, and what became of its predictions.", SuspendedAccount)},
 )
 async def suspend_account(request: Request) -> Response:
-    """Suspend the account at every site. After the answer nothing more of the account starts."""
     administration, name, by = await _target(request)
     asked = await decoded(request, AskedSuspension, max_bytes=MAX_BODY)
     ended = [await administration.suspend(name, asked.policy, asked.reason, by=by, within_s=LONGEST_S)]
@@ -232,7 +230,6 @@ async def suspend_account(request: Request) -> Response:
     answers=DETAIL,
 )
 async def resume_account(request: Request) -> Response:
-    """Lift the suspension. What was held runs again; what was ended does not come back."""
     administration, name, by = await _target(request)
     await administration.resume(name, by=by)
     for site in others(request):
@@ -268,7 +265,6 @@ async def list_tokens(request: Request) -> Response:
     answers={201: Answer("The token, this once with its secret.", MadeToken)},
 )
 async def create_token(request: Request) -> Response:
-    """Return the secret as `token`. No other answer ever has it."""
     administration, name, by = await _target(request)
     asked = await decoded(request, AskedToken, max_bytes=MAX_BODY)
     expires_ms = None if asked.expires_at is None else int(asked.expires_at.timestamp() * 1000)
@@ -291,7 +287,6 @@ async def create_token(request: Request) -> Response:
     answers={204: NO_BODY},
 )
 async def revoke_token(request: Request) -> Response:
-    """Revoke the token. An API process that has it cached accepts it until the cache expires."""
     administration, name, by = await _target(request)
     tokens = await administration.accounts.tokens.of(name)
     found = next((token for token in tokens if token.id == request.path_params["id"]), None)

@@ -74,7 +74,6 @@ async def get_config(request: Request) -> Response:
     refusals={412},
 )
 async def change_config(request: Request) -> Response:
-    """Replace the whole configuration. With `If-Match`, only while the revision is still that one."""
     model, was = _named(request), _was(request)
     config = await decoded(request, ModelConfig, max_bytes=MAX_BODY)
     await _write(request, model, config, by=named(request.account), was=was)

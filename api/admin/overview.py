@@ -122,10 +122,7 @@ class LiveEvent(Struct, frozen=True):
     refusals={422},
 )
 async def follow_live(request: Request) -> Response:
-    """Send a `snapshot` at once, and one every few seconds. While Redis is away, send `away`.
-
-    A watcher is served only as long as its token has the scope `admin`, and counts as a reader of a stream.
-    """
+    """Serve a watcher only as long as its token has the scope `admin`. It counts as a reader of a stream."""
     count = number_of(request, "snapshots", default=0, least=1, most=MOST_SNAPSHOTS)
     if request.method == "HEAD":
         return Response(headers=STREAM)

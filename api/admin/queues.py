@@ -314,7 +314,6 @@ async def drain_queue(request: Request) -> Response:
     body=AskedSize,
 )
 async def resize_queue(request: Request) -> Response:
-    """Change the streams of each lane. `read` is more than `streams` until the other streams are empty."""
     queue, by = await _queue_and_operator(request)
     asked = await decoded(request, AskedSize, max_bytes=MAX_BODY)
     await request.services.queue_administration.resize(queue, streams=asked.streams, by=by)

@@ -25,7 +25,7 @@ from api.files.outputs import BYTES, PART, store_of, stored_response
 from api.http import PAGE_SIZE, Request, base_url, cursor_of, decode_json, json_response, walked_page
 from api.route import CURSOR, Answer, Body, Parameter, Route, changes, deletes, reads
 from api.services import Services
-from director.core.errors import BackendUnavailable
+from director.core.errors import BackendFull, BackendUnavailable
 from director.core.ids import FileId, is_file_id, new_file_id
 from director.core.schema import Page
 from director.core.view import iso
@@ -130,7 +130,6 @@ async def create_file(request: Request) -> Response:
     answers={200: Answer("A page, newest first.", Page[File])},
 )
 async def list_files(request: Request) -> Response:
-    """List 100 files a page. A file that expired recently is missing from its page."""
     account, services, cursor, base = request.account, request.services, cursor_of(request), base_url(request)
     newest_first = cursor is None or not cursor.backwards
     bound = {} if cursor is None else {"high" if newest_first else "low": f"({cursor.at}"}
@@ -163,7 +162,6 @@ async def get_file(request: Request) -> Response:
     about="The file is gone at once. A prediction that has fetched it already keeps its copy.",
 )
 async def delete_file(request: Request) -> Response:
-    """Delete the file at once. A prediction that has fetched it keeps its copy."""
     account, services = request.account, request.services
     file = await _file(request, account.name)
     await services.caller_files.remove(file)
@@ -200,7 +198,6 @@ async def delete_file(request: Request) -> Response:
     refusals={416, 503},
 )
 async def download_file(request: Request) -> Response:
-    """Answer 404 for anything wrong with the address."""
     services, query = request.services, request.query_params
     owner, expiry, signature = (query.get(name, "") for name in ("owner", "expiry", "signature"))
     file_id = _id_of(request)
@@ -220,13 +217,19 @@ async def download_file(request: Request) -> Response:
 async def _stored(services: Services, store: FileStore, form: Form, account: Account) -> CallerFile:
     """Store the file of a form and record it. Deletes what was stored of a file that is refused."""
     name = CallerFileName(account.name, new_file_id(created := services.clock.now_ms()), "bin")
-    upload = _Upload(services, store, form, account, name)
+    upload, file = _Upload(services, store, form, account, name), None
     try:
         with anyio.fail_after(LONGEST_S + STORING_S):
             await upload.take()
             file = upload.record(created=created, life_ms=int(services.settings.files_ttl_s * 1000))
             await upload.count(file)
             await services.caller_files.add(file)
+    except BackendFull:  # the caller will try again
+        await upload.discard()
+        if file is not None:  # the reply to an earlier try may have been lost
+            with suppress(BackendUnavailable):
+                await services.caller_files.remove(file)
+        raise
     except BackendUnavailable:
         raise  # the record may have been written: the keeper finds out and cleans up
     except TimeoutError as exc:

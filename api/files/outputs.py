@@ -16,8 +16,10 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
 from api import errors
+from api.errors import Problem
 from api.http import Request, prediction_id_of
 from api.route import Answer, Parameter, Route
+from api.sites.sites import refuse_moved, sites_of
 from director.core.ids import PredictionId
 from director.files.store import PLAIN_TYPE, FileName, FileStore, OpenFile
 
@@ -99,8 +101,15 @@ async def _ordered(request: Request, verb: str, what: str) -> FileStore:
     query = request.query_params
     given = {"expires": query.get("expires", ""), "signature": query.get("signature", "")}
     if not await request.services.links.is_ordered(verb, what, **given):
+        await _refuse_moved(request)
         raise errors.forbidden("This address is not good, or not good any more.")
     return store_of(request)
+
+
+async def _refuse_moved(request: Request) -> None:
+    """Raise Moved if another of our sites may have signed this address, since it has the prediction now."""
+    if sites_of(request) is not None:
+        await refuse_moved(request)
 
 
 def store_of(request: Request) -> FileStore:
@@ -203,17 +212,25 @@ RUN_BY_BROWSERS: Final = frozenset({"image/svg+xml"})
     of=_prediction_of,
 )
 async def get_output(request: Request) -> Response:
-    """Answer 403 for a wrong or expired signature, and 404 for a file that is gone."""
-    name, query, services = _name(request), request.query_params, request.services
+    name = _name(request)
+    try:
+        file = await _signed(request, name)
+    except Problem:
+        await _refuse_moved(request)
+        raise
+    return stored_response(request, file, digest=name.digest, headers=_headers(name, file))
+
+
+async def _signed(request: Request, name: FileName) -> OpenFile:
+    query, services = request.query_params, request.services
     if services.files is None:
         raise errors.not_found()
     expires, signature = query.get("expires", ""), query.get("signature", "")
     if not await services.links.are_good(str(name), of=name.prediction_id, expires=expires, signature=signature):
         raise errors.forbidden("This address is not good, or not good any more.")
-    file = await services.files.open(name)
-    if file is None:
+    if (file := await services.files.open(name)) is None:
         raise errors.not_found()
-    return stored_response(request, file, digest=name.digest, headers=_headers(name, file))
+    return file
 
 
 def _headers(name: FileName, file: OpenFile) -> dict[str, str]:

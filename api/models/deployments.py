@@ -120,7 +120,6 @@ async def list_deployments(request: Request) -> Response:
     answers={200: Answer("The deployment, with its first release.", DeploymentView)},
 )
 async def create_deployment(request: Request) -> Response:
-    """Answer 200 and not 201, as Replicate does."""
     services = request.services
     new = _parse(await read_body(request, max_bytes=services.settings.max_body_bytes), NewDeployment)
     await _refuse_missing(request, new.model, new.version)
@@ -155,9 +154,7 @@ async def get_deployment(request: Request) -> Response:
     answers={200: Answer("The deployment as it is then.", DeploymentView)},
 )
 async def update_deployment(request: Request) -> Response:
-    """Create a new release, if the body changes anything. No instances at most disables it: it refuses predictions, and
-    those under way are canceled. Where that fails half way, the same request continues.
-    """
+    """Release what the body changes. Where canceling the predictions fails half way, the same request continues."""
     services, deployment = request.services, await _named(request)
     asked = _parse(await read_body(request, max_bytes=services.settings.max_body_bytes), DeploymentChange)
     if asked.version:
@@ -191,7 +188,6 @@ async def update_deployment(request: Request) -> Response:
     about="Predictions that were created by it go on.",
 )
 async def delete_deployment(request: Request) -> Response:
-    """Delete the deployment. The predictions that were created by it go on."""
     deployment = await _named(request)
     for _ in range(TRIES):
         if await request.services.deployments.delete(deployment) == "written":
@@ -220,12 +216,18 @@ async def create_of_deployment(request: Request) -> Response:
 
 
 async def _cancel_all(request: Request, deployment: Deployment) -> None:
-    """Cancel the live predictions of a deployment at every site. Earlier releases may have some in other queues."""
+    """Cancel the live predictions of a deployment at every site, as long as this is its release. Earlier releases may
+    have some in other queues.
+    """
+    deployments = request.services.deployments
     for services in (request.services, *(site.services for site in others(request))):
         for queue in await services.catalog.queues():
             if model_and_kind(queue)[0] != deployment.release.model:
                 continue
             async for found in services.predictions.live_of(queue, deployment.full_name):
+                # A deployment that was enabled meanwhile may have new predictions, at the end of its queues.
+                if found and await deployments.get(deployment.owner, deployment.name) != deployment:
+                    return
                 cancels = (services.scripts.cancel(each, account=account) for each, account in found)
                 await asyncio.gather(*cancels)
 

@@ -514,7 +514,6 @@ async def get_version(request: Request) -> Response:
     refusals={422},
 )
 async def delete_version(request: Request) -> Response:
-    """Delete a version of a private model; operators may delete any. 422 says what still needs the version."""
     model = await own_model(request, private="a version of a private model")
     version_id, services = _id(request), request.services
     if not await services.catalog.has_version(model.name, version_id):

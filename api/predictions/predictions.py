@@ -20,7 +20,7 @@ from api.http import Request, json_response, number_of, prediction_id_of, read_b
 from api.lookups import VersionRef
 from api.predictions.intake import accept, submit
 from api.predictions.listing import list_of_kind
-from api.sites.sites import no_version, sites_of, version_named
+from api.sites.sites import no_version, refuse_moved, sites_of, version_named
 from director.broker.replies import Redelivered
 from director.core.errors import BackendUnavailable, DirectorError
 from director.core.ids import MODEL_NAME, VERSION_ID, Kind, PredictionId
@@ -127,6 +127,7 @@ async def delete(request: Request) -> Response:
         case "unknown":
             raise errors.not_found()
         case "running":
+            await refuse_moved(request)
             raise errors.not_terminal("Cancel it first: only a prediction that has ended can be deleted.")
         case "erased":
             await services.scripts.delist(prediction_id, account=account.name)
@@ -405,6 +406,8 @@ async def get_webhooks(request: Request) -> Response:
 async def redeliver(request: Request) -> Response:
     whose = None if "admin" in request.account.scopes else request.account.name
     if refusal := REFUSALS.get(await request.services.scripts.redeliver(request.prediction_id, account=whose)):
+        if refusal is errors.not_terminal:
+            await refuse_moved(request)
         raise refusal()
     return await get_webhooks(request)
 
@@ -456,7 +459,6 @@ class BatchResults(Struct, frozen=True):
     answers={200: route.Answer("What became of each, in the order of the request.", BatchResults)},
 )
 async def create_batch(request: Request) -> Response:
-    """Answer 200 with a result for each. A body that is not a batch is refused whole."""
     body = await read_body(request, max_bytes=request.services.settings.max_batch_bytes)
     given = await _unless_large(body, partial(bodies.parse_batch, body, most=MOST))
     if sites_of(request) is None:

@@ -51,7 +51,8 @@ class Next(Enum):
     GO_ON = auto()
     WAIT = auto()
     TAKE_TURN = auto()  # nothing was sent: the next event is large
-    LEAVE = auto()
+    LEAVE = auto()  # all was sent
+    HANG_UP = auto()  # it goes on elsewhere
 
 
 class Readers:
@@ -106,11 +107,9 @@ class Readers:
             return False
         with self.holding():
             try:
-                await Reader(self, prediction_id, account, mark, send).read(is_over=is_over)
+                return await Reader(self, prediction_id, account, mark, send).read(is_over=is_over)
             except TimeoutError:
                 log.info("disconnected a reader that takes nothing", extra={"prediction": prediction_id})
-            else:
-                return True
         return False
 
     @contextmanager
@@ -149,12 +148,14 @@ class Reader:
         self._limit: anyio.CancelScope | None = None
         self._piece: asyncio.Timeout | None = None
 
-    async def read(self, *, is_over: bool) -> None:
-        """Send the stream to its end. Raises TimeoutError if the client takes nothing."""
+    async def read(self, *, is_over: bool) -> bool:
+        """Send the stream to its end. Returns False if it goes on at another server. Raises TimeoutError if the client
+        takes nothing.
+        """
         waiters = self._readers.waiters
         with nullcontext(News()) if is_over else waiters.listening(self._id) as news:
             then = Next.GO_ON
-            while then is not Next.LEAVE:
+            while then not in (Next.LEAVE, Next.HANG_UP):
                 await self._pace()
                 events = news.take()
                 try:
@@ -167,6 +168,7 @@ class Reader:
                     then, news.events = Next.WAIT, None
                 if then is Next.WAIT:
                     await self._wait(news)
+        return then is Next.LEAVE
 
     async def _sent_on(self, events: list[Event] | None) -> bool:
         """Send events that came with the news. Returns False if the log has to be read: none came, one is missing, or
@@ -183,7 +185,7 @@ class Reader:
         """Send what comes next. No page is held while the reader waits for more."""
         page = await self._readers.look(self._id, self._frames.mark.seq, whole=has_turn)
         if page is not None and page.moved:
-            return Next.LEAVE  # a reader that connects again gets the new place
+            return Next.HANG_UP  # a reader that connects again gets the new place
         if page is None or page.is_removed:
             await self._send(self._frames.removed())
             return Next.LEAVE

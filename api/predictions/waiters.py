@@ -3,7 +3,7 @@ with the name of the process that waits, which gets its ending published with al
 prediction's own channel is subscribed to only by requests that read its events, or wait for another request's
 prediction. Its messages are hints to look, at a bounded pace, and a small event comes with its own. Every waiter looks
 every two seconds, and less often where thousands wait, so a lost message costs time and never an answer. A director of
-the former release publishes no endings: once one is found, the channels are used as well for a minute.
+release 0.2.0 publishes no endings: once one is found, the channels are used as well for a minute.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from director.broker import keys
-from director.broker.redis_client import ask, text
+from director.broker.redis_client import pipelined, text
 from director.broker.replies import event
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
@@ -373,16 +373,14 @@ class Glances:
     async def at(self, ids: Sequence[PredictionId]) -> list[Glance]:
         """Return a glance at each. A prediction that is gone has an empty status, model and version."""
 
-        async def read() -> list[Any]:
-            pipe = self._redis.pipeline(transaction=False)
+        def read(pipe: Any) -> None:
             for prediction_id in ids:
                 pipe.hmget(keys.record(prediction_id), FIELDS)
                 pipe.strlen(keys.input_data(prediction_id))
                 pipe.hstrlen(keys.output_data(prediction_id), "output")
                 pipe.hstrlen(keys.output_data(prediction_id), "logs")
-            return await pipe.execute()
 
-        replies = iter(await ask(read) if ids else [])
+        replies = iter(await pipelined(self._redis, read))
         looked = [(each, *(next(replies) for _ in range(4))) for each in ids]
         in_files = await self._bytes_in_files(looked)
         glances = []
@@ -397,15 +395,13 @@ class Glances:
         inputs = [each for each, _, size, *_ in looked if size == REFERENCE_BYTES]
         outputs = [each for each, _, _, size, _ in looked if size == REFERENCE_BYTES]
 
-        async def read() -> list[Any]:
-            pipe = self._redis.pipeline(transaction=False)
+        def read(pipe: Any) -> None:
             for each in inputs:
                 pipe.get(keys.input_data(each))
             for each in outputs:
                 pipe.hget(keys.output_data(each), "output")
-            return await pipe.execute()
 
-        kept = await ask(read) if inputs or outputs else []
+        kept = await pipelined(self._redis, read)
         found = Counter[PredictionId]()
         for each, reference in zip([*inputs, *outputs], map(reference_in, kept), strict=True):
             found[each] += reference.size if reference else 0
@@ -415,14 +411,9 @@ class Glances:
         # one look at a time, or a crowd would take every connection; every call made before the look begins is in it
         async with self._looking:
             asked, self._asked, self._answers = list(self._asked), {}, None
-
-            async def read() -> list[bytes | None]:
-                pipe = self._redis.pipeline(transaction=False)
-                for prediction_id in asked:
-                    pipe.hget(keys.record(prediction_id), "status")
-                return await pipe.execute()
-
-            statuses = await ask(read)
+            statuses = await pipelined(
+                self._redis, lambda pipe: [pipe.hget(keys.record(each), "status") for each in asked]
+            )
         return {
             prediction_id: status is not None and text(status) in TERMINAL
             for prediction_id, status in zip(asked, statuses, strict=True)

@@ -18,7 +18,7 @@ from api.errors import invalid_header
 from api.services import Services
 from api.sites.sites import Site, Sites
 from director.broker.replies import Accepted, Bound
-from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, UnknownQueue
+from director.core.errors import BackendFull, BackendUnavailable, IdempotencyMismatch, QueueRefused, UnknownQueue
 from director.core.ids import PredictionId, created_ms_of, new_prediction_id
 from director.store.accounts import Account
 from director.store.catalog import Version
@@ -67,7 +67,10 @@ async def place(sites: Sites, run: Submission, enter: Enter) -> tuple[Accepted, 
             site.expect(version.queue, -1)
             refused = refused if isinstance(refused, QueueRefused) else exc
         except BackendUnavailable as exc:
-            site.failed(str(exc))
+            if isinstance(exc, BackendFull):  # it answers: lists, tokens and models are still read there
+                site.expect(version.queue, -1)
+            else:
+                site.failed(str(exc))
             if not exc.is_untouched:
                 raise
             refused = refused or exc

@@ -265,6 +265,13 @@ async def where_it_is(
     return await act(services)
 
 
+async def refuse_moved(request: Request) -> None:
+    """Raise Moved if the request's prediction went to another server, for what only its record here tells."""
+    known = await request.services.scripts.replay(request.prediction_id, after=0, count=0, most_bytes=0)
+    if known is not None and known.moved:
+        raise Moved(known.moved)
+
+
 def services_at(request: BaseRequest, prediction_id: PredictionId) -> Services:
     """Return the services of the site where the prediction was placed; 404 if there is no such site."""
     if (sites := sites_of(request)) is None:

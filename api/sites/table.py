@@ -4,7 +4,6 @@ environment variables. Every error says where in the file it is.
 """
 
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from msgspec.structs import replace
 
 from director.core.errors import SettingsError
 from director.core.ids import MODEL_NAME
+from director.core.pool_file import read_toml
 from director.core.settings import ApiSettings, mistake
 
 Placement = Literal["random", "least-wait"]
@@ -64,7 +64,6 @@ def in_order(candidates: Sequence[Candidate], placement: Placement, draw: Callab
     return sorted(lots, key=rank)
 
 
-MOST_BYTES: Final = 256 * 1024
 Value = TypeVar("Value", bound=Hashable)
 SITE_NAME: Final = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
 # Nothing that could be an address, so that an error never shows a value with its password
@@ -101,15 +100,7 @@ class SiteTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 def read_sites(path: Path) -> SiteTable:
     try:
-        with path.open("rb") as file:
-            text = file.read(MOST_BYTES + 1)
-        if len(text) > MOST_BYTES:
-            raise SettingsError(f"{path} is longer than {MOST_BYTES} bytes.")
-        table = msgspec.convert(tomllib.loads(text.decode()), SiteTable)
-    except OSError as exc:
-        raise SettingsError(f"{path} cannot be read: {exc.strerror}.") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise SettingsError(f"{path} is not TOML: {exc}") from exc
+        table = msgspec.convert(read_toml(path), SiteTable)
     except msgspec.ValidationError as exc:
         place, reason = mistake(exc)
         raise SettingsError(f"{path}: {place + ': ' if place else ''}{reason}") from exc

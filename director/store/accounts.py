@@ -145,7 +145,8 @@ class Tokens:
             return None
         found = _token(name, fields)
         if found.created_ms is None:  # release 0.1.0 made it, which kept no list
-            await ask(lambda: self._redis.zadd(keys.tokens(found.account), {name: 0}, nx=True))
+            with contextlib.suppress(BackendUnavailable):  # the token is good, see `_note_expiry`
+                await ask(lambda: self._redis.zadd(keys.tokens(found.account), {name: 0}, nx=True))
         if found.expires_ms is None:
             return found
         now_ms = self._clock.now_ms()
@@ -157,16 +158,14 @@ class Tokens:
     async def _note_expiry(self, token: Token, at_ms: int, now_ms: int) -> None:
         """Tell operators that a token which is used expires soon. At most a thousand are kept, the first to expire."""
 
-        async def write() -> None:
-            pipe = self._redis.pipeline(transaction=False)
+        def note(pipe: Any) -> None:
             pipe.zadd(keys.expiring(), {f"{token.account} {token.id}": at_ms})
             pipe.zremrangebyscore(keys.expiring(), "-inf", now_ms)
             pipe.zremrangebyrank(keys.expiring(), MOST_EXPIRING, -1)
             pipe.pexpire(keys.expiring(), SOON_MS)
-            await pipe.execute()
 
         with contextlib.suppress(BackendUnavailable):  # the token is good, and a full server refuses the note
-            await ask(write)
+            await pipelined(self._redis, note)
 
     async def of(self, account: str) -> list[Token]:
         """Return all tokens of this account, oldest first. Entries without a token are removed from the list."""
@@ -181,7 +180,15 @@ class Tokens:
         return [_token(text(name), texts(fields)) for (name, _), fields in zip(listed, replies, strict=True) if fields]
 
     async def remove(self, token: Token) -> bool:
-        is_gone = bool(await ask(lambda: self._redis.delete(keys.token(token.digest))))
+        tries = 0
+
+        async def delete() -> bool:
+            nonlocal tries
+            tries += 1
+            return bool(await self._redis.delete(keys.token(token.digest)))
+
+        # If the reply of the first try was lost, the next one finds nothing
+        is_gone = await ask(delete) or tries > 1
         if token.expires_ms is not None:
             await ask(lambda: self._redis.zrem(keys.expiring(), f"{token.account} {token.id}"))
         await self._take_off(token.account, [token.digest.encode()])
@@ -373,17 +380,15 @@ class Accounts:
     async def set_suspension(self, account: str, suspension: Suspension | None) -> None:
         """Store a suspension, or its end (None). `Suspensions` brings the queues into line."""
 
-        async def write() -> None:
-            # In one transaction with the number: a queue follows the latest number.
-            pipe = self._redis.pipeline(transaction=True)
+        def write(pipe: Any) -> None:
             if suspension is None:
                 pipe.hdel(keys.account(account), "suspended")
             else:
                 pipe.hset(keys.account(account), "suspended", msgspec.json.encode(suspension).decode())
             pipe.hincrby(keys.account(account), "suspension_rev", 1)
-            await pipe.execute()
 
-        await ask(write)
+        # In one transaction with the number: a queue follows the latest number.
+        await pipelined(self._redis, write, transaction=True)
 
     async def set_limits(self, account: str, limits: Mapping[str, str]) -> None:
         """Set limits: a number, `none`, `default`. APIs apply them once their cache expires. Raises SettingsError."""
@@ -392,17 +397,15 @@ class Accounts:
         UNLIMITED.over({**(await self.written(account)).limits, **written})
         taken_back = [name for name in limits if name not in written]
 
-        async def write() -> None:
-            # In one transaction with the number: a reader of the new number has read the new limits.
-            pipe = self._redis.pipeline(transaction=True)
+        def write(pipe: Any) -> None:
             if written:
                 pipe.hset(keys.account(account), items=[part for pair in written.items() for part in pair])
             if taken_back:
                 pipe.hdel(keys.account(account), *taken_back)
             pipe.hincrby(keys.account(account), "limits_rev", 1)
-            await pipe.execute()
 
-        await ask(write)
+        # In one transaction with the number: a reader of the new number has read the new limits.
+        await pipelined(self._redis, write, transaction=True)
 
     async def usage(self, account: str, *, day: int) -> Usage:
         [(_, usage)] = await self.seen([account], day=day)
@@ -448,16 +451,14 @@ class Accounts:
         if known == signing:
             return
 
-        async def write() -> None:
-            pipe = self._redis.pipeline(transaction=False)
+        def write(pipe: Any) -> None:
             for field, value in signing.items():
                 pipe.hset(key, field, value)
             if over := known.keys() - signing.keys():
                 pipe.hdel(key, *over)
             pipe.sadd(keys.accounts(), account)
-            await pipe.execute()
 
-        await ask(write)
+        await pipelined(self._redis, write)
 
     async def webhook_secrets(self, account: str) -> list[str]:
         """Return the secrets that sign its webhooks, the current one first. Former ones end: see lua/rotate.lua.

@@ -8,11 +8,12 @@ the same new prediction.
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
-from redis.asyncio import Redis
+from msgspec.structs import replace
 
 from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text
@@ -22,10 +23,10 @@ from director.core.clock import Clock
 from director.core.errors import BackendFull, DataRefused, QueueError, QueueRefused, SettingsError, UnknownQueue
 from director.core.ids import Kind, PredictionId, QueueName, lowest_id_at, new_prediction_id
 from director.core.policy import shard
-from director.core.schema import NewPrediction, Record
+from director.core.schema import NewPrediction, Record, Stored
 from director.core.states import TERMINAL, Status
 from director.core.view import iso
-from director.files.data_files import DataFiles
+from director.files.data_files import DataAway, DataFiles
 from director.store.accounts import Account, Accounts
 from director.store.catalog import Catalog, Version
 from director.store.changes import Changes
@@ -49,6 +50,7 @@ Why = Literal[
     "has_ended",
     "has_not_ended",
     "data_removed",
+    "data_away",
     "secrets_gone",
     "no_queue",
     "account_suspended",
@@ -56,7 +58,7 @@ Why = Literal[
     "data_full",
     "refused",
 ]
-"""Why one was left alone. `refused`: its queue takes no more now."""
+"""Why one was left alone. `refused`: its queue takes no more. `data_away`: the file store does not give its data."""
 WHYS: Final[frozenset[str]] = frozenset(get_args(Why))
 REFUSED: Final[Mapping[type[QueueError], Why]] = {
     UnknownQueue: "no_queue",
@@ -146,29 +148,18 @@ Enter = Callable[[Version, NewPrediction, int | None], Awaitable[Accepted]]
 """
 
 
+@dataclass(slots=True, eq=False)
 class Across:
     """All methods raise BackendUnavailable while Redis cannot answer."""
 
-    def __init__(
-        self,
-        redis: Redis,
-        scripts: Scripts,
-        clock: Clock,
-        *,
-        accounts: Accounts,
-        catalog: Catalog,
-        predictions: Predictions,
-        changes: Changes,
-        data_files: DataFiles,
-    ) -> None:
-        self._redis: Any = redis  # ours answers in bytes
-        self._scripts = scripts
-        self._clock = clock
-        self._accounts = accounts
-        self._catalog = catalog
-        self._predictions = predictions
-        self._changes = changes
-        self._data_files = data_files
+    _redis: Any  # redis-py says str or bytes; ours answers in bytes
+    _scripts: Scripts
+    _clock: Clock
+    _accounts: Accounts
+    _catalog: Catalog
+    _predictions: Predictions
+    _changes: Changes
+    _data_files: DataFiles
 
     async def page(self, wanted: Filter, *, below: PredictionId | None, count: int) -> Walked:
         """Return at most `count` that match, newest first, of the 2,000 newest below an id.
@@ -236,7 +227,10 @@ class Across:
                 return one.id
             if one.account not in owners:
                 owners[one.account] = await self._accounts.account(one.account)
-            return await self._again(one.id, owners[one.account], ticket, site, enter)
+            try:
+                return await self._again(one.id, owners[one.account], ticket, site, enter)
+            except DataAway:  # one file that is lost must not keep all others from their retry
+                return "data_away"
 
         return await self._each("predictions_retried", ids, retry, by=by, wanted=wanted)
 
@@ -248,37 +242,39 @@ class Across:
         stored = await self._scripts.get(prediction_id, outlook=False, whole=False)
         if stored is None:
             return "unknown"
-        if stored.record.moved:
+        record = stored.record
+        if record.moved:
             return "moved"
-        if not stored.record.is_terminal:  # another operator has revived it meanwhile
+        if not record.is_terminal:  # another operator has revived it meanwhile
             return "has_not_ended"
-        if stored.record.secret:
+        if record.secret:
             return "secrets_gone"
-        given = stored.input
-        if stored.left_out:  # its output may be large, so only the input is read
-            kept = await ask(lambda: self._redis.get(keys.input_data(prediction_id)))
-            given = await self._data_files.read(prediction_id, Raw(kept) if kept else None)
+        given = await self._input(stored)
         if given is None:
             return "data_removed"
-        key = _key(stored.record)
-        known = await self._predictions.stands_for(owner.name, model=stored.record.model, digest=key, fingerprint=key)
+        key = _key(record)
+        known = await self._predictions.stands_for(owner.name, model=record.model, digest=key, fingerprint=key)
         if known is not None:  # before the limits, which it has passed
-            await self._list(known, stored.record)
+            await self._list(known, record)
             return known
-        version = await self._catalog.version(stored.record.model, stored.record.version)
-        served = version and await self._catalog.of_kind(version, stored.record.kind)
+        version = await self._catalog.version(record.model, record.version)
+        served = version and await self._catalog.of_kind(version, record.kind)
         if served is None:
             return "no_queue"
         streams = shard(owner.name, streams=served.streams, size=served.size)
         new_id = new_prediction_id(model=served.model, now_ms=self._clock.now_ms(), site=site)
-        new = _copy(
-            stored.record,
-            bytes(given),
-            new_id,
-            owner,
-            shard=",".join(map(str, streams)),
-            ticket=ticket() if stored.record.ticket else "",
-        )
+        secret = ticket() if record.ticket else ""
+        new = _copy(record, bytes(given), new_id, owner, shard=",".join(map(str, streams)), ticket=secret)
+        return await self._file(new, served, owner, record, enter)
+
+    async def _input(self, stored: Stored) -> Raw | None:
+        """Return the input. The output may be large, so it is not read. Raises DataAway."""
+        if not stored.left_out:
+            return stored.input
+        kept = await ask(lambda: self._redis.get(keys.input_data(stored.record.id)))
+        return (await self._data_files.whole(replace(stored, input=Raw(kept) if kept else None))).input
+
+    async def _file(self, new: NewPrediction, served: Version, owner: Account, former: Record, enter: Enter) -> Outcome:
         if new.metered and not await self._reserve(new, owner):
             return "compute_exhausted"
         try:
@@ -292,7 +288,7 @@ class Across:
             raise
         if accepted.replayed:
             await self._give_back(new)
-            await self._list(accepted.id, stored.record)
+            await self._list(accepted.id, former)
         return accepted.id
 
     async def _list(self, new_id: PredictionId, former: Record) -> None:

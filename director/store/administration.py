@@ -4,8 +4,10 @@ Every change is logged with its operator. Secrets are never logged.
 """
 
 import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, get_args
 
@@ -18,7 +20,7 @@ from director.broker.replies import Rotated
 from director.broker.scripts import Scripts
 from director.core.account_limits import UNLIMITED
 from director.core.clock import Clock
-from director.core.errors import BackendFull, BackendUnavailable
+from director.core.errors import BackendFull, BackendUnavailable, UnknownQueue
 from director.core.ids import Kind, PredictionId, QueueName
 from director.core.webhooks import new_secret
 from director.store.accounts import Accounts, AccountType, Policy, Reason, Suspension, Token, Written, refuse_name
@@ -111,25 +113,25 @@ class Suspensions:
 
     async def _apply(self, account: str, written: Written, within_s: float) -> Ended:
         queues, suspension = await self._catalog.queues(), written.suspension
-        await asyncio.gather(
-            *(
-                self._scripts.pause(
-                    queue, paused=suspension is not None, tenant=account, revision=written.suspension_rev
-                )
-                for queue in queues
-            )
+        revision = written.suspension_rev
+        await _in_each(
+            queues, partial(self._scripts.pause, paused=suspension is not None, tenant=account, revision=revision)
         )
         if suspension is None or suspension.policy == "hold":
             return Ended()
-        return await self._end(account, queues, within_s)
+        return await self._end(account, queues, revision, within_s)
 
-    async def _end(self, account: str, queues: list[QueueName], within_s: float) -> Ended:
+    async def _end(self, account: str, queues: list[QueueName], revision: int, within_s: float) -> Ended:
+        """Cancel what the account has, for up to `within_s`, as long as this is the number of its last change."""
         began, ended, asked = self._clock.monotonic(), 0, set[PredictionId]()
         here = await self._left(account, queues)
         # Most are the newest of the lists, which may be long. One whose create failed half way is only in its queue.
         for part, slices in ((0.5, self._listed(account)), (1.0, self._live(account, list(here)))):
             async for some in slices:
                 if ended + len(asked) >= here.total() or self._clock.monotonic() >= began + part * within_s:
+                    break
+                # An account that was resumed meanwhile may have new work, at the end of its queues.
+                if (await self._accounts.written(account)).suspension_rev != revision:
                     break
                 cancels = (self._scripts.cancel(each, account=account, kind=kind) for each, kind in some)
                 for (each, _), outcome in zip(some, await asyncio.gather(*cancels), strict=True):
@@ -164,6 +166,16 @@ class Suspensions:
         return Counter({queue: queued + running for queue, queued, running in sums if queued + running})
 
 
+async def _in_each(queues: Sequence[QueueName], act: Callable[[QueueName], Awaitable[None]]) -> None:
+    """Act in each of these queues that is registered. A deletion that was cut short leaves one listed that is not."""
+
+    async def one(queue: QueueName) -> None:
+        with contextlib.suppress(UnknownQueue):
+            await act(queue)
+
+    await asyncio.gather(*map(one, queues))
+
+
 OF_QUEUES: Final = frozenset({"weight", "max_running"})
 
 
@@ -175,17 +187,15 @@ class MadeToken(Struct, frozen=True):
         return f"MadeToken({self.token!r})"
 
 
+@dataclass(slots=True, eq=False)
 class Administration:
     """`by` names the operator. Raises SettingsError for an unknown account or an invalid value."""
 
-    def __init__(
-        self, accounts: Accounts, catalog: Catalog, scripts: Scripts, suspensions: Suspensions, changes: Changes
-    ) -> None:
-        self.accounts = accounts
-        self._changes = changes
-        self._suspensions = suspensions
-        self._catalog = catalog
-        self._scripts = scripts
+    accounts: Accounts
+    _catalog: Catalog
+    _scripts: Scripts
+    _suspensions: Suspensions
+    _changes: Changes
 
     async def create(self, name: str, kind: AccountType, *, by: str) -> bool:
         refuse_name(name)
@@ -254,4 +264,4 @@ class Administration:
                 queue, name, weight=limits.weight, most_running=most_running, revision=written.revision
             )
 
-        await asyncio.gather(*map(tell, await self._catalog.queues()))
+        await _in_each(await self._catalog.queues(), tell)

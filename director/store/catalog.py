@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
+from redis import exceptions
 from redis.asyncio import Redis
 
 from director.broker import keys
@@ -105,9 +106,16 @@ class Catalog:
                     pipe.hset(key, "schema", bytes(schema))
                 pipe.hsetnx(key, "schema", bytes(schema))
                 pipe.hsetnx(key, "created", str(now_ms))
-                await pipe.execute()
+                try:
+                    await pipe.execute()
+                except exceptions.OutOfMemoryError:
+                    # the name of the server is only shown, and what fills Redis waits for this director
+                    if not stands or is_unknown:
+                        raise
             is_listed = stands and known.get("announced") == LISTED
-            if is_listed and not is_latest and await self._redis.hexists(keys.versions(), version):
+            [was] = await self._redis.hmget(keys.model(model), ["latest"]) if is_latest else [None]
+            becomes_latest = is_latest and text(was or b"") != version
+            if is_listed and not becomes_latest and await self._redis.hexists(keys.versions(), version):
                 return
             await self._redis.hset(keys.versions(), version, model)
             latest = version if is_latest or not stands or "announced" not in known else None
@@ -153,16 +161,14 @@ class Catalog:
     async def is_registered(self, model: str, version: str, queue: QueueName) -> bool:
         """Return whether all that `register` wrote is there. A deletion at the same time may have removed a part."""
 
-        async def read() -> list[Any]:
-            pipe = self._redis.pipeline(transaction=False)
+        def read(pipe: Any) -> None:
             for each in {queue, queue_name(model, version)}:
                 pipe.sismember(keys.queues(), each)
                 pipe.exists(keys.meta(each))
             pipe.hexists(keys.versions(), version)
             pipe.hexists(keys.version(model, version), "created")
-            return await pipe.execute()
 
-        return all(await ask(read))
+        return all(await pipelined(self._redis, read))
 
     async def queues(self) -> list[QueueName]:
         return sorted(QueueName(text(name)) for name in await ask(lambda: self._redis.smembers(keys.queues())))

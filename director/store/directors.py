@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, pipelined, text
+from director.broker.redis_client import pipelined, server_ms, text
 from director.core.ids import PredictionId, QueueName
 
 ALIVE_S: Final = 20.0  # as the scripts count them: ALIVE_MS in lib/keys
@@ -135,8 +135,7 @@ class Directors:
 
     async def of(self, queues: Sequence[QueueName]) -> list[DirectorFound]:
         """Return the directors of these queues by name. Of each queue the 200 newest heartbeats are read."""
-        seconds, micros = await ask(self._redis.time)
-        now_ms = seconds * 1000 + micros // 1000  # heartbeats carry the server's time, which may differ from ours
+        now_ms = await server_ms(self._redis)  # heartbeats carry the server's time
         beats: dict[str, list[Beat]] = {}
         for start in range(0, len(queues), AT_ONCE):
             for name, beat in await self._beats(queues[start : start + AT_ONCE]):

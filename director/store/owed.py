@@ -8,7 +8,7 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, pipelined, text
+from director.broker.redis_client import pipelined, server_ms, text
 from director.broker.replies import event
 from director.core.ids import Partition, PredictionId, QueueName
 from director.core.policy import LATE_MS
@@ -120,8 +120,7 @@ class Owed:
 
     async def _counted(self) -> tuple[int, int, list[Partition]]:
         partitions = await self._catalog.partitions()
-        seconds, micros = await ask(self._redis.time)  # they are due by the server's clock, which may differ from ours
-        before_ms = seconds * 1000 + micros // 1000 - LATE_MS
+        before_ms = await server_ms(self._redis) - LATE_MS  # they are due by the server's clock
 
         def read(pipe: Any) -> None:
             for partition in partitions:

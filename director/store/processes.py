@@ -1,7 +1,7 @@
 """Note which keepers and API processes there are, and read it. Directors are known by their heartbeats.
 
 A process is one member of a sorted set, scored with the server's time of its last sign. Plain commands that every
-user of Redis has suffice. A process of the former release gives no sign, and is missing.
+user of Redis has suffice. A process of release 0.2.0 gives no sign, and is missing.
 """
 
 import os
@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 
 from director import __version__
 from director.broker import keys
-from director.broker.redis_client import ask, pipelined
+from director.broker.redis_client import ask, pipelined, server_ms
 from director.core.clock import Clock
 
 TICK_S: Final = 10.0
@@ -61,8 +61,7 @@ class Presence:
 
     async def run_once(self) -> Process:
         before_ms = self._clock.now_ms()
-        seconds, micros = await ask(self._redis.time)
-        at_ms = seconds * 1000 + micros // 1000
+        at_ms = await server_ms(self._redis)
         ahead_ms = (before_ms + self._clock.now_ms()) / 2 - at_ms
         self._since_ms = self._since_ms or at_ms
         sign = Process(
@@ -76,6 +75,8 @@ class Presence:
         def note(pipe: Any) -> None:
             pipe.zadd(keys.processes(), {msgspec.json.encode(sign): at_ms})
             pipe.zremrangebyscore(keys.processes(), "-inf", at_ms - KEPT_S * 1000)
+            # signs from before the clock went back: they would be the newest until it has caught up
+            pipe.zremrangebyscore(keys.processes(), at_ms + ALIVE_S * 1000, "+inf")
             pipe.pexpire(keys.processes(), KEPT_S * 1000)
 
         await pipelined(self._redis, note)

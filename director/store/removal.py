@@ -115,9 +115,11 @@ class TrainedVersions:
             return None
         name = version_id(training.destination, training.id.encode(), b"")
         kept = await self._kept(training, weights or "", version=name)
-        # Before the version is registered, so that a reader of the version finds its weights.
+        # Before the version is registered, so that a reader of the version finds its weights. What an attempt left that
+        # died before it had registered the version may be deleted.
         key = keys.version(training.destination, name)
-        await ask(lambda: self._redis.hsetnx(key, "weights", kept))
+        is_made = await ask(lambda: self._redis.hexists(key, "created"))
+        await ask(lambda: (self._redis.hsetnx if is_made else self._redis.hset)(key, "weights", kept))
         try:
             await self._catalog.register(
                 training.destination,
@@ -146,12 +148,15 @@ class TrainedVersions:
 
 
 async def whose_weights_are_kept(redis: Redis, trainings: Sequence[PredictionId]) -> set[PredictionId]:
-    """Return those trainings whose files are the weights of an existing version. The others are forgotten."""
+    """Return those ended trainings whose files are the weights of a version. The others are forgotten.
+
+    A version without a time was never registered: the attempt that wrote its weights died, and no other one succeeded.
+    """
     client: Any = redis
     versions = await pipelined(redis, lambda pipe: [pipe.get(keys.weights(training)) for training in trainings])
     known = zip(trainings, versions, strict=True)
     made = {training: text(version) for training, version in known if version is not None}
-    exist = await pipelined(redis, lambda pipe: [pipe.exists(version) for version in made.values()])
+    exist = await pipelined(redis, lambda pipe: [pipe.hexists(version, "created") for version in made.values()])
     there = dict(zip(made, exist, strict=True))
     for training in [training for training, is_there in there.items() if not is_there]:
         await ask(partial(client.delete, keys.weights(training)))

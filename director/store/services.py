@@ -56,14 +56,7 @@ class Services:
         self.owed = Owed(redis, self.catalog)
         self.predictions = Predictions(redis)
         self.across = Across(
-            redis,
-            scripts,
-            clock,
-            accounts=self.accounts,
-            catalog=self.catalog,
-            predictions=self.predictions,
-            changes=self.changes,
-            data_files=data_files,
+            redis, scripts, clock, self.accounts, self.catalog, self.predictions, self.changes, data_files
         )
         self.queue_administration = QueueAdministration(scripts, self.changes)
         self.queues = Queues(redis, self.catalog, scripts)

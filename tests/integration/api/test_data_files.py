@@ -395,6 +395,21 @@ async def test_a_retry_has_a_file_of_its_own(
     assert in_files(folder) == sorted([failed, claim.id])
 
 
+@pytest.mark.parametrize("size", [200_000, 300_000])
+async def test_a_lost_file_keeps_no_other_prediction_from_its_retry(
+    api: httpx.AsyncClient, admin: httpx.AsyncClient, folder: Path, director: PlayedDirector, size: int
+) -> None:
+    lost, kept = [(await create(api, {"text": "x" * size})).json()["id"] for _ in range(2)]
+    for _ in range(2):
+        await director.finish(await director.claim(), Status.FAILED, error="It broke.")
+    [path] = folder.rglob(f"{lost}/*.data~")
+    path.unlink()
+    answer = await admin.post("/v1/admin/predictions/retry", json={"all": True})
+    assert answer.status_code == 200
+    assert [one["id"] for one in answer.json()["retried"]] == [kept]
+    assert answer.json()["refused"] == [{"id": lost, "why": "data_away"}]
+
+
 @pytest.mark.faults
 async def test_a_page_of_large_data_is_as_short_as_without_files(
     api: httpx.AsyncClient, director: PlayedDirector, store: LocalFiles

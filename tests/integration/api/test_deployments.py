@@ -277,6 +277,28 @@ async def test_disabled_deployment_refuses_and_cancels_what_it_has(
     assert await status(await create()) == "starting"
 
 
+async def test_enabling_a_deployment_stops_the_cancels_of_its_predictions(
+    api: AsyncClient, chat: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("director.store.predictions.SLICE", 1)
+    cancel, later = Scripts.cancel, list[str]()
+
+    async def create() -> str:
+        return str((await api.post(f"{CHAT}/predictions", json={"input": {}})).json()["id"])
+
+    async def cancel_then_enable(*args: Any, **options: Any) -> Any:
+        outcome = await cancel(*args, **options)
+        if not later:
+            assert (await api.patch(CHAT, json={"max_instances": 1})).status_code == 200
+            later.append(await create())
+        return outcome
+
+    await create()
+    monkeypatch.setattr(Scripts, "cancel", cancel_then_enable)
+    assert (await api.patch(CHAT, json={"max_instances": 0})).status_code == 200
+    assert (await api.get(f"/v1/predictions/{later[0]}")).json()["status"] == "starting"
+
+
 async def test_prediction_that_was_being_created_when_its_deployment_was_disabled_is_canceled(
     api: AsyncClient, chat: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -521,6 +521,23 @@ async def test_account_without_a_limit_is_counted_but_not_refused(
     assert (await scripts.stow("other")).total == 7
 
 
+@pytest.mark.not_on("cluster", why="it fills one server")
+async def test_upload_that_a_full_server_refuses_takes_no_room(
+    api: AsyncClient, redis: Redis, scripts: Scripts, folder: Path
+) -> None:
+    """Its caller tries again: each try would take as much, on the disk and of the account's quota."""
+    await limit(redis, 1_000_000)
+    await upload(api, bytes(7))
+    await redis.config_set("maxmemory", "1")
+    try:
+        refused = await api.post("/v1/files", files={"content": bytes(600_000)})
+    finally:
+        await redis.config_set("maxmemory", "0")
+    assert (refused.status_code, refused.json()["code"]) == (503, "memory_full")
+    assert (len(kept(folder)), (await scripts.stow(ACCOUNT)).total) == (1, 7)
+    await upload(api, bytes(600_000))
+
+
 async def test_sweep_uncounts_an_upload_that_was_never_recorded(
     api: AsyncClient, redis: Redis, scripts: Scripts, store: LocalFiles, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,8 @@ async def test_moving_prediction_shows_starting_and_accepts_a_cancel(
         ("GET", "/events"),
         ("GET", "/explain"),
         ("GET", "/webhooks"),
+        ("POST", "/webhooks/redeliver"),
+        ("DELETE", ""),
     ],
 )
 async def test_moved_prediction_is_503_for_its_owner_and_404_for_others(
@@ -82,7 +84,6 @@ async def test_moved_prediction_is_not_listed_and_keeps_its_idempotency_key(
     assert listed["results"] == []
     again = await api.post("/v1/predictions", json={"version": VERSION, "input": {}}, headers=KEY)
     assert (again.status_code, again.json()["code"]) == (503, "moved")
-    assert (await api.delete(f"/v1/predictions/{moved}")).status_code == 409
     assert await redis.exists(keys.input_data(moved)) == 0
 
 

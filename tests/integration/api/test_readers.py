@@ -25,7 +25,7 @@ from director.core.schema import Claim
 from director.runtime.startup import Descriptors
 from tests.support.event_stream import Told, take_apart
 from tests.support.eventually import eventually
-from tests.support.queue_driver import QueueDriver
+from tests.support.queue_driver import ACCOUNT, QueueDriver
 
 
 class Wire(Scripts):
@@ -180,6 +180,20 @@ async def test_reader_cut_off_at_shutdown_has_not_received_all(readers: Readers,
     assert await reading is False
     assert readers.is_full
     assert await read(readers, claim.id, Sink()) is False
+
+
+async def test_reader_of_a_prediction_that_moves_has_not_received_all(
+    readers: Readers, driver: QueueDriver, wire: Wire
+) -> None:
+    """Official clients would take an orderly end for the end of the prediction, and not connect again."""
+    prediction_id = await driver.submit()
+    sink = Sink()
+    reading = asyncio.create_task(read(readers, prediction_id, sink))
+    await eventually(lambda: wire.asked, "it reads")
+    assert await driver.scripts.depart(driver.queue, [(prediction_id, ACCOUNT)], site="far") == ["leaving"]
+    assert await driver.scripts.vacate(prediction_id, site="far") == "moved"
+    assert await reading is False
+    assert sink.said == []
 
 
 @pytest.mark.parametrize("is_forgotten", [False, True])

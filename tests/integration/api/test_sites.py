@@ -18,9 +18,11 @@ from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, lowest_id_at, new_prediction_id, site_of
 from director.core.settings import ApiSettings
+from director.files.store import Links, file_name
 from director.store.catalog import Awaited
 from director.store.departure import named_site
-from tests.support.api import api_client
+from tests.integration.api.conftest import refusal
+from tests.support.api import BASE, api_client
 from tests.support.eventually import eventually
 from tests.support.queue_driver import ACCOUNT, MODEL, START_MS, VERSION
 from tests.support.servers import RedisServer, redis_server
@@ -130,6 +132,26 @@ async def test_full_site_passes_work_on_until_all_are_full(service: Service, eu:
     assert len(shown) == 2, "what was refused is in no list"
 
 
+@pytest.mark.parametrize("name", ["eu", "us"])
+async def test_site_without_memory_takes_nothing_new_and_is_not_away(
+    service: Service, eu: Place, us: Place, name: str
+) -> None:
+    full, first = {"eu": eu, "us": us}[name].driver.redis, dict[str, Any]({name: {"weight": 1000}})
+    async with service.api(top='placement = "random"', **first) as api:
+        there = await at(api, name)
+        await full.config_set("maxmemory", "1")
+        try:
+            refused = await api.post("/v1/predictions", json=ASKED, headers={"x-site": name})
+            assert (refused.status_code, refused.json()["code"]) == (503, "memory_full")
+            elsewhere = (await made(api))["id"]
+            listed = await api.get("/v1/predictions")
+        finally:
+            await full.config_set("maxmemory", "0")
+    assert number(elsewhere) != number(there)
+    assert "x-sites-away" not in listed.headers
+    assert [one["id"] for one in listed.json()["results"]] == [elsewhere, there]
+
+
 async def test_site_table_decides_which_accounts_may_use_a_site(service: Service) -> None:
     only = f'[models]\n"{MODEL}" = ["us"]\n'
     async with service.api(eu={"weight": 1000}, us={"weight": 1}, top="") as api:
@@ -214,24 +236,52 @@ async def test_list_merges_all_sites_newest_first_in_pages(api: AsyncClient, eu:
     assert [one["id"] for one in (await api.get(back)).json()["results"]] == ids[100:200]
 
 
+async def move(prediction_id: PredictionId, here: Place, there: Place) -> None:
+    name = await named_site(there.driver.redis)
+    record = await here.driver.redis.hgetall(keys.record(prediction_id))
+    assert await here.driver.scripts.depart(here.driver.queue, [(prediction_id, ACCOUNT)], site=name) == ["leaving"]
+    await there.driver.scripts.enlist(prediction_id, account=ACCOUNT, oldest=prediction_id)
+    flat = [part for pair in record.items() for part in pair]
+    await there.driver.scripts.arrive(
+        prediction_id, there.driver.queue, move=1, record=flat, input=b"{}", events=[], limits_rev=0
+    )
+    await here.driver.scripts.vacate(prediction_id, site=name)
+
+
 async def test_prediction_moved_to_another_site_is_read_there(api: AsyncClient, eu: Place, us: Place) -> None:
     key = {"idempotency-key": "once"}
     prediction_id = PredictionId((await made(api, **{"x-site": "eu", **key}))["id"])
-    there = await named_site(us.driver.redis)
-    record = await eu.driver.redis.hgetall(keys.record(prediction_id))
-    assert await eu.driver.scripts.depart(eu.driver.queue, [(prediction_id, ACCOUNT)], site=there) == ["leaving"]
-    await us.driver.scripts.enlist(prediction_id, account=ACCOUNT, oldest=prediction_id)
-    flat = [part for pair in record.items() for part in pair]
-    await us.driver.scripts.arrive(
-        prediction_id, us.driver.queue, move=1, record=flat, input=b"{}", events=[], limits_rev=0
-    )
-    await eu.driver.scripts.vacate(prediction_id, site=there)
+    await move(prediction_id, eu, us)
     shown = await api.get(f"/v1/predictions/{prediction_id}")
     assert (shown.status_code, shown.json()["status"]) == (200, "starting")
     again = await made(api, **{"x-site": "eu", **key})
     assert (again["id"], again["status"], again["input"]) == (prediction_id, "starting", {})
     assert [one["id"] for one in (await api.get("/v1/predictions")).json()["results"]] == [prediction_id]
     assert (await api.post(f"/v1/predictions/{prediction_id}/cancel")).json()["status"] == "canceled"
+
+
+async def test_moved_prediction_has_its_files_webhook_and_deletion_where_it_is(
+    service: Service, eu: Place, us: Place, tmp_path: Path
+) -> None:
+    """Its id names the site where it was made."""
+    links, expires_s = Links(us.driver.redis, SystemClock()), SystemClock().now_ms() // 1000 + 60
+    async with service.api(us={"files_dir": f'"{tmp_path}"'}) as api:
+        asked = {**ASKED, "webhook": "https://example.com/told"}
+        created = (await api.post("/v1/predictions", json=asked, headers={"x-site": "eu"})).json()
+        path, prediction_id = f"/v1/predictions/{created['id']}", PredictionId(created["id"])
+        await move(prediction_id, eu, us)
+        assert refusal(await api.delete(path)) == (409, "not_terminal")
+        assert refusal(await api.post(f"{path}/webhooks/redeliver")) == (409, "not_terminal")
+        name = file_name(prediction_id, b"cat", content_type="text/plain")
+        order = await links.order("put", str(name), expires_s=expires_s)
+        assert (await api.put(f"/internal/outputs/{name}?{order}", content=b"cat")).status_code == 204
+        assert (await api.get(await links.signed(str(name), base=BASE, expires_s=expires_s))).content == b"cat"
+        assert (await api.get(f"/v1/outputs/{name}")).status_code == 403
+        await us.director.finish(await us.director.claim(), output=b'"hi"')
+        assert (await api.post(f"{path}/webhooks/redeliver")).status_code == 200
+        assert (await api.delete(path)).status_code == 204
+        assert (await api.get(path)).status_code == 404
+        assert (await api.get(await links.signed(str(name), base=BASE, expires_s=expires_s))).status_code == 404
 
 
 async def test_first_site_that_knows_a_model_decides_who_learns_what_it_waits_for(

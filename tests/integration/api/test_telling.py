@@ -58,7 +58,12 @@ async def test_removed_data_leaves_no_events(api: AsyncClient, redis: Redis) -> 
 
 
 @pytest.mark.parametrize(
-    "asked", [{"after": "-1"}, {"after": "x"}, {"after": "٣"}, {"after": "9" * 30}, {"limit": "0"}, {"limit": "1001"}]
+    "asked",
+    [
+        *({"after": text} for text in ("-1", "x", "٣", "9" * 30, "0" * 5_000)),
+        *({"limit": text} for text in ("0", "1001", f"{'0' * 30}1001")),
+    ],
+    ids=lambda asked: "".join(f"{name} {text[:20]}" for name, text in asked.items()),
 )
 async def test_invalid_number_is_named(api: AsyncClient, asked: dict[str, str]) -> None:
     answer = await api.get(f"/v1/predictions/{await create(api)}/events", params=asked)

@@ -198,12 +198,12 @@ async def test_failed_look_without_remaining_waiters_reports_no_fault(
 ) -> None:
     is_asked, may_fail = asyncio.Event(), asyncio.Event()
 
-    async def away(_: object) -> None:
+    async def away(*_: object) -> None:
         is_asked.set()
         await may_fail.wait()
         raise BackendUnavailable("away")
 
-    monkeypatch.setattr(api_waiters, "ask", away)
+    monkeypatch.setattr(api_waiters, "pipelined", away)
     with no_faults():
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(api_waiters.Glances(redis).has_ended, driver.new_id())
@@ -368,12 +368,12 @@ async def test_end_missed_without_a_subscription_is_seen_after_resubscribing(
     assert (answers[0].status_code, answers[0].json()["output"]) == (201, 1)
 
 
-async def test_end_by_a_director_of_the_former_release_is_noticed(
+async def test_end_by_a_director_of_release_0_2_0_is_noticed(
     api: AsyncClient, director: PlayedDirector, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def end() -> None:
         claim = await director.claim()
-        await redis.hdel(keys.record(claim.id), "waiter")  # the former release does not know this field
+        await redis.hdel(keys.record(claim.id), "waiter")  # release 0.2.0 does not know this field
         await director.finish(claim, output=b"1")
 
     with monkeypatch.context() as patched:

@@ -63,11 +63,14 @@ async def test_different_schema_of_the_same_version_is_kept(catalog: Catalog) ->
     assert bytes(version.schema) == b'{"openapi":"3.0.2"}'
 
 
-async def test_full_server_still_accepts_a_repeated_registration(catalog: Catalog, redis: Redis) -> None:
+@pytest.mark.parametrize("again", [{}, {"is_latest": True}, {"server": "another cog"}], ids=str)
+async def test_full_server_still_accepts_a_repeated_registration(
+    catalog: Catalog, redis: Redis, again: dict[str, Any]
+) -> None:
     await register(catalog, OLD)
     await redis.config_set("maxmemory", "1")
     try:
-        await register(catalog, OLD)
+        await register(catalog, OLD, **again)
         with pytest.raises(BackendUnavailable):
             await register(catalog, NEW)
     finally:

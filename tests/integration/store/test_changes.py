@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from redis import exceptions
 from redis.asyncio import Redis
 
 from director.audit.feeder import Fed, Feeder
@@ -79,6 +80,34 @@ async def test_refused_or_ineffective_change_is_void(administration: Administrat
     ids = [change.id for change in found]
     assert (ids[1], ids[3]) == (ids[2], ids[4])
     assert len(set(ids)) == 3
+
+
+async def test_change_of_limits_stands_though_a_listed_queue_is_gone(
+    administration: Administration, changes: Changes, scripts: Scripts, queue: QueueName
+) -> None:
+    await administration.create("acme", "user", by=BY)
+    assert await scripts.unregister(queue) == "done"  # as a deletion that was cut short leaves it
+    written = await administration.set_limits("acme", {"max_running": "3"}, by=BY)
+    assert written.limits == {"max_running": "3"}
+    assert [kind for kind, _, _ in await told(changes)] == ["account_created", "limits_set"]
+
+
+async def test_revocation_whose_reply_was_lost_is_not_void(
+    administration: Administration, changes: Changes, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await administration.create_token("acme", scopes=["run"], lanes=["low"], label="", expires_ms=None, by=BY)
+    delete, lost = redis.delete, [exceptions.ConnectionError("lost")]
+
+    async def delete_and_lose_the_reply(*names: str) -> int:
+        gone: int = await delete(*names)
+        if lost:
+            raise lost.pop()
+        return gone
+
+    monkeypatch.setattr(redis, "delete", delete_and_lose_the_reply)
+    assert await administration.revoke(made.token, by=BY)
+    assert not await administration.revoke(made.token, by=BY), "it is gone by now"
+    assert [kind for kind, _, _ in await told(changes)] == ["token_created", *["token_revoked"] * 2, "void"]
 
 
 async def test_change_with_an_unknown_outcome_stands(changes: Changes) -> None:

@@ -45,6 +45,20 @@ async def test_silent_process_is_left_out_and_later_forgotten(redis: Redis) -> N
     assert 0 < await redis.pttl(keys.processes()) <= KEPT_S * 1000
 
 
+async def test_signs_from_before_the_clock_went_back_are_forgotten(redis: Redis) -> None:
+    clock = WrongClock()
+    presence, gone = Presence(redis, clock, "api"), Presence(redis, clock, "keeper")
+    clock.ahead_ms = -3_600_000  # as Redis's clock is an hour ahead
+    for one in (presence, gone):
+        await one.run_once()
+    signs = await redis.zrange(keys.processes(), 0, -1, withscores=True)
+    await redis.zadd(keys.processes(), {member: at_ms + 3_600_000 for member, at_ms in signs})
+    clock.ahead_ms = 0
+    right = await presence.run_once()
+    assert right.ahead_s == 0
+    assert await Processes(redis).alive(await server_ms(redis)) == [right]
+
+
 async def test_unknown_field_of_a_later_release_is_passed_over(redis: Redis) -> None:
     member = b'{"name":"k","role":"keeper","version":"9","since_ms":1,"ahead_s":0,"mood":"good"}'
     await redis.zadd(keys.processes(), {member: 5})

@@ -25,6 +25,7 @@ from director.store.accounts import Accounts, Suspension
 from director.store.administration import SETTLED_S, Ended, Suspensions
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.predictions import SLICE
+from director.store.removal import Removal
 from tests.integration.api.conftest import settings as settings
 from tests.integration.api.conftest import token as token
 from tests.support.api import api_client
@@ -151,6 +152,26 @@ async def test_long_list_leaves_time_to_look_into_the_queues(
     assert (await driver.record(unlisted)).status == "canceled"
 
 
+async def test_resumption_stops_the_end_of_what_is_left(
+    suspensions: Suspensions, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("director.store.administration.CANCELS_AT_ONCE", 1)
+    for _ in range(3):
+        await driver.scripts.enlist(await driver.submit(), account=ACCOUNT, oldest=lowest_id_at(0))
+    new, cancel = list[str](), driver.scripts.cancel
+
+    async def cancel_then_resume(*args: Any, **options: Any) -> Any:
+        outcome = await cancel(*args, **options)
+        await suspensions.resume(ACCOUNT)
+        new.append(await driver.submit())
+        return outcome
+
+    monkeypatch.setattr(driver.scripts, "cancel", cancel_then_resume)
+    assert await suspensions.suspend(ACCOUNT, "end", "abuse", within_s=60) == Ended(ended=1, left=3)
+    assert len(new) == 1
+    assert new[0] in {claim.id for claim in await driver.claim_all()}
+
+
 async def test_other_accounts_are_not_touched(suspensions: Suspensions, driver: QueueDriver) -> None:
     theirs = [await driver.submit(account="umbrella") for _ in range(3)]
     await suspensions.suspend(ACCOUNT, "end", "abuse", within_s=5)
@@ -240,6 +261,27 @@ async def test_keeper_finishes_an_interrupted_suspension(
     assert await suspensions.settle_all(within_s=10) == 1
     is_held = reached != "nothing"
     assert [len(await each.claim_all()) for each in (driver, elsewhere)] == ([0, 0] if is_held else [1, 1])
+
+
+async def test_deletion_of_a_version_that_was_cut_short_stops_no_suspension(
+    suspensions: Suspensions, driver: QueueDriver, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await catalog.register(MODEL, OTHER_VERSION, schema=OPEN_SCHEMA, server="echo", policy=QueuePolicy())
+    removal = Removal(driver.redis, driver.scripts, catalog)
+
+    async def cut_short(*_: Any) -> None:
+        raise ConnectionResetError
+
+    monkeypatch.setattr(removal, "_forget", cut_short)
+    with pytest.raises(ConnectionResetError):
+        await removal.remove(MODEL, OTHER_VERSION)  # its queue is gone, and still listed
+    waits = await driver.submit()
+    assert await suspensions.suspend(ACCOUNT, "end", "abuse", within_s=60) == Ended(ended=1)
+    assert (await driver.record(waits)).status == "canceled"
+    assert await suspensions.settle_all(within_s=5) == 1
+    await suspensions.resume(ACCOUNT)
+    await driver.submit()
+    assert len(await driver.claim_all()) == 1
 
 
 @pytest.mark.parametrize("is_listed", [True, False])
