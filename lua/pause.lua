@@ -32,7 +32,7 @@ local has_resumed
 if tenant == '' then
   local was = redis.call('HGET', meta, 'paused') or '0'
   has_resumed = paused == '0' and was == '1'
-  -- '' once it is resumed: the former release pauses without a time
+  -- '' once it is resumed: release 0.2.0 pauses without a time
   local noted = paused == '1' and { now, by } or { '', '' }
   if was ~= paused then redis.call('HSET', meta, 'paused', paused, 'paused_at', noted[1], 'paused_by', noted[2]) end
   if paused == '0' then ring(queue) end

@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
--- reconcile: check one slice of the live predictions against the indexes, and repair what is missing.
+-- reconcile: check one slice of the live predictions against the indexes, and repair what is missing. The first slice of a
+-- pass also drops those of the oldest `count` dead letters whose records have expired.
 --
 --   KEYS[1]  live     zset  {p}:q:<queue>:live
 --   ARGV[1]  from     rank of the first id of this slice
@@ -55,6 +56,14 @@ local function forget_counts()
   end
 end
 
+-- A dead letter without a record cannot be revived, and nothing but another death would take it off the list.
+local function forget_letters()
+  local dead = queue_key(queue, 'dead')
+  for _, id in ipairs(redis.call('ZRANGE', dead, 0, count - 1)) do
+    if redis.call('EXISTS', record_key(id)) == 0 then redis.call('ZREM', dead, id) end
+  end
+end
+
 local function repair(id)
   local r = read(id)
   if not r or TERMINAL[r.status] or r.leaving ~= '' or r.moved ~= '' then
@@ -88,6 +97,7 @@ for _, id in ipairs(ids) do
     reply[#reply + 1] = done
   end
 end
+if from == 0 then forget_letters() end
 if redis.call('EXISTS', live) == 0 then forget_counts() end
 if #ids == count then reply[1] = from + kept end
 return reply

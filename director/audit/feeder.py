@@ -207,7 +207,7 @@ class Fed(Struct, frozen=True):
 
 @dataclass(eq=False)
 class Feeder:
-    """Carries the logs of all partitions that have a queue, or had one when the sink read them, to one sink."""
+    """Carries the logs of all partitions that have a queue, or had one, to one sink."""
 
     _log: AuditLog
     _sink: AuditSink

@@ -10,7 +10,7 @@ from redis import exceptions
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, text
+from director.broker.redis_client import ask, pipelined, text
 from director.core.ids import Partition, QueueName
 from director.store.changes import ChangeKind
 
@@ -84,8 +84,11 @@ class AuditLog:
         self._redis = redis
 
     async def partitions(self) -> list[Partition]:
+        """Return every partition that has a queue or had one: a log outlives the queues of its entries."""
         queues = await ask(lambda: self._redis.smembers(keys.queues()))
-        return sorted({CHANGES} | {keys.queue_partition(QueueName(text(queue))) for queue in queues})
+        numbers = await ask(lambda: self._redis.smembers(keys.partitions()))
+        of_queues = {keys.queue_partition(QueueName(text(queue))) for queue in queues}
+        return sorted({CHANGES} | of_queues | {Partition(int(number)) for number in numbers})
 
     async def oldest(self, partition: Partition) -> Cursor:
         return Cursor(number=(await self._look(partition, Cursor().entry, 1)).cut)
@@ -113,14 +116,12 @@ class AuditLog:
     async def _look(self, partition: Partition, after: str, count: int) -> Seen:
         key = keys.changes() if partition == CHANGES else keys.log(partition)
 
-        async def look() -> list[Any]:
-            # in one transaction: an entry cut between the two would be neither read nor counted
-            pipe = self._redis.pipeline(transaction=True)
+        def look(pipe: Any) -> None:
             pipe.xinfo_stream(key)
             pipe.xrange(key, min=f"({after}", count=count)
-            return await pipe.execute(raise_on_error=False)
 
-        info, found = await ask(look)
+        # in one transaction: an entry cut between the two would be neither read nor counted
+        info, found = await pipelined(self._redis, look, raise_on_error=False, transaction=True)
         if isinstance(info, exceptions.ResponseError):
             if NO_KEY not in str(info):
                 raise info

@@ -27,6 +27,7 @@ WHY: Final = {
     "has_ended": "has ended already",
     "has_not_ended": "has not ended yet",
     "data_removed": "has lost its input: its caller must create it again",
+    "data_away": "has data that the file store does not give now",
     "secrets_gone": "had secret inputs, which were removed at its end: its caller must create it again",
     "no_queue": "is of a version that no director serves",
     "account_suspended": "is of a suspended account",

@@ -2,8 +2,8 @@
 
 import argparse
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
@@ -74,10 +74,5 @@ def redis_url(given: argparse.Namespace) -> str:
     return str(url)
 
 
-@asynccontextmanager
-async def connected(url: str) -> AsyncGenerator[Backend]:
-    backend = Backend(client(url, name="director-cli"))
-    try:
-        yield backend
-    finally:
-        await backend.aclose()
+def connected(url: str) -> AbstractAsyncContextManager[Backend]:
+    return aclosing(Backend(client(url, name="director-cli")))

@@ -63,14 +63,9 @@ async def _set(backend: Backend, given: argparse.Namespace) -> Answer:
     if not said:
         raise SettingsError("nothing to change: give --visibility, --official or a text.")
     seen = {"visibility": given.visibility} if given.visibility else {}
-    async with backend.changes.noting(
-        "model_changed", by=typist(), model=given.of, fields=sorted(said), **seen
-    ) as noted:
-        is_changed = await backend.catalog.models.change(given.of, said)
-        if not is_changed:
-            noted.void()
-    if not is_changed:
-        raise _unknown_model(given.of)
+    async with backend.changes.noting("model_changed", by=typist(), model=given.of, fields=sorted(said), **seen):
+        if not await backend.catalog.models.change(given.of, said):
+            raise _unknown_model(given.of)
     return _done(given, "changed. An API may show the former value until its cache expires")
 
 
@@ -146,12 +141,9 @@ async def _example(backend: Backend, given: argparse.Namespace) -> Answer:
             examples = Examples(backend.redis, backend.scripts_with_files)
             await examples.show(given.of, name, is_default=given.default)
         return _done(given)
-    async with backend.changes.noting("example_hidden", by=typist(), **shown) as noted:
-        is_hidden = await backend.examples.hide(given.of, name)
-        if not is_hidden:
-            noted.void()
-    if not is_hidden:
-        raise SettingsError(f"{given.prediction} is not shown with {given.of}.")
+    async with backend.changes.noting("example_hidden", by=typist(), **shown):
+        if not await backend.examples.hide(given.of, name):
+            raise SettingsError(f"{given.prediction} is not shown with {given.of}.")
     return _done(given)
 
 

@@ -2,6 +2,8 @@
 field wins over the director's setting. It holds for predictions only, not for trainings.
 """
 
+import re
+from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 from urllib.parse import urlsplit
 
@@ -14,6 +16,8 @@ from director.core.policy import Lane, Objective, encode
 from director.core.runner_config import WrongRunnerConfig, decode_runner_config
 from director.core.settings import LIVE_SETTINGS, DirectorSettings
 from director.core.webhooks import HOST_NAME
+
+FOUR_NUMBERS: Final = re.compile(r"[0-9]+(\.[0-9]+){3}")
 
 # A model server's URL is judged by its form; nothing is resolved. Messages never repeat a user, a password or a query.
 
@@ -36,7 +40,7 @@ def _what_is_wrong(url: str) -> str:
     except ValueError:
         return "is malformed"
     host = parts.hostname or ""
-    is_host = ":" in host or HOST_NAME.fullmatch(host) is not None  # urlsplit has checked the brackets
+    is_host = ":" in host or (HOST_NAME.fullmatch(host) is not None and not _is_broken_address(host))
     faults = (
         (parts.scheme not in ("http", "https"), "has no http:// or https:// in front"),
         (not host, "has no host"),
@@ -47,6 +51,17 @@ def _what_is_wrong(url: str) -> str:
         (bool(parts.query or parts.fragment), "has a query or a fragment, and none is sent"),
     )
     return next((why for is_so, why in faults if is_so), "")
+
+
+def _is_broken_address(host: str) -> bool:
+    """Return whether it is four numbers that are no address. httpx refuses them."""
+    if not FOUR_NUMBERS.fullmatch(host):
+        return False
+    try:
+        IPv4Address(host)
+    except ValueError:
+        return True
+    return False
 
 
 LONGEST_S: Final = 30 * 86400.0

@@ -105,12 +105,12 @@ def check_fits(models: Sequence[Model], devices: Sequence[Device]) -> None:
     memory = {device.name: device for device in devices}
     for model in models:
         kept = [other for other in models if other.keep and other is not model]
-        sums = [_sum(model, place, kept, memory) for place in model.places]
+        sums = [_sum(place, kept, memory) for place in model.places]
         if all(sums):
             raise WrongField(f"{model.name} never fits: {sums[0]}")
 
 
-def _sum(model: Model, place: Place, kept: Sequence[Model], devices: Mapping[str, Device]) -> str:
+def _sum(place: Place, kept: Sequence[Model], devices: Mapping[str, Device]) -> str:
     """Return what is asked of the first device of a place that is too small, or nothing if each is large enough."""
     for name, taken in place.items():
         device = devices[name]

@@ -128,17 +128,22 @@ def label_of(settings: DirectorSettings) -> str:
     return settings.model + (f":{version}" if version else "") + kind
 
 
-def _document(path: Path) -> Mapping[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the content of a file of at most MOST_BYTES. Raises SettingsError."""
     try:
         with path.open("rb") as file:
             text = file.read(MOST_BYTES + 1)
         if len(text) > MOST_BYTES:
             raise SettingsError(f"{path} is longer than {MOST_BYTES} bytes.")
-        document = tomllib.loads(text.decode())
+        return tomllib.loads(text.decode())
     except OSError as exc:
         raise SettingsError(f"{path} cannot be read: {exc.strerror}.") from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise SettingsError(f"{path} is not TOML: {exc}") from exc
+
+
+def _document(path: Path) -> Mapping[str, Any]:
+    document = read_toml(path)
     if strange := sorted(document.keys() - {"model", "device"}):
         raise SettingsError(f"{path}: `{strange[0]}` is in no table: there are [[model]] and [[device]] tables.")
     return document

@@ -55,7 +55,7 @@ class CommonSettings(Struct, frozen=True, kw_only=True):
     that has the folder: http://api:8080.
     """
     data_in_files: bool = False
-    """Keep large inputs and outputs in the file store. First upgrade all processes; turn it off before a rollback."""
+    """Keep large inputs and outputs in the file store."""
     data_in_files_bytes: Annotated[int, Meta(ge=1024)] = 32 << 10
     """Smallest input or output that DIRECTOR_DATA_IN_FILES keeps in the file store."""
 

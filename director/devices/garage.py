@@ -245,6 +245,9 @@ class Garage:
                 if name in self.bays and held.presence == "running":
                     self.bays[name].become("loading", self._clock.monotonic(), held.place)
                     self._adopted.add(name)
+                elif name in self.bays and held.presence == "leaving":
+                    self.bays[name].become("leaving", self._clock.monotonic(), held.place)
+                    tasks.start_soon(self._rest, self.bays[name])
             is_away = False
             while True:
                 try:

@@ -48,6 +48,8 @@ CALL_LIMIT_S: Final = 120.0  # vLLM moves weights of 80 GB in less
 FREE_LIMIT_S: Final = 30.0
 LOOK_S: Final = 0.25
 END_LIMIT_S: Final = 5.0  # a guard ends what it guards at once
+# Beside its grace. No signal ends a process that waits for the driver of a broken GPU, perhaps until the next boot
+LEFT_LIMIT_S: Final = 20.0
 ORPHAN_S: Final = 60.0  # a killed director is back by then, or its machine serves nothing any more
 LAST_LINES: Final = 8
 MIB: Final = 1 << 20
@@ -129,18 +131,23 @@ class Host:
         return lines if len(lines) == count else [*last_lines(path.with_name(f"{path.name}.1"), count), *lines][-count:]
 
     async def take_over(self) -> Mapping[str, Held]:
-        """Adopt or end the servers that a dead director left on these devices. Returns the adopted ones.
+        """Adopt or end the servers that a dead director left on these devices. Returns the adopted ones, and those of
+        this pool that have not ended in time: they are `leaving`, and hold their places until they end.
 
         Call it once, before anything is loaded. An adopted server has the address that `url` returns.
         """
         locks = {lock for device in self._devices.values() for lock in self._folder.locks_of(device)}
+        others = []
+        for record in self._left():
+            if self._is_adoptable(record):
+                log.info("adopted a server that a dead director left", extra={"model": record.model})
+                self._adopt(record)
+            elif self._is_own(record) or locks & set(record.locks):
+                others.append(record)
         async with anyio.create_task_group() as tasks:
-            for record in self._left():
-                if self._is_adoptable(record):
-                    self._adopt(record)
-                elif self._is_own(record) or locks & set(record.locks):
-                    log.warning("ending a server that a dead director left", extra={"model": record.model})
-                    tasks.start_soon(self._end_left, record)
+            for record in others:
+                log.warning("ending a server that a dead director left", extra={"model": record.model})
+                tasks.start_soon(self._end_of_pool if self._is_of_pool(record) else self._end_left, record)
         return {name: one.held for name, one in self._servers.items() if one.record is not None}
 
     async def load(self, model: str, place: Place) -> None:
@@ -169,7 +176,7 @@ class Host:
                 return
             self._note(server, "leaving")
             path = server.hosted.launch.sleep
-            if path and await self._call(server, path) and server.record is not None:
+            if path and not server.is_asked and await self._call(server, path) and server.record is not None:
                 self._note(server, "asleep")
             else:
                 await self._end(server)
@@ -390,12 +397,17 @@ class Host:
     def _is_own(self, record: Record) -> bool:
         return record.owner == self._folder.owner.name
 
+    def _is_of_pool(self, record: Record) -> bool:
+        """Return whether it is the server of a model of this pool, on devices that the pool has still."""
+        is_known = record.model in self._servers and record.place.keys() <= self._devices.keys()
+        return self._is_own(record) and is_known
+
     def _is_adoptable(self, record: Record) -> bool:
-        server = self._servers.get(record.model)
-        if server is None or not self._is_own(record) or not is_alive(record.mark):
+        if not self._is_of_pool(record) or not is_alive(record.mark):
             return False
-        if record.place.keys() - self._devices.keys() or record.presence not in ("running", "asleep"):
+        if record.presence not in ("running", "asleep"):
             return False  # one that fell asleep or woke up meanwhile may take memory or not
+        server = self._servers[record.model]
         if record.digest != self._digest(server, record.place):
             return False
         try:
@@ -405,11 +417,20 @@ class Host:
         return True
 
     def _adopt(self, record: Record) -> None:
-        log.info("adopted a server that a dead director left", extra={"model": record.model})
         server = self._servers[record.model]
         server.record = record
         self._set(server)
         self._attend(server, record.mark)
+
+    async def _end_of_pool(self, record: Record) -> None:
+        """Own a server and end it. Returns when it has ended, or after some time: its end goes on then."""
+        self._adopt(record)
+        server = self._servers[record.model]
+        self._tasks.start_soon(self._end, server)
+        with anyio.move_on_after(server.hosted.launch.grace_s + LEFT_LIMIT_S):
+            await server.gone.wait()
+            return
+        log.error("a server that a dead director left does not end", extra={"model": record.model})
 
     async def _end_left(self, record: Record) -> None:
         async def gone() -> None:

@@ -16,7 +16,7 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, infos, pipelined, text
+from director.broker.redis_client import infos, pipelined, server_ms, text
 from director.broker.replies import QueueStats
 from director.core.clock import Clock
 from director.core.data_bytes import Fullness
@@ -245,9 +245,9 @@ class CloserLook:
         took = []
         for _ in range(TRIES):
             began = time.perf_counter()
-            seconds, micros = await ask(self._redis.time)
+            now_ms = await server_ms(self._redis)
             took.append((time.perf_counter() - began) * 1000)
-        return seconds * 1000 + micros // 1000, min(took)
+        return now_ms, min(took)
 
     async def _neglected(self, queues: Sequence[QueueName], before_ms: int) -> dict[QueueName, Neglected]:
         found: dict[QueueName, Neglected] = {}

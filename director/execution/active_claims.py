@@ -308,12 +308,16 @@ class Progress:
         if self._task is not None:
             async with self._writing:
                 self._task.cancel()
-        if self._remote and not self.active.is_lost:  # the last write does not carry it
-            with contextlib.suppress(BackendUnavailable):
-                await self.run_once()
+        with contextlib.suppress(BackendUnavailable):
+            await self.write_remote()
         if not self.active.is_lost:
             self._tell(self._untold, started_ms=None)
         return tuple(self._unwritten)
+
+    async def write_remote(self) -> None:
+        """Write the server's name for the run if Redis does not have it yet: no last write carries it."""
+        if self._remote and not self.active.is_lost:
+            await self.run_once()
 
     def drop(self) -> None:
         self._unset()

@@ -491,16 +491,17 @@ class Director:
 
     async def _register_now(self) -> None:
         settings = self._settings
-        self._version = self._version or version_id(settings.model, self._schema, b"")
+        version = self._version or version_id(settings.model, self._schema, b"")
         self._queue = await self._catalog.register_kind(
             settings.model,
-            self._version,
+            version,
             self._kind,
             schema=self._schema,
             server=self._server_kind,
             policy=self._policy,
             is_latest=settings.latest,
         )
+        self._version = version  # not before: a server may come back as another version while Redis refuses this one
         log.info("model registered", extra={"model": settings.model, "version": self._version})
         self._queue_known.set()
 

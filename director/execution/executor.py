@@ -368,6 +368,8 @@ class Run:
         while end is not None:
             try:
                 if isinstance(end, tracker.GiveBack):
+                    # first: else the next director would start a run again that goes on on its server
+                    await self._progress.write_remote()
                     await self._give_back(end)
                     return False
                 crash.at("before_finish")

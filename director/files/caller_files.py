@@ -5,14 +5,14 @@ They are stored before anything is written here, and a stored file that is not r
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import Raw, Struct
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, text
+from director.broker.redis_client import ask, pipelined, text
 from director.core.ids import FileId, lowest_id_at
 from director.files.store import CallerFileName
 
@@ -50,15 +50,13 @@ class CallerFiles:
         key, listing, life_ms = keys.file(file.account, file.id), keys.files(file.account), file.expires - file.created
         oldest = lowest_id_at(max(0, file.created - life_ms))
 
-        async def write() -> None:
-            pipe = self._redis.pipeline(transaction=True)
+        def write(pipe: Any) -> None:
             pipe.set(key, msgspec.json.encode(file), px=life_ms)
             pipe.zadd(listing, {file.id: 0})
             pipe.pexpire(listing, life_ms, nx=True)
             pipe.pexpire(listing, life_ms, gt=True)  # older files may live longer: the setting was another one then
-            await pipe.execute()
 
-        await ask(write)
+        await pipelined(self._redis, write, transaction=True)
         # take some expired files off the list: more than one came
         old = await self.ids(file.account, high=f"({oldest}", count=MOST_TRIMMED, newest_first=False)
         alive = await self.known(file.account, old)
@@ -89,21 +87,14 @@ class CallerFiles:
     async def remove(self, file: CallerFile) -> None:
         """Forget a file. The caller of this deletes its bytes, or they are swept away."""
 
-        async def write() -> None:
-            pipe = self._redis.pipeline(transaction=True)
+        def forget(pipe: Any) -> None:
             pipe.delete(keys.file(file.account, file.id))
             pipe.zrem(keys.files(file.account), file.id)
-            await pipe.execute()
 
-        await ask(write)
+        await pipelined(self._redis, forget, transaction=True)
 
     async def unknown(self, names: Sequence[CallerFileName]) -> list[CallerFileName]:
-
-        async def read() -> list[int]:
-            pipe = self._redis.pipeline(transaction=False)
-            for name in names:
-                pipe.exists(keys.file(name.account, name.id))
-            return list(await pipe.execute())
-
-        found = await ask(read) if names else []
+        found = await pipelined(
+            self._redis, lambda pipe: [pipe.exists(keys.file(name.account, name.id)) for name in names]
+        )
         return [name for name, is_known in zip(names, found, strict=True) if not is_known]

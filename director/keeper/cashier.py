@@ -22,7 +22,7 @@ from director.runtime.sweep import LIMIT
 LOOK_S: Final = 300.0
 # Longer than any create takes: a reservation of this age without a record will never have one.
 UNBORN_S: Final = 600.0
-TOTALS: Final = (b"spent", b"reserved")
+TOTALS: Final = (b"day", b"spent", b"reserved")
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +56,7 @@ class Cashier:
         return len(ended)
 
     async def _free_unborn(self) -> int:
-        """Free reservations of credits for predictions that were never created: no new day clears these."""
+        """Free what was reserved for predictions that were never created."""
         freed, born_ms = 0, self._clock.now_ms() - UNBORN_S * 1000
         async for account, ids in self._reserved():
             unborn = await self._without_end(account, [each for each in ids if created_ms_of(each) < born_ms])
@@ -65,12 +65,13 @@ class Cashier:
         return freed
 
     async def _reserved(self) -> AsyncIterator[tuple[str, list[PredictionId]]]:
-        async for account, has_credit in each_account(self._redis, lambda pipe, name: pipe.exists(keys.credit(name))):
-            cursor = -1
-            while has_credit and cursor:
-                scan = partial(self._redis.hscan, keys.credit(account), max(0, cursor), count=LIMIT)
-                cursor, held = await ask(scan)
-                yield account, [PredictionId(text(name)) for name in held if name not in TOTALS]
+        for of_account in (keys.compute, keys.credit):
+            async for account, has_limit in each_account(self._redis, lambda pipe, name: pipe.exists(of_account(name))):  # noqa: B023
+                cursor = -1
+                while has_limit and cursor:
+                    scan = partial(self._redis.hscan, of_account(account), max(0, cursor), count=LIMIT)
+                    cursor, held = await ask(scan)
+                    yield account, [PredictionId(text(name)) for name in held if name not in TOTALS]
 
     async def _without_end(self, account: str, ids: Sequence[PredictionId]) -> list[PredictionId]:
 

@@ -14,9 +14,10 @@ import msgspec
 from msgspec import Struct
 
 from director.broker import keys
-from director.broker.redis_client import ask, infos, texts
+from director.broker.redis_client import ask, infos, pipelined, texts
 from director.core.clock import Clock
 from director.core.data_bytes import BUSY, Fullness, counted, fair_share, room_for_data
+from director.core.errors import BackendFull
 from director.diagnosis.findings import Holder
 from director.keeper.sweeps import each_account
 
@@ -61,12 +62,16 @@ class Shares:
         share = fair_share(held.values(), room_for_data(memory, data=total)) if memory.limit else 0
         pause_s = min(CALM_S + took_s / SHARE, LONGEST_S)
         kept_ms = int(1000 * max(LEAST_KEPT_S, KEPT * pause_s))
-        if memory.limit:
-            await ask(lambda: self._redis.set(keys.data_share(), share, px=kept_ms))
-        if memory.part > BUSY:
-            account, most = max(held.items(), key=itemgetter(1), default=("", 0))
-            holder = Holder(account=account, bytes=most, total=total, accounts=len(held))
-            await ask(lambda: self._redis.set(keys.data_first(), msgspec.json.encode(holder), px=kept_ms))
+        account, most = max(held.items(), key=itemgetter(1), default=("", 0))
+        holder = Holder(account=account, bytes=most, total=total, accounts=len(held))
+        try:
+            if memory.limit:
+                await ask(lambda: self._redis.set(keys.data_share(), share, px=kept_ms))
+            if memory.part > BUSY:
+                await ask(lambda: self._redis.set(keys.data_first(), msgspec.json.encode(holder), px=kept_ms))
+        except BackendFull:  # it refuses even another value, so the last ones stay: now they matter most
+            last = (keys.data_share(), keys.data_first())
+            await pipelined(self._redis, lambda pipe: [pipe.pexpire(key, kept_ms) for key in last])
         self._next_s = self._clock.monotonic() + pause_s
         first = heapq.nlargest(NAMED, held.items(), key=itemgetter(1))
         self.last = Held(len(held), total, max(held.values(), default=0), share, tuple(first))

@@ -121,9 +121,11 @@ def _has(pid: int, word: str) -> bool:
 
 
 def _stat(pid: int) -> Sequence[str]:
-    """Return the fields after the name, which may contain anything: state, parent, group, session and so on."""
+    """Return the fields after the name, which may contain anything: state, parent, group, session and so on.
+    The name may be no text: the kernel cuts it after 15 bytes, also within a character.
+    """
     try:
-        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        return (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].decode().split()
     except (FileNotFoundError, ProcessLookupError):
         return ()
 

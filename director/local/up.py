@@ -6,8 +6,8 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from pathlib import Path
 from typing import Final
 
@@ -236,13 +236,8 @@ def program_name() -> str:
     return "director" if typed == shutil.which("director") else shlex.quote(typed)
 
 
-@asynccontextmanager
-async def connected(url: str) -> AsyncGenerator[Redis, None]:
-    redis = client(url, name="director-up")
-    try:
-        yield redis
-    finally:
-        await redis.aclose()
+def connected(url: str) -> AbstractAsyncContextManager[Redis]:
+    return aclosing(client(url, name="director-up"))
 
 
 def _in_url(host: str) -> str:

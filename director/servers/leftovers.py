@@ -18,7 +18,7 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, text
+from director.broker.redis_client import pipelined, text
 from director.core.clock import Clock
 from director.core.ids import PredictionId, is_prediction_id
 from director.core.states import TERMINAL
@@ -63,13 +63,9 @@ class Leftovers(Struct, eq=False):
         return deleted
 
     async def _over(self, found: Sequence[_Leftover]) -> list[PredictionId]:
-        async def read() -> list[bytes | None]:
-            pipe = self.redis.pipeline(transaction=False)
-            for each in found:
-                pipe.hget(keys.record(each.id), "status")
-            return list(await pipe.execute())
-
-        statuses = await ask(read)
+        statuses = await pipelined(
+            self.redis, lambda pipe: [pipe.hget(keys.record(each.id), "status") for each in found]
+        )
         return [
             each.id
             for each, status in zip(found, statuses, strict=True)

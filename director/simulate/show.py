@@ -12,6 +12,7 @@ from director.simulate.report import Kept, Report, TraceReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 KINDS: Final = (".svg", ".png")
 STYLES: Final = {"all": "-", "heaviest": "--", "lightest": ":"}
@@ -111,11 +112,16 @@ def plot(path: Path, reports: Sequence[Report]) -> None:
             axes.grid(alpha=0.3)
         waits.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small", frameon=False)
         used.set_xlabel("minutes")
-        is_svg = path.suffix.lower() == ".svg"
-        try:
-            figure.savefig(path, dpi=110, metadata={"Date": None} if is_svg else None)
-        except OSError as exc:
-            raise SettingsError(f"{path} cannot be written: {exc.strerror}.") from exc
+        save(figure, path)
+
+
+def save(figure: "Figure", path: Path) -> None:
+    """Write a picture without the time at which it was made. Raises SettingsError."""
+    is_svg = path.suffix.lower() == ".svg"
+    try:
+        figure.savefig(path, dpi=110, metadata={"Date": None} if is_svg else None)
+    except OSError as exc:
+        raise SettingsError(f"{path} cannot be written: {exc.strerror}.") from exc
 
 
 def _draw(waits: "Axes", waiting: "Axes", used: "Axes", report: Report, *, colour: str) -> None:

@@ -11,6 +11,7 @@ from director.core.errors import SettingsError
 from director.core.figures import percentile
 from director.core.pool_file import PoolFile
 from director.core.words import several, span
+from director.simulate.show import save
 from director.simulate.swaps import RULES, Play, Swaps, Timed
 from director.simulate.trace import Trace
 
@@ -132,8 +133,4 @@ def plot_swaps(path: Path, models: Sequence[Timed], reports: Sequence[SwapReport
         axes[-1].set_xlabel("minutes")
         patches = [Patch(color=colour, label=state) for state, colour in COLOURS.items()]
         figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), frameon=False, fontsize="small")
-        is_svg = path.suffix.lower() == ".svg"
-        try:
-            figure.savefig(path, dpi=110, metadata={"Date": None} if is_svg else None)
-        except OSError as exc:
-            raise SettingsError(f"{path} cannot be written: {exc.strerror}.") from exc
+        save(figure, path)

@@ -8,7 +8,7 @@
 -- takes (director/core/data_bytes.py). A create counts as if it ended at once. Its director counts a late or large end, and a
 -- keeper what is older than that and still there. The figure is an estimate: what is deleted counts until its time is over.
 -- What was canceled or expired after a long wait counts up to half too short; small outputs and events of lost attempts
--- count in the fixed part. Each error ends with its bucket, and the sum is never below zero. A process of the former release
+-- count in the fixed part. Each error ends with its bucket, and the sum is never below zero. A process of release 0.2.0
 -- counts nothing.
 
 -- Return all bytes that count, {until_ms, bytes} of each bucket in order of time, and the fields that are over.

@@ -77,7 +77,7 @@ local function moved(factor, was_longer, above, least)
 end
 
 -- Compare the estimate on acceptance with the wait. write_scores writes the result. `runs` of the record: p50 and p90 in
--- runs, without the factors; '' if the former release accepted it.
+-- runs, without the factors; '' if release 0.2.0 accepted it.
 local BUCKETS_S = { 0.1, 0.5, 1, 5, 15, 60, 300 }
 local scores
 local function score(r, now)

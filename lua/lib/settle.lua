@@ -32,7 +32,7 @@ end
 local SET = { 'error', 'code', 'metrics', 'ended' }
 
 -- Overwrite the secret values of an input, which intake padded for it: their places stay, and twice is once. With SET, as
--- SETRANGE is a right that the former release's user does not have.
+-- SETRANGE is a right that no process has in k8s/base/redis/users.acl.
 local function overwrite_secrets(key, places)
   local input, at, parts = redis.call('GET', key), 1, {}
   if not input then return end

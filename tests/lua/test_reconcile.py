@@ -7,9 +7,10 @@ import pytest
 from director.broker import keys
 from director.broker.replies import Repair
 from director.core.ids import LANES, PredictionId
+from director.core.policy import Policy
 from director.core.schema import Claim
 from tests.support.keyspace import dump, unchanged
-from tests.support.queue_driver import QueueDriver
+from tests.support.queue_driver import VERSION, QueueDriver
 
 
 async def stream_of(driver: QueueDriver, prediction_id: PredictionId) -> str:
@@ -101,6 +102,16 @@ async def test_a_terminal_prediction_is_forgotten_and_keeps_its_end(driver: Queu
     await driver.redis.zadd(keys.live(driver.queue), {prediction_id: 1})
     assert await driver.reconcile() == (0, {prediction_id: "forgotten"})
     assert await dump(driver.redis) == before
+
+
+async def test_a_dead_letter_is_forgotten_with_its_record(driver: QueueDriver) -> None:
+    await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(breaker_after=0))
+    older, newer = await driver.die(), await driver.die()
+    await driver.redis.delete(keys.record(older))
+    assert await driver.reconcile() == (0, {})
+    assert list(await driver.members(keys.dead(driver.queue))) == [newer]
+    async with unchanged(driver.redis):
+        assert await driver.reconcile() == (0, {})
 
 
 async def test_a_healthy_queue_is_not_changed(driver: QueueDriver) -> None:

@@ -259,14 +259,14 @@ def document() -> dict[str, Any]:
 def http(chapter: str) -> str:
     return "\n\n".join(
         f'## {each.summary} {{ #{each.name} }}\n\n<div class="operation">\n'
-        f"{operation_html(document(), each, types='types.html', refusals='../http-api.html')}\n</div>"
+        f"{operation_html(each, types='types.html', refusals='../http-api.html')}\n</div>"
         for each in operations(document(), CHAPTERS[chapter])
     )
 
 
 def types() -> str:
     return "\n\n".join(
-        f'## {name} {{ #type-{name} }}\n\n<div class="operation">\n{type_html(name, schema)}\n</div>'
+        f'## {name} {{ #type-{name} }}\n\n<div class="operation">\n{type_html(schema)}\n</div>'
         for name, schema in sorted(document()["components"]["schemas"].items())
     )
 

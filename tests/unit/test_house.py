@@ -61,6 +61,7 @@ PURE = (
     "director.core.model_config",
     "director.core.policy",
     "director.core.pool_devices",
+    "director.core.pool_file",
     "director.core.runner_config",
     "director.core.samples",
     "director.core.schema",

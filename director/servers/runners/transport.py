@@ -27,6 +27,9 @@ CONNECT_TIMEOUT_S: Final = 5.0
 KEEP_ALIVE_S: Final = 3.0
 # The end of a body comes with the last event of its stream. A connection is not worth a longer wait
 LAST_CHUNK_S: Final = 0.05
+# A server that hangs takes no more of a large request. After this time it counts as sent: else its run would never
+# begin, and only a run that has begun has a limit
+TAKES_NOTHING_S: Final = 30.0
 # Paths in which nothing has to be escaped; httpx writes all others
 PLAIN: Final = re.compile(r"(?:/[A-Za-z0-9_~-][A-Za-z0-9_.~-]*)+")
 PORTS: Final = {"http": 80, "https": 443}
@@ -200,15 +203,19 @@ class Wire(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._is_slow = False
         self._on_sent: Callable[[], None] | None = None
+        self._sent_timer: asyncio.TimerHandle | None = None
         self._poll = select.poll()
 
     def ask(self, request: bytes, *, sent: Callable[[], None], over: Callable[[bool], None]) -> Exchange:
-        """Send a request. `sent` is called when it has left, or all but its last bytes."""
+        """Send a request. `sent` is called when it has left, or all but its last bytes, or when the server takes
+        nothing of it for `TAKES_NOTHING_S`.
+        """
         assert self._transport is not None  # noqa: S101 - for the type checker: it is open
         self._exchange = exchange = Exchange(self, over)
         self._transport.write(request)
         if self._is_slow:
             self._on_sent = sent
+            self._look_again(self._transport)
         else:
             sent()
         return exchange
@@ -247,7 +254,8 @@ class Wire(asyncio.Protocol):
         self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
-        self._on_sent = None  # the server has answered: its silence no longer means that the run began
+        if self._on_sent is not None:  # the server has answered: its silence no longer means that the run began
+            self._forget_sending()
         if self._exchange is None:
             self.abort()
         else:
@@ -258,12 +266,34 @@ class Wire(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._is_slow = False
-        if self._on_sent is not None:
-            on_sent, self._on_sent = self._on_sent, None
+        self._has_left()
+
+    def _has_left(self) -> None:
+        on_sent = self._on_sent
+        self._forget_sending()
+        if on_sent is not None:
             on_sent()
+
+    def _look_again(self, transport: asyncio.Transport) -> None:
+        unsent = transport.get_write_buffer_size()
+
+        def look() -> None:
+            if transport.get_write_buffer_size() < unsent:
+                self._look_again(transport)
+            else:
+                self._has_left()
+
+        self._sent_timer = asyncio.get_running_loop().call_later(TAKES_NOTHING_S, look)
+
+    def _forget_sending(self) -> None:
+        self._on_sent = None
+        if self._sent_timer is not None:
+            self._sent_timer.cancel()
+            self._sent_timer = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
+        self._forget_sending()
         if self._exchange is not None:
             self._exchange.lost(exc)
 

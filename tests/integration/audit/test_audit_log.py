@@ -147,6 +147,15 @@ async def test_entries_from_before_the_deletion_of_a_queue_are_still_delivered(
     assert await Feeder(AuditLog(redis), later, SystemClock()).run_once() == Fed(entries=3)
 
 
+async def test_entries_of_a_queue_that_was_deleted_before_the_first_round_are_delivered(
+    feeder: Feeder, kept: KeptSink, driver: QueueDriver, redis: Redis
+) -> None:
+    prediction_id = await live(driver)
+    await redis.srem(keys.queues(), driver.queue)
+    assert await feeder.run_once() == Fed(entries=3)
+    assert kept.told == [(prediction_id, step) for step in STEPS]
+
+
 async def test_busy_partition_delays_no_other(
     redis: Redis, kept: KeptSink, driver: QueueDriver, catalog: Catalog, scripts: Scripts
 ) -> None:

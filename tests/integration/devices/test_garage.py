@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 import pytest
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from director.broker.redis_client import client
@@ -217,6 +218,18 @@ async def test_director_takes_over_what_a_dead_one_left_loaded(server: RedisServ
         await eventually(lambda: loaded(pool), "it is adopted", until={"acme/a"}.__eq__)
         assert (await callers["acme/b"].ended(await callers["acme/b"].submit()))["status"] == "succeeded"
     assert host.done[:3] == ["+acme/a", "-acme/a", "+acme/b"]
+    assert host.faults == []
+
+
+async def test_server_of_a_dead_director_that_does_not_end_holds_its_place(
+    server: RedisServer, callers: dict[str, Caller]
+) -> None:
+    host = PlayedHost(*(PlayedModel(f"acme/{name}") for name in "ab"), memory=1)
+    await host.load("acme/a", {DEVICE: 1})
+    host.models["acme/a"].held = replace(host.held("acme/a"), presence="leaving")
+    host.left = {"acme/a": host.held("acme/a")}
+    async with sharing(server, host):
+        assert (await callers["acme/b"].ended(await callers["acme/b"].submit()))["status"] == "succeeded"
     assert host.faults == []
 
 

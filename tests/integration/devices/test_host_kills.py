@@ -4,6 +4,7 @@ the next director adopts. Each test ends with all memory free.
 
 import os
 import signal
+import threading
 from collections.abc import Generator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.faults
 
 GPU = {"gpu0": 8}
 SOON_S = 0.5
+STUCK_S = 10
 
 
 @pytest.fixture
@@ -152,6 +154,36 @@ async def test_server_of_a_changed_model_is_ended_before_anything_loads(tmp_path
         assert devices.holdings() == []
         await second.load("a/a", GPU)
         await until_ready(second.url("a/a"))
+
+
+async def test_server_that_no_signal_ends_holds_up_only_its_own_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes of a broken GPU wait for its driver, perhaps until the next boot."""
+    monkeypatch.setattr("director.devices.host.LEFT_LIMIT_S", 0.1)
+    with fake_devices(gpu0=10, gpu1=10) as devices:
+        old = a_pool(tmp_path, devices, a_model(devices, "a/a", memory=GPU))
+        async with owner(old) as first:
+            await first.hear()
+            await first.ask("load", "a/a", GPU)
+            await until_ready(await first.ask("url", "a/a"))
+            await first.kill()
+        models = [a_model(devices, "a/a", memory=GPU, load_s=0.1, grace_s=0.1), a_model(devices, "a/b", memory=GPU)]
+        new = a_pool(tmp_path, devices, *models, a_model(devices, "a/c", memory={"gpu1": 8}))
+        has_ended = threading.Event()
+        monkeypatch.setattr("director.devices.host.end_family", lambda *_: has_ended.wait(STUCK_S))
+        async with hosted_by(new) as second:
+            left = await second.take_over()
+            assert {name: (held.presence, held.place) for name, held in left.items()} == {"a/a": ("leaving", GPU)}
+            await second.load("a/c", {"gpu1": 8})
+            await until_ready(second.url("a/c"))
+            with pytest.raises(LoadFailed, match=r"gpu0.*Others have memory there: a/a"):
+                await second.load("a/b", GPU)
+            has_ended.set()
+            await second.rest("a/a")
+            await second.load("a/b", GPU)
+            await until_ready(second.url("a/b"))
+        assert devices.holdings() == []
 
 
 async def test_servers_of_another_pool_on_these_devices_are_ended(tmp_path: Path, devices: FakeDevices) -> None:

@@ -131,6 +131,27 @@ async def test_account_with_the_most_data_is_what_a_keeper_found(
     assert holder == Holder(account="noisy", bytes=30, total=40, accounts=2)
 
 
+@pytest.mark.not_on("cluster", why="only one of its masters would be full")
+async def test_account_with_the_most_data_stays_known_while_redis_is_full(
+    past: QueueDriver, redis: Redis, catalog: Catalog
+) -> None:
+    await Accounts(redis).create("noisy")
+    await past.scripts.weigh("noisy", Counted(30, time.time_ns() // 1_000_000 + MINUTE_MS))
+    shares, before = Shares(redis, SystemClock()), (await redis.config_get("maxmemory"))["maxmemory"]
+    try:
+        await redis.config_set("maxmemory", int((await redis.info("memory"))["used_memory"] / 0.6))
+        await shares.run_once()
+        await redis.config_set("maxmemory", 1)
+        for key in (keys.data_first(), keys.data_share()):
+            await redis.pexpire(key, 5_000)
+        await shares.run_once()
+        assert [await redis.pttl(key) > 5_000 for key in (keys.data_first(), keys.data_share())] == [True, True]
+        holder = (await looked(past, redis, catalog)).holder
+    finally:
+        await redis.config_set("maxmemory", before)
+    assert holder == Holder(account="noisy", bytes=30, total=30, accounts=1)
+
+
 async def test_token_that_is_used_and_expires_soon_is_noted(past: QueueDriver, redis: Redis, catalog: Catalog) -> None:
     accounts, now_ms = Accounts(redis), SystemClock().now_ms()
     soon = await accounts.create_token("amber", expires_ms=now_ms + 3_600_000)

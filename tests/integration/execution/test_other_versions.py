@@ -118,6 +118,30 @@ async def test_server_that_is_killed_before_it_shows_its_schema_is_no_other_vers
 
 
 @pytest.mark.faults
+async def test_server_that_changes_before_redis_took_its_first_version_is_served(
+    catalog: Catalog,
+    redis: Redis,
+    server: RedisServer,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("director.servers.fleet.AWAY_S", 0.02)
+    async with scripted_cog() as cog:
+        cog.on("GET", "/health-check", answer(503, b"{}"))
+        async with live_director(server.url, cog.url, version="") as director:
+            await redis.config_set("maxmemory", 1)
+            try:
+                restarted(cog, FIRST, "first")
+                await eventually(lambda: "registering a model failed" in caplog.messages, "redis is full")
+                restarted(cog, SECOND, "second")
+                await eventually(lambda: director.servers.all[0].since, "it was seen", until="second".__eq__)
+            finally:
+                await redis.config_set("maxmemory", 0)
+            await registered(catalog, SECOND)
+            await eventually(director.servers.any_ready, "it is served")
+
+
+@pytest.mark.faults
 async def test_server_of_another_version_gets_no_work_while_others_run_the_former(
     catalog: Catalog, server: RedisServer, caller_of: Callable[[bytes], Caller]
 ) -> None:

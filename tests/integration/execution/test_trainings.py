@@ -195,6 +195,24 @@ async def test_weights_live_as_long_as_the_version(
     assert not await redis.exists(keys.weights(done["id"]))
 
 
+async def test_weights_of_an_attempt_that_died_before_it_made_the_version_are_deleted(
+    redis: Redis, scripts: Scripts, catalog: Catalog, api: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    done = await ended(api, await train(api, data="poems"))
+    training = (await scripts.get(done["id"])).record
+    version = keys.version(DESTINATION, done["output"]["version"].partition(":")[2])
+    await redis.hdel(version, "server", "schema", "created", "announced")
+    assert await redis.hkeys(version) == [b"weights"]
+    await redis.delete(keys.output_data(done["id"]), keys.input_data(done["id"]), keys.record(done["id"]))
+    store = store_in(str(tmp_path / "files"), redis, SystemClock())
+    tidier = Tidier(redis, scripts, store, FakeClock(now_ms=SystemClock().now_ms() + 3_601_000))
+    assert await tidier.run_once() == Tidied(seen=1, removed=1)
+    versions = TrainedVersions(redis, catalog, Removal(redis, scripts, catalog), store=None)
+    again = await versions.make(training, "https://example.com/w")
+    assert again is not None
+    assert again.weights == "https://example.com/w", "the next attempt's"
+
+
 async def test_weights_missing_from_the_store_are_not_kept_with_the_version(
     redis: Redis, scripts: Scripts, catalog: Catalog, api: httpx.AsyncClient
 ) -> None:

@@ -95,6 +95,18 @@ async def test_credit_reserved_for_an_uncreated_prediction_is_freed(
     assert await redis.hget(keys.credit(ACCOUNT), waits) == b"10000"
 
 
+async def test_compute_of_the_day_reserved_for_an_uncreated_prediction_is_freed(
+    cashier: Cashier, driver: QueueDriver, clock: FakeClock, redis: Redis
+) -> None:
+    await Accounts(redis).create(ACCOUNT)
+    await reserved(driver)
+    assert (await driver.scripts.reserve(ACCOUNT, DAY_S, id=driver.new_id(), asked_s=10)).allowed
+    assert await cashier.run_once() == 0, "it may be on its way"
+    clock.pass_time(UNBORN_S + 1)
+    assert await cashier.run_once() == 1
+    assert await used(redis) == (0, 60)
+
+
 async def test_credit_of_a_deleted_ended_prediction_is_spent(
     cashier: Cashier, driver: QueueDriver, clock: FakeClock, redis: Redis
 ) -> None:

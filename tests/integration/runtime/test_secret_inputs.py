@@ -25,7 +25,7 @@ from redis.asyncio import Redis
 from director.broker.redis_client import client
 from director.launcher.processes import free_port
 from director.store.accounts import SCOPES, Accounts
-from tests.integration.runtime.test_secrets_stay_out import REGISTERED, Processes
+from tests.integration.runtime.test_secrets_stay_out import REGISTERED, Processes, answers
 from tests.support.clients import javascript_client, run_script
 from tests.support.cog import cog_schema, cog_server, write_model
 from tests.support.eventually import eventually
@@ -136,6 +136,7 @@ async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Se
             httpx.AsyncClient(base_url=url, headers=headers, timeout=60, trust_env=False)
         )
         await eventually(lambda: REGISTERED in processes.said("director"), "the model is registered", limit_s=120)
+        await eventually(lambda: answers(url), "the API answers", limit_s=120)
         yield Service(
             http=http,
             redis=redis,

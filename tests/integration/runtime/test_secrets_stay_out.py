@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -123,6 +123,13 @@ class Processes:
         return {json.loads(line)["message"] for line in lines if line.endswith("}\n")}
 
 
+async def answers(url: str) -> bool:
+    async with httpx.AsyncClient(base_url=url) as http:
+        with suppress(httpx.ConnectError):
+            return (await http.get("/livez")).is_success
+    return False
+
+
 class Parrot:
     """A model server that repeats everything it receives, with the requested status. Its health is bad at first, and it
     rejects its director once.
@@ -233,6 +240,7 @@ async def test_no_secret_appears_in_a_log_or_output(locked: RedisServer, tmp_pat
             run(processes.running("audit", *audit, audit_secret=SIGNING["audit"], webhook_allow="loopback"))
             for name in directors:
                 await eventually(lambda name=name: REGISTERED in processes.said(name), name, limit_s=120)
+            await eventually(lambda: answers(f"http://127.0.0.1:{ports['api']}"), "the API answers", limit_s=120)
             secrets += await calls(f"http://127.0.0.1:{ports['api']}", token, hook)
             locked.kill()
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports['api']}") as http:

@@ -228,3 +228,35 @@ async def test_early_answer_does_not_count_as_sent_later() -> None:
         response = await transport.send("POST", "/x", content=b"x" * 50_000_000, sent=lambda: calls.append("sent"))
         assert [chunk async for chunk in response.chunks()] == [b"ok"]
         assert calls == []
+
+
+async def test_request_that_its_server_never_reads_counts_as_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("director.servers.runners.transport.TAKES_NOTHING_S", 0.05)
+    sent = asyncio.Event()
+
+    async def hang(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await sent.wait()
+        writer.close()
+
+    async with serving(hang) as (_server, transport):
+        with pytest.raises(httpx.TransportError):
+            async with asyncio.timeout(10):
+                await transport.send("POST", "/x", content=b"x" * 50_000_000, sent=sent.set)
+
+
+async def test_request_that_its_server_reads_slowly_counts_as_sent_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("director.servers.runners.transport.TAKES_NOTHING_S", 0.2)
+    read, left = 0, list[int]()
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal read
+        while read < 50_000_000:
+            read += len(await reader.readexactly(1_000_000))
+            await asyncio.sleep(0.02)
+        writer.write(OK)
+
+    async with serving(take) as (_server, transport):
+        response = await transport.send("POST", "/x", content=b"x" * 50_000_000, sent=lambda: left.append(read))
+        assert [chunk async for chunk in response.chunks()] == [b"ok"]
+    assert len(left) == 1
+    assert left[0] > 25_000_000, "the buffers of both sides take some of it"

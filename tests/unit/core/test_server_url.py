@@ -5,7 +5,13 @@ from director.core.model_config import check_server_url
 from director.execution.main import opened
 from tests.support.live_director import settings_for
 
-URLS = ["http://127.0.0.1:5000", "https://gpu-1.internal", "http://[::1]:5000", "http://model_server/base/"]
+URLS = [
+    "http://127.0.0.1:5000",
+    "https://gpu-1.internal",
+    "http://[::1]:5000",
+    "http://model_server/base/",
+    "http://10.1:5000",
+]
 
 
 @pytest.mark.parametrize("url", URLS)
@@ -28,6 +34,7 @@ def test_the_address_of_a_server_is_taken_as_it_is(url: str) -> None:
         ("http://gpu-1:0", "no port"),
         ("http://gpu..internal:5000", "neither a name in ASCII nor an address"),
         (f"http://{'a' * 64}:5000", "neither a name in ASCII nor an address"),
+        ("http://10.0.0.256:5000", "neither a name in ASCII nor an address"),
         ("http://gpü-1:5000", "neither a name in ASCII nor an address"),
         ("http://gpu-1\\evil:5000", "neither a name in ASCII nor an address"),
         ("http://gpu-1:5000 ", "a space"),

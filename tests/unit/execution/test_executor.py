@@ -11,6 +11,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from director.broker import keys
+from director.broker.replies import Advanced
 from director.core import data_bytes
 from director.core.clock import Clock, SystemClock
 from director.core.errors import BackendUnavailable
@@ -22,7 +23,7 @@ from director.core.states import WebhookEvent
 from director.execution.active_claims import ActiveClaim, ActiveClaims
 from director.execution.executor import AWAY_S, TELL_S, Executor, _may_have_begun
 from director.execution.run_files import Storing
-from director.execution.tracker import DRAINED, Limits
+from director.execution.tracker import DRAINED, Limits, Stop
 from director.files.choose import store_in
 from director.files.data_files import DataFiles
 from director.files.local import LocalFiles
@@ -30,6 +31,7 @@ from director.files.store import FileName
 from director.servers.runners.runner import (
     Accepted,
     Began,
+    Capabilities,
     Ended,
     Health,
     HealthStatus,
@@ -514,6 +516,29 @@ async def test_hanging_receivers_of_an_account_leave_deliveries_to_others(
         for other in others:
             other.cancel()
         await asyncio.wait(others)
+
+
+async def test_run_left_on_its_server_is_released_with_its_name_there(
+    bench: Bench, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advance, left = driver.scripts.advance, [None] * 3
+
+    async def fail(*args: Any, **options: Any) -> Advanced:
+        if left:
+            left.pop()
+            raise BackendUnavailable("it is away")
+        return await advance(*args, **options)
+
+    monkeypatch.setattr(driver.scripts, "advance", fail)
+    runner = ScriptedRunner(Accepted("a:1"))
+    runner.capabilities = Capabilities(resumes=True)
+    claim = await claimed(driver)
+    async with bench.running(runner, claim, dice=lambda: -0.5):  # it does not wait before it tries again
+        await runner.started.wait()
+        await eventually(lambda: bench.held(claim).tracker.is_accepted, "its server has it")
+        bench.held(claim).stop(Stop.DRAIN)
+    record = await driver.record(claim.id)
+    assert (record.token, record.remote) == ("", "a:1")
 
 
 @pytest.mark.parametrize(("is_left", "began"), [(True, False), (False, True)])

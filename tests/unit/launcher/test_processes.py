@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +25,18 @@ def test_session_of_a_dead_leader_is_its_family_until_the_next_boot() -> None:
     assert family(Mark(known.pid, f"{started}@another-boot"), WORD) == []
     end_family(known, WORD)
     assert mark(left.pid) is None
+
+
+def test_name_that_the_kernel_cut_within_a_character_ends_no_look(tmp_path: Path) -> None:
+    script = tmp_path / ("é" * 8)  # 16 bytes, of which the kernel keeps 15
+    script.write_text("#!/bin/sh\nread line\n")
+    script.chmod(0o755)
+    with subprocess.Popen([str(script)], stdin=subprocess.PIPE) as other:
+        with pytest.raises(UnicodeDecodeError):
+            Path(f"/proc/{other.pid}/stat").read_bytes().decode()
+        known = mark(other.pid)
+        assert known is not None
+        assert family(Mark(1 << 30, known.started), WORD) == []
 
 
 def test_process_that_began_during_a_look_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
