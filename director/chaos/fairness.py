@@ -184,12 +184,12 @@ def _ran(evidence: Evidence, prediction_id: str, begin: int, end: int) -> Share:
         (claim.at for claim in evidence.claims.get(prediction_id, []) if claim.at <= run.began), default=run.began
     )
     freezes = [fault for fault in evidence.faults if fault.is_freeze and fault.target in parts]
-    since = min(
-        (max(freeze.begin, claimed) for freeze in freezes if freeze.overlaps(claimed, run.began)), default=run.began
-    )
     until = max((freeze.end for freeze in freezes if freeze.overlaps(run.ended, run.ended)), default=run.ended)
-    used = _within(run.began, run.ended, begin, end)
-    return Share(used, _within(since, until, begin, end) - used)
+    kept, since = _within(run.ended, until, begin, end), claimed
+    for freeze in sorted(freezes, key=lambda freeze: freeze.begin):
+        kept += _within(max(freeze.begin, since), min(freeze.end, run.began), begin, end)
+        since = max(since, freeze.end)
+    return Share(_within(run.began, run.ended, begin, end), kept)
 
 
 def _within(since: int, until: int, begin: int, end: int) -> int:

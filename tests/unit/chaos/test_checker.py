@@ -318,11 +318,11 @@ def too_long(*, ended: int) -> list[Line]:
     ]
 
 
-def held_by_a_freeze() -> list[Line]:
-    """Return a rush in which a director freezes between its claim for the third tenant and the run."""
+def held_by_a_freeze(*, until: int = 3_950) -> list[Line]:
+    """Return a rush in which a director freezes between its claim for the third tenant and the run, at 4,000 ms."""
     claim = claimed("2-15", 1_510)
     lines = [line for line in rush(39, 39, 15) if not (isinstance(line, Claimed) and line.id == "2-15")]
-    return [*lines, claim, *fault("stop_director", "director-2", 1_515, 3_950)]
+    return [*lines, claim, *fault("stop_director", "director-2", 1_515, until)]
 
 
 def rush(*shares: int, light_ms: int = 300, heavy_ms: int = 9_000) -> list[Line]:
@@ -796,6 +796,7 @@ BROKEN: list[tuple[str, str, list[Line]]] = [
     ("I14", "an index of 0.9", rush(39, 39, 24)),
     ("I14", "an index of 0.8", [*rush(39, 39, 15), *fault("kill_director", "director-0", 900, 1_100)]),
     ("I14", "an index of 0.8", [*rush(39, 39, 15), *fault("stop_director", "director-0", 1_505, 3_900)]),
+    ("I14", "an index of 0.9", held_by_a_freeze(until=1_900)),
     (
         "I14",
         "light tenants waited for 37 turns of others, the heavy one for 18",
