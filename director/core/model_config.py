@@ -3,6 +3,7 @@ field wins over the director's setting. It holds for predictions only, not for t
 """
 
 import re
+from collections.abc import Sequence
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 from urllib.parse import urlsplit
@@ -25,9 +26,12 @@ FOUR_NUMBERS: Final = re.compile(r"[0-9]+(\.[0-9]+){3}")
 def check_server_url(url: str, *, said_as: str = "--server") -> None:
     """Raises SettingsError that says what is wrong with the URL. `said_as`: the option or field that gave it."""
     if why := _what_is_wrong(url):
-        # cut all before the last @: a password that was not escaped must not come through
-        shown = url.rpartition("@")[2].partition("?")[0].partition("#")[0]
-        raise SettingsError(f"The {said_as} URL {shown!r} {why}. Give it like http://127.0.0.1:5000.")
+        raise SettingsError(f"The {said_as} URL {_shown(url)!r} {why}. Give it like http://127.0.0.1:5000.")
+
+
+def _shown(url: str) -> str:
+    # cut all before the last @: a password that was not escaped must not come through
+    return url.rpartition("@")[2].partition("?")[0].partition("#")[0]
 
 
 def _what_is_wrong(url: str) -> str:
@@ -133,6 +137,17 @@ def judge(config: ModelConfig) -> None:
         check_server_url(url, said_as="`servers`")
     if len({url.rstrip("/") for url in config.servers or ()}) < len(config.servers or ()):
         raise SettingsError("servers: a URL is given twice, and its slots would be counted twice.")
+
+
+def usable(config: ModelConfig) -> tuple[ModelConfig, Sequence[str]]:
+    """Return the configuration without the servers that nothing can be sent to, and what is wrong with each. Releases
+    up to 0.3.0 stored such URLs.
+    """
+    wrong = {url: why for url in config.servers or () if (why := _what_is_wrong(url))}
+    if not wrong:
+        return config, ()
+    servers = tuple(url for url in config.servers or () if url not in wrong)
+    return replace(config, servers=servers or None), [f"{_shown(url)!r} {why}" for url, why in wrong.items()]
 
 
 def over(config: ModelConfig, settings: DirectorSettings) -> DirectorSettings:

@@ -23,7 +23,7 @@ from redis.asyncio import Redis
 
 from director.core.errors import BackendUnavailable, SettingsError
 from director.core.ids import Kind, QueueName, model_and_kind, version_id
-from director.core.model_config import ModelConfig, check_server_url, over
+from director.core.model_config import ModelConfig, check_server_url, over, usable
 from director.core.runner_config import runner_config
 from director.core.schema import SetupRun, setup_run
 from director.core.settings import DirectorSettings
@@ -124,6 +124,7 @@ class Director:
         self._configs = services.configs
         self._config = ModelConfig()
         self._config_error = ""
+        self._left_out: Sequence[str] = ()  # servers of the stored configuration, and what is wrong with each
         self._heartbeat: Heartbeat | None = None
         self._consumer: Consumer | None = None
         self._executor: Executor | None = None
@@ -257,7 +258,13 @@ class Director:
 
     async def _stored_config(self) -> tuple[ModelConfig, int]:
         stored = await self._configs.get(self._given.model)
-        return (stored.config, stored.revision) if stored else (ModelConfig(), 0)
+        if stored is None:
+            return ModelConfig(), 0
+        config, left_out = usable(stored.config)
+        if left_out and left_out != self._left_out:
+            log.error("servers of the stored configuration are left out: change it", extra={"servers": left_out})
+        self._left_out = left_out
+        return config, stored.revision
 
     async def _configure(self, settings: DirectorSettings) -> None:
         if not settings.servers:
@@ -553,6 +560,8 @@ class Director:
         figures: dict[str, Any] = dict(self._planner.figures)
         if fewer := {server.runner.url: server.fewer for server in self.servers.all if server.fewer is not None}:
             figures |= {"fewer_slots": fewer}
+        if self._left_out:
+            figures |= {"servers_left_out": self._left_out}
         if self._setup is not None:
             setup_run = msgspec.to_builtins(self._setup)
             del setup_run["logs"]

@@ -215,6 +215,17 @@ async def test_director_started_without_servers_takes_them_from_the_configuratio
         assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
 
 
+async def test_stored_server_that_nothing_can_be_sent_to_is_left_out(
+    caller: Caller, server: RedisServer, model: ModelServer
+) -> None:
+    config = {"servers": [model.url, "http://10.0.0.256:5000"], "runner": {"kind": "http", **CONFIGS["http"]}}
+    await caller.redis.hset(keys.model(MODEL), mapping={"created": "1", "config": json.dumps(config)})
+    async with live_director(server.url) as director:
+        assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
+        [left_out] = director.figures["servers_left_out"]
+        assert "10.0.0.256" in left_out
+
+
 async def test_director_without_any_server_says_what_it_needs(server: RedisServer, redis: Redis) -> None:
     with pytest.raises(ExceptionGroup) as ended:
         async with live_director(server.url):

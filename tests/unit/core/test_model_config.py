@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from director.core.errors import SettingsError
-from director.core.model_config import ModelConfig, judge, over
+from director.core.model_config import ModelConfig, judge, over, usable
 from director.core.runner_config import HttpConfig, runner_config
 from director.core.settings import DirectorSettings
 
@@ -52,6 +52,16 @@ def test_unusable_configuration_is_refused_with_its_field(said: dict[str, Any], 
     with pytest.raises(SettingsError, match=named) as refused:
         judge(ModelConfig(**said))
     assert "secret" not in str(refused.value)
+
+
+def test_servers_that_nothing_can_be_sent_to_are_left_out() -> None:
+    good = ModelConfig(servers=("http://b:2",), attempts=7)
+    assert usable(good) == (good, ())
+    both = ModelConfig(servers=("http://b:2", "http://user:secret@10.0.0.256:5000/x?key=1"), attempts=7)
+    found, [wrong] = usable(both)
+    assert found == good
+    assert wrong == "'10.0.0.256:5000/x' has a host that is neither a name in ASCII nor an address"
+    assert usable(ModelConfig(servers=("http://10.0.0.256:5000",)))[0] == ModelConfig()
 
 
 @pytest.mark.parametrize("text", ['{"attempts":0}', '{"attempts":21}', '{"slots":0}', '{"run_limit_s":0}', '{"x":1}'])
