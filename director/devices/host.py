@@ -325,9 +325,14 @@ class Host:
     async def _call(self, server: _Server, path: str) -> bool:
         url = f"{self.url(server.model)}{path}"
         try:
-            async with httpx.AsyncClient(trust_env=False, timeout=CALL_LIMIT_S) as client:
-                answer = await client.post(url)
-        except httpx.HTTPError as exc:
+            with anyio.fail_after(CALL_LIMIT_S):  # httpx's own limit begins anew with each byte
+                async with (
+                    httpx.AsyncClient(trust_env=False, timeout=CALL_LIMIT_S) as client,
+                    client.stream("POST", url) as answer,
+                ):
+                    async for _ in answer.aiter_raw():
+                        pass
+        except (httpx.HTTPError, TimeoutError) as exc:
             log.warning("a server did not answer", extra={"model": server.model, "path": path, "error": repr(exc)})
             return False
         if not answer.is_success:

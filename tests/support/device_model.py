@@ -22,7 +22,8 @@ class Habits:
     """`memory`: by device. `load_s`: before it is ready. `deaf`: it
     ignores SIGTERM. `forks`: a process of its own session, which ignores SIGTERM, shares the memory; `hides`: that one
     has no environment either. `fails`: it takes memory and ends with code 3 while it loads. `hangs`: it is never ready.
-    `chatty`: bytes that it prints while it loads. `refuses_sleep`, `refuses_wake`: that call answers 500.
+    `chatty`: bytes that it prints while it loads. `refuses_sleep`, `refuses_wake`: that call answers 500. `drips`: its
+    answer to a sleep call never ends.
     """
 
     model: str
@@ -36,6 +37,7 @@ class Habits:
     chatty: int = 0
     refuses_sleep: bool = False
     refuses_wake: bool = False
+    drips: bool = False
 
 
 class Model:
@@ -108,7 +110,9 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
         model = self.model
         if self.path == "/sleep":
-            if not model.habits.refuses_sleep:
+            if model.habits.drips:
+                self.drip()
+            elif not model.habits.refuses_sleep:
                 model.free()
             self.answer(500 if model.habits.refuses_sleep else 200, {})
         elif self.path == "/wake":
@@ -117,6 +121,14 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(500 if model.habits.refuses_wake else 200, {})
         else:
             self.answer(200, model.predict(body.get("input", body)))
+
+    def drip(self) -> None:
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        while True:
+            self.wfile.write(b"1\r\n \r\n")
+            time.sleep(0.05)
 
     def answer(self, status: int, document: Any) -> None:
         body = json.dumps(document).encode()

@@ -278,6 +278,19 @@ async def test_server_that_refuses_to_sleep_is_ended(tmp_path: Path, devices: Fa
         assert (devices.holdings(), host.held("a/a").presence) == ([], "absent")
 
 
+async def test_server_whose_answer_to_sleep_never_ends_is_ended(
+    tmp_path: Path, devices: FakeDevices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("director.devices.host.CALL_LIMIT_S", 1.0)
+    pool = a_pool(tmp_path, devices, a_model(devices, "a/a", memory=GPU, sleeps=True, drips=True))
+    async with hosted_by(pool) as host:
+        await host.load("a/a", GPU)
+        await until_ready(host.url("a/a"))
+        with anyio.fail_after(30):
+            await host.rest("a/a")
+        assert (devices.holdings(), host.held("a/a").presence) == ([], "absent")
+
+
 async def test_server_that_does_not_wake_is_ended_and_loaded_again(tmp_path: Path, devices: FakeDevices) -> None:
     pool = a_pool(tmp_path, devices, a_model(devices, "a/a", memory=GPU, sleeps=True, refuses_wake=True))
     async with hosted_by(pool) as host:
