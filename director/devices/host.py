@@ -116,6 +116,7 @@ class Host:
         self._servers = {
             one.model.name: _Server(one, left.get(one.model.name) or _new_port(left.values())) for one in hosted
         }
+        self._strays = list[Record]()  # servers of no model of this pool that are being ended
 
     def url(self, model: str) -> str:
         """Return the address of the model's server: the same for the life of this process, loaded or not."""
@@ -132,7 +133,7 @@ class Host:
 
     async def take_over(self) -> Mapping[str, Held]:
         """Adopt or end the servers that a dead director left on these devices. Returns the adopted ones, and those of
-        this pool that have not ended in time: they are `leaving`, and hold their places until they end.
+        this pool that have not ended in time: they are `leaving`. What has not ended holds its place until it has.
 
         Call it once, before anything is loaded. An adopted server has the address that `url` returns.
         """
@@ -188,7 +189,7 @@ class Host:
             for server in self._servers.values():
                 tasks.start_soon(self._end, server)
             for record in self._left():
-                if self._is_own(record) and record not in known:
+                if self._is_own(record) and record not in [*known, *self._strays]:
                     tasks.start_soon(self._end_left, record)
 
     # starting
@@ -292,12 +293,19 @@ class Host:
     def _check_room(self, server: _Server, place: Place) -> None:
         for name, needed in place.items():
             held = {one.model: _taken(one, name) for one in self._servers.values() if one is not server}
+            held |= self._left_on(name)
             if needed + sum(held.values()) > self._devices[name].memory:
                 others = ", ".join(f"{model} {size / GIB:.1f} GiB" for model, size in held.items() if size)
                 raise LoadFailed(
                     f"{server.model} needs {needed / GIB:.1f} GiB of {name}, which has "
                     f"{self._devices[name].memory / GIB:.1f} GiB. Others have memory there: {others or 'none'}."
                 )
+
+    def _left_on(self, name: str) -> dict[str, int]:
+        """Return what strays hold of a device. Another pool may call it otherwise: then all that they hold counts."""
+        locks = set(self._folder.locks_of(self._devices[name]))
+        on_it = [record for record in self._strays if locks & set(record.locks)]
+        return {record.model: record.place.get(name, sum(record.place.values())) for record in on_it}
 
     async def _until_free(self, place: Place) -> None:
         """Wait until the tool of each device says that this much is free: an ended process may be slow to give it back.
@@ -438,11 +446,28 @@ class Host:
         log.error("a server that a dead director left does not end", extra={"model": record.model})
 
     async def _end_left(self, record: Record) -> None:
+        """End a server of no model of this pool. Returns when it has ended, or after some time: its end goes on then,
+        and what it holds is not free.
+        """
+        ended = anyio.Event()
+
         async def gone() -> None:
             await until_gone(record.mark)
             await to_thread.run_sync(end_family, record.mark, record.word)
 
-        await _end_guard(record, gone, END_LIMIT_S)
+        async def end() -> None:
+            with anyio.CancelScope(shield=True):  # a director that ends waits for it too
+                await _end_guard(record, gone, END_LIMIT_S)
+            self._strays.remove(record)
+            ended.set()
+            self.on_news()
+
+        self._strays.append(record)
+        self._tasks.start_soon(end)
+        with anyio.move_on_after(LEFT_LIMIT_S):
+            await ended.wait()
+            return
+        log.error("a server that a dead director left does not end", extra={"model": record.model})
 
 
 @asynccontextmanager

@@ -186,6 +186,34 @@ async def test_server_that_no_signal_ends_holds_up_only_its_own_device(
         assert devices.holdings() == []
 
 
+async def test_server_of_no_model_that_no_signal_ends_holds_up_only_its_own_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("director.devices.host.LEFT_LIMIT_S", 0.1)
+    with fake_devices(gpu0=10, gpu1=10) as devices:
+        async with owner(a_pool(tmp_path, devices, a_model(devices, "a/removed", memory=GPU))) as first:
+            await first.hear()
+            await first.ask("load", "a/removed", GPU)
+            await until_ready(await first.ask("url", "a/removed"))
+            await first.kill()
+        models = [a_model(devices, "a/b", memory=GPU), a_model(devices, "a/c", memory={"gpu1": 8})]
+        has_ended = threading.Event()
+        monkeypatch.setattr("director.devices.host.end_family", lambda *_: has_ended.wait(STUCK_S))
+        async with hosted_by(a_pool(tmp_path, devices, *models)) as second:
+            assert await second.take_over() == {}
+            await second.load("a/c", {"gpu1": 8})
+            await until_ready(second.url("a/c"))
+            with pytest.raises(LoadFailed, match=r"gpu0.*Others have memory there: a/removed"):
+                await second.load("a/b", GPU)
+            news = anyio.Event()
+            second.on_news = news.set
+            has_ended.set()
+            await news.wait()
+            await second.load("a/b", GPU)
+            await until_ready(second.url("a/b"))
+        assert devices.holdings() == []
+
+
 async def test_servers_of_another_pool_on_these_devices_are_ended(tmp_path: Path, devices: FakeDevices) -> None:
     pool = a_pool(tmp_path, devices, a_model(devices, "a/a", memory=GPU))
     async with owner(pool) as first:
