@@ -14,19 +14,21 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from director.core.devices import Device, Launch, Model
-from director.core.errors import SettingsError
-from director.core.model_config import check_server_url
-from director.core.pool_devices import (
+from director.core.devices import (
     HOSTED,
     MOST_DEVICES,
+    Device,
     Found,
+    Launch,
+    Model,
     WrongField,
     check_fits,
     read_device,
     read_hosted,
     set_aside,
 )
+from director.core.errors import SettingsError
+from director.core.model_config import check_server_url
 from director.core.runner_config import WrongRunnerConfig, decode_runner_config, runner_config
 from director.core.settings import PREFIX, CommonSettings, DirectorSettings, mistake
 

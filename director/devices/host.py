@@ -23,9 +23,8 @@ from anyio.abc import ByteSendStream, Process, TaskGroup
 from msgspec import Struct
 from msgspec.structs import replace
 
-from director.core.devices import Device, Place
+from director.core.devices import VISIBLE, Device, Place
 from director.core.errors import DirectorError
-from director.core.pool_devices import VISIBLE
 from director.core.pool_file import Hosted
 from director.devices.ownership import Presence, Record, StateFolder, gpu_names, said_by
 from director.launcher.folder import cog_command, find_folder, has_schema, keep_schema, make_schema, model_environment

@@ -21,9 +21,8 @@ from anyio.abc import Process
 from msgspec import Struct
 
 from director.core.clock import SystemClock
-from director.core.devices import Device, Place
+from director.core.devices import VISIBLE, Device, Place
 from director.core.errors import SettingsError
-from director.core.pool_devices import VISIBLE
 from director.core.view import iso
 from director.launcher.launch import server_environment
 from director.launcher.processes import Mark

@@ -60,7 +60,6 @@ PURE = (
     "director.core.json_pointer",
     "director.core.model_config",
     "director.core.policy",
-    "director.core.pool_devices",
     "director.core.pool_file",
     "director.core.runner_config",
     "director.core.samples",
