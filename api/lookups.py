@@ -12,7 +12,6 @@ from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import QueueName
-from director.core.search import Card
 from director.store.accounts import Account, Accounts, digest
 from director.store.catalog import Catalog, Version
 from director.store.models import Model
@@ -103,6 +102,15 @@ class Service(Struct, frozen=True):
 
 
 UNKNOWN: Final = Service(0, 1)
+
+
+class Card(Struct, frozen=True):
+    """A model or a collection as a search sees it, in lower case. `gist`: the beginning of its readme."""
+
+    name: str
+    owner: str = ""
+    text: str = ""
+    gist: str = ""
 
 
 class Lookups:

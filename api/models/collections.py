@@ -10,11 +10,11 @@ from starlette.responses import Response
 
 from api.errors import invalid_field, malformed, not_found
 from api.http import PAGE_SIZE, Request, cursor_of, json_response, page_after, page_response, read_body
+from api.lookups import Card
 from api.models.models import ModelView, fitting, shown_models
 from api.route import CURSOR, TEXT, Answer, Body, Parameter, Route, reads
 from api.services import Services
 from director.core.schema import Page
-from director.core.search import Card, matched, words_of
 from director.store.accounts import Account
 from director.store.models import SLUG, Model
 
@@ -94,14 +94,23 @@ async def list_hardware(request: Request) -> Response:
     return json_response([Hardware(name, sku) for sku, name in hardware.items()])
 
 
-# Search uses cards of the newest 5,000 models, cached for seconds. Matches are read again before
-# they are shown. A caller finds only what it may see.
+# Search uses cards of the newest 5,000 models, cached for seconds. Matches are read again before they are shown. A
+# caller finds only what it may see.
 
 MOST_BODY: Final = 4_096
 MOST_FOUND: Final = 50
 FOUND: Final = 20
 MOST_COLLECTIONS: Final = 500
 AT_ONCE: Final = 500  # cards compared before other requests get a turn
+
+WORD: Final = re.compile(r"\w+")
+MOST_WORDS: Final = 8
+MOST_QUERY: Final = 500
+# worth of a word in a name: equal to one of its words, the beginning of one, anywhere
+IN_NAME: Final = (8, 5, 4)
+IN_OWNER: Final = 3
+IN_TEXT: Final = 2
+IN_GIST: Final = 1
 
 
 class Metadata(Struct, frozen=True):
@@ -187,11 +196,11 @@ def _limit(request: Request) -> int:
 
 
 async def _best(services: Services, account: Account, query: str, *, most: int) -> Sequence[tuple[float, Model]]:
-    words, found = words_of(query), []
+    words, found = _words_of(query), []
     for number, (model, card) in enumerate(await services.lookups.cards()):
         if number % AT_ONCE == AT_ONCE - 1:
             await asyncio.sleep(0)
-        if (score := matched(card, words)) and model.may_be_seen_by(account):
+        if (score := _matched(card, words)) and model.may_be_seen_by(account):
             found.append((score, model))
     best = sorted(found, key=lambda each: -each[0])[:most]
     # a card is seconds old: models that became private or were deleted meanwhile are not shown
@@ -204,10 +213,30 @@ async def _best(services: Services, account: Account, query: str, *, most: int) 
 
 
 async def _collections(services: Services, query: str) -> list[CollectionView]:
-    words, found = words_of(query), []
+    words, found = _words_of(query), []
     slugs = (await services.collections.slugs())[:MOST_COLLECTIONS]
     for slug, one in zip(slugs, await services.collections.many(slugs), strict=True):
         card = None if one is None else Card(f"{slug} {one.name}".lower(), text=one.description.lower())
-        if one and card and (score := matched(card, words)):
+        if one and card and (score := _matched(card, words)):
             found.append((score, CollectionView(one.name, slug, one.description)))
     return [view for _, view in sorted(found, key=lambda each: -each[0])]
+
+
+def _words_of(query: str) -> Sequence[str]:
+    return list(dict.fromkeys(WORD.findall(query[:MOST_QUERY].lower())))[:MOST_WORDS]
+
+
+def _matched(card: Card, words: Sequence[str]) -> float:
+    """Return the match from 0, if some word is missing, to 1, if each is a word of the name."""
+    worth = [_worth(card, word) for word in words]
+    return sum(worth) / (IN_NAME[0] * len(worth)) if worth and all(worth) else 0.0
+
+
+def _worth(card: Card, word: str) -> int:
+    if word in card.name:
+        parts = re.split(r"[\W_]+", card.name)
+        whole, beginning, anywhere = IN_NAME
+        return whole if word in parts else beginning if any(part.startswith(word) for part in parts) else anywhere
+    if word in card.owner:
+        return IN_OWNER
+    return IN_TEXT if word in card.text else IN_GIST if word in card.gist else 0

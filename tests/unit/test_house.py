@@ -64,7 +64,6 @@ PURE = (
     "director.core.runner_config",
     "director.core.samples",
     "director.core.schema",
-    "director.core.search",
     "director.core.settings",
     "director.core.states",
     "director.core.webhooks",
