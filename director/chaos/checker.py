@@ -10,10 +10,9 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from director.chaos import bystander, caller, failovers, fairness, history, recovery
-from director.chaos.bystander import Served
+from director.chaos import caller, failovers, fairness, history, recovery
 from director.chaos.evidence import Evidence, Findings, Rules, gather
-from director.chaos.fairness import Saturation
+from director.chaos.fairness import Saturation, Served
 from director.chaos.plan import FAILOVERS, SENTINEL, SINGLE, ServerKind
 from director.chaos.recovery import percentile
 from director.chaos.rest import Leftovers
@@ -73,7 +72,7 @@ def evidence_is_whole(evidence: Evidence) -> Findings:
     for what, there in wanted.items():
         if not there:
             yield "", what
-    yield from (("", what) for what in bystander.unseen(evidence))
+    yield from (("", what) for what in fairness.bystander_lacks(evidence))
     for prediction_id in evidence.runs.keys() - evidence.claims.keys():
         yield prediction_id, "it ran, but the server's log has no claim of it"
     for prediction_id, claims in evidence.claims.items():
@@ -100,7 +99,7 @@ INVARIANTS: Final[dict[str, tuple[str, Callable[[Evidence], Findings]]]] = {
     "I16": ("Every queue that a director serves is in every registry.", what_is_served_is_registered),
     "I17": ("The end of a run is written soon, over narrow links too.", recovery.ends_are_written),
     "I18": ("No claim was taken back before its holder was silent for a lease.", recovery.only_the_silent_lose),
-    "I19": ("Beside bad neighbours, a bystander was served as without them.", bystander.bystander_is_served),
+    "I19": ("Beside bad neighbours, a bystander was served as without them.", fairness.bystander_is_served),
     "I20": ("All clients saw one history: an end that one saw, each sees later.", caller.clients_see_one_history),
     "I21": ("A failover lost no more than the last seconds before it.", failovers.losses_are_bounded),
     "I22": ("Its account's list has every prediction answered with a 2xx.", history.all_are_listed),
@@ -237,7 +236,7 @@ def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | No
             queue: sum(until - since for since, until in times) / 1000 for queue, times in evidence.breakers.items()
         },
         saturations=fairness.saturations(evidence),
-        bystander=bystander.served(evidence),
+        bystander=fairness.bystander_served(evidence),
         runs_per_prediction=histogram,
         followed=len(evidence.followed),
         resumed=sum(bool(visit.after and visit.status) for visits in evidence.visits.values() for visit in visits),
