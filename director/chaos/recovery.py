@@ -24,6 +24,7 @@ from director.chaos.evidence import (
     stretches,
 )
 from director.chaos.plan import ALL_LINKS, KEEPERS, NEIGHBOURS
+from director.core import figures
 
 LOST: Final = "director_lost "
 SILENT: Final = 0.5  # of a lease: a holder that extends every third of it has two thirds left, and may be late
@@ -215,7 +216,7 @@ def _was_silenced(evidence: Evidence, name: str, pid: int, at: int) -> bool:
 
 
 def percentile(values: list[int], share: float) -> int | None:
-    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else None
+    return figures.percentile(values, share) if values else None
 
 
 def _death(evidence: Evidence, retry: Event, runs: list[Run]) -> int | None:

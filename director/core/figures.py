@@ -2,6 +2,9 @@
 
 import math
 from collections.abc import Iterable
+from typing import TypeVar
+
+Number = TypeVar("Number", bound=float)
 
 
 def jain(shares: Iterable[float]) -> float:
@@ -11,7 +14,7 @@ def jain(shares: Iterable[float]) -> float:
     return sum(values) ** 2 / (len(values) * squares) if squares else 0.0
 
 
-def percentile(values: Iterable[float], share: float) -> float:
+def percentile(values: Iterable[Number], share: float) -> Number:
     """Return a percentile by nearest rank, which is always one of the values."""
     ranked = sorted(values)
     return ranked[max(0, math.ceil(share * len(ranked)) - 1)]
