@@ -1,12 +1,17 @@
 """List an account's predictions, or runs of another kind, newest first, a page at a time. The index is written before
 the enqueue, and again when a create is repeated: so it has all whose create was answered. Entries of gone ones are
 skipped. A page is bounded in entries and in bytes, so it may be short and yet have a next one.
+
+Predictions on several sites are listed as if they were on one. Ids sort by time wherever they were made, so one cursor
+is enough. The response names sites that do not answer.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections import ChainMap
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from re import fullmatch
-from typing import Final
+from typing import Final, NamedTuple, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,16 +20,22 @@ from starlette.responses import Response
 from api.errors import InvalidField, forbidden, invalid_input
 from api.http import PAGE_SIZE, Cursor, Request, cursor_of, walked_page
 from api.predictions.waiters import Glance
-from api.sites.lists import AWAY, ListedId, Lists, Sighting
-from director.core.ids import MODEL_NAME, VERSION_ID, Kind, PredictionId, is_prediction_id, lowest_id_at
-from director.core.schema import Prediction, Record
+from api.services import Services, services_of
+from api.sites.sites import sites_of
+from director.broker.gatherer import LARGE_BYTES
+from director.core.errors import BackendUnavailable
+from director.core.ids import MODEL_NAME, VERSION_ID, Kind, PredictionId, is_prediction_id, lowest_id_at, site_of
+from director.core.schema import Prediction, Record, Stored
 from director.core.states import Status
 from director.core.view import PATHS, view
+from director.files.data_files import DataAway
 from director.store.accounts import ACCOUNT_NAME
+
+Found = TypeVar("Found")
 
 # `created_after`, `created_before` and `source` are Replicate's filters; `status`, `model`, `version`, `account` ours.
 LATEST_MS: Final = (1 << 48) - 1  # the largest time that an id can hold
-SOURCES: Final = ("api", "web")
+MADE_IN: Final = ("api", "web")  # the values of `source`
 
 # filter → what a value must be, in words, and the check of a value
 KNOWN: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
@@ -34,7 +45,7 @@ KNOWN: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
     "model": ("Must be owner/name", lambda text: fullmatch(MODEL_NAME, text)),
     "version": ("Must be 64 hex digits", lambda text: fullmatch(VERSION_ID, text)),
     "account": ("Must be the name of an account", lambda text: fullmatch(ACCOUNT_NAME, text)),
-    "source": (f"Must be one of {', '.join(SOURCES)}", lambda text: text in SOURCES),
+    "source": (f"Must be one of {', '.join(MADE_IN)}", lambda text: text in MADE_IN),
 }
 
 
@@ -80,6 +91,7 @@ def _id_at(text: str) -> PredictionId | None:
 
 MOST_READ: Final = 2_000
 HEAVY_BYTES: Final = 4 << 20  # of a page, inputs and outputs included
+AWAY: Final = "X-Sites-Away"  # a header
 
 
 class Span(Struct, frozen=True, kw_only=True):
@@ -97,6 +109,108 @@ class Span(Struct, frozen=True, kw_only=True):
 
     def past(self, prediction_id: PredictionId) -> "Span":
         return replace(self, **{"high" if self.newest_first else "low": f"({prediction_id}"})
+
+
+class Source(NamedTuple):
+    name: str
+    services: Services
+
+
+class ListedId(NamedTuple):
+    id: PredictionId
+    source: Source
+
+
+class Sighting(NamedTuple):
+    glance: Glance
+    source: Source
+
+
+class Lists:
+    """The lists of all sites, for one request. `away` names those that did not answer. If none answers, methods raise
+    BackendUnavailable.
+    """
+
+    def __init__(self, sources: Sequence[Source], away: Sequence[str] = ()) -> None:
+        self._sources = tuple(sources)
+        self.away = set(away)
+
+    @classmethod
+    def of(cls, request: Request) -> "Lists":
+        if (sites := sites_of(request)) is None:
+            return cls([Source("", services_of(request))])
+        up = [Source(site.name, site.services) for site in sites.all if site.is_up]
+        return cls(up, sorted(sites.by_name.keys() - {source.name for source in up}))
+
+    async def ids(self, account: str, kind: Kind, span: Span, *, count: int) -> list[ListedId]:
+        """Return at most `count` ids in order. A moved prediction is listed at its new site first, then at its old."""
+
+        async def read(source: Source) -> list[ListedId]:
+            ids = await source.services.predictions.ids(
+                account, kind, low=span.low, high=span.high, count=count, newest_first=span.newest_first
+            )
+            return [ListedId(prediction_id, source) for prediction_id in ids]
+
+        found = [one for some in await self._each(read, self._left) for one in some]
+        if len(self._sources) > 1:
+            found.sort(key=lambda one: site_of(one.id) == one.source.services.site)
+            found.sort(key=lambda one: one.id, reverse=span.newest_first)
+        return found[:count]
+
+    async def look(self, listed: Sequence[ListedId]) -> list[Sighting]:
+        """Return a glance at each, in order. Those whose site stopped answering meanwhile are left out."""
+
+        async def read(source: Source) -> list[Sighting]:
+            ids = [one.id for one in listed if one.source is source]
+            return [Sighting(glance, source) for glance in await source.services.glances.at(ids)]
+
+        found = [one for some in await self._each(read, self._left) for one in some]
+        if len(self._sources) == 1:
+            return found
+        known = {(one.glance.id, one.source.name): one for one in found}
+        return [known[one.id, one.source.name] for one in listed if (one.id, one.source.name) in known]
+
+    async def read(self, looked: Sequence[Sighting]) -> list[Stored]:
+        is_heavy = sum(one.glance.weight or 0 for one in looked) >= LARGE_BYTES
+
+        async def get(one: Sighting) -> Stored | None:
+            # without the outlook, which is expensive and not shown in a list
+            scripts, glance = one.source.services.scripts, one.glance
+            try:
+                return await scripts.get(glance.id, outlook=False, size=glance.weight if is_heavy else None)
+            except DataAway as exc:  # a file that cannot be read hides no other prediction, and no site
+                return exc.without
+
+        if len(self._sources) == 1:
+            return [stored for stored in await asyncio.gather(*map(get, looked)) if stored is not None]
+
+        async def of(source: Source) -> dict[tuple[PredictionId, str], Stored | None]:
+            some = [one for one in looked if one.source is source]
+            found = await asyncio.gather(*map(get, some))
+            return {(one.glance.id, source.name): stored for one, stored in zip(some, found, strict=True)}
+
+        found = dict(ChainMap(*await self._each(of, self._left)))
+        return [stored for one in looked if (stored := found.get((one.glance.id, one.source.name))) is not None]
+
+    @property
+    def _left(self) -> list[Source]:
+        return [source for source in self._sources if source.name not in self.away]
+
+    async def _each(self, ask: Callable[[Source], Awaitable[Found]], sources: Sequence[Source]) -> list[Found]:
+        if len(self._sources) == 1 and not self.away:
+            return [await ask(self._sources[0])]
+        answers = await asyncio.gather(*map(ask, sources), return_exceptions=True)
+        found: list[Found] = []
+        for source, answer in zip(sources, answers, strict=True):
+            if isinstance(answer, BackendUnavailable):
+                self.away.add(source.name)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                found.append(answer)
+        if not self._left:
+            raise BackendUnavailable("no site answers")
+        return found
 
 
 async def list_of_kind(request: Request, kind: Kind) -> Response:
@@ -121,7 +235,7 @@ async def _walk(
     walked: list[PredictionId] = []
     room = HEAVY_BYTES
     while count := min(PAGE_SIZE - len(results), MOST_READ - len(walked)):
-        listed = await _ids(lists, account, kind, span, count=count)
+        listed = await lists.ids(account, kind, span, count=count)
         left = await lists.look(listed)
         while fitting := _fitting(left, filters, room=room, is_first=not results):
             taken, left = left[:fitting], left[fitting:]
@@ -134,11 +248,7 @@ async def _walk(
         if left or len(listed) < count:
             break
         span = span.past(listed[-1].id)
-    return results, walked, bool(walked) and bool(await _ids(lists, account, kind, span.past(walked[-1]), count=1))
-
-
-async def _ids(lists: Lists, account: str, kind: Kind, span: Span, *, count: int) -> list[ListedId]:
-    return await lists.ids(account, kind, low=span.low, high=span.high, count=count, newest_first=span.newest_first)
+    return results, walked, bool(walked) and bool(await lists.ids(account, kind, span.past(walked[-1]), count=1))
 
 
 def _fitting(looked: Sequence[Sighting], filters: Filters, *, room: int, is_first: bool) -> int:
