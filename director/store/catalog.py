@@ -100,14 +100,8 @@ class Catalog:
             stands = "created" in known  # a deletion may have come between two writes of another director
             is_unknown = known.get("schema") == OPEN and schema != OPEN_SCHEMA
             if not stands or is_unknown or known.get("server") != server:
-                pipe = self._redis.pipeline(transaction=True)
-                pipe.hset(key, "server", server)
-                if is_unknown:
-                    pipe.hset(key, "schema", bytes(schema))
-                pipe.hsetnx(key, "schema", bytes(schema))
-                pipe.hsetnx(key, "created", str(now_ms))
                 try:
-                    await pipe.execute()
+                    await self._write_version(key, schema, server, now_ms=now_ms, is_unknown=is_unknown)
                 except exceptions.OutOfMemoryError:
                     # the name of the server is only shown, and what fills Redis waits for this director
                     if not stands or is_unknown:
@@ -125,6 +119,15 @@ class Catalog:
 
         await ask(write)
         return queue
+
+    async def _write_version(self, key: str, schema: Raw, server: str, *, now_ms: int, is_unknown: bool) -> None:
+        pipe = self._redis.pipeline(transaction=True)
+        pipe.hset(key, "server", server)
+        if is_unknown:
+            pipe.hset(key, "schema", bytes(schema))
+        pipe.hsetnx(key, "schema", bytes(schema))
+        pipe.hsetnx(key, "created", str(now_ms))
+        await pipe.execute()
 
     async def _make_known(self, model: str, latest: str | None, *, makes_model: bool) -> None:
         pipe = self._redis.pipeline(transaction=True)
