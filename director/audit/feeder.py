@@ -1,8 +1,9 @@
-"""Carry the logs to a sink, in order within each partition: the process of `director audit`.
+"""Carry the logs to a receiver, which is a file or a URL, in order within each partition: the process of
+`director audit`.
 
-Entries that the log still has are never lost, since the feeder waits for a sink or a Redis that is away. Each sink has
-its own process and cursors. If the process is asked to end, a batch on its way to a receiver is sent again by the next
-one; a batch that is being written to a file is not.
+Entries that the log still has are never lost, since the feeder waits for a receiver or a Redis that is away. Each
+receiver has its own process and cursors. If the process is asked to end, a batch on its way to a URL is sent again by
+the next process. A batch that is being written to a file is not.
 """
 
 import fcntl
@@ -35,12 +36,12 @@ from director.runtime import process
 from director.webhooks.sender import AllowList, Delivery, Sender
 
 
-class SinkAway(DirectorError):
-    """The sink cannot take anything now. The same batch is sent again later."""
+class ReceiverAway(DirectorError):
+    """The receiver cannot take anything now. The same batch is sent again later."""
 
 
-class AuditSink(Protocol):
-    """A sink moves a cursor only when everything before it is safe. After a crash between the two an entry comes
+class AuditReceiver(Protocol):
+    """A receiver moves a cursor only when everything before it is safe. After a crash between the two an entry comes
     again: a reader recognises copies by `partition` and `entry`.
     """
 
@@ -49,13 +50,13 @@ class AuditSink(Protocol):
         ...
 
     async def write(self, batch: Batch) -> None:
-        """Make a batch safe, then its cursor. Raises SinkAway, or SettingsError if an operator has to act."""
+        """Make a batch safe, then its cursor. Raises ReceiverAway, or SettingsError if an operator has to act."""
         ...
 
     async def aclose(self) -> None: ...
 
 
-class FileSink:
+class FileReceiver:
     """Appends to a file, from one process at a time (`FILE.lock`). Its cursors are in `FILE.cursor`."""
 
     def __init__(self, path: Path) -> None:
@@ -110,13 +111,13 @@ class FileSink:
             cursors = {**self._cursors, str(batch.partition): batch.cursor}
             _replace(self._beside, encode(cursors))
         except OSError as exc:
-            raise SinkAway(f"{self._path} cannot be written: {exc.strerror}") from exc
+            raise ReceiverAway(f"{self._path} cannot be written: {exc.strerror}") from exc
         self._cursors = cursors
 
 
 @dataclass(eq=False)
-class HttpSink:
-    """Sends each batch as one signed webhook. Its cursors are in Redis, by the name of the sink."""
+class HttpReceiver:
+    """Sends each batch as one signed webhook. Its cursors are in Redis, by the name of the receiver."""
 
     url: str
     _: KW_ONLY
@@ -142,7 +143,7 @@ class HttpSink:
             if delivery.refused:
                 raise SettingsError(f"the log may not go there: {delivery.reason}.")
             if not delivery.ok:
-                raise SinkAway(f"the receiver of the log {delivery.reason}")
+                raise ReceiverAway(f"the receiver of the log {delivery.reason}")
             await self._keep(part)
 
     async def _send(self, batch: Batch) -> Delivery:
@@ -207,10 +208,10 @@ class Fed(Struct, frozen=True):
 
 @dataclass(eq=False)
 class Feeder:
-    """Carries the logs of all partitions that have a queue, or had one, to one sink."""
+    """Carries the logs of all partitions that have a queue, or had one, to one receiver."""
 
     _log: AuditLog
-    _sink: AuditSink
+    _receiver: AuditReceiver
     _clock: Clock
     _cursors: dict[Partition, Cursor] | None = None
 
@@ -220,7 +221,7 @@ class Feeder:
         while True:
             try:
                 fed = await self.run_once()
-            except (BackendUnavailable, SinkAway) as exc:
+            except (BackendUnavailable, ReceiverAway) as exc:
                 if str(exc) != reason:
                     log.warning("the audit log waits", extra={"reason": str(exc)})
                 pause_s, reason = min(2 * pause_s, LONGEST_S), str(exc)
@@ -241,10 +242,10 @@ class Feeder:
     async def run_once(self) -> Fed:
         """Carry the next batch of each partition, so that a busy one delays no other."""
         if self._cursors is None:
-            self._cursors = {Partition(name): cursor for name, cursor in (await self._sink.cursors()).items()}
+            self._cursors = {Partition(name): cursor for name, cursor in (await self._receiver.cursors()).items()}
         fed = Fed()
         for partition in await self._log.partitions():
-            if partition not in self._cursors:  # from now on, count what is cut, also while the sink is away
+            if partition not in self._cursors:  # from now on, count what is cut, also while the receiver is away
                 self._cursors[partition] = await self._log.oldest(partition)
         for partition in sorted(self._cursors):  # also partitions whose last queue was deleted: their log may have more
             part = await self._feed(partition, self._cursors)
@@ -254,7 +255,7 @@ class Feeder:
     async def _feed(self, partition: Partition, cursors: dict[Partition, Cursor]) -> Fed:
         batch = await self._log.read(partition, cursors[partition], count=AT_ONCE)
         if batch.entries or batch.missed:
-            await self._sink.write(batch)
+            await self._receiver.write(batch)
         if batch.missed:
             facts = {"partition": partition, "count": batch.missed}
             log.warning("entries were cut before they were read", extra=facts)
@@ -289,21 +290,21 @@ async def feeding(settings: AuditSettings, clock: Clock) -> AsyncGenerator[Feede
     if not settings.audit_to:
         raise SettingsError("say where the log goes: --to FILE or --to https://…")
     redis = client(settings.redis_url, name="director-audit")
-    sink = _sink(settings, redis, clock)
+    receiver = _receiver(settings, redis, clock)
     try:
-        yield Feeder(AuditLog(redis), sink, clock)
+        yield Feeder(AuditLog(redis), receiver, clock)
     finally:
         with anyio.CancelScope(shield=True):
-            await sink.aclose()
+            await receiver.aclose()
             await redis.aclose()
 
 
-def _sink(settings: AuditSettings, redis: Redis, clock: Clock) -> AuditSink:
+def _receiver(settings: AuditSettings, redis: Redis, clock: Clock) -> AuditReceiver:
     if not settings.audit_to.lower().startswith(SCHEMES):
-        return FileSink(Path(settings.audit_to))
-    return HttpSink(
+        return FileReceiver(Path(settings.audit_to))
+    return HttpReceiver(
         settings.audit_to,
-        name=settings.audit_name or sink_name(settings.audit_to),
+        name=settings.audit_name or receiver_name(settings.audit_to),
         secret=_secret(settings),
         sender=Sender(AllowList.parse(settings.webhook_allow)),
         redis=redis,
@@ -311,7 +312,7 @@ def _sink(settings: AuditSettings, redis: Redis, clock: Clock) -> AuditSink:
     )
 
 
-def sink_name(url: str) -> str:
+def receiver_name(url: str) -> str:
     """The default name depends on the whole URL without showing it."""
     return f"{host_of(url)}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
 

@@ -75,7 +75,7 @@ partitions = _single("partitions", permanent="at most one member per partition")
 secret = _named("secret", permanent="without it earlier signatures would be invalid")
 """string · purpose → the secret that signs such data. Made once, by the process that needs it first."""
 sink = _named("sink", permanent="one field per partition")
-"""hash · partition → how far a sink has read its log: entry and number. Written by `director audit`."""
+"""hash · partition → how far a receiver has read its log: entry and number. Written by `director audit`."""
 site = _single("site", permanent="one key")
 """string · this server's name for others that send predictions to it, the first makes it."""
 kick_channel = _named("kick")

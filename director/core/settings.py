@@ -284,7 +284,7 @@ class KeeperSettings(CommonSettings, frozen=True, kw_only=True):
 
 
 class AuditSettings(CommonSettings, frozen=True, kw_only=True):
-    """Settings of the process that carries the log to a sink."""
+    """Settings of the process that carries the log to a receiver."""
 
     audit_to: str = ""
     """Target of the log: a file, or a URL."""

@@ -1,9 +1,9 @@
-"""Leave entries in the audit log, and keep those that a sink receives."""
+"""Leave entries in the audit log, and keep those that a receiver gets."""
 
 from collections.abc import Mapping
 from typing import Final
 
-from director.audit.feeder import SinkAway
+from director.audit.feeder import ReceiverAway
 from director.audit.log import Batch, Cursor
 from director.broker import keys
 from director.core.ids import PredictionId, partition_of
@@ -25,7 +25,7 @@ class KeptSink:
     async def write(self, batch: Batch) -> None:
         if self.is_away:
             self.refusals += 1
-            raise SinkAway("not now")
+            raise ReceiverAway("not now")
         self.batches.append(batch)
         self.kept[batch.partition] = batch.cursor
 

@@ -17,7 +17,7 @@ from anyio.abc import Process
 from redis.asyncio import Redis
 from standardwebhooks import Webhook
 
-from director.audit.feeder import Fed, Feeder, FileSink, SinkAway, feeding, sink_name
+from director.audit.feeder import Fed, Feeder, FileReceiver, ReceiverAway, feeding, receiver_name
 from director.audit.log import AuditLog
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError
@@ -47,7 +47,7 @@ async def to_file(redis: Redis, file: Path) -> Any:
     """Write the log to a file with a new process each time."""
 
     async def feed() -> Fed:
-        async with aclosing(FileSink(file)) as sink:
+        async with aclosing(FileReceiver(file)) as sink:
             return await Feeder(AuditLog(redis), sink, SystemClock()).run_once()
 
     return feed
@@ -102,12 +102,12 @@ async def test_moved_file_is_started_again_without_repeating_entries(
 
 
 async def test_unfinished_line_of_a_full_disk_is_cut_off(redis: Redis, file: Path, driver: QueueDriver) -> None:
-    async with aclosing(FileSink(file)) as sink:
+    async with aclosing(FileReceiver(file)) as sink:
         feeder = Feeder(AuditLog(redis), sink, SystemClock())
         await live(driver)
         await feeder.run_once()
         await live(driver)
-        with no_file_longer_than(file.stat().st_size + 50), pytest.raises(SinkAway, match="too large"):
+        with no_file_longer_than(file.stat().st_size + 50), pytest.raises(ReceiverAway, match="too large"):
             await feeder.run_once()
         assert not file.read_bytes().endswith(b"\n")
         assert await feeder.run_once() == Fed(entries=3)
@@ -126,7 +126,7 @@ def no_file_longer_than(size: int) -> Iterator[None]:
 
 
 async def test_file_has_one_writer(redis: Redis, to_file: Any, file: Path) -> None:
-    async with aclosing(FileSink(file)) as sink:
+    async with aclosing(FileReceiver(file)) as sink:
         await Feeder(AuditLog(redis), sink, SystemClock()).run_once()
         with pytest.raises(SettingsError, match="being written by another process"):
             await to_file()
@@ -150,7 +150,7 @@ async def test_unwritable_file_is_reported_in_one_line(redis: Redis, tmp_path: P
         ("pipe", "no plain file"),
         ("a", "is not ours"),
     ):
-        async with aclosing(FileSink(tmp_path / name)) as sink:
+        async with aclosing(FileReceiver(tmp_path / name)) as sink:
             with pytest.raises(SettingsError, match=what):
                 await Feeder(AuditLog(redis), sink, SystemClock()).run_once()
 
@@ -189,7 +189,7 @@ async def test_failing_receiver_gets_the_same_batch_with_the_same_id(server: Red
     async with sink() as receiver, feeding(to(server, receiver.url), SystemClock()) as feeder:
         receiver.answers.append(Answer(status=500))
         await live(driver)
-        with pytest.raises(SinkAway, match="answered 500"):
+        with pytest.raises(ReceiverAway, match="answered 500"):
             await feeder.run_once()
         assert await feeder.run_once() == Fed(entries=3)
         first, second = receiver.received
@@ -216,7 +216,7 @@ async def test_accepted_half_counts_as_read_without_the_other(server: RedisServe
         receiver.answers.extend(Answer(status=status) for status in (413, 200, 500))
         for _ in range(2):
             await live(driver)
-        with pytest.raises(SinkAway, match="answered 500"):
+        with pytest.raises(ReceiverAway, match="answered 500"):
             await fed(to(server, receiver.url))
         await cut(driver, to=1)
         assert await fed(to(server, receiver.url)) == Fed(entries=1, missed=2)
@@ -226,7 +226,7 @@ async def test_receiver_that_refuses_even_one_entry_is_waited_for(server: RedisS
     async with sink() as receiver, feeding(to(server, receiver.url), SystemClock()) as feeder:
         receiver.answer = Answer(status=413)
         await live(driver)
-        with pytest.raises(SinkAway, match="answered 413"):
+        with pytest.raises(ReceiverAway, match="answered 413"):
             await feeder.run_once()
 
 
@@ -245,7 +245,7 @@ async def test_nothing_is_sent_unsigned(server: RedisServer) -> None:
 
 
 def test_sinks_of_two_urls_have_two_names_that_hide_the_url() -> None:
-    one, other = (sink_name(f"https://receiver.example/{secret}") for secret in ("secret1", "secret2"))
+    one, other = (receiver_name(f"https://receiver.example/{secret}") for secret in ("secret1", "secret2"))
     assert one != other
     assert one.startswith("receiver.example-")
     assert "secret" not in one

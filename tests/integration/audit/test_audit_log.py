@@ -4,7 +4,7 @@ import anyio
 import pytest
 from redis.asyncio import Redis
 
-from director.audit.feeder import Fed, Feeder, SinkAway
+from director.audit.feeder import Fed, Feeder, ReceiverAway
 from director.audit.log import AuditLog
 from director.broker import keys
 from director.broker.scripts import Scripts
@@ -180,7 +180,7 @@ async def test_entries_cut_before_the_first_round_are_counted(
 ) -> None:
     kept.is_away = True
     await live(driver)
-    with pytest.raises(SinkAway):
+    with pytest.raises(ReceiverAway):
         await feeder.run_once()
     await live(driver)
     await cut(driver, to=2)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from director.audit.feeder import Feeder, FileSink
+from director.audit.feeder import Feeder, FileReceiver
 from director.audit.log import AuditLog
 from director.broker.scripts import Scripts
 from director.cli.main import main
@@ -200,7 +200,7 @@ ACCOUNTS = ("a", "a", "a", "b", "c", "d")  # one account sends half of them
 
 
 async def logged(redis: Redis, path: Path) -> list[dict[str, str]]:
-    async with aclosing(FileSink(path)) as sink:
+    async with aclosing(FileReceiver(path)) as sink:
         await Feeder(AuditLog(redis), sink, SystemClock()).catch_up()
     return [json.loads(line) for line in path.read_text().splitlines()]
 
