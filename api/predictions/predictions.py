@@ -400,7 +400,7 @@ async def get_webhooks(request: Request) -> Response:
     ),
     scopes=("run", "admin"),
     of=prediction_id_of,
-    answers={200: route.Answer("It is told at once.", Webhooks)},
+    answers={200: route.Answer("It is sent at once.", Webhooks)},
     refusals={409, 410},
 )
 async def redeliver(request: Request) -> Response:

@@ -144,11 +144,11 @@ async def preflight(request: Request) -> Response:
     ),
     parameters=(
         Parameter("Last-Event-ID", "Go on after this event.", place="header"),
-        Parameter("last_event_id", "The same, for who cannot send the header."),
+        Parameter("last_event_id", "The same, for clients that cannot send the header."),
     ),
     answers={
         200: Answer("Its output and logs, from the start or after an event.", StreamEvent, STREAM["Content-Type"]),
-        204: Answer("The end was told already."),
+        204: Answer("The end was sent already."),
     },
     refusals={410, 503},
     of=_prediction_of,

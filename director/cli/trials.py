@@ -123,7 +123,7 @@ def _simulate_queue(given: argparse.Namespace) -> int:
 
     from director.simulate.play import tried
     from director.simulate.report import simulate, trace_report
-    from director.simulate.show import check, plot, told
+    from director.simulate.show import check, plot, tables
 
     picture = Path(given.plot) if given.plot else None
     if picture is not None:
@@ -144,7 +144,7 @@ def _simulate_queue(given: argparse.Namespace) -> int:
         plot(picture, reports)
     described = trace_report(trace)
     body = {"trace": described, "plays": reports}
-    return Answer(body, lambda: harmless(told(described, reports), sys.stdout)).show(is_json=given.json)
+    return Answer(body, lambda: harmless(tables(described, reports), sys.stdout)).show(is_json=given.json)
 
 
 def _trace(given: argparse.Namespace, *, slots: int, models: Sequence[str] = ()) -> "Trace":

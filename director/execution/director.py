@@ -355,7 +355,7 @@ class Director:
         webhooks = Webhooks(
             self._scripts, shared.services.accounts, shared.sender, self._clock, self._schedule, shared.tracing
         )
-        webhooks.on_told = shared.metering.webhooks.told
+        webhooks.on_attempt = shared.metering.webhooks.attempted
         return Executor(
             scripts=self._scripts,
             clock=self._clock,

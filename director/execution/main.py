@@ -254,7 +254,7 @@ class Pool:
     async def _measure(self) -> None:
         metering = self._shared.metering
         pulse = Pulse(metering.registry, metering.redis, self._redis)
-        pulse.on_beat.append(metering.beat)
+        pulse.on_turn.append(metering.turned)
         await pulse.run()
 
     async def _serve_health(self, inbox: Inbox, *, task_status: anyio.abc.TaskStatus[int]) -> None:

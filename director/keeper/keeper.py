@@ -111,8 +111,8 @@ class Keeper:
         scripts, lease_s = services.scripts, settings.lease_s
         registry = Registry(redis, services.catalog, clock)
         schedule = Schedule.parse(settings.webhook_schedule)
-        told = metering.webhooks.told
-        webhooks = Webhooks(scripts, services.accounts, sender, clock, schedule, tracing, told)
+        on_attempt = metering.webhooks.attempted
+        webhooks = Webhooks(scripts, services.accounts, sender, clock, schedule, tracing, on_attempt)
         self.courier = Courier(redis, scripts, registry, webhooks, clock, metering.put_off, breakers)
         shares = Shares(redis, clock)
         overview = Overview.of(services)

@@ -37,8 +37,8 @@ from director.runtime.metric_table import METRICS, OTHER, Metric, Process
 PLAIN: Final = CONTENT_TYPE_PLAIN_0_0_4
 OPEN_METRICS: Final = openmetrics.CONTENT_TYPE_LATEST
 AGAIN_S: Final = 1.0
-BEAT_S: Final = 0.5
-BEATS_PER_PING: Final = 10
+TURN_S: Final = 0.5
+TURNS_PER_PING: Final = 10
 # the only errors with a label of their own; all others are counted together
 KINDS: Final = frozenset(error.__name__ for error in AWAY)
 OUTCOMES: Final = ("delivered", "failed", "gone", "refused", "given_up")
@@ -232,18 +232,18 @@ class RedisMeter:
 
 
 class Pulse:
-    """Measure whether the loop turns in time and Redis answers. `on_beat` gets the seconds since the beat before."""
+    """Measure whether the loop turns in time and Redis answers. `on_turn` gets the seconds since the turn before."""
 
     def __init__(self, registry: Registry, meter: RedisMeter, redis: Redis) -> None:
         self._lag = registry.histogram("director_loop_lag_seconds").labels()
         self._meter = meter
         self._redis = redis
-        self.on_beat: list[Callable[[float], None]] = []
+        self.on_turn: list[Callable[[float], None]] = []
 
     async def run(self) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._ping_for_ever)
-            await self._beat_for_ever()
+            await self._turn_for_ever()
 
     async def ping(self) -> None:
         began = time.monotonic()
@@ -257,15 +257,15 @@ class Pulse:
     async def _ping_for_ever(self) -> NoReturn:
         while True:
             await self.ping()
-            await anyio.sleep(BEAT_S * BEATS_PER_PING)
+            await anyio.sleep(TURN_S * TURNS_PER_PING)
 
-    async def _beat_for_ever(self) -> NoReturn:
+    async def _turn_for_ever(self) -> NoReturn:
         before = time.monotonic()
         while True:
-            await anyio.sleep(BEAT_S)
+            await anyio.sleep(TURN_S)
             now = time.monotonic()
-            self._lag.observe(max(0.0, now - before - BEAT_S))
-            for callback in self.on_beat:
+            self._lag.observe(max(0.0, now - before - TURN_S))
+            for callback in self.on_turn:
                 callback(now - before)
             before = now
 
@@ -283,5 +283,5 @@ class WebhookMeter:
     def sent(self, ok: bool, took_s: float) -> None:
         self._seconds[ok].observe(took_s)
 
-    def told(self, outcome: str) -> None:
+    def attempted(self, outcome: str) -> None:
         self._outcomes.labels(outcome).inc()

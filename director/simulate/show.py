@@ -22,20 +22,20 @@ WIDEST: Final = 100  # characters of a table
 GAP: Final = "  "
 
 
-def told(trace: TraceReport, reports: Sequence[Report]) -> str:
+def tables(trace: TraceReport, reports: Sequence[Report]) -> str:
     """Return all of it; tables are one below the other if they do not fit beside each other."""
     rows = {"": [report.name for report in reports], **_rows(reports)}
     heads = max(len(name) for name in rows)
     width = max(8, *(len(cell) for cells in rows.values() for cell in cells))
     each = max(1, (WIDEST - heads) // (width + len(GAP)))
-    tables = [
+    found = [
         "\n".join(
             GAP.join([name.ljust(heads), *(cell.rjust(width) for cell in cells[at : at + each])]).rstrip()
             for name, cells in rows.items()
         )
         for at in range(0, len(reports), each)
     ]
-    return "\n\n".join([_played(trace), *tables])
+    return "\n\n".join([_played(trace), *found])
 
 
 def _played(trace: TraceReport) -> str:

@@ -122,7 +122,7 @@ def message_id(prediction_id: PredictionId, event: str, *, revivals: int = 0) ->
 
 @dataclass(slots=True, eq=False)
 class Webhooks:
-    """Sends webhooks of predictions. Raises BackendUnavailable. `on_told` gets each outcome of a terminal webhook."""
+    """Sends webhooks of predictions. Raises BackendUnavailable. `on_attempt` gets each outcome of a terminal one."""
 
     _scripts: Scripts
     _accounts: Accounts
@@ -130,7 +130,7 @@ class Webhooks:
     _clock: Clock
     _schedule: Schedule = SCHEDULE
     _tracing: Tracing = OFF
-    on_told: Callable[[Outcome], None] = lambda outcome: None
+    on_attempt: Callable[[Outcome], None] = lambda outcome: None
 
     async def send(self, stored: Stored, event: str, *, attempt: int = 1) -> Delivery:
         """Send the prediction as GET shows it now. `attempt` counts from 1. Its span names only the receiver's host."""
@@ -169,7 +169,7 @@ class Webhooks:
     async def deliver(self, prediction_id: PredictionId) -> Noted:
         """Make one attempt and note it. Callers have the right to it: from `due`, or in the grace after `finish`."""
         noted = await self._deliver(prediction_id)
-        self.on_told(noted.outcome)
+        self.on_attempt(noted.outcome)
         return noted
 
     async def _deliver(self, prediction_id: PredictionId) -> Noted:

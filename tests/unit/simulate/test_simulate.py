@@ -18,7 +18,7 @@ from director.simulate import trace as traces
 from director.simulate.play import FAIR, NEVER, REFUSED, PlayResult, tried
 from director.simulate.reading import read
 from director.simulate.report import Report, fair_shares, fairness, report, trace_report
-from director.simulate.show import check, plot, told
+from director.simulate.show import check, plot, tables
 from director.simulate.trace import SHAPES, Builder, MadeOptions, Trace, made
 
 QUEUE = "acme/echo:a1a1a1a1a1a1"
@@ -314,12 +314,12 @@ def test_everything_at_one_moment_is_a_report_too() -> None:
 def test_nothing_started_is_a_report_too() -> None:
     found = report(of((0, "a", 5), (9, "b", 5)), FAIR, played(REFUSED, REFUSED, codes=["no_capacity"] * 2), slots=1)
     assert (found.started, found.waits, found.jain) == (0, {}, None)
-    assert "no_capacity" in told(trace_report(of((0, "a", 5))), [found])
+    assert "no_capacity" in tables(trace_report(of((0, "a", 5))), [found])
 
 
 @pytest.mark.parametrize("plays", [1, 2, 12])
 def test_a_table_fits(plays: int) -> None:
-    text = told(trace_report(of((0, "a", 5))), [a_report(slots) for slots in range(1, plays + 1)])
+    text = tables(trace_report(of((0, "a", 5))), [a_report(slots) for slots in range(1, plays + 1)])
     assert max(map(len, text.splitlines())) <= 100
     assert all(f"fair × {slots}" in text for slots in range(1, plays + 1))
 
