@@ -31,8 +31,8 @@ local too_late = math.max(now, clock('')) + lease_ms
 if redis.call('ZCOUNT', directors, '(' .. too_late, '+inf') > 0 then
   for _, id in ipairs(redis.call('ZRANGE', lease, '+inf', '(' .. too_late, 'BYSCORE', 'REV', 'LIMIT', 0, limit - #reaped / 2)) do
     local r = read(id)
-    local beat = r and tonumber(redis.call('ZSCORE', directors, r.holder) or 0)
-    if not beat or beat > too_late then take_back(id, r) end
+    local heartbeat = r and tonumber(redis.call('ZSCORE', directors, r.holder) or 0)
+    if not heartbeat or heartbeat > too_late then take_back(id, r) end
   end
 end
 return reaped

@@ -111,7 +111,7 @@ class Traffic(Enum):
     """Kinds of calls that share pipelines. Urgent or small calls never wait behind large ones."""
 
     SMALL = auto()
-    BEATS = auto()
+    HEARTBEATS = auto()
     LARGE_WRITES = auto()
     LARGE_READS = auto()
 

@@ -550,7 +550,7 @@ class Scripts:
         told = f"{swap.reason} {ms(swap.eta_s)} {ms(swap.late_s)} {swap.slots}" if swap else ""
         args: list[Arg] = [consumer, ms(lease_s), slots, state, told, about, given(now_ms)]
         args += chain.from_iterable(claims)
-        reply = await self._call("extend", [keys.directors(queue)], args, traffic=Traffic.BEATS)
+        reply = await self._call("extend", [keys.directors(queue)], args, traffic=Traffic.HEARTBEATS)
         return [word.decode() for word in reply]
 
     async def advance(

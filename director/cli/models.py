@@ -195,7 +195,8 @@ async def _remove_hardware(backend: Backend, given: argparse.Namespace) -> Answe
 
 async def _order(backend: Backend, given: argparse.Namespace, order: Order, text: str) -> Answer:
     queue = await backend.queue(given.of)
-    shelves = [beat.about.shelf for one in await backend.directors.of([queue]) for beat in one.beats if one.is_alive]
+    directors = await backend.directors.of([queue])
+    shelves = [each.about.shelf for one in directors for each in one.heartbeats if one.is_alive]
     if not any(shelves):
         raise SettingsError(f"{queue} shares no device: `director devices` shows the models that do.")
     await backend.queue_administration.order(queue, order, by=typist())

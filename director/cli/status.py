@@ -105,7 +105,7 @@ def _row(one: "DirectorView", now_ms: int) -> list[str]:
         one.version or "-",
         "-" if one.since is None else since(one.since, now_ms),
         since(one.seen_at, now_ms),
-        ", ".join(beat.queue for beat in one.queues),
+        ", ".join(heartbeat.queue for heartbeat in one.queues),
     ]
 
 

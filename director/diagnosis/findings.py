@@ -23,7 +23,7 @@ from director.core.words import several, since, some, span
 from director.diagnosis.kinds import CODES, KINDS, Code, Level, Who
 from director.diagnosis.story import Cause, Swapped, stage_of
 from director.diagnosis.views import devices_of, state_of
-from director.store.directors import ALIVE_S, LOOP, Beat, DirectorFound, EndsFound, RunFound, ServerFound
+from director.store.directors import ALIVE_S, LOOP, DirectorFound, EndsFound, HeartbeatFound, RunFound, ServerFound
 from director.store.owed import FailingHost
 from director.store.processes import Process, Role
 
@@ -60,7 +60,8 @@ def causes_of(known: Known, findings: Sequence[Finding]) -> list[Cause]:
 
 def swaps_of(known: Known, directors: Sequence[DirectorFound]) -> list[Swapped]:
     """Return the loads of its model between its acceptance and its last claim, or now. They name other models."""
-    shelves = [beat.about.shelf for one in directors for beat in one.beats if beat.queue == known.record.queue]
+    heartbeats = (each for one in directors for each in one.heartbeats if each.queue == known.record.queue)
+    shelves = [each.about.shelf for each in heartbeats]
     until_ms = known.record.claimed or known.record.completed or known.now
     return [
         Swapped(iso(swap.began_ms), None if swap.ready_ms is None else iso(swap.ready_ms), swap.instead_of)
@@ -222,7 +223,7 @@ def _directors_gone(situation: Situation) -> Iterator[Finding]:
 def _servers_unwell(situation: Situation) -> Iterator[Finding]:
     now_ms, there = situation.closer.now_ms, _by_queue(situation.directors)
     for queue, stats in situation.queues.items():
-        left = known = [server for one, beat in there.get(queue, ()) if one.is_alive for server in beat.about.servers]
+        left = known = [server for one, each in there.get(queue, ()) if one.is_alive for server in each.about.servers]
         for code, is_so in TROUBLES.items():
             found = [one for one in left if is_so(one, now_ms)]
             left = [one for one in left if one not in found]
@@ -238,8 +239,8 @@ LEAST_LOADS: Final = 12  # in an hour: fewer are long loads, and not many
 
 def _devices(situation: Situation) -> Iterator[Finding]:
     """Find models that cannot be loaded, or have no room, and devices that do little but swap."""
-    for queue, beats in _by_queue(situation.directors).items():
-        shelf = next((beat.about.shelf for one, beat in beats if one.is_alive and beat.about.shelf), None)
+    for queue, heartbeats in _by_queue(situation.directors).items():
+        shelf = next((each.about.shelf for one, each in heartbeats if one.is_alive and each.about.shelf), None)
         stats = situation.queues.get(queue)
         if shelf is None or stats is None:
             continue
@@ -276,11 +277,11 @@ TROUBLES: Final[Mapping[Code, Callable[[ServerFound, int], bool]]] = {
 }
 
 
-def _by_queue(directors: Sequence[DirectorFound]) -> dict[QueueName, list[tuple[DirectorFound, Beat]]]:
-    found: dict[QueueName, list[tuple[DirectorFound, Beat]]] = {}
+def _by_queue(directors: Sequence[DirectorFound]) -> dict[QueueName, list[tuple[DirectorFound, HeartbeatFound]]]:
+    found: dict[QueueName, list[tuple[DirectorFound, HeartbeatFound]]] = {}
     for one in directors:
-        for beat in one.beats:
-            found.setdefault(beat.queue, []).append((one, beat))
+        for heartbeat in one.heartbeats:
+            found.setdefault(heartbeat.queue, []).append((one, heartbeat))
     return found
 
 
@@ -417,8 +418,8 @@ def _objectives(situation: Situation) -> Iterator[Finding]:
 def oldest_runs(directors: Sequence[DirectorFound]) -> dict[QueueName, list[tuple[DirectorFound, RunFound]]]:
     """Return the oldest run of each director that is there, by queue."""
     found: dict[QueueName, list[tuple[DirectorFound, RunFound]]] = {}
-    for queue, beats in _by_queue(directors).items():
-        runs = [(one, run) for one, beat in beats if one.is_alive and (run := beat.about.oldest) is not None]
+    for queue, heartbeats in _by_queue(directors).items():
+        runs = [(one, run) for one, each in heartbeats if one.is_alive and (run := each.about.oldest) is not None]
         if runs:
             found[queue] = sorted(runs, key=lambda one: one[1].since_ms)
     return found
@@ -427,8 +428,8 @@ def oldest_runs(directors: Sequence[DirectorFound]) -> dict[QueueName, list[tupl
 def _ends(directors: Sequence[DirectorFound]) -> dict[QueueName, list[tuple[DirectorFound, EndsFound]]]:
     """Return how runs ended at each director that is there, by queue."""
     return {
-        queue: [(one, ends) for one, beat in beats if one.is_alive and (ends := beat.about.ends) is not None]
-        for queue, beats in _by_queue(directors).items()
+        queue: [(one, ends) for one, each in heartbeats if one.is_alive and (ends := each.about.ends) is not None]
+        for queue, heartbeats in _by_queue(directors).items()
     }
 
 
@@ -460,7 +461,7 @@ def _hanging(situation: Situation) -> Iterator[Finding]:
 
 
 def _servers(director: DirectorFound) -> list[ServerFound]:
-    return [server for beat in director.beats for server in beat.about.servers]
+    return [server for heartbeat in director.heartbeats for server in heartbeat.about.servers]
 
 
 def _is_unwell(director: DirectorFound) -> bool:

@@ -177,12 +177,12 @@ def devices_of(directors: Sequence[DirectorFound]) -> list[DeviceView]:
     sizes: dict[tuple[str, str], int] = {}
     models: dict[tuple[str, str], list[ModelOnDevice]] = {}
     for one in directors:
-        for beat in one.beats if one.is_alive else ():
-            if (shelf := beat.about.shelf) is None:
+        for heartbeat in one.heartbeats if one.is_alive else ():
+            if (shelf := heartbeat.about.shelf) is None:
                 continue
             for device, size in shelf.place.items():
                 sizes[shelf.machine, device] = shelf.room.get(device, 0)
-                models.setdefault((shelf.machine, device), []).append(_on_device(beat.queue, shelf, size))
+                models.setdefault((shelf.machine, device), []).append(_on_device(heartbeat.queue, shelf, size))
     return [
         DeviceView(
             name=device,
@@ -214,8 +214,8 @@ def director_view(found: DirectorFound) -> DirectorView:
         slots=last.slots,
         held=found.held,
         queues=[
-            BeatView(queue=beat.queue, at=iso(beat.at_ms), slots=beat.slots, state=beat.state, held=beat.about.held)
-            for beat in found.beats
+            BeatView(queue=each.queue, at=iso(each.at_ms), slots=each.slots, state=each.state, held=each.about.held)
+            for each in found.heartbeats
         ],
         servers=[convert({**asdict(server), "since": iso(server.since_ms)}, ServerView) for server in about.servers],
         more_servers=about.more,

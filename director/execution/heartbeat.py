@@ -31,7 +31,7 @@ from director.store.directors import About, EndsFound, RunFound, ServerFound, Sh
 
 log = logging.getLogger(__name__)
 
-BEATS_PER_LEASE: Final = 3
+HEARTBEATS_PER_LEASE: Final = 3
 LONGEST_S: Final = 5.0  # also with a long lease: a director that is silent for 20 s counts as gone
 KICK_WAIT_S: Final = 15.0
 AWAY_S: Final = 1.0
@@ -118,7 +118,7 @@ class Heartbeat:
 
     def __post_init__(self) -> None:
         self._report = SelfReport(self.servers, self.clock)
-        self._interval_s = min(self.lease_s / BEATS_PER_LEASE, LONGEST_S)
+        self._interval_s = min(self.lease_s / HEARTBEATS_PER_LEASE, LONGEST_S)
         self._kicked = asyncio.Event()
         self._reported: Standing | None = None
         self._draining = False

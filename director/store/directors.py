@@ -100,7 +100,7 @@ class About(Struct, frozen=True, kw_only=True):
     shelf: ShelfFound | None = None
 
 
-class Beat(Struct, frozen=True, kw_only=True):
+class HeartbeatFound(Struct, frozen=True, kw_only=True):
     queue: QueueName
     at_ms: int
     slots: int
@@ -112,16 +112,16 @@ class DirectorFound(Struct, frozen=True, kw_only=True):
     """One director, with the queues that it claims from. `silent_ms` counts from its last heartbeat."""
 
     name: str
-    beats: tuple[Beat, ...]
+    heartbeats: tuple[HeartbeatFound, ...]
     silent_ms: int
 
     @property
-    def last(self) -> Beat:
-        return _newest(self.beats)
+    def last(self) -> HeartbeatFound:
+        return _newest(self.heartbeats)
 
     @property
     def held(self) -> int | None:
-        told = [beat.about.held for beat in self.beats if beat.about.held is not None]
+        told = [heartbeat.about.held for heartbeat in self.heartbeats if heartbeat.about.held is not None]
         return sum(told) if told else None
 
     @property
@@ -136,17 +136,17 @@ class Directors:
     async def of(self, queues: Sequence[QueueName]) -> list[DirectorFound]:
         """Return the directors of these queues by name. Of each queue the 200 newest heartbeats are read."""
         now_ms = await server_ms(self._redis)  # heartbeats carry the server's time
-        beats: dict[str, list[Beat]] = {}
+        heartbeats: dict[str, list[HeartbeatFound]] = {}
         for start in range(0, len(queues), AT_ONCE):
-            for name, beat in await self._beats(queues[start : start + AT_ONCE]):
-                beats.setdefault(name, []).append(beat)
-        # a beat in the future came before the server's clock went back
+            for name, heartbeat in await self._heartbeats(queues[start : start + AT_ONCE]):
+                heartbeats.setdefault(name, []).append(heartbeat)
+        # a heartbeat in the future came before the server's clock went back
         return [
-            DirectorFound(name=name, beats=tuple(told), silent_ms=abs(now_ms - _newest(told).at_ms))
-            for name, told in sorted(beats.items())
+            DirectorFound(name=name, heartbeats=tuple(told), silent_ms=abs(now_ms - _newest(told).at_ms))
+            for name, told in sorted(heartbeats.items())
         ]
 
-    async def _beats(self, queues: Sequence[QueueName]) -> Iterable[tuple[str, Beat]]:
+    async def _heartbeats(self, queues: Sequence[QueueName]) -> Iterable[tuple[str, HeartbeatFound]]:
         def newest(pipe: Any) -> None:
             for queue in queues:
                 pipe.zrange(keys.directors(queue), 0, MOST_OF_A_QUEUE - 1, desc=True, withscores=True)
@@ -164,18 +164,18 @@ class Directors:
 
         replies = iter(await pipelined(self._redis, details))
         return [
-            (name, _beat(queue, at_ms, text(standing or b""), about))
+            (name, _heartbeat(queue, at_ms, text(standing or b""), about))
             for (queue, name, at_ms), standing, about in zip(signs, replies, replies, strict=True)
         ]
 
 
-def _newest(beats: Sequence[Beat]) -> Beat:
-    return max(beats, key=lambda beat: beat.at_ms)
+def _newest(heartbeats: Sequence[HeartbeatFound]) -> HeartbeatFound:
+    return max(heartbeats, key=lambda heartbeat: heartbeat.at_ms)
 
 
-def _beat(queue: QueueName, at_ms: int, standing: str, about: bytes | None) -> Beat:
+def _heartbeat(queue: QueueName, at_ms: int, standing: str, about: bytes | None) -> HeartbeatFound:
     slots, _, state = standing.partition(" ")
-    return Beat(
+    return HeartbeatFound(
         queue=queue, at_ms=at_ms, slots=int(slots or 0), state=state or "starting", about=about_of(about, at_ms=at_ms)
     )
 

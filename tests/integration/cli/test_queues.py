@@ -16,7 +16,7 @@ from director.core.policy import Burn, Burns, Objective, Objectives, Policy
 from director.diagnosis.views import director_view
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
-from director.store.directors import About, Beat, DirectorFound, ServerFound
+from director.store.directors import About, DirectorFound, HeartbeatFound, ServerFound
 from director.store.queues import Queues, Tenant
 from tests.integration.cli.conftest import Operator
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
@@ -274,8 +274,8 @@ async def test_each_director_is_a_line_of_its_last_heartbeat(operator: Operator,
 
 
 def test_silent_director_is_marked() -> None:
-    beat = Beat(queue=MODEL, at_ms=START_MS, slots=4, state="ready", about=About())  # type: ignore[arg-type]
-    found = director_view(DirectorFound(name="d1", beats=(beat,), silent_ms=60_000))
+    last = HeartbeatFound(queue=MODEL, at_ms=START_MS, slots=4, state="ready", about=About())  # type: ignore[arg-type]
+    found = director_view(DirectorFound(name="d1", heartbeats=(last,), silent_ms=60_000))
     _, row = director_lines([found], now_ms=START_MS + 60_000, width=None)
     assert row.split()[1] == "silent"
     assert "60 s" in row

@@ -80,7 +80,7 @@ async def shelf(server: RedisServer, caller: Caller) -> ShelfFound:
     """Return what the last heartbeat said of the model."""
     redis = client(server.url)
     try:
-        found = [beat.about.shelf for one in await Directors(redis).of([caller.queue]) for beat in one.beats]
+        found = [each.about.shelf for one in await Directors(redis).of([caller.queue]) for each in one.heartbeats]
     finally:
         await redis.aclose()
     return next((one for one in found if one is not None), ShelfFound(machine="", state="", since_ms=0))

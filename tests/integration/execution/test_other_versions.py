@@ -290,6 +290,7 @@ async def test_heartbeat_says_that_a_server_shows_no_schema(redis: Redis, server
 
             async def shown() -> list[bool]:
                 found = await Directors(redis).of([queue])
-                return [each.has_schema for one in found for beat in one.beats for each in beat.about.servers]
+                heartbeats = [each for one in found for each in one.heartbeats]
+                return [server.has_schema for each in heartbeats for server in each.about.servers]
 
             await eventually(shown, "it is reported", until=[False].__eq__)

@@ -27,7 +27,7 @@ from director.core.ids import QueueName
 from director.diagnosis.findings import Finding
 from director.diagnosis.overview import OwedCount, Snapshot
 from director.diagnosis.views import QueueView, Waiting, director_view
-from director.store.directors import About, Beat, DirectorFound, ServerFound
+from director.store.directors import About, DirectorFound, HeartbeatFound, ServerFound
 from director.store.queues import Tenant
 from tests.unit.core.test_samples import NOW_MS, sample
 
@@ -140,12 +140,12 @@ def test_no_key_fails_without_queues(key: str) -> None:
 def seen(rows: Sequence[Row], away: str = "") -> Seen:
     server = ServerFound(url="http://10.0.0.1:5000", state="ready", since_ms=NOW_MS, slots=4)
     about = About(servers=(server,))
-    beat = Beat(queue=QueueName("acme/a:1"), at_ms=NOW_MS, slots=4, state="ready", about=about)
+    last = HeartbeatFound(queue=QueueName("acme/a:1"), at_ms=NOW_MS, slots=4, state="ready", about=about)
     snapshot = Snapshot(
         at="2027-01-15T08:00:00.000Z",
         queues=[row.queue for row in rows],
         more_queues=0,
-        directors=[director_view(DirectorFound(name=f"host-{n}", beats=(beat,), silent_ms=0)) for n in range(30)],
+        directors=[director_view(DirectorFound(name=f"host-{n}", heartbeats=(last,), silent_ms=0)) for n in range(30)],
         more_directors=0,
         owed=OwedCount(count=2, late=1),
     )

@@ -8,7 +8,7 @@ from director.core.ids import QueueName
 from director.diagnosis.findings import swaps_of
 from director.diagnosis.story import Swapped, tell
 from director.diagnosis.views import devices_of
-from director.store.directors import About, Beat, DirectorFound, ShelfFound, SwapFound
+from director.store.directors import About, DirectorFound, HeartbeatFound, ShelfFound, SwapFound
 from tests.unit.diagnosis.test_findings import NOW
 from tests.unit.diagnosis.test_story import RUNS, known, s
 
@@ -26,8 +26,8 @@ def shelf(model: str, *, silent_s: float = 0, queue: str = "", **facts: Any) -> 
     }
     name = QueueName(queue or f"acme/{model}:0123456789ab")
     about = About(shelf=ShelfFound(**told | facts))
-    beat = Beat(queue=name, at_ms=NOW - int(silent_s * 1000), slots=0, state="starting", about=about)
-    return DirectorFound(name=f"box-1-{model}", beats=(beat,), silent_ms=int(silent_s * 1000))
+    heartbeat = HeartbeatFound(queue=name, at_ms=NOW - int(silent_s * 1000), slots=0, state="starting", about=about)
+    return DirectorFound(name=f"box-1-{model}", heartbeats=(heartbeat,), silent_ms=int(silent_s * 1000))
 
 
 def test_models_of_one_device_are_shown_together() -> None:

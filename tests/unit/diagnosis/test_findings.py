@@ -26,7 +26,7 @@ from director.diagnosis.findings import (
     find,
     writes_to_disk,
 )
-from director.store.directors import About, Beat, DirectorFound, EndsFound, RunFound, ServerFound
+from director.store.directors import About, DirectorFound, EndsFound, HeartbeatFound, RunFound, ServerFound
 from director.store.owed import FailingHost
 from director.store.processes import Process
 
@@ -44,8 +44,9 @@ def director(name: str = "d1", *servers: ServerFound, silent_s: float = 1, **sai
     about = About(since_ms=NOW - 3_600_000, held=1, servers=servers or (SERVER,), version=__version__)
     of_about = ("now_ms", "since_ms", "held", "version", "oldest", "ends")
     about = replace(about, **{key: said.pop(key) for key in of_about if key in said})
-    beat = Beat(queue=Q, at_ms=NOW - int(silent_s * 1000), slots=2, state=said.pop("state", "ready"), about=about)
-    return DirectorFound(name=name, beats=(beat,), silent_ms=int(silent_s * 1000))
+    state, silent_ms = said.pop("state", "ready"), int(silent_s * 1000)
+    last = HeartbeatFound(queue=Q, at_ms=NOW - silent_ms, slots=2, state=state, about=about)
+    return DirectorFound(name=name, heartbeats=(last,), silent_ms=silent_ms)
 
 
 def situation(
@@ -161,9 +162,8 @@ def test_missing_schema_is_found() -> None:
 
 
 def test_failed_setup_is_found_without_details_from_old_directors() -> None:
-    old = DirectorFound(
-        name="d1", beats=(Beat(queue=Q, at_ms=NOW, slots=0, state="setup_failed", about=About()),), silent_ms=0
-    )
+    last = HeartbeatFound(queue=Q, at_ms=NOW, slots=0, state="setup_failed", about=About())
+    old = DirectorFound(name="d1", heartbeats=(last,), silent_ms=0)
     assert found(old, slots=0, setup_failed=1) == [("setup_failed", "bad")]
 
 

@@ -41,8 +41,8 @@ def on_device(**facts: Any) -> DirectorFound:
         **{"machine": "m1", "state": "absent", "since_ms": NOW, "place": {"gpu0": 1}, "room": {"gpu0": 2}} | facts
     )
     one = director()
-    [beat] = one.beats
-    return replace(one, beats=(replace(beat, about=replace(beat.about, shelf=shelf)),))
+    [heartbeat] = one.heartbeats
+    return replace(one, heartbeats=(replace(heartbeat, about=replace(heartbeat.about, shelf=shelf)),))
 
 
 def promised(share: float) -> dict[str, Any]:
