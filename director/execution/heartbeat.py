@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 HEARTBEATS_PER_LEASE: Final = 3
 LONGEST_S: Final = 5.0  # also with a long lease: a director that is silent for 20 s counts as gone
-KICK_WAIT_S: Final = 15.0
+LISTEN_S: Final = 15.0
 AWAY_S: Final = 1.0
 CANCEL_AGAIN_S: Final = 0.1
 DRAINING: Final = Standing(0, "draining")
@@ -119,7 +119,7 @@ class Heartbeat:
     def __post_init__(self) -> None:
         self._report = SelfReport(self.servers, self.clock)
         self._interval_s = min(self.lease_s / HEARTBEATS_PER_LEASE, LONGEST_S)
-        self._kicked = asyncio.Event()
+        self._woken = asyncio.Event()
         self._reported: Standing | None = None
         self._draining = False
         self._drain_reported = asyncio.Event()
@@ -138,8 +138,8 @@ class Heartbeat:
                 else:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(self._interval_s):
-                            await self._kicked.wait()
-                    self._kicked.clear()
+                            await self._woken.wait()
+                    self._woken.clear()
                     continue
                 await self.clock.sleep(min(AWAY_S, self._interval_s))
         finally:
@@ -160,7 +160,7 @@ class Heartbeat:
     async def drain(self) -> None:
         """Report from now on that this director claims nothing more. Returns once that was reported."""
         self._draining = True
-        self._kicked.set()
+        self._woken.set()
         await self._drain_reported.wait()
 
     async def _beat(self, queue: QueueName, standing: Standing) -> list[Hold]:
@@ -193,17 +193,17 @@ class Heartbeat:
 
     def _look(self) -> None:
         if self._standing != self._reported:
-            self._kicked.set()
+            self._woken.set()
 
     async def _listen(self) -> None:
         while True:
             try:
-                async with self.redis.pubsub() as kicks:
-                    await kicks.subscribe(keys.kick_channel(self.name))
-                    self._kicked.set()  # a cancel may have come before the subscription
+                async with self.redis.pubsub() as messages:
+                    await messages.subscribe(keys.kick_channel(self.name))
+                    self._woken.set()  # a cancel may have come before the subscription
                     while True:
-                        if await kicks.get_message(ignore_subscribe_messages=True, timeout=KICK_WAIT_S):
-                            self._kicked.set()
+                        if await messages.get_message(ignore_subscribe_messages=True, timeout=LISTEN_S):
+                            self._woken.set()
             except exceptions.RedisError:
                 pass  # each heartbeat learns of cancels too
             except Exception:  # a fault here must not end the heartbeat

@@ -27,7 +27,7 @@ from director.devices.garage import Garage
 from director.devices.host import Host, hosting
 from director.execution.consumer import LONGEST_S
 from director.execution.director import Director, Shared, check_settings
-from director.execution.heartbeat import KICK_WAIT_S
+from director.execution.heartbeat import LISTEN_S
 from director.execution.metering import Metering
 from director.execution.moderation import Moderator
 from director.files.choose import StoreCheck, output_store_in
@@ -146,7 +146,7 @@ async def connections(
     moderator = Moderator.of(settings, clock)
     sender = Sender(AllowList.parse(settings.webhook_allow))
     redis = client(settings.redis_url, name="director")
-    waits = blocking_client(settings.redis_url, block_s=max(LONGEST_S, KICK_WAIT_S), connections=WAITS * directors)
+    waits = blocking_client(settings.redis_url, block_s=max(LONGEST_S, LISTEN_S), connections=WAITS * directors)
     metering = Metering()
     sender.on_sent = metering.webhooks.sent
     tracing = tracing or process.tracing_of("director", accounts=settings.trace_accounts)
