@@ -73,9 +73,9 @@ async def readyz(request: Request) -> Response:
 def _of_several(sites: Sites, load: Load) -> Response:
     """Report the sites as of the last check, a second ago: a site that is away would delay the answer."""
     up = [site for site in sites.all if site.is_up]
-    told = {site.name: "ready" if site.is_up else site.reason for site in sites.all}
-    reasons = () if up else tuple(dict.fromkeys(told.values()))
+    states = {site.name: "ready" if site.is_up else site.reason for site in sites.all}
+    reasons = () if up else tuple(dict.fromkeys(states.values()))
     is_up = bool(up)
     return json_response(
-        Readiness(ready=is_up, accepting=is_up, load=load, reasons=reasons, sites=told), 200 if is_up else 503
+        Readiness(ready=is_up, accepting=is_up, load=load, reasons=reasons, sites=states), 200 if is_up else 503
     )

@@ -430,8 +430,8 @@ def _invalid(keyword: str, path: list[str], facts: Mapping[str, Any]) -> Invalid
     kind, words = WORDS.get(keyword, OTHERWISE)
     field = ".".join(map(shown, path))
     # only the facts in the message: those of an alternative hold every error of every branch
-    told = {name: SAID.get(name, _json)(fact) for name, fact in facts.items() if f"{{{name}}}" in words}
-    return InvalidField(kind, field, words.format(**{**told, "field": field}))
+    texts = {name: SAID.get(name, _json)(fact) for name, fact in facts.items() if f"{{{name}}}" in words}
+    return InvalidField(kind, field, words.format(**{**texts, "field": field}))
 
 
 def _json(value: object) -> str:

@@ -547,8 +547,8 @@ class Scripts:
         `slots`: of this director. `state`: of its servers. `swap`: what the queue waits for, if this director loads its
         model. `about`: further facts, see director.store.directors.
         """
-        told = f"{swap.reason} {ms(swap.eta_s)} {ms(swap.late_s)} {swap.slots}" if swap else ""
-        args: list[Arg] = [consumer, ms(lease_s), slots, state, told, about, given(now_ms)]
+        swapped = f"{swap.reason} {ms(swap.eta_s)} {ms(swap.late_s)} {swap.slots}" if swap else ""
+        args: list[Arg] = [consumer, ms(lease_s), slots, state, swapped, about, given(now_ms)]
         args += chain.from_iterable(claims)
         reply = await self._call("extend", [keys.directors(queue)], args, traffic=Traffic.HEARTBEATS)
         return [word.decode() for word in reply]

@@ -96,8 +96,8 @@ def _predict(given: argparse.Namespace) -> int:
 def _warn_of_unknown(given: Iterable[str], known: Sequence[str] | None, model: str) -> None:
     for name in given if known is not None else ():
         if name not in (known or ()):
-            told = did_you_mean(name, known or ()) or f"it has {', '.join(known or ()) or 'none'}."
-            print(f"» {model} has no input {name}: {told}", file=sys.stderr)
+            hint = did_you_mean(name, known or ()) or f"it has {', '.join(known or ()) or 'none'}."
+            print(f"» {model} has no input {name}: {hint}", file=sys.stderr)
 
 
 def _await(client: Client, given: argparse.Namespace, body: Raw) -> int:

@@ -161,8 +161,8 @@ def _doctor(given: argparse.Namespace) -> int:
     findings = anyio.run(examined)
     width = max(len(finding.check) for finding in findings)
     counts = Counter(finding.verdict for finding in findings)
-    told = f"{several(counts['fail'], 'failure')}, {several(counts['warn'], 'warning')}"
-    lines = [f"{iso(SystemClock().now_ms())}  {told}"]
+    counted = f"{several(counts['fail'], 'failure')}, {several(counts['warn'], 'warning')}"
+    lines = [f"{iso(SystemClock().now_ms())}  {counted}"]
     for finding in sorted(findings, key=lambda finding: WORST_FIRST.index(finding.verdict)):
         lines.append(f"{finding.verdict:4}  {finding.check:{width}}  {finding.found}")
         if finding.fix:

@@ -208,9 +208,9 @@ def security(look: Look) -> Answer:
     holes = open_holes(look.kind, look.version)
     if not holes:
         return ok("no known hole")
-    told = "; ".join(f"{floor.cve}: {floor.what}" for floor, _ in holes)
+    said = "; ".join(f"{floor.cve}: {floor.what}" for floor, _ in holes)
     target = max((fix for _, fix in holes), key=lambda fix: tuple(map(int, fix.split("."))))
-    return "warn", told, f"upgrade {look.kind} to {target}, unless your distribution has patched this build itself"
+    return "warn", said, f"upgrade {look.kind} to {target}, unless your distribution has patched this build itself"
 
 
 def role(look: Look) -> Answer:
@@ -375,12 +375,12 @@ def of(name: str, fine: str) -> Callable[[Look], Answer]:
             return ok(fine.format(queues=several(look.queues, "queue")))
         verdict: Verdict = "fail" if any(finding.level == "bad" for finding in found) else "warn"
         asks = dict.fromkeys(f"`{finding.ask}` (who acts: {finding.who})" for finding in found)
-        told = sum(min(count, LONGEST_LIST) for count in Counter(finding.code for finding in found).values())
+        named = sum(min(count, LONGEST_LIST) for count in Counter(finding.code for finding in found).values())
         words = [f"{one.title}{f' ({one.queue})' if one.queue else ''}: {one.detail}" for one in found]
-        more = f"{len(found) - told}{' or' if len(look.findings) == MOST else ''} more"
+        more = f"{len(found) - named}{' or' if len(look.findings) == MOST else ''} more"
         return (
             verdict,
-            " ".join(words[:told]) + (f" And {more}." if len(found) > told else ""),
+            " ".join(words[:named]) + (f" And {more}." if len(found) > named else ""),
             some(list(asks)),
         )
 

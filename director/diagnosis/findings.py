@@ -323,11 +323,12 @@ def find(situation: Situation) -> list[Finding]:
     lost = {one.queue for one in found if one.code == "director_gone" and one.level == "bad"}
     found = [one for one in found if one.code != "queue_not_served" or one.queue not in lost]
     found.sort(key=lambda one: (one.level != "bad", CODES.index(one.code), one.queue or ""))
-    told = Counter[Code]()
+    # in turn: the first finding of each code stands before the second of any
+    before = Counter[Code]()
     turns: list[tuple[int, Finding]] = []
     for one in found:
-        turns.append((told[one.code], one))
-        told[one.code] += 1
+        turns.append((before[one.code], one))
+        before[one.code] += 1
     return [one for _, one in sorted(turns, key=lambda turn: turn[0])][:MOST]
 
 

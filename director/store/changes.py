@@ -121,14 +121,14 @@ class Changes:
 
 
 def _change(entry: bytes, fields: dict[bytes, bytes]) -> Change:
-    told = {name.decode(): value.decode() for name, value in fields.items() if name != b"detail"}
+    values = {name.decode(): value.decode() for name, value in fields.items() if name != b"detail"}
     return Change(
         entry=entry.decode(),
-        id=told["id"],
-        kind=told["kind"],
-        by=told["by"],
-        account=told["account"],
-        queue=told["queue"],
-        at=int(told["at"]),
+        id=values["id"],
+        kind=values["kind"],
+        by=values["by"],
+        account=values["account"],
+        queue=values["queue"],
+        at=int(values["at"]),
         detail=Raw(fields[b"detail"]),
     )

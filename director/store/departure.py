@@ -168,8 +168,8 @@ class Departure:
         if asked:
             answers = await self._here.scripts.depart(self._queue, asked, site=self._site)
             crash.at("after_depart")
-        told = iter(answers)
-        return [next(told) if is_known else "strange" for is_known in known]
+        departed = iter(answers)
+        return [next(departed) if is_known else "strange" for is_known in known]
 
     async def _carry(self, ids: Sequence[PredictionId], answers: Sequence[str]) -> int:
         leaving = [name for name, answer in zip(ids, answers, strict=True) if answer == "leaving"]

@@ -121,8 +121,8 @@ class DirectorFound(Struct, frozen=True, kw_only=True):
 
     @property
     def held(self) -> int | None:
-        told = [heartbeat.about.held for heartbeat in self.heartbeats if heartbeat.about.held is not None]
-        return sum(told) if told else None
+        counts = [heartbeat.about.held for heartbeat in self.heartbeats if heartbeat.about.held is not None]
+        return sum(counts) if counts else None
 
     @property
     def is_alive(self) -> bool:
@@ -142,8 +142,8 @@ class Directors:
                 heartbeats.setdefault(name, []).append(heartbeat)
         # a heartbeat in the future came before the server's clock went back
         return [
-            DirectorFound(name=name, heartbeats=tuple(told), silent_ms=abs(now_ms - _newest(told).at_ms))
-            for name, told in sorted(heartbeats.items())
+            DirectorFound(name=name, heartbeats=tuple(found), silent_ms=abs(now_ms - _newest(found).at_ms))
+            for name, found in sorted(heartbeats.items())
         ]
 
     async def _heartbeats(self, queues: Sequence[QueueName]) -> Iterable[tuple[str, HeartbeatFound]]:

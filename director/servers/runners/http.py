@@ -264,10 +264,10 @@ def used_by(
     document: Raw, headers: Mapping[str, str], items: Sequence[Raw], batch: BatchConfig, costs: Sequence[float]
 ) -> list[dict[str, Raw]]:
     """Split what one request used over its runs: by the share in each item, else by cost. In the order of the items."""
-    told = {name: _number(bytes(where.find(document) or b"")) for name, where in batch.usage.items()}
-    told |= {name: _number(headers.get(header.lower(), "").encode()) for name, header in batch.usage_headers.items()}
+    totals = {name: _number(bytes(where.find(document) or b"")) for name, where in batch.usage.items()}
+    totals |= {name: _number(headers.get(header.lower(), "").encode()) for name, header in batch.usage_headers.items()}
     weights = _shares(items, batch.share) or costs
-    parts = {name: split(total, weights) for name, total in told.items() if total is not None}
+    parts = {name: split(total, weights) for name, total in totals.items() if total is not None}
     return [
         {name: Raw(msgspec.json.encode(part[index])) for name, part in parts.items()} for index in range(len(items))
     ]
@@ -288,8 +288,8 @@ def split(total: float, weights: Sequence[float]) -> list[float]:
 
 def _shares(items: Sequence[Raw], share: Pointer | None) -> list[float]:
     found = [] if share is None else [_number(bytes(share.find(item) or b"")) for item in items]
-    told = [number for number in found if number is not None]
-    return told if len(told) == len(items) else []
+    numbers = [number for number in found if number is not None]
+    return numbers if len(numbers) == len(items) else []
 
 
 def _number(text: bytes) -> float | None:
