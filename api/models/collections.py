@@ -114,7 +114,7 @@ IN_GIST: Final = 1
 
 
 class Metadata(Struct, frozen=True):
-    """How well a model was found. Nothing describes models by itself here, so its own words stand in."""
+    """How well a model was found. No description is generated here, so it is the model's own."""
 
     generated_description: str | None
     score: float

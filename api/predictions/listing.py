@@ -1,6 +1,7 @@
 """List an account's predictions, or runs of another kind, newest first, a page at a time. The index is written before
-the enqueue, and again when a create is repeated: so it has all whose create was answered. Entries of gone ones are
-skipped. A page is bounded in entries and in bytes, so it may be short and yet have a next one.
+the enqueue, and again when a create is repeated, so it has every prediction whose create was answered. Entries of
+predictions that are gone are skipped. A page is bounded in entries and in bytes, so it may be short and yet have a next
+one.
 
 Predictions on several sites are listed as if they were on one. Ids sort by time wherever they were made, so one cursor
 is enough. The response names sites that do not answer.

@@ -156,8 +156,8 @@ def read_hosted(
 
 
 def set_aside(devices: Sequence[Device], found: Iterable[Found]) -> tuple[list[Device], list[Model]]:
-    """Take what servers keep while they sleep from the memory of devices and models, as if all of them slept. So a swap
-    needs to know nothing of it.
+    """Subtract what sleeping servers keep from the memory of devices and models, as if all servers slept. The planner
+    of swaps then needs to know nothing of it.
     """
     aside, models = Counter[str](), list[Model]()
     for each in found:

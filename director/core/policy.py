@@ -21,7 +21,7 @@ WINDOWS: Final[Mapping[str, float]] = {"5m": 300.0, "1h": 3600.0}
 # The last sample's late predictions still count as late, unless the sample is older than this
 FRESH_S: Final = 6 * PERIOD_S
 HOT: Final = 10.0
-# A keeper looks every second: none has seen what is this late
+# A keeper looks every second. Work that is this late shows that no keeper does
 LATE_MS: Final = 5_000
 
 

@@ -24,7 +24,7 @@ from director.keeper.sweeps import each_account
 CALM_S: Final = 10.0  # between two looks while much memory is free
 LONGEST_S: Final = 60.0
 SHARE: Final = 0.01  # of the time, so that many accounts cost no more
-KEPT: Final = 3  # looks for which a share is good
+KEPT: Final = 3  # a share is valid for this many looks
 LEAST_KEPT_S: Final = 10.0
 NAMED: Final = 5
 

@@ -2,7 +2,8 @@
 stdin, so that it outlives a director that was killed.
 
 On Linux the guard adopts every process that the server started, also those that left its group. So the guard ends when
-the last of them has, and the memory of the server is free then. Imports only what is fast.
+the last of them has, and the memory of the server is free then. It runs with `-I -S`, which hides installed packages:
+import only the standard library here, and modules of ours that do the same.
 """
 
 import ctypes

@@ -1,5 +1,6 @@
 """Identify processes by pid and start time, end them, and find free ports of this machine. A pid that the system gave
-to another process is never signalled. Names and command lines prove nothing.
+to another process is never signalled. Names and command lines prove nothing. No installed
+package is imported: see guard.py.
 """
 
 import errno
