@@ -1,4 +1,6 @@
-"""Read the log of a partition, or of operators' changes, from a cursor on. Sinks have their own; nothing is written."""
+"""Read the log of a partition, or of operators' changes, from a cursor on. Receivers keep their own cursors: nothing is
+written here.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Final, get_args

@@ -189,8 +189,8 @@ class _Standing(Struct, kw_only=True):
 
     @property
     def turn(self) -> tuple[Any, ...]:
-        """The order of the line: what an operator wants, what is overdue, then the rest by age. There, a second of
-        device time that its least served account used counts as much as a second that it came later.
+        """The order of the line: what an operator wants, what is overdue, then the rest by age. In the rest, a second
+        of device time that its least served account used counts as much as coming a second later.
         """
         return (not self.is_urgent, self.left_s + (0.0 if self.is_urgent else self.least_used_s), self.name)
 
@@ -452,9 +452,9 @@ class _Plan:
 def _is_worth(wanted: _Standing, rest: Sequence[_Standing]) -> bool:
     """Tell whether a model that is not urgent may take the place of others.
 
-    Idle ones make room if more waits for it than comes for them during the swap, of which each waits half of it on
-    average: what is expected soon stays. Busy ones do if less is waited in all, and the swap is shorter than the turn
-    that it is for. Or the account of the model is far behind theirs.
+    It may if its account is far behind theirs. Idle models make room if more waits for it than half of what comes for
+    them during the swap: such a prediction waits half of the swap on average. Busy models make room if predictions then
+    wait less in all, and the swap is shorter than the work that it is for.
     """
     swap_s = wanted.seen.load_s + max(each.seen.rest_s for each in rest)
     behind_s = min(each.least_used_s for each in rest) - wanted.least_used_s

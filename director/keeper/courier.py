@@ -70,7 +70,7 @@ class Breakers:
         return True
 
     def put_off_s(self, name: str, who: str) -> float:
-        """Return how long this webhook waits: until the first free interval, which it keeps in any case."""
+        """Return how long this webhook waits: until the first free interval. That interval stays reserved for it."""
         host, now_s = self._hosts.get(name), self._clock.monotonic()
         if host is None:  # it has answered since
             return LATER_S

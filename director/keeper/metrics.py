@@ -253,7 +253,9 @@ class Observer(Collector):
         }
 
     async def _owed(self) -> dict[str, float]:
-        """How many webhooks are owed, and since when. The oldest have their next attempt first or last of all."""
+        """Return how many webhooks are owed, and since when. The oldest are among those whose next attempt is the first
+        or the last of all, so only these are read.
+        """
         partitions = await self._registry.owing()
 
         def read(pipe: Any) -> None:

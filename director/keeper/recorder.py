@@ -116,7 +116,7 @@ class Recorder:
 
 
 def _scale(entries: Sequence[Entry], from_s: int) -> float:
-    """Return how many steps of predictions each one stands for that was read of the end of a step of time."""
+    """Return how many log entries each of these stands for: they cover only the end of the step of time."""
     until_ms = (from_s + STEP_S) * 1000
     return STEP_S * 1000 / max(LEAST_COVERED_MS, until_ms - _at_ms(entries[-1])) if entries else 1.0
 

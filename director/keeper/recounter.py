@@ -103,7 +103,7 @@ class Recounter:
         return found
 
     async def _slices(self, index: str, most: int | None) -> AsyncIterator[list[PredictionId]]:
-        """Yield the ids of an index with at most this score. One that leaves meanwhile may hide another for a pass."""
+        """Yield the ids of an index with at most this score. If one leaves meanwhile, this pass may miss another."""
         start = 0
         while True:
             at = start  # by rank: with a score as its bound, Redis would walk to each slice from the first one

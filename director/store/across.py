@@ -189,13 +189,13 @@ class Across:
         return Walked(results, below)
 
     async def named(self, ids: Sequence[PredictionId]) -> list[PredictionBrief]:
-        """Return those of these that there are."""
+        """Return those of these predictions that exist."""
         rows = await pipelined(self._redis, lambda pipe: [pipe.hmget(keys.record(name), FIELDS) for name in ids])
         found = [_brief(name, [text(value or b"") for value in row]) for name, row in zip(ids, rows, strict=True)]
         return [one for one in found if one is not None]
 
     async def cancel(self, ids: Sequence[PredictionId], *, by: str, wanted: Filter | None = None) -> BulkAnswer:
-        """Cancel these. One that runs is asked to stop."""
+        """Cancel these predictions. One that runs is asked to stop."""
 
         async def cancel(one: PredictionBrief) -> Outcome:
             said = await self._scripts.cancel(one.id, account=one.account, kind=one.kind)

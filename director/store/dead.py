@@ -1,6 +1,7 @@
 """List, show, revive and drop dead letters: predictions that used up their attempts and wait for an operator.
 
-Newest first, over all queues. A letter that dies again during a walk is newer than its start: none is revived twice.
+Newest first, over all queues. A revived letter that dies again is newer than the start of the walk that revived it. So
+no walk revives it twice.
 """
 
 import asyncio

@@ -50,7 +50,7 @@ UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class Noted(Struct, frozen=True):
-    """The outcome of one attempt. None follows if `delay_s` is None. `is_asked`: the receiver asked for the delay."""
+    """The outcome of one attempt. `delay_s`: until the next, None after the last. `is_asked`: the receiver chose it."""
 
     outcome: Outcome
     delay_s: float | None = None
