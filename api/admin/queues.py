@@ -30,9 +30,9 @@ from director.broker.replies import Admission, QueueStats
 from director.core.clock import Clock
 from director.core.errors import SettingsError, UnknownQueue
 from director.core.ids import QUEUE_END, QueueName
-from director.core.policy import MAX_STREAMS, Burns, Objectives, burns
+from director.core.policy import MAX_STREAMS, Objectives
 from director.core.samples import MOST as MOST_SAMPLES
-from director.core.samples import Sample
+from director.core.samples import Burns, Sample, burns
 from director.core.schema import Page, SetupRun
 from director.diagnosis.views import QueueView, view_of
 from director.store.accounts import ACCOUNT_NAME

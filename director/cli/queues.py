@@ -15,7 +15,8 @@ from director.cli.tables import Answer, fitted, folded, line_width, progress
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError
 from director.core.ids import QueueName
-from director.core.policy import MAX_STREAMS, Burns, burns
+from director.core.policy import MAX_STREAMS
+from director.core.samples import Burns, burns
 from director.core.schema import SetupRun
 from director.core.words import several, share, span
 

@@ -1,7 +1,7 @@
 """Define how a queue treats its predictions. A director registers this policy; scripts and keepers apply it."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Final, Literal
 
@@ -9,17 +9,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from director.core.errors import SettingsError
-from director.core.samples import PERIOD_S, Sample, within
-
-# Objectives: the share of a lane's predictions that should start within a time, and how fast the allowed misses are
-# used. Pure. A burn rate of 1 misses exactly the allowed share; 10 uses an hour's allowance in six minutes. Two windows
-# separate a blip from a fault: an alert waits until both are high.
 
 Lane = Literal["high", "normal", "low"]
 
-WINDOWS: Final[Mapping[str, float]] = {"5m": 300.0, "1h": 3600.0}
-# The last sample's late predictions still count as late, unless the sample is older than this
-FRESH_S: Final = 6 * PERIOD_S
 HOT: Final = 10.0
 # A keeper looks every second. Work that is this late shows that no keeper does
 LATE_MS: Final = 5_000
@@ -45,18 +37,6 @@ Objectives = Mapping[Lane, Objective]
 NONE: Final[Objectives] = {}
 
 
-class Burn(Struct, frozen=True, kw_only=True):
-    """The result of an objective over a window. `missed` includes predictions that wait and are late already."""
-
-    met: int
-    missed: int
-    rate: float
-
-
-Burns = Mapping[Lane, Mapping[str, Burn]]
-"""By lane and window."""
-
-
 def decode_objectives(text: str | bytes) -> dict[Lane, Objective]:
     """Decode objectives by lane from JSON; an empty text has none. Raises SettingsError that says what is wrong."""
     try:
@@ -67,23 +47,6 @@ def decode_objectives(text: str | bytes) -> dict[Lane, Objective]:
 
 def encode(objectives: Objectives) -> str:
     return msgspec.json.encode(objectives, order="sorted").decode() if objectives else ""
-
-
-def burn(samples: Sequence[Sample], lane: Lane, objective: Objective, *, over_s: float, now_ms: int) -> Burn:
-    """Return the burn of one lane over the last `over_s` seconds. `samples` are in the order of time."""
-    recent = within(samples, over_s, now_ms=now_ms)
-    met, missed = sum(sample.met[lane] for sample in recent), sum(sample.missed[lane] for sample in recent)
-    # if nothing starts, no start would ever count as missed
-    missed += sum(sample.late[lane] for sample in within(samples[-1:], FRESH_S, now_ms=now_ms))
-    share = missed / (met + missed) if missed else 0.0
-    return Burn(met=met, missed=missed, rate=share / (1 - objective.share))
-
-
-def burns(samples: Sequence[Sample], objectives: Objectives, *, now_ms: int) -> Burns:
-    return {
-        lane: {name: burn(samples, lane, each, over_s=over_s, now_ms=now_ms) for name, over_s in WINDOWS.items()}
-        for lane, each in objectives.items()
-    }
 
 
 # Shuffle sharding: the few streams of a lane that one tenant may use, by a seeded permutation from a stable hash, so

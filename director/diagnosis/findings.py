@@ -15,7 +15,8 @@ from director import __version__
 from director.broker.replies import QueueStats
 from director.core.data_bytes import Fullness
 from director.core.ids import PredictionId, QueueName
-from director.core.policy import LATE_MS, Burns
+from director.core.policy import LATE_MS
+from director.core.samples import Burns
 from director.core.schema import Known
 from director.core.view import iso
 from director.core.webhooks import host_of

@@ -21,8 +21,8 @@ from director.broker.replies import QueueStats
 from director.core.clock import Clock
 from director.core.data_bytes import Fullness
 from director.core.ids import PredictionId, QueueName
-from director.core.policy import LATE_MS, Burns, burns
-from director.core.samples import Sample
+from director.core.policy import LATE_MS
+from director.core.samples import Burns, Sample, burns
 from director.core.schema import spent_attempts
 from director.core.view import iso
 from director.diagnosis import findings

@@ -25,7 +25,8 @@ from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import UnknownQueue, UnsafeBackend
 from director.core.ids import PredictionId, QueueName
-from director.core.policy import Burns, Lane, burns
+from director.core.policy import Lane
+from director.core.samples import Burns, burns
 from director.core.settings import KeeperSettings
 from director.diagnosis.overview import MOST_QUEUES, Overview
 from director.keeper.registry import Registry

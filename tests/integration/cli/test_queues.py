@@ -12,7 +12,8 @@ from director.broker import keys
 from director.cli.queues import report, table
 from director.cli.status import director_lines
 from director.core.errors import QueueRefused
-from director.core.policy import Burn, Burns, Objective, Objectives, Policy
+from director.core.policy import Objective, Objectives, Policy
+from director.core.samples import Burn, Burns
 from director.diagnosis.views import director_view
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog

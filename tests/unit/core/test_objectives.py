@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from director.core.errors import SettingsError
 from director.core.model_config import ModelConfig, over
-from director.core.policy import WINDOWS, Objective, burn, burns, decode_objectives, encode
-from director.core.samples import Sample, parse
+from director.core.policy import Objective, decode_objectives, encode
+from director.core.samples import WINDOWS, Sample, burn, burns, parse
 from director.core.settings import DirectorSettings
 from tests.unit.core.test_samples import NOW_MS, sample
 

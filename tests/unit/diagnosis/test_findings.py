@@ -8,7 +8,8 @@ from director import __version__
 from director.broker.replies import QueueStats
 from director.core.data_bytes import Fullness
 from director.core.ids import PredictionId, QueueName
-from director.core.policy import Burn, Objective
+from director.core.policy import Objective
+from director.core.samples import Burn
 from director.core.view import iso
 from director.diagnosis.findings import (
     MOST,

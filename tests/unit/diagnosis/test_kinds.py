@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from director import __version__
 from director.core.data_bytes import Fullness
-from director.core.policy import Burn, Objective
+from director.core.policy import Objective
+from director.core.samples import Burn
 from director.core.view import iso
 from director.diagnosis.doctor import CHECKS, FINE
 from director.diagnosis.findings import (
