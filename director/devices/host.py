@@ -332,7 +332,7 @@ class Host:
     async def _call(self, server: _Server, path: str) -> bool:
         url = f"{self.url(server.model)}{path}"
         try:
-            with anyio.fail_after(CALL_LIMIT_S):  # httpx's own limit begins anew with each byte
+            with anyio.fail_after(CALL_LIMIT_S):  # httpx's own limit begins again with each byte
                 async with (
                     httpx.AsyncClient(trust_env=False, timeout=CALL_LIMIT_S) as client,
                     client.stream("POST", url) as answer,
