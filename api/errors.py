@@ -231,9 +231,7 @@ model_exists = Refusal(409, "There is already a model of this name.", "Conflict"
 not_terminal = Refusal(
     409, "It has not ended yet: its webhook is sent when it has.", "Conflict", Code.NOT_TERMINAL, DO_NOT_RETRY
 )
-no_webhook = Refusal(
-    409, "It was made without a webhook that is told of its end.", "Conflict", Code.NO_WEBHOOK, DO_NOT_RETRY
-)
+no_webhook = Refusal(409, "It was created without a webhook for its end.", "Conflict", Code.NO_WEBHOOK, DO_NOT_RETRY)
 secrets_gone = Refusal(
     409,
     "It had secret inputs, which were removed at its end: its caller must create it again.",

@@ -43,7 +43,7 @@ LONGEST: Final = 200  # characters of a model's error; `director get` shows all 
 MOST_LISTED: Final = 20
 ID: Final = arg("id ID", "id of the prediction")
 STREAM: Final = flag("--stream", "print output as it arrives, also in a pipe")
-TIMEOUT: Final = arg("--timeout SECONDS", "wait for the end for at most so long", type=float)
+TIMEOUT: Final = arg("--timeout SECONDS", "wait for the end at most this long", type=float)
 
 
 @command(

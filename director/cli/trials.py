@@ -32,7 +32,7 @@ SERVER_KINDS: Final = ("single", "sentinel", "cluster")
 KIND: Final = arg(
     "--kind KIND", f"Redis of the run: {', '.join(SERVER_KINDS)} (single)", choices=SERVER_KINDS, default="single"
 )
-FAKETIME: Final = arg("--faketime FILE", "libfaketime.so.1, which steps the server's clock (looked for)", default="")
+FAKETIME: Final = arg("--faketime FILE", "libfaketime.so.1, which steps the server's clock (searched for)", default="")
 MADE_TITLE: Final = "made traffic, instead of a file"
 TEXT: Final = """\
 Replay the predictions of a queue with other slots or policies, through the real scripts on a server in memory and

@@ -263,7 +263,7 @@ def memory(look: Look) -> Answer:
     memory = Fullness.of([look.info])
     if not memory.limit:
         found = f"{bytes_in_words(used)} used, and maxmemory is not set"
-        mend = f"set it below the machine's {bytes_in_words(system)}: a full server refuses, a killed one is away"
+        mend = f"set it below the machine's {bytes_in_words(system)}: without it the kernel may kill the server"
         return "warn", found, mend
     found = f"{bytes_in_words(used)} of {bytes_in_words(memory.limit)} used"
     level = memory_level(memory)

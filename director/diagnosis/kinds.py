@@ -138,7 +138,7 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "queue_not_served": Kind(
         "bad",
         "No director serves this queue",
-        "{waits}, and {why}. Start a director on the machine of its model server, or raise its pool from zero.",
+        "{waits}, and {why}. Start a director on the machine of its model server, or scale its pool up from zero.",
         "director run --model {model}",
         "directors",
         "DirectorQueueNotServed",
@@ -157,7 +157,7 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "setup_loop": Kind(
         "bad",
         "A model is in a setup loop",
-        "{servers} {waits}. Mend what the setup says, or serve the version before.",
+        "{servers} {waits}. Correct the error that the setup shows, or serve the version before.",
         SHOW,
         "servers",
         "DirectorSetupFailing",
@@ -167,7 +167,8 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "setup_failed": Kind(
         "bad",
         "A model's setup failed",
-        "{servers} {waits}. Mend what the setup says, then restart the server; or serve the version before.",
+        "{servers} {waits}. Correct the error that the setup shows, then restart the server. Or serve the version "
+        "before.",
         SHOW,
         "servers",
         "DirectorSetupFailing",
@@ -197,7 +198,7 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "load_fails": Kind(
         "bad",
         "A model cannot be loaded",
-        "Its last {loads} failed: {why}. {waits}. It is tried again ever more seldom, and the other models go on.",
+        "Its last {loads} failed: {why}. {waits}. The wait before each new try is longer, and the other models go on.",
         "director devices",
         "servers",
         "DirectorSetupFailing",
@@ -307,7 +308,8 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "model_failing": Kind(
         "warn",
         "Most runs of this model fail",
-        "{failed} of the last {runs} failed, the newest is {id}{error}. Mend the model, or serve the version before.",
+        "{failed} of the last {runs} failed, the newest is {id}{error}. Correct the model, or serve the version "
+        "before.",
         "director explain {id}",
         "runs",
         "DirectorModelFailing",
@@ -372,8 +374,8 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "receiver_dead": Kind(
         "warn",
         "{host} takes no webhooks",
-        "{webhooks} owed there, the oldest for {oldest}, tried {attempts} times{last}: see {id}. Start or mend the "
-        "receiver. They are sent again until it takes them, or their schedule ends.",
+        "{webhooks} owed there, the oldest for {oldest}, tried {attempts} times{last}: see {id}. Start or repair "
+        "the receiver. They are sent again until it takes them, or their schedule ends.",
         "director explain {id}",
         "webhooks",
         "DirectorWebhooksOwedLong",

@@ -73,7 +73,7 @@ class Schedule(Struct, frozen=True):
         if sum(waits_s) * (1 + SPREAD) > LONGEST_S:
             raise SettingsError(
                 f"DIRECTOR_WEBHOOK_SCHEDULE: all waits together are {sum(waits_s) / 3600:.1f} h, and may be "
-                f"{LONGEST_S / (1 + SPREAD) / 3600:.1f} h: what is owed is kept for four days."
+                f"{LONGEST_S / (1 + SPREAD) / 3600:.1f} h: Redis keeps an owed webhook for four days."
             )
         return cls(waits_s)
 
