@@ -72,13 +72,13 @@ def test_secrets_of_a_store_have_the_keys_that_the_script_makes(tmp_path: Path) 
 
 
 @pytest.mark.heavy
-def test_a_backup_is_restored_by_the_commands_of_the_readme(tmp_path: Path, etc: Path, programs: Path) -> None:
+def test_a_backup_is_restored_by_the_commands_of_the_page(tmp_path: Path, etc: Path, programs: Path) -> None:
     """A backup is a copy as a replica gets it. No setting changes meanwhile, so an interrupted one leaves nothing."""
     cli = shutil.which("valkey-cli") or shutil.which("redis-cli")
     if cli is None:
         pytest.skip("neither valkey-cli nor redis-cli in PATH: nothing here makes a backup")
-    readme = (K8S / "README.md").read_text()
-    [restore] = re.findall(r"exec -i restore -- sh -c '(.*)' < director\.rdb", readme)
+    page = (K8S.parent / "docs/how-to/kubernetes.md").read_text()
+    [restore] = re.findall(r"exec -i restore -- sh -c '(.*)' < director\.rdb", page)
     socket = placed(etc, tmp_path)
     program(programs, "valkey-cli", f'exec {cli} -s {socket} "$@"')
     (programs / "valkey-check-rdb").symlink_to(binary("valkey"))
