@@ -229,7 +229,7 @@ account_exists = Refusal(
 )
 model_exists = Refusal(409, "There is already a model of this name.", "Conflict", Code.ALREADY_EXISTS, DO_NOT_RETRY)
 not_terminal = Refusal(
-    409, "It has not ended yet: its webhook is sent when it has.", "Conflict", Code.NOT_TERMINAL, DO_NOT_RETRY
+    409, "It has not ended yet: its webhook is sent once it has.", "Conflict", Code.NOT_TERMINAL, DO_NOT_RETRY
 )
 no_webhook = Refusal(409, "It was created without a webhook for its end.", "Conflict", Code.NO_WEBHOOK, DO_NOT_RETRY)
 secrets_gone = Refusal(
@@ -239,9 +239,7 @@ secrets_gone = Refusal(
     Code.SECRETS_GONE,
     DO_NOT_RETRY,
 )
-data_removed = Refusal(
-    410, "Its input and output were removed: there is nothing left to tell.", "Gone", Code.DATA_REMOVED
-)
+data_removed = Refusal(410, "Its input and output were removed: nothing is left to send.", "Gone", Code.DATA_REMOVED)
 config_changed = Refusal(
     412,
     "It was changed since that revision: read it again, and decide again.",
@@ -308,7 +306,7 @@ no_files = Refusal(
 )
 newer_release = Refusal(
     501,
-    "A newer release wrote it, in words that this one does not know: ask that one, or write it again.",
+    "A newer release wrote it in a form that this one does not know: ask that one, or write it again.",
     "Not implemented",
     Code.NOT_IMPLEMENTED,
 )
@@ -320,7 +318,7 @@ too_many_uploads = Refusal(
 # nothing is lost by coming later: a stream begins at its start
 too_many_connections = Refusal(
     503,
-    "There are too many connections, of all or of your address. Please try again.",
+    "There are too many connections, of all callers or of your address. Please try again.",
     UNAVAILABLE,
     Code.TOO_MANY_CONNECTIONS,
 )
