@@ -53,11 +53,11 @@ FILTERS: Final = (
     arg("--model OWNER/NAME", "only of this model", type=model_name),
     arg("--status", "only with this status", choices=list(Status)),
     arg("--code", "only with this error code"),
-    arg("--older-than AGE", "only created before that, such as 90s, 10m, 2h or 3d", type=age),
-    arg("--newer-than AGE", "only created since", type=age),
+    arg("--older-than AGE", "only older ones; AGE is such as 90s, 10m, 2h or 3d", type=age),
+    arg("--newer-than AGE", "only newer ones", type=age),
     arg("--kind", "runs of this kind instead of predictions", choices=["prediction", "training", "procedure"]),
 )
-MANY: Final = (arg("ids ID", "predictions", nargs="*"), *FILTERS, flag("--all", "all that there are"))
+MANY: Final = (arg("ids ID", "predictions", nargs="*"), *FILTERS, flag("--all", "all predictions"))
 
 
 class Row(Struct, frozen=True):

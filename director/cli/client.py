@@ -37,7 +37,7 @@ NO_SUCH: Final = 404
 NOT_FOUND: Final = "The requested resource could not be found."
 NEXT_STEPS: Final = {
     401: "Give a valid --token, or make one with `director token create`.",
-    503: "An operator finds the cause by `director doctor`.",
+    503: "An operator finds the cause with `director doctor`.",
 }
 
 

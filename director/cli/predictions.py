@@ -72,7 +72,7 @@ TIMEOUT: Final = arg("--timeout SECONDS", "wait for the end at most this long", 
     ),
 )
 def _predict(given: argparse.Namespace) -> int:
-    """Run a model and print its output as it arrives. Ctrl-C cancels the prediction. At the end of --timeout it goes on
+    """Run a model and print its output as it arrives. Ctrl-C cancels the prediction. After --timeout it goes on
     without this command.
     """
     asked = {"X-Priority": given.priority, "Idempotency-Key": given.idempotency_key}

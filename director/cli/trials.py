@@ -211,13 +211,13 @@ def _leases(text: str) -> tuple[float, ...]:
 
 @command(
     "chaos campaign",
-    arg("--out DIR", "its folder; the same folder again goes on", required=True),
+    arg("--out DIR", "folder of the campaign; a folder that has one continues it", required=True),
     arg("--seeds N", "number of runs, with the seeds 1 to N (%(default)s)", type=whole(MOST_SEEDS), default=10),
     arg("--predictions N", "predictions of all runs together (%(default)s)", type=whole(), default=200_000),
     arg("--leases S[,S…]", "leases of a claim, of one run after the other (15,3)", type=_leases, default=(15.0, 3.0)),
     arg(
         "--disk GB",
-        "begin no run unless its 4 GB (12 on Sentinel) fit into this size of DIR (%(default)g)",
+        "largest size of DIR; no run begins that may exceed it by its 4 GB, 12 on Sentinel (%(default)g)",
         type=float,
         default=20.0,
     ),
