@@ -217,7 +217,7 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     devices_dir: Annotated[str, Meta(pattern=r"^/")] = "/tmp/director-devices"  # noqa: S108 - the host checks whose it is
     """Folder of locks, records and logs of the servers on shared devices, the same for all directors of a machine."""
     max_log_bytes: Annotated[int, Meta(ge=1024)] = 2 << 20
-    """Bytes of log text kept per prediction, from its end."""
+    """Bytes of log text kept per prediction: the last ones."""
     webhook_allow: str = ""
     """Private receivers that are allowed: hosts, networks, the word loopback."""
     webhook_schedule: str = WEBHOOK_SCHEDULE
