@@ -11,6 +11,7 @@ import math
 import os
 import random
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import accumulate, pairwise
@@ -57,6 +58,7 @@ RUN_S: Final = (0.1, 0.5)
 RATE: Final = 3.0  # a second: with the swaps a little less than three models can run
 AGREES: Final = 0.15
 PLAYS: Final = 5
+SUBMIT_S: Final = 0.01  # in order: from the claim of one to the submission of the next
 SHAKEN: Final = 0.03  # a part of each load: so little moved the p95 wait of 10 minutes by LRU between 31 and 37 s
 
 
@@ -185,7 +187,8 @@ def made(seed: int = 7) -> Trace:
 
 class Replay(Play):
     """Plays what came for real. It begins with the same models loaded. Each load, rest and decision takes as long as
-    the real one that is next to it in time, of any model: what makes one slow is the machine.
+    the real one that is next to it in time, of any model: what makes one slow is the machine. In order, each is held
+    until the one before it has started, as for real: the garage does not know of it before.
     """
 
     def __init__(self, rule: str, real: Real, *, seed: int = 0) -> None:
@@ -195,6 +198,7 @@ class Replay(Play):
             for one in real.spans("loading")
         ]
         self.rests, self.lags, self.looks_at_s = real.rests, real.lags, 0.0
+        self.held, self.is_next_sent = deque[int](), False
         terms = {"min_loaded_s": MIN_LOADED_S, "max_wait_s": MAX_WAIT_S, "run_limit_s": RUN_LIMIT_S}
         models = [Model(name=name, places=({"gpu0": GIB},), **terms) for name in MODELS]  # type: ignore[arg-type]
         load_s, rest_s = (fmean(one.took_s for one in some) for some in (self.loads, self.rests))
@@ -203,6 +207,22 @@ class Replay(Play):
         for name in real.loaded:
             one = self.standings[name]
             one.place, one.since_s, one.state = {"gpu0": GIB}, -MIN_LOADED_S, "loaded"
+
+    def _arrive(self, number: int) -> None:
+        if self._in_order and (self.line or self.held or self.is_next_sent):
+            self.held.append(number)
+        else:
+            super()._arrive(number)
+
+    def _start(self) -> None:
+        super()._start()
+        if self.held and not (self.line or self.is_next_sent):
+            self.is_next_sent = True
+            self._at(self.now_s + SUBMIT_S, self._submit)
+
+    def _submit(self) -> None:
+        self.is_next_sent = False
+        super()._arrive(self.held.popleft())
 
     def _settle(self) -> None:
         """Decide only when the garage would: at news, else at each tick."""
