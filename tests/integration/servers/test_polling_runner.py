@@ -187,14 +187,14 @@ async def test_many_state_names_are_known_and_an_unknown_one_is_reported(
 async def test_brief_server_error_is_polled_again(scripted: ScriptedCog, status: int) -> None:
     stumbles = [answer(status, b"busy"), answer(200, b"<html>"), answer(200, {"state": "ok", "result": {"items": []}})]
     scripted.on("GET", "/jobs/7", *stumbles)
-    assert (await end_of(request(), scripted.url)).outcome is Outcome.SUCCEEDED
+    assert (await end_of(request(), scripted.url, away_s=20)).outcome is Outcome.SUCCEEDED
 
 
 @pytest.mark.parametrize("status", [500, 503])
 async def test_one_error_loses_no_run_that_is_polled_rarely(scripted: ScriptedCog, status: int) -> None:
     done = answer(200, {"state": "ok", "result": {"items": []}})
     scripted.on("GET", "/jobs/7", answer(200, {"state": "running"}), answer(status, b"busy"), done)
-    assert (await end_of(request(), scripted.url, interval_s=0.3, away_s=0.2)).outcome is Outcome.SUCCEEDED
+    assert (await end_of(request(), scripted.url, interval_s=1.2, away_s=1)).outcome is Outcome.SUCCEEDED
     assert len(scripted.asked("POST", "/jobs")) == 1
 
 

@@ -349,8 +349,8 @@ def test_failing_model_is_quoted_in_few_words() -> None:
     def said(error: str) -> str:
         return only(ended(ended=9, failed=9), closer={"failures": {"d1": Failure(error=error)}}).detail
 
-    assert "the newest is d1: “ValueError: 3 rows”. Mend" in said("ValueError: 3 rows\nsecond line")
-    assert "the newest is d1. Mend" in said("")
+    assert "the newest is d1: “ValueError: 3 rows”. Correct the model" in said("ValueError: 3 rows\nsecond line")
+    assert "the newest is d1. Correct the model" in said("")
     assert len(said("x" * 10_000)) < 400
 
 
