@@ -43,21 +43,22 @@ class Cache(Generic[Key, Value]):
             over_s = self._clock.monotonic() - kept[0]
             if over_s < 0 or (self._is_away is not None and over_s < LONGEST_OUTAGE_S and self._is_away()):
                 return kept[1]
-        loading = self._loading.get(key)
-        if loading is None:
-            loading = self._loading[key] = asyncio.create_task(self._load(key, load))
-            # all callers may have left by then
-            loading.add_done_callback(lambda task: task.cancelled() or task.exception())
-        # a caller that leaves must not cancel the load for the others
-        return await asyncio.shield(loading)
+        # A caller that leaves must not cancel the load for the others. No variable has the load, here or in `_load`:
+        # its error has these frames in its traceback, so each would wait for the garbage collector.
+        return await asyncio.shield(self._loading.get(key) or self._begin(key, load))
 
     def forget(self, key: Key) -> None:
         """Drop the value. The next caller loads it again, even if a load is running that began before this call."""
         self._kept.pop(key, None)
         self._loading.pop(key, None)
 
+    def _begin(self, key: Key, load: Callable[[], Awaitable[Value | None]]) -> "asyncio.Task[Value | None]":
+        loading = self._loading[key] = asyncio.create_task(self._load(key, load))
+        # all callers may have left by then
+        loading.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return loading
+
     async def _load(self, key: Key, load: Callable[[], Awaitable[Value | None]]) -> Value | None:
-        mine = asyncio.current_task()
         try:
             value = await load()
         except BackendUnavailable:
@@ -66,7 +67,7 @@ class Cache(Generic[Key, Value]):
                 raise
             return kept[1]
         finally:
-            is_current = self._loading.get(key) is mine
+            is_current = self._loading.get(key) is asyncio.current_task()
             if is_current:
                 del self._loading[key]
         if not is_current:

@@ -90,12 +90,9 @@ class Readers:
         one turn of the event loop share the answer: thousands may read one prediction.
         """
         asked = (prediction_id, after, whole)
-        look = self._looks.get(asked)
-        if look is None:
-            look = self._looks[asked] = asyncio.create_task(self._look(asked))
-            look.add_done_callback(lambda task: task.cancelled() or task.exception())  # all callers may have left
-        # a caller that leaves must not cancel the answer for the others
-        return await asyncio.shield(look)
+        # A caller that leaves must not cancel the answer for the others. No variable has the look: its error has this
+        # frame in its traceback, so each would wait for the garbage collector.
+        return await asyncio.shield(self._looks.get(asked) or self._begin(asked))
 
     async def read(
         self, prediction_id: PredictionId, mark: Mark, send: Send, *, account: str, is_over: bool = False
@@ -125,6 +122,11 @@ class Readers:
         self._is_leaving = True
         for scope in self._reading:
             scope.cancel()
+
+    def _begin(self, asked: Look) -> "asyncio.Task[Replayed | None]":
+        look = self._looks[asked] = asyncio.create_task(self._look(asked))
+        look.add_done_callback(lambda task: task.cancelled() or task.exception())  # all callers may have left
+        return look
 
     async def _look(self, asked: Look) -> Replayed | None:
         # a later caller starts another: an answer that is on its way may be older than the news that the caller had

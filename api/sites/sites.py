@@ -182,9 +182,12 @@ class Sites:
                 if site is self.home:
                     raise
                 away = exc
-        if away is not None:
+        if away is None:
+            return None
+        try:
             raise away
-        return None
+        finally:
+            away = None  # its traceback holds this frame, so each refusal would wait for the garbage collector
 
     async def in_order(self, version: Version, account: str, allowed: Sequence[Site]) -> list[tuple[Site, Version]]:
         """Return the sites of `allowed` that have the version and answer, best first, each with its own version."""

@@ -266,8 +266,11 @@ class Gatherer:
                 calls = await self._send_once(calls)
             except Exception as exc:  # noqa: BLE001 - every caller must hear of it, whatever it is
                 away = unavailable(exc)
-                if away is not None and self._meter is not None:
-                    self._meter.failed(exc)
+                if away is not None:
+                    # its frames hold the calls, whose answers hold it: each would wait for the garbage collector
+                    exc.__traceback__ = None
+                    if self._meter is not None:
+                        self._meter.failed(exc)
                 calls = [call for call in calls if not call.is_answered]
                 for call in calls:
                     call.group = ""

@@ -113,8 +113,12 @@ async def ask(send: Callable[[], Awaitable[Reply]]) -> Reply:
             away = unavailable(exc)
             if away is None:
                 raise
+            exc.__traceback__ = None  # a frame of redis-py holds the error: it would wait for the garbage collector
             if attempt == TRIES or asyncio.get_running_loop().time() > give_up:
-                raise away from exc
+                try:
+                    raise away from exc
+                finally:
+                    del away  # for the same reason
             await asyncio.sleep(PAUSE_S * attempt)
     raise AssertionError("the last try returns or raises")
 
@@ -300,7 +304,7 @@ async def _reply(connection: Patient) -> Any:
     try:
         return await connection.read_response()
     except exceptions.ResponseError as exc:
-        return exc
+        return exc.with_traceback(None)  # a frame below holds the error: it would wait for the garbage collector
 
 
 async def _has_ended(connection: Patient) -> bool:

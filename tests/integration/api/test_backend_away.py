@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from api import services
+from api.http import Request
 from api.services import Gate
 from director.broker.gatherer import Gatherer
 from director.broker.redis_client import client
@@ -25,6 +26,7 @@ from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.integration.api.conftest import no_faults
 from tests.support.api import api_client, eventually
 from tests.support.clock import FakeClock
+from tests.support.garbage import alive, uncollected
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.servers import RedisServer, redis_server
 
@@ -83,6 +85,20 @@ async def test_every_route_answers_503_with_retry_after_and_recovers(
             return (await api.get("/readyz")).status_code == 200
 
         await eventually(is_ready)
+
+
+@pytest.mark.parametrize("cache_s", [0.0, 60.0], ids=["nothing cached", "all cached"])
+async def test_refusal_in_an_outage_leaves_nothing_to_the_garbage_collector(
+    server: RedisServer, settings: ApiSettings, token: str, cache_s: float
+) -> None:
+    async with api_client(replace(settings, cache_s=cache_s), token=token) as api:
+        await api.post("/v1/predictions", json=BODY)
+        server.kill()
+        with uncollected():
+            assert_away(await api.post("/v1/predictions", json=BODY))
+            assert_away(await api.get("/v1/predictions"))
+            await anyio.wait_all_tasks_blocked()
+            assert alive(Request) == 0
 
 
 async def test_write_that_failed_as_a_whole_is_reported_once(

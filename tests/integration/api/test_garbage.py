@@ -1,5 +1,4 @@
 import asyncio
-import gc
 from collections.abc import Iterator
 from typing import Any
 from weakref import ref
@@ -16,15 +15,15 @@ from api.http import Request
 from director.runtime.bounded_http import Connections
 from tests.support.api import BASE, door_to
 from tests.support.eventually import eventually
+from tests.support.garbage import uncollected
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: director.test\r\n\r\n"
 
 
 @pytest.fixture
 def without_collector() -> Iterator[None]:
-    gc.disable()
-    yield
-    gc.enable()
+    with uncollected():
+        yield
 
 
 async def test_a_request_and_its_connection_leave_nothing_to_the_garbage_collector(without_collector: None) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import time
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -25,6 +25,7 @@ from director.core.schema import Claim
 from director.runtime.startup import Descriptors
 from tests.support.event_stream import Told, take_apart
 from tests.support.eventually import eventually
+from tests.support.garbage import alive, uncollected
 from tests.support.queue_driver import ACCOUNT, QueueDriver
 
 
@@ -102,6 +103,18 @@ async def reading(readers: Readers, claim: Claim) -> AsyncIterator[Sink]:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(read, readers, claim.id, sink)
         yield sink
+
+
+async def test_failed_look_leaves_nothing_to_the_garbage_collector(readers: Readers, wire: Wire, claim: Claim) -> None:
+    async def fail() -> None:
+        raise BackendUnavailable("away")
+
+    wire.before = [fail]
+    with uncollected():
+        with suppress(BackendUnavailable):
+            await readers.look(claim.id, 0)
+        await asyncio.sleep(0)  # its task is gone
+        assert alive(BackendUnavailable) == 0
 
 
 async def test_idle_reader_gets_comments(readers: Readers, claim: Claim, monkeypatch: pytest.MonkeyPatch) -> None:

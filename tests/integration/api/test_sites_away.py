@@ -11,6 +11,7 @@ import anyio
 import pytest
 from httpx import AsyncClient
 
+from api.http import Request
 from director.core.clock import SystemClock
 from director.core.ids import PredictionId, site_of
 from director.core.policy import Policy
@@ -18,6 +19,7 @@ from director.core.settings import ApiSettings
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.api import api_client
 from tests.support.eventually import eventually
+from tests.support.garbage import alive, uncollected
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.servers import RedisServer, redis_server
 from tests.support.sites import Place, environ, place, sites_file
@@ -105,6 +107,17 @@ async def test_predictions_of_a_dead_site_are_503_until_it_returns(
     listed = await api.get("/v1/predictions")
     assert "x-sites-away" not in listed.headers
     assert {there, known, elsewhere} <= {one["id"] for one in listed.json()["results"]}
+
+
+async def test_unknown_version_in_an_outage_leaves_nothing_to_the_garbage_collector(
+    api: AsyncClient, servers: dict[str, RedisServer]
+) -> None:
+    servers["us"].kill()
+    with uncollected():
+        asked = await api.post("/v1/predictions", json={**ASKED, "version": "c3" * 32})
+        assert asked.status_code == 503, "no site can say that there is no such version"
+        await anyio.wait_all_tasks_blocked()
+        assert alive(Request) == 0
 
 
 async def test_api_is_not_ready_while_all_sites_are_away(api: AsyncClient, servers: dict[str, RedisServer]) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from api.lookups import Cache
 from tests.support.clock import FakeClock
+from tests.support.garbage import alive, uncollected
 
 
 class Source:
@@ -63,6 +64,16 @@ async def test_a_failure_is_not_kept(cache: Cache[str, str]) -> None:
     with pytest.raises(ConnectionError):
         await cache.get("k", fail)
     assert await cache.get("k", Source().load) == "v"
+
+
+async def test_a_failure_leaves_nothing_to_the_garbage_collector(cache: Cache[str, str]) -> None:
+    async def fail() -> str | None:
+        raise ChildProcessError
+
+    with uncollected():
+        await asyncio.gather(cache.get("k", fail), cache.get("k", fail), return_exceptions=True)
+        await asyncio.sleep(0)  # the tasks are gone
+        assert alive(ChildProcessError) == 0
 
 
 async def test_no_lifetime_is_no_cache(clock: FakeClock) -> None:
