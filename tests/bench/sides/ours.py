@@ -21,6 +21,7 @@ from director.core.clock import SystemClock
 from director.core.ids import PredictionId, QueueName, lowest_id_at, new_prediction_id, queue_name
 from director.core.policy import Policy, shard
 from director.core.states import Status
+from director.execution.consumer import MOST_AT_ONCE
 from director.launcher.processes import free_port
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
@@ -97,7 +98,8 @@ class Ours:
         left = many
         while left:
             nonce = f"bench{next(self._nonces)}"
-            claims = await self.scripts.claim(self.queue, consumer=ACCOUNT, nonce=nonce, count=AT_ONCE, lease_s=60)
+            asked = {"consumer": ACCOUNT, "nonce": nonce, "count": min(left, MOST_AT_ONCE), "lease_s": 60}
+            claims = await self.scripts.claim(self.queue, **asked)
             left -= len(claims)
             await asyncio.gather(
                 *(
