@@ -130,7 +130,7 @@ local function accept(key, arg, last)
   for _, other in pairs(looks) do
     other['ready:' .. lane], other['backlogged:' .. lane] = m.lane.ready, m.lane.backlogged
   end
-  if lines_up[lane] and not lines_up[lane].times[tenant] then lines_up[lane] = nil end
+  if lines_up[lane] and not place_in(lines_up[lane], tenant) then lines_up[lane] = nil end
   count_later('queued', tenant, 1)
   count_later('tally', 'accepted:' .. lane, 1)
 

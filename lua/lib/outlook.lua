@@ -32,20 +32,25 @@ local function ahead_in_streams(own, before, depth, turn)
   return sum
 end
 
--- The tenants that have turns in a lane, with their virtual times and what each has waiting: read once for a call.
+-- The tenants that have turns in a lane, by place: name, virtual time, and what it has waiting. Read once for a call.
 local lines_up = {}
 local function line_up(queue, lane)
-  local of = lines_up[lane]
-  if of then return of end
+  local up = lines_up[lane]
+  if up then return up end
   local vtime = queue_key(queue, 'vtime:' .. lane)
   local least = redis.call('ZRANGE', vtime, 0, LOOK - 1, 'WITHSCORES')
-  of = { names = {}, times = {}, waiting = {}, all = #least == 2 * LOOK and redis.call('ZCARD', vtime) or #least / 2 }
-  for i = 1, #least, 2 do of.names[#of.names + 1], of.times[least[i]] = least[i], tonumber(least[i + 1]) end
-  for i, queued in ipairs(#least > 0 and redis.call('HMGET', queue_key(queue, 'queued'), unpack(of.names)) or {}) do
-    of.waiting[of.names[i]] = tonumber(queued or 0)
+  up = { names = {}, times = {}, waiting = {}, all = #least == 2 * LOOK and redis.call('ZCARD', vtime) or #least / 2 }
+  for i = 1, #least / 2 do up.names[i], up.times[i] = least[2 * i - 1], tonumber(least[2 * i]) end
+  if #least > 0 then up.waiting = redis.call('HMGET', queue_key(queue, 'queued'), unpack(up.names)) end
+  lines_up[lane] = up
+  return up
+end
+
+-- Its place in there, or nil.
+local function place_in(up, tenant)
+  for i, name in ipairs(up.names) do
+    if name == tenant then return i end
   end
-  lines_up[lane] = of
-  return of
 end
 
 -- Entries that leave backlogs before the one at `rank` of its tenant's: each tenant's share by weight, at most what it
@@ -53,14 +58,16 @@ end
 local function ahead_in_backlogs(r, rank, each_s)
   local queue, lane, tenant = r.queue, r.lane, r.account
   local up = line_up(queue, lane)
-  local own = up.times[tenant] or tonumber(redis.call('ZSCORE', queue_key(queue, 'vtime:' .. lane), tenant)
+  local place = place_in(up, tenant)
+  local own = place and up.times[place] or tonumber(redis.call('ZSCORE', queue_key(queue, 'vtime:' .. lane), tenant)
     or redis.call('ZSCORE', queue_key(queue, 'debt:' .. lane), tenant) or lane_clock(queue, lane))
   local turn = own + rank * each_s / limits_of(queue, tenant) -- the virtual time at which it is admitted
   local sum, others, later = rank, 0, uncounted.queued or {}
-  for _, other in ipairs(up.names) do
-    if other ~= tenant then
-      local fit = math.floor((turn - up.times[other]) * limits_of(queue, other) / each_s + 0.5)
-      sum = sum + math.max(0, math.min(up.waiting[other] + (later[other] or 0), fit))
+  local times, waiting, are_even = up.times, up.waiting, not has_any(queue, 'limits')
+  for i, other in ipairs(up.names) do
+    if i ~= place then
+      local fit = math.floor((turn - times[i]) * (are_even and 1 or limits_of(queue, other)) / each_s + 0.5)
+      if fit > 0 then sum = sum + math.max(0, math.min((waiting[i] or 0) + (later[other] or 0), fit)) end
       others = others + 1
     end
   end
