@@ -16,7 +16,7 @@ from msgspec import Struct
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Router, compile_path
-from starlette.types import Lifespan, Message, Receive, Scope, Send
+from starlette.types import Lifespan, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HEADER_VALUE_RE, STATUS_LINE, RequestResponseCycle
 
 from api import auth, dashboard, health, openapi, reference
@@ -24,9 +24,9 @@ from api.admin import accounts as admin_accounts
 from api.admin import dead, overview, queues, system
 from api.admin import models as admin_models
 from api.admin import predictions as admin_predictions
-from api.errors import Problem, head_too_large, invalid_host, is_expected, problem_of, too_many_connections
+from api.errors import head_too_large, invalid_host, is_expected, problem_of, too_many_connections
 from api.files import files, outputs
-from api.http import Request, allowed_hosts, carried, names_allowed_host, proxy_networks
+from api.http import Request, allowed_hosts, names_allowed_host, proxy_networks
 from api.models import collections, deployments, models
 from api.predictions import predictions, streams
 from api.route import Handler, Route, routes_of
@@ -101,32 +101,29 @@ class Api:
         if scope["type"] != "http":
             await self.router(scope, receive, send)
             return
-        began, status = time.perf_counter(), 0
-        refusal: Problem | None = None
-
-        async def counted(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                path = scope["route"].path if "route" in scope else NO_ROUTE
-                self.meters.answered(path, scope["method"], status, time.perf_counter() - began)
-                if refusal is not None:
-                    self.meters.refused(refusal)
-            await send(message)
-
+        began = time.perf_counter()
         scope["app"] = self
         try:
             response = await self._answer(Request(scope, receive, send))
-            await carried(scope, response)(scope, receive, counted)
         except Exception as exc:  # any fault of a handler becomes an answer
-            if status:
-                raise
-            refusal = problem_of(exc)
-            await carried(scope, refusal.response())(scope, receive, counted)
+            await self._counted(self._refusal(exc), scope, began)(scope, receive, send)
             if not is_expected(exc):
                 raise
-        finally:
-            refusal = None  # its traceback holds this frame, so each refusal would wait for the garbage collector
+        else:
+            await self._counted(response, scope, began)(scope, receive, send)
+
+    def _refusal(self, exc: Exception) -> Response:
+        # not in the caller: its frame would be in a cycle with the traceback, and wait for the garbage collector
+        refusal = problem_of(exc)
+        self.meters.refused(refusal)
+        return refusal.response()
+
+    def _counted(self, response: Response, scope: Scope, began: float) -> Response:
+        """Count the answer, which begins now, and add the headers that its request carries."""
+        path = scope["route"].path if "route" in scope else NO_ROUTE
+        self.meters.answered(path, scope["method"], response.status_code, time.perf_counter() - began)
+        response.raw_headers += scope["state"].get("carried", ())
+        return response
 
     async def _answer(self, request: Request) -> Response:
         scope, method = request.scope, request.method
@@ -215,13 +212,12 @@ class OneWriteCycle(RequestResponseCycle):
         is_whole = not message.get("more_body") and int(known[b"content-length"]) == len(body)
         is_taken = not self.disconnected and not self.flow.write_paused and not self.waiting_for_100_continue
         is_plain = self.scope["method"] != "HEAD" and b"connection" not in known
-        values = b" ".join([value for _, value in headers])
-        if not (is_whole and is_taken and is_plain) or HEADER_VALUE_RE.search(values):
+        lines = list(map(b": ".join, headers))
+        if not (is_whole and is_taken and is_plain) or HEADER_VALUE_RE.search(b" ".join(lines)):
             return False
         if not self.keep_alive:
-            headers.append((b"connection", b"close"))
-        lines = [b"%b: %b\r\n" % header for header in headers]
-        self.transport.writelines([b"".join([STATUS_LINE[head["status"]], *lines, b"\r\n"]), body])
+            lines.append(b"connection: close")
+        self.transport.writelines([STATUS_LINE[head["status"]], b"\r\n".join([*lines, b"\r\n"]), body])
         if not self.keep_alive:
             self.transport.close()
         self.response_started = self.response_complete = True

@@ -264,11 +264,6 @@ def carry(request: BaseRequest, headers: RawHeaders) -> None:
     request.scope["state"]["carried"] = headers
 
 
-def carried(scope: Scope, response: Response) -> Response:
-    response.raw_headers += scope["state"].get("carried", ())
-    return response
-
-
 def base_url(request: BaseRequest) -> str:
     """Return the public URL, else the scheme and host of the request, without /v1. 400 for an invalid host."""
     if public := services_of(request).settings.public_url:
