@@ -2,7 +2,7 @@
 
 import heapq
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, Literal, cast
 
@@ -241,7 +241,7 @@ def _when(at_ms: str) -> str | None:
 WORDS: Final = 4  # id, status, started, completed
 TEXTS: Final = 5  # code, error, metrics, output, logs
 NONE: Final = "-"
-OF_RECORD: Final = ("status", "started", "completed", "code", "error", "metrics")
+ENDS: Final[Mapping[str, Status]] = {str(status): status for status in TERMINAL}
 
 
 class Ending(Struct, frozen=True, kw_only=True):
@@ -255,7 +255,15 @@ class Ending(Struct, frozen=True, kw_only=True):
     logs: str
 
     def of(self, filed: Stored) -> Stored:
-        record = replace(filed.record, **{name: getattr(self, name) for name in OF_RECORD})
+        record = replace(
+            filed.record,
+            status=self.status,
+            started=self.started,
+            completed=self.completed,
+            code=self.code,
+            error=self.error,
+            metrics=self.metrics,
+        )
         output = Raw(self.output) if self.output else None
         return Stored(record=record, input=filed.input, output=output, logs=self.logs)
 
@@ -266,7 +274,7 @@ def heard(message: bytes) -> tuple[PredictionId, Ending | None]:
     words = head.decode(errors="replace").split(" ")
     try:
         return PredictionId(words[0]), _ending(words, rest)
-    except ValueError:
+    except (KeyError, ValueError):
         return PredictionId(words[0]), None
 
 
@@ -282,7 +290,7 @@ def _ending(words: Sequence[str], rest: bytes) -> Ending | None:
     if reference_in(output):
         return None
     return Ending(
-        status=_terminal(status),
+        status=ENDS[status],
         started=None if started == NONE else int(started),
         completed=int(completed),
         code=code.decode(),
@@ -291,10 +299,3 @@ def _ending(words: Sequence[str], rest: bytes) -> Ending | None:
         output=output,
         logs=logs.decode(),
     )
-
-
-def _terminal(word: str) -> Status:
-    status = Status(word)
-    if status not in TERMINAL:
-        raise ValueError(word)
-    return status
