@@ -98,8 +98,8 @@ class Ours:
         left = many
         while left:
             nonce = f"bench{next(self._nonces)}"
-            asked = {"consumer": ACCOUNT, "nonce": nonce, "count": min(left, MOST_AT_ONCE), "lease_s": 60}
-            claims = await self.scripts.claim(self.queue, **asked)
+            most = min(left, MOST_AT_ONCE)
+            claims = await self.scripts.claim(self.queue, consumer=ACCOUNT, nonce=nonce, count=most, lease_s=60)
             left -= len(claims)
             await asyncio.gather(
                 *(
