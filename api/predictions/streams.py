@@ -3,8 +3,8 @@ permission: no token is needed, and any web page may read it.
 """
 
 import hmac
-import os
 import re
+import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, Literal
@@ -81,7 +81,7 @@ class Address(Struct, frozen=True):
 
 
 def new_ticket() -> str:
-    return os.urandom(LENGTH).translate(LETTERS).decode()
+    return secrets.token_bytes(LENGTH).translate(LETTERS).decode()
 
 
 def read_address(text: str) -> Address | None:
