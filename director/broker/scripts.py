@@ -294,7 +294,7 @@ class Scripts:
         args += map(_sent, values[FIRST_SENT:FIRST_NAMED])
         for name, value in zip(NAMED, values[FIRST_NAMED:], strict=True):
             if value:
-                args += (name, value if type(value) is str else _sent(value))
+                args += (name, _sent(value))
         names = [record, keys.input_data(prediction.id), held]
         word, *rest = await self._call(
             "enqueue", names, args, traffic=_filing(len(prediction.input)), group=prediction.queue
