@@ -113,13 +113,13 @@ class Api:
             await self._counted(response, scope, began)(scope, receive, send)
 
     def _refusal(self, exc: Exception) -> Response:
-        # not in the caller: its frame would be in a cycle with the traceback, and wait for the garbage collector
+        # Not in the caller. Its frame would hold the refusal, whose traceback holds the frame.
         refusal = problem_of(exc)
         self.meters.refused(refusal)
         return refusal.response()
 
     def _counted(self, response: Response, scope: Scope, began: float) -> Response:
-        """Count the answer, which begins now, and add the headers that its request carries."""
+        """Count the response before it is sent, and add the headers that its request carries."""
         path = scope["route"].path if "route" in scope else NO_ROUTE
         self.meters.answered(path, scope["method"], response.status_code, time.perf_counter() - began)
         response.raw_headers += scope["state"].get("carried", ())

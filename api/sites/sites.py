@@ -163,7 +163,7 @@ class Sites:
         """Return the version that this account means. The first site that knows the model decides who may see it.
         Raises BackendUnavailable if a site that may have it is away.
         """
-        is_seen, away = False, None
+        is_seen, away = False, ""
         latest = ref.version
         for site in self.all:
             lookups = site.services.lookups
@@ -181,13 +181,10 @@ class Sites:
             except BackendUnavailable as exc:
                 if site is self.home:
                     raise
-                away = exc
-        if away is None:
-            return None
-        try:
-            raise away
-        finally:
-            away = None  # its traceback holds this frame, so each refusal would wait for the garbage collector
+                away = str(exc)  # not the error: its traceback holds this frame, see without_frames
+        if away:
+            raise BackendUnavailable(away)
+        return None
 
     async def in_order(self, version: Version, account: str, allowed: Sequence[Site]) -> list[tuple[Site, Version]]:
         """Return the sites of `allowed` that have the version and answer, best first, each with its own version."""

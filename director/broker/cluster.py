@@ -19,7 +19,7 @@ from redis.asyncio.client import Pipeline
 from redis.asyncio.connection import parse_url
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
-from director.broker.connections import Tcp, Tls, address, checked, unsent
+from director.broker.connections import Tcp, Tls, address, checked, unsent, without_frames
 
 # A node that is cut off from the others is not believed.
 
@@ -162,7 +162,7 @@ class ClusterPool(BlockingConnectionPool):
             try:
                 is_good, owners = await self._ask(where)
             except (exceptions.ConnectionError, exceptions.TimeoutError) as exc:
-                failed = exc
+                failed = without_frames(exc)
                 continue
             if is_good:
                 self._owners, self._is_in_doubt = owners, False

@@ -22,7 +22,7 @@ from redis.asyncio import Redis
 
 import director
 from director.broker.cluster import Address, Cluster
-from director.broker.connections import was_sent
+from director.broker.connections import was_sent, without_frames
 from director.broker.redis_client import GIVE_UP_S, PAUSE_S, SOCKET_TIMEOUT_S, TRIES, ClusterPipes, Pipes, unavailable
 from director.core.errors import BackendUnavailable
 
@@ -267,8 +267,7 @@ class Gatherer:
             except Exception as exc:  # noqa: BLE001 - every caller must hear of it, whatever it is
                 away = unavailable(exc)
                 if away is not None:
-                    # its frames hold the calls, whose answers hold it: each would wait for the garbage collector
-                    exc.__traceback__ = None
+                    without_frames(exc)
                     if self._meter is not None:
                         self._meter.failed(exc)
                 calls = [call for call in calls if not call.is_answered]

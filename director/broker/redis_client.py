@@ -17,7 +17,15 @@ from redis import exceptions
 from redis.asyncio import Redis
 
 from director.broker.cluster import DOUBTS, Cluster, ClusterPool, asks, cluster_pool, in_parts, moving
-from director.broker.connections import NO_RETRIES, Patience, Patient, direct_pool, sentinel_pool, unsent
+from director.broker.connections import (
+    NO_RETRIES,
+    Patience,
+    Patient,
+    direct_pool,
+    sentinel_pool,
+    unsent,
+    without_frames,
+)
 from director.core.errors import BackendFull, BackendUnavailable, SettingsError
 
 Reply = TypeVar("Reply")
@@ -113,12 +121,11 @@ async def ask(send: Callable[[], Awaitable[Reply]]) -> Reply:
             away = unavailable(exc)
             if away is None:
                 raise
-            exc.__traceback__ = None  # a frame of redis-py holds the error: it would wait for the garbage collector
             if attempt == TRIES or asyncio.get_running_loop().time() > give_up:
                 try:
                     raise away from exc
                 finally:
-                    del away  # for the same reason
+                    del away  # see without_frames
             await asyncio.sleep(PAUSE_S * attempt)
     raise AssertionError("the last try returns or raises")
 
@@ -304,7 +311,7 @@ async def _reply(connection: Patient) -> Any:
     try:
         return await connection.read_response()
     except exceptions.ResponseError as exc:
-        return exc.with_traceback(None)  # a frame below holds the error: it would wait for the garbage collector
+        return without_frames(exc)
 
 
 async def _has_ended(connection: Patient) -> bool:

@@ -274,7 +274,7 @@ def heard(message: bytes) -> tuple[PredictionId, Ending | None]:
     words = head.decode(errors="replace").split(" ")
     try:
         return PredictionId(words[0]), _ending(words, rest)
-    except (KeyError, ValueError):
+    except ValueError:
         return PredictionId(words[0]), None
 
 
@@ -287,7 +287,7 @@ def _ending(words: Sequence[str], rest: bytes) -> Ending | None:
         texts.append(rest[:size])
         rest = rest[size:]
     code, error, metrics, output, logs = texts
-    if reference_in(output):
+    if reference_in(output) or status not in ENDS:
         return None
     return Ending(
         status=ENDS[status],

@@ -46,7 +46,7 @@ local function line_up(queue, lane)
   return up
 end
 
--- Its place in there, or nil.
+-- Return the tenant's place in the line, or nil.
 local function place_in(up, tenant)
   for i, name in ipairs(up.names) do
     if name == tenant then return i end
@@ -63,11 +63,11 @@ local function ahead_in_backlogs(r, rank, each_s)
     or redis.call('ZSCORE', queue_key(queue, 'debt:' .. lane), tenant) or lane_clock(queue, lane))
   local turn = own + rank * each_s / limits_of(queue, tenant) -- the virtual time at which it is admitted
   local sum, others, later = rank, 0, uncounted.queued or {}
-  local times, waiting, are_even = up.times, up.waiting, not has_any(queue, 'limits')
+  local times, queued, are_equal = up.times, up.waiting, not has_any(queue, 'limits')
   for i, other in ipairs(up.names) do
     if i ~= place then
-      local fit = math.floor((turn - times[i]) * (are_even and 1 or limits_of(queue, other)) / each_s + 0.5)
-      if fit > 0 then sum = sum + math.max(0, math.min((waiting[i] or 0) + (later[other] or 0), fit)) end
+      local fit = math.floor((turn - times[i]) * (are_equal and 1 or limits_of(queue, other)) / each_s + 0.5)
+      if fit > 0 then sum = sum + math.max(0, math.min((queued[i] or 0) + (later[other] or 0), fit)) end
       others = others + 1
     end
   end

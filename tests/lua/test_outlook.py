@@ -1,5 +1,6 @@
 """An outlook says why a prediction waits, how many are ahead of it, and for how long."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -231,6 +232,14 @@ async def test_position_errs_by_at_most_the_number_of_level_tenants(
     served = await order(driver)
     off = [abs(ahead - served.index(prediction_id)) for ahead, prediction_id in zip(told, ids, strict=True)]
     assert max(off) <= 2
+
+
+async def test_weight_that_came_in_the_same_call_counts_in_the_outlook(driver: QueueDriver) -> None:
+    await served_by(driver, run_s=1)
+    heavy = (accepted(driver, "heavy", weight=4) for _ in range(8))
+    *_, last = await asyncio.gather(*heavy, *(accepted(driver, "light") for _ in range(3)))
+    assert last.outlook is not None
+    assert last.outlook.ahead >= 2 + 2 * 4, "its own before it, and four of the other for each of these"
 
 
 async def test_a_light_tenant_sees_almost_none_of_an_earlier_batch(driver: QueueDriver) -> None:

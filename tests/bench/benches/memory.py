@@ -77,7 +77,7 @@ async def _bytes_each(server: OwnRedis, many: int, each: Rounds) -> None:
     each.add(PROTOTYPE, (await server.used_bytes() - before) / many - given)
     await server.flush()
     async with ours(server) as installation:
-        await installation.preload(LOGGED)  # what the queue and the log take is not of each
+        await installation.preload(LOGGED)  # what the queue and the log take is not counted
         before = await server.used_bytes()
         await installation.preload(many)
         each.add(OURS, (await server.used_bytes() - before) / many - given)

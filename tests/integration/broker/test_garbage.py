@@ -24,7 +24,9 @@ async def test_failed_calls_leave_nothing_to_the_garbage_collector(mortal: Redis
     mortal.kill()
     with uncollected():
         calls = (gatherer.call("get", [keys.record(NO_ID)], [NO_ID]) for _ in range(10))
-        assert len(await asyncio.gather(*calls, return_exceptions=True)) == 10
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [BackendUnavailable] * 10
+        del answers
         await gatherer.aclose()
         await gatherer.redis.aclose()
         assert alive(Call, BackendUnavailable, RedisConnectionError) == 0

@@ -9,8 +9,9 @@ import anyio
 import pytest
 
 from director.broker import keys
+from director.broker.scripts import Scripts
 from director.core.ids import partition_of
-from director.execution.director import Director
+from director.execution.consumer import Wakeup
 from director.servers.runners.cog import CogRunner
 from tests.support.cog import cog_process
 from tests.support.eventually import eventually
@@ -125,8 +126,8 @@ async def test_second_signal_exits_at_once_and_leaves_the_claim_leased(caller: C
 async def test_claim_in_flight_at_the_start_of_a_drain_still_runs(
     caller: Caller, live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    claimed, answered = _slow_claims(monkeypatch)
     async with live.director() as director:
-        claimed, answered = _slow_claims(director, monkeypatch)
         asked = await caller.submit(n=1)
         await asyncio.wait_for(claimed.wait(), 10)
         draining = asyncio.create_task(director.drain())
@@ -140,8 +141,8 @@ async def test_claim_in_flight_at_the_start_of_a_drain_still_runs(
 async def test_claim_that_arrives_after_the_drain_time_is_released_unstarted(
     caller: Caller, live: Live, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    claimed, answered = _slow_claims(monkeypatch)
     async with live.director(drain_s=0) as director:
-        claimed, answered = _slow_claims(director, monkeypatch)
         asked = await caller.submit(n=1, count=str(tally))
         await asyncio.wait_for(claimed.wait(), 10)
         draining = asyncio.create_task(director.drain())
@@ -154,19 +155,23 @@ async def test_claim_that_arrives_after_the_drain_time_is_released_unstarted(
     assert await caller.kinds(asked) == ["created", "released"]
 
 
-def _slow_claims(director: Director, monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
-    """Hold back the answer of the first claim that returns something until the second event is set."""
-    claimed, answered = asyncio.Event(), asyncio.Event()
-    claim = director._scripts.claim
+def _slow_claims(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
+    """Hold back the answer of the first claim that returns something until the second event is set.
 
-    async def slow(*args: Any, **options: Any) -> Any:
-        claims = await claim(*args, **options)
+    No claim waits behind the wakeup: a drain cuts that wait, and asks again for what the claim brought.
+    """
+    claimed, answered = asyncio.Event(), asyncio.Event()
+    claim = Scripts.claim
+
+    async def slow(scripts: Scripts, *args: Any, **options: Any) -> Any:
+        claims = await claim(scripts, *args, **options)
         if claims and not claimed.is_set():
             claimed.set()
             await answered.wait()
         return claims
 
-    monkeypatch.setattr(director._scripts, "claim", slow)
+    monkeypatch.setattr(Scripts, "claim", slow)
+    monkeypatch.setattr(Wakeup, "carries", False)
     return claimed, answered
 
 
