@@ -163,7 +163,7 @@ class Sites:
         """Return the version that this account means. The first site that knows the model decides who may see it.
         Raises BackendUnavailable if a site that may have it is away.
         """
-        is_seen, away = False, ""
+        is_seen, away = False, None
         latest = ref.version
         for site in self.all:
             lookups = site.services.lookups
@@ -182,7 +182,7 @@ class Sites:
                 if site is self.home:
                     raise
                 away = str(exc)  # not the error: its traceback holds this frame, see without_frames
-        if away:
+        if away is not None:
             raise BackendUnavailable(away)
         return None
 
