@@ -38,7 +38,7 @@ INPUTS: Final[Mapping[str, tuple[str, str]]] = {
     "redis_us": ("e2e", "processor time of Redis, 64 connections"),
     "api_us": ("e2e", "processor time of the API, 64 connections"),
     "director_us": ("drain", "processor time of who runs them"),
-    "waiting_bytes": ("memory", "bytes of a waiting prediction beside its input"),
+    "waiting_bytes": ("memory", "bytes of a waiting prediction beside input and log"),
     "ended_bytes": ("memory", "bytes of an ended prediction"),
     "record_bytes": ("memory", "bytes of an ended prediction whose data is removed"),
     "idle_director_us": ("idle", "Redis's time of an idle director, a second"),

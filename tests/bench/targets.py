@@ -142,9 +142,9 @@ TARGETS: Final = (
         what="commands of a prediction in batches of 16", bench="batches", figure="commands of a prediction", bound=22
     ),
     Target(
-        what="bytes of a waiting prediction beside its input",
+        what="bytes of a waiting prediction beside input and log",
         bench="memory",
-        figure="bytes of a waiting prediction beside its input",
+        figure="bytes of a waiting prediction beside input and log",
         bound=800,
         unit="bytes",
     ),

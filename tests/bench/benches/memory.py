@@ -39,7 +39,7 @@ async def memory(options: Options) -> Found:
     raise_descriptor_limit()
     ended = Rounds("bytes of an ended prediction", "bytes", less_is_better=True)
     bare_ended = Rounds("bytes of an ended prediction whose data is removed", "bytes", less_is_better=True)
-    each = Rounds("bytes of a waiting prediction beside its input", "bytes", less_is_better=True)
+    each = Rounds("bytes of a waiting prediction beside input and log", "bytes", less_is_better=True)
     clients = Rounds("API memory of a waiting client", "KB", less_is_better=True)
     readers = Rounds("API memory of an SSE reader", "KB", less_is_better=True)
     many = options.many(HELD) + WARM
