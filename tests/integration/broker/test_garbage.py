@@ -13,6 +13,7 @@ from director.broker.gatherer import Call, Gatherer
 from director.broker.redis_client import ask, client
 from director.core.errors import BackendUnavailable
 from director.core.ids import lowest_id_at
+from director.launcher.processes import free_port
 from tests.support.garbage import alive, uncollected
 from tests.support.servers import RedisServer
 
@@ -29,6 +30,19 @@ async def test_failed_calls_leave_nothing_to_the_garbage_collector(mortal: Redis
         del answers
         await gatherer.aclose()
         await gatherer.redis.aclose()
+        assert alive(Call, BackendUnavailable, RedisConnectionError) == 0
+
+
+async def test_cluster_that_is_away_leaves_nothing_to_the_garbage_collector() -> None:
+    gatherer = Gatherer(client(f"redis+cluster://127.0.0.1:{free_port()}"))
+    with uncollected():
+        calls = (gatherer.call("get", [keys.record(NO_ID)], [NO_ID]) for _ in range(10))
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [BackendUnavailable] * 10
+        del answers
+        await gatherer.aclose()
+        await gatherer.redis.aclose()
+        await asyncio.sleep(0)  # the loop still holds what woke this task
         assert alive(Call, BackendUnavailable, RedisConnectionError) == 0
 
 
