@@ -13,6 +13,7 @@ from httpx import AsyncClient
 
 from api.http import Request
 from director.core.clock import SystemClock
+from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, site_of
 from director.core.policy import Policy
 from director.core.settings import ApiSettings
@@ -109,15 +110,20 @@ async def test_predictions_of_a_dead_site_are_503_until_it_returns(
     assert {there, known, elsewhere} <= {one["id"] for one in listed.json()["results"]}
 
 
-async def test_unknown_version_in_an_outage_leaves_nothing_to_the_garbage_collector(
-    api: AsyncClient, servers: dict[str, RedisServer]
+@pytest.mark.parametrize("known_at", ["asia", "nowhere"])
+async def test_look_up_beside_a_dead_site_leaves_nothing_to_the_garbage_collector(
+    api: AsyncClient, servers: dict[str, RedisServer], places: dict[str, Place], known_at: str
 ) -> None:
+    if known_at in places:
+        driver = places[known_at].driver
+        catalog = Catalog(driver.redis, driver.scripts, SystemClock())
+        await catalog.register(MODEL, "c3" * 32, schema=OPEN_SCHEMA, server="echo", policy=Policy())
     servers["us"].kill()
     with uncollected():
         asked = await api.post("/v1/predictions", json={**ASKED, "version": "c3" * 32})
-        assert asked.status_code == 503, "no site can say that there is no such version"
+        assert asked.status_code == (201 if known_at in places else 503), "no site can say that there is none"
         await anyio.wait_all_tasks_blocked()
-        assert alive(Request) == 0
+        assert alive(Request, BackendUnavailable) == 0
 
 
 async def test_api_is_not_ready_while_all_sites_are_away(api: AsyncClient, servers: dict[str, RedisServer]) -> None:
