@@ -121,7 +121,7 @@ async def test_look_up_beside_a_dead_site_leaves_nothing_to_the_garbage_collecto
     servers["us"].kill()
     with uncollected():
         asked = await api.post("/v1/predictions", json={**ASKED, "version": "c3" * 32})
-        assert asked.status_code == (201 if known_at in places else 503), "no site can say that there is none"
+        assert asked.status_code == (201 if known_at in places else 503), "no site can say that it does not exist"
         await anyio.wait_all_tasks_blocked()
         assert alive(Request, BackendUnavailable) == 0
 
