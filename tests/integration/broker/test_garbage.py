@@ -20,21 +20,7 @@ from tests.support.servers import RedisServer
 NO_ID = lowest_id_at(0)
 
 
-async def test_failed_calls_leave_nothing_to_the_garbage_collector(mortal: RedisServer) -> None:
-    gatherer = Gatherer(client(mortal.url))
-    mortal.kill()
-    with uncollected():
-        calls = (gatherer.call("get", [keys.record(NO_ID)], [NO_ID]) for _ in range(10))
-        answers = await asyncio.gather(*calls, return_exceptions=True)
-        assert [type(answer) for answer in answers] == [BackendUnavailable] * 10
-        del answers
-        await gatherer.aclose()
-        await gatherer.redis.aclose()
-        assert alive(Call, BackendUnavailable, RedisConnectionError) == 0
-
-
-async def test_cluster_that_is_away_leaves_nothing_to_the_garbage_collector() -> None:
-    gatherer = Gatherer(client(f"redis+cluster://127.0.0.1:{free_port()}"))
+async def assert_that_calls_fail_and_leave_nothing(gatherer: Gatherer) -> None:
     with uncollected():
         calls = (gatherer.call("get", [keys.record(NO_ID)], [NO_ID]) for _ in range(10))
         answers = await asyncio.gather(*calls, return_exceptions=True)
@@ -44,6 +30,16 @@ async def test_cluster_that_is_away_leaves_nothing_to_the_garbage_collector() ->
         await gatherer.redis.aclose()
         await asyncio.sleep(0)  # the loop still holds what woke this task
         assert alive(Call, BackendUnavailable, RedisConnectionError) == 0
+
+
+async def test_failed_calls_leave_nothing_to_the_garbage_collector(mortal: RedisServer) -> None:
+    gatherer = Gatherer(client(mortal.url))
+    mortal.kill()
+    await assert_that_calls_fail_and_leave_nothing(gatherer)
+
+
+async def test_cluster_that_is_away_leaves_nothing_to_the_garbage_collector() -> None:
+    await assert_that_calls_fail_and_leave_nothing(Gatherer(client(f"redis+cluster://127.0.0.1:{free_port()}")))
 
 
 async def test_missing_script_leaves_nothing_to_the_garbage_collector(mortal: RedisServer) -> None:
