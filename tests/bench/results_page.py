@@ -56,9 +56,9 @@ PAGE: Final = (
 MISSING: Final[Mapping[str, str]] = {
     "the memory of the API over days": "by the rule of the hour above it grows. The rule takes the slope within a life,"
     " and the API is started again every ten minutes there: each life took 3 MB in its first five minutes and at most"
-    " 0.6 MB in the next five, and those that saw a restart of Redis ended at 66.5, 66.1, 66.1, 66.5 and 66.5 MB. In two trials of four"
-    " minutes with 160 restarts of Redis and none of the API it rose from 66 MB to 69 and 70 MB, in the last 60"
-    " restarts by less than 1 MB",
+    " 0.6 MB in the next five, and those that saw a restart of Redis ended at 66.5, 66.1, 66.1, 66.5 and 66.5 MB. In"
+    " two trials of four minutes with 160 restarts of Redis and none of the API it rose from 66 MB to 69 and 70 MB, in"
+    " the last 60 restarts by less than 1 MB",
     "a long campaign on Sentinel and on a Cluster": "two seeds of each ran, for little more than a minute each",
     "throughput with more than two cores": "the machine has two. [The curves beyond](explanation/capacity.md) are"
     " estimates from processor time",
