@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -18,6 +18,8 @@ from typing import Any, Final, Literal
 import pytest
 from redis import Redis, exceptions
 
+from director.chaos import far_host as far_hosts
+from director.chaos.far_host import FarHost
 from director.chaos.scene import MISSING, SteppedClock, find_library
 from director.launcher.processes import free_port
 
@@ -60,7 +62,8 @@ class Addressed:
 class RedisServer(Addressed):
     """One server and its data. `kill` and `start` again keep the data, as a crash of a process does.
 
-    `url` is that of the unix socket; `tcp_url` is for a proxy between client and server.
+    `url` is that of the unix socket; `tcp_url` is for a proxy between client and server. On a `far` machine its port
+    vanishes with that machine. Its unix socket does not: a test can look at it meanwhile.
     """
 
     def __init__(
@@ -72,12 +75,15 @@ class RedisServer(Addressed):
         config: Mapping[str, str],
         guarded: bool,
         clock: SteppedClock | None = None,
+        far: FarHost | None = None,
     ) -> None:
         self.kind = kind
         self.folder = folder
         self.port = port
-        self._config = {**PROMISED, **config}
+        self._config = {**PROMISED, **config, **({"protected-mode": "no"} if far else {})}
         self._guarded = guarded
+        self._far = far
+        self.host = far.address if far else "127.0.0.1"
         self._environment = {**os.environ, **(clock.environment if clock else {})}
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -92,7 +98,8 @@ class RedisServer(Addressed):
     def tcp_url(self) -> str:
         if not self.port:
             raise ValueError("this server listens on no port: ask for one with loopback=True")
-        return f"redis://127.0.0.1:{self.port}/0"
+        user = "director:director@" if self._guarded else ""
+        return f"redis://{user}{self.host}:{self.port}/0"
 
     @property
     def cluster_port(self) -> int:
@@ -107,7 +114,7 @@ class RedisServer(Addressed):
             "dir": str(self.folder),
             **self._config,
             "port": str(self.port),
-            "bind": "127.0.0.1",
+            "bind": self.host,
             "unixsocket": str(self.socket),
             "logfile": str(self.folder / "log"),
         }
@@ -116,6 +123,8 @@ class RedisServer(Addressed):
             (self.folder / "users.acl").write_text(users_file())
         options = [part for name, value in settings.items() for part in (f"--{name}", value)]
         command = [binary(self.kind), *options]
+        if self._far is not None:
+            command = self._far.command(*command)
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=self._environment)
         self._wait(self._process)
 
@@ -184,16 +193,31 @@ def redis_server(
     loopback: bool = False,
     config: Mapping[str, str] = MappingProxyType({}),
     guarded: bool = False,
+    far: FarHost | None = None,
 ) -> Iterator[RedisServer]:
     """Run a server as durable as the shipped one but for `config`. `guarded`: its users have the shipped rights."""
     # not pytest's tmp_path: a socket's path may have 107 characters
     with tempfile.TemporaryDirectory(prefix="dr-") as folder:
-        server = RedisServer(kind, Path(folder), port=free_port() if loopback else 0, config=config, guarded=guarded)
+        port = free_port() if loopback or far else 0
+        server = RedisServer(kind, Path(folder), port=port, config=config, guarded=guarded, far=far)
         try:
             server.start()
             yield server
         finally:
             server.stop()
+
+
+@contextmanager
+def far_host() -> Iterator[FarHost]:
+    """Make a machine that can vanish. Skips the test where this machine cannot have one."""
+    with ExitStack() as stack:
+        try:
+            host = stack.enter_context(far_hosts.far_host())
+        except OSError as exc:
+            if str(exc) != far_hosts.MISSING:
+                raise
+            pytest.skip(far_hosts.MISSING)
+        yield host
 
 
 @contextmanager
