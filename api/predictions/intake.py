@@ -249,7 +249,7 @@ async def _file(
     if not accepted.replayed:
         services.meters.accepted(new.kind, new.lane)
         log.info("prediction accepted", extra={"prediction": accepted.id, "queue": new.queue})
-        record = new.record(accepted.created_ms, accepted.deadline_ms)
+        record = new.record(accepted.id, created=accepted.created_ms, deadline=accepted.deadline_ms)
         return accepted, Stored(record=record, input=Raw(new.input), outlook=accepted.outlook)
     await give_back(request, reserved)  # its request still counts against the rate
     try:
@@ -279,8 +279,8 @@ async def _placed(
     )
 
     async def enter_at(services: Services, version: Version, prediction_id: PredictionId) -> Accepted:
-        new.id, new.shard, new.bound = prediction_id, _shard(new.account, version), True
-        return await enter(services, version, new, most_data, wait)
+        there = replace(new, id=prediction_id, shard=_shard(new.account, version), bound=True)
+        return await enter(services, version, there, most_data, wait)
 
     return await place(sites, run, enter_at)
 
@@ -344,7 +344,8 @@ async def _filed(
     if most is not None and isinstance(listed := await listing, list):
         services.memory.give_back(counts.bytes)
         raise _data_refused(listed, most, Code.DATA_FULL if most == most_data else Code.MEMORY_SHORT)
-    new.waiter = "" if wait is None else services.waiters.expect(new.id, wait)
+    if wait is not None:
+        new = replace(new, waiter=services.waiters.expect(new.id, wait))
     try:
         accepted = await services.scripts.enqueue(new)
     except (QueueError, BackendFull) as exc:

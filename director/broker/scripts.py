@@ -8,11 +8,11 @@ import math
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import Any, Final, Literal, cast, get_args
 
 import msgspec
 from msgspec import Raw
-from msgspec.structs import astuple
 
 from director.broker import keys, replies
 from director.broker.gatherer import BATCH_BYTES, LARGE_BYTES, Arg, Gatherer, Traffic
@@ -22,15 +22,29 @@ from director.core.data_bytes import NOTHING, Counted
 from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, SettingsError, UnknownQueue
 from director.core.ids import LANES, Kind, Partition, PredictionId, QueueName, partition_of
 from director.core.policy import MAX_STREAMS, NONE, Lane, Objectives, Policy, decode_objectives, encode
-from director.core.schema import LIFE, Claim, Known, NewEvent, NewPrediction, Record, Stored, Token, pairs, reference_in
+from director.core.schema import (
+    LIFE,
+    Claim,
+    Known,
+    NewEvent,
+    NewPrediction,
+    Record,
+    RequestFacts,
+    Stored,
+    Token,
+    pairs,
+    reference_in,
+)
 from director.core.states import Status
 from director.core.view import fold
 
 IDEMPOTENCY_TTL_MS = 24 * 3600 * 1000
-# Fields of a new prediction that `enqueue` takes by place, and those that it takes with their names
-FIRST_SENT: Final = NewPrediction.__struct_fields__.index("weight")
-FIRST_NAMED: Final = NewPrediction.__struct_fields__.index("account")
-NAMED: Final = NewPrediction.__struct_fields__[FIRST_NAMED:]
+# Fields of a new prediction that `enqueue` takes by place, and those that it takes with their names: five in this order
+BY_PLACE: Final = ("weight", "most_running", "most_queued", "limits_rev", "lifetime_ms", "start_by_ms", "bound")
+FIRST_NAMED: Final = ("account", "queue", "lane", "shard", "cost")
+NAMED: Final = (*FIRST_NAMED, *(name for name in RequestFacts.__struct_fields__ if name not in FIRST_NAMED), "waiter")
+values_by_place: Final = attrgetter(*BY_PLACE)
+named_values: Final = attrgetter(*NAMED)
 MOST_CLAIMS = 20
 DELIVERED: Final[Sequence[replies.Delivered]] = ("", "noted", "others")
 
@@ -290,9 +304,8 @@ class Scripts:
         if digest:
             held = keys.idempotency(account=prediction.account, model=prediction.model, digest=digest)
         args: list[Arg] = [prediction.id, prediction.input, fingerprint, IDEMPOTENCY_TTL_MS, given(now_ms)]
-        values = astuple(prediction)
-        args += map(_sent, values[FIRST_SENT:FIRST_NAMED])
-        for name, value in zip(NAMED, values[FIRST_NAMED:], strict=True):
+        args += map(_sent, values_by_place(prediction))
+        for name, value in zip(NAMED, named_values(prediction), strict=True):
             if value:
                 args += (name, _sent(value))
         names = [record, keys.input_data(prediction.id), held]

@@ -5,7 +5,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -50,24 +50,48 @@ def reference_in(kept: bytes | Raw | None) -> Reference | None:
     return Reference(found[1].decode(), int(found[2])) if found else None
 
 
-class Record(Struct, frozen=True, kw_only=True):
-    """The hash `rec:<id>`: a prediction without its large data. Times are ms of the server's clock."""
+class RequestFacts(Struct, frozen=True, kw_only=True):
+    """The facts that a request fixes for the whole life of its prediction. Empty values are not stored.
 
-    id: PredictionId
+    A field here is in `NewPrediction` and in `Record`, `enqueue` stores it under its name, and an operator's retry
+    copies it unless `store/across.py` lists it as the attempt's own.
+    """
+
     account: str
     model: str
     version: str
     queue: QueueName
     kind: Kind = ""
+    lane: str = "normal"
+    cost: float = 1
     destination: str = ""  # owner/name of the model that a training makes a version of
     deployment: str = ""  # owner/name of the deployment that made it, if any
-    lane: str
+    url: str = ""  # base of the URLs in answers, as the client that made it reached the API
+    ticket: str = ""  # secret part of its event stream's URL; '' without a stream
+    webhook: str = ""
+    events: str = ""  # the filter: wanted webhook events, joined by commas
+    late: str = ""  # 'aborted' if the caller asked for the deadline and so knows this status
+    affinity: str = ""  # digest of a key, 16 hex digits; predictions with the same key prefer one server
+    metered: bool = False  # its account's compute is reserved and corrected at its end, see director/keeper/cashier.py
+    data_ttl_ms: int | None = None  # lifetime of its data after the end, if its account has its own
+    secret: str = ""  # where secret values lie in its input, in bytes: pairs of start and end; overwritten at the end
+    traceparent: str = ""  # of its trace, see director/runtime/tracing.py
+    tracestate: str = ""
+
+    @property
+    def request_facts(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in RequestFacts.__struct_fields__}
+
+
+class Record(RequestFacts, frozen=True, kw_only=True):
+    """The hash `rec:<id>`: a prediction without its large data. Times are ms of the server's clock."""
+
+    id: PredictionId
     status: Status
     created: int
     started: int | None = None
     completed: int | None = None
     deadline: int | None = None
-    late: str = ""  # 'aborted' if the caller asked for the deadline and so knows this status
     attempt: int = 0
     claims: int = 0
     token: Token = ""
@@ -75,10 +99,6 @@ class Record(Struct, frozen=True, kw_only=True):
     claimed: int | None = None
     seq: int = 0
     cancel: str = ""
-    url: str = ""  # base of the URLs in answers, as the client that made it reached the API
-    ticket: str = ""  # secret part of its event stream's URL; '' without a stream
-    webhook: str = ""
-    events: str = ""  # the filter: wanted webhook events, joined by commas
     error: str = ""
     code: str = ""
     metrics: str = ""
@@ -87,10 +107,6 @@ class Record(Struct, frozen=True, kw_only=True):
     tellings_before: int = 0  # attempts before a redelivery was asked for, which restarted the schedule
     owed_since: int | None = None  # start of that schedule
     revivals: int = 0
-    affinity: str = ""  # digest of a key; predictions with the same key prefer one server
-    cost: float = 1
-    metered: bool = False  # its account's compute is counted, see director/keeper/cashier.py
-    data_ttl_ms: int | None = None  # lifetime of its data after the end, if its account has its own
     start_by: int | None = None
     remote: str = ""  # the server's id of its run, by which another director can follow the run
     begun: bool = False  # an attempt has run
@@ -103,9 +119,6 @@ class Record(Struct, frozen=True, kw_only=True):
     moved: str = ""  # site of the server that has it now, with all its data
     moves: int = 0  # number of moves to another server
     history: str = ""  # attempts that did not end it, see `spent_attempts`
-    secret: str = ""  # where secret values lie in its input, in bytes: pairs of start and end; overwritten at the end
-    traceparent: str = ""  # of its trace, see director/runtime/tracing.py
-    tracestate: str = ""
 
     @property
     def is_terminal(self) -> bool:
@@ -131,9 +144,8 @@ class Record(Struct, frozen=True, kw_only=True):
 NAMES: Final = {name.encode(): name for name in Record.__struct_fields__}
 
 
-class NewPrediction(Struct, kw_only=True):
-    """A checked prediction that `enqueue` takes. After the first three, the order is that of the script's arguments:
-    the next seven are for the script itself, the record keeps the others under their names, if not empty.
+class NewPrediction(RequestFacts, frozen=True, kw_only=True):
+    """A checked prediction that `enqueue` takes. Fields below `waiter` are for the script; the record keeps the others.
 
     `weight`, `most_queued`, `most_running`: the account's limits in this queue, as of revision `limits_rev`; the queue
     ignores older ones.
@@ -141,6 +153,8 @@ class NewPrediction(Struct, kw_only=True):
 
     id: PredictionId
     input: bytes
+    shard: str  # numbers of its account's streams, joined by commas
+    waiter: str = ""  # the API process whose caller waits, which is notified of the end
     idempotency: tuple[str, str] | None = None  # digest of the key, and fingerprint of the request
     weight: float = 1
     most_running: int | None = None
@@ -149,50 +163,13 @@ class NewPrediction(Struct, kw_only=True):
     lifetime_ms: int | None = None
     start_by_ms: int | None = None
     bound: bool = False  # the idempotency key was bound to it before
-    account: str
-    queue: QueueName
-    lane: str = "normal"
-    shard: str  # numbers of its account's streams, joined by commas
-    cost: float = 1
-    model: str
-    version: str
-    kind: Kind = ""
-    deployment: str = ""
-    destination: str = ""
-    url: str = ""
-    ticket: str = ""
-    webhook: str = ""
-    events: str = ""
-    late: str = ""
-    affinity: str = ""  # 16 hex digits
-    metered: bool = False  # its compute was reserved, and is corrected at its end
-    data_ttl_ms: int | None = None  # None for the queue's
-    waiter: str = ""  # the API process whose caller waits, which is notified of the end
-    traceparent: str = ""
-    tracestate: str = ""
-    secret: str = ""  # as in the record
 
-    def record(self, created: int, deadline: int | None) -> Record:
-        return Record(
-            id=self.id,
-            account=self.account,
-            model=self.model,
-            version=self.version,
-            queue=self.queue,
-            kind=self.kind,
-            deployment=self.deployment,
-            destination=self.destination,
-            lane=self.lane,
-            status=Status.STARTING,
-            created=created,
-            deadline=deadline or (None if self.lifetime_ms is None else created + self.lifetime_ms),
-            late=self.late,
-            url=self.url,
-            ticket=self.ticket,
-            webhook=self.webhook,
-            events=self.events,
-            secret=self.secret,
-        )
+    def record(self, prediction_id: PredictionId, *, created: int, deadline: int | None) -> Record:
+        """Return the record that `enqueue` stored under this id, without what only the script knows."""
+        if deadline is None and self.lifetime_ms is not None:
+            deadline = created + self.lifetime_ms
+        facts = self.request_facts
+        return Record(id=prediction_id, status=Status.STARTING, created=created, deadline=deadline, **facts)
 
 
 class Claim(Struct):

@@ -42,6 +42,9 @@ FIELDS: Final = (
     *("created", "started", "completed", "code", "error", "moved"),
 )
 LONGEST_ERROR: Final = 300
+# Facts of a request that a retry does not copy: it gets a stream's ticket and a meter of its own, and begins no trace.
+# Secret values are overwritten at the end, so a request with some is not retried
+OWN_FACTS: Final = frozenset({"ticket", "metered", "traceparent", "tracestate", "secret"})
 UNKNOWN_S: Final = 1.0  # the assumed time of a run while a queue has finished none
 
 Why = Literal[
@@ -350,36 +353,22 @@ def _key(record: Record) -> str:
 def _copy(
     record: Record, given: bytes, new_id: PredictionId, owner: Account, *, shard: str, ticket: str
 ) -> NewPrediction:
-    """Return the same request again."""
+    """Return the same request again. All its facts are copied but those of OWN_FACTS."""
     limits, key = owner.limits, _key(record)
-    lives_ms = record.deadline - record.created if record.late and record.deadline else None
+    facts = {name: value for name, value in record.request_facts.items() if name not in OWN_FACTS}
     return NewPrediction(
         id=new_id,
         input=given,
+        shard=shard,
         idempotency=(key, key),
         weight=limits.weight,
         most_running=limits.max_running,
         most_queued=limits.max_queued,
         limits_rev=owner.limits_rev,
-        lifetime_ms=lives_ms,
-        account=record.account,
-        queue=record.queue,
-        lane=record.lane,
-        shard=shard,
-        cost=record.cost,
-        model=record.model,
-        version=record.version,
-        kind=record.kind,
-        deployment=record.deployment,
-        destination=record.destination,
-        url=record.url,
+        lifetime_ms=record.deadline - record.created if record.late and record.deadline else None,
         ticket=ticket,
-        webhook=record.webhook,
-        events=record.events,
-        late=record.late,
-        affinity=record.affinity,
         metered=limits.meters_compute,
-        data_ttl_ms=record.data_ttl_ms,
+        **facts,
     )
 
 
