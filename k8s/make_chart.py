@@ -41,6 +41,7 @@ OF_ALL = {
     "pod-identity": "$.Values.network.podIdentity",
 }
 
+LABELS = {"app.kubernetes.io/part-of": "director", "app.kubernetes.io/instance": "director"}
 # Texts of the manifests that a value replaces. Those with zz- are names that `rendered` gives a pool
 WORDS = {
     "zz-pool": "$.name",
@@ -63,10 +64,13 @@ CONTAINER = TEMPLATE + "containers "
 MODEL = TEMPLATE + "initContainers model "
 SHARED = CONTAINER + "director "
 KEDA = "spec ingress 0 from 0 namespaceSelector matchLabels kubernetes.io/metadata.name"
+OURS = 'dict "app.kubernetes.io/part-of" "director" "app.kubernetes.io/instance" $.Release.Name'
+MONITORED = f"merge ({OURS}) $.Values.monitoring.labels"
 # The objects, a path of keys, names and numbers in them, and the value that stands there. With `?` the key is left out
 # where the value is empty
 PLACES = [
     (".*", "metadata namespace", "$.Release.Namespace"),
+    (".*", "metadata labels app.kubernetes.io/instance", "$.Release.Name"),
     ("ServiceAccount/.*", "imagePullSecrets", "? $.Values.imagePullSecrets"),
     ("Deployment/api", CONTAINER + "api resources", "$.Values.api.resources"),
     ("Deployment/api", CONTAINER + "api lifecycle preStop exec command 1", "toJson $.Values.api.preStopSeconds"),
@@ -86,7 +90,7 @@ PLACES = [
     ("Ingress/api", "metadata annotations", "$.Values.ingress.annotations"),
     ("Ingress/internal", "metadata annotations", "$.Values.ingress.internalAnnotations"),
     ("HTTPRoute/api", "spec parentRefs", "$.Values.gateway.parentRefs"),
-    ("(Service|Pod)Monitor/.*|PrometheusRule/.*", "metadata labels", "$.Values.monitoring.labels"),
+    ("(Service|Pod)Monitor/.*|PrometheusRule/.*", "metadata labels", MONITORED),
     ("NetworkPolicy/metrics-of-.*", KEDA, "$.Values.monitoring.namespace"),
     ("RoleBinding/prometheus", "subjects 0 namespace", "$.Values.monitoring.namespace"),
     ("RoleBinding/prometheus", "subjects 0 name", "$.Values.monitoring.serviceAccount"),
@@ -100,7 +104,7 @@ PLACES = [
     ("ConfigMap/director-defaults-.*", "data DIRECTOR_DRAIN_S", "toJson $.Values.poolDefaults.runLimitSeconds"),
     ("Deployment/director-.*", TEMPLATE + "runtimeClassName", "? $.pool.runtimeClass"),
     ("Deployment/director-.*", TEMPLATE + "nodeSelector", "? $.pool.nodeSelector"),
-    ("Deployment/director-.*", TEMPLATE + "tolerations", "? $.pool.tolerations"),
+    ("Deployment/director-.*", TEMPLATE + "tolerations +", "$.pool.tolerations"),
     ("Deployment/director-zz-pool", MODEL + "resources", "$.pool.resources"),
     ("Deployment/director-zz-pool", MODEL + "env +", "$.pool.env"),
     ("Deployment/director-zz-shared", SHARED + "resources", "$.pool.resources"),
@@ -164,6 +168,7 @@ def rendered(component: str = "") -> dict[str, Any]:
         write(
             overlay,
             namespace="director",
+            labels=[{"pairs": LABELS}],
             resources=["../../base", "pool", "shared"],
             components=[f"../../components/{component}"] if component in OF_ALL else [],
             secretGenerator=secrets,
@@ -193,6 +198,9 @@ def rendered(component: str = "") -> dict[str, Any]:
         )
         done = subprocess.run(["kubectl", "kustomize", overlay], check=True, capture_output=True, text=True)
     objects = plain_names(list(yaml.safe_load_all(done.stdout)))
+    kept = K8S / f"components/{component}/kept.yaml"
+    if component and kept.exists():
+        objects += yaml.safe_load_all(kept.read_text())
     for each in objects:
         if each["kind"] == "ConfigMap":
             each.setdefault("data", {})
@@ -233,6 +241,8 @@ def with_values(objects: dict[str, Any]) -> dict[str, Any]:
             node = objects[key]
             for step in way:
                 node = child(node, step)
+            if node is None:  # it has no labels: it outlives its installation
+                continue
             if last == "+":
                 node.append(value)
             elif isinstance(node, list):
@@ -245,7 +255,7 @@ def with_values(objects: dict[str, Any]) -> dict[str, Any]:
 def child(node: Any, step: str) -> Any:
     if isinstance(node, list):
         return node[int(step)] if step.isdigit() else next(each for each in node if each.get("name") == step)
-    return node[step]
+    return node.get(step) if step == "labels" else node[step]
 
 
 def merge(base: Any, others: dict[str, Any]) -> Any:
@@ -387,7 +397,8 @@ def secrets() -> dict[str, Any]:
     """Return the Secrets of secrets.sh. Their data are templates of the same names."""
     made = {}
     for part in parts_of_secrets():
-        metadata = {"name": f"{part}-secrets", "namespace": Value("$.Release.Namespace")}
+        labels = LABELS | {"app.kubernetes.io/instance": Value("$.Release.Name")}
+        metadata = {"name": f"{part}-secrets", "namespace": Value("$.Release.Namespace"), "labels": labels}
         secret = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata, "data": {}}
         from_env = 'eq $.Values.secrets.from "env"'
         condition = f"and ({from_env}) ({OF_ALL['files-s3']})" if part == "files" else from_env

@@ -7,8 +7,8 @@ umask 077
 folder=${1:?name the folder of an overlay}
 file=$folder/secrets.env
 
-made() {
-    od -An -N 32 -tx1 /dev/urandom | tr -d ' \n'
+made() {  # 48 digits: kustomize breaks the line of a longer secret, and each `kubectl apply` would say `configured`
+    od -An -N 24 -tx1 /dev/urandom | tr -d ' \n'
 }
 
 part() {  # the lines whose names match

@@ -28,7 +28,7 @@ try() {  # NAME COMMAND…
 }
 
 applied() {
-    sh "$(dirname "$0")/secrets.sh" "$overlay" && kubectl apply -k "$overlay" || return 1
+    sh "$(dirname "$0")/secrets.sh" "$overlay" && kubectl apply -f "$overlay/kept.yaml" && kubectl apply -k "$overlay" || return 1
     pool=$(k get deployment -l app.kubernetes.io/component=director -o name | head -n 1)
     k rollout status statefulset/redis --timeout 15m && k rollout status deployment/api --timeout 10m &&
         k rollout status deployment/keeper --timeout 10m && k rollout status "$pool" --timeout 60m

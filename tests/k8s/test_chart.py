@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from k8s.make_chart import OF_ALL, OF_POOLS, make, merge, plain_names
+from k8s.make_chart import LABELS, OF_ALL, OF_POOLS, make, merge, plain_names
 from tests.support.charts import asked, chart, helm, templated, values_of
 from tests.support.manifests import K8S, OVERLAYS, Manifest, overlay, pods, rendered
 
@@ -29,7 +29,7 @@ CHOSEN: dict[str, dict[str, Any]] = {
     "sentinel": {"redis": {"mode": "sentinel"}},
 }
 CHOSEN_FOR_POOLS = {"weights": {"weights": "100Gi"}, "runtime-class": {"runtimeClass": "nvidia"}}
-IN_ALL = {"uploads", "gpu-pool", "gpu-shared", "root-pools", "pull-secret", "runtime-class"}
+IN_ALL = {"uploads", "gpu-pool", "gpu-shared", "pull-secret", "runtime-class"}
 
 
 def by_name(objects: list[Manifest]) -> dict[str, Manifest]:
@@ -86,8 +86,8 @@ def test_helm_and_kustomize_render_the_same_component(component: str) -> None:
     if component == "external-secrets":  # an overlay that has it has no secretGenerator
         objects = [each for each in plain_names(objects) if each["kind"] != "Secret"]
     if component == "files-s3":
-        files = {"kind": "Secret", "apiVersion": "v1", "type": "Opaque"}
-        objects = [*objects, files | {"metadata": {"name": "files-secrets", "namespace": "director"}}]
+        metadata = {"name": "files-secrets", "namespace": "director", "labels": LABELS}
+        objects = [*objects, {"kind": "Secret", "apiVersion": "v1", "type": "Opaque", "metadata": metadata}]
     assert_same(objects, values | CHOSEN.get(component, {}))
 
 
@@ -216,7 +216,7 @@ def test_a_pool_may_have_variables_of_its_own() -> None:
 def test_the_chart_may_be_in_another_namespace() -> None:
     for name in ("ha", "multi-pool"):
         objects = templated(values_of(name) | {"backup": {"enabled": True}}, namespace="elsewhere")
-        spaces = {each["metadata"].get("namespace") for each in objects}
+        spaces = {each["metadata"].get("namespace") for each in objects if each["kind"] != "PriorityClass"}
         assert spaces == {"elsewhere"}
         assert re.findall(r"\w+\.director\b|\"director\"\W+$|-n director", yaml.safe_dump(objects)) == []
 

@@ -24,6 +24,24 @@ def replicas_while_it_fails(fallback: Manifest, release: tuple[int, int], *, cur
     return max(current, fallback["replicas"])
 
 
+def replicas_while_idle(spec: Manifest, *, age_s: float, active_s_ago: float | None) -> int:
+    """Return whether a pool that nothing waits for keeps its last pod. `active_s_ago` is None before its first work."""
+    if active_s_ago is None:
+        return int(age_s <= spec.get("initialCooldownPeriod", 0))
+    return int(active_s_ago <= spec["cooldownPeriod"])
+
+
+def test_the_first_director_stays_after_the_longest_setup() -> None:
+    """Without any work so far the age of the object counts, and the setup is a part of that."""
+    for name in ("small", "multi-pool"):
+        pools = [each for each in overlay(name) if each["metadata"]["name"].startswith("director-")]
+        setup_s = max(each["spec"]["progressDeadlineSeconds"] for each in pools if each["kind"] == "Deployment")
+        for each in (each["spec"] for each in pools if each["kind"] == "ScaledObject"):
+            assert replicas_while_idle(each, age_s=setup_s + each["cooldownPeriod"], active_s_ago=None) == 1
+            assert replicas_while_idle(each, age_s=1e9, active_s_ago=each["cooldownPeriod"]) == 1
+            assert replicas_while_idle(each, age_s=1e9, active_s_ago=each["cooldownPeriod"] + 1) == 0
+
+
 def scaled() -> list[Manifest]:
     return [each for name in ("small", "multi-pool") for each in overlay(name) if each["kind"] == "ScaledObject"]
 

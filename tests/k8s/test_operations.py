@@ -1,5 +1,6 @@
 """Commands of the operations pages and of verify.sh name objects, containers and labels that an overlay renders."""
 
+import os
 import re
 import shlex
 import shutil
@@ -10,7 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.manifests import K8S, Manifest, overlay, pods
+from director.cli.backend import redis_url
+from director.cli.client import service
+from director.cli.main import made_parser
+from director.local.home import Nowhere
+from tests.support.manifests import K8S, Manifest, environment, overlay, pods
 
 ROOT = K8S.parent
 PAGES = ("docs/how-to/kubernetes.md", "k8s/README.md", "k8s/verify.sh")
@@ -84,6 +89,19 @@ def wrongs(words: list[str]) -> list[str]:
 
 def no_pod(name: str) -> list[str]:
     return [] if name == "restore" or re.fullmatch("redis-[0-2]", name) else [f"there is no pod {name}"]
+
+
+def test_commands_in_an_api_pod_know_their_service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    api = next(pod for pod in pods(overlay("small")) if pod.component == "api").container("api")
+    for name in (*os.environ, *(given := environment(api, overlay("small")))):
+        monkeypatch.setenv(name, given[name]) if name in given else monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    asked = made_parser().parse_args(["ps"])
+    with pytest.raises(Nowhere, match="a token is missing: give --token"):
+        service(asked)
+    asked.token = "a-token"
+    assert service(asked).url == f"http://127.0.0.1:{api['ports'][0]['containerPort']}"
+    assert redis_url(made_parser().parse_args(["doctor"])) == given["DIRECTOR_REDIS_URL"]
 
 
 def test_verify_and_the_pages_restore_in_the_same_way() -> None:

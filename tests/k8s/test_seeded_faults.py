@@ -37,6 +37,11 @@ def first(objects: list[Manifest], name: str) -> Manifest:
     return pod(objects, name)["containers"][0]
 
 
+def first_wish(objects: list[Manifest], name: str) -> Manifest:
+    wishes = pod(objects, name)["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    return wishes[0]["podAffinityTerm"]
+
+
 def model(objects: list[Manifest]) -> Manifest:
     return pod(objects, "director-painter")["initContainers"][0]
 
@@ -177,6 +182,33 @@ FAULTS: dict[str, Fault] = {
     ),
     "a node without room": Fault(
         lambda o: model(o)["resources"]["requests"].pop("ephemeral-storage"), "may fill more of a node's disk"
+    ),
+    "a node that is lost": Fault(
+        lambda o: pod(o, "keeper")["tolerations"].pop(), "keeper: it stays on a node that is not-ready for 300 s"
+    ),
+    "a pool on a node that is lost": Fault(
+        lambda o: pod(o, DIRECTOR)["tolerations"][1].update(tolerationSeconds=300),
+        "stays on a node that is unreachable",
+    ),
+    "all on one node": Fault(lambda o: pod(o, "api").pop("affinity"), "api: all of its pods may be on one node"),
+    "apart from another part": Fault(
+        lambda o: first_wish(o, "api")["labelSelector"]["matchLabels"].update({"app.kubernetes.io/component": "web"}),
+        "api: all of its pods may be on one node",
+    ),
+    "a surge without a node": Fault(
+        lambda o: pod(o, "api")["affinity"]["podAntiAffinity"].update(
+            requiredDuringSchedulingIgnoredDuringExecution=[first_wish(o, "api")]
+        ),
+        "the new pod of a rolling update finds no node",
+    ),
+    "a zone that nodes lack": Fault(
+        lambda o: pod(o, "keeper")["topologySpreadConstraints"].append(
+            pod(o, "keeper")["topologySpreadConstraints"][0] | {"topologyKey": "topology.kubernetes.io/zone"}
+        ),
+        "keeper: nodes without a zone are not told apart",
+    ),
+    "a spread over pods that go": Fault(
+        lambda o: pod(o, "api")["topologySpreadConstraints"][0].pop("matchLabelKeys"), "takes away count"
     ),
     # ends
     "a short grace": Fault(lambda o: pod(o, DIRECTOR).update(terminationGracePeriodSeconds=600), "needs 644 s to end"),

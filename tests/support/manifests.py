@@ -49,10 +49,27 @@ def overlay(name: str) -> list[Manifest]:
 
 @cache
 def rendered(folder: Path, *, also: str = "", into: str = ".") -> list[Manifest]:
-    """Render a folder below k8s/. The result is cached: do not change it.
+    """Render a folder below k8s/, with what is kept of it. The result is cached: do not change it.
 
     `also`: one more component, of the folder, or of the folder `into` below it.
     """
+    return [*kept(folder, also), *applied(folder, also=also, into=into)]
+
+
+def kept(folder: Path, also: str = "") -> list[Manifest]:
+    """Return what is applied before an overlay, and stays when that is deleted."""
+    files = (folder / "kept.yaml", K8S / "components" / also / "kept.yaml")
+    known = {each["metadata"]["name"]: each for file in reversed(files) if file.exists() for each in manifests(file)}
+    return list(known.values())
+
+
+def manifests(file: Path) -> list[Manifest]:
+    return list(yaml.safe_load_all(file.read_text()))
+
+
+@cache
+def applied(folder: Path, *, also: str = "", into: str = ".") -> list[Manifest]:
+    """Render what `kubectl apply -k` applies, and `kubectl delete -k` deletes."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("no kubectl in PATH: nothing here renders the manifests")

@@ -14,6 +14,7 @@ from tests.k8s.rules.lives import (
     leaves_proxies_time,
     lets_nodes_be_emptied,
     restarts_what_hangs,
+    survives_a_node,
 )
 from tests.k8s.rules.promises import (
     is_walled,
@@ -42,6 +43,7 @@ RULES: Final[tuple[Rule, ...]] = (
     is_probed,
     restarts_what_hangs,
     lets_nodes_be_emptied,
+    survives_a_node,
     ends_in_time,
     leaves_proxies_time,
     drains_its_gpus,

@@ -10,11 +10,15 @@ from director.devices.host import END_LIMIT_S
 from director.execution.director import HAND_BACK_S, TELL_S
 from director.keeper.keeper import DRAIN_S
 from tests.k8s.rules.settings import director_settings, director_tables
-from tests.support.manifests import Manifest, Pod, pods
+from tests.support.manifests import Manifest, Pod, picks, pods
 
 MODEL_ENDS_S: Final = 30
 SHUTDOWN_SAVES_S: Final = 120
 HANGS_AT_MOST_S: Final = 120
+GONE_S: Final = 60
+HOSTNAME: Final = "kubernetes.io/hostname"
+REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
 AUTOSCALER: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 
 
@@ -85,6 +89,31 @@ def lets_nodes_be_emptied(objects: list[Manifest]) -> Iterator[str]:
         is_ours = each["kind"] == "PodDisruptionBudget" and each["metadata"]["name"] != "redis"
         if is_ours and each["spec"].get("unhealthyPodEvictionPolicy") != "AlwaysAllow":
             yield f"PodDisruptionBudget/{each['metadata']['name']}: pods that are ill keep their node"
+
+
+def survives_a_node(objects: list[Manifest]) -> Iterator[str]:
+    """Pods of one part are on several nodes where there are any, and are soon replaced when theirs is lost."""
+    for pod in pods(objects):
+        if pod.workload["kind"] != "Deployment":
+            continue  # the disk of a StatefulSet's pod is released by an operator alone: an earlier end frees nothing
+        for key in ("unreachable", "not-ready"):
+            waits = [each for each in pod.spec.get("tolerations", []) if each.get("key") == f"node.kubernetes.io/{key}"]
+            if [each.get("tolerationSeconds") for each in waits] != [GONE_S]:
+                yield f"{pod.name}: it stays on a node that is {key} for 300 s"
+        spread = pod.spec.get("topologySpreadConstraints", [])
+        # of nodes that lack one of the keys the scheduler scores none, by none of the constraints
+        if {each["topologyKey"] for each in spread if each["whenUnsatisfiable"] == "ScheduleAnyway"} - {HOSTNAME}:
+            yield f"{pod.name}: nodes without a zone are not told apart"
+        if pod.component == "director":
+            continue  # one GPU each: where they fit is not ours to say
+        if [each.get("matchLabelKeys") for each in spread] != [["pod-template-hash"]]:
+            yield f"{pod.name}: pods that a rolling update takes away count"
+        kept_apart = pod.spec.get("affinity", {}).get("podAntiAffinity", {})
+        if any(each["topologyKey"] == HOSTNAME for each in kept_apart.get(REQUIRED, [])):
+            yield f"{pod.name}: the new pod of a rolling update finds no node"
+        wishes = [each["podAffinityTerm"] for each in kept_apart.get(PREFERRED, [])]
+        if not any(each["topologyKey"] == HOSTNAME and picks(each["labelSelector"], pod.labels) for each in wishes):
+            yield f"{pod.name}: all of its pods may be on one node"
 
 
 def ends_in_time(objects: list[Manifest]) -> Iterator[str]:

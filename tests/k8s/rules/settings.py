@@ -19,14 +19,16 @@ SETTINGS: Final[dict[str, type[CommonSettings]]] = {
     "keeper": KeeperSettings,
     "run": DirectorSettings,
 }
-# Further variables that a container of ours may have, although our process does not read them. The last three are of
-# servers that it starts
-BESIDE: Final = re.compile(r"REDIS_PASSWORD|SENTINEL_PASSWORD|UPLOAD_SECRET|AWS_\w+|OTEL_\w+|HOME|USER|LOGNAME")
+# Further variables that a container of ours may have, although our process does not read them. Commands that are run
+# in it read DIRECTOR_URL. The last three are of servers that it starts
+BESIDE: Final = re.compile(
+    r"REDIS_PASSWORD|SENTINEL_PASSWORD|UPLOAD_SECRET|DIRECTOR_URL|AWS_\w+|OTEL_\w+|HOME|USER|LOGNAME"
+)
 
 
 def is_given_what_it_reads(objects: list[Manifest]) -> Iterator[str]:
     """Each variable is one that its process knows, with a value that it takes; each command line is one."""
-    everybody = {name for cls in SETTINGS.values() for name, _, _ in described(cls)}
+    everybody = {name for cls in SETTINGS.values() for name, _, _ in described(cls)} | {"DIRECTOR_URL"}
     for pod in pods(objects):
         for container in pod.containers:
             if not _is_ours(container):
