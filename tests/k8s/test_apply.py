@@ -27,7 +27,7 @@ pytestmark = pytest.mark.kubectl
 
 
 class Filled(Struct, frozen=True):
-    """Values that a cluster fills in at a path of each object of a kind. `*` is each element. `why` kubectl would notice."""
+    """Values that a cluster fills in at a path of each object of a kind. `*` is each element. `why` kubectl notices."""
 
     kind: str
     path: str

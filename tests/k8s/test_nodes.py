@@ -11,7 +11,7 @@ from tests.support.manifests import K8S, Manifest, Pod, overlay, picks, pods
 
 pytestmark = pytest.mark.kubectl
 HOSTNAME, ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
-# Other scores of the scheduler differ by this at most: NodeResourcesFit, NodeResourcesBalancedAllocation and ImageLocality
+# Other scores of the scheduler (resources, their balance, images) differ by this at most
 OTHERS = 300
 
 
