@@ -2,32 +2,45 @@
 -- deliver: note the outcome of a terminal webhook's attempt, in the record and among the prediction's events.
 --
 --   KEYS[1]  record    hash  {p}:rec:<id>
---   KEYS[2]  owed_to   zset  {p}:owed:<host>  what waits for its next attempt at this host → when that is
+--   KEYS[2]  away      zset  {p}:away:<account>:<host>  this account's webhooks that this host missed → their next attempt
 --   ARGV[1]  delay_ms  until the next attempt; '' for no other one: it arrived, or is given up
 --   ARGV[2]  outcome   delivered, failed, refused, gone or given_up: kept in the record as `told`;
---                      put_off: it was not tried, and that is no attempt
+--                      put_off: it was not tried, and that is no attempt. It comes no sooner than it was due
 --   ARGV[3]  revivals  of the record that was sent: with another number, another end is owed by now
 --   ARGV[4]  status    that the receiver answered, '' for none
 --   ARGV[5]  host      that it was sent to; the rest of the URL may be secret
---   ARGV[6]  asked     '1': the receiver asked for this delay, and nothing brings the next attempt forward
+--   ARGV[6]  is_away   '1': the host missed it, and the next attempt may be brought forward once the host answers
 --   ARGV[7]  known     attempts that were noted before this one, '' for any: a failure whose reply was lost is counted
 --                      once
 --   ARGV[8]  rule      that forbids the address, '' for none
---   Returns  2  noted: it arrived, and others wait for their next attempt at this host: see forward
+--   ARGV[9]  is_early  '1': this attempt was brought forward. A failure takes no step of the schedule: it comes again when
+--                      it was due, or later if its receiver asked for a delay
+--   Returns  2  noted: it arrived, and others of its account were missed by this host: see forward
 --            1  noted
 --            0  that end is no longer owed: nothing was written
 
-local id, delay_ms, outcome, revivals, now = ID, ARGV[1], ARGV[2], ARGV[3], clock(ARGV[9])
+local id, delay_ms, outcome, revivals, now = ID, ARGV[1], ARGV[2], ARGV[3], clock(ARGV[10])
 local MOST_EVENTS = 100 -- of attempts: redelivery may be asked for any number of times
-local MOST_WAITING = 10000 -- that are known by their host; others come when their own time has come
+local MOST_WAITING = 10000 -- that are known by their receiver; others come when their own time has come
 
 if not redis.call('ZSCORE', owed_key(), id) then return 0 end
-local r = redis.call('HMGET', KEYS[1], 'revivals', 'queue', 'tellings', 'account')
+local r = redis.call('HMGET', KEYS[1], 'revivals', 'queue', 'tellings', 'account', 'next_telling', 'forwarded',
+  'tellings_before')
 if (r[1] or '0') ~= revivals then return 0 end
 if outcome == 'failed' and ARGV[7] ~= '' and (r[3] or '0') ~= ARGV[7] then return 1 end
 
-local queue, next_at = r[2], delay_ms ~= '' and now + delay_ms or ''
+local queue, next_at, is_early = r[2], delay_ms ~= '' and now + delay_ms or '', outcome == 'failed' and ARGV[9] == '1'
+local is_put_off, mark, due_at = outcome == 'put_off', r[6], tonumber(r[5])
+if is_early or is_put_off and mark == r[5] then next_at = math.max(next_at, due_at or 0) end
 if queue then redis.call('HSET', KEYS[1], 'next_telling', next_at) end
+if queue and is_put_off and (mark ~= r[5] or next_at ~= due_at) then -- later than by its schedule: never early after that
+  redis.call('HSET', KEYS[1], 'forwarded', 0)
+elseif mark then
+  redis.call('HDEL', KEYS[1], 'forwarded')
+end
+if queue and is_early then -- which the former release counts the same way
+  redis.call('HSET', KEYS[1], 'tellings_before', (tonumber(r[7]) or 0) + 1)
+end
 if queue and outcome ~= 'put_off' then
   local attempt = (r[3] or 0) + 1
   redis.call('HSET', KEYS[1], 'told', outcome, 'tellings', attempt)
@@ -42,7 +55,7 @@ end
 local are_waiting = redis.call('EXISTS', KEYS[2]) == 1
 if next_at ~= '' then
   redis.call('ZADD', owed_key(), next_at, id)
-  if ARGV[6] ~= '1' and (not are_waiting or redis.call('ZCARD', KEYS[2]) < MOST_WAITING) then
+  if ARGV[6] == '1' and (not are_waiting or redis.call('ZCARD', KEYS[2]) < MOST_WAITING) then
     redis.call('ZADD', KEYS[2], next_at, id)
     redis.call('PEXPIRE', KEYS[2], OWED_MS)
   end

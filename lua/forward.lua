@@ -1,8 +1,9 @@
 #!lua flags=allow-oom
--- forward: make webhooks due now that wait for a host which answers again, the soonest first.
+-- forward: make webhooks of one account due now that a host missed which answers again, the soonest first. Their records
+-- say so: an attempt that was brought forward takes no step of the schedule. At most 6 commands for each.
 --
---   KEYS[1]  owed_to  zset  {p}:owed:<host>  as deliver wrote it
---   ARGV[1]  limit    most webhooks that are looked at
+--   KEYS[1]  away   zset  {p}:away:<account>:<host>  as deliver wrote it
+--   ARGV[1]  limit  most webhooks that are looked at
 --   Returns  the number of webhooks that became due
 
 local limit, now = tonumber(ARGV[1]), clock(ARGV[2])
@@ -12,8 +13,10 @@ for i = 1, #found, 2 do
   local id, at = found[i], tonumber(found[i + 1])
   redis.call('ZREM', KEYS[1], id)
   -- with another due time than deliver wrote, a courier has it; without one, it is no longer owed
-  if tonumber(redis.call('ZSCORE', owed_key(), id) or '') == at and at > now then
+  local r = redis.call('HMGET', record_key(id), 'next_telling', 'forwarded')
+  if tonumber(r[1] or '') == at and tonumber(redis.call('ZSCORE', owed_key(), id) or '') == at and at > now then
     redis.call('ZADD', owed_key(), now, id)
+    if r[2] ~= '0' then redis.call('HSET', record_key(id), 'forwarded', r[1]) end -- '0': put off, so it is late as it is
     forwarded = forwarded + 1
   end
 end

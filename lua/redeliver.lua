@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
--- redeliver: owe the terminal webhook again, on request. The schedule restarts if it was no longer owed. A courier that is
--- about to deliver it keeps its attempt: no other one begins beside it.
+-- redeliver: owe the terminal webhook again, on request. The schedule restarts if it was no longer owed. Else the attempt is
+-- one that was brought forward, as by forward. A courier that is about to deliver it keeps its attempt: no other one begins
+-- beside it.
 --
 --   KEYS[1]  record   hash  {p}:rec:<id>
 --   ARGV[1]  account  whose it must be, '' for any
@@ -26,7 +27,11 @@ if not due then
   end
 elseif tonumber(due) ~= tonumber(r.next_telling) then -- taken by a courier, or its director's own, whose time ends by itself
   return 'owed'
+elseif tonumber(due) <= now then
+  return 'owed'
+elseif r.forwarded ~= '0' then -- '0': put off, so it is late as it is
+  redis.call('HSET', KEYS[1], 'forwarded', r.next_telling)
 end
-redis.call('HSET', KEYS[1], 'next_telling', now)
+if not due then redis.call('HSET', KEYS[1], 'next_telling', now) end
 redis.call('ZADD', owed_key(), now, id)
 return 'owed'

@@ -211,9 +211,9 @@ log = _of_partition("log", permanent="capped by each write")
 """stream · steps of predictions, about the last 10,000. By every script with a step."""
 
 
-def owed_to(partition: Partition, host: str) -> str:
-    """zset · owed webhooks that wait for their next attempt at one host → when. Written by deliver; 4 days."""
-    return f"{tag(partition)}:owed:{host}"
+def away(partition: Partition, account: str, host: str) -> str:
+    """zset · owed webhooks of an account that a host missed → their next attempt. Written by deliver; 4 days."""
+    return f"{tag(partition)}:away:{account}:{host}"
 
 
 # Keys of one prediction. All carry the hash tag of its partition.

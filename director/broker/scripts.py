@@ -700,29 +700,34 @@ class Scripts:
         delay_s: float | None,
         revivals: int = 0,
         status: int | None = None,
+        account: str = "",
         host: str = "?",
-        is_asked: bool = False,
+        is_away: bool = False,
+        is_early: bool = False,
         known: int | None = None,
         rule: str | None = None,
         now_ms: int | None = None,
     ) -> replies.Delivered:
         """Note the outcome of a terminal webhook's attempt; `put_off` is not counted. Without `delay_s`: the last.
 
-        `revivals`: of the record that was sent; an answer for an earlier end does not settle a later one. `is_asked`:
-        by the host. `known`: attempts noted before this one. `rule`: forbids the address.
+        `revivals`: of the record that was sent; an answer for an earlier end does not settle a later one. `is_away`:
+        the host missed it, so that `forward` may make it due. `is_early`: the attempt was brought forward. `known`:
+        attempts noted before this one. `rule`: forbids the address.
         """
-        names = [keys.record(prediction_id), keys.owed_to(partition_of(prediction_id), host)]
-        args: list[Arg] = [ms(delay_s), outcome, revivals, given(status), host, int(is_asked)]
-        args += [given(known), rule or "", given(now_ms)]
+        names = [keys.record(prediction_id), keys.away(partition_of(prediction_id), account, host)]
+        args: list[Arg] = [ms(delay_s), outcome, revivals, given(status), host, int(is_away)]
+        args += [given(known), rule or "", int(is_early), given(now_ms)]
         return DELIVERED[int(await self._call("deliver", names, args))]
 
     async def sample(self, queue: QueueName, *, period_s: float, most: int, now_ms: int | None = None) -> bool:
         """Add a sample of a queue unless this period has one, and keep `most`. Returns False for an idle queue."""
         return bool(await self._call("sample", [keys.meta(queue)], [ms(period_s), most, given(now_ms)]))
 
-    async def forward(self, partition: Partition, host: str, *, limit: int, now_ms: int | None = None) -> int:
-        """Make webhooks due that wait for a host which answers again. Returns their number."""
-        return int(await self._call("forward", [keys.owed_to(partition, host)], [limit, given(now_ms)]))
+    async def forward(
+        self, partition: Partition, account: str, host: str, *, limit: int, now_ms: int | None = None
+    ) -> int:
+        """Make webhooks of an account due that a host missed which answers again. Returns their number."""
+        return int(await self._call("forward", [keys.away(partition, account, host)], [limit, given(now_ms)]))
 
     async def revive(self, prediction_id: PredictionId, *, now_ms: int | None = None) -> bool:
         """Return a dead letter to its queue. Returns False if it is not one, or its input is gone or had secrets."""

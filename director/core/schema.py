@@ -106,6 +106,8 @@ class Record(RequestFacts, frozen=True, kw_only=True):
     tellings: int = 0
     tellings_before: int = 0  # attempts before a redelivery was asked for, which restarted the schedule
     owed_since: int | None = None  # start of that schedule
+    next_telling: int | None = None  # when its next attempt is due by the schedule
+    forwarded: int | None = None  # the same time, if that attempt was brought forward; 0 if it was put off before
     revivals: int = 0
     start_by: int | None = None
     remote: str = ""  # the server's id of its run, by which another director can follow the run
@@ -123,6 +125,11 @@ class Record(RequestFacts, frozen=True, kw_only=True):
     @property
     def is_terminal(self) -> bool:
         return self.status in TERMINAL
+
+    @property
+    def is_early(self) -> bool:
+        """Was the webhook's present attempt brought forward?"""
+        return self.forwarded is not None and self.forwarded == self.next_telling
 
     @property
     def trace(self) -> TraceHeaders:

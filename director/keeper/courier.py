@@ -268,7 +268,13 @@ class Courier:
     async def _put_off(self, attempt: Attempt) -> None:
         delay_s = self._breakers.put_off_s(attempt.endpoint, attempt.id)
         await self._scripts.deliver(
-            attempt.id, outcome="put_off", delay_s=delay_s, revivals=attempt.revivals, host=attempt.host
+            attempt.id,
+            outcome="put_off",
+            delay_s=delay_s,
+            revivals=attempt.revivals,
+            account=attempt.account,
+            host=attempt.host,
+            is_away=True,
         )
 
     async def _due(self) -> list[Attempt]:
@@ -325,4 +331,8 @@ class Courier:
         if noted.host_answers is False:
             self._breakers.failed(attempt.endpoint, asked_s=noted.delay_s if noted.is_asked else None)
         elif noted.host_answers and self._breakers.answered(attempt.endpoint) and noted.outcome == "delivered":
-            await sweep(await self._registry.owing(), lambda partition: self._webhooks.forward(partition, attempt.host))
+
+            async def forward(partition: Partition) -> None:
+                await self._webhooks.forward(partition, attempt.account, attempt.host)
+
+            await sweep(await self._registry.owing(), forward)

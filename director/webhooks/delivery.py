@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Final, Literal
 
 import msgspec
@@ -50,16 +51,26 @@ UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class Noted(Struct, frozen=True):
-    """The outcome of one attempt. `delay_s`: until the next, None after the last. `is_asked`: the receiver chose it."""
+    """The outcome of one attempt. `delay_s`: until the next, None after the last. `is_asked`: the receiver chose it.
+
+    `is_early`: the attempt was brought forward. The next one is then that of the schedule, `delay_s` from now or later.
+    `is_missed`: the host was away, and the next attempt may be brought forward once it answers.
+    """
 
     outcome: Outcome
     delay_s: float | None = None
     is_asked: bool = False
+    is_early: bool = False
+    is_missed: bool = False
     host_answers: bool | None = None
 
 
 class Schedule(Struct, frozen=True):
-    """The waits after the first, second, … attempt that failed. After the last one the webhook is given up."""
+    """The waits after the first, second, … attempt that failed. After the last one the webhook is given up.
+
+    An attempt that was brought forward takes no step. The count of steps alone gives nothing up: nearly all of the time
+    must have passed too.
+    """
 
     waits_s: tuple[float, ...]
 
@@ -77,32 +88,50 @@ class Schedule(Struct, frozen=True):
             )
         return cls(waits_s)
 
-    def is_last(self, tellings: int, owed_s: float) -> bool:
-        """Return whether no attempt follows the one after `tellings` others, of a webhook owed for `owed_s`."""
-        return tellings >= len(self.waits_s) or owed_s >= LONGEST_S
+    def is_last(self, steps: int, owed_s: float, *, is_early: bool = False) -> bool:
+        """Return whether no attempt follows the one after `steps` others, of a webhook owed for `owed_s`."""
+        is_over = steps >= len(self.waits_s) and owed_s >= sum(self.waits_s) * (1 - SPREAD)
+        return owed_s >= LONGEST_S or (is_over and not is_early)
 
-    def noted(self, delivery: Delivery, *, tellings: int, owed_s: float, jitter: float) -> Noted:
-        """Judge an attempt after `tellings` others, of a webhook owed for `owed_s`. `jitter` is random, from 0 to 1."""
+    def wait_s(self, steps: int, owed_s: float) -> float:
+        """Return the wait after this step. Of a count that ran ahead of time, the step is that of the time."""
+        if steps < len(self.waits_s):
+            return self.waits_s[steps]
+        ends_s = accumulate(self.waits_s)
+        return next(
+            (wait_s for wait_s, end_s in zip(self.waits_s, ends_s, strict=True) if owed_s < end_s), self.waits_s[-1]
+        )
+
+    def noted(self, delivery: Delivery, *, steps: int, owed_s: float, jitter: float, is_early: bool = False) -> Noted:
+        """Judge an attempt after `steps` others, of a webhook owed for `owed_s`. `jitter` is random, from 0 to 1."""
         ends: tuple[tuple[bool, Outcome], ...] = (
             (delivery.ok, "delivered"),
             (delivery.gone, "gone"),
             (delivery.refused, "refused"),
-            (self.is_last(tellings, owed_s), "given_up"),
+            (self.is_last(steps, owed_s, is_early=is_early), "given_up"),
         )
         for is_so, outcome in ends:
             if is_so:
                 return Noted(outcome, host_answers=delivery.host_answers)
-        own_s = self.waits_s[tellings] * (1 - SPREAD + 2 * SPREAD * jitter)
+        own_s = 0.0 if is_early else self.wait_s(steps, owed_s) * (1 - SPREAD + 2 * SPREAD * jitter)
         asked_s = delivery.retry_after_s or 0.0
-        delay_s = min(max(own_s, asked_s), LONGEST_S - owed_s)
-        return Noted("failed", delay_s, is_asked=asked_s > own_s, host_answers=delivery.host_answers)
+        is_asked = asked_s > own_s
+        return Noted(
+            "failed",
+            min(max(own_s, asked_s), LONGEST_S - owed_s),
+            is_asked=is_asked,
+            is_early=is_early,
+            # one early attempt for each step: a receiver that fails beside others that answer would get one for each
+            is_missed=delivery.is_missed and not is_asked and not is_early,
+            host_answers=delivery.host_answers,
+        )
 
 
 SCHEDULE: Final = Schedule.parse(WEBHOOK_SCHEDULE)
 
 # The record outlives the webhook that it owes; if an operator removed it, nothing is left to send.
 REMOVED: Final = Noted("given_up")
-# Webhooks that an answering host makes due, of those that wait for it; each that arrives does so again
+# Webhooks that an answering host makes due, of those that it missed; each that arrives does so again
 FORWARD: Final = 32
 # An operator revived the prediction first: that end is not owed any more, and the next one is not here yet.
 REVIVED: Final = Noted("revived")
@@ -184,18 +213,19 @@ class Webhooks:
         record = stored.record
         if not record.is_terminal:
             return REVIVED
-        tellings = record.tellings - record.tellings_before
+        steps = record.tellings - record.tellings_before
         owed_s = (self._clock.now_ms() - (record.owed_since or record.completed or 0)) / 1000
         crash.at("before_webhook")
-        if is_unreadable and not self._schedule.is_last(tellings, owed_s):
+        if is_unreadable and not self._schedule.is_last(steps, owed_s, is_early=record.is_early):
             delivery = UNREADABLE
         else:
             delivery = await self.send(stored, WebhookEvent.COMPLETED, attempt=record.tellings + 1)
         crash.at("after_webhook")
         result = self._schedule.noted(
             delivery,
-            tellings=tellings,
+            steps=steps,
             owed_s=owed_s,
+            is_early=record.is_early,
             jitter=random.random(),  # noqa: S311 - spreads retries, guards nothing
         )
         facts = {"prediction": record.id, "attempt": record.tellings + 1, "outcome": result.outcome}
@@ -210,17 +240,19 @@ class Webhooks:
             delay_s=result.delay_s,
             revivals=record.revivals,
             status=delivery.status,
+            account=record.account,
             host=host,
-            is_asked=result.is_asked,
+            is_away=result.is_missed,
+            is_early=result.is_early,
             known=record.tellings,
             rule=delivery.rule,
         )
         if answer == "others":
-            await self.forward(partition_of(record.id), host)
+            await self.forward(partition_of(record.id), record.account, host)
         return result
 
-    async def forward(self, partition: Partition, host: str) -> None:
-        await self._scripts.forward(partition, host, limit=FORWARD)
+    async def forward(self, partition: Partition, account: str, host: str) -> None:
+        await self._scripts.forward(partition, account, host, limit=FORWARD)
 
 
 class Post(Struct, frozen=True):

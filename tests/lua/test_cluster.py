@@ -140,7 +140,7 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
     owed = await scripts.due(partition, limit=9, hold_s=30, now_ms=driver.now_ms)
     assert finished.id in owed
     assert await scripts.deliver(finished.id, outcome="delivered", delay_s=None)
-    assert await scripts.forward(partition, "?", limit=9) == 0
+    assert await scripts.forward(partition, ACCOUNT, "?", limit=9) == 0
     assert await scripts.redeliver(finished.id, account=ACCOUNT) == "owed"
     assert await scripts.replay(finished.id, after=0, count=9, most_bytes=99) is not None
 

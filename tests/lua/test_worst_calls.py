@@ -279,8 +279,9 @@ async def ended(driver: QueueDriver) -> None:
             await driver.finish(one)
         due = [one for _ in range(2) for one in await driver.due()]
         for one in due:
-            await driver.deliver(one, "failed", 3_600, host="h.example", status=500)
-        assert await scripts.forward(partition_of(due[0]), "h.example", limit=FORWARD, now_ms=driver.now_ms) == FORWARD
+            await driver.deliver(one, "failed", 3_600, account=account, host="h.example", status=500, is_away=True)
+        here = partition_of(due[0])
+        assert await scripts.forward(here, account, "h.example", limit=FORWARD, now_ms=driver.now_ms) == FORWARD
         await scripts.redeliver(due[0], account=None, now_ms=driver.now_ms)
         bucket = Bucket("create", rate=1.0, burst=1)
         await scripts.reserve(account, bucket, id=f"n{number}", now_ms=driver.now_ms)

@@ -33,13 +33,14 @@ class Received(NamedTuple):
 
 
 class Sink:
-    """The receiver. `answers` are used up one by one; then `answer` applies."""
+    """The receiver. `answers` are used up one by one; then `answer` applies, except at the paths of `by_path`."""
 
     def __init__(self) -> None:
         self.url = ""
         self.port = 0
         self.answers: deque[Answer] = deque()
         self.answer = Answer()
+        self.by_path: dict[str, Answer] = {}
         self.received: list[Received] = []
         self.targets: list[str] = []  # path and query of each, as they came over the wire
         self.peers: list[tuple[str, int]] = []  # where each came from: one per connection
@@ -65,7 +66,8 @@ class Sink:
                 self.targets.append(request.path)
                 self.peers.append(request.writer.get_extra_info("peername"))
                 self._changed.notify_all()
-            return await self._answered(self.answers.popleft() if self.answers else self.answer, request)
+            usual = self.by_path.get(request.path, self.answer)
+            return await self._answered(self.answers.popleft() if self.answers else usual, request)
         finally:
             self.open -= 1
 

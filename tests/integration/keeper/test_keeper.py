@@ -208,6 +208,9 @@ async def owed(past: QueueDriver, prediction_id: PredictionId) -> int | None:
 
 
 async def make_due(past: QueueDriver, *ids: PredictionId) -> None:
+    """Let the time of the next attempt come."""
+    for each in ids:
+        await past.redis.hset(keys.record(each), "next_telling", "0")
     await past.redis.zadd(keys.owed(partition_of(ids[0])), dict.fromkeys(ids, 0), xx=True)
 
 
@@ -272,6 +275,8 @@ async def test_webhook_is_given_up_when_the_schedule_ends(courier: Courier, past
     for _ in SCHEDULE.waits_s:
         assert (await courier.run_once()).outcomes == {"failed": 1}
         await make_due(past, claim.id)
+    since_ms = past.now_ms - round(sum(SCHEDULE.waits_s) * 1000)
+    await past.redis.hset(keys.record(claim.id), "completed", str(since_ms))
     assert (await courier.run_once()).outcomes == {"given_up": 1}
     assert await owed(past, claim.id) is None
     assert len(receiver.received) == len(SCHEDULE.waits_s) + 1
@@ -489,7 +494,7 @@ async def test_no_second_attempt_begins_during_one(
         tasks.start_soon(one.run_once)
         await receiver.arrived(2)
         assert await scripts.redeliver(claim.id, account=ACCOUNT) == "owed"
-        assert await scripts.forward(partition_of(claim.id), host_of(receiver.url), limit=9) == 0
+        assert await scripts.forward(partition_of(claim.id), ACCOUNT, host_of(receiver.url), limit=9) == 0
         assert (await other.run_once()).outcomes == {}
         receiver.close()
     assert len(receiver.received) == 2

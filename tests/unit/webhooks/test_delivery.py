@@ -21,34 +21,77 @@ FAILED = Delivery(ok=False, status=500)
 MIDDLE = 0.5
 LAST = len(SCHEDULE.waits_s) - 1
 HOUR_S = 3600.0
+NOW_MS = 1_800_000_000_000
+OVER_S = sum(SCHEDULE.waits_s)
 
 
-def noted(delivery: Delivery, *, tellings: int = 0, owed_s: float = 0.0, jitter: float = MIDDLE) -> Noted:
-    return SCHEDULE.noted(delivery, tellings=tellings, owed_s=owed_s, jitter=jitter)
+def noted(
+    delivery: Delivery, *, steps: int = 0, owed_s: float | None = None, jitter: float = MIDDLE, is_early: bool = False
+) -> Noted:
+    """Judge an attempt whose time is that of its step, or `owed_s`."""
+    passed_s = sum(SCHEDULE.waits_s[:steps]) if owed_s is None else owed_s
+    return SCHEDULE.noted(delivery, steps=steps, owed_s=passed_s, jitter=jitter, is_early=is_early)
 
 
-def failed(delay_s: float, *, is_asked: bool = False) -> Noted:
-    return Noted("failed", pytest.approx(delay_s), is_asked=is_asked, host_answers=False)
+def failed(delay_s: float, *, is_asked: bool = False, is_early: bool = False) -> Noted:
+    is_missed = not is_asked and not is_early
+    delay: float = pytest.approx(delay_s)
+    return Noted("failed", delay, is_asked=is_asked, is_early=is_early, is_missed=is_missed, host_answers=False)
 
 
 def test_waits_follow_the_schedule() -> None:
-    waits = [noted(FAILED, tellings=tellings).delay_s for tellings in range(len(SCHEDULE.waits_s))]
+    waits = [noted(FAILED, steps=steps).delay_s for steps in range(len(SCHEDULE.waits_s))]
     minutes = [120, 300, 1800]
     hours = [hours * 3600 for hours in (2, 5, 10, 14, 20, 24)]
     assert waits == pytest.approx([2, 5, 15, 30, 60, *minutes, *hours])
 
 
 def test_webhook_is_given_up_after_the_last_wait() -> None:
-    assert noted(FAILED, tellings=LAST).outcome == "failed"
-    assert noted(FAILED, tellings=LAST + 1) == Noted("given_up", host_answers=False)
-    assert noted(FAILED, tellings=LAST + 9) == Noted("given_up", host_answers=False)
+    assert noted(FAILED, steps=LAST).outcome == "failed"
+    assert noted(FAILED, steps=LAST + 1) == Noted("given_up", host_answers=False)
+    assert noted(FAILED, steps=LAST + 9) == Noted("given_up", host_answers=False)
+    assert noted(FAILED, steps=LAST + 1, owed_s=OVER_S * 0.9).outcome == "given_up", "all waits were short"
+
+
+@pytest.mark.parametrize(
+    ("owed_s", "wait_s"), [(0, 2), (27, 30), (24 * HOUR_S, 14 * HOUR_S), (OVER_S * 0.8, 24 * HOUR_S)]
+)
+def test_too_many_attempts_in_too_little_time_give_nothing_up(owed_s: float, wait_s: float) -> None:
+    for steps in (LAST + 1, LAST + 99):
+        assert noted(FAILED, steps=steps, owed_s=owed_s) == failed(wait_s)
+
+
+def test_an_early_attempt_never_ends_the_schedule() -> None:
+    assert noted(FAILED, steps=LAST + 1, is_early=True) == failed(0, is_early=True)
+    assert noted(FAILED, steps=1, is_early=True) == failed(0, is_early=True)
+    patient = Delivery(ok=False, status=503, retry_after_s=600.0)
+    assert noted(patient, is_early=True) == failed(600, is_asked=True, is_early=True)
+    assert noted(FAILED, owed_s=LONGEST_S, is_early=True).outcome == "given_up"
+
+
+@pytest.mark.parametrize(
+    ("delivery", "is_missed"),
+    [
+        (Delivery(ok=False, status=500), True),
+        (Delivery(ok=False, status=503), True),
+        (Delivery(ok=False, reason="no connection"), True),
+        (Delivery(ok=False, status=404), False),
+        (Delivery(ok=False, status=429), False),
+        (Delivery(ok=False, status=301), False),
+        (Delivery(ok=False, status=503, retry_after_s=60.0), False),
+        (Delivery(ok=False, was_sent=False), False),
+    ],
+)
+def test_only_what_an_absent_host_missed_is_brought_forward(delivery: Delivery, *, is_missed: bool) -> None:
+    assert noted(delivery).is_missed is is_missed
+    assert not noted(delivery, is_early=True).is_missed
 
 
 def test_webhook_is_given_up_before_its_data_goes() -> None:
-    assert noted(FAILED, tellings=1, owed_s=LONGEST_S - 1).delay_s == pytest.approx(1)
-    assert noted(FAILED, tellings=1, owed_s=LONGEST_S).outcome == "given_up"
+    assert noted(FAILED, steps=1, owed_s=LONGEST_S - 1).delay_s == pytest.approx(1)
+    assert noted(FAILED, steps=1, owed_s=LONGEST_S).outcome == "given_up"
     patient = Delivery(ok=False, status=503, retry_after_s=24 * HOUR_S)
-    assert noted(patient, tellings=1, owed_s=LONGEST_S - HOUR_S).delay_s == pytest.approx(HOUR_S)
+    assert noted(patient, steps=1, owed_s=LONGEST_S - HOUR_S).delay_s == pytest.approx(HOUR_S)
 
 
 @pytest.mark.parametrize(
@@ -59,14 +102,14 @@ def test_webhook_is_given_up_before_its_data_goes() -> None:
         (Delivery(ok=False, rule="private_address"), "refused"),
     ],
 )
-@pytest.mark.parametrize("tellings", [0, LAST, LAST + 1])
-def test_final_outcomes_have_no_next_attempt(delivery: Delivery, outcome: str, tellings: int) -> None:
-    result = noted(delivery, tellings=tellings, owed_s=LONGEST_S)
+@pytest.mark.parametrize("steps", [0, LAST, LAST + 1])
+def test_final_outcomes_have_no_next_attempt(delivery: Delivery, outcome: str, steps: int) -> None:
+    result = noted(delivery, steps=steps, owed_s=LONGEST_S)
     assert (result.outcome, result.delay_s) == (outcome, None)
 
 
 @pytest.mark.parametrize(
-    ("asked_s", "tellings", "expected"),
+    ("asked_s", "steps", "expected"),
     [
         (600.0, 0, failed(600, is_asked=True)),
         (0.0, 3, failed(30)),
@@ -74,8 +117,8 @@ def test_final_outcomes_have_no_next_attempt(delivery: Delivery, outcome: str, t
     ],
     ids=["longer", "shorter", "after the last wait"],
 )
-def test_requested_delay_only_lengthens_a_wait_of_the_schedule(asked_s: float, tellings: int, expected: Noted) -> None:
-    assert noted(Delivery(ok=False, status=503, retry_after_s=asked_s), tellings=tellings) == expected
+def test_requested_delay_only_lengthens_a_wait_of_the_schedule(asked_s: float, steps: int, expected: Noted) -> None:
+    assert noted(Delivery(ok=False, status=503, retry_after_s=asked_s), steps=steps) == expected
 
 
 @pytest.mark.parametrize(
@@ -94,24 +137,24 @@ def test_requested_delay_only_lengthens_a_wait_of_the_schedule(asked_s: float, t
 )
 def test_attempt_shows_whether_its_host_answers(delivery: Delivery, answers: bool | None) -> None:
     assert noted(delivery).host_answers is answers
-    assert noted(delivery, tellings=LAST + 1).host_answers is answers
+    assert noted(delivery, steps=LAST + 1).host_answers is answers
 
 
 @given(st.integers(0, LAST), st.floats(0, 1))
-def test_jitter_is_at_most_a_tenth_and_keeps_order(tellings: int, jitter: float) -> None:
-    delay_s = noted(FAILED, tellings=tellings, jitter=jitter).delay_s
+def test_jitter_is_at_most_a_tenth_and_keeps_order(steps: int, jitter: float) -> None:
+    delay_s = noted(FAILED, steps=steps, jitter=jitter).delay_s
     assert delay_s is not None
-    assert abs(delay_s - SCHEDULE.waits_s[tellings]) <= SCHEDULE.waits_s[tellings] * 0.1 + 1e-6
+    assert abs(delay_s - SCHEDULE.waits_s[steps]) <= SCHEDULE.waits_s[steps] * 0.1 + 1e-6
 
 
 def test_jitter_spreads() -> None:
-    assert noted(FAILED, tellings=4, jitter=0.0) == failed(54)
-    assert noted(FAILED, tellings=4, jitter=1.0) == failed(66)
+    assert noted(FAILED, steps=4, jitter=0.0) == failed(54)
+    assert noted(FAILED, steps=4, jitter=1.0) == failed(66)
 
 
 def test_schedule_is_read_from_one_setting() -> None:
     assert Schedule.parse("0.2s, 30s,5m , 1.5h").waits_s == (0.2, 30.0, 300.0, 5400.0)
-    assert Schedule.parse("1s").noted(FAILED, tellings=1, owed_s=1.0, jitter=0.5).outcome == "given_up"
+    assert Schedule.parse("1s").noted(FAILED, steps=1, owed_s=1.0, jitter=0.5).outcome == "given_up"
 
 
 @pytest.mark.parametrize("text", ["", "5", "5s,", "0s", "-1s", "5s 6s", "5d", "1e3s", "nans", "5S"])
@@ -137,7 +180,8 @@ class Parts:
     """Stands in for the scripts, the accounts and the sender. The file of the prediction is lost."""
 
     def __init__(self, tellings: int) -> None:
-        ended = replace(RECORD, status=Status.SUCCEEDED, completed=1, tellings=tellings, webhook="http://receiver/")
+        since = NOW_MS - round(sum(SCHEDULE.waits_s[:tellings]) * 1000)
+        ended = replace(RECORD, status=Status.SUCCEEDED, completed=since, tellings=tellings, webhook="http://receiver/")
         self.without = Stored(record=ended, input=None)
         self.bodies: list[Any] = []
 
@@ -158,7 +202,7 @@ class Parts:
 @pytest.mark.parametrize(("tellings", "outcome"), [(0, "failed"), (LAST, "failed"), (LAST + 1, "delivered")])
 async def test_a_lost_file_delays_the_webhook_and_not_for_ever(tellings: int, outcome: str) -> None:
     parts: Any = Parts(tellings)
-    noted = await Webhooks(parts, parts, parts, FakeClock(now_ms=1)).deliver(RECORD.id)
+    noted = await Webhooks(parts, parts, parts, FakeClock(now_ms=NOW_MS)).deliver(RECORD.id)
     assert (noted.outcome, noted.host_answers) == (outcome, None if outcome == "failed" else True)
     assert (noted.delay_s is None) == (outcome == "delivered")
     sent = [(body["status"], body["output"], body["data_removed"]) for body in parts.bodies]
