@@ -30,6 +30,8 @@ from director.store.directors import EndsFound
 MOST_QUEUES: Final = 500
 MOST_ATTEMPTS: Final = 3
 NONE: Final = "none"
+# Outputs that come together are read together: over a shorter time their rate says nothing of the model
+RATE_OVER_S: Final = 0.1
 OTHER: Final = "other"
 # The codes that this product gives; a server may answer with any other
 KNOWN: Final = frozenset(
@@ -246,7 +248,7 @@ def metrics_of(record: Record, tracker: Tracker, *, setup_wait_s: float, ahead_s
             found["time_to_first_output"] = tracker.first_output_at - tracker.began_at
             found["output_count"] = tracker.outputs
             spread = tracker.last_output_at - tracker.first_output_at
-            if tracker.outputs > 1 and spread > 0:
+            if tracker.outputs > 1 and spread >= RATE_OVER_S:
                 found["outputs_per_second"] = (tracker.outputs - 1) / spread
     return {  # five digits: three times then fit into 64 bytes, above which a record takes twice its memory by default
         name: round(value, 4 if value < 10 else 3 if value < 100 else 2 if value < 1000 else 1)

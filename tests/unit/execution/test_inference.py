@@ -55,6 +55,13 @@ def test_a_rate_needs_two_outputs_that_are_apart() -> None:
     assert "outputs_per_second" not in metrics_of(RECORD, tracker, setup_wait_s=0)
 
 
+def test_a_burst_of_outputs_has_no_rate() -> None:
+    tracker = Tracker(RECORD, Limits())
+    produced(tracker, *(10.0 + 0.00002 * index for index in range(20)))
+    found = metrics_of(RECORD, tracker, setup_wait_s=0)
+    assert (found["output_count"], "outputs_per_second" in found) == (20, False)
+
+
 def test_times_of_hours_with_those_of_cog_fit_into_64_bytes() -> None:
     record, tracker = replace(FIRST, created=1_000, claimed=9_877_543), Tracker(FIRST, Limits())
     tracker.apply(Began(), 10.0)
