@@ -63,14 +63,23 @@ def open_log(path: Path) -> int:
     cannot be opened, as on a full disk, runs without one.
     """
     try:
-        if path.exists() and path.stat().st_size > LOG_KEPT_BYTES:
-            with path.open("rb") as file:
-                file.seek(-LOG_KEPT_BYTES // 2, os.SEEK_END)
-                end = file.read()
-            path.write_bytes(end)
+        cut_log(path)
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError:
         return os.open(os.devnull, os.O_WRONLY)
+
+
+def cut_log(path: Path) -> bool:
+    """Cut a log over a megabyte to its end, also while a program appends to it. Return whether it was cut. A line that
+    is written at this moment may be lost. Raises OSError.
+    """
+    if not path.exists() or path.stat().st_size <= LOG_KEPT_BYTES:
+        return False
+    with path.open("rb") as file:
+        file.seek(-LOG_KEPT_BYTES // 2, os.SEEK_END)
+        end = file.read()
+    path.write_bytes(end)
+    return True
 
 
 def last_lines(path: Path, count: int, *, since: int = 0) -> list[str]:

@@ -19,13 +19,14 @@ from msgspec import Struct
 
 from director.core.errors import DirectorError
 from director.launcher import child
-from director.launcher.launch import launch
+from director.launcher.launch import cut_log, launch
 from director.launcher.processes import Mark, how_it_ended, mark, signal_group
 from director.local.home import Home
 
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 10.0
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+CUT_LOGS_S: Final = 2.0
 LONG_RUN_S: Final = 30.0  # a part that ran this long was well: its next pause is short again
 
 
@@ -95,6 +96,15 @@ class Supervisor:
             await _ask_to_end(part, process)
             await process.wait()
         signal_group(process.pid, signal.SIGKILL)
+
+    async def keep_logs_short(self, every_s: float = CUT_LOGS_S) -> None:
+        """Cut the logs of running parts to their end, again and again: a server may log each request for weeks."""
+        while True:
+            await anyio.sleep(every_s)
+            for kept in [each for stage in self._stages for each in stage]:
+                with suppress(OSError):  # as on a full disk
+                    if cut_log(self.home.log(kept.part.name)):
+                        kept.log_start = 0
 
     def force(self) -> None:
         self._is_forced = True
@@ -178,11 +188,19 @@ async def supervising(
 ) -> AsyncGenerator[Supervisor, None]:
     async with anyio.create_task_group() as tasks:
         supervisor = Supervisor(tasks, home, say, changed, first_pause_s, longest_pause_s)
+        cutting = anyio.CancelScope()
+        tasks.start_soon(_within, cutting, supervisor.keep_logs_short)
         try:
             yield supervisor
         finally:
+            cutting.cancel()
             with anyio.CancelScope(shield=True):
                 await supervisor.stop()
+
+
+async def _within(scope: anyio.CancelScope, work: Callable[[], Awaitable[None]]) -> None:
+    with scope:
+        await work()
 
 
 async def until_signal(

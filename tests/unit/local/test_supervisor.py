@@ -9,6 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from director.launcher.launch import LOG_KEPT_BYTES
 from director.launcher.processes import how_it_ended, is_alive, mark
 from director.local.home import Home
 from director.local.supervisor import Part, Supervisor, supervising
@@ -50,6 +51,24 @@ def part(tmp_path: Path) -> Callable[..., Part]:
 async def until(is_so: Callable[[], object]) -> None:
     while not is_so():  # noqa: ASYNC110 - what is awaited happens in other processes
         await anyio.sleep(0.01)
+
+
+async def test_log_of_a_running_part_stays_short(
+    tmp_path: Path, supervise: Supervise, part: Callable[..., Part]
+) -> None:
+    source = """
+    import sys, time
+    for number in range(40_000):
+        print(number, "x" * 60, flush=True)
+    print("written", flush=True)
+    time.sleep(60)
+    """
+    log = Home(tmp_path).log("loud")
+    async with supervise() as supervisor:
+        supervisor.start([part("loud", source)])
+        await until(lambda: log.exists() and "written" in Home(tmp_path).last_lines("loud", 1))
+        await until(lambda: log.stat().st_size <= LOG_KEPT_BYTES)
+        assert Home(tmp_path).last_lines("loud", 1) == ["written"]
 
 
 def says(path: Path, name: str) -> str:
