@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from api.errors import invalid_header, invalid_input, invalid_version, not_found
+from api.errors import input_too_large, invalid_header, invalid_input, invalid_version, not_found
 from api.http import Members, Request, read_body, type_of, wrong_type
 from api.lookups import VersionRef
 from director.core.ids import MODEL_NAME, VERSION_ID
@@ -70,7 +70,7 @@ class BatchRequest(Struct, forbid_unknown_fields=True):
 
 
 async def read_create(request: Request, *, version: bool = False, destination: bool = False) -> CreatePrediction:
-    body = await read_body(request, max_bytes=request.services.settings.max_body_bytes)
+    body = await read_body(request, max_bytes=request.services.settings.max_body_bytes, refusal=input_too_large)
     return parse_create(body, version=version, destination=destination)
 
 

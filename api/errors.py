@@ -249,6 +249,11 @@ config_changed = Refusal(
 too_large = Refusal(
     413, "The body is too large: at most {limit:,} bytes are accepted", "Body too large", Code.TOO_LARGE
 )
+input_too_large = replace(
+    too_large,
+    detail="The body is too large: at most {limit:,} bytes are accepted. Upload its files, such as an image in "
+    "messages, to /v1/files, and send their addresses instead.",
+)
 encoded_body = Refusal(415, "The body must come without a Content-Encoding.", code=Code.INVALID_HEADER)
 file_too_large = Refusal(413, "Files must be less than 100MB in size", code=Code.TOO_LARGE)
 head_too_large = Refusal(

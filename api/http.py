@@ -28,6 +28,7 @@ from starlette.types import Receive, Scope, Send
 from api.errors import (
     MAX_INVALID_FIELDS,
     InvalidField,
+    Refusal,
     encoded_body,
     invalid_field,
     invalid_host,
@@ -105,21 +106,21 @@ class Request(BaseRequest):
         return self.headers.are_unique or len(self.headers.getlist("host")) == 1
 
 
-async def read_body(request: BaseRequest, *, max_bytes: int) -> bytes:
-    """Return the whole body. 413 as soon as its announced or counted length exceeds `max_bytes`; 408 if it is slow; 415
-    if it is compressed.
+async def read_body(request: BaseRequest, *, max_bytes: int, refusal: Refusal = too_large) -> bytes:
+    """Return the whole body. Raises `refusal`, a 413, as soon as its announced or counted length exceeds `max_bytes`;
+    a 408 if it is slow; a 415 if it is compressed.
     """
     if (encoding := request.headers.get("content-encoding")) and encoding.lower() != "identity":
         raise encoded_body()
     announced = request.headers.get("content-length", "")
     # cut, because Python refuses to read a number of thousands of digits
     if announced.isdecimal() and int(announced[:20]) > max_bytes:
-        raise too_large(limit=max_bytes)
+        raise refusal(limit=max_bytes)
     if request.scope["state"].get("is_whole"):  # the body is here already, so there is nothing to wait for
-        return await _counted(request, max_bytes)
+        return await _counted(request, max_bytes, refusal)
     try:
         async with asyncio.timeout(LONGEST_S):
-            return await _counted(request, max_bytes)
+            return await _counted(request, max_bytes, refusal)
     except TimeoutError as exc:
         raise too_slow(seconds=LONGEST_S) from exc
 
@@ -423,7 +424,7 @@ def _decoder(kind: type) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)
 
 
-async def _counted(request: BaseRequest, max_bytes: int) -> bytes:
+async def _counted(request: BaseRequest, max_bytes: int, refusal: Refusal) -> bytes:
     body, more = bytearray(), True
     while more:
         message = await request.receive()
@@ -431,7 +432,7 @@ async def _counted(request: BaseRequest, max_bytes: int) -> bytes:
             raise ClientDisconnect
         body += message.get("body", b"")
         if len(body) > max_bytes:
-            raise too_large(limit=max_bytes)
+            raise refusal(limit=max_bytes)
         more = message.get("more_body", False)
     return bytes(body)
 

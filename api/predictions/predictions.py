@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from api import bodies, errors, route
 from api.auth import named, take
-from api.errors import Moved, Problem, ProblemDocument
+from api.errors import Moved, Problem, ProblemDocument, input_too_large
 from api.http import Request, json_response, number_of, prediction_id_of, read_body, watching
 from api.lookups import VersionRef
 from api.predictions.intake import accept, submit
@@ -459,7 +459,7 @@ class BatchResults(Struct, frozen=True):
     answers={200: route.Answer("What became of each, in the order of the request.", BatchResults)},
 )
 async def create_batch(request: Request) -> Response:
-    body = await read_body(request, max_bytes=request.services.settings.max_batch_bytes)
+    body = await read_body(request, max_bytes=request.services.settings.max_batch_bytes, refusal=input_too_large)
     given = await _unless_large(body, partial(bodies.parse_batch, body, most=MOST))
     if sites_of(request) is None:
         request.services.gate.pass_through()

@@ -61,6 +61,12 @@ TELL_S: Final = 2.0
 LOOK_AGAIN_S: Final = 2.0
 STAY_S: Final = 5.0  # as often as the slowest heartbeat
 MEND_SCHEMA: Final = "Cog: `director schema FOLDER` prints it; others: `input_schema` of the runner's configuration"
+# Why a model that shares devices is not ready, by the reason of its swap or the state of its gate
+NOT_LOADED: Final = {
+    "loading": "It is being loaded and is not ready yet",
+    "waiting_for_device": "Other models have its device, and it will be loaded when there is room",
+    "at_rest": "It has not been loaded yet, since it shares a device with other models",
+}
 MOST_AWAITED: Final = 3  # servers that a caller is told of
 NEEDS: Final = "A director needs --model owner/name and at least one --server URL."
 # Bytes of one answer where files are stored: the files leave the output before its size is checked
@@ -83,6 +89,15 @@ def check_settings(settings: DirectorSettings) -> None:
         raise SettingsError("DIRECTOR_UPLOAD_SECRET needs DIRECTOR_FILES_DIR or DIRECTOR_FILES_URL: a place for files.")
     if settings.kind == "training" and settings.runner != "cog":
         raise SettingsError("Trainings run on Cog servers only: leave --runner out, or --kind training.")
+
+
+def _why_awaited(server: Server) -> str:
+    if server.gate.state != "open":
+        swap = server.gate.swap
+        eta = "" if swap is None or swap.eta_s is None else f", in about {swap.eta_s:.0f} s"
+        return NOT_LOADED.get(swap.reason if swap else server.gate.state, NOT_LOADED["at_rest"]) + eta
+    setup = "Its setup failed: " if server.health.status is HealthStatus.SETUP_FAILED else ""
+    return setup + server.health.detail
 
 
 class Shared(Struct, frozen=True, kw_only=True):
@@ -398,9 +413,8 @@ class Director:
 
     def _awaited(self, began: float) -> Awaited:
         servers = self.servers.all
-        health = next((server.health for server in servers if not server.can_run), None)
-        has_failed = health is not None and health.status is HealthStatus.SETUP_FAILED
-        why = ("Its setup failed: " if has_failed else "") + (health.detail if health else "")
+        server = next((server for server in servers if not server.can_run), None)
+        why = "" if server is None else _why_awaited(server)
         return Awaited(
             version=self._version,
             waited_s=self._clock.monotonic() - began,

@@ -245,6 +245,25 @@ async def test_model_without_a_known_version_is_loaded_once_to_learn_it(server: 
     assert not again.loads, "their versions are known from before"
 
 
+async def test_model_that_was_never_loaded_says_what_it_waits_for(
+    server: RedisServer, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("director.execution.director.LOOK_AGAIN_S", 0.05)
+    host = PlayedHost(*(PlayedModel(f"acme/{name}", load_s=30) for name in "ab"), memory=1)
+    words: dict[str, set[str]] = {"acme/a": set(), "acme/b": set()}
+
+    async def look() -> bool:
+        for name, said in words.items():
+            if (awaited := await catalog.awaited(name)) is not None:
+                said.add(awaited.why)
+        return any("is being loaded" in why for said in words.values() for why in said) and any(
+            "Other models have its device" in why or "shares a device" in why for said in words.values() for why in said
+        )
+
+    async with sharing(server, host, version=""):
+        await eventually(look, "both say what they wait for")
+
+
 async def test_queue_that_redis_lost_is_registered_by_a_load(
     server: RedisServer, callers: dict[str, Caller], redis: Redis, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
