@@ -12,7 +12,7 @@ from typing import Final, get_args
 from director.cli.arguments import EITHER, HOME, arg, command, flag, owner_and_name, port_number, whole
 from director.cli.output import say
 from director.core.errors import SettingsError
-from director.core.runner_config import RunnerKind
+from director.core.runner_config import PRESETS, RunnerKind
 from director.core.settings import AuditSettings, DirectorSettings, KeeperSettings, load
 from director.runtime.startup import hold_sigterm, raise_descriptor_limit
 
@@ -25,7 +25,12 @@ OF_ONE_MODEL: Final = (
     arg("--server URL", "a model server; give one for each GPU", action="append", dest="servers"),
     arg("--runner", "kind of the model servers (cog)", choices=get_args(RunnerKind)),
     arg("--runner-config FILE", "how to drive the model servers: .json or .toml, or a JSON object"),
-    arg("--concurrency N", "predictions that one server runs at once", type=int, dest="concurrent_predictions"),
+    arg(
+        "--slots --concurrency N",
+        "predictions that one server runs at once (1)",
+        type=int,
+        dest="concurrent_predictions",
+    ),
     arg("--batch-cost N", "highest total cost of what runs here at once", type=float),
     arg("--batch-size M", "most predictions that run here at once", type=int),
 )
@@ -84,17 +89,33 @@ def _up(given: argparse.Namespace) -> int:
     arg("--model OWNER/NAME", "the name to serve it under", required=True, type=owner_and_name),
     HOME,
     arg("--port N", "port of the API, if it has to be started too (8080)", type=port_number),
-    arg("--concurrency N", "predictions that the server runs at once (1)", type=whole(), default=1),
+    arg("--slots --concurrency N", "predictions that the server runs at once (1)", type=whole(), default=1),
     *OF_OWN,
     arg("--openai URL", "instead of a folder: a server that speaks as OpenAI's API, such as vLLM", default=""),
-    arg("--http URL", "instead of a folder: the address that takes an input by POST", default=""),
-    arg("--command COMMAND", "start the server with this; {port} and $PORT are a free port", default=""),
+    arg(
+        "--http URL",
+        "instead of a folder: the address that takes an input by POST, or its path beside --command",
+        default="",
+    ),
+    arg(
+        "--command COMMAND",
+        "start the server with this; {port} and $PORT are the port of the URL, or a free one",
+        default="",
+    ),
+    arg(
+        "--preset NAME",
+        f"what kind of server it is, so that no --runner-config is needed: {', '.join(PRESETS)}",
+        choices=PRESETS,
+        default="",
+    ),
     arg("--runner-config FILE", "how to drive a server that is not Cog's: .json, .toml or a JSON object", default=""),
     flag("--verbose", "show the logs of all parts that this starts"),
     examples=(
         "./painter --model acme/painter --watch",
         "--model acme/llm --openai http://127.0.0.1:8000",
         "--model acme/llm --command 'vllm serve Qwen/Qwen3-0.6B --port {port}'",
+        "--model acme/words --http http://127.0.0.1:8000/count",
+        "--model acme/words --preset litserve --command 'python server.py --port {port}'",
     ),
 )
 def _serve(given: argparse.Namespace) -> int:
@@ -106,16 +127,19 @@ def _serve(given: argparse.Namespace) -> int:
 
     if bool(given.folder) == bool(given.openai or given.http or given.command) or (given.openai and given.http):
         raise SettingsError("give one of FOLDER, --openai URL, --http URL and --command COMMAND.")
+    if given.folder and (given.preset or given.runner_config):
+        raise SettingsError("--preset and --runner-config are for servers other than Cog: leave FOLDER out, or them.")
     if given.folder:
-        own = own_folder(given.model, given.folder, python=given.python, concurrency=given.concurrency)
+        own = own_folder(given.model, given.folder, python=given.python, slots=given.slots)
     else:
         own = own_server(
             given.model,
             openai=given.openai,
             http=given.http,
             command=given.command,
+            preset=given.preset,
             config=given.runner_config,
-            concurrency=given.concurrency,
+            slots=given.slots,
         )
     options = Options(
         home=Path(given.home),

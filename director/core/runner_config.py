@@ -1,10 +1,10 @@
 """Define how each kind of model server is driven: one frozen struct per kind, told apart by `kind`, without addresses.
-Reads nothing but the templates that are shipped beside it. Every error names its field, and every value has a bound.
+Reads nothing but the presets that are shipped beside it. Every error names its field, and every value has a bound.
 """
 
 import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
@@ -153,8 +153,10 @@ class CogConfig(_Config, frozen=True, kw_only=True, tag="cog"):
 class MappedConfig(_Config, frozen=True, kw_only=True):
     """A server with its own protocol: what to send, and where its answers hold the results. `path`: where a run is
     sent; `{model}` in it is replaced by `model`. `output`, `error` and `metrics`: places in an answer. `health`: a path
-    that a ready server answers with 200; empty if any answer will do. `input_schema` and `output_schema`: JSON schemas,
-    for callers; without them any input is accepted.
+    that a ready server answers with 200; empty if any answer will do. Without it the known paths are tried, and any
+    answer will do if the server has none of them. `input_schema` and `output_schema`: JSON schemas, for callers.
+    `openapi`: the path of the server's own OpenAPI document, which has them if they are not given. Without a schema any
+    input is accepted.
     """
 
     path: UrlPath
@@ -163,9 +165,10 @@ class MappedConfig(_Config, frozen=True, kw_only=True):
     output: Pointer = WHOLE
     error: Pointer | None = None
     metrics: Metrics = msgspec.field(default_factory=dict)
-    health: OptionalPath = "/health"
+    health: OptionalPath | None = None
     input_schema: Schema = None
     output_schema: Schema = None
+    openapi: OptionalPath = ""
 
     def __post_init__(self) -> None:
         if "{model}" in self.path and not self.model:
@@ -259,8 +262,13 @@ if TYPE_CHECKING:
 else:
     RunnerKind = Literal[tuple(config.__struct_config__.tag for config in get_args(RunnerConfig))]
 
-FOLDER: Final = Path(__file__).parent / "runner_templates"
-TEMPLATES: Final = tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
+# A preset is a configuration for one kind of server, one file each. Beside the fields it has `about`, for people, and
+# perhaps `preset`, for what it shares with another one. `{path}` in a field stands for the `path` that is given
+FOLDER: Final = Path(__file__).parent / "presets"
+PRESETS: Final = tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
+PRESET: Final = "preset"
+TEMPLATE: Final = "template"  # its name up to release 0.3, which stored configurations may have
+PATH: Final = "{path}"
 CUSTOM: Final[dict[type, type]] = {Pointer: str, Template: object}
 
 
@@ -271,38 +279,48 @@ class WrongRunnerConfig(ValueError):
 def runner_config(kind: str, given: str) -> RunnerConfig:
     """Read the setting: a JSON object, the path of a .json or .toml file, or ''. Raises SettingsError."""
     try:
-        if not given or given.lstrip().startswith("{"):
-            return decode_runner_config(given or "{}", kind=kind)
-        path = Path(given)
-        if path.suffix not in (".json", ".toml"):
-            raise WrongRunnerConfig("it is neither a JSON object nor the path of a .json or .toml file")
-        with path.open("rb") as file:
-            text = file.read(MOST_BYTES + 1)
-        return decode_runner_config(text, kind=kind, is_toml=path.suffix == ".toml")
+        text, is_toml = _text(given)
+        return decode_runner_config(text, kind=kind, is_toml=is_toml)
     except (OSError, WrongRunnerConfig) as exc:
         raise SettingsError(f"DIRECTOR_RUNNER_CONFIG: {exc}") from exc
 
 
+def runner_fields(given: str) -> dict[str, Any]:
+    """Return what the setting says as it is written: `runner_config` checks it. Raises SettingsError."""
+    try:
+        return _fields(*_text(given))
+    except (OSError, WrongRunnerConfig) as exc:
+        raise SettingsError(f"DIRECTOR_RUNNER_CONFIG: {exc}") from exc
+
+
+def _text(given: str) -> tuple[bytes | str, bool]:
+    if not given or given.lstrip().startswith("{"):
+        return given or "{}", False
+    path = Path(given)
+    if path.suffix not in (".json", ".toml"):
+        raise WrongRunnerConfig("it is neither a JSON object nor the path of a .json or .toml file")
+    with path.open("rb") as file:
+        return file.read(MOST_BYTES + 1), path.suffix == ".toml"
+
+
 def decode_runner_config(text: bytes | str, *, kind: str = "", is_toml: bool = False) -> RunnerConfig:
-    """Decode JSON or TOML. `kind` is the default kind. A `template` gives missing fields. Raises WrongRunnerConfig."""
+    """Decode JSON or TOML. `kind` is the default kind. A `preset` gives missing fields. Raises WrongRunnerConfig."""
+    return _converted(_fields(text, is_toml), kind)
+
+
+def _fields(text: bytes | str, is_toml: bool) -> dict[str, Any]:
     if len(text) > MOST_BYTES:
         raise WrongRunnerConfig(f"it is longer than {MOST_BYTES} bytes")
     try:
         if is_toml:
-            fields = tomllib.loads(text.decode() if isinstance(text, bytes) else text)
-        else:
-            fields = msgspec.json.decode(text, type=dict[str, Any])
+            return tomllib.loads(text.decode() if isinstance(text, bytes) else text)
+        return msgspec.json.decode(text, type=dict[str, Any])
     except (tomllib.TOMLDecodeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise WrongRunnerConfig(f"it cannot be read: {exc}") from exc
-    return _converted(fields, kind)
 
 
 def _converted(fields: dict[str, Any], kind: str) -> RunnerConfig:
-    given = dict(fields)
-    if (template := given.pop("template", None)) is not None:
-        if not isinstance(template, str) or template not in TEMPLATES:
-            raise WrongRunnerConfig(f"`template` is one of {', '.join(TEMPLATES)}")
-        given = _template(template) | given
+    given = with_preset(fields)
     if kind and given.setdefault("kind", kind) != kind:
         raise WrongRunnerConfig(f"`kind` is {given['kind']!r}, and the runner is {kind!r}")
     if given.get("kind") not in get_args(RunnerKind):
@@ -314,9 +332,35 @@ def _converted(fields: dict[str, Any], kind: str) -> RunnerConfig:
     return config
 
 
+def with_preset(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields with those of their preset beside them, which they override. Raises WrongRunnerConfig."""
+    given = dict(fields)
+    named = next((each for each in (PRESET, TEMPLATE) if given.get(each) is not None), None)
+    name = given.get(named) if named else None
+    for each in (PRESET, TEMPLATE):
+        given.pop(each, None)
+    if named is None:
+        return given
+    if not isinstance(name, str) or name not in PRESETS:
+        raise WrongRunnerConfig(f"`{named}` is one of {', '.join(PRESETS)}")
+    preset = {key: value for key, value in preset_of(name).items() if key != "about"}
+    if not any(PATH in value for value in preset.values() if isinstance(value, str)):
+        return preset | given
+    path = given.get("path")
+    if not isinstance(path, str) or not path:
+        raise WrongRunnerConfig(f"`path` is missing: {name!r} needs the path that takes an input")
+    placed = {
+        key: value.replace(PATH, path.rstrip("/")) if isinstance(value, str) else value for key, value in preset.items()
+    }
+    return placed | {key: value for key, value in given.items() if key != "path"}
+
+
 @cache
-def _template(name: str) -> dict[str, Any]:
-    return msgspec.json.decode((FOLDER / f"{name}.json").read_bytes(), type=dict[str, Any])
+def preset_of(name: str) -> dict[str, Any]:
+    """Return the content of a preset's file, on top of the preset that it names. `about` says what it is for."""
+    found = msgspec.json.decode((FOLDER / f"{name}.json").read_bytes(), type=dict[str, Any])
+    base = preset_of(found.pop(PRESET)) if PRESET in found else {}
+    return base | found
 
 
 def _custom(kind: type, value: Any) -> Any:

@@ -2,6 +2,7 @@
 start its server again when its files change. The setup of a model may take any time, and may fail: that ends nothing.
 """
 
+import re
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -30,12 +31,30 @@ from director.store.catalog import OPEN_SCHEMA, Catalog
 
 LOOK_S: Final = 0.3
 ANSWER_S: Final = 5.0
+SOON_S: Final = 5.0
 SLOW_S: Final = 60.0
 LAST_LINES: Final = 8
 CHECK: Final = "model"  # what a director calls its model at /readyz
 FAILED: Final = "setup_failed"
 SLOWLY: Final = "slow"
 SLOW: Final = "{model} has not been ready for {seconds:.0f} s: {why}. A large model may still load its weights."
+SOON: Final = "{model} is not ready yet: {why}."
+OTHER_HEALTH: Final = (
+    ' If it is ready all the same, name its own health check with --runner-config \'{"health": "/PATH"}\'. '
+    "An empty one takes any answer."
+)
+KEY: Final = " Give the director its key: DIRECTOR_SERVER_HEADER='authorization: Bearer KEY'."
+NOTHING_LISTENS: Final = " Start it, or correct the address in --http or --openai."
+STILL_STARTS: Final = (
+    " It still starts, or its --command does not listen at {url}: write {{port}} where it takes its port."
+)
+# Hints by the reason why a server other than Cog's is not ready: the first that fits
+HINTS: Final = (
+    (re.compile(r"answered (?:401|403|407) "), KEY),
+    (re.compile(r"answered \d+ to GET |did not answer within"), OTHER_HEALTH),
+)
+NO_DIRECTOR: Final = "its director does not answer yet"
+UNREACHABLE: Final = "cannot be reached"
 NO_SCHEMA: Final = "Its server shows no schema, so inputs are not checked, and the page asks for JSON. "
 
 
@@ -68,6 +87,12 @@ class Attendant(Struct, kw_only=True, eq=False):
                     await self._tell(f"ready since {start}", self._how_to_ask)
                 elif FAILED in why:
                     await self._tell(why, partial(self._in_words, f"{self._name}: {why}."))
+                elif why == NO_DIRECTOR and time.monotonic() - began <= SLOW_S:
+                    pass
+                elif SOON_S < time.monotonic() - began <= SLOW_S and self.served.model.folder is None:
+                    words = SOON.format(model=self._name, why=why.rstrip("."))
+                    hint = self._hint(why)
+                    await self._tell(f"soon{hint}", partial(self._in_words, words + hint))
                 elif time.monotonic() - began > SLOW_S:
                     waited = SLOW.format(model=self._name, seconds=SLOW_S, why=why)
                     await self._tell(SLOWLY, partial(self._in_words, waited))
@@ -109,7 +134,12 @@ class Attendant(Struct, kw_only=True, eq=False):
             why = str(missing.get(CHECK) or "; ".join(missing.values()))
             return why, str(found.get("setup_run", {}).get("started_at"))
         except (httpx.TransportError, ValueError, KeyError, AttributeError):
-            return "its director does not answer yet", ""
+            return NO_DIRECTOR, ""
+
+    def _hint(self, why: str) -> str:
+        if UNREACHABLE in why:
+            return STILL_STARTS.format(url=self.served.url) if self.served.server is not None else NOTHING_LISTENS
+        return next((hint for pattern, hint in HINTS if pattern.search(why)), "")
 
     async def _tell(self, told: str, words: Callable[[], Awaitable[str]]) -> None:
         if told != self.told:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -30,7 +31,8 @@ HAND_BACK_S: Final = 13.0  # the user who pressed Ctrl-C watches: do not wait fo
 
 class Model(Struct, frozen=True, kw_only=True):
     """A model to serve on this machine: a folder for Cog, a command that starts a server, or a server that runs already
-    at `url`. `version` is empty for own models: their director makes it from the schema.
+    at `url`. The server of a command listens at `url` if it has a port, else at a free one. `version` is empty for own
+    models: their director makes it from the schema.
     """
 
     name: str
@@ -40,7 +42,7 @@ class Model(Struct, frozen=True, kw_only=True):
     url: str = ""
     runner: str = "cog"
     runner_config: str = ""
-    concurrency: int = 1
+    slots: int = 1
     version: str = ""
 
     @property
@@ -104,7 +106,7 @@ def served(model: Model, around: Surroundings) -> Served:
     url, server = _server(
         model, upload_url=f"http://{LOOPBACK}:{health_port}/uploads/{upload_secret}/", home=around.home
     )
-    own = {"model": model.name, "servers": url, "concurrent_predictions": str(model.concurrency)}
+    own = {"model": model.name, "servers": url, "concurrent_predictions": str(model.slots)}
     if model.runner != "cog":
         own |= {"runner": model.runner, "runner_config": model.runner_config}
     # The user wants this model to be asked, also if its schema is an older one again
@@ -137,7 +139,7 @@ def _server(model: Model, *, upload_url: str, home: Home) -> tuple[str, Part | N
         env = {
             "PORT": str(port),
             "COG_PREDICT_TYPE_STUB": model.folder.predict,
-            "COG_MAX_CONCURRENCY": str(model.concurrency),
+            "COG_MAX_CONCURRENCY": str(model.slots),
             "COG_UPLOAD_URL": upload_url,
         }
         # SIGTERM is for the director; the server ends after it, when asked by HTTP
@@ -150,8 +152,9 @@ def _server(model: Model, *, upload_url: str, home: Home) -> tuple[str, Part | N
         )
     if not model.command:
         return model.url, None
-    port = free_port()
-    url = model.url or f"http://{LOOPBACK}:{port}"
+    parts = urlsplit(model.url)
+    port = parts.port or free_port()
+    url = f"{parts.scheme or 'http'}://{parts.hostname or LOOPBACK}:{port}"
     command = with_port(shlex.split(model.command), port)
     return url, Part(name=name, command=command, env=server_environment() | {"PORT": str(port)}, cwd=Path.cwd())
 

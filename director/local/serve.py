@@ -14,9 +14,10 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from director.core.model_config import check_server_url
-from director.core.runner_config import runner_config
+from director.core.runner_config import PRESET, runner_config, runner_fields, with_preset
 from director.launcher.folder import find_folder, keep_schema, make_schema
-from director.launcher.processes import UpError
+from director.launcher.launch import LOOPBACK, PORT
+from director.launcher.processes import UpError, claimable
 from director.local.attendance import Attendant
 from director.local.home import Home, State
 from director.local.models import (
@@ -33,44 +34,65 @@ from director.runtime.startup import raise_descriptor_limit
 LOOK_S: Final = 1.0
 OPENAI: Final = "openai"
 V1: Final = "/v1"
+SCHEMA_PATH: Final = "/openapi.json"  # where FastAPI and most servers have their schema, unless another is named
 
 
-def own_folder(name: str, folder: Path, *, python: str = "", concurrency: int = 1) -> Model:
+def own_folder(name: str, folder: Path, *, python: str = "", slots: int = 1) -> Model:
     """Check the folder and its Python, make its schema, and return the model. Raises UpError with the next step."""
     checked_name(name)
     found = find_folder(folder, python)
     keep_schema(found, make_schema(found))
-    return Model(name=name, label="", folder=found, concurrency=concurrency)
+    return Model(name=name, label="", folder=found, slots=slots)
 
 
 def own_server(
-    name: str, *, openai: str = "", http: str = "", command: str = "", config: str = "", concurrency: int = 1
+    name: str,
+    *,
+    openai: str = "",
+    http: str = "",
+    command: str = "",
+    preset: str = "",
+    config: str = "",
+    slots: int = 1,
 ) -> Model:
-    """Return a model of a server that is no Cog server. With `command` alone it speaks as OpenAI's API, such as vLLM's.
+    """Return a model of a server that is no Cog server. `preset` and `config` say how it is driven. With `command`
+    alone it speaks as OpenAI's API, such as vLLM's. The port of a URL beside it is the one that its server listens on.
     Raises UpError and SettingsError.
     """
     checked_name(name)
-    url = openai or http
-    kind = "http" if http else OPENAI
-    if url:
-        url, path = _base_and_path(url)
-        if kind == "http" and not config:
-            if not path:
-                raise UpError(
-                    f"Give the path that takes the input as well: --http {url}/predict, or a --runner-config."
-                )
-            config = msgspec.json.encode({"kind": "http", "path": path}).decode()
-        elif path not in ("", V1) and not config:
-            config = msgspec.json.encode({"kind": OPENAI, "path": path}).decode()
-        check_server_url(url)
-    runner_config(kind, config)
-    if config and not config.lstrip().startswith("{"):
-        config = str(Path(config).absolute())  # its director has another working directory
+    url, path = _base_and_path(openai or http, has_command=bool(command)) if openai or http else ("", "")
+    fields = runner_fields(config) if config else {}
+    if preset and fields.setdefault(PRESET, preset) != preset:
+        raise UpError(f"--preset {preset}: the --runner-config names the preset {fields[PRESET]!r}.")
+    if path and not (openai and path == V1):
+        fields.setdefault("path", path)
+    given = with_preset(fields)
+    kind = OPENAI if openai else str(given.get("kind") or ("http" if http else OPENAI))
+    if http and not given.get("path") and kind != OPENAI:
+        raise UpError(f"Give the path that takes the input as well: --http {url or http}/predict, or a --preset.")
+    if http and not preset and not config:
+        fields |= {"kind": "http", "openapi": SCHEMA_PATH}
+    text = msgspec.json.encode(fields).decode() if fields else ""
+    runner_config(kind, text)
     if command:
         _check_command(command)
-    return Model(
-        name=name, label="", url=url, command=command, runner=kind, runner_config=config, concurrency=concurrency
-    )
+        _check_free(url)
+    elif url:
+        check_server_url(url)
+    return Model(name=name, label="", url=url, command=command, runner=kind, runner_config=text, slots=slots)
+
+
+def _check_free(url: str) -> None:
+    parts = urlsplit(url)
+    if not parts.port:
+        return
+    try:
+        claimable(parts.hostname or LOOPBACK, parts.port)
+    except UpError as exc:
+        raise UpError(
+            f"--command cannot start its server at {url}: something listens there already, or it is no address of this "
+            "machine. Leave --command out to use the server that runs there, or choose another port."
+        ) from exc
 
 
 def _check_command(command: str) -> None:
@@ -82,8 +104,11 @@ def _check_command(command: str) -> None:
         raise UpError(f"--command {command}: there is no program {program!r}. Install it, or give its path.")
 
 
-def _base_and_path(url: str) -> tuple[str, str]:
-    parts = urlsplit(url)
+def _base_and_path(url: str, *, has_command: bool) -> tuple[str, str]:
+    """Return the address of the server and a path. A command may leave the address or its port to us."""
+    if has_command and url.startswith("/"):
+        return "", url.rstrip("/")
+    parts = urlsplit(url.replace(f":{PORT}", ""))
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise UpError(f"{url} is not a URL: it begins with http://, as in http://127.0.0.1:8000.")
     return f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")

@@ -22,6 +22,7 @@ from api.openapi import encoded
 from api.reference import CHAPTERS, operation_html, operations, refusals_html, type_html
 from director.cli.arguments import EXIT_CODES, CommandParser
 from director.cli.main import made_parser
+from director.core.runner_config import PRESETS, preset_of
 from director.core.settings import (
     ApiSettings,
     AuditSettings,
@@ -135,6 +136,11 @@ def commands() -> str:
         parts += [table(("argument", "meaning"), rows)] if rows else []
         parts.append("\n".join(f"    {line}" for line in parser.examples))
     return "\n\n".join(parts)
+
+
+def presets() -> str:
+    rows = [(f"`{name}`", f"`{preset_of(name)['kind']}`", preset_of(name)["about"]) for name in PRESETS]
+    return table(("preset", "runner", "for"), rows)
 
 
 def exit_codes() -> str:
@@ -324,6 +330,7 @@ PARTS: Final[dict[str, Callable[..., str]]] = {
     "settings": settings_of,
     "commands": commands,
     "exit codes": exit_codes,
+    "presets": presets,
     "metrics": metrics,
     "api codes": api_codes,
     "end codes": end_codes,

@@ -8,18 +8,17 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import aclosing
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import quote
 
 import httpx
-import msgspec
 from msgspec import Raw, Struct
 
-from director.core.runner_config import MappedConfig
+from director.core.runner_config import WHOLE_INPUT, MappedConfig
 from director.core.schema import TraceHeaders
-from director.servers.runners import answers
+from director.servers.runners import answers, openapi
 from director.servers.runners.inbox import Inbox
 from director.servers.runners.runner import (
     Began,
@@ -28,6 +27,7 @@ from director.servers.runners.runner import (
     Health,
     HealthStatus,
     Hear,
+    NoAnswer,
     Outcome,
     Progress,
     RunEvent,
@@ -131,11 +131,24 @@ REFUSAL_BYTES: Final = 64 * 1024  # read at most of an answer that is no end of 
 
 # The answers of a server that is there and not ready. Triton says 400, llama.cpp and TEI 503
 NOT_YET: Final = frozenset({400, 425, 503})
-NO_SUCH_PAGE: Final = frozenset({404, 405})
+NO_SUCH_PAGE: Final = frozenset({404, 405, 501})
+SERVER_ERROR: Final = 500
+# A server that is loading, or that wants a key, may say so at every path. Any other answer that it gives everywhere,
+# such as 500 for a path that it does not know, says nothing of its health
+SAID_BY_ALL: Final = frozenset({425, 503}) | answers.NO_ENTRY
+# Where servers say whether they are ready, and the answers that mean "not yet" there. Each is tried once for each start
+# of a server whose configuration names none. A readiness comes before a liveness
+KNOWN_HEALTH: Final = {
+    "/health": frozenset({425, 503}),
+    "/v2/health/ready": NOT_YET,
+    "/readyz": frozenset({425, 503}),
+    "/healthz": frozenset({425, 503}),
+    "/-/healthz": frozenset({425, 503}),
+    "/ping": frozenset({425, 503}),
+}
 
 CLOSED: Final = Ended(outcome=Outcome.LOST, error="The director stopped following the run")
 HUNG_UP: Final = Ended(outcome=Outcome.CANCELED, error="The director hung up")
-ANYTHING: Final[dict[str, Any]] = {"title": "Output"}
 
 Events = TypeVar("Events", bound=Reporter)
 End = TypeVar("End")
@@ -253,17 +266,20 @@ class RunnerOptions(Struct, frozen=True, kw_only=True):
 
 
 class HttpBase(ABC):
-    """A runner of one server. `health_paths`: the first that the server has is used. `schema`: if it shows none."""
+    """A runner of one server. `health_paths`: the first that the server has is used; None to look for the known ones.
+    `schema`: if it shows none.
+    """
 
     capabilities = Capabilities()
 
     def __init__(
-        self, options: RunnerOptions, *, name: str, health_paths: Sequence[str] = (), schema: Raw | None = None
+        self, options: RunnerOptions, *, name: str, health_paths: Sequence[str] | None = (), schema: Raw | None = None
     ) -> None:
         self.url = options.url.rstrip("/")
         self._name = name
         self._max_body = options.max_body
         self._health_paths = health_paths
+        self._looks_for_health = health_paths is None
         self._schema = schema
         self._server = OneServer(self.url, keep=options.slots + 1, headers=options.headers)
         self._runs = OpenRuns(read_ahead=options.max_body)
@@ -274,19 +290,39 @@ class HttpBase(ABC):
 
     async def health(self) -> Health:
         """Look once. A server that was never ready and one that is busy starting look the same."""
-        answer = answers.Answer()
+        answer, path = answers.Answer(), ""
         since = str(self._starts)
+        if self._health_paths is None:
+            return await self._look_for_health(since)
         for path in self._health_paths:
             answer = await self._ask("GET", path or "/")
             if answer.trouble:
+                if self._looks_for_health:  # it may come back as another server
+                    self._health_paths = None
                 return Health(status=HealthStatus.UNREACHABLE, detail=answer.trouble)
             if answer.is_ok or not path:
                 return Health(status=HealthStatus.READY, server=self._name, since=since)
             if answer.status not in NO_SUCH_PAGE:
                 break
-        said = f"The model server answered {answer.status} to a health check: {answers.said_of(answer)}"
-        status = HealthStatus.STARTING if answer.status in NOT_YET else HealthStatus.UNHEALTHY
-        return Health(status=status, detail=said.removesuffix(": "), is_locked=answer.status in answers.NO_ENTRY)
+        return _not_ready(answer, path, NOT_YET)
+
+    async def _look_for_health(self, since: str) -> Health:
+        """Ask the known paths in turn, and keep the first that the server has. Without one, any answer means ready."""
+        anywhere = await self._ask("GET", "/")
+        for path, not_yet in KNOWN_HEALTH.items():
+            answer = await self._ask("GET", path)
+            if answer.trouble:
+                return Health(status=HealthStatus.UNREACHABLE, detail=answer.trouble)
+            if answer.is_ok:
+                self._health_paths = [path]
+                break
+            is_said = answer.status in not_yet | answers.NO_ENTRY or answer.status >= SERVER_ERROR
+            is_said_anywhere = answer.status == anywhere.status and answer.status not in SAID_BY_ALL
+            if is_said and not is_said_anywhere and answer.status not in NO_SUCH_PAGE:
+                return _not_ready(answer, path, not_yet)
+        else:
+            self._health_paths = [""]
+        return Health(status=HealthStatus.READY, server=self._name, since=since)
 
     async def openapi_schema(self) -> Raw | None:
         return self._schema
@@ -326,6 +362,12 @@ class HttpBase(ABC):
     def _lost(self, exc: httpx.TransportError, *, has_begun: bool) -> Ended:
         self._starts += 1  # it may have restarted
         return connection_lost(exc, has_begun=has_begun)
+
+
+def _not_ready(answer: answers.Answer, path: str, not_yet: Set[int]) -> Health:
+    said = f"The model server answered {answer.status} to GET {path or '/'}: {answers.said_of(answer)}"
+    status = HealthStatus.STARTING if answer.status in not_yet else HealthStatus.UNHEALTHY
+    return Health(status=status, detail=said.removesuffix(": "), is_locked=answer.status in answers.NO_ENTRY)
 
 
 async def receive(response: Exchange, limit: int) -> answers.Answer:
@@ -374,11 +416,22 @@ class MappedRunner(HttpBase):
         super().__init__(
             options,
             name=str(config.__struct_config__.tag),
-            health_paths=[config.health],
-            schema=openapi(config.input_schema, config.output_schema, title=config.model),
+            health_paths=None if config.health is None else [config.health],
+            schema=openapi.document(config.input_schema, config.output_schema, title=config.model),
         )
         self._config = config
         self._path = self._path_in(config.path)
+
+    async def openapi_schema(self) -> Raw | None:
+        config = self._config
+        if self._schema is not None or not config.openapi or config.input != WHOLE_INPUT:
+            return self._schema
+        answer = await self._ask("GET", config.openapi, limit=openapi.MOST_BYTES)
+        if answer.trouble:
+            raise NoAnswer(answer.trouble)
+        if not answer.is_ok or not answer.complete:
+            return None
+        return openapi.shown_by_server(answer.body, self._path, is_form=False, title=config.model)
 
     async def _post(self, body: bytes, *feeds: Reporter, trace: TraceHeaders) -> answers.Answer:
         """Send one request, for one run or for several, and read the answer. Raises `httpx.TransportError`."""
@@ -399,16 +452,3 @@ class MappedRunner(HttpBase):
 
     def _path_in(self, template: str) -> str:
         return template.replace("{model}", quote(self._config.model, safe=""))
-
-
-def openapi(given: dict[str, Any] | None, output: dict[str, Any] | None, *, title: str) -> Raw | None:
-    """Return an OpenAPI document as Cog servers have it, made of configured schemas. None without an input schema."""
-    if given is None:
-        return None
-    document = {
-        "openapi": "3.0.2",
-        "info": {"title": title, "version": "0.1.0"},
-        "paths": {},
-        "components": {"schemas": {"Input": given, "Output": output or ANYTHING}},
-    }
-    return Raw(msgspec.json.encode(document))

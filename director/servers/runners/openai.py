@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from director.core.runner_config import OpenAiConfig
 from director.core.schema import TraceHeaders
 from director.core.view import joined
-from director.servers.runners import answers
-from director.servers.runners.http_base import HttpBase, Reporter, RunnerOptions, StreamReader, openapi, receive
+from director.servers.runners import answers, openapi
+from director.servers.runners.http_base import HttpBase, Reporter, RunnerOptions, StreamReader, receive
 from director.servers.runners.runner import (
     Capabilities,
     Ended,
@@ -199,7 +199,7 @@ class OpenAiRunner(HttpBase, OneAnswer):
 
     def __init__(self, config: OpenAiConfig, options: RunnerOptions) -> None:
         base = config.path.rstrip("/")
-        schema = openapi(*schemas(config.endpoint, config.passed), title=config.model)
+        schema = openapi.document(*schemas(config.endpoint, config.passed), title=config.model)
         super().__init__(options, name="openai", health_paths=[config.health, f"{base}/models"], schema=schema)
         self._config = config
         self._path = base + PATHS[config.endpoint]

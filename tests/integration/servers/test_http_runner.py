@@ -1,4 +1,4 @@
-"""Test the runner for servers that answer a POST, its templates, and requests that all servers other than Cog get."""
+"""Test the runner for servers that answer a POST, its presets, and requests that all servers other than Cog get."""
 
 import json
 from typing import Any
@@ -8,12 +8,13 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from director.core.runner_config import TEMPLATES, decode_runner_config
+from director.core.runner_config import PRESETS, decode_runner_config, preset_of
 from director.servers.runners import RunnerOptions, make_runner
+from director.servers.runners.http_base import KNOWN_HEALTH
 from director.servers.runners.runner import HealthStatus, Outcome, Runner, RunRequest
 from tests.support.model_server import ModelServer
 from tests.support.runner_conformance import CONFIGS, MOST_BYTES, follow, opened, the_end
-from tests.support.scripted_cog import ScriptedCog, answer, scripted_cog
+from tests.support.scripted_cog import Exchange, Script, ScriptedCog, answer, scripted_cog
 
 REQUEST = RunRequest(id="a" * 26, input=Raw(b'{"prompt": "Hi"}'))
 SECRET = {"authorization": "Bearer s3cret"}
@@ -92,7 +93,7 @@ async def test_unsuccessful_or_incomplete_file_is_no_output(status: int, size: i
 
 
 TENSOR = {"name": "x", "shape": [2], "datatype": "INT32", "data": [1, 2]}
-# template: its further settings, an input, its output, an invalid input, and the error for that
+# preset: its further settings, an input, its output, an invalid input, and the error for that
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Any, Any, Outcome, str]] = {
     "tei": ({}, {"inputs": ["a", "bcd"]}, [[1, 0.5], [3, 0.5]], {"inputs": [""]}, Outcome.INVALID, "cannot be empty"),
     "tei_batch": ({}, {"inputs": "bcd"}, [3, 0.5], {"inputs": ""}, Outcome.INVALID, "cannot be empty"),
@@ -108,8 +109,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Any, Any, Outcome, str]] 
 }
 
 
-def template_runner(url: str, template: str, **given: Any) -> Runner:
-    config = decode_runner_config(json.dumps({"template": template, **given}))
+def preset_runner(url: str, preset: str, **given: Any) -> Runner:
+    config = decode_runner_config(json.dumps({"preset": preset, **given}))
     return make_runner(config, RunnerOptions(url=url, max_body=MOST_BYTES))
 
 
@@ -117,30 +118,98 @@ def request(given: Any) -> RunRequest:
     return RunRequest(id="a" * 26, input=Raw(msgspec.json.encode(given)))
 
 
-def test_every_template_is_tested() -> None:
-    assert set(CASES) == set(TEMPLATES)
+def test_every_preset_with_a_schema_is_tested() -> None:
+    """The others are tried with real servers: tests/integration/servers/test_real_servers.py."""
+    built_on = {name for name in PRESETS if "input_schema" in preset_of(name)}
+    assert set(CASES) == built_on - {"mlserver", "triton", "infinity"}
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
-async def test_server_of_a_template_is_called_and_understood(server: ModelServer, template: str) -> None:
-    configured, given, output, wrong, outcome, why = CASES[template]
-    async with opened(template_runner(server.url, template, **configured)) as runner:
+@pytest.mark.parametrize("preset", CASES)
+async def test_server_of_a_preset_is_called_and_understood(server: ModelServer, preset: str) -> None:
+    configured, given, output, wrong, outcome, why = CASES[preset]
+    async with opened(preset_runner(server.url, preset, **configured)) as runner:
         assert (await runner.health()).status is HealthStatus.READY
         ended = the_end(await follow(runner, request(given)))
     assert (ended.outcome, msgspec.json.decode(ended.output or b"")) == (Outcome.SUCCEEDED, output)
     beside = configured if wrong is not None else {"model": "another"}
-    async with opened(template_runner(server.url, template, **beside)) as runner:
+    async with opened(preset_runner(server.url, preset, **beside)) as runner:
         ended = the_end(await follow(runner, request(given if wrong is None else wrong)))
     assert ended.outcome is outcome
     assert why in (ended.error or "")
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
-async def test_schemas_match_input_and_output(server: ModelServer, template: str) -> None:
-    configured, given, output, *_ = CASES[template]
-    async with opened(template_runner(server.url, template, **configured)) as runner:
+@pytest.mark.parametrize("preset", CASES)
+async def test_schemas_match_input_and_output(server: ModelServer, preset: str) -> None:
+    configured, given, output, *_ = CASES[preset]
+    async with opened(preset_runner(server.url, preset, **configured)) as runner:
         document = msgspec.json.decode(await runner.openapi_schema() or b"")
     schemas = document["components"]["schemas"]
     jsonschema_rs.validate(schemas["Input"], given)
     jsonschema_rs.validate(schemas["Output"], output)
     assert not jsonschema_rs.is_valid(schemas["Input"], {})
+
+
+def any_http(scripted: ScriptedCog, **given: Any) -> Runner:
+    config = decode_runner_config(json.dumps({"kind": "http", "path": "/run", **given}))
+    return make_runner(config, RunnerOptions(url=scripted.url, max_body=MOST_BYTES))
+
+
+@pytest.mark.parametrize("status", [200, 204, 301, 400, 404, 405, 409, 418, 429, 500, 501])
+async def test_any_answer_means_ready_where_no_health_is_known(status: int) -> None:
+    async with scripted_cog() as scripted, opened(any_http(scripted)) as runner:
+        for path in (*KNOWN_HEALTH, "/"):
+            scripted.on("GET", path, answer(status, b""))
+        assert (await runner.health()).status is HealthStatus.READY
+        assert (await runner.health()).status is HealthStatus.READY
+
+
+@pytest.mark.parametrize("path", KNOWN_HEALTH)
+async def test_known_health_path_is_found_once_and_kept(path: str) -> None:
+    async with scripted_cog() as scripted, opened(any_http(scripted)) as runner:
+        for other in KNOWN_HEALTH:
+            scripted.on("GET", other, answer(404, b""))
+        scripted.on("GET", path, answer(503, b"loading"), answer(200, b""), answer(200, b""), answer(500, b"ill"))
+        found = [await runner.health() for _ in range(4)]
+        asked = [exchange.path for exchange in scripted.exchanges]
+    assert [each.status for each in found] == ["starting", "ready", "ready", "unhealthy"]
+    assert f"503 to GET {path}: loading" in found[0].detail
+    assert asked[-2:] == [path, path]
+    assert len(asked) <= 2 * (len(KNOWN_HEALTH) + 2)
+
+
+async def test_server_that_was_away_is_asked_for_its_health_path_again() -> None:
+    async with scripted_cog() as scripted, opened(any_http(scripted)) as runner:
+        scripted.on("GET", "/health", answer(404, b""), Script(_hang_up), answer(503, b""))
+        assert (await runner.health()).status is HealthStatus.READY
+        scripted.on("GET", "/", Script(_hang_up))
+        assert (await runner.health()).status is HealthStatus.UNREACHABLE
+        scripted.on("GET", "/health", answer(503, b""))
+        assert (await runner.health()).status is HealthStatus.STARTING
+
+
+async def _hang_up(_: Exchange) -> None:
+    return
+
+
+async def test_given_health_path_is_the_only_one_that_is_asked() -> None:
+    async with scripted_cog() as scripted, opened(any_http(scripted, health="/mine")) as runner:
+        scripted.on("GET", "/health", answer(200, b""))
+        scripted.on("GET", "/mine", answer(404, b""))
+        found = await runner.health()
+        assert (found.status, [each.path for each in scripted.exchanges]) == ("unhealthy", ["/mine"])
+
+
+async def test_schema_comes_from_the_document_of_the_server() -> None:
+    asked = {"type": "object", "properties": {"text": {"type": "string"}}}
+    post = {"requestBody": {"content": {"application/json": {"schema": asked}}}}
+    shown = answer(200, {"paths": {"/run": {"post": post}}})
+    async with scripted_cog() as scripted:
+        scripted.on("GET", "/openapi.json", shown)
+        given = {"input_schema": {"type": "object", "title": "mine"}, "openapi": "/openapi.json"}
+        for config, title in (({}, None), ({"openapi": "/openapi.json"}, "Input"), (given, "mine")):
+            async with opened(any_http(scripted, **config)) as runner:
+                found = await runner.openapi_schema()
+            schemas = None if found is None else msgspec.json.decode(found)["components"]["schemas"]
+            assert (schemas and schemas["Input"]["title"]) == title
+        async with opened(any_http(scripted, openapi="/openapi.json", input={"a": {"$input": "/a"}})) as runner:
+            assert await runner.openapi_schema() is None, "what is sent is not what is given"

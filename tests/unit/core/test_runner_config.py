@@ -5,12 +5,14 @@ import pytest
 from director.core.errors import SettingsError
 from director.core.json_pointer import Pointer
 from director.core.runner_config import (
-    TEMPLATES,
+    PRESETS,
     CogConfig,
     HttpConfig,
+    OpenAiConfig,
     Template,
     WrongRunnerConfig,
     decode_runner_config,
+    preset_of,
     runner_config,
 )
 
@@ -41,11 +43,30 @@ def test_default_runner_is_cog() -> None:
     assert runner_config("cog", "") == CogConfig()
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_every_template_is_complete_but_for_what_only_its_user_knows(name: str) -> None:
-    config = decode_runner_config(f'{{"template": "{name}", "model": "m"}}')
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_complete_but_for_what_only_its_user_knows(name: str) -> None:
+    assert preset_of(name)["about"]
+    config = decode_runner_config(f'{{"preset": "{name}", "model": "m", "path": "/run"}}')
+    assert config.__struct_config__.tag in ("http", "polling", "openai")
+
+
+def test_preset_puts_the_given_path_where_it_belongs() -> None:
+    with pytest.raises(WrongRunnerConfig, match="`path` is missing: 'ray' needs"):
+        decode_runner_config('{"preset": "ray"}')
+    config = decode_runner_config('{"preset": "ray", "path": "/up/"}')
     assert isinstance(config, HttpConfig)
-    assert config.input_schema is not None
+    assert (config.path, config.health) == ("/up", "/-/healthz")
+
+
+def test_preset_may_build_on_another_and_keeps_its_former_name() -> None:
+    built, base = (decode_runner_config(f'{{"preset": "{name}", "model": "m"}}') for name in ("triton", "kserve"))
+    assert built == base == decode_runner_config('{"template": "kserve", "model": "m"}')
+
+
+def test_health_of_a_litellm_proxy_asks_no_backend() -> None:
+    config = decode_runner_config('{"preset": "litellm"}')
+    assert isinstance(config, OpenAiConfig)
+    assert config.health == "/health/liveliness"
 
 
 def test_what_is_polled_is_not_sent_together() -> None:
@@ -54,8 +75,8 @@ def test_what_is_polled_is_not_sent_together() -> None:
         decode_runner_config(polling)
 
 
-def test_what_is_said_beside_a_template_wins() -> None:
-    config = decode_runner_config('{"template": "tei", "path": "/v2/embed"}')
+def test_what_is_said_beside_a_preset_wins() -> None:
+    config = decode_runner_config('{"preset": "tei", "path": "/v2/embed"}')
     assert isinstance(config, HttpConfig)
     assert (config.path, config.error) == ("/v2/embed", Pointer("/error"))
 
@@ -81,7 +102,7 @@ def test_what_is_said_beside_a_template_wins() -> None:
         ('{"kind": "http", "path": "/a", "input": {"$each": ""}, "batch": {"most": 65}}', r"`\$\.batch\.most`"),
         ('{"kind": "http", "path": "/a", "input": {"$each": ""}, "batch": {"size": 5}}', "unknown field `size`"),
         ('{"template": "nope"}', "`template` is one of"),
-        ('{"template": []}', "`template` is one of"),
+        ('{"preset": []}', "`preset` is one of"),
         ('{"kind": "cog", "fast": "yes"}', r"`\$\.fast`"),
         ('{"kind": "http", "path": "/' + "a" * 70_000 + '"}', "longer than"),
         ('{"a": ' + "[" * 30_000 + "]" * 30_000 + "}", "nested|recursion|`kind` is one of"),

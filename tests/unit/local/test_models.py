@@ -1,12 +1,13 @@
 """Test what `serve` finds in a folder, and what it says where something is missing."""
 
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 
 from director.launcher.folder import Folder
-from director.launcher.processes import UpError
+from director.launcher.processes import UpError, free_port
 from director.local.home import Home
 from director.local.models import (
     Model,
@@ -67,7 +68,19 @@ def test_command_that_cannot_start_is_refused_before_anything_starts(command: st
     [
         ({"openai": "http://127.0.0.1:8000"}, "openai", ""),
         ({"openai": "http://127.0.0.1:8000/v1/"}, "openai", ""),
-        ({"http": "http://127.0.0.1:8000/paint"}, "http", '{"kind":"http","path":"/paint"}'),
+        ({"http": "http://127.0.0.1:8000/paint"}, "http", '{"path":"/paint","kind":"http","openapi":"/openapi.json"}'),
+        ({"http": "http://127.0.0.1:8000/up", "preset": "ray"}, "http", '{"preset":"ray","path":"/up"}'),
+        ({"http": "http://127.0.0.1:8000", "preset": "litserve"}, "http", '{"preset":"litserve"}'),
+        ({"http": "http://127.0.0.1:8000", "preset": "litellm"}, "openai", '{"preset":"litellm"}'),
+        (
+            {
+                "http": "http://127.0.0.1:8000/jobs",
+                "config": '{"kind":"polling","poll_endpoint_template":"/jobs/{id}"}',
+            },
+            "polling",
+            '{"kind":"polling","poll_endpoint_template":"/jobs/{id}","path":"/jobs"}',
+        ),
+        ({"http": "http://127.0.0.1:8000/up", "config": '{"health":""}'}, "http", '{"health":"","path":"/up"}'),
     ],
 )
 def test_running_server_is_not_started_again(tmp_path: Path, given: dict[str, str], runner: str, config: str) -> None:
@@ -77,14 +90,51 @@ def test_running_server_is_not_started_again(tmp_path: Path, given: dict[str, st
     assert (one.director.env["DIRECTOR_RUNNER"], one.director.env["DIRECTOR_RUNNER_CONFIG"]) == (runner, config)
 
 
-def test_relative_path_of_a_runner_config_holds_in_the_folder_of_the_director(
+def test_runner_config_in_a_file_is_read_where_the_command_is_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "counter.toml").write_text('path = "/count"\n')
     monkeypatch.chdir(tmp_path)
-    own = own_server("acme/counter", http="http://127.0.0.1:8000/count", config="counter.toml")
+    own = own_server("acme/counter", http="http://127.0.0.1:8000", config="counter.toml")
     one = served(own, around(tmp_path))
-    assert one.director.env["DIRECTOR_RUNNER_CONFIG"] == str(tmp_path / "counter.toml")
+    assert one.director.env["DIRECTOR_RUNNER_CONFIG"] == '{"path":"/count"}'
+
+
+@pytest.mark.parametrize("given", [{"http": "http://127.0.0.1:{free}/up"}, {"openai": "http://localhost:{free}/v1"}])
+def test_command_listens_at_the_port_of_the_url(tmp_path: Path, given: dict[str, str]) -> None:
+    port = free_port()
+    [(kind, url)] = given.items()
+    address = url.replace("{free}", str(port))
+    one = served(own_server("acme/m", **{kind: address}, command=f"{HERE} --port {{port}}"), around(tmp_path))
+    assert one.server is not None
+    assert (one.server.command[-1], one.server.env["PORT"]) == (str(port), str(port))
+    assert one.director.env["DIRECTOR_SERVERS"] == address.rpartition("/")[0]
+
+
+@pytest.mark.parametrize("http", ["/up", "http://127.0.0.1/up", "http://127.0.0.1:{port}/up"])
+def test_command_without_a_port_in_the_url_gets_a_free_one(tmp_path: Path, http: str) -> None:
+    one = served(own_server("acme/m", http=http, command=f"{HERE} --port {{port}}"), around(tmp_path))
+    assert one.server is not None
+    assert one.director.env["DIRECTOR_SERVERS"] == f"http://127.0.0.1:{one.server.env['PORT']}"
+    assert '"path":"/up"' in one.director.env["DIRECTOR_RUNNER_CONFIG"]
+
+
+@pytest.mark.parametrize(
+    ("given", "runner"),
+    [
+        ({"preset": "litserve"}, "http"),
+        ({"config": '{"kind":"polling","path":"/jobs","poll_endpoint_template":"/jobs/{id}"}'}, "polling"),
+        ({"preset": "litellm"}, "openai"),
+    ],
+)
+def test_command_may_start_a_server_of_any_kind(tmp_path: Path, given: dict[str, str], runner: str) -> None:
+    one = served(own_server("acme/m", command=f"{HERE} {{port}}", **given), around(tmp_path))
+    assert one.director.env["DIRECTOR_RUNNER"] == runner
+
+
+def test_command_for_a_port_where_something_listens_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UpError, match="something listens there"):
+        own_server("acme/m", http=f"http://127.0.0.1:{taken.getsockname()[1]}/up", command=f"{HERE} {{port}}")
 
 
 @pytest.mark.parametrize("given", [{"openai": "127.0.0.1:8000"}, {"http": "http://127.0.0.1:8000"}])
