@@ -174,6 +174,7 @@ async def _depart(here: Backend, given: argparse.Namespace) -> Answer:
     from director.broker.redis_client import describe
     from director.cli.backend import connected
     from director.core.settings import CommonSettings, load
+    from director.store.changes import Noted
     from director.store.departure import Departure, Left, Site
 
     if given.dry_run and given.put_back:
@@ -189,8 +190,10 @@ async def _depart(here: Backend, given: argparse.Namespace) -> Answer:
         facts = {"to": to, "to_redis": describe(given.to_redis), "put_back": given.put_back}
         noted = here.changes.noting("queue_migrated", by=typist(), queue=queue, **facts)
         with progress() as show:
-            async with nullcontext() if given.dry_run else noted:
+            async with nullcontext(Noted()) if given.dry_run else noted as change:
                 async for done in steps:
+                    if done.moved + done.stayed:
+                        change.begun()
                     show(f"{done.moved + done.stayed} moved")
     left = msgspec.to_builtins(done)
     lines = [

@@ -8,6 +8,7 @@ the same new prediction.
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
@@ -20,7 +21,16 @@ from director.broker.redis_client import ask, pipelined, text
 from director.broker.replies import Accepted
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
-from director.core.errors import BackendFull, DataRefused, QueueError, QueueRefused, SettingsError, UnknownQueue
+from director.core.errors import (
+    BackendFull,
+    BackendUnavailable,
+    DataRefused,
+    DirectorError,
+    IdempotencyMismatch,
+    QueueError,
+    SettingsError,
+    UnknownQueue,
+)
 from director.core.ids import Kind, PredictionId, QueueName, lowest_id_at, new_prediction_id
 from director.core.policy import shard
 from director.core.schema import NewPrediction, Record, Stored
@@ -61,13 +71,13 @@ Why = Literal[
     "data_full",
     "refused",
 ]
-"""Why one was left alone. `refused`: its queue takes no more. `data_away`: the file store does not give its data."""
+"""Why one was left alone. `refused`: its queue takes no more, or a limit of its account is invalid. `data_away`: the
+file store does not give its data.
+"""
 WHYS: Final[frozenset[str]] = frozenset(get_args(Why))
-REFUSED: Final[Mapping[type[QueueError], Why]] = {
-    UnknownQueue: "no_queue",
-    DataRefused: "data_full",
-    QueueRefused: "refused",
-}
+REFUSED: Final[Mapping[type[DirectorError], Why]] = {UnknownQueue: "no_queue", DataRefused: "data_full"}
+# Before the digests of operators' retries. A digest of a caller's key has hex digits alone, so no caller can take one
+RETRY: Final = "retry-"
 
 
 class PredictionBrief(Struct, frozen=True, kw_only=True):
@@ -255,8 +265,7 @@ class Across:
         given = await self._input(stored)
         if given is None:
             return "data_removed"
-        key = _key(record)
-        known = await self._predictions.stands_for(owner.name, model=record.model, digest=key, fingerprint=key)
+        known = await self._retried_as(record)
         if known is not None:  # before the limits, which it has passed
             await self._list(known, record)
             return known
@@ -270,6 +279,18 @@ class Across:
         new = _copy(record, bytes(given), new_id, owner, shard=",".join(map(str, streams)), ticket=secret)
         return await self._file(new, served, owner, record, enter)
 
+    async def _retried_as(self, record: Record) -> PredictionId | None:
+        """Return the prediction that this end was retried as, or None also if that was deleted since."""
+        key = _key(record)
+        for digest in (RETRY + key, key):  # the second one as release 0.3.0 writes it, among the keys of callers
+            with suppress(IdempotencyMismatch):  # the account's own key
+                known = await self._predictions.stands_for(
+                    record.account, model=record.model, digest=digest, fingerprint=key
+                )
+                if known is not None and await ask(lambda: self._redis.exists(keys.record(known))):  # noqa: B023
+                    return known
+        return None
+
     async def _input(self, stored: Stored) -> Raw | None:
         """Return the input. The output may be large, so it is not read. Raises DataAway."""
         if not stored.left_out:
@@ -282,9 +303,9 @@ class Across:
             return "compute_exhausted"
         try:
             accepted = await enter(served, new, owner.limits.max_data_bytes)
-        except tuple(REFUSED) as exc:
+        except QueueError:
             await self._give_back(new)
-            return next(why for kind, why in REFUSED.items() if isinstance(exc, kind))
+            raise
         except BackendFull as exc:
             if exc.is_untouched:
                 await self._give_back(new)
@@ -292,6 +313,14 @@ class Across:
         if accepted.replayed:
             await self._give_back(new)
             await self._list(accepted.id, former)
+        else:
+            key = _key(former)
+            with suppress(
+                BackendUnavailable
+            ):  # an API of release 0.3.0 looks there, so that it retries it no second time
+                await self._scripts.bind(
+                    accepted.id, account=new.account, model=new.model, idempotency=(key, key), instead_of=None
+                )
         return accepted.id
 
     async def _list(self, new_id: PredictionId, former: Record) -> None:
@@ -335,7 +364,8 @@ class Across:
         ) as noted:
             for start in range(0, len(known), AT_ONCE):
                 some = list(known.values())[start : start + AT_ONCE]
-                for one, outcome in zip(some, await asyncio.gather(*map(act, some)), strict=True):
+                outcomes = await asyncio.gather(*(_outcome(act, one) for one in some))
+                for one, outcome in zip(some, outcomes, strict=True):
                     if outcome in WHYS:
                         refused.append(LeftAlone(one.id, outcome))  # type: ignore[arg-type] # it is one of them
                     else:
@@ -345,8 +375,18 @@ class Across:
         return BulkAnswer(done=len(did), refused=refused, retried=did if kind == "predictions_retried" else UNSET)
 
 
+async def _outcome(act: Act, one: PredictionBrief) -> Outcome:
+    """Act on one. What refuses it must not keep the others from their outcome. Raises BackendUnavailable."""
+    try:
+        return await act(one)
+    except BackendUnavailable:
+        raise
+    except DirectorError as exc:
+        return REFUSED.get(type(exc), "refused")
+
+
 def _key(record: Record) -> str:
-    """Return an idempotency key of this end, so that one end is retried once."""
+    """Return the digest of this end, under which it is retried once."""
     return hashlib.sha256(f"retry {record.id} {record.completed}".encode()).hexdigest()
 
 
@@ -360,7 +400,7 @@ def _copy(
         id=new_id,
         input=given,
         shard=shard,
-        idempotency=(key, key),
+        idempotency=(RETRY + key, key),
         weight=limits.weight,
         most_running=limits.max_running,
         most_queued=limits.max_queued,

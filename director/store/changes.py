@@ -1,7 +1,7 @@
 """Log what operators change: who, when and what. The log holds no secret.
 
 A change is logged before it is made, so that none is missing. If it is then refused, or changes nothing, a `void` entry
-with the same id follows.
+with the same id follows. A change that was made in part is not void.
 """
 
 import logging
@@ -70,11 +70,17 @@ class Change(Struct, frozen=True, kw_only=True):
 
 
 class Noted:
+    """A block tells it whether its change changed nothing, or is done in part."""
+
     def __init__(self) -> None:
         self.is_void = False
+        self.is_begun = False
 
     def void(self) -> None:
         self.is_void = True
+
+    def begun(self) -> None:
+        self.is_begun = True
 
 
 class Changes:
@@ -101,7 +107,8 @@ class Changes:
         except BackendUnavailable:  # the change may have been made all the same
             raise
         except DirectorError:
-            await write("void")
+            if not noted.is_begun:
+                await write("void")
             raise
         if noted.is_void:
             await write("void")

@@ -1,5 +1,6 @@
 """Test that operators find, cancel and retry predictions of all accounts, and that others learn why they may not."""
 
+import hashlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -288,6 +289,72 @@ async def test_retry_keeps_to_the_limits_of_the_account(
     await Accounts(redis).set_limits("amber", {"max_data_bytes": "default", "compute_s_per_day": "1"})
     await driver.scripts.reserve("amber", 1, id="another", asked_s=1)
     assert [one["why"] for one in (await done(ops, "retry", ids=[failed]))["refused"]] == ["compute_exhausted"]
+
+
+def of_retry(end: PredictionId, completed: str) -> str:
+    """Return the text of which an operator's retry of this end makes its digest. Its caller knows both parts."""
+    return f"retry {end} {completed}"
+
+
+async def test_callers_key_does_not_stop_an_operators_retry(
+    callers: dict[str, AsyncClient], ops: AsyncClient, driver: QueueDriver
+) -> None:
+    for name in ("amber", "basalt"):
+        await create(callers[name])
+    first, second = await fail(driver), await fail(driver)
+    key = of_retry(first, await driver.field(first, "completed"))
+    body = {"version": VERSION, "input": {"text": "another"}}
+    own = await callers["amber"].post("/v1/predictions", json=body, headers={"Idempotency-Key": key})
+    answer = await done(ops, "retry", ids=[first, second])
+    assert (answer["done"], answer["refused"]) == (2, [])
+    assert own.json()["id"] not in [one["new_id"] for one in answer["retried"]]
+    assert await done(ops, "retry", ids=[first, second]) == answer
+    assert [one["kind"] for one in await changes(ops)] == ["predictions_retried"] * 2
+
+
+async def test_retry_of_either_release_is_known_to_the_other_one(
+    callers: dict[str, AsyncClient], ops: AsyncClient, driver: QueueDriver, redis: Redis, scripts: Scripts
+) -> None:
+    await create(callers["amber"])
+    await create(callers["amber"])
+    ours, former = await fail(driver), await fail(driver)
+    [retried] = (await done(ops, "retry", ids=[ours]))["retried"]
+    held = {
+        name: hashlib.sha256(of_retry(name, await driver.field(name, "completed")).encode()).hexdigest()
+        for name in (ours, former)
+    }
+    of_former = {name: keys.idempotency(account="amber", model=MODEL, digest=digest) for name, digest in held.items()}
+    assert await redis.get(of_former[ours]) == f"{retried['new_id']} {held[ours]}".encode()
+    new_id = await create(callers["amber"])
+    await redis.set(of_former[former], f"{new_id} {held[former]}", ex=60)
+    assert (await done(ops, "retry", ids=[former]))["retried"] == [{"id": former, "new_id": new_id}]
+
+
+async def test_retry_goes_on_where_the_former_retry_was_deleted(
+    callers: dict[str, AsyncClient], ops: AsyncClient, driver: QueueDriver
+) -> None:
+    await create(callers["amber"])
+    failed = await fail(driver)
+    [first] = (await done(ops, "retry", ids=[failed]))["retried"]
+    await fail(driver)
+    assert (await callers["amber"].delete(f"/v1/predictions/{first['new_id']}")).status_code == 204
+    [second] = (await done(ops, "retry", ids=[failed]))["retried"]
+    assert second["new_id"] != first["new_id"]
+    assert (await callers["amber"].get(f"/v1/predictions/{second['new_id']}")).json()["status"] == "starting"
+    assert (await done(ops, "retry", ids=[failed]))["retried"] == [second]
+
+
+async def test_account_with_an_invalid_limit_does_not_stop_the_others(
+    callers: dict[str, AsyncClient], ops: AsyncClient, driver: QueueDriver, redis: Redis
+) -> None:
+    for name in ("amber", "basalt"):
+        await create(callers[name])
+    broken, fine = await fail(driver), await fail(driver)
+    await redis.hset(keys.account("amber"), "max_queued", "many")  # type: ignore[misc]
+    answer = await done(ops, "retry", ids=[broken, fine])
+    assert answer["refused"] == [{"id": broken, "why": "refused"}]
+    assert [one["id"] for one in answer["retried"]] == [fine]
+    assert [one["kind"] for one in await changes(ops)] == ["predictions_retried"]
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,16 @@ async def test_change_with_an_unknown_outcome_stands(changes: Changes) -> None:
     assert [kind for kind, _, _ in await told(changes)] == ["account_created"]
 
 
+async def test_change_that_is_done_in_part_stands(changes: Changes) -> None:
+    for is_begun in (True, False):
+        with pytest.raises(SettingsError):
+            async with changes.noting("queue_migrated", by=BY) as noted:
+                if is_begun:
+                    noted.begun()
+                raise SettingsError("the other queue is gone")
+    assert [kind for kind, _, _ in await told(changes)] == ["queue_migrated"] * 2 + ["void"]
+
+
 async def test_change_that_cannot_be_recorded_is_not_made(
     changes: Changes, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
