@@ -143,7 +143,7 @@ class Api:
                 raise HTTPException(405, headers=headers)
             return Response(status_code=204, headers=headers)
         if route.scopes:
-            request.account = await auth.authenticate(request, *route.scopes, bucket=route.bucket)
+            request.account = await auth.authenticate(request, *route.scopes, bucket=route.bucket, frees=route.frees)
         return await answer_at_site(request, route)
 
     def _is_host_right(self, request: Request) -> bool:

@@ -33,10 +33,10 @@ WITHOUT_RATE: Final[Mapping[BucketName, RawHeaders]] = {
 UNKNOWN_S: Final = 1.0  # the assumed time of a run while a queue has finished none
 
 
-async def authenticate(request: Request, *scopes: Scope, bucket: BucketName = "read") -> Account:
+async def authenticate(request: Request, *scopes: Scope, bucket: BucketName = "read", frees: bool = False) -> Account:
     """Return the account of the request's token, before a body is read. Raises a 401 without a valid token, a 429 above
-    the account's rate, and a 403 without one of these scopes, or for a run of a suspended account, which loses the
-    scope admin: with it, it could resume itself or use another account.
+    the account's rate, and a 403 without one of these scopes. A suspended account may only read, and call what `frees`.
+    It loses the scope admin: with it, it could resume itself or use another account.
     """
     header = request.headers.get("authorization")
     if header is None:
@@ -50,8 +50,8 @@ async def authenticate(request: Request, *scopes: Scope, bucket: BucketName = "r
     if account.suspension is None:
         return account
     left = tuple(scope for scope in account.scopes if scope != "admin")
-    if bucket == "create" or not set(scopes) & set(left):
-        refuse_suspended(account)
+    if not (frees or "read" in scopes) or not set(scopes) & set(left):
+        raise errors.account_suspended(why=errors.WHY_SUSPENDED[account.suspension.reason])
     return replace(account, scopes=left)
 
 
@@ -70,11 +70,6 @@ async def _account_of(request: Request, header: str) -> Account | None:
     if scheme.lower() not in SCHEMES or not token:
         return None
     return await services_of(request).lookups.account(token)
-
-
-def refuse_suspended(account: Account) -> None:
-    if account.suspension is not None:
-        raise errors.account_suspended(why=errors.WHY_SUSPENDED[account.suspension.reason])
 
 
 def named(operator: Account) -> str:

@@ -57,7 +57,8 @@ class Route(Struct, eq=False):
     not part of the contract: it has no base such as /v1, and the document omits it. `about`: what a caller should
     know, in a few sentences. `parameters`: those of the query and headers. `scopes`: the token must have one of
     these, and its account is in `request.account`; if none, no token is needed. `bucket`: the rate that the request
-    counts against.
+    counts against: all that stores or runs something counts as a create. `frees`: it only ends or deletes, so a
+    suspended account may call it too.
 
     `site`: whose services are in `request.services`: the home's, or those of the site that X-Site names. `of`: reads
     from the path which prediction this is about. Then its id is in `request.prediction_id`, the services are those of
@@ -71,6 +72,7 @@ class Route(Struct, eq=False):
     about: str = ""
     scopes: tuple[Scope, ...] = ()
     bucket: BucketName = "read"
+    frees: bool = False
     site: Literal["home", "asked"] = "home"
     of: Callable[[Request], PredictionId] | None = None
     parameters: tuple[Parameter, ...] = ()
@@ -204,6 +206,7 @@ HOW: Final = (
 
 reads: Final = partial(Route, "GET", scopes=("read",))
 changes: Final = partial(Route, scopes=("run",))
-deletes: Final = partial(changes, "DELETE", answers={204: NO_BODY})
+stores: Final = partial(changes, bucket="create")
+deletes: Final = partial(changes, "DELETE", answers={204: NO_BODY}, frees=True)
 creates: Final = partial(changes, "POST", bucket="create", answers=CREATED, refusals=CREATE)
 administers: Final = partial(Route, scopes=("admin",), site="asked")

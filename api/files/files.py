@@ -18,12 +18,11 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from api import errors
-from api.auth import refuse_suspended
 from api.errors import InvalidField, Problem
 from api.files.multipart import Form, Part
 from api.files.outputs import BYTES, PART, store_of, stored_response
 from api.http import PAGE_SIZE, Request, base_url, cursor_of, decode_json, json_response, walked_page
-from api.route import CURSOR, Answer, Body, Parameter, Route, changes, deletes, reads
+from api.route import CURSOR, Answer, Body, Parameter, Route, deletes, reads, stores
 from api.services import Services
 from director.core.errors import BackendFull, BackendUnavailable
 from director.core.ids import FileId, is_file_id, new_file_id
@@ -90,7 +89,7 @@ class File(Struct, frozen=True, kw_only=True):
     urls: FileUrls
 
 
-@changes(
+@stores(
     "POST",
     "/files",
     name="files.create",
@@ -106,7 +105,6 @@ class File(Struct, frozen=True, kw_only=True):
 async def create_file(request: Request) -> Response:
     """Answer 501 where no files are stored: the JavaScript client then sends data URIs, but not after a 4xx."""
     account, services = request.account, request.services
-    refuse_suspended(account)
     store = store_of(request)
     services.gate.pass_through()
     base = base_url(request)

@@ -18,7 +18,7 @@ from api.http import Members, Request, cursor_of, json_response, page_response, 
 from api.lookups import VersionRef
 from api.models.models import SKU, Hardware, Name
 from api.predictions.intake import submit
-from api.route import CURSOR, HOW, WAIT, Answer, Body, changes, creates, deletes, reads
+from api.route import CURSOR, HOW, WAIT, Answer, Body, creates, deletes, reads, stores
 from api.sites.sites import others, version_named
 from director.core.ids import MODEL_NAME, VERSION_ID, model_and_kind
 from director.core.schema import Page
@@ -106,7 +106,7 @@ async def list_deployments(request: Request) -> Response:
     return page_response(request, PATH, await _shown(request, found), older=older, newer=newer)
 
 
-@changes(
+@stores(
     "POST",
     "/deployments",
     name="deployments.create",
@@ -115,7 +115,6 @@ async def list_deployments(request: Request) -> Response:
         "The deployment's predictions run the given version and share that version's queue. Hardware and instances "
         "are stored and shown; no servers are started. The answer is 200, as Replicate's is."
     ),
-    bucket="create",
     body=Body(NewDeployment),
     answers={200: Answer("The deployment, with its first release.", DeploymentView)},
 )
@@ -140,7 +139,7 @@ async def get_deployment(request: Request) -> Response:
     return await _answer(request, await _named(request))
 
 
-@changes(
+@stores(
     "PATCH",
     "/deployments/{owner}/{name}",
     name="deployments.update",

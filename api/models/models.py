@@ -27,7 +27,7 @@ from api.http import (
     walked_page,
 )
 from api.lookups import VersionRef
-from api.route import CURSOR, NO_BODY, TEXT, Answer, Body, Parameter, changes, deletes, one_of, reads
+from api.route import CURSOR, NO_BODY, TEXT, Answer, Body, Parameter, deletes, one_of, reads, stores
 from api.services import Services
 from api.sites.sites import no_version
 from director.core.ids import MODEL_NAME, VERSION_ID
@@ -279,7 +279,7 @@ async def list_models(request: Request) -> Response:
     return walked_page(request, "/models", models, walked, has_more=len(walked) < len(places), kept=kept)
 
 
-@changes(
+@stores(
     "POST",
     "/models",
     name="models.create",
@@ -318,7 +318,7 @@ async def get_model(request: Request) -> Response:
     return json_response((await shown_models(request, [await seen_model(request)]))[0])
 
 
-@changes(
+@stores(
     "PATCH",
     "/models/{owner}/{name}",
     name="models.update",
@@ -501,8 +501,7 @@ async def get_version(request: Request) -> Response:
     return json_response(WholeVersionView(**asdict(shown_version(version)), setup_run=shown))
 
 
-@changes(
-    "DELETE",
+@deletes(
     "/models/{owner}/{name}/versions/{id}",
     name="models.versions.delete",
     summary="Delete a version that is not used",

@@ -242,6 +242,7 @@ def _serve(kind: Kind) -> None:
             f"account's {one}, and the log of changes says who did."
         ),
         scopes=("run", "admin"),
+        frees=True,
         of=prediction_id_of,
         answers=route.SHOWN,
     )

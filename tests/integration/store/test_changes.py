@@ -118,12 +118,15 @@ async def test_change_with_an_unknown_outcome_stands(changes: Changes) -> None:
 
 
 async def test_change_that_is_done_in_part_stands(changes: Changes) -> None:
+    async def fail(*, is_begun: bool) -> None:
+        async with changes.noting("queue_migrated", by=BY) as noted:
+            if is_begun:
+                noted.begun()
+            raise SettingsError("the other queue is gone")
+
     for is_begun in (True, False):
         with pytest.raises(SettingsError):
-            async with changes.noting("queue_migrated", by=BY) as noted:
-                if is_begun:
-                    noted.begun()
-                raise SettingsError("the other queue is gone")
+            await fail(is_begun=is_begun)
     assert [kind for kind, _, _ in await told(changes)] == ["queue_migrated"] * 2 + ["void"]
 
 

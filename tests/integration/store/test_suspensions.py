@@ -13,6 +13,8 @@ from anyio import to_thread
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
+from api.app import ROUTES
+from api.route import Route
 from director.broker import keys
 from director.broker.scripts import Scripts
 from director.cli.main import main
@@ -410,6 +412,33 @@ async def test_suspended_operator_may_not_administrate(
             assert (refused.status_code, refused.json()["code"]) == (403, "account_suspended")
         assert (await api.get("/v1/predictions")).status_code == 200
         assert (await api.get(f"/v1/predictions?account={ACCOUNT}")).status_code == 403, "only its own"
+
+
+# Each of these only ends or deletes
+FREEING = {
+    *(f"{kind}.cancel" for kind in ("predictions", "trainings", "procedures")),
+    *("predictions.delete", "models.delete", "models.versions.delete", "deployments.delete", "files.delete"),
+}
+
+
+async def test_suspended_account_only_reads_cancels_and_deletes(
+    settings: ApiSettings, redis: Redis, suspensions: Suspensions, token: str
+) -> None:
+    await suspensions.suspend(ACCOUNT, "hold", "abuse", within_s=5)
+    everything = await Accounts(redis).create_token(ACCOUNT, scopes=["read", "run", "admin"])
+    refused, went_on = set(), set()
+    async with api_client(replace(settings, cache_s=0), token=everything) as api:
+        for route in (route for route in ROUTES if route.scopes):
+            answer = await api.request(route.method, f"/v1{example_of(route)}")
+            is_refused = answer.status_code == 403 and answer.json().get("code") == "account_suspended"
+            (refused if is_refused else went_on).add(route.name)
+    reads = {route.name for route in ROUTES if "read" in route.scopes and route.method in ("GET", "QUERY")}
+    assert went_on == reads | FREEING
+    assert {"files.create", "models.update", "predictions.webhooks.redeliver", "webhooks.default.secret.get"} <= refused
+
+
+def example_of(route: Route) -> str:
+    return route.path.format(**{one.name: one.example for one in route.all_parameters if one.place == "path"})
 
 
 async def test_suspended_account_stores_no_files(
