@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from api.admin.watching import Watching
 from api.errors import Code, Problem
+from api.files.turns import UploadTurns
 from api.lookups import Lookups
 from api.predictions.stream_readers import Readers
 from api.predictions.waiters import SILENCE_S, Glances, Waiters
@@ -245,10 +246,6 @@ FIRST_CHECK_S: Final = 1.0
 CONNECTIONS: Final = 9  # few, because the calls of one turn of the event loop leave in one write
 # of small calls. Three more connections are for large calls, the others for commands that are no scripts
 WRITES_AT_ONCE: Final = 4
-# Each takes a few megabytes of memory at most; one account cannot take all
-MOST_UPLOADS: Final = 16
-MOST_UPLOADS_EACH: Final = 4
-UPLOAD_PATIENCE_S: Final = 30.0
 # Two large reads run at once: see director/broker/gatherer.py. One account must not have both
 MOST_READS: Final = 16
 MOST_READS_EACH: Final = 1
@@ -323,7 +320,7 @@ class Services(store.Services):
         self.store_check = None if self.files is None else StoreCheck(self.files, clock)
         self.links = Links(redis, clock)
         self.caller_files = CallerFiles(redis)
-        self.uploading = Turns(MOST_UPLOADS, each=MOST_UPLOADS_EACH, patience_s=UPLOAD_PATIENCE_S)
+        self.uploading = UploadTurns()
         self.reading = Turns(MOST_READS, each=MOST_READS_EACH, patience_s=READ_PATIENCE_S)
         self._subscriber = clients.subscriber
         self._presence = Presence(redis, clock, "api")

@@ -126,7 +126,7 @@ async def follow_live(request: Request) -> Response:
     count = number_of(request, "snapshots", default=0, least=1, most=MOST_SNAPSHOTS)
     if request.method == "HEAD":
         return Response(headers=STREAM)
-    if request.services.readers.is_full:
+    if not request.services.readers.make_room(request.account.name):
         raise too_many_streams(retry_after=RETRY_AFTER_S)
     return EventStream(partial(_send_snapshots, request, count))
 
@@ -134,7 +134,7 @@ async def follow_live(request: Request) -> Response:
 async def _send_snapshots(request: Request, count: int, send: Send) -> bool:
     services = request.services
     number = sent = 0
-    with services.readers.holding() as place, services.watching.watcher():
+    with services.readers.holding(request.account.name) as place, services.watching.watcher():
         while await may_still(request, "admin"):
             data = KEEP_ALIVE
             with anyio.move_on_after(KEEP_ALIVE_S):

@@ -110,7 +110,7 @@ async def create_file(request: Request) -> Response:
     base = base_url(request)
     form = Form(request, max_bytes=MAX_FILE_BYTES, longest_s=LONGEST_S)
     try:
-        async with services.uploading.taken(account.name):
+        async with services.uploading.taken(account.name, received=lambda: form.received):
             file = await _stored(services, store, form, account)
     except TimeoutError as exc:
         raise errors.too_many_uploads(retry_after=RETRY_S) from exc

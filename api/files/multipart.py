@@ -62,6 +62,7 @@ class Form:
         self._is_over = False
         self._waited_s = 0.0
         self._size = 0
+        self.received = 0  # bytes of the body so far
         self._header = [b"", b""]
         self._headers: dict[bytes, bytes] = {}
         try:
@@ -122,6 +123,7 @@ class Form:
                 piece = await anext(self._body, None)
         except TimeoutError as exc:
             raise too_slow(seconds=SILENCE_S if left_s > SILENCE_S else self._longest_s) from exc
+        self.received += len(piece or b"")
         self._refuse_slow(len(piece or b""), anyio.current_time() - now_s)
         return piece
 

@@ -432,14 +432,16 @@ async def _answer(
     services = services_at(request, stored.record.id)
     waiters = services.waiters
     weight = len(stored.input or b"")
-    if not waiters.has_room(weight):
+    if not waiters.make_room(request.account.name, weight):
         return json_response(view(stored), 201, headers)
     headers["Preference-Applied"] = applied
     if stored.record.is_terminal:
         return json_response(view(stored), 201, headers)
     left_s = max(0.0, until - services.clock.monotonic())
     with watching(request) as gone:  # a caller that hangs up frees its wait; the prediction goes on
-        ended = await waiters.ended(stored.record.id, seconds=left_s, weight=weight, wait=wait, gone=gone)
+        ended = await waiters.ended(
+            stored.record.id, seconds=left_s, account=request.account.name, weight=weight, wait=wait, gone=gone
+        )
     if ended is not None:
         return json_response(view(ended.of(stored) if isinstance(ended, Ending) else ended), 201, headers)
     # Clients take any other status for the end, and a part of the output for all of it.

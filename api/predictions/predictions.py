@@ -277,7 +277,13 @@ async def _ended_soon(request: Request) -> Stored | None:
     if not settings.cancel_wait_s or waiters.waiting >= settings.max_waits // 2:
         return None
     with watching(request) as gone:
-        ended = await waiters.ended(request.prediction_id, seconds=settings.cancel_wait_s, gone=gone, whole=False)
+        ended = await waiters.ended(
+            request.prediction_id,
+            seconds=settings.cancel_wait_s,
+            account=request.account.name,
+            gone=gone,
+            whole=False,
+        )
     return ended if isinstance(ended, Stored) else None
 
 

@@ -16,6 +16,7 @@ from typing import Final
 
 import anyio
 
+from api.places import Places
 from api.predictions.stream_events import KEEP_ALIVE, Frames, Mark
 from api.predictions.waiters import News, Waiters
 from director.broker.replies import Replayed
@@ -68,7 +69,7 @@ class Readers:
         self.turns = LargeTurns(LARGE_AT_ONCE, each=LARGE_EACH)
         self._descriptors = descriptors
         self._most = most
-        self._reading: set[anyio.CancelScope] = set()
+        self._reading: Places[anyio.CancelScope] = Places()
         self._looks: dict[Look, asyncio.Task[Replayed | None]] = {}
         self._is_leaving = False
 
@@ -84,6 +85,18 @@ class Readers:
     @property
     def is_full(self) -> bool:
         return self._is_leaving or self.reading >= self._most or self._descriptors.are_short
+
+    def make_room(self, account: str) -> bool:
+        """Return whether there is room for one more reader. For an account that has fewer than another one, a reader of
+        that is disconnected: it connects again, and goes on where it was.
+        """
+        if not self.is_full:
+            return True
+        if self._is_leaving or (scope := self._reading.first_to_leave(account)) is None:
+            return False
+        self._reading.leave(scope)
+        scope.cancel()
+        return True
 
     async def look(self, prediction_id: PredictionId, after: int, *, whole: bool = False) -> Replayed | None:
         """Return the events after this number; a large one only if `whole`. Raises BackendUnavailable. Equal calls in
@@ -102,7 +115,7 @@ class Readers:
         """
         if self._is_leaving:
             return False
-        with self.holding():
+        with self.holding(account):
             try:
                 return await Reader(self, prediction_id, account, mark, send).read(is_over=is_over)
             except TimeoutError:
@@ -110,17 +123,17 @@ class Readers:
         return False
 
     @contextmanager
-    def holding(self) -> Iterator[anyio.CancelScope]:
+    def holding(self, account: str) -> Iterator[anyio.CancelScope]:
         with anyio.CancelScope() as scope:
-            self._reading.add(scope)
+            self._reading.enter(account, scope)
             try:
                 yield scope
             finally:
-                self._reading.discard(scope)
+                self._reading.leave(scope)
 
     def release(self) -> None:
         self._is_leaving = True
-        for scope in self._reading:
+        for scope in self._reading.holders:
             scope.cancel()
 
     def _begin(self, asked: Look) -> "asyncio.Task[Replayed | None]":

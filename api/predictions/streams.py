@@ -170,7 +170,7 @@ async def stream(request: Request) -> Response:
         return Response(status_code=204)
     if request.method == "HEAD":
         return Response(headers=STREAM)
-    if readers.is_full:
+    if not readers.make_room(known.account):
         raise too_many_streams(retry_after=RETRY_AFTER_S)
     tell = partial(readers.read, request.prediction_id, mark, account=known.account, is_over=known.is_terminal)
     return EventStream(tell)

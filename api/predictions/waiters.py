@@ -22,6 +22,7 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
+from api.places import Places
 from director.broker import keys
 from director.broker.redis_client import pipelined, text
 from director.broker.replies import event
@@ -121,7 +122,8 @@ class Waiters:
         self._listeners: dict[str, set[News]] = {}
         self._changed: set[str] = set()  # channels that gained their first listener or lost their last
         self._has_changed = asyncio.Event()
-        self._held: set[Wait] = set()
+        self._held: Places[Wait] = Places()
+        self._weights: dict[Wait, int] = {}
         self._weight = 0
         self._is_leaving = False
         self._is_silent = True
@@ -140,6 +142,25 @@ class Waiters:
     def has_room(self, weight: int = 0) -> bool:
         return self.waiting < self._most and self._weight + weight <= MOST_BYTES
 
+    def make_room(self, account: str, weight: int = 0) -> bool:
+        """Return whether there is room for one more wait. For an account that holds less than another one, waits of
+        that end early.
+        """
+        while not self.has_room(weight):
+            wait = self._held.first_to_leave(account, self._part(weight))
+            if wait is None:
+                return False
+            self._leave(wait)
+            wait.stop()
+        return True
+
+    def _part(self, weight: int) -> float:
+        return 1 / self._most + weight / MOST_BYTES
+
+    def _leave(self, wait: Wait) -> None:
+        self._held.leave(wait)
+        self._weight -= self._weights.pop(wait, 0)
+
     def expect(self, prediction_id: PredictionId, wait: Wait) -> str:
         """Register a wait for a prediction that is filed next. Returns the name to file as its `waiter`."""
         wait.enter(self._expected, prediction_id)
@@ -150,14 +171,15 @@ class Waiters:
         prediction_id: PredictionId,
         *,
         seconds: float,
+        account: str = "",
         weight: int = 0,
         wait: Wait | None = None,
         gone: "asyncio.Future[None] | None" = None,
         whole: bool = True,
     ) -> Ending | Stored | None:
         """Return how the prediction ended, or the terminal prediction. None if it is not terminal after `seconds`.
-        `wait`: what this request registered when it filed the prediction. `gone` is done when the client has left.
-        Unless `whole`, large data is left out of the prediction.
+        `account`: whose wait it is. `wait`: what this request registered when it filed the prediction. `gone` is done
+        when the client has left. Unless `whole`, large data is left out of the prediction.
         """
         if self._is_leaving:
             return None
@@ -166,7 +188,8 @@ class Waiters:
         is_told = is_ours and self._clock.monotonic() >= self._listens_until
         held.whole = whole
         until = asyncio.get_running_loop().time() + seconds
-        self._held.add(held)
+        self._held.enter(account, held, self._part(weight))
+        self._weights[held] = weight
         self._weight += weight
         if gone is not None:
             gone.add_done_callback(held.stop)
@@ -176,8 +199,7 @@ class Waiters:
         finally:
             if gone is not None:
                 gone.remove_done_callback(held.stop)
-            self._held.discard(held)
-            self._weight -= weight
+            self._leave(held)
 
     @contextmanager
     def listening(self, prediction_id: PredictionId, news: News | None = None) -> Iterator[News]:
@@ -198,7 +220,7 @@ class Waiters:
 
     def release(self) -> None:
         self._is_leaving = True
-        for held in self._held:
+        for held in self._held.holders:
             held.stop()
 
     async def run(self) -> None:

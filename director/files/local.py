@@ -165,13 +165,16 @@ class LocalFiles(LinkedStore):
 
 
 async def _chunks(path: Path, begin: int, start: int, stop: int) -> AsyncGenerator[bytes, None]:
-    opened = await _in_thread(lambda: path.open("rb"))
-    with opened as file:
-        file.seek(begin + start)
-        left = stop - start
-        while left > 0 and (chunk := await _in_thread(file.read, min(left, READ_BYTES))):
-            left -= len(chunk)
-            yield chunk
+    """Open the file for each chunk: a reader that takes it slowly holds no descriptor meanwhile."""
+    while start < stop and (chunk := await _in_thread(_chunk, path, begin + start, min(stop - start, READ_BYTES))):
+        start += len(chunk)
+        yield chunk
+
+
+def _chunk(path: Path, start: int, size: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(size)
 
 
 def _beside(path: Path) -> Path:

@@ -21,6 +21,7 @@ from director.broker.scripts import Scripts
 from director.core.ids import QueueName
 from director.core.states import Status
 from director.launcher.processes import free_port
+from director.store.accounts import Accounts
 from tests.integration.api.conftest import listeners
 from tests.support.api import LiveApi, PlayedDirector, live_api
 from tests.support.event_stream import Comment, Told, read_events
@@ -290,6 +291,29 @@ async def test_reader_beyond_the_limit_is_told_when_to_return(server: RedisServe
         tasks.start_soon(Listener(asker.http, url).read)
         await is_read(redis)
         await assert_full(asker.http, url)
+        tasks.cancel_scope.cancel()
+    await redis.flushall()
+
+
+async def test_readers_of_one_account_keep_no_other_from_its_stream(
+    server: RedisServer, asker: Asker, redis: Redis
+) -> None:
+    other, is_broken = Asker(asker.http, await Accounts(redis).create_token("other")), anyio.Event()
+
+    async def read_first(url: str) -> None:
+        await Listener(asker.http, url).read_broken()
+        is_broken.set()
+
+    async with live_api(server.url, env={"DIRECTOR_MAX_STREAMS": "2"}) as live, anyio.create_task_group() as tasks:
+        urls = [(await each.create(live))["urls"]["stream"] for each in (asker, asker, other)]
+        tasks.start_soon(read_first, urls[0])
+        await is_read(redis)
+        tasks.start_soon(Listener(asker.http, urls[1]).read)
+        await eventually(lambda: listeners(redis), "both are read", until=(2).__eq__)
+        async with other.http.stream("GET", urls[2]) as answer:
+            assert answer.status_code == 200
+            await is_broken.wait()
+            await assert_full(asker.http, urls[0])
         tasks.cancel_scope.cancel()
     await redis.flushall()
 

@@ -32,6 +32,7 @@ from director.core.ids import PredictionId, QueueName, queue_name
 from director.core.policy import Policy
 from director.core.schema import Claim, Stored
 from director.core.states import Status
+from director.store.accounts import Accounts
 from director.store.predictions import heard
 from tests.integration.api.conftest import Served, listeners, no_faults
 from tests.support.api import PlayedDirector, live_api
@@ -263,6 +264,29 @@ async def test_too_many_waits_are_answered_at_once(served: Served, director: Pla
         for _ in range(2):
             await director.finish(await director.claim(), output=b"1")
     assert answers[0].json()["status"] == "succeeded"
+
+
+async def test_waits_of_one_account_keep_no_other_from_its_own(
+    served: Served, director: PlayedDirector, redis: Redis
+) -> None:
+    other = {"Authorization": f"Bearer {await Accounts(redis).create_token('other')}", "Prefer": "wait=30"}
+    late: list[httpx.Response] = []
+
+    async def ask_late() -> None:
+        late.append(await api.post("/v1/predictions", json=BODY, headers=other))
+
+    async with served(max_waits=2) as api, asked(api) as first:
+        await holds(api, 1)
+        async with asked(api) as second:
+            await holds(api, 2)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask_late)
+                await eventually(lambda: len(first), "the oldest wait is over", until=(1).__eq__)
+                await holds(api, 2)
+                for _ in range(3):
+                    await director.finish(await director.claim(), output=b"1")
+    assert (first[0].status_code, first[0].json()["status"]) == (202, "starting")
+    assert [(one.status_code, one.json()["status"]) for one in (*second, *late)] == [(201, "succeeded")] * 2
 
 
 async def test_too_many_held_bytes_are_answered_at_once(

@@ -18,14 +18,17 @@ def waiting() -> Waiters:
 
 
 def test_a_crowd_of_waits_looks_no_more_often_than_its_bound(waiting: Waiters) -> None:
-    waiting._held.update(Wait() for _ in range(100))
+    for _ in range(100):
+        waiting._held.enter("acme", Wait())
     assert waiting.safety_s == waiters.SAFETY_S
-    waiting._held.update(Wait() for _ in range(MANY))
+    for _ in range(MANY):
+        waiting._held.enter("acme", Wait())
     assert waiting.waiting / waiting.safety_s == pytest.approx(waiters.LOOKS_PER_S)
 
 
 async def test_a_crowd_of_readers_looks_no_more_often_than_its_bound(waiting: Waiters) -> None:
     readers = Readers(UNUSED, waiting, clock=SystemClock(), descriptors=UNUSED, most=MANY)
     assert readers.safety_s == stream_readers.SAFETY_S
-    readers._reading.update(anyio.CancelScope() for _ in range(MANY))
+    for _ in range(MANY):
+        readers._reading.enter("acme", anyio.CancelScope())
     assert readers.reading / readers.safety_s == pytest.approx(stream_readers.LOOKS_PER_S)

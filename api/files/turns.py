@@ -1,0 +1,98 @@
+"""Let few uploads go on at once. A place goes to the account with the fewest. While an upload waits, the slowest one of
+the account with the most gives way. So callers who only trickle keep no others from their uploads.
+"""
+
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import anyio
+
+# Each takes a few megabytes of memory at most; one account cannot take all
+MOST: Final = 16
+MOST_EACH: Final = 4
+PATIENCE_S: Final = 30.0
+HURRY_S: Final = 3.0  # of a wait before an upload gives way for it; most uploads are over by then
+# Below it an upload gives way also to an account that would then have as many. 100 MiB take 7 minutes at this pace
+HURRIED_BYTES_S: Final = 256 << 10
+
+
+class _Turn:
+    def __init__(self, account: str, received: Callable[[], int]) -> None:
+        self.account = account
+        self.granted = anyio.Event()
+        self.scope = anyio.CancelScope()
+        self.began_s = 0.0
+        self._received = received
+
+    def pace(self, now_s: float) -> float:
+        """Return the bytes that came in a second, on the average since it began."""
+        return self._received() / max(HURRY_S, now_s - self.began_s)
+
+
+class UploadTurns:
+    def __init__(self, most: int = MOST, *, each: int = MOST_EACH) -> None:
+        self._most = most
+        self._each = each
+        self._holders: set[_Turn] = set()
+        self._waiting: list[_Turn] = []
+
+    @asynccontextmanager
+    async def taken(self, account: str, *, received: Callable[[], int]) -> AsyncGenerator[None]:
+        """Hold a place. `received`: bytes of the upload so far. Raises TimeoutError where none came free in PATIENCE_S,
+        or where the upload had to give way.
+        """
+        turn = _Turn(account, received)
+        self._waiting.append(turn)
+        self._grant()
+        try:
+            with anyio.fail_after(PATIENCE_S):
+                while not turn.granted.is_set():
+                    with anyio.move_on_after(HURRY_S):
+                        await turn.granted.wait()
+                    self._make_room()
+            with turn.scope:
+                yield
+            if turn.scope.cancelled_caught:
+                raise TimeoutError
+        finally:
+            self._holders.discard(turn)
+            if turn in self._waiting:
+                self._waiting.remove(turn)
+            self._grant()
+
+    def _grant(self) -> None:
+        while self._waiting and len(self._holders) < self._most and (turn := self._next()) is not None:
+            self._waiting.remove(turn)
+            self._holders.add(turn)
+            turn.began_s = anyio.current_time()
+            turn.granted.set()
+
+    def _next(self) -> _Turn | None:
+        """Return the turn that waits for longest, of an account with the fewest places."""
+        held = self._held
+        allowed = [turn for turn in self._waiting if held[turn.account] < self._each]
+        return min(allowed, key=lambda turn: held[turn.account], default=None)
+
+    @property
+    def _held(self) -> Counter[str]:
+        return Counter(turn.account for turn in self._holders)
+
+    def _make_room(self) -> None:
+        """Let one upload give way, if the account that is next has fewer places. One at a time: it may need a moment to
+        leave.
+        """
+        held, waits, now_s = self._held, self._next(), anyio.current_time()
+        if waits is None or any(turn.scope.cancel_called for turn in self._holders):
+            return
+
+        def gives_way(turn: _Turn) -> bool:
+            more = held[turn.account] - held[waits.account]
+            is_slow = now_s - turn.began_s >= HURRY_S and turn.pace(now_s) < HURRIED_BYTES_S
+            return more > 1 or (more == 1 and is_slow)
+
+        order = lambda turn: (-held[turn.account], turn.pace(now_s))  # noqa: E731
+        slowest = min(filter(gives_way, self._holders), key=order, default=None)
+        if slowest is not None:
+            slowest.scope.cancel()

@@ -1,0 +1,90 @@
+"""Test that uploads share their places fairly, and that those who only trickle give way."""
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import anyio
+import pytest
+
+from api.files import turns
+from api.files.turns import HURRIED_BYTES_S, UploadTurns
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "HURRY_S", 0.05)
+    monkeypatch.setattr(turns, "PATIENCE_S", 2.0)
+
+
+@pytest.fixture
+async def tasks() -> AsyncIterator[Any]:
+    async with anyio.create_task_group() as group:
+        yield group
+        group.cancel_scope.cancel()
+
+
+class Uploads:
+    """Uploads that go on for ever, and the names of those that gave way."""
+
+    def __init__(self, tasks: Any, places: UploadTurns) -> None:
+        self.lost: list[str] = []
+        self._tasks = tasks
+        self._places = places
+
+    async def begin(self, account: str, *, count: int = 1, received: int = 0) -> None:
+        for number in range(count):
+            await self._tasks.start(self._hold, account, received + number)
+
+    async def _hold(self, account: str, received: int, *, task_status: Any) -> None:
+        with suppress(TimeoutError):
+            async with self._places.taken(account, received=lambda: received):
+                task_status.started()
+                await anyio.sleep_forever()
+        self.lost.append(f"{account} {received}")
+
+
+async def test_slowest_upload_of_the_largest_account_gives_way(tasks: Any) -> None:
+    uploads = Uploads(tasks, places := UploadTurns(4, each=3))
+    await uploads.begin("alice", count=3, received=1 << 30)
+    await uploads.begin("carol", received=0)
+    async with places.taken("bob", received=lambda: 0):
+        assert uploads.lost == [f"alice {1 << 30}"]
+
+
+async def test_four_accounts_that_trickle_keep_no_fifth_from_uploading(tasks: Any) -> None:
+    uploads = Uploads(tasks, places := UploadTurns(16, each=4))
+    for account in ("a", "b", "c", "d"):
+        await uploads.begin(account, count=4)
+    async with places.taken("bob", received=lambda: 0):
+        assert len(uploads.lost) == 1
+
+
+async def test_only_a_slow_upload_gives_way_to_an_equal_account(tasks: Any) -> None:
+    uploads = Uploads(tasks, places := UploadTurns(2, each=1))
+    await uploads.begin("fast", received=1 << 40)
+    await uploads.begin("slow", received=HURRIED_BYTES_S // 100)
+    async with places.taken("bob", received=lambda: 0):
+        assert uploads.lost == [f"slow {HURRIED_BYTES_S // 100}"]
+
+
+async def test_fast_uploads_keep_their_places(tasks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "PATIENCE_S", 0.3)
+    uploads = Uploads(tasks, places := UploadTurns(2, each=1))
+    await uploads.begin("one", received=1 << 40)
+    await uploads.begin("two", received=1 << 40)
+    with pytest.raises(TimeoutError):
+        async with places.taken("bob", received=lambda: 0):
+            pytest.fail("there was no place")
+    assert uploads.lost == []
+
+
+async def test_account_waits_for_its_own_uploads_alone(tasks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "PATIENCE_S", 0.3)
+    uploads = Uploads(tasks, places := UploadTurns(4, each=2))
+    await uploads.begin("alice", count=2)
+    await uploads.begin("carol", count=2)
+    with pytest.raises(TimeoutError):
+        async with places.taken("alice", received=lambda: 0):
+            pytest.fail("it has its share")
+    assert uploads.lost == []
