@@ -1,13 +1,13 @@
 """Look up accounts, models and versions through caches. A change is noticed within `cache_s`, a few seconds."""
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Final, Generic, TypeVar
 
 from msgspec import Struct
 
+from api.places import Places
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
@@ -25,15 +25,28 @@ LONGEST_OUTAGE_S: Final = 3600.0
 
 class Cache(Generic[Key, Value]):
     """Keeps at most `most` values, none older than `ttl_s`, or than an hour while `is_away` returns true. Callers that
-    ask for the same key at once share one load. A failure is never cached: the next caller loads again.
+    ask for the same key at once share one load. A failure is never cached: the next caller loads again. Keys without a
+    value are kept apart, and a full cache drops a value of the account that has most (`whose`). So no account pushes
+    out what others need in an outage.
     """
 
-    def __init__(self, *, clock: Clock, ttl_s: float, most: int, is_away: Callable[[], bool] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        ttl_s: float,
+        most: int,
+        is_away: Callable[[], bool] | None = None,
+        whose: Callable[[Key, Value], str] = lambda _key, _value: "",
+    ) -> None:
         self._clock = clock
         self._is_away = is_away
         self._ttl_s = ttl_s
         self._most = most
-        self._kept: OrderedDict[Key, tuple[float, Value | None]] = OrderedDict()
+        self._whose = whose
+        self._kept: dict[Key, tuple[float, Value | None]] = {}
+        self._places: Places[Key] = Places()  # of keys with a value
+        self._absent: Places[Key] = Places()
         self._loading: dict[Key, asyncio.Task[Value | None]] = {}
 
     async def get(self, key: Key, load: Callable[[], Awaitable[Value | None]]) -> Value | None:
@@ -49,8 +62,13 @@ class Cache(Generic[Key, Value]):
 
     def forget(self, key: Key) -> None:
         """Drop the value. The next caller loads it again, even if a load is running that began before this call."""
-        self._kept.pop(key, None)
+        self._drop(key)
         self._loading.pop(key, None)
+
+    def _drop(self, key: Key) -> None:
+        self._kept.pop(key, None)
+        self._places.leave(key)
+        self._absent.leave(key)
 
     def _begin(self, key: Key, load: Callable[[], Awaitable[Value | None]]) -> "asyncio.Task[Value | None]":
         loading = self._loading[key] = asyncio.create_task(self._load(key, load))
@@ -73,10 +91,12 @@ class Cache(Generic[Key, Value]):
         if not is_current:
             return value
         ttl_s = self._ttl_s if value is not None else min(self._ttl_s, LONGEST_ABSENCE_S)
+        self._drop(key)
         self._kept[key] = (self._clock.monotonic() + ttl_s, value)
-        self._kept.move_to_end(key)
-        if len(self._kept) > self._most:
-            self._kept.popitem(last=False)
+        places = self._absent if value is None else self._places
+        places.enter("" if value is None else self._whose(key, value), key)
+        if len(places) > self._most:
+            self._drop(places.oldest_of_largest())
         return value
 
 
@@ -133,10 +153,12 @@ class Lookups:
         self._clock = clock
         brief = partial(Cache, clock=clock, ttl_s=cache_s)
         lasting = partial(brief, is_away=is_away)
-        self._tokens: Cache[str, Account] = lasting(most=MOST_TOKENS)
-        self._models: Cache[str, Model] = lasting(most=MOST_MODELS)
-        self._owners: Cache[str, str] = lasting(most=MOST_MODELS)
-        self._versions: Cache[tuple[str, str], Version] = lasting(most=MOST_VERSIONS)
+        self._tokens: Cache[str, Account] = lasting(most=MOST_TOKENS, whose=lambda _, account: account.name)
+        self._models: Cache[str, Model] = lasting(most=MOST_MODELS, whose=lambda name, _: _owner(name))
+        self._owners: Cache[str, str] = lasting(most=MOST_MODELS, whose=lambda _, model: _owner(model))
+        self._versions: Cache[tuple[str, str], Version] = lasting(
+            most=MOST_VERSIONS, whose=lambda key, _: _owner(key[0])
+        )
         self._cards: Cache[str, Sequence[tuple[Model, Card]]] = brief(most=1)
         self._queues: Cache[str, Mapping[str, list[QueueName]]] = brief(most=1)
         self._services: Cache[QueueName, Service] = brief(most=MOST_MODELS)
@@ -204,6 +226,10 @@ class Lookups:
             return Service(stats.service_ms / 1000, stats.service_cost)
 
         return await self._services.get(queue, ask) or UNKNOWN
+
+
+def _owner(model: str) -> str:
+    return model.partition("/")[0]
 
 
 def _card(model: Model) -> Card:

@@ -44,7 +44,14 @@ class Places(Generic[Holder]):
         """Return the oldest holder of the account that holds most, if that then still holds as much as this account
         with `part` more. So what one account holds never keeps another from its equal share.
         """
-        largest = max(self._sums, key=self._sums.__getitem__, default=account)
+        largest = self._largest(account)
         if largest == account or self._sums[largest] - part < self._sums[account] + part:
             return None
         return next(iter(self._held[largest]))
+
+    def oldest_of_largest(self) -> Holder:
+        """Return the oldest holder of the account that holds most. There must be one."""
+        return next(iter(self._held[self._largest("")]))
+
+    def _largest(self, default: str) -> str:
+        return max(self._sums, key=self._sums.__getitem__, default=default)

@@ -57,6 +57,40 @@ async def test_the_oldest_makes_room(cache: Cache[str, str]) -> None:
     assert first.asked == 2
 
 
+async def test_what_is_missing_pushes_out_no_value(clock: FakeClock) -> None:
+    is_away = False
+    cache: Cache[str, str] = Cache(clock=clock, ttl_s=5, most=2, is_away=lambda: is_away)
+    known, source = Source(), Source(None)
+    await cache.get("good", known.load)
+    for number in range(10):
+        assert await cache.get(f"wrong {number}", source.load) is None
+    clock.pass_time(60)
+    is_away = True
+    assert await cache.get("good", known.load) == "v"
+    assert known.asked == 1
+
+
+async def test_values_of_one_account_push_out_none_of_others(clock: FakeClock) -> None:
+    cache: Cache[str, str] = Cache(clock=clock, ttl_s=5, most=4, whose=lambda key, _: key.partition("/")[0])
+    known, source = Source(), Source()
+    await cache.get("acme/painter", known.load)
+    for number in range(10):
+        await cache.get(f"mallory/{number}", source.load)
+    await cache.get("acme/painter", known.load)
+    assert known.asked == 1
+
+
+async def test_value_that_is_gone_is_missing(cache: Cache[str, str], clock: FakeClock) -> None:
+    source = Source()
+    await cache.get("k", source.load)
+    clock.pass_time(5)
+    source.value = None
+    assert await cache.get("k", source.load) is None
+    source.value = "made"
+    clock.pass_time(1)
+    assert await cache.get("k", source.load) == "made"
+
+
 async def test_a_failure_is_not_kept(cache: Cache[str, str]) -> None:
     async def fail() -> str | None:
         raise ConnectionError
