@@ -317,13 +317,16 @@ class Services(store.Services):
         )
         self.overview = Overview.of(self)
         self.watching = Watching(self.overview, clock)
-        self.store_check = None if self.files is None else StoreCheck(self.files, clock)
+        up = meters.registry.files_up if is_home else None
+        self.store_check = None if self.files is None else StoreCheck(self.files, clock, up=up)
         self.links = Links(redis, clock)
         self.caller_files = CallerFiles(redis)
         self.uploading = UploadTurns()
         self.reading = Turns(MOST_READS, each=MOST_READS_EACH, patience_s=READ_PATIENCE_S)
         self._subscriber = clients.subscriber
-        self._presence = Presence(redis, clock, "api")
+        self._presence = Presence(
+            redis, clock, "api", store_check=None if self.store_check is None else self.store_check.missing
+        )
         self._pulse = Pulse(meters.registry, meters.redis, redis) if is_home else None
 
     @asynccontextmanager

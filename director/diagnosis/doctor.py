@@ -396,6 +396,7 @@ FINE: Final = {
     "dead letters": "none",
     "webhooks": "none overdue",
     "keeper": "nothing waits for one",
+    "files": "no process reports that its store of files does not work",
 }
 CHECKS: Final[dict[str, Callable[[Look], Answer]]] = {
     **{check.__name__: check for check in (reachable, version, security, role, durability, fsync, eviction, memory)},

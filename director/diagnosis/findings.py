@@ -369,6 +369,13 @@ def _keeper(situation: Situation) -> Iterator[Finding]:
         yield _found("keeper_silent", late=some(late), late_s=LATE_MS // 1000)
 
 
+def _files(situation: Situation) -> Iterator[Finding]:
+    away = [f"{ROLES[one.role]} {one.name}: {one.files}" for one in situation.closer.processes if one.files]
+    if away:
+        processes = some(away)
+        yield _found("files_away", processes=processes[0].upper() + processes[1:])
+
+
 def _webhooks(situation: Situation) -> Iterator[Finding]:
     if late := situation.owed_late:
         yield _found("webhooks_late", webhooks=several(late, "webhook"), late_s=LATE_MS // 1000)
@@ -633,6 +640,7 @@ def _dead(situation: Situation) -> Iterator[Finding]:
 FINDERS: Final[tuple[Callable[[Situation], Iterator[Finding]], ...]] = (
     _redis,
     _keeper,
+    _files,
     _directors_gone,
     _servers_unwell,
     _devices,

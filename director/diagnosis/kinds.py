@@ -22,6 +22,7 @@ Code = Literal[
     "redis_filling",
     "redis_slow",
     "keeper_silent",
+    "files_away",
     "director_gone",
     "queue_not_served",
     "setup_loop",
@@ -134,6 +135,15 @@ KINDS: Final[Mapping[Code, Kind]] = {
         "keeper",
         "DirectorKeeperAbsent",
         stages=HELD_UP,
+    ),
+    "files_away": Kind(
+        "bad",
+        "The store of files does not work",
+        "{processes}. What needs no stored file goes on. An upload is refused, and a run whose output has a file "
+        "ends with `output_not_stored`.",
+        "director doctor",
+        "files",
+        "DirectorFilesAway",
     ),
     "queue_not_served": Kind(
         "bad",

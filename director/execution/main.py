@@ -208,7 +208,8 @@ class Pool:
             **{label: partial(self._missing, label) for label in directors},
         }
         if shared.store is not None:
-            self.health.checks["files"] = StoreCheck(shared.store, shared.services.clock).missing
+            up = shared.metering.registry.files_up
+            self.health.store_check = StoreCheck(shared.store, shared.services.clock, up=up).missing
         self.health.figures = self._figures
         self.health.metrics = shared.metering.registry
 
@@ -222,7 +223,7 @@ class Pool:
             await process.look_at_redis(redis, settings, self.health, clock, part="run")
             if settings.coglet_dir:
                 tasks.start_soon(Leftovers(Path(settings.coglet_dir), redis, clock).run)
-            tasks.start_soon(self.health.missing)  # a store that does not work is logged before the first request
+            tasks.start_soon(self.health.files)  # a store that does not work is logged before the first request
             tasks.start_soon(self._measure)
             for label in self.directors:
                 tasks.start_soon(self._work, label, inbox)

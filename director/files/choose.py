@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
+from prometheus_client import Gauge
 from redis.asyncio import Redis
 
 from director.core.clock import Clock
@@ -119,11 +120,15 @@ def _is_api(url: str) -> bool:
 
 
 class StoreCheck:
-    """Checks one store for one process, at its start and again when asked later. Never raises, never takes long."""
+    """Checks one store for one process, at its start and again when asked later. Never raises, never takes long.
 
-    def __init__(self, store: OutputStore, clock: Clock) -> None:
+    `up` is 1 while it works.
+    """
+
+    def __init__(self, store: OutputStore, clock: Clock, *, up: Gauge | None = None) -> None:
         self._store = store
         self._clock = clock
+        self._up = up
         self._reason = ""
         self._known_until: float | None = None
         self._looking = asyncio.Lock()
@@ -147,4 +152,6 @@ class StoreCheck:
         elif self._reason and not reason:
             log.info("the file store works again")
         self._reason = reason
+        if self._up is not None:
+            self._up.set(not reason)
         self._known_until = self._clock.monotonic() + (BAD_S if reason else GOOD_S)

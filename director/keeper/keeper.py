@@ -139,20 +139,21 @@ class Keeper:
             ("recounter", Recounter(redis, scripts, registry, clock).look_in_time, 5.0),
             ("shares", shares.look_in_time, 1.0),
             ("observer", observer.look_in_time, 1.0),
-            ("presence", Presence(redis, clock, "keeper").run_once, TICK_S),
         ]
         self.health = Health()
         self.health.metrics = metering.registry
         self.health.checks = {"redis": redis_check(redis, clock), "durability": self._durability_known}
         if store is not None:
             self._roles.append(("tidier", Tidier(redis, scripts, store, clock).run_once, store.sweep_s))
-            self.health.checks["files"] = StoreCheck(store, clock).missing
+            self.health.store_check = StoreCheck(store, clock, up=metering.registry.files_up).missing
+        presence = Presence(redis, clock, "keeper", store_check=self.health.store_check)
+        self._roles.append(("presence", presence.run_once, TICK_S))
         self._scale = scale_route(Scaling(redis, scripts, services.catalog, clock), settings.scale_token)
 
     async def keep(self) -> None:
         await process.look_at_redis(self._redis, self._settings, self.health, self._clock, part="keeper")
         async with anyio.create_task_group() as roles:
-            roles.start_soon(self.health.missing)  # logs a broken store before anyone asks for it
+            roles.start_soon(self.health.files)  # logs a broken store before anyone asks for it
             for name, step, tick_s in self._roles:
                 roles.start_soon(partial(repeat, step, role=name, tick_s=tick_s, clock=self._clock))
             roles.start_soon(self.courier.run)

@@ -46,6 +46,8 @@ director_redis_errors_total counter error
     Round trips that failed, by redis-py's name of the error.
 director_loop_lag_seconds histogram LAGS_S
     Delay of a timer of 0.5 s, caused by other work of the loop.
+director_files_up gauge
+    0 if the store of files failed its last check, else 1.
 director_connections_limited_total counter limit
     Connections beyond a limit, which may only ask for health. `limit`: all, or peer for those of one address.
 [api]

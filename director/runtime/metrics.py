@@ -143,6 +143,8 @@ class Registry:
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._prometheus)
         self.gauge("director_info").labels(process, __version__).set(1)
+        self.files_up: Final = self.gauge("director_files_up")
+        self.files_up.set(1)
         self.limited: Final = self.counter("director_connections_limited_total")
         for limit in ("all", "peer"):  # alert rules miss the rise of a counter that begins at one
             self.limited.labels(limit)

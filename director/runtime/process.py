@@ -98,10 +98,12 @@ async def _cancel_on_signal(signals: AsyncIterator[signal.Signals], scope: anyio
 class Health:
     """The answers of one process to /livez and /readyz. `checks`: name → a condition of readiness. `facts`: shown
     beside them; both may change. `figures` returns more facts at each request. `metrics`: the registry behind /metrics.
+    `store_check` is a fact and no condition: without its store of files the process still works.
     """
 
     checks: dict[str, Check] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
+    store_check: Check | None = None
     figures: Callable[[], Mapping[str, Any]] = dict
     metrics: Registry | None = None
 
@@ -116,13 +118,19 @@ class Health:
         reasons = await asyncio.gather(*(_asked(check) for check in asked.values()))
         return {name: reason for name, reason in zip(asked, reasons, strict=True) if reason}
 
+    async def files(self) -> dict[str, str]:
+        """Return what is wrong with the store of files, as a fact."""
+        reason = await _asked(self.store_check) if self.store_check is not None else ""
+        return {"files": reason} if reason else {}
+
     async def _livez(self, _: Request) -> Response:
         # the answer comes from the loop that it is about: a loop that hangs does not answer
         return _json({"status": "alive"})
 
     async def _readyz(self, _: Request) -> Response:
         missing = await self.missing()
-        body = {"status": "not ready" if missing else "ready", **self.facts, **self.figures(), "missing": missing}
+        status = "not ready" if missing else "ready"
+        body = {"status": status, **self.facts, **self.figures(), **await self.files(), "missing": missing}
         return _json(body, status=503 if missing else 200)
 
 

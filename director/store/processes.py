@@ -7,6 +7,7 @@ user of Redis has suffice. A process of release 0.2.0 gives no sign, and is miss
 import os
 import secrets
 import socket
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, Literal
 
 import msgspec
@@ -27,13 +28,16 @@ Role = Literal["api", "keeper"]
 
 
 class Process(Struct, frozen=True, kw_only=True):
-    """A keeper or an API process. `since_ms` is by the server's clock, and `ahead_s` how far its own is ahead of it."""
+    """A keeper or an API process. `since_ms` is by the server's clock, and `ahead_s` how far its own is ahead of it.
+    `files`: why its store of files does not work. Processes of older releases do not say.
+    """
 
     name: str
     role: Role
     version: str
     since_ms: int
     ahead_s: int
+    files: str = ""
 
 
 class Processes:
@@ -52,10 +56,13 @@ class Processes:
 class Presence:
     """The sign of this process."""
 
-    def __init__(self, redis: Redis, clock: Clock, role: Role) -> None:
+    def __init__(
+        self, redis: Redis, clock: Clock, role: Role, *, store_check: Callable[[], Awaitable[str]] | None = None
+    ) -> None:
         self._redis = redis
         self._clock = clock
         self._role: Role = role
+        self._store_check = store_check
         self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._since_ms: int | None = None
 
@@ -70,6 +77,7 @@ class Presence:
             version=__version__,
             since_ms=self._since_ms,
             ahead_s=round(ahead_ms / 1000),
+            files=await self._store_check() if self._store_check is not None else "",
         )
 
         def note(pipe: Any) -> None:

@@ -2,18 +2,22 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import anyio
 import httpx
 import pytest
 from redis.asyncio import Redis
 
+from director.broker.redis_client import server_ms
 from director.core.settings import ApiSettings, KeeperSettings
 from director.execution.main import opened
 from director.keeper import keeper
 from director.launcher.processes import free_port
 from director.runtime import process as health
 from director.runtime.process import Health, serve_http
+from director.store.processes import Processes
 from tests.support.api import api_client
 from tests.support.eventually import eventually
 from tests.support.live_director import settings_for
@@ -67,6 +71,18 @@ async def test_readyz_names_what_is_missing_while_livez_is_fine() -> None:
         assert (await http.get("/livez")).status_code == 200
         health.checks["servers"] = nothing
         assert (await http.get("/readyz")).status_code == 200
+
+
+async def test_store_of_files_that_fails_is_shown_and_no_condition() -> None:
+    """Runs without files go on, so a rolling update goes on too."""
+
+    async def no_bucket() -> str:
+        return "there is no such bucket"
+
+    async with served(Health(store_check=no_bucket)) as http:
+        answer = await http.get("/readyz")
+        assert answer.status_code == 200
+        assert answer.json() == {"status": "ready", "files": "there is no such bucket", "missing": {}}
 
 
 async def test_hanging_check_is_reported_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,4 +197,45 @@ async def test_director_is_live_but_not_ready_before_redis_answers(server: Redis
         assert (await http.get("/livez")).status_code == 200
         server.start()
         await eventually(missing, "Redis is there", until=lambda told: told.keys() == {"model"})
+        tasks.cancel_scope.cancel()
+
+
+async def test_keeper_without_its_store_of_files_is_ready_and_says_so(server: RedisServer, tmp_path: Path) -> None:
+    (tmp_path / "no-folder").touch()
+    settings = KeeperSettings(redis_url=server.url, files_dir=str(tmp_path / "no-folder"))
+    async with (
+        at_port(lambda started: keeper.run(settings, started=started)) as http,
+        Redis(unix_socket_path=str(server.socket)) as redis,
+    ):
+        await eventually(lambda: http.get("/readyz"), "it is ready", until=lambda answer: answer.status_code == 200)
+        assert "cannot be written" in (await http.get("/readyz")).json()["files"]
+        page = await eventually(
+            lambda: http.get("/metrics"), "it counts", until=lambda page: "files_up 0.0" in page.text
+        )
+        assert "\ndirector_files_up 0.0\n" in page.text
+
+        async def reasons() -> list[str]:
+            return [one.files for one in await Processes(redis).alive(await server_ms(redis))]
+
+        await eventually(reasons, "its sign names the fault", until=lambda found: "cannot be written" in "".join(found))
+
+
+async def test_director_without_its_store_of_files_lacks_its_model_alone(server: RedisServer) -> None:
+    url, port = f"http://127.0.0.1:{free_port()}", free_port()
+    settings = settings_for(server.url, [url], health_port=port, files_url=url)
+    async with (
+        opened(settings) as pool,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http,
+        anyio.create_task_group() as tasks,
+    ):
+
+        async def shown() -> dict[str, Any]:
+            try:
+                return dict((await http.get("/readyz")).json())
+            except httpx.TransportError:
+                return {"missing": {}}
+
+        tasks.start_soon(pool.direct, lambda _: None)
+        said = await eventually(shown, "it has looked", until=lambda said: said["missing"].keys() == {"model"})
+        assert said["files"] == "DIRECTOR_FILES_URL: the API cannot be reached"
         tasks.cancel_scope.cancel()

@@ -75,6 +75,7 @@ WELL = {
     'director_api_requests_total{status="201"}': "0+600x90",
     'director_api_requests_total{status="503"}': "0+6x90",
     'director_redis_up{job="api", instance="a1"}': "1x90",
+    'director_files_up{job="api", instance="a1"}': "1x90",
     'director_redis_round_trip_seconds_bucket{le="0.05"}': "0+1000x90",
     'director_redis_round_trip_seconds_bucket{le="0.1"}': "0+1000x90",
     'director_redis_round_trip_seconds_bucket{le="+Inf"}': "0+1000x90",
@@ -124,6 +125,7 @@ FAULTS = {
     "DirectorKeeperAbsent": Fault(
         {'director_info{process="keeper", instance="k1"}': ABSENT}, labels={"process": "keeper"}
     ),
+    "DirectorFilesAway": Fault({'director_files_up{job="api", instance="a1"}': "1x9 0x80"}, labels=HERE),
     "DirectorStateOld": Fault({'director_state_age_seconds{instance="k1"}': "8+60x90"}, labels={}),
     "DirectorLoopLag": Fault(
         {'director_loop_lag_seconds_bucket{job="api", instance="a1", le="0.25"}': "0+100x90"}, labels=HERE

@@ -58,6 +58,7 @@ FAULTS: dict[Code, Situation] = {
     "redis_filling": situation(closer={"memory": Fullness(95, 100)}),
     "redis_slow": situation(closer={"redis_ms": 120.0}),
     "keeper_silent": situation(closer={"neglected": {Q: Neglected(due_retries=1)}}),
+    "files_away": situation(closer={"processes": [replace(API, files="there is no such bucket")]}),
     "queue_not_served": situation(directors=0, slots=0),
     "director_gone": situation(director(), director("d2", silent_s=40)),
     "setup_loop": situation(director("d1", replace(BROKEN, failed_starts=7))),

@@ -8,6 +8,7 @@ from redis.asyncio import Redis
 from director.files.choose import StoreCheck
 from director.files.local import LocalFiles
 from director.files.store import Links
+from director.runtime.metrics import Registry
 from tests.support.clock import FakeClock
 
 
@@ -62,6 +63,18 @@ async def test_broken_store_is_logged_once_and_checked_again_soon(
         "the file store does not work",
         "the file store works again",
     ]
+
+
+async def test_gauge_shows_whether_the_store_works(store: ToldStore, clock: FakeClock) -> None:
+    up = Registry("keeper").files_up
+    check = StoreCheck(store, clock, up=up)
+    shown = []
+    for says in ("there is no such bucket", ""):
+        store.says = says
+        clock.pass_time(6)
+        await check.missing()
+        shown += [sample.value for family in up.collect() for sample in family.samples]
+    assert shown == [0, 1]
 
 
 async def test_whatever_it_raises_is_told_without_its_words(check: StoreCheck, store: ToldStore) -> None:
