@@ -4,6 +4,7 @@ pipelined or limited.
 """
 
 import asyncio
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final
@@ -48,8 +49,10 @@ Handler = Callable[[Request], Awaitable[Answer]]
 
 
 @asynccontextmanager
-async def listening(handler: Handler, port: int = 0) -> AsyncGenerator[int]:
-    """Answer requests on this port of 127.0.0.1, or on a free one, and yield it. No connection outlives the block."""
+async def listening(handler: Handler, port: int = 0, *, at: socket.socket | None = None) -> AsyncGenerator[int]:
+    """Answer requests on this port of 127.0.0.1, or on a free one, and yield it. No connection outlives the block.
+    `at`: a socket that listens already, perhaps on another machine.
+    """
     tasks = set[asyncio.Task[None]]()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -65,7 +68,8 @@ async def listening(handler: Handler, port: int = 0) -> AsyncGenerator[int]:
         # a task that is canceled before it starts runs no `finally`
         task.add_done_callback(lambda _: writer.close())
 
-    async with await asyncio.start_server(accepted, "127.0.0.1", port, backlog=512) as server:
+    at = at or socket.create_server(("127.0.0.1", port), backlog=512)
+    async with await asyncio.start_server(accepted, sock=at, backlog=512) as server:
         try:
             yield server.sockets[0].getsockname()[1]
         finally:

@@ -7,10 +7,9 @@ request is sent twice.
 import asyncio
 import re
 import select
-import socket
 import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any, Final, cast
@@ -18,6 +17,7 @@ from typing import Any, Final, cast
 import httptools
 import httpx
 
+from director.core import sockets
 from director.core.schema import NO_TRACE, TraceHeaders
 from director.servers.runners.runner import Ended, Outcome
 
@@ -37,16 +37,13 @@ PORTS: Final = {"http": 80, "https": 443}
 REMOVED: Final = b"***"
 SHORTEST_KEY: Final = 8
 
-# A run may be silent for any time, and so is a machine that is gone. The kernel probes it: after 20 s its connections
-# break, and its runs are lost then and not at the end of a lease
-PROBES: Final = [
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    *(
-        (socket.IPPROTO_TCP, getattr(socket, option), value)
-        for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
-        if hasattr(socket, option)
-    ),
-]
+# A run may be silent for any time, and so is a machine that is gone: after 20 s its connections break, and its runs are
+# lost then and not at the end of their limit. A machine that is alive acknowledges a small request at once. It may take
+# nothing of a large one while its server is busy, so there the kernel decides, after a quarter of an hour
+PROBES: Final = sockets.probes()
+SMALL_BYTES: Final = 32 * 1024
+SMALL_ARRIVES: Final = sockets.unacknowledged(sockets.GONE_S)
+LARGE_ARRIVES: Final = sockets.unacknowledged(0)
 
 MOST_BESIDE: Final = 100 * 1024  # of heads, trailers and chunk framing, before more of the body comes
 MOST_WAITING: Final = 256 * 1024  # of the body, before the server has to wait
@@ -205,6 +202,7 @@ class Wire(asyncio.Protocol):
         self._on_sent: Callable[[], None] | None = None
         self._sent_timer: asyncio.TimerHandle | None = None
         self._poll = select.poll()
+        self._arrives: Sequence[sockets.Option] = ()
 
     def ask(self, request: bytes, *, sent: Callable[[], None], over: Callable[[bool], None]) -> Exchange:
         """Send a request. `sent` is called when it has left, or all but its last bytes, or when the server takes
@@ -212,6 +210,7 @@ class Wire(asyncio.Protocol):
         """
         assert self._transport is not None  # noqa: S101 - for the type checker: it is open
         self._exchange = exchange = Exchange(self, over)
+        self._limit(SMALL_ARRIVES if len(request) <= SMALL_BYTES else LARGE_ARRIVES)
         self._transport.write(request)
         if self._is_slow:
             self._on_sent = sent
@@ -234,6 +233,12 @@ class Wire(asyncio.Protocol):
 
     def get_extra_info(self, name: str) -> Any:
         return None if self._transport is None else self._transport.get_extra_info(name)
+
+    def _limit(self, arrives: Sequence[sockets.Option]) -> None:
+        if arrives is not self._arrives:
+            self._arrives = arrives
+            for option in arrives:
+                self.get_extra_info("socket").setsockopt(*option)
 
     def pause(self) -> None:
         if self._transport is not None and self.is_open and self._transport.is_reading():
