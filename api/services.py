@@ -45,8 +45,8 @@ GATE_PAUSE_S: Final = 1.0
 
 
 class Gate:
-    """Accepts nothing until Redis was found safe. `is_up`: it answered and was safe at the last check. `on_unsafe` is
-    called once for a server that would lose what it accepts, and the gate stays shut.
+    """Accepts nothing until Redis was found safe, and `is_open` from then on. `is_up`: it answered and was safe at the
+    last check. `on_unsafe` is called once for a server that would lose what it accepts, and the gate stays shut.
     """
 
     def __init__(
@@ -61,8 +61,12 @@ class Gate:
         self._recent = Recent(self.run_once, clock)
         self.is_up = False
 
+    @property
+    def is_open(self) -> bool:
+        return self._opened.is_set()
+
     def pass_through(self) -> None:
-        if not self._opened.is_set():
+        if not self.is_open:
             raise BackendUnavailable("the server was not checked yet")
 
     async def opened(self, *, within_s: float) -> None:
@@ -323,6 +327,7 @@ class Services(store.Services):
         self.caller_files = CallerFiles(redis)
         self.uploading = UploadTurns()
         self.reading = Turns(MOST_READS, each=MOST_READS_EACH, patience_s=READ_PATIENCE_S)
+        self.is_leaving = False
         self._subscriber = clients.subscriber
         self._presence = Presence(
             redis, clock, "api", store_check=None if self.store_check is None else self.store_check.missing
@@ -353,6 +358,7 @@ class Services(store.Services):
                 await self.aclose()
 
     def release(self) -> None:
+        self.is_leaving = True
         self.memory.release()
         self.waiters.release()
         self.readers.release()

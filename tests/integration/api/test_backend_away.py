@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from api import services
+from api.app import create_app
 from api.http import Request
 from api.services import Gate
 from director.broker.gatherer import Gatherer
@@ -24,7 +25,7 @@ from director.core.settings import ApiSettings
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.integration.api.conftest import no_faults
-from tests.support.api import api_client, eventually
+from tests.support.api import BASE, api_client, eventually
 from tests.support.clock import FakeClock
 from tests.support.garbage import alive, uncollected
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
@@ -73,7 +74,7 @@ async def test_every_route_answers_503_with_retry_after_and_recovers(
         assert_away(await api.post(f"/v1/predictions/{made['id']}/cancel"))
         assert (await api.get("/livez")).status_code == 200
         away = await api.get("/readyz")
-        assert (away.status_code, away.json()["ready"]) == (503, False)
+        assert (away.status_code, away.json()["ready"], away.json()["accepting"]) == (200, True, False)
         assert away.json()["reasons"]
 
         server.start()
@@ -81,10 +82,10 @@ async def test_every_route_answers_503_with_retry_after_and_recovers(
         assert (await api.get(f"/v1/predictions/{made['id']}")).json() == made
         assert (await api.post("/v1/predictions", json=BODY, headers={"Prefer": "wait=1"})).status_code == 202
 
-        async def is_ready() -> bool:
-            return (await api.get("/readyz")).status_code == 200
+        async def is_accepting() -> bool:
+            return bool((await api.get("/readyz")).json()["accepting"])
 
-        await eventually(is_ready)
+        await eventually(is_accepting)
 
 
 @pytest.mark.parametrize("cache_s", [0.0, 60.0], ids=["nothing cached", "all cached"])
@@ -121,12 +122,14 @@ async def test_api_started_before_redis_serves_once_redis_answers(
     server.kill()
     async with api_client(settings, token=token) as api:
         assert_away(await api.post("/v1/predictions", json=BODY))
+        assert (await api.get("/readyz")).status_code == 503, "a rollout with a wrong address stops here"
         server.start()
 
         async def is_taken() -> bool:
             return (await api.post("/v1/predictions", json=BODY)).status_code == 201
 
         await eventually(is_taken)
+        assert (await api.get("/readyz")).status_code == 200
 
 
 async def test_unsafe_server_gets_no_work(settings: ApiSettings, token: str) -> None:
@@ -174,6 +177,17 @@ async def test_server_that_became_unsafe_is_not_ready(server: RedisServer, setti
         await redis.aclose()
     assert answer.status_code == 503
     assert "noeviction" in answer.json()["reasons"][0]
+
+
+async def test_api_that_ends_is_not_ready(settings: ApiSettings) -> None:
+    app = create_app(settings)
+    async with app.router.lifespan_context(app) as state:
+        assert state is not None
+        transport = httpx.ASGITransport(app=lambda scope, *calls: app({**scope, "state": state}, *calls))
+        async with httpx.AsyncClient(transport=transport, base_url=BASE) as api:
+            assert (await api.get("/readyz")).status_code == 200
+            state["services"].release()
+            assert (await api.get("/readyz")).status_code == 503
 
 
 async def test_reason_of_a_refusal_is_logged_once(
