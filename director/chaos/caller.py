@@ -4,7 +4,7 @@ clients see at once. Pure.
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Final
 
 import msgspec
@@ -14,9 +14,12 @@ from director.chaos import journal
 from director.chaos.evidence import Evidence, Findings, Try, depends_on, pid_of
 from director.chaos.history import RESTARTS, lives
 from director.chaos.journal import Heard
-from director.chaos.plan import MOVE_SLOT
+from director.chaos.plan import MISSING_AT_FIRST, MOVE_SLOT, SINK
 from director.core.states import TERMINAL
 
+SPREAD: Final = 0.1  # of each wait: it is a tenth shorter or longer, at random
+EARLY_S: Final = 0.5
+BEFORE_MS: Final = 1_000
 GONE: Final = 410  # a receiver answers so to refuse all further webhooks
 MISMATCH: Final = 422
 NOT_JUDGED: Final = frozenset({0, 429})  # no answer, or "not now": neither says anything about the key
@@ -56,6 +59,29 @@ def _wrong_webhooks(evidence: Evidence, prediction_id: str) -> Iterator[str]:
     late = [each for each in webhooks if each.at > ends[0].at and each.status not in TERMINAL]
     if not revivals:
         yield from (f"webhook {each.status} after the end" for each in late if not _was_on_its_way(evidence, each))
+
+
+def failing_receivers_keep_their_schedule(evidence: Evidence) -> Findings:
+    """I24: what arrives at a host brings nothing forward that its receiver refused with a 4xx. Only attempts are judged
+    that no fault touched: one whose answer was lost may come again at once, and the due times go by the server's clock.
+    """
+    for prediction_id, ends in failing(evidence).items():
+        for count, (each, due_s) in enumerate(zip(ends[1:], accumulate(evidence.rules.schedule_s), strict=False)):
+            after_s = (each.at - ends[0].at) / 1000
+            if after_s < due_s * (1 - SPREAD) - EARLY_S:
+                yield prediction_id, f"attempt {count + 2} came after {after_s:.1f} s, and is due after {due_s:g} s"
+
+
+def failing(evidence: Evidence) -> dict[str, list[journal.Delivered]]:
+    """Return the attempts at each webhook whose receiver failed at first, if no fault hindered them."""
+    found = {}
+    for prediction_id, tries in evidence.accepted().items():
+        ends = [each for each in evidence.webhooks.get(prediction_id, []) if each.status in TERMINAL]
+        if tries[0].sent.plan == MISSING_AT_FIRST and len(ends) > 1:
+            parts = (SINK, f"webhooks:{SINK}")
+            if not evidence.was_hindered(ends[0].at - BEFORE_MS, ends[-1].at, parts, all_of=("redis", "all:")):
+                found[prediction_id] = ends
+    return found
 
 
 def _was_on_its_way(evidence: Evidence, late: journal.Delivered) -> bool:

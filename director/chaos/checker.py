@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from director.chaos import caller, failovers, fairness, history, recovery
+from director.chaos import caller, failovers, fairness, history, recovery, usage
 from director.chaos.evidence import Evidence, Findings, Rules, gather
 from director.chaos.fairness import Saturation, Served
 from director.chaos.plan import FAILOVERS, SENTINEL, SINGLE, ServerKind
@@ -67,6 +67,7 @@ def evidence_is_whole(evidence: Evidence) -> Findings:
         "the server's log was not read": evidence.claims,
         "the servers' logs lack a promotion": len(evidence.reigns) >= failovers_begun,
         "no prediction was seen by several clients": clients >= {"get", "list"} or len(evidence.creates) < LEAST_SHARED,
+        "no process was watched at rest": not evidence.rules.is_sampled or (evidence.samples and evidence.rested),
         "the rush of tenants saturated no queue": not fairness.is_rushed(evidence) or fairness.saturations(evidence),
     }
     for what, there in wanted.items():
@@ -103,6 +104,8 @@ INVARIANTS: Final[dict[str, tuple[str, Callable[[Evidence], Findings]]]] = {
     "I20": ("All clients saw one history: an end that one saw, each sees later.", caller.clients_see_one_history),
     "I21": ("A failover lost no more than the last seconds before it.", failovers.losses_are_bounded),
     "I22": ("Its account's list has every prediction answered with a 2xx.", history.all_are_listed),
+    "I23": ("No process spun or grew while it could do nothing.", usage.nothing_spins_or_grows),
+    "I24": ("A receiver that fails was tried by its own schedule.", caller.failing_receivers_keep_their_schedule),
 }
 JUDGED: Final = {**INVARIANTS, "evidence": ("Every party left its evidence.", evidence_is_whole)}
 
@@ -195,6 +198,10 @@ class Report(Struct, frozen=True, kw_only=True):
     unmade: int = 0
     lost_in_failovers: int = 0
     failed_over: dict[str, int] = {}
+    failing: int = 0
+    busiest: float = 0.0
+    most_grown_mb: int = 0
+    largest_mb: int = 0
 
 
 def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | None = None) -> Report:
@@ -207,6 +214,7 @@ def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | No
     histogram = history.runs_per_prediction(evidence)
     in_line = history.every_line(evidence)
     wasted = recovery.waste(evidence)
+    idle = usage.uses(evidence)
     return Report(
         ok=not any(breaches.values()),
         seed=evidence.rules.seed,
@@ -242,6 +250,10 @@ def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | No
         resumed=sum(bool(visit.after and visit.status) for visits in evidence.visits.values() for visit in visits),
         shared=len(evidence.seen),
         seen=sum(map(len, evidence.seen.values())),
+        failing=len(caller.failing(evidence)),
+        busiest=round(max((use.share for use in idle), default=0.0), 3),
+        most_grown_mb=max((use.grown_kb for use in idle), default=0) // 1024,
+        largest_mb=usage.largest_kb(evidence) // 1024,
         faults=dict(sorted(Counter(fault.kind for fault in evidence.faults).items())),
         left_out=evidence.rules.left_out,
         counts={name: len(found) for name, found in breaches.items()},
@@ -287,6 +299,9 @@ def text(report: Report) -> str:
         f" servers' time went to dead work ({report.dead_work_in_all:.2%} with what faults explain)",
         f"{report.followed} were followed by readers, which resumed {report.resumed} times after an event",
         f"{report.shared} were looked at by several clients at once, {report.seen} times",
+        f"{report.failing} receivers that fail, at a host where others do not, were judged by their schedule",
+        f"processes that could do nothing used at most {report.busiest:.1%} of a core and grew by at most"
+        f" {report.most_grown_mb} MB; the largest had {report.largest_mb} MB",
         *(f"the breaker of {queue} was open for {open_s:.0f} s" for queue, open_s in report.breaker_open_s.items()),
         *(_fair(each) for each in report.saturations),
         *(

@@ -21,7 +21,20 @@ from msgspec.structs import replace
 
 from director.chaos.journal import Action, Answered, Followed, Heard, Journal, Listed, Seen, Sent, Visited, now_ms, read
 from director.chaos.parties import FILL, Script
-from director.chaos.plan import ALONE, BESIDE, LARGE, Order, Plan, bystanders, key_of, large, orders, peaceful, rush
+from director.chaos.plan import (
+    ALONE,
+    BESIDE,
+    LARGE,
+    MISSING_AT_FIRST,
+    Order,
+    Plan,
+    bystanders,
+    key_of,
+    large,
+    orders,
+    peaceful,
+    rush,
+)
 from director.chaos.wire import Answer, Caller, Unanswered
 from director.core.ids import PredictionId, created_ms_of
 from director.core.states import TERMINAL
@@ -372,10 +385,11 @@ class Client:
         headers = {"x-priority": order.lane, "idempotency-key": self._key(order)}
         headers |= {name: str(limit) for name, limit in limits.items() if limit}
         headers |= {"prefer": "wait"} if wait else {}
+        receiver = "missing" if order.plan == MISSING_AT_FIRST else "hook"
         padding = {"padding": "x" * order.padding} if order.padding else {}
         body = {
             "input": msgspec.to_builtins(order.script) | padding,
-            "webhook": order.hook or f"{self._errand.sink_url}/hook/{order.tenant}",
+            "webhook": order.hook or f"{self._errand.sink_url}/{receiver}/{order.tenant}",
             "webhook_events_filter": EVENTS if order.all_events else EVENTS[-1:],
         }
         path = f"/v1/models/{order.model}/predictions"

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from director.chaos import journal
 from director.chaos.journal import Answered, Claimed, Line, Sent
-from director.chaos.plan import CLOCK_STEP, CUT_MASTER, NARROW, SINGLE, SLOW_DISK, ServerKind
+from director.chaos.plan import CLOCK_STEP, CUT_MASTER, CUTS, NARROW, SINGLE, SLOW_DISK, ServerKind
 from director.chaos.rest import LEFTOVERS, Leftovers
 from director.core.states import TERMINAL
 
@@ -43,6 +43,8 @@ class Rules(Struct, frozen=True, kw_only=True):
     clock_s: float = 1  # largest difference between a time of the code under test and the server's own
     left_out: str = ""  # the faults that this run could not have, and why
     kind: ServerKind = SINGLE
+    is_sampled: bool = False  # what each process uses
+    schedule_s: tuple[float, ...] = ()  # the waits between the attempts at a webhook; journals of former builds lack it
     lag_s: float = 0  # how far a replica may be behind its master
 
     @property
@@ -94,11 +96,15 @@ class Window(Struct, frozen=True, kw_only=True):
         return self.kind.startswith("stop")
 
     @property
+    def is_cut(self) -> bool:
+        return self.kind in CUTS
+
+    @property
     def is_outage(self) -> bool:
         """Whether Redis answered none of its clients."""
         if self.target.startswith("redis"):
             return self.is_kill or self.is_freeze or self.kind in (CUT_MASTER, SLOW_DISK)
-        return self.kind == "partition" and self.target.startswith("all:")
+        return self.is_cut and self.target.startswith("all:")
 
     def overlaps(self, begin: float, end: float) -> bool:
         return self.begin <= end and begin <= self.end
@@ -153,6 +159,8 @@ class Evidence(Struct, frozen=True, kw_only=True):
     listed: dict[str, journal.Listed]
     seen: dict[str, list[journal.Seen]]
     held: list[journal.Held]
+    samples: list[journal.Sampled]
+    rested: list[journal.Rested]
     faults: list[Window]
     healed: int | None
     arrivals: dict[str, journal.Arrived]
@@ -207,7 +215,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
 
 def depends_on(server: str) -> tuple[str, ...]:
     director = f"director-{server.rpartition('-')[2]}"
-    return server, director, f"{director}:redis"
+    return server, director, f"{director}:redis", f"{director}:cog"
 
 
 def pid_of(holder: str) -> int:
@@ -266,6 +274,8 @@ def gather(folder: Path, rules: Rules | None = None, leftovers: Leftovers | None
         listed={listed.id: listed for listed in _only(lines, journal.Listed)},
         seen=grouped(_only(lines, journal.Seen), _id),
         held=_only(lines, journal.Held),
+        samples=_only(lines, journal.Sampled),
+        rested=_only(lines, journal.Rested),
         faults=faults,
         healed=healed,
         arrivals={arrived.id: arrived for arrived in _only(lines, journal.Arrived)},

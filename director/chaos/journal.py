@@ -18,10 +18,13 @@ The checker relies on this:
 - clients of a shared prediction: one gets it and one lists it, again and again, on connections of their own, while the
   caller that made it may cancel it and a reader follows it. Each answer is a `Seen`.
 - nemesis: it names a process by its part and number (`director-0`, `cog-0`, `api-0`), and a link by its two ends
-  (`director-0:redis`, `all:redis`). Director and model server of one number belong together. Kinds that end a process
-  begin with `kill` or `crash`, kinds that freeze one with `stop`; `partition` cuts a link. A fault ends when its
-  target works again: after a kill, when the next process is ready. `pid` is the process that was hit. A `clock_step`
-  of the server's clock has its seconds as detail, and is written down before the clock is stepped.
+  (`director-0:redis`, `director-0:cog`, `webhooks:sink-0`, `all:redis`). Director and model server of one number belong
+  together. Kinds that end a process begin with `kill` or `crash`, kinds that freeze one with `stop`; `partition` and
+  `black_hole` cut a link. A fault ends when its target works again: after a kill, when the next process is ready. `pid`
+  is the process that was hit. A `clock_step` of the server's clock has its seconds as detail, and is written down
+  before the clock is stepped.
+- the machine: it samples each process once a second, in `usage.jsonl`. Once all is at rest, nothing is asked for some
+  seconds, which are a `Rested` of the nemesis.
 - the server: its append-only file, read once all is at rest (rest.py). `number` is the place of a command in it. With
   several servers, their lines are in one order of time: all have the machine's clock.
 """
@@ -161,6 +164,21 @@ class Healed(_Line, frozen=True, kw_only=True):
     """nemesis: the load is over, every fault is mended, every process runs. The system must come to rest now."""
 
 
+class Sampled(_Line, frozen=True, kw_only=True):
+    """the machine: the processor time that a process has used so far, and the memory that it has now."""
+
+    target: str
+    pid: int
+    busy_ms: int
+    kb: int
+
+
+class Rested(_Line, frozen=True, kw_only=True):
+    """the run: all was at rest from then on, and nothing was asked for until `until`."""
+
+    until: int
+
+
 class Arrived(_Line, frozen=True, kw_only=True):
     """the server: a prediction was accepted. `at` is the time in its record."""
 
@@ -222,7 +240,8 @@ class Final(_Line, frozen=True, kw_only=True):
 
 ClientLine = Sent | Answered | Followed | Heard | Visited | Listed | Seen
 ServerLine = Arrived | Breaker | Claimed
-Line = ClientLine | CogStarted | CogEnded | Delivered | Fault | Held | Healed | ServerLine | Reign | Unmade | Final
+RunLine = Fault | Held | Healed | Rested | Sampled
+Line = ClientLine | CogStarted | CogEnded | Delivered | RunLine | ServerLine | Reign | Unmade | Final
 
 
 PACKED = ".gz"

@@ -19,8 +19,10 @@ from director.broker import keys
 from director.broker.redis_client import servers as masters
 from director.chaos.journal import Answered, Fault, Journal, Sent, now_ms
 from director.chaos.plan import (
+    AGAIN_MS,
     ALL_LINKS,
     AT_A_SYNC,
+    BLACK_HOLE,
     CLOCK_STEP,
     CUT_MASTER,
     DELETE_VERSION,
@@ -35,6 +37,7 @@ from director.chaos.plan import (
     STOP_MASTER,
     Planned,
 )
+from director.chaos.proxy import Link
 from director.chaos.scene import API, FRONT, PASSING, Scene
 from director.chaos.servers import ClusterNodes, Sentinels
 from director.core.errors import DirectorError
@@ -67,6 +70,7 @@ class Nemesis:
             **dict.fromkeys(("crash_director", "crash_api"), self._crash),
             **dict.fromkeys(("stop_director", "stop_cog"), self._stop),
             **dict.fromkeys(("partition", "latency", "reset", NARROW), self._on_links),
+            BLACK_HOLE: self._black_hole,
             "kill_api": self._kill_api,
             "kill_power": self._kill_power,
             "lose_reply": self._lose_reply,
@@ -133,7 +137,7 @@ class Nemesis:
         none of their replies is passed on afterwards.
         """
         scene = self._scene
-        links = [link for name, link in scene.links.items() if name != FRONT]
+        links = scene.to_redis
         with self._noted(fault) as pid:
             for link in links:
                 link.hold_replies()
@@ -286,9 +290,7 @@ class Nemesis:
                 await anyio.sleep(ASK_AGAIN_S)
 
     async def _on_links(self, fault: Planned) -> None:
-        links = self._scene.links
-        is_of_all = fault.target == ALL_LINKS
-        hit = [link for name, link in links.items() if name != FRONT] if is_of_all else [links[fault.target]]
+        hit = self._hit(fault)
         with self._noted(fault):
             for link in hit:
                 match fault.kind:
@@ -309,6 +311,24 @@ class Nemesis:
                         link.bytes_s = 0.0
                     else:
                         link.mend()
+
+    def _hit(self, fault: Planned) -> list[Link]:
+        return self._scene.to_redis if fault.target == ALL_LINKS else [self._scene.links[fault.target]]
+
+    async def _black_hole(self, fault: Planned) -> None:
+        """Its end is noted some seconds later: what was lost meanwhile is sent again at growing distances, and a
+        connection that was begun in it is given up first.
+        """
+        hit = self._hit(fault)
+        with self._noted(fault):
+            for link in hit:
+                link.vanish()
+            try:
+                await anyio.sleep(fault.lasts_ms / 1000)
+            finally:
+                for link in hit:
+                    link.come_back()
+            await anyio.sleep(AGAIN_MS / 1000)
 
     async def _lose_reply(self, fault: Planned) -> None:
         with self._noted(fault), anyio.move_on_after(fault.lasts_ms / 1000):

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from director.chaos.journal import CogEnded, CogStarted, Delivered, Fault, Journal, now_ms
 from director.chaos.wire import BROKEN, Answer, Caller, Handler, Request, Unanswered, listening
+from director.core.states import TERMINAL
 
 STARTED_AT: Final = f"{now_ms()}"
 SLOW_CANCEL_S: Final = 1.0
@@ -39,7 +40,9 @@ SCHEMA: Final = {
 }
 
 MODES: Final = {"ok": Answer(200), "error": Answer(500), "reset": BROKEN}
+OK: Final = 200
 TOLERANCE_S: Final = 300
+MISSING_S: Final = 12.0  # four attempts of the schedule, after 0, 2, 7 and 22 s
 
 SICK: Final = "CUDA error: device-side assert triggered"
 FROZEN_S: Final = 2.0
@@ -195,24 +198,30 @@ class Body(Struct, frozen=True):
 
 class Sink:
     """`secrets` is by tenant. `PUT /mode/ok`, `/mode/error` (answer 500) and `/mode/reset` (break the connection) set
-    how it answers. `/dead` is another receiver of the same host, which never answers.
+    how it answers. `/dead` is another receiver of the same host, which never answers. `/missing` is one that answers
+    404 to each webhook for its first seconds.
     """
 
     def __init__(self, journal: Journal, secrets: dict[str, str]) -> None:
         self._journal = journal
         self._secrets = secrets
         self._answer = MODES["ok"]
+        self._first: dict[str, float] = {}  # when each webhook came that is missing at first
 
     async def __call__(self, request: Request) -> Answer:
         match request.method, *request.path.strip("/").split("/"):
-            case "POST", "hook", tenant:
+            case "POST", "hook" | "missing" as receiver, tenant:
                 body, name = msgspec.json.decode(request.body, type=Body), request.headers.get("webhook-id", "")
-                is_valid, answered = is_signed(request, self._secrets[tenant]), self._answer.status
+                answer = self._answer
+                if receiver == "missing" and body.status in TERMINAL and answer.status == OK:
+                    now = time.monotonic()
+                    answer = answer if now - self._first.setdefault(body.id, now) > MISSING_S else Answer(404)
+                is_valid, answered = is_signed(request, self._secrets[tenant]), answer.status
                 line = Delivered(
                     at=now_ms(), id=body.id, webhook_id=name, status=body.status, answered=answered, signed=is_valid
                 )
                 self._journal.write(line)
-                return self._answer
+                return answer
             case "POST", "dead":
                 await request.gone.wait()
                 return BROKEN

@@ -28,7 +28,11 @@ MASTER: Final = "redis:master"  # whichever server it is then
 SINK: Final = "sink-0"
 TICK_MS: Final = 250
 WARM_UP_MS: Final = 1_000  # some work is under way when the first fault strikes
-ALL_LINKS: Final = "all:redis"
+TO_REDIS: Final = ":redis"  # how the names of links to Redis end
+ALL_LINKS: Final = f"all{TO_REDIS}"
+BLACK_HOLE: Final = "black_hole"
+CUTS: Final = ("partition", BLACK_HOLE)  # in which no byte arrives
+SCHEDULE_S: Final = (2.0, 5.0, 15.0, 30.0, 60.0)  # the first waits between attempts at a webhook, as documented
 CLOCK_STEP: Final = "clock_step"
 REPLACE: Final = "replace"
 SLOW_DISK: Final = "slow_disk"  # of the machine itself: it is measured, not planned
@@ -59,6 +63,7 @@ class Stage(Struct, frozen=True, kw_only=True):
     apis: Sequence[str]
     keepers: Sequence[str]
     links: Sequence[str]
+    ways: Sequence[str] = ()  # links to model servers and receivers
     kind: ServerKind = SINGLE
     servers: Sequence[str] = (SERVER,)
     sentinels: Sequence[str] = ()
@@ -71,6 +76,10 @@ class Stage(Struct, frozen=True, kw_only=True):
     @property
     def all_links(self) -> Sequence[str]:
         return *self.links, ALL_LINKS
+
+    @property
+    def all_ways(self) -> Sequence[str]:
+        return *self.all_links, *self.ways
 
     @property
     def losing(self) -> Sequence[str]:
@@ -88,8 +97,8 @@ class Planned(Struct, frozen=True, kw_only=True):
 
 class Kind(Struct, frozen=True):
     """The chance of a fault in one tick, its targets (a name of `Stage`), its shortest and longest duration, and its
-    possible details. `lasts_ms` is for each second of the lease if `is_by_lease`. It applies to these `kinds` of
-    servers.
+    possible details. `lasts_ms` is for each second of the lease if `is_by_lease`. The longest is longer in a long run
+    if `is_by_length`. It applies to these `kinds` of servers.
     """
 
     per_tick: float
@@ -97,6 +106,7 @@ class Kind(Struct, frozen=True):
     lasts_ms: Stretch = (0, 0)
     details: Sequence[str] = ("",)
     is_by_lease: bool = False
+    is_by_length: bool = False
     kinds: Sequence[ServerKind] = SERVER_KINDS
 
 
@@ -112,6 +122,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "kill_redis": Kind(0.007, "servers"),
     "partition": Kind(0.02, "all_links", (1_000, 4_000)),
     "latency": Kind(0.03, "all_links", (2_000, 5_000)),
+    BLACK_HOLE: Kind(0.008, "all_ways", (5_000, 10_000), is_by_length=True),
     "reset": Kind(0.01, "all_links"),
     "lose_reply": Kind(0.02, "losing", (2_000, 2_000)),
     "sink_outage": Kind(0.01, "sinks", (5_000, 5_000), ("error", "reset")),
@@ -136,16 +147,30 @@ NARROW_AT: Final = 0.8
 NARROW_BYTES_S: Final = 4_000_000  # of each link: four outputs of 4 MB take 4 s, and their events before them as long
 NARROW_IN_PEACE: Final = Planned(at_ms=0, kind=NARROW, target=ALL_LINKS, lasts_ms=NARROW_MS, detail=str(NARROW_BYTES_S))
 
+AGAIN_MS: Final = 5_000  # after a black hole: a call to Redis, and a connection, are given up by then
+LONGEST_HOLE_MS: Final = 60_000
+HOLE_PART: Final = 1 / 6  # of a run: the longest black hole that is drawn
+
 # Faults that every run has once. Resizes hit all queues: up, then down.
 ONCE: Final[Sequence[Once]] = (
     (0.25, "resize", "queues", 0, "24"),
     (0.40, "restart_directors", "directors", 0, ""),
+    (0.50, BLACK_HOLE, "director-1:cog", 5_000, ""),
+    (0.55, BLACK_HOLE, f"webhooks:{SINK}", 5_000, ""),
     (0.60, "resize", "queues", 0, "3"),
     (0.75, "memory_full", SERVER, 2_000, ""),
     (0.85, DELETE_VERSION, "director-3", 0, "2"),  # late: any start of its director registers the version again
     (NARROW_AT, NARROW, ALL_LINKS, NARROW_MS, str(NARROW_BYTES_S)),
 )
 
+
+# One director is in a black hole until its kernel has given up the connections that it only listens on: redis-py probes
+# those after 30 s, and three times within 15 s. It serves what the neighbours use, so it is back before they come.
+FAR: Final = f"director-3{TO_REDIS}"
+FAR_AT_MS: Final = 500
+FAR_UNTIL: Final = 0.84
+FAR_UNTIL_VISITED: Final = 0.48
+VISITED_S: Final = 90.0  # a shorter run has no visit under faults: see run.py
 
 # Faults of a server whose clock can be stepped, with seconds as detail. A step back is longer than the run, so that no
 # time of the server comes twice. A machine that is "suspended for a minute" stops for a moment. The first steps come
@@ -187,6 +212,9 @@ def schedule(seed: int, *, seconds: float, lease_s: float, stage: Stage) -> list
             *ONCE_ON.get(stage.kind, ()),
         )
     ]
+    until = FAR_UNTIL_VISITED if seconds >= VISITED_S else FAR_UNTIL
+    far_ms = min(int(until * length_ms) - FAR_AT_MS, LONGEST_HOLE_MS)
+    planned.append(Planned(at_ms=FAR_AT_MS, kind=BLACK_HOLE, target=FAR, lasts_ms=max(0, far_ms)))
     planned += _drawn(seed, length_ms, lease_s, stage)
     in_time = [replace(fault, lasts_ms=min(fault.lasts_ms, length_ms - fault.at_ms)) for fault in planned]
     return sorted(in_time, key=lambda fault: fault.at_ms)
@@ -219,7 +247,10 @@ def _drawn(seed: int, length_ms: int, lease_s: float, stage: Stage) -> Iterator[
                 continue
             target = dice.choice(targets)
             times = lease_s if facts.is_by_lease else 1
-            lasts_ms = dice.randint(*(int(times * ms) for ms in facts.lasts_ms))
+            least_ms, most_ms = (int(times * ms) for ms in facts.lasts_ms)
+            if facts.is_by_length:
+                most_ms = max(least_ms, min(int(HOLE_PART * length_ms), LONGEST_HOLE_MS))
+            lasts_ms = dice.randint(least_ms, most_ms)
             detail = dice.choice(facts.details)
             if kind == "latency":
                 detail = str(dice.randint(*LATENCY_MS))
@@ -238,10 +269,11 @@ def _held(kind: str, target: str, stage: Stage) -> Sequence[str]:
 
 
 Plan = (
-    Literal["plain", "cancel", "cancel_after", "start_by", "repeat", "other_body", "fail", "poison"]
+    Literal["plain", "cancel", "cancel_after", "start_by", "repeat", "other_body", "fail", "missing", "poison"]
     | Literal["rush", "flood", "large", "alone", "beside"]
     | Literal["hoard", "stall", "dead", "sick", "hang", "crash", "freeze"]
 )
+MISSING_AT_FIRST: Final = "missing"  # the plan of predictions whose receiver, at the host of all others, fails at first
 LARGE: Final = "large"  # the plan of predictions with outputs of megabytes
 EQUAL: Final = "rush"  # the plan of tenants that each want the same of a queue, and together more than it has
 HEAVY: Final = "flood"  # the plan of one tenant that wants much more
@@ -252,13 +284,14 @@ NEIGHBOURS: Final[Sequence[Plan]] = ("hoard", "stall", "dead", "sick", "hang", "
 # The plans, and how many of a thousand orders have each. An order has one plan: two would hide each other. With ten
 # poisonous inputs of a thousand, a server died every half a second, and a run of 324 s needed 338 s to come to rest.
 PLANS: Final[dict[Plan, int]] = {
-    "plain": 547,
+    "plain": 537,
     "cancel": 150,
     "cancel_after": 100,
     "start_by": 100,
     "repeat": 50,
     "other_body": 20,
     "fail": 30,
+    "missing": 10,
     "poison": 3,
 }
 OUTCOMES: Final[Mapping[Plan, Outcome]] = {"fail": "fail", "poison": "crash"}

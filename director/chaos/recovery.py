@@ -165,7 +165,7 @@ def _breaks(evidence: Evidence) -> list[Stretch]:
         each
         for fault in evidence.faults
         for name in KEEPERS
-        if fault.target == name or (fault.kind == "partition" and fault.target == f"{name}:redis")
+        if fault.target == name or (fault.is_cut and fault.target == f"{name}:redis")
         for each in ((fault.begin, (name, 1)), (fault.end, (name, -1)))
     ]
     silence_ms = 1000 * (SILENT * evidence.rules.lease_s - 2 * evidence.rules.tick_s)
@@ -209,7 +209,7 @@ def _was_silenced(evidence: Evidence, name: str, pid: int, at: int) -> bool:
     def silences(fault: Window) -> bool:
         if fault.pid == pid and not fault.is_freeze:
             return True
-        is_cut = fault.kind == "partition" and fault.target in (f"{name}:redis", ALL_LINKS)
+        is_cut = fault.is_cut and fault.target in (f"{name}:redis", ALL_LINKS)
         return fault.overlaps(since, at) and (fault.pid == pid or is_cut or fault.is_outage)
 
     return any(fault.begin <= latest and silences(fault) for fault in evidence.faults)
@@ -234,7 +234,7 @@ def _death(evidence: Evidence, retry: Event, runs: list[Run]) -> int | None:
         return None
     last = max(kills, key=lambda kill: kill.begin)
     way = depends_on(last.target)[2]
-    cuts = [fault for fault in evidence.faults if fault.kind == "partition" and fault.target == way]
+    cuts = [fault for fault in evidence.faults if fault.is_cut and fault.target == way]
     return max([last.begin, *(cut.end for cut in cuts if cut.begin <= last.begin and cut.end <= at)])
 
 

@@ -22,22 +22,23 @@ from msgspec import Struct
 
 from director.broker import keys
 from director.broker.redis_client import ask
-from director.chaos import neighbours
+from director.chaos import neighbours, usage
 from director.chaos.checker import Report, check
 from director.chaos.client import Burst, Counts, Errand, come_back
 from director.chaos.evidence import RULES, Rules
 from director.chaos.failovers import master_at, reigns, unmade
-from director.chaos.journal import Answered, Fault, Healed, Journal, Line, now_ms, read
+from director.chaos.journal import Answered, Fault, Healed, Journal, Line, Rested, now_ms, read
 from director.chaos.neighbours import Visit
 from director.chaos.nemesis import Nemesis
 from director.chaos.plan import (
     ALONE,
     BESIDE,
+    BLACK_HOLE,
     DELETE_VERSION,
     NARROW_AT,
     NARROW_IN_PEACE,
+    SCHEDULE_S,
     SERVER,
-    SINK,
     SLOW_DISK,
     Plan,
     Planned,
@@ -74,7 +75,11 @@ REST_S: Final = (
 LONGEST_REST_S: Final = 900.0
 LOOK_S: Final = 0.25
 REGISTERED_S: Final = 15.0  # for a director to find that its queue is missing in a registry: it looks every 5 s
+# A director whose version was deleted logs errors, and the logs of a rollout are judged too. Release 0.3.0 spins once
+# its kernel gives up a connection, so that its processes are not judged by what they use either.
+NOT_IN_A_ROLLOUT: Final = (DELETE_VERSION, BLACK_HOLE)
 LAST_WEBHOOK_S: Final = 0.5
+RESTED_S: Final = 4.0
 TRIED_S: Final = 0.1
 SLOW_MS: Final = 500  # a server with `appendfsync always` gives no answer for as long as its disk gives none
 RUSH_S: Final = 8.0
@@ -184,17 +189,25 @@ class Run:
         self._journal = Journal(scene.journals / "nemesis.jsonl")
 
     async def judged(self) -> Report:
-        with closing(self._journal):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(watch_disk, self._scene.home.path, self._journal)
-                await self._calibrated_load()
-                self._journal.write(Healed(at=now_ms()))
-                self._say("healed; waiting for rest")
-                await self._rest()
-                tasks.cancel_scope.cancel()
+        with closing(self._journal), closing(Journal(self._scene.journals / "usage.jsonl")) as samples:
+            await self._watched(samples)
         await come_back(self._front, self._scene.tokens, self._scene.journals)
         await self._write_down()
         return check(self._scene.journals)
+
+    async def _watched(self, samples: Journal) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch_disk, self._scene.home.path, self._journal)
+            if self._options.rollout is None:
+                tasks.start_soon(usage.watch, self._pids, samples)
+            await self._calibrated_load()
+            self._journal.write(Healed(at=now_ms()))
+            self._say("healed; waiting for rest")
+            await self._rest()
+            tasks.cancel_scope.cancel()
+
+    def _pids(self) -> dict[str, int]:
+        return {name: pid for name in self._scene.names if (pid := self._scene.pid(name))}
 
     async def _calibrated_load(self) -> None:
         scene, options = self._scene, self._options
@@ -224,8 +237,7 @@ class Run:
             if why := options.left_out:
                 self._say(why)
             drawn = schedule(options.seed, seconds=self._seconds, lease_s=options.lease_s, stage=stage)
-            # a director whose version was deleted logs errors, and the logs of a rollout are judged too
-            faults += [fault for fault in drawn if not (options.rollout and fault.kind == DELETE_VERSION)]
+            faults += [fault for fault in drawn if not (options.rollout and fault.kind in NOT_IN_A_ROLLOUT)]
         if options.rollout:
             faults += rollout(str(options.rollout.after), seconds=self._seconds, stage=stage)
         return sorted(faults, key=lambda fault: fault.at_ms)
@@ -250,7 +262,7 @@ class Run:
             tokens=scene.tokens[: options.tenants + EQUALS + 1],
             tenants=options.tenants,
             equals=EQUALS,
-            sink_url=scene.roles[SINK].url,
+            sink_url=scene.sink_url,
             models=MODELS,
             seed=options.seed,
             seconds=seconds,
@@ -277,7 +289,7 @@ class Run:
             api_url=scene.roles[API].url,
             tokens=scene.tokens,
             tenants=scene.neighbours,
-            sink_url=scene.roles[SINK].url,
+            sink_url=scene.sink_url,
             crowded=CROWDED,
             quiet=IN_LINE,
             spare=PASSING,
@@ -331,7 +343,10 @@ class Run:
             while any(rest.lost_by for rest in (await leftovers(self._scene.redis)).queues):  # noqa: ASYNC110 - no event
                 await anyio.sleep(LOOK_S)
         await anyio.sleep(LAST_WEBHOOK_S)
-        took_s = anyio.current_time() - began
+        rested = now_ms()
+        await anyio.sleep(RESTED_S)
+        self._journal.write(Rested(at=rested, until=now_ms()))
+        took_s = anyio.current_time() - began - RESTED_S
         self._say(f"at rest after {took_s:.1f} s" if not left else f"not at rest after {took_s:.0f} s: {left}")
 
     async def _write_down(self) -> None:
@@ -353,6 +368,8 @@ class Run:
             slots=SLOTS,
             left_out=options.left_out if options.has_faults else "",
             kind=options.kind,
+            is_sampled=usage.IS_SAMPLED and options.rollout is None,
+            schedule_s=() if options.rollout else SCHEDULE_S,  # other deliveries use up that of 0.3.0
             lag_s=self._scene.servers.lag_s,
         )
         (folder / RULES).write_bytes(msgspec.json.encode(rules))

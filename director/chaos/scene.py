@@ -24,7 +24,7 @@ from director.broker import keys
 from director.broker.gatherer import Gatherer
 from director.broker.redis_client import ask, text
 from director.broker.scripts import Scripts
-from director.chaos.plan import KEEPERS, LEFT_OUT, SERVER, SINGLE, SINK, ServerKind, Stage, Tenants
+from director.chaos.plan import KEEPERS, LEFT_OUT, SERVER, SINGLE, SINK, TO_REDIS, ServerKind, Stage, Tenants
 from director.chaos.proxy import LOOPBACK, Link
 from director.chaos.rest import cut, size
 from director.chaos.servers import KINDS, SENTINELS, Servers, quiet_port, upstream
@@ -57,6 +57,7 @@ LIMITS: Final = {
 }
 # The neighbours' slow connections come from an address of their own. All others come over the link, as over a proxy.
 CONNECTIONS: Final = {"max_connections": 600, "max_peer_connections": 150, "trusted_proxies": "127.0.0.1"}
+COGS: Final = tuple(f"cog-{n}" for n in range(len(SERVED)))
 REDIS_CLIENTS: Final = (API, *(f"director-{n}" for n in range(len(SERVED))), *KEEPERS)
 RUN_LIMIT_S: Final = 30  # ends a run that hangs and whose cancel was lost with its caller
 DRAIN_S: Final = 5
@@ -73,18 +74,29 @@ class Role(Struct, frozen=True, kw_only=True):
     env: dict[str, str]
 
 
+def way_to(cog: str) -> str:
+    """Return the name of the link over which its director reaches this model server."""
+    return f"director-{cog.rpartition('-')[2]}:cog"
+
+
 def cast(
-    journals: Path, secrets: Path, redis_urls: Mapping[str, str], *, lease_s: float, durability: str
+    journals: Path,
+    secrets: Path,
+    redis_urls: Mapping[str, str],
+    cog_urls: Mapping[str, str],
+    *,
+    lease_s: float,
+    durability: str,
 ) -> list[list[Role]]:
     cogs = [
         _scripted(name, "cog", [str(journals / f"{name}.jsonl"), name, str(SLOTS)], ready="/health-check")
-        for name in (f"cog-{number}" for number in range(len(SERVED)))
+        for name in COGS
     ]
     shared: dict[str, object] = {"lease_s": lease_s, "webhook_allow": "loopback", "durability": durability}
     run: dict[str, object] = shared | {"concurrent_predictions": SLOTS, "run_limit_s": RUN_LIMIT_S, "drain_s": DRAIN_S}
     run["breaker_cool_s"] = BREAKER_COOL_S
     directors = [
-        _ours(f"director-{n}", "director run", redis_urls, "health_", model=model, servers=cogs[n].url, **run)
+        _ours(f"director-{n}", "director run", redis_urls, "health_", model=model, servers=cog_urls[COGS[n]], **run)
         for n, model in enumerate(SERVED)
     ]
     return [
@@ -163,6 +175,7 @@ class SteppedClock:
 
 
 FRONT: Final = "client:api"
+RECEIVING: Final = f"webhooks:{SINK}"  # the link to the receiver
 AGAIN_S: Final = 0.3
 START_LIMIT_S: Final = 60.0
 LOOK_S: Final = 0.02
@@ -218,6 +231,7 @@ class Scene:
     operator: str = ""  # the token of the operator
     to_delete: QueueName = field(init=False)  # the queue of the version that only the nemesis asks for
     clock: SteppedClock | None = None
+    sink_url: str = ""  # over its link
 
     def __post_init__(self) -> None:
         self.journals.mkdir()
@@ -244,8 +258,9 @@ class Scene:
     @property
     def stage(self) -> Stage:
         spared = {number for number, model in enumerate(SERVED) if model == PASSING}
-        apart = {FRONT, *(f"{part}-{n}{link}" for n in spared for part, link in (("director", ":redis"), ("cog", "")))}
-        apart |= {f"director-{n}" for n in spared}
+        apart = {FRONT, *(f"director-{n}{link}" for n in spared for link in ("", ":redis", ":cog"))}
+        apart |= {COGS[n] for n in spared}
+        links = [name for name in self.links if name not in apart]
 
         def hit(part: str) -> list[str]:
             return [name for name in self.roles if name.startswith(f"{part}-") and name not in apart]
@@ -255,7 +270,8 @@ class Scene:
             cogs=hit("cog"),
             apis=hit("api"),
             keepers=hit("keeper"),
-            links=[name for name in self.links if name not in apart],
+            links=[name for name in links if name.endswith(TO_REDIS)],
+            ways=[name for name in links if not name.endswith(TO_REDIS)],
             spared=[f"director-{n}" for n in spared],
             kind=self.options.kind,
             servers=list(self.servers.data),
@@ -362,7 +378,10 @@ class Scene:
         redis_urls = await self.start_server()
         secrets = await self._make_accounts()
         durability = self.servers.durability
-        for roles in cast(self.journals, secrets, redis_urls, lease_s=self.options.lease_s, durability=durability):
+        cog_urls = {name: await self._lead_to(name, way_to(name)) for name in COGS}
+        self.sink_url = await self._lead_to(SINK, RECEIVING)
+        lease_s = self.options.lease_s
+        for roles in cast(self.journals, secrets, redis_urls, cog_urls, lease_s=lease_s, durability=durability):
             self.roles |= {role.name: role for role in roles}
             for role in roles:
                 if self.options.rollout and role.name in REDIS_CLIENTS:
@@ -383,12 +402,21 @@ class Scene:
         await self.resize(streams=1, in_line=True)
         [self.to_delete] = [queue for queue in await self.queues() if queue.startswith(f"{PASSING}:")]
 
+    async def _lead_to(self, name: str, link: str) -> str:
+        """Let a link lead to a process that has no port yet. Return the link's URL."""
+        await self._link(link).listen(lambda: upstream(self.roles[name].url)())
+        return f"http://{LOOPBACK}:{self.links[link].port}"
+
+    @property
+    def to_redis(self) -> list[Link]:
+        return [link for name, link in self.links.items() if name.endswith(TO_REDIS)]
+
     async def start_server(self) -> dict[str, str]:
         """Return the servers' URL for each of their clients, which leads over its link."""
         with anyio.fail_after(START_LIMIT_S):
             await self.servers.start(self.supervisor, self.clock.environment if self.clock else {})
         return {
-            name: await self.servers.lead(self._link(f"{name}:redis"), number)
+            name: await self.servers.lead(self._link(f"{name}{TO_REDIS}"), number)
             for number, name in enumerate(REDIS_CLIENTS)
         }
 

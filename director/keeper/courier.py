@@ -28,7 +28,7 @@ from director.core.webhooks import host_of
 from director.keeper.registry import Registry
 from director.keeper.sweeps import ignored
 from director.runtime.sweep import LIMIT, repeat, sweep
-from director.webhooks.delivery import LONGEST_S, Noted, Webhooks
+from director.webhooks.delivery import FORWARD, LONGEST_S, Noted, Webhooks
 
 log = logging.getLogger(__name__)
 
@@ -39,14 +39,18 @@ LATEST_S: Final = 600.0
 # Added to each delay: by Redis's clock, which decides, a delay may end before it ends by ours.
 LATER_S: Final = 0.05
 MOST_HOSTS: Final = 10_000
+FREE_S: Final = 2.5  # an interval without an attempt is free after this: a round a second takes what is due
 
 
 @dataclass(slots=True, eq=False)
 class _Host:
-    """`failures` in a row, the time of the next attempt, and which webhook has which interval."""
+    """`failures` in a row, the time of the next attempt, and which webhook has which interval. `asked_s`: the last time
+    that its interval was free and webhooks waited for later ones.
+    """
 
     failures: int = 0
     probe_s: float = 0.0
+    asked_s: float = 0.0
     given_s: dict[str, float] = field(default_factory=dict)
 
 
@@ -82,6 +86,18 @@ class Breakers:
                 return random.uniform(LATEST_S / 2, LATEST_S)  # noqa: S311 - spreads attempts, guards nothing
             host.given_s[who] = at_s
         return max(host.given_s[who] - now_s, 0.0) + LATER_S
+
+    def overdue(self) -> list[str]:
+        """Return the endpoints whose interval has come, but nothing is due there though webhooks wait for later ones.
+        Each comes once in an interval. Another process may have delivered those that had the earlier intervals.
+        """
+        now_s, found = self._clock.monotonic(), []
+        for name, host in self._hosts.items():
+            is_free = host.failures >= AFTER and now_s >= host.probe_s + FREE_S and now_s >= host.asked_s
+            if is_free and any(at_s > now_s for at_s in host.given_s.values()):
+                host.asked_s = now_s + self._interval_s
+                found.append(name)
+        return found
 
     def failed(self, name: str, *, asked_s: float | None = None) -> None:
         """Note that the endpoint gave no answer, or an error of its own. `asked_s` is the delay that it asked for."""
@@ -243,6 +259,8 @@ class Courier:
         """Take the due attempts that have a place in line. Return them, and how many were put off. Others stay due."""
         taken: list[Attempt] = []
         put_off = 0
+        for endpoint in self._breakers.overdue():
+            await self._forward(endpoint, limit=1)
         try:
             for _ in range(MOST_TAKES):
                 due = await self._due()
@@ -331,8 +349,12 @@ class Courier:
         if noted.host_answers is False:
             self._breakers.failed(attempt.endpoint, asked_s=noted.delay_s if noted.is_asked else None)
         elif noted.host_answers and self._breakers.answered(attempt.endpoint) and noted.outcome == "delivered":
+            await self._forward(attempt.endpoint, limit=FORWARD)
 
-            async def forward(partition: Partition) -> None:
-                await self._webhooks.forward(partition, attempt.account, attempt.host)
+    async def _forward(self, endpoint: str, *, limit: int) -> None:
+        account, _, host = endpoint.partition(" ")
 
-            await sweep(await self._registry.owing(), forward)
+        async def forward(partition: Partition) -> None:
+            await self._webhooks.forward(partition, account, host, limit=limit)
+
+        await sweep(await self._registry.owing(), forward)

@@ -12,7 +12,8 @@ from director.core.clock import SystemClock
 from director.core.ids import PredictionId, new_prediction_id, partition_of
 from director.core.policy import Policy
 from director.core.schema import Claim
-from director.keeper.courier import AFTER, INTERVAL_S, Breakers, Courier
+from director.core.webhooks import host_of
+from director.keeper.courier import AFTER, FREE_S, INTERVAL_S, Breakers, Courier
 from director.keeper.registry import Registry
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
@@ -123,6 +124,27 @@ async def test_a_closing_breaker_brings_forward_no_other_accounts_webhook(
     assert [await steps(past, each) for each in (here, there)] == [1, 1]
     for each in (here, there):
         await past.redis.delete(keys.owed(partition_of(each)))
+
+
+async def test_a_free_interval_goes_to_a_webhook_that_waits_for_a_later_one(
+    courier: Courier, webhooks: Webhooks, past: QueueDriver, shared: Sink, clock: FakeClock
+) -> None:
+    """Its receiver is well again, and another process has delivered the webhooks that had the earlier intervals."""
+    shared.answer = Answer(status=500)
+    ids = [(await owe(past, shared.url)).id for _ in range(AFTER)]
+    await courier.run_once()
+    await make_due(past, *ids)
+    assert (await courier.run_once()).put_off == AFTER
+    shared.answer = Answer()
+    last = max(ids, key=(await past.members(keys.owed(partition_of(ids[0])))).__getitem__)
+    for each in ids:
+        if each != last:
+            await past.scripts.deliver(
+                each, outcome="delivered", delay_s=None, account=ACCOUNT, host=host_of(shared.url)
+            )
+    assert (await courier.run_once()).outcomes == {}, "the interval has not come"
+    clock.pass_time(INTERVAL_S + FREE_S)
+    assert (await courier.run_once()).outcomes == {"delivered": 1}
 
 
 async def test_webhooks_that_a_host_missed_arrive_once_it_answers(

@@ -26,6 +26,8 @@ from director.chaos.journal import (
     Journal,
     Line,
     Listed,
+    Rested,
+    Sampled,
     Seen,
     Sent,
     Unmade,
@@ -37,7 +39,7 @@ from director.chaos.rest import Leftovers, QueueRest
 T = 1_800_000_000_000
 HOLDER = "host-41-0a1b2c3d"  # a director's name has its pid
 EMPTY = Leftovers(queues=[QueueRest(queue="acme/echo:a1")], owed=0, endless=[])
-RULES = Rules(seed=7, seconds=60, lease_s=15, attempts=3, slots=2)
+RULES = Rules(seed=7, seconds=60, lease_s=15, attempts=3, slots=2, schedule_s=(2.0, 5.0, 15.0))
 
 Events = list[tuple[str, int, str]]
 RETRIED_EVENT = ("retried", 15_500, f"director_lost {HOLDER}")
@@ -156,6 +158,31 @@ def over(
 
 def ended_well(prediction: str, name: str, *, at: int = 100) -> Events:
     return [("created", 1, ""), ("started", 20, ""), ("output", 30, item(name)), ("completed", at, "succeeded")]
+
+
+def missed(*attempts: tuple[int, int], plan: str = "missing") -> list[Line]:
+    """Return a prediction with these attempts at its webhook, as (at, answered)."""
+    lines = without(plain("m", 1, 10, 90, plan=plan), Delivered)
+    return [*lines, *(told("m", "succeeded", at=at, answered=answered) for at, answered in attempts)]
+
+
+def sampled(
+    target: str, begin: int, end: int, *, share: float = 0.01, kb: int = 60_000, grows_kb: int = 0, pid: int = 41
+) -> list[Line]:
+    """Return a sample each second, of a process that uses this share of a core and grows by so much in each."""
+    return [
+        Sampled(at=T + at, target=target, pid=pid, busy_ms=int(share * (at - begin)), kb=kb + grows_kb * number)
+        for number, at in enumerate(range(begin, end, 1_000))
+    ]
+
+
+def in_a_hole(target: str, *, link: str = "director-0:redis", **used: Any) -> list[Line]:
+    """Return samples of a process. Its link, or another one, is a black hole meanwhile."""
+    return [*good(), *fault("black_hole", link, 20_000, 45_000), *sampled(target, 1_000, 40_000, **used)]
+
+
+def at_rest(target: str, **used: Any) -> list[Line]:
+    return [*good(), Rested(at=T + 62_000, until=T + 66_000), *sampled(target, 30_000, 66_500, **used)]
 
 
 def on_list_of(account: str) -> list[Line]:
@@ -457,6 +484,23 @@ def failed_unseen() -> list[Line]:
 
 
 KEPT: dict[str, list[Line]] = {
+    "a receiver that fails, in its schedule": missed((120, 404), (2_000, 404), (6_600, 404), (21_000, 200)),
+    "a receiver that fails, and was called again when its answer was lost": [
+        *missed((1_120, 404), (1_200, 404), (6_600, 200)),
+        *fault("black_hole", "webhooks:sink-0", 1_000, 1_500),
+    ],
+    "a receiver that fails, and a step of the clock": stepped(
+        missed((1_120, 404), (1_900, 404), (6_600, 200)), at=1_500, seconds=60
+    ),
+    "a process that has work": [*good(), *sampled("director-0", 1_000, 40_000, share=0.9)],
+    "a process without work": [*in_a_hole("director-0"), *sampled("keeper-1", 1_000, 40_000, share=0.9, pid=42)],
+    "a process that has work, while another one has no way to Redis": in_a_hole("director-1", share=0.9),
+    "a process that starts": [
+        *good(),
+        Rested(at=T + 62_000, until=T + 66_000),
+        *sampled("api-0", 60_000, 66_500, share=1.0),
+    ],
+    "a process at rest": at_rest("api-0"),
     "one to which nothing happened": good(),
     "attempts to tell of the end, noted behind it": altered(
         "succeeded", *ended_well("a", "r-a"), ("webhook", 120, "completed delivered 200 1 - h")
@@ -657,6 +701,13 @@ KEPT: dict[str, list[Line]] = {
 }
 
 BROKEN: list[tuple[str, str, list[Line]]] = [
+    ("I23", "it used 90% of a core", in_a_hole("director-0", share=0.9)),
+    ("I23", "it used 90% of a core", in_a_hole("keeper-1", link="all:redis", share=0.9)),
+    ("I23", "it used 90% of a core", at_rest("api-0", share=0.9)),
+    ("I23", "it grew by 234 MB", in_a_hole("director-0", grows_kb=16_000)),
+    ("I23", "it had 585 MB", [*good(), *sampled("director-0", 1_000, 40_000, kb=600_000)]),
+    ("I24", "attempt 2 came after 0.1 s", missed((120, 404), (220, 404), (6_600, 404), (21_000, 200))),
+    ("I24", "attempt 4 came after 9.9 s", missed((120, 404), (2_000, 404), (6_600, 404), (10_000, 200))),
     ("I1", "no record of it", [*without(good("z", "k-z"), Final), *good()]),
     ("I1", "still processing", altered("processing", ("created", 1, ""), ("started", 20, ""))),
     ("I2", "its ends are", altered("succeeded", ("created", 1, ""), ("output", 30, item("r-a")))),

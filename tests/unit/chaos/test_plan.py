@@ -13,9 +13,11 @@ from director.chaos.nemesis import Nemesis
 from director.chaos.plan import (
     ALL_LINKS,
     ALONE,
+    BLACK_HOLE,
     CLUSTER,
     EQUAL,
     FAILOVERS,
+    FAR,
     HEAVY,
     KINDS,
     LARGE,
@@ -52,6 +54,7 @@ STAGE = Stage(
     apis=["api-0"],
     keepers=["keeper-0", "keeper-1"],
     links=["api-0:redis", "director-0:redis", "director-1:redis", "keeper-0:redis"],
+    ways=["director-0:cog", "director-1:cog", "webhooks:sink-0"],
 )
 MODELS = ("chaos/shared", "chaos/alone")
 
@@ -195,10 +198,10 @@ def kinds_of(kind: ServerKind) -> set[str]:
 @pytest.mark.parametrize("kind", [SENTINEL, CLUSTER])
 def test_a_group_has_its_own_faults_and_says_which_of_a_single_server_it_lacks(kind: ServerKind):
     stage = replace(STAGE, kind=kind, servers=["redis-0", "redis-1"], sentinels=["sentinel-0"], has_clock=False)
-    drawn = {fault.kind for fault in schedule(1, seconds=900, lease_s=3, stage=stage)} - {each[1] for each in ONCE}
-    assert drawn == kinds_of(kind)
+    planned = {fault.kind for fault in schedule(1, seconds=900, lease_s=3, stage=stage)}
+    assert planned == kinds_of(kind) | {each[1] for each in ONCE}
     options = scene.Options(seed=1, seconds=60, kind=kind)
-    assert all(name in options.left_out for name in (*(kinds_of(SINGLE) - drawn), "clock steps"))
+    assert all(name in options.left_out for name in (*(kinds_of(SINGLE) - planned), "clock steps"))
 
 
 def test_faults_come_in_order_and_none_outlasts_the_run():
@@ -259,6 +262,27 @@ def test_no_time_of_the_servers_clock_comes_twice_before_the_end(seconds: float)
         shown.append((step.at_ms + offset_ms, until_ms + offset_ms))
     shown = sorted([*shown, (0, steps[0].at_ms)])
     assert all(end <= begin for (_, end), (begin, _) in pairwise(shown))
+
+
+@pytest.mark.parametrize(("seconds", "longest_ms"), [(60.0, 10_000), (180.0, 30_000), (600.0, 60_000)])
+def test_drawn_black_holes_last_from_five_seconds_to_a_sixth_of_the_run(seconds: float, longest_ms: int):
+    holes = [
+        fault
+        for seed in range(40)
+        for fault in faults(seed, seconds=seconds)
+        if fault.kind == BLACK_HOLE and fault.target != FAR and fault.at_ms + fault.lasts_ms < seconds * 1000
+    ]
+    assert min(hole.lasts_ms for hole in holes) == pytest.approx(5_000, abs=200)
+    assert longest_ms * 0.9 <= max(hole.lasts_ms for hole in holes) <= longest_ms
+    assert {hole.target for hole in holes} >= {*STAGE.links, *STAGE.ways, ALL_LINKS}
+
+
+@pytest.mark.parametrize("seconds", [60.0, 120.0, 600.0])
+def test_one_director_is_away_until_its_kernel_gives_up_a_silent_connection(seconds: float):
+    [far] = [fault for fault in faults(1, seconds=seconds) if fault.target == FAR]
+    assert 46_000 <= far.lasts_ms <= 60_000
+    others = [part for part, kind, *_ in ONCE if kind == "delete_version"] + [0.5] * (seconds >= 90)
+    assert far.at_ms + far.lasts_ms + 500 < min(others) * seconds * 1000, "it is back for what it is needed for"
 
 
 def test_a_run_without_libfaketime_has_no_clock_steps():
