@@ -164,8 +164,8 @@ ONCE: Final[Sequence[Once]] = (
 )
 
 
-# One director is in a black hole until its kernel has given up the connections that it only listens on: redis-py probes
-# those after 30 s, and three times within 15 s. It serves what the neighbours use, so it is back before they come.
+# One director is in a black hole for longer than its kernel takes to give up a connection that it only listens on: 20 s
+# or 45 s with what redis-py sets by itself. It serves what the neighbours use, so it is back before they come.
 FAR: Final = f"director-3{TO_REDIS}"
 FAR_AT_MS: Final = 500
 FAR_UNTIL: Final = 0.84

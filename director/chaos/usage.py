@@ -46,7 +46,7 @@ def used(pid: int) -> tuple[int, int]:
 
 
 class Use(Struct, frozen=True):
-    """What one process used in a stretch of time in which it could do nothing."""
+    """One process used this in a stretch of time in which it could do nothing."""
 
     target: str
     pid: int
