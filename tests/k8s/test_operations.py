@@ -1,5 +1,6 @@
 """Commands of the operations pages and of verify.sh name objects, containers and labels that an overlay renders."""
 
+import json
 import os
 import re
 import shlex
@@ -7,9 +8,11 @@ import shutil
 import subprocess
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from msgspec import Struct
 
 from director.cli.backend import redis_url
 from director.cli.client import service
@@ -120,41 +123,153 @@ def test_verify_asks_ports_and_settings_that_there_are() -> None:
     assert claim["claimName"] == "data-redis-0"
 
 
+# A cluster with KEDA, two nodes and one Redis, as kubectl shows it. Each case puts lines before these
+ANSWERS = (
+    ("exists", "echo 0"),
+    ("nodes -o name", "echo node/a; echo node/b"),
+    ("deployment -l", "echo deployment.apps/director-hello"),
+    ("readyReplicas", "echo 1"),
+    ("scaledobject -o name", "echo scaledobject.keda.sh/director-hello"),
+    ("spec.replicas", "echo 1"),
+    ("nodeName", "echo a"),
+    ("token create", "echo made; echo secret-token"),
+    ("printenv DIRECTOR_MODEL", "echo example/hello"),
+    ("get deployment,statefulset -o jsonpath={range .items[*]}{.kind}", "echo Deployment api 3"),
+    ("apply -k", "echo service/api unchanged; echo poddisruptionbudget.policy/api configured"),
+    ("get nodes", "echo 'v1.36.2 containerd://2.1.9 \"Debian\" amd64 4 16Gi'"),
+    ("get storageclass", "echo standard rancher.io/local-path Delete WaitForFirstConsumer"),
+    ("version", "echo 'Client Version: v1.32.4'; echo 'Server Version: v1.36.2'"),
+)
+ALL = {
+    "apply": "passed",
+    "the first director stays": "passed",
+    "a prediction": "passed",
+    "a second apply changes nothing": "passed",
+    "a new pod of the pool": "passed",
+    "API and keepers rolled under load": "passed",
+    "to zero and back": "passed",
+    "to zero and back by KEDA": "passed",
+    "a drained node": "passed",
+    "the master deleted by force": "skipped: one Redis",
+    "a backup, and its restore": "passed",
+    "uninstall keeps the data": "passed",
+}
+HA = (
+    ("spec.replicas", "echo 3"),
+    ("exec redis-2 -c redis -- sh -c REDISCLI_AUTH=$ADMIN_PASSWORD valkey-cli --user admin role", "echo master"),
+)
+NO_KEDA = ("annotate", "exit 1"), ("scaledobject", "exit 1")
+
+
+class Verified(Struct, frozen=True):
+    code: int
+    table: dict[str, str]
+    report: dict[str, Any]
+    asked: list[str]
+
+
+def verified(folder: Path, *first: tuple[str, str], by: str = "kustomize") -> Verified:
+    """Run verify.sh against a kubectl and a helm that play these answers. Other commands succeed and say nothing."""
+    cases = "".join(f"    *'{words}'*) {does} ;;\n" for words, does in (*first, *ANSWERS))
+    for name in ("kubectl", "helm"):
+        program = folder / name
+        said = f'echo "{name} $*" | tr "\\n" " " >> {folder}/asked; echo >> {folder}/asked'
+        program.write_text(f'#!/bin/sh\n{said}\ncase "$*" in\n{cases}esac\n')
+        program.chmod(0o755)
+    (folder / "overlay").mkdir()
+    env = {"PATH": f"{folder}:/usr/bin:/bin", "TMPDIR": str(folder), "SETTLE_S": "1"}
+    options = ["--json", str(folder / "report.json"), *(["--helm", "chart"] if by == "helm" else [])]
+    script = ["sh", K8S / "verify.sh", *options, folder / "overlay"]
+    done = subprocess.run(script, env=env, check=False, timeout=120, capture_output=True, text=True)
+    said = dict(re.findall(r"^(\S.*?) {2,}(\S.*?) +\d+ s$", done.stdout, re.MULTILINE))
+    report = json.loads((folder / "report.json").read_text())
+    return Verified(done.returncode, said, report, (folder / "asked").read_text().splitlines())
+
+
+@pytest.mark.parametrize("by", ["kustomize", "helm"])
+def test_verify_tries_all_of_a_cluster_that_works(tmp_path: Path, by: str) -> None:
+    done = verified(tmp_path, by=by)
+    assert (done.code, done.table) == (0, ALL)
+    verbs = [words.split()[1] for words in done.asked if words.startswith("helm ")]
+    assert verbs == (["upgrade", "upgrade", "uninstall", "upgrade", "version"] if by == "helm" else [])
+    by_kustomize = [words for words in done.asked if "apply -k" in words or "delete -k" in words]
+    assert len(by_kustomize) == (0 if by == "helm" else 4)
+
+
 @pytest.mark.parametrize(
-    ("nodes", "fails", "table"),
+    ("first", "differs"),
     [
-        (1, "", {"apply": "passed", "a drained node": "skipped: one node", "to zero and back": "passed"}),
-        (2, "", {"a drained node": "passed", "a backup, and its restore": "passed"}),
-        (2, "drain", {"a drained node": "FAILED"}),
-        (1, "wait --for delete pod -l", {"to zero and back": "FAILED"}),
+        ((("nodes -o name", "echo node/a"),), {"a drained node": "skipped: one node"}),
+        (
+            NO_KEDA,
+            {"the first director stays": "skipped: no KEDA", "to zero and back by KEDA": "skipped: no KEDA"},
+        ),
+        (HA, {"the master deleted by force": "passed", "a backup, and its restore": "skipped: three Redis"}),
+        ((("drain", "exit 1"),), {"a drained node": "FAILED"}),
+        ((("director scale", "exit 1"),), {"to zero and back": "FAILED", "a backup, and its restore": "FAILED"}),
+        ((("readyReplicas", "echo"),), {"the first director stays": "FAILED"}),
+        ((("apply -k", "echo secret/api configured"),), {"a second apply changes nothing": "FAILED"}),
+        ((("get pvc data-redis-0", "exit 1"),), {"uninstall keeps the data": "FAILED"}),
+        ((("http://api:8080", "exit 1"),), {"API and keepers rolled under load": "FAILED"}),
+        (
+            (*HA, ("--force", "exit 1")),
+            {"the master deleted by force": "FAILED", "a backup, and its restore": "skipped: three Redis"},
+        ),
     ],
 )
 def test_verify_says_what_failed_and_what_was_skipped(
-    tmp_path: Path, nodes: int, fails: str, table: dict[str, str]
+    tmp_path: Path, first: tuple[tuple[str, str], ...], differs: dict[str, str]
 ) -> None:
-    kubectl = tmp_path / "kubectl"
-    kubectl.write_text(
-        f"""#!/bin/sh
-        case "$*" in
-            *annotate*) exit 1 ;;  # no KEDA
-            *"get nodes"*) seq {nodes} ;;
-            *exists*) echo 0 ;;
-            {f'*"{fails}"*) exit 1 ;;' if fails else ""}
-        esac
-        """
-    )
-    kubectl.chmod(0o755)
-    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "TMPDIR": str(tmp_path)}
-    script = ["sh", K8S / "verify.sh", tmp_path]
-    done = subprocess.run(script, env=env, check=False, timeout=60, capture_output=True, text=True)
-    said = dict(re.findall(r"^(\S.*?) {2,}(\S.*?) +\d+ s$", done.stdout, re.MULTILINE))
-    assert {name: said.get(name) for name in table} == table
-    assert len(said) == 6
-    assert done.returncode == (1 if fails else 0)
+    done = verified(tmp_path, *first)
+    assert done.table == ALL | differs
+    assert done.code == ("FAILED" in differs.values())
+
+
+def test_verify_ends_after_an_apply_that_failed(tmp_path: Path) -> None:
+    done = verified(tmp_path, ("apply -k", "exit 1"))
+    assert (done.code, done.table) == (1, {"apply": "FAILED"})
+
+
+def test_report_of_verify_has_what_a_bug_needs_and_no_secret(tmp_path: Path) -> None:
+    done = verified(tmp_path, ("drain", "exit 3"))
+    report = done.report
+    assert (report["overlay"], report["by"]) == ("overlay", "kustomize")
+    assert report["versions"] == ["Client Version: v1.32.4", "Server Version: v1.36.2"]
+    assert report["nodes"] == ['v1.36.2 containerd://2.1.9 "Debian" amd64 4 16Gi']
+    assert report["storage_classes"] == ["standard rancher.io/local-path Delete WaitForFirstConsumer"]
+    assert [row["name"] for row in report["rows"]] == [*ALL]
+    assert all(row["seconds"] >= 0 for row in report["rows"])
+    [drained] = [row for row in report["rows"] if row["name"] == "a drained node"]
+    assert (drained["rc"], drained["said"], drained["at"]) == (3, "FAILED", "drain a --ignore-daemonsets")
+    text = (tmp_path / "report.json").read_text()
+    made = re.findall("=(.+)", (tmp_path / "overlay/secrets.env").read_text())
+    assert len(made) > 9
+    assert [secret for secret in (*made, "secret-token") if secret in text] == []
+
+
+def test_verify_uncordons_its_node_when_it_is_interrupted(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):  # it writes no report
+        verified(tmp_path, ("drain", "kill $PPID"))
+    last = (tmp_path / "asked").read_text().splitlines()[-2:]
+    assert ["drain a" in last[0], "uncordon a" in last[1]] == [True, True]
+    assert not list(tmp_path.glob("tmp.*"))
+
+
+def test_verify_waits_for_no_command_without_an_end(tmp_path: Path) -> None:
+    text = (K8S / "verify.sh").read_text()
+    [within] = re.findall(r"^within\(\) \{.*?^\}$", text, re.MULTILINE | re.DOTALL)
+    script = f"{within}\nwithin 1 sleep 60\necho $?\necho given | within 9 cat\nwithin 9 sh -c 'exit 7'\necho $?"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.split() == ["143", "given", "7"]
+    bare = re.findall(r"(?m)^ *(?:kubectl|helm) .*|(?:&& |\|\| |; |\$\()(?:kubectl|helm) .*", text)
+    assert [line for line in bare if "uncordon" not in line] == []
 
 
 @pytest.mark.parametrize("script", sorted(K8S.rglob("*.sh")), ids=lambda path: path.name)
 def test_every_script_is_one_for_a_posix_shell(script: Path) -> None:
     subprocess.run(["sh", "-n", script], check=True, timeout=30)
     if checker := shutil.which("shellcheck"):
-        subprocess.run([checker, "-s", "sh", "-S", "warning", script], check=True, timeout=60)
+        # names that a file which sources this one reads, or that a sourced one gives; words that are split on purpose
+        subprocess.run(
+            [checker, "-s", "sh", "-S", "warning", "-e", "SC2154,SC2034,SC2046", script], check=True, timeout=60
+        )
