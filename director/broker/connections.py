@@ -169,6 +169,9 @@ class Patient(AbstractConnection):
             raise unsent(exc)  # noqa: B904 - the same one
 
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        if self._writer is not None and self._writer.is_closing():
+            await self.disconnect(nowait=True)  # the kernel gave it up, and uvloop raises a RuntimeError for a write
+            raise exceptions.ConnectionError("The connection has ended")
         if self.silence_s is None:
             await super().send_packed_command(command, check_health)
             return

@@ -404,3 +404,25 @@ async def test_item_at_fault_in_the_last_try_gets_its_own_error(near: QueueDrive
     assert (first, third) == (ids[0], ids[2])
     assert isinstance(refused, ResponseError)
     assert "WRONGTYPE" in str(refused)
+
+
+async def test_calls_that_waited_behind_a_silent_server_fail_with_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "SOCKET_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(gathering, "GIVE_UP_S", 0.2)
+    monkeypatch.setattr(gathering, "LARGEST_BATCH", 1)
+    with redis_server() as server:
+        async with driving(server.url) as driver:
+            redis = client(server.url)
+            behind = CountingGatherer(redis, at_once=1)
+            await Scripts(behind).stats(driver.queue)
+            behind.pipelines.clear()
+            server.freeze()
+            calls = [Scripts(behind).stats(driver.queue) for _ in range(20)]
+            ends = await asyncio.gather(*calls, return_exceptions=True)
+            server.thaw()
+            assert {type(end) for end in ends} == {BackendUnavailable}
+            assert [end.is_untouched for end in ends if isinstance(end, BackendUnavailable)] == [False] + 19 * [True]
+            assert len(behind.pipelines) == 1, "none waits for a pipeline of its own"
+            assert await Scripts(behind).stats(driver.queue)
+            await behind.aclose()
+            await redis.aclose()

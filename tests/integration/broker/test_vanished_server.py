@@ -1,10 +1,13 @@
 """Test that each kind of wait on a server that vanishes ends in time, with an error and not with an answer."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
+import uvloop
 from redis import exceptions
 from redis.asyncio import Redis
 
@@ -115,6 +118,26 @@ async def test_idle_connection_of_a_vanished_server_is_not_used_again(far: FarHo
     assert await redis.get("here") == b"1", "the first call already goes over another one"
 
 
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_write_to_a_connection_that_the_kernel_gave_up_is_a_lost_connection(
+    server: RedisServer, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def write() -> None:
+        waits = blocking_client(server.tcp_url, block_s=1)
+        connection: Any = await waits.connection_pool.get_connection()
+        connection._writer.transport.abort()
+        await asyncio.sleep(0)
+        with pytest.raises(exceptions.ConnectionError):
+            await connection.send_command("PING")
+        await connection.send_command("PING")
+        assert await connection.read_response() == b"PONG"
+        await waits.connection_pool.release(connection)
+        await waits.aclose()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(write())
+
+
 async def test_calls_to_a_vanished_server_end_in_time_and_work_again_after_it(far: FarHost, redis: Any) -> None:
     gatherer = Gatherer(redis)
     scripts = Scripts(gatherer)
@@ -131,3 +154,18 @@ async def test_calls_to_a_vanished_server_end_in_time_and_work_again_after_it(fa
     far.come_back()
     assert await ask(redis.ping)
     await gatherer.aclose()
+
+
+@pytest.mark.parametrize("kind", ["redis", "redis+sentinel", "redis+cluster"])
+async def test_first_contact_with_a_vanished_deployment_ends_in_time(far: FarHost, kind: str) -> None:
+    with ExitStack() as listening:
+        ports = [listening.enter_context(far.listen()).getsockname()[1] for _ in range(1 if kind == "redis" else 3)]
+        hosts = ",".join(f"{far.address}:{port}" for port in ports)
+        redis = client(f"{kind}://{hosts}/{'mymaster' if kind == 'redis+sentinel' else ''}")
+        far.vanish()
+        used = time.process_time()
+        async with asyncio.timeout(LIMIT_S):
+            with pytest.raises(BackendUnavailable):
+                await ask(redis.ping)
+        assert time.process_time() - used < 1
+        await redis.aclose()
