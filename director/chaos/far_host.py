@@ -10,7 +10,7 @@ import secrets
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from ipaddress import IPv4Network
@@ -23,6 +23,7 @@ NAMESPACES: Final = Path("/run/netns")
 NEW_NETWORK: Final = 0x40000000  # CLONE_NEWNET of setns, which Python has only since 3.12
 # kept for benchmarks of networks, so nothing routable is hidden; each host takes a network of four addresses
 NETWORK: Final = IPv4Network("198.18.0.0/15")
+CONNECT_S: Final = 10.0
 TABLE: Final = "hole"
 HOLE: Final = f"""
 table inet {TABLE} {{
@@ -53,8 +54,11 @@ class FarHost:
 
     def listen(self, port: int = 0) -> socket.socket:
         """Return a socket that listens there, for a server in this process."""
-        with ThreadPoolExecutor(1) as far:  # only this thread enters the namespace, and it ends with the block
-            return far.submit(self._listen, port).result()
+        return self._there(lambda: socket.create_server((self.address, port)))
+
+    def connect(self, port: int) -> socket.socket:
+        """Return a connection from there to a server on this machine, at `near`."""
+        return self._there(lambda: socket.create_connection((self.near, port), timeout=CONNECT_S))
 
     def vanish(self) -> None:
         """Drop all packets from now on, both ways. Nothing is reset, nothing is acknowledged."""
@@ -91,12 +95,18 @@ class FarHost:
             _run(["ip", "link", "del", self._link])
         _run(["ip", "netns", "del", self.name])
 
-    def _listen(self, port: int) -> socket.socket:
-        libc = ctypes.CDLL(None, use_errno=True)
-        with (NAMESPACES / self.name).open() as namespace:
-            if libc.setns(namespace.fileno(), NEW_NETWORK):
-                raise OSError(ctypes.get_errno(), "setns")
-        return socket.create_server((self.address, port))
+    def _there(self, make: Callable[[], socket.socket]) -> socket.socket:
+        """Make a socket in the namespace: it stays there."""
+
+        def enter() -> socket.socket:
+            libc = ctypes.CDLL(None, use_errno=True)
+            with (NAMESPACES / self.name).open() as namespace:
+                if libc.setns(namespace.fileno(), NEW_NETWORK):
+                    raise OSError(ctypes.get_errno(), "setns")
+            return make()
+
+        with ThreadPoolExecutor(1) as thread:  # only this thread enters the namespace, and it ends with the block
+            return thread.submit(enter).result()
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import Any, Final
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from director.core import sockets
 from director.runtime.metrics import Registry
 
 log = logging.getLogger(__name__)
@@ -144,6 +145,9 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # a client that vanished takes its answer into the kernel's buffers, which send it for a quarter of an hour
+        for option in sockets.unacknowledged(STALL_S):
+            transport.get_extra_info("socket").setsockopt(*option)
         self._head_began = self.loop.time()
         self._is_probe = not self._places.enter(self)
         self._look = self.loop.call_later(PROBE_HEAD_S if self._is_probe else CHECK_S, self._look_after)

@@ -5,11 +5,16 @@ import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final
 
+import anyio
 import pytest
 from httpx import TransportError
 from msgspec import Raw
+from starlette.requests import Request as StarletteRequest
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 
 from director.chaos.far_host import FarHost
 from director.chaos.wire import BROKEN, Answer, Request, listening
@@ -24,6 +29,8 @@ from director.execution.uploads import DataUri
 from director.files import data_files
 from director.files.choose import LONGEST_S, StoreCheck, output_store_in, store_in
 from director.files.data_files import DataFiles
+from director.runtime import bounded_http
+from director.runtime.process import Health, serve_http
 from director.servers.runners import transport
 from director.servers.runners.transport import OneServer
 from director.webhooks import sender
@@ -206,3 +213,33 @@ async def test_files_of_a_run_are_given_up_while_their_store_has_vanished(
     assert stored == [None]
     assert took < 2 * 0.5 + LATE_S
     assert share < PROCESSOR
+
+
+async def test_reader_that_vanished_is_disconnected(far: FarHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small pieces for it never wait in this process, and no limit here sees them."""
+    monkeypatch.setattr(bounded_http, "STALL_S", 1.0)
+    readers: list[int] = []
+    began: list[int] = []
+
+    async def drops() -> AsyncIterator[bytes]:
+        readers.append(1)
+        try:
+            while True:
+                yield b": still here\n\n"
+                await asyncio.sleep(0.1)
+        finally:
+            readers.clear()
+
+    async def stream(_: StarletteRequest) -> Response:
+        return StreamingResponse(drops())
+
+    app = Health().app([Route("/stream", stream)])
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(serve_http, app, host=far.near, port=0, started=began.append))
+        [port] = await eventually(lambda: began, "it listens")
+        with far.connect(port) as reader:
+            reader.send(b"GET /stream HTTP/1.1\r\nHost: director.test\r\n\r\n")
+            await eventually(lambda: readers, "it is read")
+            far.vanish()
+            await eventually(lambda: not readers, "it is left")
+        tasks.cancel_scope.cancel()
