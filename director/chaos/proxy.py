@@ -72,6 +72,7 @@ class Link:
         for server in self._servers:
             server.close()
         self._holes = 0
+        self._here.set()
         self.reset()
         if self._connections:
             await asyncio.wait(self._connections)
@@ -146,7 +147,9 @@ class Link:
             await self._here.wait()
             far = await connect()
             try:
-                if await self._both_ways((reader, writer), far):
+                is_over = await self._both_ways((reader, writer), far)
+                await self._here.wait()  # the near end of a black hole learns of nothing
+                if is_over:
                     writer.close()
             finally:
                 far[1].transport.abort()

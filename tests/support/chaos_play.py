@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -25,6 +26,7 @@ from director.chaos.journal import (
     Sent,
     Visited,
 )
+from director.chaos.plan import SCHEDULE_S
 from director.chaos.rest import leftovers, predictions, server_log, size
 from director.core.errors import IdempotencyMismatch
 from director.core.ids import LANES, PredictionId, partition_of
@@ -36,6 +38,7 @@ from tests.support.queue_driver import ACCOUNT, QueueDriver
 LEASE_S: Final = 15
 RECONCILE_S: Final = 30
 STREAMS: Final = 16
+NOTHING: Final[Mapping[str, int]] = {}
 
 Outcome = Literal["succeeded", "failed", "canceled", "crashed"]
 
@@ -215,13 +218,14 @@ class Play:
                 await driver.scripts.recover(driver.queue, lane, number, cursor="0-0", idle_s=0, **options)
         await driver.scripts.reconcile(driver.queue, start=0, lease_s=LEASE_S, **options)
 
-    async def deliver(self, *, answered: int = 200) -> None:
+    async def deliver(self, *, answered: int = 200, otherwise: Mapping[str, int] = NOTHING) -> None:
+        """Deliver what is due. `otherwise`: how the receivers of some predictions answer."""
         driver = self.driver
         for name in sorted(self._ids):
             prediction_id = PredictionId(name)
             due = await driver.scripts.due(partition_of(prediction_id), limit=100, hold_s=60, now_ms=self.now_ms)
             for each in due:
-                await self._deliver_one(each, answered)
+                await self._deliver_one(each, otherwise.get(each, answered))
 
     async def _deliver_one(self, prediction_id: PredictionId, answered: int) -> None:
         is_delivered = answered < 300
@@ -236,12 +240,17 @@ class Play:
                 signed=True,
             ),
         )
-        await self.driver.scripts.deliver(
+        noted = await self.driver.scripts.deliver(
             prediction_id,
             outcome="delivered" if is_delivered else "failed",
             delay_s=None if is_delivered else 2,
+            account=ACCOUNT,
+            is_away=answered >= 500,
             now_ms=self.now_ms,
         )
+        if noted == "others":
+            partition = partition_of(prediction_id)
+            await self.driver.scripts.forward(partition, ACCOUNT, "?", limit=9, now_ms=self.now_ms)
 
     async def verdict(self) -> Report:
         redis: Any = self.driver.redis
@@ -251,5 +260,5 @@ class Play:
         for line in server_log(self._data, start=self._log_start):
             self.note("server", line)
         # the test's time differs from the server's
-        rules = Rules(lease_s=LEASE_S, attempts=3, slots=1, clock_s=math.inf)
+        rules = Rules(lease_s=LEASE_S, attempts=3, slots=1, clock_s=math.inf, schedule_s=SCHEDULE_S)
         return check(self._folder, rules, leftovers=await leftovers(redis))

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from director.broker import gatherer
 from director.chaos.checker import text
+from director.chaos.plan import MISSING_AT_FIRST
 from director.core.states import Status
 from tests.support.chaos_play import Play, PlayedReader, PlayedRun
 from tests.support.queue_driver import QueueDriver
@@ -166,6 +167,18 @@ async def a_receiver_is_down(play: Play) -> None:
     await play.deliver()
 
 
+async def a_receiver_is_missing(play: Play) -> None:
+    """A receiver answers 404 at first. Meanwhile a webhook of the same account arrives at its host."""
+    missing = await play.ask("missing", plan=MISSING_AT_FIRST)
+    assert missing is not None
+    await play.ask("other")
+    await run_all(play)
+    for _ in range(2):
+        await play.deliver(otherwise={missing: 404})
+    await play.keep(3)
+    await play.deliver()
+
+
 async def one_after_the_other(play: Play) -> None:
     """A tenant submits more than can run, and each prediction runs in its turn."""
     for number in range(6):
@@ -260,6 +273,9 @@ FAULTS: Final = {
         "redis.call('ZREM', owed_key(), id)",
         a_receiver_is_down,
         "I3",
+    ),
+    "deliver lets forward have what a receiver refused": Fault(
+        re.escape("if ARGV[6] == '1' and"), "if", a_receiver_is_missing, "I24"
     ),
     "replay shows again what is known": Fault(
         re.escape("local head = #reply"), "local head = #reply; at = math.max(0, at - 1)", a_reader_comes_back, "I10"

@@ -22,9 +22,15 @@ GIVEN_UP_MS = 1_000
 class Echo:
     def __init__(self) -> None:
         self.open = 0
+        self._writers: list[asyncio.StreamWriter] = []
+
+    def end(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.open += 1
+        self._writers.append(writer)
         try:
             with suppress(ConnectionError):
                 while data := await reader.read(100):
@@ -114,6 +120,17 @@ async def test_a_black_hole_resets_its_connections_only_afterwards() -> None:
     async with echoing() as (link, _), connected(link) as (reader, _):
         link.vanish()
         link.reset()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.read(1), SILENT_S)
+        link.come_back()
+        assert await asyncio.wait_for(reader.read(1), LIMIT_S) == b"", "its end"
+
+
+async def test_the_end_of_the_far_process_is_not_seen_through_a_black_hole() -> None:
+    async with echoing() as (link, echo), connected(link) as (reader, _):
+        link.vanish()
+        echo.end()
+        await eventually(lambda: echo.open, "the far process has not ended", until=lambda count: count == 0)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(reader.read(1), SILENT_S)
         link.come_back()
