@@ -1,17 +1,27 @@
 #!lua flags=allow-oom
 -- recount: say how many bytes an account has that outlive what was counted of them. These are bytes of predictions that
 -- wait for long, of dead letters, of ended predictions with an owed webhook, and of records without data. Each call replaces
--- the figure of the last call.
+-- the figure of the last call. What has no end is measured too, and its sum is set right.
 --
 --   KEYS[1]  data      hash  {a:<account>}:data     see lib/data
 --   ARGV[1]  bytes     0 for none
 --   ARGV[2]  until_ms  when that is forgotten, if no call follows
+--   ARGV[3]  retained  bytes that have no end, see retain
+--   ARGV[4]  was       as they were counted before they were measured: else they changed meanwhile, and stay
+--   ARGV[5]  last_ms   their bucket
 --   Returns  1
 
+if tonumber(redis.call('HGET', KEYS[1], ARGV[5]) or 0) ~= tonumber(ARGV[4]) then
+  -- the next pass measures them again
+elseif tonumber(ARGV[3]) > 0 then
+  redis.call('HSET', KEYS[1], ARGV[5], ARGV[3])
+else
+  redis.call('HDEL', KEYS[1], ARGV[5])
+end
 if tonumber(ARGV[1]) > 0 then
   redis.call('HSET', KEYS[1], 'old', ARGV[1] .. ' ' .. ARGV[2])
-  tidy_data(KEYS[1], clock(ARGV[3]))
 else
   redis.call('HDEL', KEYS[1], 'old')
 end
+tidy_data(KEYS[1], clock(ARGV[6]))
 return 1

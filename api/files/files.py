@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from api import errors
+from api.data_limits import DataLimit
 from api.errors import InvalidField, Problem
 from api.files.multipart import Form, Part
 from api.files.outputs import BYTES, PART, store_of, stored_response
@@ -25,7 +26,7 @@ from api.http import PAGE_SIZE, Request, base_url, cursor_of, decode_json, json_
 from api.route import CURSOR, Answer, Body, Parameter, Route, deletes, reads, stores
 from api.services import Services
 from director.core.errors import BackendFull, BackendUnavailable
-from director.core.ids import FileId, is_file_id, new_file_id
+from director.core.ids import FileId, is_file_id, lowest_id_at, new_file_id
 from director.core.schema import Page
 from director.core.view import iso
 from director.files.caller_files import GRACE_S, CallerFile
@@ -42,9 +43,10 @@ STORING_S: Final = 60.0
 RETRY_S: Final = 5
 CONTENT: Final = "content"
 # field → the most bytes that are read of its value
-FIELDS: Final = {"filename": 255, "type": 255, "metadata": 16 << 10}
+FIELDS: Final = {"filename": 255, "type": 255, "metadata": 1 << 10}
 ANYTHING: Final = 64 << 10  # of a part with an unknown name
 LONGEST_NAME: Final = 255
+BLOCK: Final = 4096  # bytes of a disk that the smallest file takes
 NAMELESS: Final = "file"
 PLAIN_TYPE: Final = "application/octet-stream"
 MEDIA_TYPE: Final = re.compile(
@@ -65,7 +67,7 @@ class FileUpload(Struct, kw_only=True):
     ]
     filename: Annotated[str, Meta(description="At most 255 bytes.")] | UnsetType = UNSET
     type: Annotated[str, Meta(description="A media type; application/octet-stream without.")] | UnsetType = UNSET
-    metadata: Annotated[str, Meta(description="A JSON object.")] | UnsetType = UNSET
+    metadata: Annotated[str, Meta(description="A JSON object of at most 1 KiB.")] | UnsetType = UNSET
 
 
 class FileUrls(Struct, frozen=True):
@@ -163,6 +165,7 @@ async def delete_file(request: Request) -> Response:
     account, services = request.account, request.services
     file = await _file(request, account.name)
     await services.caller_files.remove(file)
+    await services.scripts.delist(file.id, account=account.name, is_file=True, counted=file.counts)
     await services.scripts.stow(account.name, file.id)
     if services.files is not None:
         await _discard(services.files, file.stored_as)
@@ -219,7 +222,7 @@ async def _stored(services: Services, store: FileStore, form: Form, account: Acc
     try:
         with anyio.fail_after(LONGEST_S + STORING_S):
             await upload.take()
-            file = upload.record(created=created, life_ms=int(services.settings.files_ttl_s * 1000))
+            file = upload.record(created=created, life_ms=int(services.settings.files_ttl_s * 1000)).with_count()
             await upload.count(file)
             await services.caller_files.add(file)
     except BackendFull:  # the caller will try again
@@ -248,7 +251,10 @@ class _Upload:
     def __init__(
         self, services: Services, store: FileStore, form: Form, account: Account, name: CallerFileName
     ) -> None:
+        self._services = services
         self._scripts = services.scripts
+        self._most_data = account.limits.max_data_bytes
+        self._counted: CallerFile | None = None
         self._most = account.limits.max_files_bytes
         self._until_ms = services.clock.now_ms() + int(GRACE_S * 1000)
         self._room = 0
@@ -298,8 +304,25 @@ class _Upload:
         )
 
     async def count(self, file: CallerFile) -> None:
-        self._room = file.size
-        await self._scripts.stow(file.account, file.id, file.size, until_ms=file.expires)
+        """Count the file in the store and its record in Redis. Raises DataRefused."""
+        counts = file.counts
+        limit = DataLimit.of(self._services, self._most_data, counts.bytes)
+        said = await self._scripts.enlist(
+            file.id,
+            account=file.account,
+            oldest=lowest_id_at(0),  # expired ones are taken off once the file is recorded
+            life_ms=file.expires - file.created,
+            counts=counts,
+            most=limit.most,
+        )
+        if isinstance(said, list):
+            self._services.memory.give_back(counts.bytes)
+            raise limit.refusal(said)
+        self._counted = file
+        self._room = max(file.size, BLOCK)
+        stowed = await self._scripts.stow(file.account, file.id, self._room, most=self._most, until_ms=file.expires)
+        if not stowed.fits:
+            raise errors.no_room_for_file(limit=self._most or 0)
 
     async def discard(self) -> None:
         if self._content is not None:
@@ -308,6 +331,8 @@ class _Upload:
                 with suppress(BackendUnavailable):  # the room is free within an hour anyway
                     if self._room:
                         await self._scripts.stow(self._name.account, self._name.id)
+                    if (file := self._counted) is not None:
+                        await self._scripts.delist(file.id, account=file.account, is_file=True, counted=file.counts)
 
     async def _keep(self, part: Part) -> None:
         self._name = replace(self._name, ending=ending_of(self._fields.get("filename") or part.filename or ""))

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from api.auth import AccountView
 from api.bodies import MODEL, VERSION, PredictionRequest, read_create
+from api.data_limits import let_go, retain
 from api.errors import InvalidField, deployment_disabled, invalid_input, invalid_version, not_found, unavailable
 from api.http import Members, Request, cursor_of, json_response, page_response, read_body, slice_of
 from api.lookups import VersionRef
@@ -20,6 +21,7 @@ from api.models.models import SKU, Hardware, Name
 from api.predictions.intake import submit
 from api.route import CURSOR, HOW, WAIT, Answer, Body, creates, deletes, reads, stores
 from api.sites.sites import others, version_named
+from director.core.data_bytes import ENTRY_BYTES
 from director.core.ids import MODEL_NAME, VERSION_ID, model_and_kind
 from director.core.schema import Page
 from director.core.view import iso
@@ -122,8 +124,11 @@ async def create_deployment(request: Request) -> Response:
     services = request.services
     new = _parse(await read_body(request, max_bytes=services.settings.max_body_bytes), NewDeployment)
     await _refuse_missing(request, new.model, new.version)
-    written, made = await services.deployments.create(request.account.name, **asdict(new))
+    owner = request.account.name
+    await retain(request, owner, ENTRY_BYTES)
+    written, made = await services.deployments.create(owner, **asdict(new))
     if written != "written":
+        await let_go(request, owner, ENTRY_BYTES)
         raise invalid_input([TAKEN if written == "changed" else TOO_MANY])
     return await _answer(request, made)
 
@@ -190,6 +195,7 @@ async def delete_deployment(request: Request) -> Response:
     deployment = await _named(request)
     for _ in range(TRIES):
         if await request.services.deployments.delete(deployment) == "written":
+            await let_go(request, deployment.owner, ENTRY_BYTES)
             return Response(status_code=204)
         deployment = await _named(request)
     raise unavailable(retry_after=RETRY_AFTER_S)

@@ -12,6 +12,7 @@ from msgspec.structs import asdict
 from starlette.responses import Response
 
 from api.bodies import parse_model
+from api.data_limits import let_go, retain
 from api.errors import InvalidField, forbidden, in_use, invalid_input, model_exists, not_found
 from api.http import (
     PAGE_SIZE,
@@ -30,12 +31,13 @@ from api.lookups import VersionRef
 from api.route import CURSOR, NO_BODY, TEXT, Answer, Body, Parameter, deletes, one_of, reads, stores
 from api.services import Services
 from api.sites.sites import no_version
+from director.core.data_bytes import ENTRY_BYTES
 from director.core.ids import MODEL_NAME, VERSION_ID
 from director.core.schema import Page
 from director.core.view import iso
 from director.store.accounts import Account
 from director.store.catalog import Version
-from director.store.models import Model, Order, Visibility
+from director.store.models import Model, Order, Visibility, said_bytes
 
 # A model is shown with its latest version's schema and an example: their sizes are read before a list of them is.
 HEAVY_BYTES: Final = 4 << 20  # of one response
@@ -300,7 +302,10 @@ async def make_model(request: Request) -> Response:
     models = request.services.catalog.models
     if sum(other.partition("/")[0] == account.name for _, other in await models.listed("created")) >= MOST_OWNED:
         raise forbidden(f"An account has at most {MOST_OWNED:,} models.")
+    size = ENTRY_BYTES + said_bytes(said)
+    await retain(request, account.name, size)
     if not await models.make(name, said):
+        await let_go(request, account.name, size)
         raise model_exists()
     request.services.lookups.forget(name)
     return await _answer(request, name, status=201)
@@ -333,8 +338,13 @@ async def get_model(request: Request) -> Response:
 async def change_model(request: Request) -> Response:
     model = await own_model(request)
     said = parse_change(await read_body(request, max_bytes=MOST_BODY))
-    if not await request.services.catalog.models.change(model.name, said):
+    models = request.services.catalog.models
+    size = await models.growth(model.name, said)
+    await retain(request, model.owner, size)
+    if not await models.change(model.name, said):
+        await let_go(request, model.owner, size)
         raise not_found()
+    await let_go(request, model.owner, -size)
     request.services.lookups.forget(model.name)
     return await _answer(request, model.name)
 
@@ -348,8 +358,11 @@ async def change_model(request: Request) -> Response:
 )
 async def delete_model(request: Request) -> Response:
     model = await own_model(request, private="a private model")
-    if not await request.services.catalog.models.remove(model.name):
+    models = request.services.catalog.models
+    [size] = await models.kept_bytes([model.name])
+    if not await models.remove(model.name):
         raise in_use("This model has versions: delete them first.")
+    await let_go(request, model.owner, size)
     request.services.lookups.forget(model.name)
     return Response(status_code=204)
 

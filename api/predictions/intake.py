@@ -18,7 +18,8 @@ from starlette.responses import Response
 
 from api import bodies, errors
 from api.auth import give_back, refuse_full, reserve_compute
-from api.errors import Code, Moved, Problem
+from api.data_limits import DataLimit
+from api.errors import Moved, Problem
 from api.http import Request, base_url, json_response, watching
 from api.predictions.secrets import Secrets
 from api.predictions.streams import new_ticket
@@ -29,7 +30,7 @@ from api.sites.placing import FILE, Submission, place
 from api.sites.sites import services_at, sites_of, where_it_is
 from director.broker.replies import Accepted
 from director.core.account_limits import Bucket
-from director.core.data_bytes import Counted, at_creation
+from director.core.data_bytes import ENTRY_BYTES, Counted, at_creation, lasting
 from director.core.errors import BackendFull, BackendUnavailable, DataRefused, DirectorError, QueueError
 from director.core.ids import LANES, PredictionId, lowest_id_at, new_prediction_id
 from director.core.policy import shard
@@ -46,7 +47,6 @@ log = logging.getLogger(__name__)
 UNEXPECTED: Final = "internal"
 LONGEST_KEY: Final = 255
 OUTLOOK_S: Final = 0.2  # the official Python client gives up half a second after the time that it asked for
-LONGEST_RETRY_S: Final = 60  # clients sleep for this long
 EVERY_EVENT: Final = tuple(WebhookEvent)
 # Requests that differ in these headers are different requests. The second group enters the fingerprint by name and only
 # where it is sent, so that fingerprints of requests without these newer headers stay as they were.
@@ -330,8 +330,8 @@ async def _filed(
     of the account, or while memory is short, the queue waits until the list has answered.
     """
     counts = at_creation(new.id, len(new.input), new.data_ttl_ms or version.data_ttl_ms)
-    share = services.memory.share(counts.bytes)
-    most = most_data if share is None or (most_data is not None and most_data < share) else share
+    stays = _lasting(services, version, new)
+    limit = DataLimit.of(services, most_data, counts.bytes + stays.bytes)
     listing = services.scripts.enlist(
         new.id,
         account=new.account,
@@ -339,27 +339,38 @@ async def _filed(
         kind=new.kind,
         input_bytes=len(new.input),
         counts=counts,
-        most=most,
+        lasting=stays,
+        most=limit.most,
     )
-    if most is not None and isinstance(listed := await listing, list):
-        services.memory.give_back(counts.bytes)
-        raise _data_refused(listed, most, Code.DATA_FULL if most == most_data else Code.MEMORY_SHORT)
+    if limit.most is not None and isinstance(listed := await listing, list):
+        services.memory.give_back(counts.bytes + stays.bytes)
+        raise limit.refusal(listed)
     if wait is not None:
         new = replace(new, waiter=services.waiters.expect(new.id, wait))
     try:
         accepted = await services.scripts.enqueue(new)
     except (QueueError, BackendFull) as exc:
         if _is_refusal(exc):
-            await _take_off(services, listing, new, counts)
+            await _take_off(services, listing, new, counts, stays)
         raise
     if accepted.replayed:
-        await _take_off(services, listing, new, counts)
+        await _take_off(services, listing, new, counts, stays)
     try:
         await listing
     except BackendUnavailable as exc:
         exc.is_untouched = False  # the list may lack it, but the queue has it
         raise
     return accepted
+
+
+def _lasting(services: Services, version: Version, new: NewPrediction) -> Counted:
+    """Return what stays for longer than its data. A training makes a version, with a copy of the schema."""
+    return lasting(
+        (value for value in new.request_facts.values() if isinstance(value, str)),
+        now_ms=services.clock.now_ms(),
+        has_key=new.idempotency is not None,
+        made_bytes=ENTRY_BYTES + len(version.schema) if new.kind == "training" else 0,
+    )
 
 
 def _oldest_listed(services: Services, new: NewPrediction) -> PredictionId:
@@ -371,18 +382,12 @@ def _is_refusal(exc: QueueError | BackendFull) -> bool:
     return isinstance(exc, QueueError) or exc.is_untouched
 
 
-def _data_refused(listed: list[int], most: int, code: Code) -> DataRefused:
-    used, retry_after_ms = listed
-    retry_after_s = max(1, min(LONGEST_RETRY_S, math.ceil(retry_after_ms / 1000)))
-    return DataRefused(code, limit=most, used=used, retry_after_s=retry_after_s)
-
-
 async def _take_off(
-    services: Services, listing: "asyncio.Future[object]", new: NewPrediction, counted: Counted
+    services: Services, listing: "asyncio.Future[object]", new: NewPrediction, counted: Counted, stays: Counted
 ) -> None:
-    services.memory.give_back(counted.bytes)
+    services.memory.give_back(counted.bytes + stays.bytes)
     await asyncio.gather(listing, return_exceptions=True)  # first, or the entry could be added after its removal
-    await services.scripts.delist(new.id, account=new.account, kind=new.kind, counted=counted)
+    await services.scripts.delist(new.id, account=new.account, kind=new.kind, counted=counted, lasting=stays)
 
 
 @lru_cache(maxsize=64)

@@ -18,9 +18,9 @@ from director.broker import keys, replies
 from director.broker.gatherer import BATCH_BYTES, LARGE_BYTES, Arg, Gatherer, Traffic
 from director.broker.redis_client import text
 from director.core.account_limits import Bucket
-from director.core.data_bytes import NOTHING, Counted
+from director.core.data_bytes import FOR_EVER_MS, NOTHING, Counted
 from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, SettingsError, UnknownQueue
-from director.core.ids import LANES, Kind, Partition, PredictionId, QueueName, partition_of
+from director.core.ids import LANES, FileId, Kind, Partition, PredictionId, QueueName, partition_of
 from director.core.policy import MAX_STREAMS, NONE, Lane, Objectives, Policy, decode_objectives, encode
 from director.core.schema import (
     LIFE,
@@ -350,38 +350,53 @@ class Scripts:
 
     def enlist(
         self,
-        prediction_id: PredictionId,
+        name: PredictionId | FileId,
         *,
         account: str,
         oldest: PredictionId,
         kind: Kind = "",
+        life_ms: int | None = None,
         input_bytes: int = 0,
         counts: Counted = NOTHING,
+        lasting: Counted = NOTHING,
         most: int | None = None,
         now_ms: int | None = None,
     ) -> "asyncio.Future[Any]":
-        """Put an id on its account's list, before `enqueue` of `input_bytes`. Ids below `oldest` may be dropped.
+        """Put an id on its account's list, before `enqueue` of `input_bytes`. Ids below `oldest` may be dropped. With
+        `life_ms` it is a file's, and its list lives for as long.
 
-        `counts`: its bytes. Above `most` bytes of the account nothing is written, and the result is [bytes that it has,
-        ms until there is room]; else 1.
+        `counts`: its bytes, `lasting`: those that stay for longer. Above `most` bytes of the account nothing is
+        written, and the result is [bytes that it has, ms until there is room]; else 1.
         """
-        names = [keys.listing(account, kind), keys.data(account)]
-        args: list[Arg] = [prediction_id, oldest, counts.bytes, counts.until_ms, given(most), given(now_ms)]
+        names = [keys.listing(account, kind) if life_ms is None else keys.files(account), keys.data(account)]
+        args: list[Arg] = [name, oldest, *counts, *lasting, given(life_ms), given(most), given(now_ms)]
         # a run that names a listed id counts nothing, and what counts nothing may be listed
         group = names[0] if counts.bytes else f"{names[0]} uncounted"
         return self._call("enlist", names, args, traffic=_filing(input_bytes), group=group)
 
     async def delist(
         self,
-        prediction_id: PredictionId,
+        name: PredictionId | FileId,
         *,
         account: str,
         kind: Kind = "",
+        is_file: bool = False,
         counted: Counted = NOTHING,
+        lasting: Counted = NOTHING,
     ) -> bool:
-        """Take an id off its account's list. `counted`: what `enlist` counted of it, which counts no longer."""
-        names = [keys.listing(account, kind), keys.data(account)]
-        return bool(await self._call("delist", names, [prediction_id, counted.bytes, counted.until_ms]))
+        """Take an id off its account's list. `counted`, `lasting`: what `enlist` counted of it and counts no longer."""
+        names = [keys.files(account) if is_file else keys.listing(account, kind), keys.data(account)]
+        return bool(await self._call("delist", names, [name, *counted, *lasting]))
+
+    async def retain(
+        self, account: str, size: int, *, most: int | None = None, now_ms: int | None = None
+    ) -> list[int] | None:
+        """Count bytes that stay until the account deletes them; below 0 they are gone. Above `most` bytes of it nothing
+        is written, and the result is [bytes that it has, ms until there is room].
+        """
+        args: list[Arg] = [size, FOR_EVER_MS, given(most), given(now_ms)]
+        said = await self._call("retain", [keys.data(account)], args)
+        return said if isinstance(said, list) else None
 
     def weigh(
         self, account: str, counts: Counted, instead_of: Counted = NOTHING, *, now_ms: int | None = None
@@ -391,9 +406,22 @@ class Scripts:
         names = [keys.data(account)]
         return self._call("weigh", names, args, group=names[0])
 
-    async def recount(self, account: str, size: int, *, until_ms: int, now_ms: int | None = None) -> None:
-        """Say how many bytes the account has beyond what was counted, until `until_ms` or the next call. Repeatable."""
-        await self._call("recount", [keys.data(account)], [size, until_ms, given(now_ms)])
+    async def recount(
+        self,
+        account: str,
+        size: int,
+        *,
+        until_ms: int,
+        retained: int = 0,
+        was_retained: int = 0,
+        now_ms: int | None = None,
+    ) -> None:
+        """Say how many bytes the account has beyond what was counted, until `until_ms` or the next call. Repeatable.
+
+        `retained`: bytes without an end, unless others than `was_retained` are counted now.
+        """
+        args: list[Arg] = [size, until_ms, retained, was_retained, FOR_EVER_MS, given(now_ms)]
+        await self._call("recount", [keys.data(account)], args)
 
     async def get(
         self,

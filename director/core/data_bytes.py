@@ -1,6 +1,6 @@
 """Decide how bytes of an account in Redis count: how many, until when, and what each account may have of them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -11,6 +11,18 @@ from director.core.ids import LENGTH, PredictionId, created_ms_of
 RECORD_BYTES: Final = 2048
 # The record and its entry in the list, which outlive the data: 0.6 to 1.4 KB
 KEPT_BYTES: Final = 1024
+# Texts of a record that RECORD_BYTES and KEPT_BYTES cover. A record with more is a table, which takes TABLE_BYTES more
+SHORT_BYTES: Final = 512
+TABLE_BYTES: Final = 1024
+# An idempotency key: 270 bytes for a day
+KEY_BYTES: Final = 320
+KEY_LIFE_MS: Final = 86_400_000
+# The record of a file beside its JSON, with its entries in three indexes
+FILE_BYTES: Final = 512
+# A model or a deployment beside its texts, with its entries in indexes
+ENTRY_BYTES: Final = 1024
+# The bucket of what never expires: the year 2286. It is a time, so that release 0.3.0 reads it as any other
+FOR_EVER_MS: Final = 9_999_999_999_999
 # Output, logs and events are counted by a call of their own from here on
 WEIGHED_BYTES: Final = 4096
 # A bucket is at most a sixteenth of the data's lifetime, so a time is rounded up by no more
@@ -18,6 +30,7 @@ BUCKETS: Final = 16
 # A prediction that ended later than this part of its data's lifetime after its creation is counted again
 LATE: Final = 1 / 8
 DATA_TTL_MS: Final = 3_600_000  # of a queue that lost its own, as in lua/lib/keys.lua
+RECORD_TTL_MS: Final = 604_800_000  # the same of its records
 SHARED: Final = 8  # letters at the start of an id: all but the last 8 bits of its milliseconds
 # Shares of Redis's memory: from the first on accounts above their fair share are refused, from the second on shares are
 # computed every second. The data of all may always have LEAST, however much else there is
@@ -39,6 +52,16 @@ NOTHING: Final = Counted(0, 0)
 def at_creation(prediction_id: PredictionId, input_bytes: int, ttl_ms: int) -> Counted:
     """Return what counts of a new prediction, as if it ended at once. The id has the time: so a later call finds it."""
     return Counted(RECORD_BYTES + input_bytes, _until_of(prediction_id[:SHARED], ttl_ms))
+
+
+def lasting(texts: Iterable[Sized], *, now_ms: int, has_key: bool = False, made_bytes: int = 0) -> Counted:
+    """Return what counts of a prediction for longer than its data: of a long record as long as it lives, of an
+    idempotency key a day. `made_bytes`: of what it will make, a day too. By then a keeper counts that.
+    """
+    longer, others = sum(map(len, texts)) - SHORT_BYTES, KEY_BYTES * has_key + made_bytes
+    if longer > 0:
+        return Counted(longer + TABLE_BYTES + others, until_ms(now_ms, RECORD_TTL_MS))
+    return Counted(others, until_ms(now_ms, KEY_LIFE_MS)) if others else NOTHING
 
 
 @lru_cache(maxsize=64)

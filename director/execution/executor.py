@@ -425,6 +425,10 @@ class Run:
         )
         if counted is not None:
             self._executor.scripts.weigh(record.account, *counted)
+        # the record keeps them for days: 16 KiB and 64 KiB at most
+        stays = data_bytes.lasting((end.error, end.metrics), now_ms=now_ms)
+        if stays.bytes:
+            self._executor.scripts.weigh(record.account, stays)
 
     async def _count_files(self) -> None:
         """Count the input and the output in the file store, and with them the files that were counted before."""

@@ -9,10 +9,12 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text
+from director.core.data_bytes import FILE_BYTES, NOTHING, Counted, until_ms
 from director.core.ids import FileId, lowest_id_at
 from director.files.store import CallerFileName
 
@@ -34,6 +36,15 @@ class CallerFile(Struct, frozen=True, kw_only=True):
     metadata: Raw
     created: int
     expires: int
+    counted: int = 0  # bytes of this record in its account's data; release 0.3.0 counts none
+
+    @property
+    def counts(self) -> Counted:
+        """Return what counts of the record until it expires."""
+        return Counted(self.counted, until_ms(self.created, self.expires - self.created)) if self.counted else NOTHING
+
+    def with_count(self) -> "CallerFile":
+        return replace(self, counted=FILE_BYTES + len(msgspec.json.encode(self)))
 
     @property
     def stored_as(self) -> CallerFileName:
@@ -85,13 +96,10 @@ class CallerFiles:
         return [FileId(text(name)) for name in found]
 
     async def remove(self, file: CallerFile) -> None:
-        """Forget a file. The caller of this deletes its bytes, or they are swept away."""
-
-        def forget(pipe: Any) -> None:
-            pipe.delete(keys.file(file.account, file.id))
-            pipe.zrem(keys.files(file.account), file.id)
-
-        await pipelined(self._redis, forget, transaction=True)
+        """Forget a file. The caller of this takes it off the list (`delist`), and deletes its bytes, or they are swept
+        away.
+        """
+        await ask(lambda: self._redis.delete(keys.file(file.account, file.id)))
 
     async def unknown(self, names: Sequence[CallerFileName]) -> list[CallerFileName]:
         found = await pipelined(

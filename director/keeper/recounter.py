@@ -3,7 +3,8 @@
 A prediction counts from its create as if it ended at once. Three kinds outlive that: predictions that wait longer than
 their data lives, dead letters, and ended predictions whose webhook is still owed. Each is in a list of its queue or
 partition, and is measured here. Records outlive their data by days: the account's list says how many there are. Each
-pass says the whole sum of an account again, so two keepers do no harm, and an error lasts for a pass.
+pass says the whole sum of an account again, so two keepers do no harm, and an error lasts for a pass. What has no end
+is measured too: texts of an account's models, versions that its trainings made, and its deployments.
 """
 
 import asyncio
@@ -18,12 +19,13 @@ from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
-from director.core.data_bytes import DATA_TTL_MS, KEPT_BYTES, RECORD_BYTES
+from director.core.data_bytes import DATA_TTL_MS, ENTRY_BYTES, FOR_EVER_MS, KEPT_BYTES, RECORD_BYTES, RECORD_TTL_MS
 from director.core.ids import Kind, PredictionId, QueueName, created_ms_of, lowest_id_at, partition_of
 from director.keeper.registry import Registry
 from director.keeper.sweeps import each_account
 from director.runtime.sweep import LIMIT
 from director.store.accounts import Accounts
+from director.store.catalog import Catalog
 
 PERIOD_S: Final = 60.0
 SHARE: Final = 0.01  # of the time, so that a million old predictions cost no more
@@ -31,7 +33,6 @@ KEPT: Final = 3  # passes for which a sum is good
 AT_ONCE: Final = 500
 FIELDS: Final = ("account", "queue", "completed", "data_ttl_ms")
 LIFETIMES: Final = ("data_ttl_ms", "record_ttl_ms")
-RECORD_TTL_MS: Final = 604_800_000  # of a queue that lost its own, as in lua/lib/keys.lua
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 
@@ -69,13 +70,18 @@ class Recounter:
         for partition in await self._registry.owing():
             async for ids in self._slices(keys.owed(partition), None):
                 found.update(await self._measured(ids, are_owed=True))
+        retained = await self._retained()
         pause_s = max(PERIOD_S, (time.perf_counter() - began) / SHARE)
         until_ms = self._clock.now_ms() + int(1000 * KEPT * pause_s)
-        names, now_ms = sorted(self._known | set(found)), self._clock.now_ms()
+        changed = {name for name, (size, was) in retained.items() if size != was}
+        names, now_ms = sorted(self._known | set(found) | changed), self._clock.now_ms()
         for start in range(0, len(names), AT_ONCE):
             some = names[start : start + AT_ONCE]
             say = partial(self._scripts.recount, until_ms=until_ms, now_ms=now_ms)
-            await asyncio.gather(*(say(name, found[name]) for name in some))
+            pairs = [(name, *retained.get(name, (0, 0))) for name in some]
+            await asyncio.gather(
+                *(say(name, found[name], retained=size, was_retained=was) for name, size, was in pairs)
+            )
         self._known, self._next_s = set(found), self._clock.monotonic() + pause_s
         return dict(found)
 
@@ -83,6 +89,21 @@ class Recounter:
         """Return the accounts that have a sum of an earlier pass, perhaps of another keeper."""
         asked = each_account(self._redis, lambda pipe, name: pipe.hexists(keys.data(name), "old"))
         return {name async for name, has_sum in asked if has_sum}
+
+    async def _retained(self) -> dict[str, tuple[int, int]]:
+        """Return the bytes of what each account keeps until it deletes it, and those that were counted before."""
+
+        def read(pipe: Any, name: str) -> None:
+            pipe.hget(keys.data(name), FOR_EVER_MS)
+
+        was = {name: int(size or 0) async for name, size in each_account(self._redis, read)}
+        found = Counter[str]()
+        async for name, count in each_account(self._redis, lambda pipe, name: pipe.zcard(keys.deployments(name))):
+            found[name] += ENTRY_BYTES * count
+        catalog = Catalog(self._redis, self._scripts, self._clock)
+        async for owner, size in catalog.kept_bytes(was):
+            found[owner] += size
+        return {name: (found[name], size) for name, size in was.items()}
 
     async def _records(self, from_ms: int, before_ms: int) -> Counter[str]:
         """Return the bytes of each account's records that were made in this time. The ranks of the first and the last

@@ -1,9 +1,9 @@
 """Store which models and versions there are, and the queue of each. Directors write this, and the API reads it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -15,13 +15,15 @@ from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
-from director.core.data_bytes import DATA_TTL_MS
+from director.core.data_bytes import DATA_TTL_MS, ENTRY_BYTES
 from director.core.errors import SettingsError, UnknownModel
 from director.core.ids import MODEL_NAME, VERSION_ID, Kind, Partition, QueueName, is_queue_of_predictions, queue_name
 from director.core.policy import Policy
 from director.core.schema import SetupRun, read_setup_run
 from director.store.models import Model, Models
 
+T = TypeVar("T")
+AT_ONCE: Final = 100  # models or versions that one write to the socket asks for
 OPEN_SCHEMA: Final = Raw(b'{"openapi":"3.0.2","info":{"title":"Cog","version":"0.1.0"},"paths":{}}')
 
 OPEN: Final = bytes(OPEN_SCHEMA).decode()
@@ -211,6 +213,26 @@ class Catalog:
             self._redis, lambda pipe: [pipe.hstrlen(keys.version(*version), "schema") for version in named]
         )
 
+    async def kept_bytes(self, owners: Collection[str]) -> AsyncIterator[tuple[str, int]]:
+        """Yield what callers among these accounts had stored: (owner, bytes) of each model, and of each version that a
+        training made. Schemas of a director's versions are not theirs.
+        """
+        names = [name for _, name in await self.models.listed("created") if _owner(name) in owners]
+        for some in _slices(names):
+            for name, size in zip(some, await self.models.kept_bytes(some), strict=True):
+                yield _owner(name), size
+        redis: Any = self._redis  # redis-py says str or bytes; ours answers in bytes
+        made = await ask(lambda: redis.hgetall(keys.versions()))
+        versions = [(text(model), text(version)) for version, model in made.items() if _owner(text(model)) in owners]
+        for these in _slices(versions):
+            replies = await pipelined(
+                redis,
+                lambda pipe: [pipe.hexists(keys.version(*each), "weights") for each in these],  # noqa: B023
+            )
+            trained = [each for each, is_trained in zip(these, replies, strict=True) if is_trained]
+            for (model, _), size in zip(trained, await self.schema_bytes(trained), strict=True):
+                yield _owner(model), ENTRY_BYTES + size
+
     async def note_awaited(self, model: str, awaited: Awaited) -> None:
         written = msgspec.json.encode(awaited)
         await ask(lambda: self._redis.set(keys.awaited(model), written, ex=AWAITED_S))
@@ -293,6 +315,14 @@ class Catalog:
             if is_suspended:
                 await self._scripts.pause(queue, paused=True, tenant=text(name), revision=revision)
         return queue
+
+
+def _owner(model: str) -> str:
+    return model.partition("/")[0]
+
+
+def _slices(names: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (names[start : start + AT_ONCE] for start in range(0, len(names), AT_ONCE))
 
 
 def _named(names: Sequence[str], values: Sequence[bytes | str | None]) -> dict[str, str]:

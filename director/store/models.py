@@ -17,6 +17,7 @@ from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text, texts
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
+from director.core.data_bytes import ENTRY_BYTES
 from director.core.errors import SettingsError, UnknownModel
 from director.core.ids import MODEL_NAME, PredictionId
 from director.core.model_config import ModelConfig, StoredConfig, judge
@@ -65,6 +66,10 @@ class Model(Struct, frozen=True, kw_only=True):
         return self.owner == account.name or "admin" in account.scopes
 
 
+# Fields that an owner may write, with the one that is made of them
+TEXTS: Final = (
+    *("description", "readme", "gist", "github_url", "paper_url", "license_url", "weights_url", "cover_image_url"),
+)
 READ: Final = {"created" if name == "created_ms" else name: name for name in Model.__struct_fields__ if name != "name"}
 
 
@@ -124,6 +129,23 @@ class Models:
         found: list[bytes | None] = await self._of_examples("hget", models)
         return [None if example is None else Raw(example) for example in found]
 
+    async def kept_bytes(self, names: Sequence[str]) -> list[int]:
+        """Return the bytes of what is said of each model, and of the model itself unless a director made it."""
+        asked = (*TEXTS, "nonce")  # only `make` leaves one
+        replies = await pipelined(
+            self._redis, lambda pipe: [pipe.hstrlen(keys.model(name), field) for name in names for field in asked]
+        )
+        slices = [replies[start : start + len(asked)] for start in range(0, len(replies), len(asked))]
+        return [sum(texts) + (ENTRY_BYTES if nonce else 0) for *texts, nonce in slices]
+
+    async def growth(self, name: str, said: Mapping[str, str]) -> int:
+        """Return the bytes by which a change would make this model larger."""
+        fields = [field for field in _with_gist(said) if field in TEXTS]
+        had: list[int] = await pipelined(
+            self._redis, lambda pipe: [pipe.hstrlen(keys.model(name), field) for field in fields]
+        )
+        return said_bytes(said) - sum(had)
+
     async def example_bytes(self, models: Sequence[Model]) -> list[int]:
         return await self._of_examples("hstrlen", models)
 
@@ -158,6 +180,11 @@ class Models:
 
     async def _list(self, name: str, order: Order, at_ms: int, *, only_new: bool = False) -> None:
         await ask(lambda: self._redis.zadd(keys.models(order), {name: at_ms}, nx=only_new))
+
+
+def said_bytes(said: Mapping[str, str]) -> int:
+    """Return the bytes that these texts take once they are written."""
+    return sum(len(value.encode()) for field, value in _with_gist(said).items() if field in TEXTS)
 
 
 def _with_gist(said: Mapping[str, str]) -> Mapping[str, str]:

@@ -5,11 +5,14 @@
 -- {a:<account>}:data   until_ms -> bytes, about thirty buckets; `old` -> '<bytes> <until_ms>', see recount
 --
 -- Counted are inputs, outputs, logs and events of all kinds of runs, waiting and ended, and a fixed part for what else one
--- takes (director/core/data_bytes.py). A create counts as if it ended at once. Its director counts a late or large end, and a
--- keeper what is older than that and still there. The figure is an estimate: what is deleted counts until its time is over.
+-- takes (director/core/data_bytes.py). A create counts as if it ended at once; what is long in its record counts as long as the
+-- record. Its director counts a late or large end, and a keeper what is older than that and still there. Files count with their
+-- records. What has no end (texts of models, deployments) counts in a bucket of the far future, which each pass of a keeper sets
+-- again. The figure is an estimate: what is deleted counts until its time is over.
 -- What was canceled or expired after a long wait counts up to half too short; small outputs and events of lost attempts
--- count in the fixed part. Each error ends with its bucket, and the sum is never below zero. A process of release 0.2.0
--- counts nothing.
+-- count in the fixed part. Each error ends with its bucket or with a keeper's pass, and the sum is never below zero. So a
+-- release that counts less beside one that counts more does no harm that lasts. A process of release 0.3.0 counts no files,
+-- no texts of models, and each record as if it were short.
 
 -- Return all bytes that count, {until_ms, bytes} of each bucket in order of time, and the fields that are over.
 local function counted_data(data, now)
@@ -39,6 +42,17 @@ end
 -- Count bytes of data that expires at this time. given: now_ms, '' for the server's clock
 local function count_data(data, until_ms, bytes, given)
   if redis.call('HINCRBY', data, until_ms, bytes) == tonumber(bytes) then tidy_data(data, clock(given)) end
+end
+
+-- Return the refusal of bytes that would be more than `most` beside this total: {total, ms until so much expires that they
+-- fit}.
+local function refusal_of(total, buckets, bytes, until_ms, most, now)
+  local left = total + bytes
+  for _, bucket in ipairs(buckets) do
+    left = left - bucket[2]
+    if left <= most then return { total, bucket[1] - now } end
+  end
+  return { total, until_ms - now } -- of the same batch, or larger than all that it may have
 end
 
 -- Count less of a bucket, never less than nothing: another bucket, or none, may have had it.

@@ -111,3 +111,35 @@ async def test_the_hash_forgets_what_is_over_and_expires_with_its_last_bucket(bo
     assert await redis.pexpiretime(keys.data(ACCOUNT)) == NOW + 129
     await book.enlist(Counted(1, NOW + 120), now_ms=NOW + 110)
     assert await redis.pexpiretime(keys.data(ACCOUNT)) == NOW + 129
+
+
+async def test_what_lasts_counts_for_longer(book: Book, scripts: Scripts) -> None:
+    name = new_prediction_id(model=MODEL, now_ms=NOW)
+    counts, lasting = Counted(10, NOW + 5), Counted(30, NOW + 90)
+    options = {"account": ACCOUNT, "oldest": OLDEST, "counts": counts, "lasting": lasting}
+    assert await scripts.enlist(name, most=39, now_ms=NOW, **options) == [0, 5]  # type: ignore[arg-type]
+    assert await scripts.enlist(name, most=40, now_ms=NOW, **options) == 1  # type: ignore[arg-type]
+    assert [await book.total(NOW + after) for after in (0, 5, 90)] == [40, 30, 0]
+    for _ in range(2):
+        await scripts.delist(name, account=ACCOUNT, counted=counts, lasting=lasting)
+        assert await book.total() == 0
+
+
+async def test_list_of_files_lives_as_long_as_its_last_file(redis: Redis, scripts: Scripts) -> None:
+    for life_ms in (50_000, 90_000, 20_000):
+        name = new_prediction_id(model=MODEL, now_ms=NOW)
+        await scripts.enlist(name, account=ACCOUNT, oldest=OLDEST, life_ms=life_ms)
+    assert 80_000 < await redis.pttl(keys.files(ACCOUNT)) <= 90_000
+    assert await redis.zcard(keys.files(ACCOUNT)) == 3
+
+
+async def test_what_is_retained_counts_until_it_is_given_back(book: Book, redis: Redis, scripts: Scripts) -> None:
+    assert await scripts.retain(ACCOUNT, 60, most=100, now_ms=NOW) is None
+    await book.enlist(Counted(30, NOW + 5))
+    async with unchanged(redis):
+        assert await scripts.retain(ACCOUNT, 11, most=100, now_ms=NOW) == [90, 5]
+        assert await book.enlist(Counted(11, NOW + 5), most=100) == [90, 5]
+    assert await book.total(NOW + 10**9) == 60
+    for _ in range(3):  # one that is given back too often takes nothing of others
+        await scripts.retain(ACCOUNT, -60, now_ms=NOW)
+        assert await book.total() == 30

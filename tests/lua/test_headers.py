@@ -17,7 +17,7 @@ PARTS = sorted(path.name.removesuffix(".lua") for path in LUA.joinpath("lib").it
 LOGS = {"lib/log": "log_key()", "note": "changes"}
 FLAGS = {
     # what accepts is refused when memory is full
-    "#!lua": {"amend", "arrive", "bind", "configure", "deploy", "enqueue", "enlist", "revive"},
+    "#!lua": {"amend", "arrive", "bind", "configure", "deploy", "enqueue", "enlist", "retain", "revive"},
     "#!lua flags=no-writes": {"demand", "get", "replay", "stats", "story", "survey"},
 }
 PLACE = r"(?:key|arg) \+ "  # of an item, see lib/batch

@@ -1,7 +1,9 @@
 """Each release serves what the other one wrote, in every mixture of steps, with the users that this release ships."""
 
+import random
 from collections.abc import AsyncIterator
 from copy import copy
+from importlib.util import module_from_spec, spec_from_file_location
 from itertools import product
 from typing import Any, cast
 
@@ -9,9 +11,11 @@ import pytest
 
 from director.broker import keys
 from director.broker.scripts import Scripts
+from director.core.data_bytes import FOR_EVER_MS, NOTHING, Counted, counted
+from director.core.ids import PredictionId, lowest_id_at, new_prediction_id
 from director.core.policy import Policy
 from tests.support.former_scripts import FormerScripts
-from tests.support.queue_driver import VERSION, QueueDriver
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 from tests.support.release import Release
 from tests.support.servers import RedisServer
 
@@ -98,3 +102,42 @@ async def test_either_release_can_carry_out_each_step(drivers: Drivers, story: A
             assert (stats.waiting, stats.claimed, stats.live) == (0, 0, 0), (mixture, who)
             assert await driver.counts(keys.queued(driver.queue)) == {}, (mixture, who)
             assert await driver.counts(keys.running(driver.queue)) == {}, (mixture, who)
+
+
+async def test_bytes_of_an_account_never_go_below_zero_and_end(drivers: Drivers, former: Release, redis: Any) -> None:
+    """One release may release what the other one counted, and each knows only its own kinds of bytes."""
+    ours, theirs = drivers["new"].scripts, cast(FormerScripts, drivers["old"].scripts).scripts
+    found = spec_from_file_location("former_data_bytes", former.folder / "director/core/data_bytes.py")
+    assert found is not None
+    assert found.loader is not None
+    reader = module_from_spec(found)
+    found.loader.exec_module(reader)
+    coin, now, oldest = random.Random(3), 2**41, lowest_id_at(0)
+    listed: list[tuple[PredictionId, Counted, Counted]] = []
+    again = {"account": ACCOUNT, "now_ms": now}
+    for _ in range(400):
+        who, is_ours = coin.choice([(ours, True), (theirs, False)])
+        counts = Counted(coin.randrange(1, 50), now + coin.choice([5, 9]))
+        lasting = Counted(coin.randrange(1, 50), now + 90) if is_ours else NOTHING
+        match coin.randrange(5):
+            case 0 | 1:
+                listed.append((new_prediction_id(model=MODEL, now_ms=now), counts, lasting))
+                more = {"lasting": lasting} if is_ours else {}
+                await who.enlist(listed[-1][0], oldest=oldest, counts=counts, **more, **again)
+            case 2 if listed:
+                name, counts, lasting = listed.pop(coin.randrange(len(listed)))
+                more = {"lasting": lasting} if is_ours else {}
+                await who.delist(name, account=ACCOUNT, counted=counts, **more)
+            case 3:
+                await who.weigh(ACCOUNT, counts, Counted(coin.randrange(60), now + 5), now_ms=now)
+            case _:
+                await ours.retain(ACCOUNT, coin.randrange(-40, 60), now_ms=now)
+                await who.recount(ACCOUNT, coin.randrange(50), until_ms=now + 30, now_ms=now)
+        buckets = {key.decode(): value.decode() for key, value in (await redis.hgetall(keys.data(ACCOUNT))).items()}
+        assert all(int(value.partition(" ")[0]) >= 0 for value in buckets.values()), buckets
+        assert reader.counted(buckets.items(), now_ms=now) == counted(buckets.items(), now_ms=now)
+    retained = int(buckets.get(str(FOR_EVER_MS), "0"))
+    assert counted(buckets.items(), now_ms=now + 90) == retained, "all else has ended"
+    await theirs.recount(ACCOUNT, 0, until_ms=now + 30, now_ms=now + 90)
+    await ours.recount(ACCOUNT, 0, until_ms=now + 30, retained=7, was_retained=retained, now_ms=now + 90)
+    assert await redis.hgetall(keys.data(ACCOUNT)) == {str(FOR_EVER_MS).encode(): b"7"}, "a keeper's pass sets it right"

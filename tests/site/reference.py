@@ -20,6 +20,7 @@ from api.app import ROUTES
 from api.errors import Code, Refusal
 from api.openapi import encoded
 from api.reference import CHAPTERS, operation_html, operations, refusals_html, type_html
+from director.broker import keys as broker_keys
 from director.cli.arguments import EXIT_CODES, CommandParser
 from director.cli.main import made_parser
 from director.core.runner_config import PRESETS, preset_of
@@ -160,6 +161,28 @@ def metrics() -> str:
 
 
 # Codes and statuses
+
+
+def documented_keys() -> dict[str, str]:
+    """Return what is said below each key of Redis, by the name of its function."""
+    body = ast.parse(inspect.getsource(broker_keys)).body
+    found = {each.name: ast.get_docstring(each) or "" for each in body if isinstance(each, ast.FunctionDef)}
+    for each, after in pairwise(body):
+        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name) and isinstance(after, ast.Expr):
+            found[each.targets[0].id] = inspect.cleandoc(ast.literal_eval(after.value))
+    return {name: said for name, said in found.items() if getattr(broker_keys, name, None) in broker_keys.GROWTH}
+
+
+def growth(who: str) -> str:
+    """Return a table of the keys that this role makes grow."""
+    said = documented_keys()
+    rows = [
+        (f"`{name}`", said[name].partition(". ")[0].replace("\n", " "), how.partition(": ")[2])
+        for name in said
+        for how in [broker_keys.GROWTH[getattr(broker_keys, name)]]
+        if how.partition(": ")[0] == who
+    ]
+    return table(("key", "what it has", "bound"), rows)
 
 
 def texts_below(cls: type) -> dict[str, str]:
@@ -327,6 +350,7 @@ def arrow(before: Status, after: Status) -> str:
 
 
 PARTS: Final[dict[str, Callable[..., str]]] = {
+    "growth": growth,
     "settings": settings_of,
     "commands": commands,
     "exit codes": exit_codes,

@@ -10,10 +10,13 @@ import pytest
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.core.data_bytes import RECORD_BYTES
+from director.core.clock import SystemClock
+from director.core.data_bytes import ENTRY_BYTES, KEPT_BYTES, KEY_BYTES, RECORD_BYTES, TABLE_BYTES
 from director.store.accounts import Accounts
+from director.store.models import GIST
 from tests.integration.api.conftest import Served, refusal
-from tests.support.queue_driver import ACCOUNT, VERSION
+from tests.support.clock import FakeClock
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 
 Door = Callable[..., Any]
 INPUT = {"text": "x" * 9_989}
@@ -66,14 +69,14 @@ async def test_a_refused_create_counts_nothing(door: Door, redis: Redis) -> None
 
 
 async def test_a_repeated_request_is_answered_where_there_is_no_room(door: Door, redis: Redis) -> None:
-    async with door(max_data_bytes=str(WHOLE)) as api:
+    async with door(max_data_bytes=str(WHOLE + KEY_BYTES)) as api:
         first = await create(api, **{"Idempotency-Key": "k"})
         await redis.delete(keys.listing(ACCOUNT))  # as if its API had died once the queue had it
         again = await create(api, **{"Idempotency-Key": "k"})
         assert [one["id"] for one in (await api.get("/v1/predictions")).json()["results"]] == [first.json()["id"]]
     assert (again.status_code, again.json()["id"]) == (201, first.json()["id"])
     assert again.headers["idempotency-replayed"] == "true"
-    assert await used(redis) == WHOLE
+    assert await used(redis) == WHOLE + KEY_BYTES
 
 
 async def test_an_input_larger_than_the_limit_is_too_large(door: Door) -> None:
@@ -89,3 +92,52 @@ async def test_there_is_room_again_when_data_has_expired(door: Door, redis: Any)
         await redis.hset(keys.data(ACCOUNT), "1", (await redis.hget(keys.data(ACCOUNT), bucket)).decode())
         await redis.hdel(keys.data(ACCOUNT), bucket)
         assert (await create(api)).status_code == 201
+
+
+OWN = {"owner": ACCOUNT, "visibility": "private", "hardware": "cpu"}
+
+
+async def test_texts_of_models_count_until_they_are_deleted(door: Door, redis: Redis) -> None:
+    path = f"/v1/models/{ACCOUNT}/painter"
+    async with door(max_data_bytes="10000") as api:
+        made = await api.post("/v1/models", json={**OWN, "name": "painter", "description": "d" * 500})
+        assert made.status_code == 201
+        assert await used(redis) == ENTRY_BYTES + 500
+        assert (await api.patch(path, json={"readme": "r" * 6_000})).status_code == 200
+        assert await used(redis) == ENTRY_BYTES + 500 + 6_000 + GIST
+        refused = await api.patch(path, json={"readme": "r" * 9_000})
+        assert refusal(refused) == (429, "data_full")
+        assert refusal(await create(api)) == (429, "data_full")
+        assert (await api.get(f"{path}/readme")).text == "r" * 6_000
+        assert (await api.patch(path, json={"readme": "", "description": "d"})).status_code == 200
+        assert await used(redis) == ENTRY_BYTES + 1
+        assert (await api.post("/v1/models", json={**OWN, "name": "painter"})).status_code == 409
+        assert (await api.delete(path)).status_code == 204
+        assert await used(redis) == 0
+
+
+async def test_deployments_count_until_they_are_deleted(door: Door, redis: Redis) -> None:
+    release = {"model": MODEL, "version": VERSION, "hardware": "cpu", "min_instances": 0, "max_instances": 1}
+    async with door(max_data_bytes="3000") as api:
+        answers = [await api.post("/v1/deployments", json={**release, "name": f"d{n}"}) for n in (1, 2, 2, 3)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
+        assert await used(redis) == 2 * ENTRY_BYTES
+        assert (await api.delete(f"/v1/deployments/{ACCOUNT}/d1")).status_code == 204
+        assert (await api.post("/v1/deployments", json={**release, "name": "d2"})).status_code == 422
+        assert await used(redis) == ENTRY_BYTES
+
+
+async def test_long_record_counts_with_its_length_for_as_long_as_it_lives(door: Door, redis: Redis) -> None:
+    webhook = f"https://example.com/{'w' * 2000}"
+    async with door() as api:
+        body = {"version": VERSION, "input": INPUT, "webhook": webhook}
+        made = await api.post(
+            "/v1/predictions", json=body, headers={"tracestate": "no parent", "host": f"{'h' * 200}.x"}
+        )
+    assert made.status_code == 201
+    assert 2_020 < await used(redis) - WHOLE - TABLE_BYTES < 2_400
+    name = made.json()["id"]
+    assert await redis.memory_usage(keys.record(name), samples=0) < await used(redis) - INPUT_BYTES
+    later = FakeClock(now_ms=SystemClock().now_ms() + 6 * 86_400_000)
+    usage = await Accounts(redis, clock=later).usage(ACCOUNT, day=0)
+    assert await redis.memory_usage(keys.record(name), samples=0) < usage.data_bytes + KEPT_BYTES

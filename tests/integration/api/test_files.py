@@ -4,6 +4,7 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import json
 import os
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
@@ -18,9 +19,11 @@ from httpx import AsyncClient
 from msgspec import Raw
 from redis.asyncio import Redis
 
+from api.files.files import BLOCK
 from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
+from director.core.data_bytes import FILE_BYTES
 from director.core.errors import BackendUnavailable
 from director.core.ids import new_file_id
 from director.core.settings import ApiSettings
@@ -515,10 +518,57 @@ async def test_account_without_a_limit_is_counted_but_not_refused(
     api: AsyncClient, redis: Redis, scripts: Scripts, other: AsyncClient
 ) -> None:
     await limit(redis, None)
-    await upload(api, bytes(1000))
-    assert (await scripts.stow(ACCOUNT)).total == 1000
+    await upload(api, bytes(5000))
+    assert (await scripts.stow(ACCOUNT)).total == 5000
     await upload(other, bytes(7))
-    assert (await scripts.stow("other")).total == 7
+    assert (await scripts.stow("other")).total == BLOCK
+
+
+async def data_bytes(redis: Redis) -> int:
+    return (await Accounts(redis).usage(ACCOUNT, day=0)).data_bytes
+
+
+async def test_record_of_a_file_counts_as_data_until_it_is_deleted(api: AsyncClient, redis: Redis) -> None:
+    files = [await upload(api, b"", metadata=json.dumps({"x": "y" * size})) for size in (0, 1000)]
+    stored = [await redis.strlen(keys.file(ACCOUNT, file["id"])) for file in files]
+    assert abs(await data_bytes(redis) - sum(stored) - 2 * FILE_BYTES) < 10
+    for file in files:
+        assert (await api.delete(f"/v1/files/{file['id']}")).status_code == 204
+    assert (await data_bytes(redis), await redis.exists(keys.files(ACCOUNT))) == (0, 0)
+
+
+async def test_upload_beyond_the_data_of_its_account_is_refused(
+    api: AsyncClient, redis: Redis, scripts: Scripts, folder: Path
+) -> None:
+    await Accounts(redis).set_limits(ACCOUNT, {"max_data_bytes": "3000"})
+    answers = [await api.post("/v1/files", files={"content": b"x"}) for _ in range(5)]
+    made = [answer for answer in answers if answer.status_code == 201]
+    assert [(one.status_code, one.json().get("code")) for one in answers[len(made) :]] == [(429, "data_full")] * (
+        5 - len(made)
+    )
+    assert 1 < len(made) < 5
+    assert (len(kept(folder)), (await scripts.stow(ACCOUNT)).total) == (len(made), len(made) * BLOCK)
+    assert len((await api.get("/v1/files")).json()["results"]) == len(made)
+
+
+async def test_file_of_the_former_release_takes_no_count_of_others_with_it(api: AsyncClient, redis: Redis) -> None:
+    ours, former = await upload(api, b"x"), await upload(api, b"x")
+    counted = await data_bytes(redis)
+    key = keys.file(ACCOUNT, former["id"])
+    stored = json.loads(await redis.get(key) or b"")
+    of_former = stored.pop("counted")
+    await redis.set(key, json.dumps(stored), keepttl=True)
+    assert (await api.delete(f"/v1/files/{former['id']}")).status_code == 204
+    assert await data_bytes(redis) == counted, "it was not counted, so nothing is taken off"
+    assert (await api.delete(f"/v1/files/{ours['id']}")).status_code == 204
+    assert await data_bytes(redis) == of_former
+
+
+async def test_metadata_has_at_most_a_kilobyte(api: AsyncClient) -> None:
+    for size, status in ((1024, 201), (1025, 422)):
+        metadata = json.dumps({"x": "y" * (size - len(json.dumps({"x": ""})))})
+        answer = await api.post("/v1/files", files={"content": b"x"}, data={"metadata": metadata})
+        assert (len(metadata), answer.status_code) == (size, status)
 
 
 @pytest.mark.not_on("cluster", why="it fills one server")
@@ -534,7 +584,7 @@ async def test_upload_that_a_full_server_refuses_takes_no_room(
     finally:
         await redis.config_set("maxmemory", "0")
     assert (refused.status_code, refused.json()["code"]) == (503, "memory_full")
-    assert (len(kept(folder)), (await scripts.stow(ACCOUNT)).total) == (1, 7)
+    assert (len(kept(folder)), (await scripts.stow(ACCOUNT)).total) == (1, BLOCK)
     await upload(api, bytes(600_000))
 
 
@@ -549,10 +599,10 @@ async def test_sweep_uncounts_an_upload_that_was_never_recorded(
     with monkeypatch.context() as patched:
         patched.setattr(CallerFiles, "add", full)
         assert (await api.post("/v1/files", files={"content": bytes(1000)})).status_code == 503
-    assert (await scripts.stow(ACCOUNT)).total == 1007
+    assert (await scripts.stow(ACCOUNT)).total == 2 * BLOCK
     clock = FakeClock(now_ms=SystemClock().now_ms() + 3_601_000)
     await swept_in_spite_of_an_outage(Tidier(redis, scripts, store, clock), monkeypatch)
-    assert (len(kept(folder)), (await scripts.stow(ACCOUNT)).total) == (1, 7)
+    assert (len(kept(folder)), (await scripts.stow(ACCOUNT)).total) == (1, BLOCK)
 
 
 async def test_sweep_uncounts_a_file_whose_deletion_was_cut_short(
@@ -566,7 +616,7 @@ async def test_sweep_uncounts_a_file_whose_deletion_was_cut_short(
     assert (await api.delete(f"/v1/files/{file['id']}")).status_code == 404
     clock = FakeClock(now_ms=SystemClock().now_ms() + 3_601_000)
     await swept_in_spite_of_an_outage(Tidier(redis, scripts, store, clock), monkeypatch)
-    assert (len(kept(folder)), (await scripts.stow(ACCOUNT)).total) == (1, 7)
+    assert (len(kept(folder)), (await scripts.stow(ACCOUNT)).total) == (1, BLOCK)
 
 
 async def away(*_: Any, **__: Any) -> NoReturn:

@@ -3,12 +3,14 @@
 from typing import Any
 
 import pytest
+from msgspec import Raw
 from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.scripts import Scripts
-from director.core.data_bytes import KEPT_BYTES, RECORD_BYTES
+from director.core.data_bytes import ENTRY_BYTES, FOR_EVER_MS, KEPT_BYTES, RECORD_BYTES
 from director.core.ids import lowest_id_at, new_prediction_id, partition_of
+from director.core.policy import Policy
 from director.keeper.recounter import KEPT, PERIOD_S, Recounter
 from director.keeper.registry import Registry
 from director.runtime.sweep import LIMIT
@@ -127,3 +129,43 @@ async def test_a_sum_is_forgotten_without_a_keeper(
     assert await used(redis, late) == EACH
     late.pass_time(2)
     assert await used(redis, late) == 0
+
+
+async def retained(redis: Redis) -> int:
+    return int(await redis.hget(keys.data(ACCOUNT), str(FOR_EVER_MS)) or 0)  # type: ignore[misc]
+
+
+async def test_what_an_account_keeps_is_counted_again_in_each_pass(
+    recounter: Recounter, redis: Redis, scripts: Scripts, catalog: Catalog, late: FakeClock
+) -> None:
+    """An API of release 0.3.0 counts none of it, and takes nothing off."""
+    await Accounts(redis).create(ACCOUNT)
+    models, name = catalog.models, f"{ACCOUNT}/painter"
+    await models.make(name, {"visibility": "private", "description": "é" * 10})
+    assert await retained(redis) == 0
+    await recounter.run_once()
+    assert await retained(redis) == await used(redis, late) == ENTRY_BYTES + 20
+    await models.change(name, {"readme": "r" * 3_000})
+    trained = Raw(b'{"title":"trained"}')
+    for version, is_trained in (("a1" * 32, True), ("b2" * 32, False)):
+        await catalog.register(name, version, schema=trained, server="", policy=Policy())
+        if is_trained:
+            await redis.hset(keys.version(name, version), "weights", "")  # type: ignore[misc]
+    await scripts.deploy(ACCOUNT, "d", was=b"", becomes=b"{}", created_ms=1, most=9)
+    await recounter.run_once()
+    assert await retained(redis) == 3 * ENTRY_BYTES + 20 + 4_000 + len(bytes(trained))
+    await scripts.deploy(ACCOUNT, "d", was=b"{}", becomes=b"", created_ms=1, most=9)
+    await models.change(name, {"readme": ""})
+    await recounter.run_once()
+    assert await retained(redis) == 2 * ENTRY_BYTES + 20 + len(bytes(trained))
+
+
+async def test_pass_leaves_what_was_counted_while_it_measured(redis: Redis, scripts: Scripts, late: FakeClock) -> None:
+    await scripts.retain(ACCOUNT, 500, now_ms=late.now_ms())
+    again = {"until_ms": late.now_ms() + 1_000, "now_ms": late.now_ms()}
+    await scripts.recount(ACCOUNT, 0, retained=70, was_retained=400, **again)
+    assert await used(redis, late) == 500
+    await scripts.recount(ACCOUNT, 0, retained=70, was_retained=500, **again)
+    assert await used(redis, late) == 70
+    await scripts.recount(ACCOUNT, 0, retained=0, was_retained=70, **again)
+    assert await redis.exists(keys.data(ACCOUNT)) == 0

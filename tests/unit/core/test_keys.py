@@ -3,6 +3,7 @@ import re
 
 from director.broker import keys
 from director.core.ids import FileId, QueueName, new_prediction_id, partition_of
+from tests.site.reference import documented_keys
 
 ID = new_prediction_id(model="acme/echo", now_ms=1_800_000_000_000)
 QUEUE = QueueName("acme/echo:a1a1a1a1a1a1")
@@ -24,9 +25,8 @@ KEYS = {
     for name, function in inspect.getmembers(keys, inspect.isfunction)
     if function.__module__ == keys.__name__ and not name.startswith("_")
 } - {"tag", "queue_partition"}
-DOCUMENTED = re.compile(
-    r'^(?:(\w+) = _.*\n|def (\w+)\(.*\n    )"""(string|hash|stream|list|set|zset|channel) · \S', re.MULTILINE
-)
+# type · what it has, and its writer or lifetime
+DOCUMENTED = re.compile(r"(string|hash|stream|list|set|zset|channel) · \S")
 
 
 def test_all_keys_of_a_model_carry_one_hash_tag() -> None:
@@ -53,7 +53,22 @@ def test_keys_are_spelled_as_they_were() -> None:
 
 
 def test_each_key_says_its_type_and_its_writer_or_lifetime() -> None:
-    assert {match[1] or match[2] for match in DOCUMENTED.finditer(inspect.getsource(keys))} == KEYS
+    assert {name for name, said in documented_keys().items() if DOCUMENTED.match(said)} == KEYS
+
+
+def test_each_key_says_who_makes_it_grow_and_what_bounds_it() -> None:
+    assert set(keys.GROWTH) == {getattr(keys, name) for name in KEYS}
+    for how in keys.GROWTH.values():
+        who, bound = how.split(": ", 1)
+        assert who in ("callers", "directors", "keepers", "operators", "the service"), how
+        assert bound, how
+
+
+def test_what_callers_grow_is_counted_or_has_a_fixed_number() -> None:
+    for how in keys.GROWTH.values():
+        who, bound = how.split(": ", 1)
+        if who == "callers":
+            assert bound.startswith(("counted", "at most", "one of each account")), how
 
 
 def test_a_function_that_says_permanent_is_on_the_closed_list() -> None:

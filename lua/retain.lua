@@ -1,0 +1,23 @@
+#!lua
+-- retain: count bytes that an account takes until it deletes them, or refuse them above a limit: texts of its models, and
+-- its deployments. They are not in the account's slot, so the call comes before their write. A call whose reply was lost may
+-- count twice. The next pass of a keeper says the whole sum, see recount.
+--
+--   KEYS[1]  data      hash  {a:<account>}:data     see lib/data
+--   ARGV[1]  bytes     below 0: they are gone
+--   ARGV[2]  until_ms  the bucket of what never expires
+--   ARGV[3]  most      bytes that the account may have then, '' for no limit
+--   Returns  1, or {used, retry_ms} as enlist where nothing was written
+
+local data, bytes, until_ms, most, now = KEYS[1], tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), clock(ARGV[4])
+
+if bytes < 0 then
+  discount_data(data, until_ms, -bytes)
+  return 1
+end
+if most then
+  local total, buckets = counted_data(data, now)
+  if total + bytes > most then return refusal_of(total, buckets, bytes, until_ms, most, now) end
+end
+if bytes > 0 then count_data(data, until_ms, bytes, now) end
+return 1
