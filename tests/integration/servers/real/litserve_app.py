@@ -1,0 +1,27 @@
+"""A model behind LitServe: `python litserve_app.py PORT`."""
+
+import sys
+import time
+from typing import Any
+
+import litserve
+
+
+class Up(litserve.LitAPI):
+    def setup(self, device: str) -> None: ...
+
+    def decode_request(self, request: dict[str, Any]) -> dict[str, Any]:
+        return request
+
+    def predict(self, given: dict[str, Any]) -> str:
+        time.sleep(given.get("delay", 0))
+        if given["text"] == "boom":
+            raise ValueError("no booms here")
+        return str(given["text"]).upper()
+
+    def encode_response(self, output: str) -> str:
+        return output
+
+
+if __name__ == "__main__":
+    litserve.LitServer(Up(), accelerator="cpu").run(host="127.0.0.1", port=int(sys.argv[1]), generate_client_file=False)
