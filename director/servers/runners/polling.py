@@ -7,9 +7,11 @@ that the next director of the prediction polls the same run. Never sends a run t
 import asyncio
 import hashlib
 import math
+import re
 import socket
+from contextlib import aclosing
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
 import httpx
@@ -20,14 +22,18 @@ from msgspec.structs import replace
 from director.core.json_pointer import Pointer
 from director.core.runner_config import PollingConfig
 from director.servers.runners import answers
-from director.servers.runners.http_base import HUNG_UP, Feed, MappedRunner, RunnerOptions
+from director.servers.runners.http_base import HUNG_UP, Feed, MappedRunner, RunnerOptions, receive
 from director.servers.runners.runner import Accepted, Capabilities, Ended, Outcome, RunRequest
+from director.servers.runners.transport import Exchange
 
 MOST_ID_CHARS: Final = 256
 # a server that has not stopped a run for this long will not; shorter than the executor's own limit
 UNHEEDED_S: Final = 20.0
 # A server that does not know the run has lost it
 FORGOTTEN: Final = frozenset({404, 410})
+# A state comes as JSON, or as an event stream that is open until the run ends
+STATES: Final = f"application/json, {answers.EVENT_STREAM};q=0.9, */*;q=0.5"
+UNKNOWN: Final = re.compile(r"(?:404|410)\b")  # the same in the last event of a stream
 LOOPBACK: Final = ("localhost", "127.", "::1")
 
 
@@ -45,6 +51,7 @@ class PollingRunner(MappedRunner):
     def __init__(self, config: PollingConfig, options: RunnerOptions) -> None:
         super().__init__(config, options)
         self._words = {word.casefold(): status for status in PollStatus for word in getattr(config, status.value)}
+        self._method = config.submit_method
         self._jobs: dict[str, _Job] = {}
         self._left: set[asyncio.Task[Ended | None]] = set()
         self._scope = _scope(self.url)
@@ -61,7 +68,7 @@ class PollingRunner(MappedRunner):
         if not job.id:  # it is being sent, and cannot be stopped before its id is known
             return True
         heard = await self._stop(job)
-        job.wake.set()
+        job.wake.set()  # also if it was not heard: the slot is then in use for longer than the prediction
         return heard or not self._config.cancel_endpoint_template
 
     async def aclose(self) -> None:
@@ -76,10 +83,15 @@ class PollingRunner(MappedRunner):
         job = self._jobs[request.id] = _Job(
             request.remote.removeprefix(self._scope) if self.knows(request.remote) else "",
             asyncio.get_running_loop().time() + self._config.longest_s,
+            self._config,
         )
         try:
             if not job.id and (refusal := await self._submit(request, job, feed)) is not None:
                 return refusal
+            try:
+                job.config = self._config.of_run(job.id)
+            except ValueError as exc:
+                return Ended(outcome=Outcome.FAILED, error=f"The id of the run cannot be looked for: {exc}")
             feed.add(Accepted(self._scope + job.id), size=len(job.id))
             if job.unwanted_since < math.inf:
                 await self._stop(job)
@@ -116,27 +128,95 @@ class PollingRunner(MappedRunner):
         while (asked_at := now()) < job.until:
             if not job.is_left and asked_at - job.unwanted_since >= patience_s:
                 return None
-            path = self._path_of(config.poll_endpoint_template, job)
-            answer = await self._ask("GET", path, limit=self._max_body, timeout_s=config.away_s)
+            path = self._path_of(config.result_endpoint_template if job.is_done else config.poll_endpoint_template, job)
+            answer = await self._ask_for_run(path, job)
             pause_s = config.interval_s
-            match self._read(answer):
+            match self._read_result(answer) if job.is_done else self._read(answer, job):
                 case Ended() as ended:
                     return ended
                 case str() as trouble:
                     # not since the last answer, which may be an interval ago
                     silent_since = min(silent_since, asked_at)
                     if now() - silent_since >= config.away_s:
-                        is_away = bool(answer.trouble)
+                        is_away = isinstance(answer, answers.Answer) and bool(answer.trouble)
                         self._starts += is_away
                         return Ended(outcome=Outcome.LOST, error=trouble, server_is_dead=is_away)
                     pause_s = min(pause_s, config.away_s)
                 case None:
                     silent_since = math.inf
+                    if job.is_done:
+                        continue  # its result is there
             await job.pause(min(pause_s, job.until - now()))
         await self._stop(job)
         return Ended(outcome=Outcome.FAILED, error=f"It ran for longer than {config.longest_s:g} s")
 
-    def _read(self, answer: answers.Answer) -> Ended | str | None:
+    async def _ask_for_run(self, path: str, job: "_Job") -> "answers.Answer | _Said":
+        """Ask for the state of a run. An event stream is followed to the event that ends it, or until the run is not
+        wanted any more.
+        """
+        response = None
+        try:
+            async with asyncio.timeout(self._config.away_s):
+                response = await self._server.send("GET", path, accept=STATES)
+                if not response.headers.get("content-type", "").startswith(answers.EVENT_STREAM):
+                    return await receive(response, self._max_body)
+            following = asyncio.create_task(self._event_that_ends(response))
+            woken = asyncio.create_task(job.wake.wait())
+            try:
+                left_s = max(0.0, job.until - asyncio.get_running_loop().time())
+                await asyncio.wait({following, woken}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                return following.result() if following.done() else _Said("", answers.NULL)
+            finally:
+                following.cancel()
+                woken.cancel()
+                await asyncio.wait({following, woken})
+        except TimeoutError:
+            return answers.Answer(trouble=f"The model server did not answer within {self._config.away_s:g} s")
+        except httpx.TransportError as exc:
+            why = answers.one_line(str(exc)) or type(exc).__name__
+            return answers.Answer(trouble=f"The model server cannot be reached: {why}")
+        finally:
+            if response is not None:
+                response.close()
+
+    async def _event_that_ends(self, response: Exchange) -> "answers.Answer | _Said":
+        parser = answers.SseParser(self._max_body)
+        try:
+            async with aclosing(response.chunks()) as chunks:
+                async for chunk in chunks:
+                    for frame in parser.feed(chunk):
+                        if self._words.get(frame.event.casefold(), PollStatus.RUNNING) is not PollStatus.RUNNING:
+                            return _Said(frame.event, answers.read_document(frame.data))
+        except answers.FrameTooLarge:
+            return answers.Answer(status=response.status_code, complete=False)
+        except answers.Unreadable:
+            return answers.Answer(status=response.status_code, body=b"")
+        return answers.Answer(trouble="The model server's event stream stopped before the run had ended")
+
+    def _read_result(self, answer: "answers.Answer | _Said") -> Ended | str | None:
+        """Read the answer of the result path. It is the output, whole or where the configuration points to."""
+        if isinstance(answer, _Said):
+            return answers.mapped_end(answer.document, self._config)
+        if answer.trouble:
+            return answer.trouble
+        if not answer.is_ok:
+            return answers.refused(answer, error=self._config.error).error or ""
+        if not answer.complete:
+            return answers.too_large(self._max_body)
+        if answer.is_file:
+            return answers.file_end(answer)
+        try:
+            return answers.mapped_end(answers.read_document(answer.body), self._config)
+        except answers.Unreadable as exc:
+            return f"The model server's answer is {exc}"
+
+    def _read(self, answer: "answers.Answer | _Said", job: "_Job") -> Ended | str | None:
+        if isinstance(answer, _Said):
+            if UNKNOWN.match(_text(answer.document)):
+                return Ended(
+                    outcome=Outcome.LOST, error=f"{_text(answer.document)}: the run is not known there any more"
+                )
+            return self._judge(answer.word, answer.document, job) if answer.word else None
         if answer.trouble:
             return answer.trouble
         if answer.status in FORGOTTEN:
@@ -152,22 +232,26 @@ class PollingRunner(MappedRunner):
             document = answers.read_document(answer.body)
         except answers.Unreadable as exc:
             return f"The model server's answer is {exc}"
-        said = self._config.status.find(document)
-        if said is None:
-            return f"The model server's answer has nothing at {self._config.status.text}"
-        return self._judge(_word(said), document)
+        said = job.config.status.find(document)
+        if said is None and not job.config.without_status:
+            return f"The model server's answer has nothing at {job.config.status.text}"
+        return self._judge(job.config.without_status if said is None else _word(said), document, job)
 
-    def _judge(self, word: str, document: Raw) -> Ended | None:
+    def _judge(self, word: str, document: Raw, job: "_Job") -> Ended | None:
+        config = job.config
         match self._words.get(word.casefold()):
             case PollStatus.RUNNING:
                 return None
+            case PollStatus.DONE if config.result_endpoint_template:
+                job.is_done = True
+                return None
             case PollStatus.DONE:
-                return answers.mapped_end(document, self._config)
+                return answers.mapped_end(document, config)
             case PollStatus.FAILED:
-                why = answers.mapped_error(document, self._config.error)
+                why = answers.mapped_error(document, config.error) or _text(document)
                 return Ended(outcome=Outcome.FAILED, error=why or "The model failed without saying why")
             case PollStatus.CANCELED:
-                return Ended(outcome=Outcome.CANCELED, error=answers.mapped_error(document, self._config.error) or None)
+                return Ended(outcome=Outcome.CANCELED, error=answers.mapped_error(document, config.error) or None)
             case _:
                 said = f"The model server says that the run is {answers.one_line(word)!r}"
                 return Ended(outcome=Outcome.FAILED, error=f"{said}, a word that is not configured")
@@ -176,7 +260,9 @@ class PollingRunner(MappedRunner):
         if not self._config.cancel_endpoint_template:
             return False
         path = self._path_of(self._config.cancel_endpoint_template, job)
-        return (await self._ask(self._config.cancel_method, path)).is_ok
+        body = self._config.cancel_body
+        content = b"" if body is None else msgspec.json.encode(_placed(body, job.id))
+        return (await self._ask(self._config.cancel_method, path, content=content)).is_ok
 
     def _path_of(self, template: str, job: "_Job") -> str:
         return self._path_in(template).replace("{id}", quote(job.id, safe=""))
@@ -185,13 +271,23 @@ class PollingRunner(MappedRunner):
 make = PollingRunner
 
 
+class _Said(Struct, frozen=True):
+    """The event of a stream that ends a run; no word if the stream was left."""
+
+    word: str
+    document: Raw
+
+
 class _Job(Struct, eq=False):
-    """A run on the server. `id`: the server's name for it, '' while unknown. `until`: when its time is up. `is_left`:
-    the prediction has ended before it. `wake`: poll now.
+    """A run on the server. `id`: the server's name for it, '' while unknown. `until`: when its time is up. `config`:
+    with its id in the pointers. `is_done`: it has ended well, and its result is to be fetched. `is_left`: the
+    prediction has ended before it. `wake`: poll now.
     """
 
     id: str
     until: float
+    config: PollingConfig
+    is_done: bool = False
     unwanted_since: float = math.inf
     is_left: bool = False
     wake: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
@@ -215,6 +311,26 @@ def _id_at(document: Raw, id_field: Pointer) -> str:
     if len(name) > MOST_ID_CHARS or not name.isprintable() or not name.strip("."):
         raise answers.Unreadable(f"without an id at {id_field.text or 'its top'}")
     return name
+
+
+def _placed(value: Any, run_id: str) -> Any:
+    match value:
+        case str():
+            return value.replace("{id}", run_id)
+        case dict():
+            return {name: _placed(each, run_id) for name, each in value.items()}
+        case list():
+            return [_placed(each, run_id) for each in value]
+        case _:
+            return value
+
+
+def _text(document: Raw) -> str:
+    """Return the reason of a failure that is a text of its own, as in the last event of a stream."""
+    try:
+        return answers.one_line(answers.read_json(bytes(document), str))
+    except answers.Unreadable:
+        return ""
 
 
 def _word(value: Raw) -> str:

@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
-from director.core.runner_config import decode_runner_config
+from director.core.runner_config import PollingConfig, WrongRunnerConfig, decode_runner_config
 from director.servers.runners import RunnerOptions
 from director.servers.runners.polling import PollingRunner
 from director.servers.runners.runner import Accepted, Began, Ended, Outcome, RunEvent, RunRequest
 from tests.support.eventually import eventually
 from tests.support.model_server import ModelServer
 from tests.support.runner_conformance import CONFIGS, MOST_BYTES, SUBJECTS, follow, opened, the_end
-from tests.support.scripted_cog import Exchange, Script, ScriptedCog, answer, scripted_cog
+from tests.support.scripted_cog import Exchange, Script, ScriptedCog, answer, frame, scripted_cog, stream
 
 KIND = SUBJECTS["polling"]
 ID = "a" * 26
@@ -242,3 +243,143 @@ async def test_cancel_before_the_run_id_is_known_takes_effect_later(scripted: Sc
         accepting.set()
         assert the_end([event async for event in run]).outcome is Outcome.CANCELED
     assert len(scripted.asked("POST", "/cancel/7")) == 1
+
+
+def polled(scripted: ScriptedCog, **given: Any) -> PollingRunner:
+    fields = {
+        "kind": "polling",
+        "path": "/run",
+        "poll_endpoint_template": "/run/{id}",
+        "interval_s": 0.02,
+        "away_s": 0.5,
+    }
+    config = decode_runner_config(json.dumps(fields | {"health": "", "output": ""} | given))
+    assert isinstance(config, PollingConfig)
+    return PollingRunner(config, RunnerOptions(url=scripted.url, max_body=MOST_BYTES))
+
+
+EVENTS = (b": a comment\n\n", frame("heartbeat", b"null"), frame("generating", b'["A"]'), frame("complete", b'["AB"]'))
+
+
+async def test_event_stream_in_place_of_polls_is_followed_to_its_end() -> None:
+    async with scripted_cog() as scripted, opened(polled(scripted)) as runner:
+        scripted.on("POST", "/run", answer(200, {"id": "e1"}))
+        scripted.on("GET", "/run/e1", stream(*EVENTS, frame("complete", b'["never"]')))
+        ended = the_end(await follow(runner, request()))
+    assert (ended.outcome, bytes(ended.output or b"")) == (Outcome.SUCCEEDED, b'["AB"]')
+
+
+@pytest.mark.parametrize(
+    ("data", "outcome", "why"),
+    [
+        (b'{"error": "no booms here"}', Outcome.FAILED, "no booms here"),
+        (b'"it went wrong"', Outcome.FAILED, "it went wrong"),
+        (b"null", Outcome.FAILED, "without saying why"),
+        (b'"404: Not Found"', Outcome.LOST, "not known there any more"),
+    ],
+)
+async def test_event_of_a_failure_has_its_reason(data: bytes, outcome: Outcome, why: str) -> None:
+    async with scripted_cog() as scripted, opened(polled(scripted)) as runner:
+        scripted.on("POST", "/run", answer(200, {"id": "e1"}))
+        scripted.on("GET", "/run/e1", stream(frame("error", data)))
+        ended = the_end(await follow(runner, request()))
+    assert ended.outcome is outcome
+    assert why in (ended.error or "")
+
+
+async def test_event_stream_that_breaks_off_is_opened_again() -> None:
+    async with scripted_cog() as scripted, opened(polled(scripted)) as runner:
+        scripted.on("POST", "/run", answer(200, {"id": "e1"}))
+        scripted.on("GET", "/run/e1", stream(EVENTS[1], whole=False), stream(*EVENTS))
+        ended = the_end(await follow(runner, request()))
+    assert ended.outcome is Outcome.SUCCEEDED
+
+
+async def test_canceled_prediction_does_not_wait_for_an_event_stream() -> None:
+    async def silent(exchange: Exchange) -> None:
+        await asyncio.sleep(60)
+
+    async with scripted_cog() as scripted, opened(polled(scripted)) as runner:
+        scripted.on("POST", "/run", answer(200, {"id": "e1"}))
+        scripted.on("GET", "/run/e1", stream(EVENTS[1], then=silent))
+        asked = request()
+        async with asyncio.timeout(5), aclosing(runner.run(asked)) as run:
+            assert [type(await anext(run)) for _ in range(2)] == [Began, Accepted]
+            await eventually(lambda: scripted.asked("GET", "/run/e1"), "it is followed")
+            await runner.cancel(asked.id)
+            assert the_end([await anext(run)]).outcome is Outcome.CANCELED
+
+
+async def test_result_is_fetched_from_a_path_of_its_own() -> None:
+    paths = {"poll_endpoint_template": "/run/status?task={id}", "result_endpoint_template": "/run/get?task={id}"}
+    async with scripted_cog() as scripted, opened(polled(scripted, submit_method="PUT", **paths)) as runner:
+        scripted.on("PUT", "/run", answer(200, {"id": "t/1"}))
+        scripted.on(
+            "GET",
+            "/run/status?task=t%2F1",
+            answer(200, {"status": "in_progress"}),
+            answer(200, {"status": "completed"}),
+        )
+        scripted.on("GET", "/run/get?task=t%2F1", answer(500, b"not yet"), answer(200, {"out": "ABC"}))
+        ended = the_end(await follow(runner, request()))
+    assert (ended.outcome, msgspec.json.decode(ended.output or b"")) == (Outcome.SUCCEEDED, {"out": "ABC"})
+
+
+COMFY = {"preset": "comfyui", "interval_s": 0.02, "kind": "polling"}
+
+
+@pytest.mark.parametrize(
+    ("history", "outcome", "output"),
+    [
+        (
+            {"status": {"status_str": "success"}, "outputs": {"9": {"images": []}}},
+            Outcome.SUCCEEDED,
+            {"9": {"images": []}},
+        ),
+        ({"status": {"status_str": "error", "messages": [["execution_error"]]}, "outputs": {}}, Outcome.FAILED, None),
+    ],
+)
+async def test_history_of_comfyui_has_the_id_inside(history: dict[str, Any], outcome: Outcome, output: Any) -> None:
+    async with scripted_cog() as scripted:
+        config = decode_runner_config(json.dumps(COMFY))
+        assert isinstance(config, PollingConfig)
+        scripted.on("POST", "/prompt", answer(200, {"prompt_id": "a-1", "number": 1}))
+        scripted.on("GET", "/history/a-1", answer(200, {}), answer(200, {"a-1": history}))
+        async with opened(PollingRunner(config, RunnerOptions(url=scripted.url))) as runner:
+            ended = the_end(await follow(runner, request()))
+    assert ended.outcome is outcome
+    assert (ended.output and msgspec.json.decode(ended.output)) == output
+
+
+async def test_cancel_may_have_a_body_with_the_id() -> None:
+    async with scripted_cog() as scripted:
+        config = decode_runner_config(json.dumps(COMFY))
+        assert isinstance(config, PollingConfig)
+        scripted.on("POST", "/prompt", answer(200, {"prompt_id": 'a"1'}))
+        scripted.on("GET", "/history/a%221", answer(200, {}))
+        async with opened(PollingRunner(config, RunnerOptions(url=scripted.url))) as runner:
+            ended = the_end(await follow(runner, request()))
+            assert (ended.outcome, "cannot be looked for" in (ended.error or "")) == (Outcome.FAILED, True)
+        scripted.on("POST", "/prompt", answer(200, {"prompt_id": "a-1"}))
+        scripted.on("GET", "/history/a-1", answer(200, {}))
+        scripted.on("POST", "/interrupt", answer(200, b""))
+        async with opened(PollingRunner(config, RunnerOptions(url=scripted.url))) as runner:
+            asked = request()
+            async with asyncio.timeout(5), aclosing(runner.run(asked)) as run:
+                assert [type(await anext(run)) for _ in range(2)] == [Began, Accepted]
+                assert await runner.cancel(asked.id)
+        [stopped] = scripted.asked("POST", "/interrupt")
+    assert msgspec.json.decode(stopped.body) == {"prompt_id": "a-1"}
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"result_endpoint_template": "/get"}, "`result_endpoint_template` needs"),
+        ({"without_status": "who knows"}, "`without_status` is one of"),
+        ({"cancel_endpoint_template": "/stop"}, "`cancel_endpoint_template` needs"),
+    ],
+)
+def test_configuration_of_polls_that_cannot_be_is_refused(given: dict[str, str], why: str) -> None:
+    with pytest.raises(WrongRunnerConfig, match=why):
+        decode_runner_config(json.dumps({"kind": "polling", "path": "/a", "poll_endpoint_template": "/a/{id}"} | given))
