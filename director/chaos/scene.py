@@ -96,7 +96,15 @@ def cast(
     run: dict[str, object] = shared | {"concurrent_predictions": SLOTS, "run_limit_s": RUN_LIMIT_S, "drain_s": DRAIN_S}
     run["breaker_cool_s"] = BREAKER_COOL_S
     directors = [
-        _ours(f"director-{n}", "director run", redis_urls, "health_", model=model, servers=cog_urls[COGS[n]], **run)
+        _ours(
+            f"director-{n}",
+            "director run",
+            redis_urls,
+            "health_",
+            model=model,
+            servers=cog_urls.get(COGS[n], cogs[n].url),
+            **run,
+        )
         for n, model in enumerate(SERVED)
     ]
     return [
@@ -258,7 +266,7 @@ class Scene:
     @property
     def stage(self) -> Stage:
         spared = {number for number, model in enumerate(SERVED) if model == PASSING}
-        apart = {FRONT, *(f"director-{n}{link}" for n in spared for link in ("", ":redis", ":cog"))}
+        apart = {FRONT, *(f"director-{n}{link}" for n in spared for link in ("", ":redis"))}
         apart |= {COGS[n] for n in spared}
         links = [name for name in self.links if name not in apart]
 
@@ -378,7 +386,9 @@ class Scene:
         redis_urls = await self.start_server()
         secrets = await self._make_accounts()
         durability = self.servers.durability
-        cog_urls = {name: await self._lead_to(name, way_to(name)) for name in COGS}
+        # the neighbours' large outputs would fill this process, which also carries what the bystander asks for
+        far = [name for name, model in zip(COGS, SERVED, strict=True) if model != PASSING]
+        cog_urls = {name: await self._lead_to(name, way_to(name)) for name in far}
         self.sink_url = await self._lead_to(SINK, RECEIVING)
         lease_s = self.options.lease_s
         for roles in cast(self.journals, secrets, redis_urls, cog_urls, lease_s=lease_s, durability=durability):

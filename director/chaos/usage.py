@@ -18,12 +18,15 @@ from director.chaos.plan import AGAIN_MS, BLACK_HOLE, TO_REDIS
 
 EACH_S: Final = 1.0
 JUDGED: Final = ("api-", "director-", "keeper-")
-MOST_SHARE: Final = 0.1  # of a core: a process that can do nothing takes 0.01, and a loop 0.25 on a busy machine
+MOST_SHARE: Final = (
+    0.1  # of a core: a process that can do nothing takes 0.01, a loop 0.14 where ten others want the core
+)
 MOST_GROWN_KB: Final = 64 * 1024  # while it can do nothing
 MOST_KB: Final = 512 * 1024  # at any time: all parts together hold some tens of megabytes of large inputs and outputs
 CALM_AFTER_MS: Final = 4_000  # what was under way ends, and calls are given up
 YOUNG_MS: Final = 10_000  # a process that starts uses a core for some seconds
 LEAST_MS: Final = 2_500
+BUSY_MS: Final = 5_000
 PAGE_KB: Final = os.sysconf("SC_PAGE_SIZE") // 1024
 TICK_MS: Final = 1000 // os.sysconf("SC_CLK_TCK")
 IS_SAMPLED: Final = sys.platform == "linux"
@@ -52,12 +55,8 @@ class Use(Struct, frozen=True):
     pid: int
     begin: int
     end: int
-    busy_ms: int
+    share: float  # of a core, in the busiest seconds
     grown_kb: int
-
-    @property
-    def share(self) -> float:
-        return self.busy_ms / (self.end - self.begin)
 
 
 def uses(evidence: Evidence) -> list[Use]:
@@ -68,10 +67,19 @@ def uses(evidence: Evidence) -> list[Use]:
             first = max(begin + CALM_AFTER_MS, born + YOUNG_MS)
             within = [each for each in samples if first <= each.at <= end]
             if within and within[-1].at - within[0].at >= LEAST_MS:
-                busy_ms = within[-1].busy_ms - within[0].busy_ms
                 grown_kb = max(each.kb for each in within) - within[0].kb
-                found.append(Use(target, pid, within[0].at, within[-1].at, busy_ms, grown_kb))
+                found.append(Use(target, pid, within[0].at, within[-1].at, _busiest(within), grown_kb))
     return found
+
+
+def _busiest(samples: list[Sampled]) -> float:
+    """Return the largest share of a core over BUSY_MS, or over all of a shorter time."""
+    shares = []
+    for first in samples:
+        last = next((each for each in samples if each.at - first.at >= BUSY_MS), samples[-1])
+        if last.at - first.at >= LEAST_MS:
+            shares.append((last.busy_ms - first.busy_ms) / (last.at - first.at))
+    return max(shares)
 
 
 def nothing_spins_or_grows(evidence: Evidence) -> Findings:
