@@ -48,9 +48,14 @@ PATH: Final = "/admin/directors"
 async def list_directors(request: Request) -> Response:
     services, queue, cursor = request.services, request.query_params.get("queue", ""), cursor_of(request)
     queues = await services.queues.all()
-    if queue and queue not in queues:
+    newcomers = [one for one in await services.directors.newcomers() if queue in ("", one.last.queue)]
+    if queue and queue not in queues and not newcomers:
         raise invalid_field("enum", "queue", "There is no such queue")
-    found = await services.directors.of([QueueName(queue)] if queue else queues)
+    found = [
+        *newcomers,
+        *await services.directors.of([QueueName(queue)] if queue in queues else [] if queue else queues),
+    ]
+    found.sort(key=lambda one: one.name)
     page, more = page_after(found, cursor, lambda one: one.name)
     kept = {"queue": queue} if queue else None
     return page_response(request, PATH, [director_view(one) for one in page], older=more, kept=kept)

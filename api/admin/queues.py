@@ -34,7 +34,7 @@ from director.core.policy import MAX_STREAMS, Objectives
 from director.core.samples import MOST as MOST_SAMPLES
 from director.core.samples import Burns, Sample, burns
 from director.core.schema import Page, SetupRun
-from director.diagnosis.views import QueueView, view_of
+from director.diagnosis.views import QueueView, stats_of_newcomers, view_of
 from director.store.accounts import ACCOUNT_NAME
 from director.store.predictions import LivePlace, LiveState, LiveView
 from director.store.queues import Moved, Tenant
@@ -99,7 +99,10 @@ class QueueDetail(QueueView, frozen=True, kw_only=True):
     "/admin/queues",
     name="admin.queues.list",
     summary="List queues with their counts",
-    about="A queue holds what waits for one version. `state` says in one word whether it is served, and if not, why.",
+    about=(
+        "A queue holds what waits for one version. `state` says in one word whether it is served, and if not, why. A "
+        "model whose servers were never ready has no queue yet, and stands under its own name, without a version."
+    ),
     parameters=(
         CURSOR,
         Parameter("q", "Only those with this in their names.", Annotated[str, Meta(max_length=LONGEST_FILTER)]),
@@ -110,9 +113,11 @@ async def list_queues(request: Request) -> Response:
     part, cursor = request.query_params.get("q", "").lower(), cursor_of(request)
     if len(part) > LONGEST_FILTER:
         raise invalid_field("max_length", "q", f"Has at most {LONGEST_FILTER} characters")
-    names = [name for name in await request.services.queues.all() if part in name]
+    models = stats_of_newcomers(await request.services.directors.newcomers())
+    names = sorted(name for name in [*await request.services.queues.all(), *models] if part in name)
     page, more = page_after(names, cursor, str)
-    views = [view_of(*one) for one in await request.services.queues.stats_of(page)]
+    known = dict(await request.services.queues.stats_of([name for name in page if name not in models])) | models
+    views = [view_of(name, known[name]) for name in page if name in known]
     return page_response(request, PATH, views, older=more, kept={"q": part} if part else None)
 
 

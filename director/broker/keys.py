@@ -231,6 +231,18 @@ def awaited(name: str) -> str:
 # Keys of the whole service, with the tag of a partition for the same reason.
 
 
+@_grows("directors: one of each model without a queue")
+def newcomers() -> str:
+    """zset · directors of models without a queue, `<model> <director>` → last sign, ms. By each; 20 s."""
+    return f"{tag(Partition(0))}:newcomers"
+
+
+@_grows("directors: one of each model without a queue")
+def newcomer(queue: str, director: str) -> str:
+    """string · the report of one of `newcomers`, as JSON. Written by it; 20 s."""
+    return f"{tag(Partition(0))}:newcomer:{queue}:{director}"
+
+
 @_grows("the service: one of each process")
 def processes() -> str:
     """zset · keepers and API processes, each as JSON → last sign, ms. Written by each; an hour after the last one."""

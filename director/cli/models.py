@@ -11,6 +11,7 @@ from director.cli.arguments import EXAMPLE_ID, arg, flag, group
 from director.cli.operators import Backend, audited, operator, prediction_id, typist
 from director.cli.tables import Answer, listed
 from director.core.errors import SettingsError, UnknownModel
+from director.core.ids import queue_name
 from director.core.model_config import ModelConfig
 
 SAID: Final = {
@@ -21,7 +22,7 @@ SAID: Final = {
     "cover_image_url": "a picture of it",
     "hardware": "what it runs on",
 }
-COLUMNS: Final = ("model", "visibility", "version")
+COLUMNS: Final = ("model", "visibility", "version", "state")
 SHOWN: Final = ("name", "visibility", "latest", "is_official", *SAID, "default_example")
 YES_NO: Final = {"yes": "1", "no": ""}
 NAME: Final = arg("of NAME", "the model, owner/name")
@@ -35,11 +36,18 @@ group("hardware", "set gpu-t4 'Nvidia T4'")
 @operator("model list", examples=("",))
 @operator("model", examples=("",))
 async def _list(backend: Backend, given: argparse.Namespace) -> Answer:
-    """List every model."""
+    """List every model, also those whose servers were never ready, with the state of their newest version."""
+    from director.diagnosis.views import stats_of_newcomers, words_of
+
     models = backend.catalog.models
     names = [name for _, name in await models.listed("latest")][::-1]
     found = [model for model in await models.many(names) if model is not None]
-    rows = [(model.name, model.visibility, model.latest or "none") for model in found]
+    newcomers = stats_of_newcomers(await backend.directors.newcomers())
+    latest = {model.name: queue_name(model.name, model.latest) for model in found if model.latest}
+    known = dict(await backend.queues.stats_of(list(latest.values())))
+    states = {name: words_of(known[queue])[0] for name, queue in latest.items() if queue in known}
+    rows = [[str(model), "-", "none", words_of(stats)[0]] for model, stats in newcomers.items()]
+    rows += [[one.name, one.visibility, one.latest or "none", states.get(one.name, "-")] for one in found]
     empty = "no models yet: a director registers its model (`director run`)"
     return Answer(
         [{name: getattr(model, name) for name in SHOWN} for model in found],

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from director.store.queues import Tenant
 
 HANG: Final = 13  # column where the facts of a report begin
-COLUMNS: Final = ("queue", "high", "normal", "low", "running", "slots", "delayed", "dead", "mode", "breaker", "oldest")
-WORDS: Final = ("queue", "mode", "breaker")
+COLUMNS: Final = ("queue", "state", "high", "normal", "low", "running", "slots", "delayed", "dead", "mode", "oldest")
+WORDS: Final = ("queue", "state", "mode")
 ETA_ERROR: Final = "eta_error:"
 BATCH: Final = "batch_"
 LONGEST_LINE: Final = 300
@@ -43,10 +43,13 @@ ACCOUNT: Final = arg("--account NAME", "only this account's predictions", defaul
 
 @operator("queues", examples=("", "--json"))
 async def _list(backend: Backend, given: argparse.Namespace) -> Answer:
-    """Show every queue."""
+    """Show every queue, and each model that has none yet because no server of it was ready."""
+    from director.diagnosis.views import stats_of_newcomers
+
     found, names = list[tuple[QueueName, QueueStats]](), await backend.queues.all()
     for start in range(0, len(names), AT_ONCE):
         found += await backend.queues.stats_of(names[start : start + AT_ONCE])
+    found += stats_of_newcomers(await backend.directors.newcomers()).items()
     empty = "no queues yet: a director creates one for its model (`director run`)"
     return Answer(
         [{"queue": queue, **msgspec.to_builtins(stats)} for queue, stats in found],
@@ -57,6 +60,8 @@ async def _list(backend: Backend, given: argparse.Namespace) -> Answer:
 @operator("queues show", QUEUE, examples=("acme/painter",))
 async def _show(backend: Backend, given: argparse.Namespace) -> Answer:
     """Show one queue: its accounts, and the quality of its estimates."""
+    if await backend.queues.named(given.queue) is None and (waits := await _newcomer(backend, given.queue)):
+        return waits
     queue = await backend.queue(given.queue)
     tenants = await backend.queues.tenants(queue, most=MOST_TENANTS)
     stats, setup = await backend.scripts.stats(queue), await backend.catalog.setup_run_of(queue)
@@ -66,6 +71,21 @@ async def _show(backend: Backend, given: argparse.Namespace) -> Answer:
     return Answer(
         {"queue": queue, **msgspec.to_builtins(stats), **msgspec.to_builtins(more)},
         lambda: folded(report(queue, stats, tenants, setup, burnt), hang=HANG, width=line_width()),
+    )
+
+
+async def _newcomer(backend: Backend, model: str) -> Answer | None:
+    """Show a model that has no queue yet, with the servers that its directors wait for."""
+    from director.cli.status import director_lines
+    from director.diagnosis.views import director_view
+
+    found = [director_view(one) for one in await backend.directors.newcomers() if one.last.queue == model]
+    if not found:
+        return None
+    head = f"{model} has no queue yet: none of its servers was ever ready."
+    return Answer(
+        {"queue": model, "directors": found},
+        lambda: "\n".join([head, *director_lines(found, now_ms=SystemClock().now_ms(), width=line_width())]),
     )
 
 
@@ -256,8 +276,9 @@ def report(
 
 def _row(queue: str, stats: QueueStats) -> Sequence[str]:
     counts = (stats.high, stats.normal, stats.low, stats.claimed, _slots(stats), stats.delayed, stats.dead)
-    state = f"{queue} (paused)" if stats.paused else queue
-    return (state, *map(str, counts), _mode(stats), stats.breaker or "closed", _oldest(stats))
+    from director.diagnosis.views import words_of
+
+    return (queue, words_of(stats)[0], *map(str, counts), _mode(stats), _oldest(stats))
 
 
 def _slots(stats: QueueStats) -> int:

@@ -38,8 +38,10 @@ async def _directors(backend: Backend, given: argparse.Namespace) -> Answer:
     """Show every director with its model servers. A silent one is shown until a keeper removes it."""
     from director.diagnosis.views import director_view
 
-    queues = [await backend.queue(given.queue)] if given.queue else await backend.queues.all()
-    found = [director_view(one) for one in await backend.directors.of(queues)]
+    newcomers = [one for one in await backend.directors.newcomers() if given.queue in ("", one.last.queue)]
+    is_new = bool(given.queue and newcomers)  # the model has no queue yet, or its next version has none
+    queues = [] if is_new else [await backend.queue(given.queue)] if given.queue else await backend.queues.all()
+    found = [director_view(one) for one in [*newcomers, *await backend.directors.of(queues)]]
 
     def text() -> str:
         return "\n".join(director_lines(found, now_ms=SystemClock().now_ms(), width=line_width()))
@@ -87,7 +89,7 @@ def director_lines(found: "Sequence[DirectorView]", *, now_ms: int, width: int |
         f"  {one.name}  {line}"
         for one in found
         for line in [
-            *(_server(each, now_ms) for each in one.servers),
+            *(each_line for each in one.servers for each_line in _server(each, now_ms, is_alive=one.alive)),
             *([f"and {one.more_servers} more"] if one.more_servers else []),
         ]
     ]
@@ -109,9 +111,12 @@ def _row(one: "DirectorView", now_ms: int) -> list[str]:
     ]
 
 
-def _server(server: "ServerView", now_ms: int) -> str:
+def _server(server: "ServerView", now_ms: int, *, is_alive: bool) -> list[str]:
     why = f": {server.detail}" if server.detail else ""
-    return f"{server.url}  {server.state} for {since(server.since, now_ms)}, {several(server.slots, 'slot')}{why}"
+    if not is_alive:  # nothing is known of it now
+        return [f"{server.url}  was {server.state}, {several(server.slots, 'slot')}{why}"]
+    head = f"{server.url}  {server.state} for {since(server.since, now_ms)}, {several(server.slots, 'slot')}{why}"
+    return [head, *(f"  | {line}" for line in server.log.splitlines())]
 
 
 @operator(

@@ -217,14 +217,6 @@ def blocks(numbers: Sequence[int]) -> str:
 COLUMNS: Final = ("queue", "high", "normal", "low", "oldest", "running", "/min", "waiting", "state")
 WORDS: Final = ("queue", "waiting", "state")
 TENANTS: Final = ("account", "waiting", "running", "weight", "at most", "state")
-STATES: Final = {
-    "breaker_open": "breaker",
-    "no_director": "no director",
-    "waiting_for_device": "for a device",
-    "at_rest": "at rest",
-    "servers_starting": "starting",
-    "setup_failed": "setup failed",
-}
 KEYS: Final = {
     "queues": "↑↓ enter: open  d directors  f findings  s sort  / filter  p pause  q quit",
     "queue": "↑↓ scroll  p pause or resume  esc back  d directors  f findings",
@@ -344,7 +336,7 @@ def _queues(frame: Frame) -> list[Text]:
     found = [Text(f"  {head}", TITLE)]
     for number, (row, line) in enumerate(zip(seen_rows, lines, strict=True), first):
         mark = "› " if number == at else "  "
-        style = "" if row.queue.state in ("serving", "at_rest") else ALARM
+        style = "" if row.queue.shade in ("good", "calm") else ALARM
         found.append(Text(mark + line, SELECTED if number == at else style))
     return found if rows else [*found, Text("  no queue" + (" with this name" if state.wanted else " yet"), DIM)]
 
@@ -358,7 +350,7 @@ def _row(row: Row) -> list[str]:
         f"{queue.claimed}/{queue.slots}",
         "-" if row.per_min is None else f"{row.per_min:.0f}",
         blocks(row.trend),
-        STATES.get(queue.state, queue.state),
+        queue.words,
     ]
 
 
@@ -372,7 +364,7 @@ def _queue(frame: Frame) -> list[Text]:
     rate = "" if row.per_min is None else f", {row.per_min:.0f} starts a minute"
     mode = queue.mode if queue.max_queued is None else f"{queue.mode} {queue.max_queued}"
     facts = {
-        "state": STATES.get(queue.state, queue.state),
+        "state": queue.words,
         "running": f"{queue.claimed} in {queue.slots} slots{takes}{rate}",
         "waiting": f"{row.waiting} {blocks(row.trend)}; {queue.delayed} delayed, {queue.dead} dead",
         "oldest": "-" if queue.oldest_s is None else span(queue.oldest_s),
@@ -408,7 +400,11 @@ def _findings(frame: Frame) -> list[Text]:
     found = [Text("  no findings" if not findings else "", DIM)]
     for each in findings:
         found.append(Text(printable(each.title), ALARM if each.level == "bad" else TITLE))
-        for text in (each.detail, f"→ {each.ask}" if each.ask else ""):
+        for text in (
+            each.detail,
+            *(f"| {line}" for line in each.log.splitlines()),
+            f"→ {each.ask}" if each.ask else "",
+        ):
             found += [Text(f"  {line}") for line in wrap(printable(text), max(20, (frame.width or MOST_WIDE) - 2))]
     return frame.window(found)
 

@@ -376,7 +376,7 @@ def of(name: str, fine: str) -> Callable[[Look], Answer]:
         verdict: Verdict = "fail" if any(finding.level == "bad" for finding in found) else "warn"
         asks = dict.fromkeys(f"`{finding.ask}` (who acts: {finding.who})" for finding in found)
         named = sum(min(count, LONGEST_LIST) for count in Counter(finding.code for finding in found).values())
-        words = [f"{one.title}{f' ({one.queue})' if one.queue else ''}: {one.detail}" for one in found]
+        words = [_in_words(one) for one in found]
         more = f"{len(found) - named}{' or' if len(look.findings) == MOST else ''} more"
         return (
             verdict,
@@ -385,6 +385,11 @@ def of(name: str, fine: str) -> Callable[[Look], Answer]:
         )
 
     return check
+
+
+def _in_words(one: service.Finding) -> str:
+    log = f" Its log ends with: {' | '.join(one.log.splitlines())}" if one.log else ""
+    return f"{one.title}{f' ({one.queue})' if one.queue else ''}: {one.detail}{log}"
 
 
 FINE: Final = {

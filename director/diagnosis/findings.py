@@ -23,14 +23,16 @@ from director.core.webhooks import host_of
 from director.core.words import several, since, some, span
 from director.diagnosis.kinds import CODES, KINDS, Code, Level, Who
 from director.diagnosis.story import Cause, Swapped, stage_of
-from director.diagnosis.views import devices_of, state_of
+from director.diagnosis.views import QueueView, devices_of, state_of, view_of
 from director.store.directors import ALIVE_S, LOOP, DirectorFound, EndsFound, HeartbeatFound, RunFound, ServerFound
 from director.store.owed import FailingHost
 from director.store.processes import Process, Role
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One thing that needs a person: `who` can act. `ask` is the command that shows more or repairs it."""
+    """One thing that needs a person: `who` can act. `ask` is the command that shows more or repairs it. `log`: the last
+    lines of the log that tells why.
+    """
 
     code: Code
     level: Level
@@ -39,12 +41,17 @@ class Finding(Struct, frozen=True, kw_only=True):
     queue: QueueName | None = None
     ask: str
     who: Who = "an operator"
+    log: str = ""
 
 
-def _found(code: Code, queue: QueueName | None = None, *, level: Level | None = None, **facts: object) -> Finding:
+def _found(
+    code: Code, queue: QueueName | None = None, *, level: Level | None = None, log: str = "", **facts: object
+) -> Finding:
     kind = KINDS[code]
     title, detail, ask = (text.format(queue=queue, **facts) for text in (kind.title, kind.detail, kind.ask))
-    return Finding(code=code, level=level or kind.level, title=title, detail=detail, queue=queue, ask=ask, who=kind.who)
+    return Finding(
+        code=code, level=level or kind.level, title=title, detail=detail, queue=queue, ask=ask, who=kind.who, log=log
+    )
 
 
 def causes_of(known: Known, findings: Sequence[Finding]) -> list[Cause]:
@@ -231,7 +238,11 @@ def _servers_unwell(situation: Situation) -> Iterator[Finding]:
             if found or (code == state_of(stats) and not known):
                 servers = _in_words(found, len(known), now_ms)
                 is_hard = KINDS[code].level == "bad" and not stats.slots
-                yield _found(code, queue, level="bad" if is_hard else "warn", servers=servers, waits=waits(stats))
+                level: Level = "bad" if is_hard else "warn"
+                log = next((one.log for one in found if one.log), "")
+                one = _found(code, queue, level=level, servers=servers, waits=waits(stats), log=log)
+                # a model without a queue has no other place where its directors stand
+                yield one if ":" in queue else replace(one, ask=f"director directors --queue {queue}")
 
 
 THRASH: Final = 0.3  # of an hour
@@ -331,6 +342,24 @@ def find(situation: Situation) -> list[Finding]:
         turns.append((before[one.code], one))
         before[one.code] += 1
     return [one for _, one in sorted(turns, key=lambda turn: turn[0])][:MOST]
+
+
+# The words of a finding on a queue that seems to be served
+TROUBLED: Final[Mapping[Code, str]] = {
+    "servers_unwell": "server unwell",
+    "run_hangs": "a run hangs",
+    "runs_time_out": "runs time out",
+    "model_failing": "most runs fail",
+}
+
+
+def shown(queue: QueueName, stats: QueueStats, findings: Sequence[Finding]) -> QueueView:
+    """Return a queue as the page, `top` and `queues` show it: one judgement for all."""
+    view = view_of(queue, stats)
+    found = next((one for one in findings if one.queue == queue and one.code in TROUBLED), None)
+    if found is None or view.state not in ("serving", "servers_starting"):
+        return view
+    return replace(view, words=TROUBLED[found.code], shade=found.level)
 
 
 def away(reason: str) -> Finding:

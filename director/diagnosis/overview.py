@@ -38,6 +38,7 @@ from director.diagnosis.findings import (
     Situation,
     Usual,
     find,
+    shown,
     work_of,
 )
 from director.diagnosis.views import (
@@ -48,7 +49,7 @@ from director.diagnosis.views import (
     devices_of,
     director_view,
     process_view,
-    view_of,
+    stats_of_newcomers,
 )
 from director.store.directors import DirectorFound, Directors
 from director.store.owed import Owed
@@ -113,14 +114,16 @@ class Overview:
         for start in range(0, len(seen), SLICE):
             queues |= await self._timed(self._queues.stats_of(seen[start : start + SLICE]))
             await self._clock.sleep(BREATH_S)
+        newcomers = await self._timed(self._directors.newcomers())
+        queues = stats_of_newcomers(newcomers) | queues
         count, late = await self._timed(self._owed.count())
-        situation, found = await self._timed(self.judge(queues, owed=count, owed_late=late))
+        situation, found = await self._timed(self.judge(queues, newcomers, owed=count, owed_late=late))
         directors = situation.directors
         self._took.append(self._spent_s)
         self._seen = len(queues)
         return Snapshot(
             at=at,
-            queues=[view_of(*one) for one in queues.items()],
+            queues=[shown(*one, found) for one in queues.items()],
             more_queues=len(names) - len(seen),
             directors=[director_view(one) for one in directors[:MOST_DIRECTORS]],
             more_directors=max(0, len(directors) - MOST_DIRECTORS),
@@ -130,12 +133,20 @@ class Overview:
             devices=devices_of(directors),
         )
 
-    async def judge(self, queues: "Stats", *, owed: int = 0, owed_late: int = 0) -> tuple[Situation, list[Finding]]:
-        """Return the situation and the findings of the service as far as it has these queues."""
-        directors = await self._directors.of(list(queues))
+    async def judge(
+        self, queues: "Stats", newcomers: Sequence[DirectorFound] = (), *, owed: int = 0, owed_late: int = 0
+    ) -> tuple[Situation, list[Finding]]:
+        """Return the situation and the findings of the service as far as it has these queues. `newcomers`: directors
+        whose models have none yet, but a row of `queues` each.
+        """
+        directors = [*newcomers, *await self._directors.of(list(queues))]
         closer = await self._closer.look(queues, directors, owed=owed)
         situation = Situation(queues=queues, directors=directors, owed_late=owed_late, closer=closer)
         return situation, find(situation)
+
+    async def newcomers(self) -> list[DirectorFound]:
+        """Return the directors whose models have no queue yet."""
+        return await self._directors.newcomers()
 
     async def of_queue(self, queue: QueueName, *, owed: int = 0) -> list[Finding]:
         """Return the findings that concern one queue, and those of the whole service."""

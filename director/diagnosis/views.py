@@ -1,10 +1,10 @@
 """Show queues and directors at one moment in the words of operators: over HTTP, on a page, in a terminal. No I/O."""
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
 
 from msgspec import Struct, convert
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from director.broker.replies import QueueStats
 from director.core.ids import QueueName
@@ -29,6 +29,21 @@ if nothing waits for a model that is not loaded.
 """
 
 
+Shade = Literal["good", "calm", "warn", "bad"]
+SHOWN: Final[Mapping[QueueState, tuple[str, Shade]]] = {
+    "serving": ("serving", "good"),
+    "paused": ("paused", "warn"),
+    "breaker_open": ("breaker open", "bad"),
+    "no_director": ("no director", "bad"),
+    "loading": ("loading its model", "warn"),
+    "waiting_for_device": ("waiting for a device", "warn"),
+    "at_rest": ("at rest", "calm"),
+    "servers_starting": ("starting", "warn"),
+    "setup_failed": ("setup failed", "bad"),
+    "server_auth": ("servers refuse their key", "bad"),
+}
+
+
 class Waiting(Struct, frozen=True, kw_only=True):
     """How many wait in each lane."""
 
@@ -41,6 +56,7 @@ class QueueView(Struct, frozen=True, kw_only=True):
     """One queue. `oldest_s` is the age of its oldest live prediction. `run_s` is the recent time in a slot, or null.
 
     `directors` counts those with a recent heartbeat. `accepted`, `started` and `ended` count from the beginning.
+    `words` are the state for a person, and `shade` says how bad it is. A finding may change them: a run that hangs.
     """
 
     name: QueueName
@@ -64,13 +80,24 @@ class QueueView(Struct, frozen=True, kw_only=True):
     accepted: int
     started: int
     ended: int
+    words: str = ""
+    shade: Shade = "good"
+
+
+def words_of(stats: QueueStats) -> tuple[str, Shade]:
+    """Return the state of a queue for a person. A queue without directors and without work is idle."""
+    state = state_of(stats)
+    return ("idle", "calm") if state == "no_director" and not stats.live else SHOWN[state]
 
 
 def view_of(queue: QueueName, stats: QueueStats) -> QueueView:
     same = {name: getattr(stats, name) for name in QueueView.__struct_fields__ if hasattr(stats, name)}
+    words, shade = words_of(stats)
     differing = {
         "name": queue,
-        "model": queue.rpartition(":")[0],
+        "words": words,
+        "shade": shade,
+        "model": queue.rpartition(":")[0] or queue,  # a model without a queue stands under its own name
         "state": state_of(stats),
         "breaker": stats.breaker or "closed",
         "mode": stats.mode or "absorb",
@@ -99,10 +126,57 @@ def state_of(stats: QueueStats) -> QueueState:
     return next((state for state, is_so in found if is_so), "no_director")
 
 
+NOTHING: Final = QueueStats(
+    high=0,
+    normal=0,
+    low=0,
+    claimed=0,
+    delayed=0,
+    dead=0,
+    live=0,
+    oldest_ms=0,
+    directors=0,
+    streams=0,
+    read=0,
+    paused=False,
+    slots=0,
+    service_ms=0,
+    service_cost=0,
+    mode="",
+    max_queued=None,
+    breaker="",
+    starting=0,
+    setup_failed=0,
+    server_auth=0,
+    leaving=0,
+    tally={},
+)
+
+
+def stats_of_newcomers(directors: Sequence[DirectorFound]) -> dict[QueueName, QueueStats]:
+    """Return a row for each model that has directors and no queue yet, under the model's name: nothing can wait there,
+    and operators see why it is not served.
+    """
+    states: dict[QueueName, list[str]] = {}
+    for one in directors:
+        states.setdefault(one.last.queue, []).append(one.last.state)
+    return {
+        queue: replace(
+            NOTHING,
+            directors=len(found),
+            starting=found.count("starting"),
+            setup_failed=found.count("setup_failed"),
+            server_auth=found.count("server_auth"),
+        )
+        for queue, found in states.items()
+    }
+
+
 class ServerView(Struct, frozen=True, kw_only=True):
     """A model server as its director sees it: `state` holds `since`. `detail` says why it gets no work.
 
-    `failed_starts` counts starts in a row after none of which it could run anything.
+    `failed_starts` counts starts in a row after none of which it could run anything. `log`: the last lines of a setup
+    that failed.
     """
 
     url: str
@@ -111,6 +185,7 @@ class ServerView(Struct, frozen=True, kw_only=True):
     slots: int
     detail: str
     failed_starts: int
+    log: str = ""
 
 
 class BeatView(Struct, frozen=True, kw_only=True):
@@ -123,8 +198,12 @@ class BeatView(Struct, frozen=True, kw_only=True):
     held: int | None
 
 
+SILENT: Final = "silent"
+
+
 class DirectorView(Struct, frozen=True, kw_only=True):
-    """One director. `alive`: it sent a recent heartbeat. `held`: the claims that it then had.
+    """One director. `alive`: it sent a recent heartbeat; else `state` is `silent`, or `draining` if it said so, and its
+    servers and claims are those of its last one. `held`: the claims that it then had.
 
     `version` (of the software), `since` and `held` are null if its release does not report them.
     """
@@ -210,7 +289,7 @@ def director_view(found: DirectorFound) -> DirectorView:
         seen_at=iso(last.at_ms),
         since=None if about.since_ms is None else iso(about.since_ms),
         version=about.version or None,
-        state=last.state,
+        state=last.state if found.is_alive or last.state == "draining" else SILENT,
         slots=last.slots,
         held=found.held,
         queues=[

@@ -30,7 +30,7 @@ from director.core.settings import DirectorSettings
 from director.execution.active_claims import ActiveClaims
 from director.execution.consumer import ClaimPlanner, Consumer, Wakeup
 from director.execution.executor import Executor
-from director.execution.heartbeat import LONGEST_DETAIL, Heartbeat
+from director.execution.heartbeat import LONGEST_DETAIL, Heartbeat, SelfReport
 from director.execution.metering import DirectorGauges, Metering
 from director.execution.moderation import Moderator
 from director.execution.run_files import FileInputs, Storing
@@ -130,6 +130,8 @@ class Director:
         self._clock = clock
         self._scripts = services.scripts
         self._catalog = services.catalog
+        self._directors = services.directors
+        self._report = SelfReport(self.servers, clock)
         self._kind: Kind = "" if settings.kind == "prediction" else settings.kind
         runner_config(settings.runner, settings.runner_config)  # raises, also if the stored configuration replaces it
         if not settings.servers:
@@ -203,6 +205,8 @@ class Director:
     async def drain(self) -> None:
         """Claim nothing more, let runs finish, release the rest; end the servers last, if the settings say so."""
         self._draining = True
+        if self._queue is None:
+            await self._forget_newcomer()
         if self._consumer is not None and self._heartbeat is not None:
             await self._drain_claims(self._consumer, self._heartbeat)
         if self._settings.end_servers:
@@ -398,18 +402,41 @@ class Director:
     async def _recognize(self) -> None:
         """Find the queue before any server is ready, if another director registered it.
 
-        Then the heartbeat can report why predictions wait. Until then callers of the model learn what is awaited.
+        Then the heartbeat can report why predictions wait. Until then operators see the director under the name of its
+        model, and callers of the model learn what is awaited.
         """
         began = self._clock.monotonic()
+        has_noted = False
         while not self._queue_known.is_set():
             try:
                 await self._recognize_once()
                 self._has_looked = True
-                if not self._kind and not self._queue_known.is_set():
-                    await self._catalog.note_awaited(self._settings.model, self._awaited(began))
+                if not self._queue_known.is_set():
+                    has_noted = True
+                    await self._note_newcomer(began)
             except BackendUnavailable as exc:
                 log.warning("looking for the queue failed", extra={"error": str(exc)})
-            await self._clock.sleep(LOOK_AGAIN_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._queue_known.wait(), LOOK_AGAIN_S)
+        if has_noted:
+            await self._forget_newcomer()
+
+    async def _note_newcomer(self, began: float) -> None:
+        if not self._kind:
+            await self._catalog.note_awaited(self._settings.model, self._awaited(began))
+        state = self.servers.standing.state
+        about = self._report.encoded(held=0)
+        # it has no queue, so nothing is served yet, whatever its servers could do
+        shown = "starting" if state == "ready" else state
+        await self._directors.note_newcomer(self._newcomer, self.name, shown, about)
+
+    async def _forget_newcomer(self) -> None:
+        with suppress(BackendUnavailable):  # it is forgotten after some seconds anyway
+            await self._directors.forget_newcomer(self._newcomer, self.name)
+
+    @property
+    def _newcomer(self) -> str:
+        return self._settings.model + (f"~{self._kind}" if self._kind else "")
 
     def _awaited(self, began: float) -> Awaited:
         servers = self.servers.all

@@ -90,6 +90,7 @@ class SelfReport:
             slots=server.usable,
             detail=server.trouble[:LONGEST_DETAIL],
             failed_starts=server.failed_starts if server.gate.state == "open" else 0,  # a load is counted beside it
+            log=server.setup_log,
             has_schema=server.has_schema,
             is_other_version=server.is_other_version,
         )

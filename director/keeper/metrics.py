@@ -29,12 +29,14 @@ from director.core.policy import Lane
 from director.core.samples import Burns, burns
 from director.core.settings import KeeperSettings
 from director.diagnosis.overview import MOST_QUEUES, Overview
+from director.diagnosis.views import stats_of_newcomers
 from director.keeper.registry import Registry
 from director.keeper.shares import Shares
 from director.runtime.metric_table import METRICS, OTHER, QueueNames
 from director.runtime.metrics import RedisMeter, WebhookMeter
 from director.runtime.metrics import Registry as Metrics
 from director.runtime.sweep import sweep
+from director.store.directors import DirectorFound
 from director.store.queues import QueueHistory
 
 Labels = tuple[str, ...]
@@ -141,6 +143,7 @@ def _put(series: dict[Labels, float], labels: Labels, value: float | None, fold:
 
 
 LOOK_S: Final = 10.0
+GLANCE_S: Final = 2.0  # a model whose first setup fails is shown within 10 s of that
 LONGEST_S: Final = 60.0  # at most, so that an alert can fire
 SHARE: Final = 0.01
 STALE_S: Final = 60.0
@@ -170,6 +173,8 @@ class Observer(Collector):
     _state: State | None = None
     _since_s: float = field(init=False)
     _next_s: float = float("-inf")
+    _glance_s: float = float("-inf")
+    _newcomers: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._since_s = self._clock.monotonic()
@@ -187,13 +192,20 @@ class Observer(Collector):
         return families(self.state)
 
     async def look_in_time(self) -> None:
-        if self._clock.monotonic() >= self._next_s:
+        now_s = self._clock.monotonic()
+        if now_s < self._next_s and now_s >= self._glance_s:
+            self._glance_s = now_s + GLANCE_S
+            if _states(await self._overview.newcomers()) != self._newcomers:
+                self._next_s = now_s
+        if now_s >= self._next_s:
             await self.run_once()
             self._next_s = self._clock.monotonic() + self.pause_s
 
     async def run_once(self) -> State:
         queues = await self._registry.queues()
-        self._names.keep(queues)
+        newcomers = await self._overview.newcomers()
+        models, self._newcomers = stats_of_newcomers(newcomers), _states(newcomers)
+        self._names.keep([*queues, *models])
         awake = set(await self._registry.awake("observer"))
         asked = [queue for queue in queues if queue in awake or queue not in self._seen or self._seen[queue].stats.live]
         began = time.perf_counter()
@@ -201,24 +213,27 @@ class Observer(Collector):
             await self._look(asked[start : start + AT_ONCE])
         there = set(queues)
         self._seen = {queue: seen for queue, seen in self._seen.items() if queue in there}
-        found = await self._findings()
+        found = await self._findings(newcomers, models)
         took_s = time.perf_counter() - began
         whole = {"director_queues": float(len(queues)), **await self._owed(), **await self._server()}
         whole |= self._held()
         self.pause_s = min(max(LOOK_S, took_s / SHARE), LONGEST_S)
         whole["director_state_look_seconds"] = took_s
-        state = folded(self._seen, self._names, whole)
+        state = folded({**{model: Seen(stats) for model, stats in models.items()}, **self._seen}, self._names, whole)
         held = self._shares.last if self._settings.metrics_tenants else None
         of_accounts: dict[Labels, float] = {(name,): float(size) for name, size in held.first} if held else {}
         state = {**state, DATA_OF_ACCOUNTS: of_accounts, FINDINGS: found}
         self._state, self._since_s = state, self._clock.monotonic()
         return self._state
 
-    async def _findings(self) -> dict[Labels, float]:
+    async def _findings(
+        self, newcomers: Sequence[DirectorFound], models: Mapping[QueueName, QueueStats]
+    ) -> dict[Labels, float]:
         """Return how many findings of each code there are, by queue, where the page shows them too."""
         busy_first = sorted(self._seen, key=lambda queue: (-self._seen[queue].stats.live, queue))[:MOST_QUEUES]
         owed = len(await self._registry.owing())
-        _, found = await self._overview.judge({queue: self._seen[queue].stats for queue in busy_first}, owed=owed)
+        queues = {**models, **{queue: self._seen[queue].stats for queue in busy_first}}
+        _, found = await self._overview.judge(queues, newcomers, owed=owed)
         named = Counter((one.code, self._names.of(one.queue) if one.queue else "") for one in found)
         return {labels: float(count) for labels, count in named.items()}
 
@@ -302,6 +317,10 @@ class Observer(Collector):
             "director_redis_memory_limit_bytes": float(memory.get("maxmemory", 0)),
             "director_redis_durable": float(is_durable),
         }
+
+
+def _states(newcomers: Sequence[DirectorFound]) -> dict[str, str]:
+    return {one.name: one.last.state for one in newcomers}
 
 
 def _fullness(memory: dict[str, Any]) -> tuple[float, int]:

@@ -41,6 +41,9 @@ ALONE_WAIT_S: Final = 30.0  # at most
 ALONE_RUN_S: Final = 60.0  # at most
 # In a row, then half of the time: one death may end a hundred runs, and the pool has others to run
 MOST_ALONE_S: Final = 120.0
+# The end of a traceback, in each heartbeat while the setup stays failed
+LOG_LINES: Final = 8
+LOG_CHARS: Final = 1_000
 UNSEEN: Final = Health(status=HealthStatus.STARTING)
 
 FIRST_S: Final = 1.0
@@ -157,6 +160,7 @@ class Server(Struct, eq=False):
     start. `failed_starts`: in a row.
     `is_reserved`: for one run alone, so that it gives no permits. `has_schema`: it showed one when it was ready.
     `is_other_version`: that is not the schema of the version that is served.
+    `setup_log`: the last lines of its last setup, if that failed.
     `doubt`: set when it needs a restart; it gets no work until the watch has seen to that. `refusal`: why it did not
     let the director in; '' otherwise.
     """
@@ -180,6 +184,7 @@ class Server(Struct, eq=False):
     run_s: float = math.inf
     waiting: deque["Permit"] = msgspec.field(default_factory=deque)
     failed_starts: int = 0
+    setup_log: str = ""
     is_reserved: bool = False
     has_schema: bool = True
     is_other_version: bool = False
@@ -499,6 +504,10 @@ class Servers:
         if server.gate.state == "open":
             server.failed_starts = _failed_starts(server, health)
         server.health = health
+        if health.can_run:
+            server.setup_log = ""
+        elif health.status is HealthStatus.SETUP_FAILED and health.setup is not None:
+            server.setup_log = last_lines(health.setup.logs)
         self._refresh()
 
     def started(self, server: Server, since: str) -> None:
@@ -608,6 +617,12 @@ class Servers:
                 self._away_at, self._back_at = self._now(), None
         self.permits.refresh(*self.all)
         self.on_news()
+
+
+def last_lines(logs: str) -> str:
+    """Return the end of a log, '' for a single line: the detail of the server's health has that one."""
+    lines = logs[-LOG_CHARS:].rstrip().splitlines()[-LOG_LINES:]
+    return "\n".join(line.rstrip() for line in lines) if len(lines) > 1 else ""
 
 
 def _load(free: tuple[Server, int]) -> float:

@@ -4,16 +4,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import pipelined, server_ms, text
+from director.broker.redis_client import ask, pipelined, server_ms, text
 from director.core.ids import PredictionId, QueueName
 
 ALIVE_S: Final = 20.0  # as the scripts count them: ALIVE_MS in lib/keys
 MOST_OF_A_QUEUE: Final = 200
+MOST_NEWCOMERS: Final = 1_000
 AT_ONCE: Final = 100  # queues of one write
 SKEW_MS: Final = 1_000  # a smaller difference between the clocks of a director and of the server does not count
 LOOP: Final = 2  # failed starts in a row; fewer may be an accident
@@ -26,6 +27,7 @@ class ServerFound(Struct, frozen=True, kw_only=True):
     slots: int
     detail: str = ""
     failed_starts: int = 0
+    log: str = ""  # the last lines of a failed setup
     has_schema: bool = True  # directors of older releases do not say
     is_other_version: bool = False  # it shows another schema than the version that is served
 
@@ -129,9 +131,52 @@ class DirectorFound(Struct, frozen=True, kw_only=True):
         return self.silent_ms <= ALIVE_S * 1000
 
 
+class Report(Struct, frozen=True):
+    """The report of a director whose model has no queue yet. `state`: of its servers. `about`: an `About`."""
+
+    state: str
+    about: Raw
+
+
 class Directors:
     def __init__(self, redis: Redis) -> None:
         self._redis: Any = redis  # ours answers in bytes
+
+    async def newcomers(self) -> list[DirectorFound]:
+        """Return the directors whose model has no queue, because no server of it was ever ready. The name of the model
+        stands in place of the queue's. One that ends leaves the list, at the latest after 20 s.
+        """
+        now_ms = await server_ms(self._redis)
+        since_ms = now_ms - ALIVE_S * 1000
+        signs = await ask(
+            lambda: self._redis.zrangebyscore(keys.newcomers(), since_ms, "+inf", 0, MOST_NEWCOMERS, withscores=True)
+        )
+        named = [
+            (queue, name, int(at_ms)) for member, at_ms in signs for queue, _, name in [text(member).partition(" ")]
+        ]
+        reports = await pipelined(
+            self._redis, lambda pipe: [pipe.get(keys.newcomer(queue, name)) for queue, name, _ in named]
+        )
+        return [
+            DirectorFound(name=name, heartbeats=(_newcomer(queue, report, at_ms),), silent_ms=abs(now_ms - at_ms))
+            for (queue, name, at_ms), report in sorted(zip(named, reports, strict=True), key=lambda one: one[0])
+            if report is not None
+        ]
+
+    async def note_newcomer(self, queue: str, name: str, state: str, about: bytes) -> None:
+        at_ms = await server_ms(self._redis)
+        report = msgspec.json.encode(Report(state, Raw(about)))
+
+        def note(pipe: Any) -> None:
+            pipe.set(keys.newcomer(queue, name), report, px=int(ALIVE_S * 1000))
+            pipe.zadd(keys.newcomers(), {f"{queue} {name}": at_ms})
+            pipe.zremrangebyscore(keys.newcomers(), "-inf", at_ms - ALIVE_S * 1000)
+            pipe.pexpire(keys.newcomers(), int(ALIVE_S * 1000))
+
+        await pipelined(self._redis, note)
+
+    async def forget_newcomer(self, queue: str, name: str) -> None:
+        await ask(lambda: self._redis.zrem(keys.newcomers(), f"{queue} {name}"))
 
     async def of(self, queues: Sequence[QueueName]) -> list[DirectorFound]:
         """Return the directors of these queues by name. Of each queue the 200 newest heartbeats are read."""
@@ -171,6 +216,20 @@ class Directors:
 
 def _newest(heartbeats: Sequence[HeartbeatFound]) -> HeartbeatFound:
     return max(heartbeats, key=lambda heartbeat: heartbeat.at_ms)
+
+
+def _newcomer(queue: str, written: bytes, at_ms: int) -> HeartbeatFound:
+    try:
+        report = msgspec.json.decode(written, type=Report)
+    except msgspec.DecodeError:
+        report = Report("starting", Raw(b"{}"))
+    return HeartbeatFound(
+        queue=QueueName(queue),
+        at_ms=at_ms,
+        slots=0,
+        state=report.state,
+        about=about_of(bytes(report.about), at_ms=at_ms),
+    )
 
 
 def _heartbeat(queue: QueueName, at_ms: int, standing: str, about: bytes | None) -> HeartbeatFound:

@@ -39,6 +39,7 @@ ID = new_prediction_id(model="acme/echo", now_ms=SystemClock().now_ms())
 SAMPLES: dict[str, Any] = {
     "account": "a",
     "digest": "0" * 64,
+    "director": "d1",
     "file_id": ID,
     "host": "hooks.example",
     "lane": "normal",

@@ -36,7 +36,7 @@ async def test_operator_sets_visibility_of_a_model(operator: Operator, catalog: 
     await operator.types("model", "set", MODEL, "--visibility", "private", "--official", "yes")
     model = await catalog.model(MODEL)
     assert (model.visibility, model.is_official, model.latest) == ("private", True, VERSION)
-    assert (await operator.types("model", "list")).splitlines()[1].split() == [MODEL, "private", VERSION]
+    assert (await operator.types("model", "list")).splitlines()[1].split()[:4] == [MODEL, "private", VERSION, "idle"]
     [shown] = json.loads(await operator.types("models", "--json"))["results"]
     wanted = {"name": MODEL, "visibility": "private", "latest": VERSION, "is_official": True}
     assert shown | wanted == shown

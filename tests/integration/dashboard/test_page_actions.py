@@ -106,31 +106,12 @@ async def test_newest_step_of_a_chart_is_no_drop_to_zero(
 async def test_queue_that_fails_everything_is_red(window: Window, place: Place) -> None:
     await window.page.goto(place.url)
     state = """async ([queue, pace]) => (await import('/dashboard/states.js')).stateOf(queue, pace)"""
-    serving = {"state": "serving", "live": 1}
+    serving = {"state": "serving", "words": "serving", "shade": "good", "live": 1}
     assert await window.page.evaluate(state, [serving, {"succeeded": 0, "failed": 3}]) == ["all fail", "bad"]
     assert await window.page.evaluate(state, [serving, {"succeeded": 1, "failed": 3}]) == ["serving", "good"]
     assert await window.page.evaluate(state, [serving, None]) == ["serving", "good"]
-
-
-@pytest.mark.parametrize(
-    ("state", "code", "chip"),
-    [
-        ("serving", "run_hangs", ["a run hangs", "warn"]),
-        ("servers_starting", "servers_unwell", ["server unwell", "warn"]),
-        ("serving", "dead_letters", ["serving", "good"]),
-        ("paused", "run_hangs", ["paused", "warn"]),
-    ],
-)
-async def test_chip_of_a_queue_agrees_with_its_findings(
-    window: Window, place: Place, state: str, code: str, chip: list[str]
-) -> None:
-    await window.page.goto(place.url)
-    told = "async (given) => (await import('/dashboard/states.js')).stateOf(...given)"
-    finding = {"code": code, "queue": "acme/a:1", "level": "warn"}
-    queue = {"name": "acme/a:1", "state": state, "live": 1}
-    assert await window.page.evaluate(told, [queue, None, [finding]]) == chip
-    other = {"code": code, "queue": "acme/b:1", "level": "warn"}
-    assert "hangs" not in (await window.page.evaluate(told, [queue, None, [other]]))[0]
+    hanging = {**serving, "words": "a run hangs", "shade": "bad"}
+    assert await window.page.evaluate(state, [hanging, None]) == ["a run hangs", "bad"], "as `top` says"
 
 
 async def test_figures_without_a_fresh_source_are_grey_with_their_age(window: Window, place: Place) -> None:

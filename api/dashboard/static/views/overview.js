@@ -14,7 +14,7 @@ const part = (pace) => (ran(pace) ? pace.failed / ran(pace) : -1);
 // head, how a row is sorted by it (`pace`: how its predictions ended in the range), is it a number
 const COLUMNS = [
   ["Queue", (queue) => queue.name, false],
-  ["State", (queue, pace, findings) => stateOf(queue, pace, findings)[0], false],
+  ["State", (queue, pace) => stateOf(queue, pace)[0], false],
   ["Waiting", (queue) => waiting(queue), true],
   ["Oldest", (queue) => queue.oldest_s ?? -1, true],
   ["Running", (queue) => queue.claimed, true],
@@ -37,7 +37,7 @@ export function overview({ session, signal }) {
   let falling = false;
 
   const heads = COLUMNS.map(([name, , isNumber], at) => h("th", { scope: "col", class: isNumber ? "num" : null }, h("button", { type: "button", class: "sort", on: { click: () => sortBy(at) } }, name)));
-  const show = keyed(body, (queue) => queue.name, (queue) => line(queue, (name) => paces.get(name), () => session.live.last.findings));
+  const show = keyed(body, (queue) => queue.name, (queue) => line(queue, (name) => paces.get(name)));
 
   function sortBy(at) {
     falling = by === at ? !falling : COLUMNS[at][2];
@@ -49,7 +49,7 @@ export function overview({ session, signal }) {
     const snapshot = session.live?.last;
     if (!snapshot) return;
     const wanted = filter.value.trim().toLowerCase();
-    const key = (queue) => COLUMNS[by][1](queue, paces.get(queue.name), snapshot.findings);
+    const key = (queue) => COLUMNS[by][1](queue, paces.get(queue.name));
     const queues = snapshot.queues.filter((queue) => queue.name.includes(wanted))
       .sort((a, b) => (key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : 0) * (falling ? -1 : 1));
     show(queues);
@@ -88,7 +88,7 @@ function sums(place, snapshot) {
   });
 }
 
-function line(first, paceOf, findings) {
+function line(first, paceOf) {
   const state = h("span", {});
   const cells = Array.from({ length: 8 }, () => h("td", { class: "num" }));
   const [all, oldest, running, done, failed, waits, runs, dead] = cells;
@@ -97,7 +97,7 @@ function line(first, paceOf, findings) {
     node,
     update(queue) {
       const pace = paceOf(queue.name);
-      const [words, kind] = stateOf(queue, pace, findings());
+      const [words, kind] = stateOf(queue, pace);
       say(state, words);
       state.className = `chip ${kind}`;
       say(all, count(waiting(queue)));

@@ -16,6 +16,7 @@ export const predictionLink = (id) => h("a", { href: `#/predictions/${id}`, clas
 /** A link to a queue. A narrow column breaks it before the version. */
 export const queueLink = (name) => {
   const at = name.lastIndexOf(":");
+  if (at < 0) return h("a", { href: "#/directors" }, name); // a model without a queue yet
   return h("a", { href: `#/queues/${name.split("/").map(encodeURIComponent).join("/")}` }, name.slice(0, at), h("wbr"), name.slice(at));
 };
 
@@ -130,7 +131,7 @@ const linked = (text) => text.split("`").map((words, at) => (at % 2 ? h("code", 
 /** One thing that needs a person: what it is, where, who can act, and the command that shows or mends it. */
 export function finding(one) {
   return h("li", { class: one.level, "data-code": one.code },
-    h("strong", {}, one.title), one.queue ? [": ", elsewhere(queueLink(one.queue))] : null, one.detail ? h("p", {}, linked(one.detail)) : null, one.ask ? h("code", {}, one.ask) : null, one.who ? h("span", { class: "hint" }, ` Who acts: ${one.who}`) : null);
+    h("strong", {}, one.title), one.queue ? [": ", elsewhere(queueLink(one.queue))] : null, one.detail ? h("p", {}, linked(one.detail)) : null, one.log ? h("pre", { class: "log" }, one.log) : null, one.ask ? h("code", {}, one.ask) : null, one.who ? h("span", { class: "hint" }, ` Who acts: ${one.who}`) : null);
 }
 
 /** Where a waiting prediction stands, in words. */

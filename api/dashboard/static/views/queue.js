@@ -42,7 +42,8 @@ export function queue({ params: [name], session, signal }) {
       listed.catch(() => {}); // where both fail, the first is told
       const seen = await ask(`${path}?history=0`, { signal });
       if (signal.aborted) return;
-      const [words, kind] = stateOf(seen, pace, session.live.last?.findings);
+      const judged = session.live.last?.queues.find((one) => one.name === name) ?? seen; // with what findings say of it
+      const [words, kind] = stateOf({ ...seen, words: judged.words, shade: judged.shade }, pace);
       stop.hidden = seen.paused;
       go.hidden = !seen.paused;
       refill(head, h("p", {}, h("span", { class: `chip ${kind}` }, words)), numbers(seen));
