@@ -24,9 +24,10 @@ from api.admin import accounts as admin_accounts
 from api.admin import dead, overview, queues, system
 from api.admin import models as admin_models
 from api.admin import predictions as admin_predictions
+from api.cors import Origins, may_read
 from api.errors import head_too_large, invalid_host, is_expected, problem_of, too_many_connections
 from api.files import files, outputs
-from api.http import Request, allowed_hosts, names_allowed_host, proxy_networks
+from api.http import Request, allowed_hosts, carry, names_allowed_host, proxy_networks
 from api.models import collections, deployments, models
 from api.predictions import predictions, streams
 from api.route import Handler, Route, routes_of
@@ -45,6 +46,8 @@ ROUTES: Final = routes_of(
 )
 
 RETRY_AFTER_S: Final = 5
+# An answer without a rule of its own may change. Some frameworks cache such a GET for ever
+NEVER_CACHED: Final = (b"cache-control", b"no-store")
 METRICS_PATH: Final = b"/metrics"
 NAMED: Final = re.compile(r"\(\?P<\w+>")
 
@@ -60,7 +63,7 @@ def create_app(
     is too weak. `tracing` replaces the environment's. Raises SettingsError for an invalid address or file of sites.
     """
     proxy_networks(settings.trusted_proxies)
-    hosts, plan, meters = allowed_hosts(settings), Plan.of(settings), Meters()
+    hosts, plan, meters, origins = allowed_hosts(settings), Plan.of(settings), Meters(), Origins.of(settings)
 
     @asynccontextmanager
     async def lifespan(_app: Any) -> AsyncIterator[State]:
@@ -71,12 +74,13 @@ def create_app(
             yield state
         await spans.aclose()
 
-    return Api(ROUTES, otherwise=dashboard.elsewhere, meters=meters, hosts=hosts, lifespan=lifespan)
+    return Api(ROUTES, otherwise=dashboard.elsewhere, meters=meters, hosts=hosts, origins=origins, lifespan=lifespan)
 
 
 class Api:
     """The ASGI application: it finds the route, answers what the handler returns or raises, and counts both.
-    `otherwise` answers unknown paths. `hosts`: those that a request may name; empty: any. An unexpected exception is
+    `otherwise` answers unknown paths. `hosts`: those that a request may name; empty: any. `origins`: web pages whose
+    scripts may read every answer. An unexpected exception is
     answered with 500 and raised again, to be logged.
     """
 
@@ -87,12 +91,14 @@ class Api:
         otherwise: Handler,
         meters: Meters,
         hosts: frozenset[str] = frozenset(),
+        origins: Origins = Origins(),  # noqa: B008 - it is frozen
         lifespan: Lifespan[Any] | None = None,
     ) -> None:
         self.routes: Final = tuple(routes)
         self.meters: Final = meters
         self._otherwise: Final = otherwise
         self._hosts: Final = hosts
+        self._origins: Final = origins
         self._named: Final = _Paths(route for route in self.routes if route.name)
         self._plain: Final = _Paths(route for route in self.routes if not route.name)
         self.router: Final = Router(lifespan=lifespan)
@@ -122,6 +128,8 @@ class Api:
         """Count the response before it is sent, and add the headers that its request carries."""
         path = scope["route"].path if "route" in scope else NO_ROUTE
         self.meters.answered(path, scope["method"], response.status_code, time.perf_counter() - began)
+        if not any(name == b"cache-control" for name, _ in response.raw_headers):
+            response.raw_headers.append(NEVER_CACHED)
         response.raw_headers += scope["state"].get("carried", ())
         return response
 
@@ -133,15 +141,19 @@ class Api:
         if (found := self._named.find(method, path)) is not None:
             scope["path"] = path
         elif (found := self._plain.find(method, scope["path"])) is None:
+            carry(request, self._origins.headers(request.headers))
             return await self._otherwise(request)
         scope["route"], scope["path_params"] = found
         methods = found[0].methods
         route = methods.get("GET" if method == "HEAD" else method)
+        if read_by := self._origins.headers(request.headers, route or methods.get("GET")):
+            carry(request, read_by)
         if route is None:
             headers = {"Allow": ", ".join(sorted({*methods, "OPTIONS", *(("HEAD",) if "GET" in methods else ())}))}
             if method != "OPTIONS":
                 raise HTTPException(405, headers=headers)
-            return Response(status_code=204, headers=headers)
+            may_send = self._origins.preflight(request.headers, methods) if may_read(read_by) else {}
+            return Response(status_code=204, headers={**headers, **may_send})
         if route.scopes:
             request.account = await auth.authenticate(request, *route.scopes, bucket=route.bucket, frees=route.frees)
         return await answer_at_site(request, route)

@@ -8,6 +8,7 @@ Headers that a request carries are sent with any response to it.
 import asyncio
 import base64
 import binascii
+import codecs
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -56,6 +57,14 @@ MAX_NESTING: Final = 100
 LONGEST_S: Final = 30.0
 MOST_DIGITS: Final = 20
 QUOTED: Final = re.compile(r"(?<=^Invalid enum value) .*?( - at `[^`]*`)?$", re.DOTALL)
+# UTF-32 before UTF-16, whose mark it begins with
+BYTE_ORDER_MARKS: Final = {
+    "UTF-8": codecs.BOM_UTF8,
+    "UTF-32, little-endian": codecs.BOM_UTF32_LE,
+    "UTF-32, big-endian": codecs.BOM_UTF32_BE,
+    "UTF-16, little-endian": codecs.BOM_UTF16_LE,
+    "UTF-16, big-endian": codecs.BOM_UTF16_BE,
+}
 OPEN, CLOSE = b"[{", b"]}"
 STRUCTURE: Final = OPEN + CLOSE + b'"'
 NOT_STRUCTURE: Final = bytes(byte for byte in range(256) if byte not in STRUCTURE)
@@ -129,6 +138,8 @@ def decode_json(body: bytes, kind: type[T]) -> T:
     """Decode one JSON text as `kind`. Raises a 400 for anything else. Of two equal keys the last wins."""
     if not body.strip():
         raise malformed("The body is empty: a JSON object is required.")
+    if mark := next((name for name, mark in BYTE_ORDER_MARKS.items() if body.startswith(mark)), ""):
+        raise malformed(f"The body begins with a byte order mark of {mark}: send UTF-8 without one.")
     try:
         # a Raw is passed on undecoded, so this is the only check of its encoding
         body.decode()
@@ -262,7 +273,8 @@ def raw(headers: Mapping[str, str]) -> RawHeaders:
 
 
 def carry(request: BaseRequest, headers: RawHeaders) -> None:
-    request.scope["state"]["carried"] = headers
+    state = request.scope["state"]
+    state["carried"] = (*state.get("carried", ()), *headers)
 
 
 def base_url(request: BaseRequest) -> str:

@@ -60,6 +60,8 @@ class Route(Struct, eq=False):
     counts against: all that stores or runs something counts as a create. `frees`: it only ends or deletes, so a
     suspended account may call it too.
 
+    `is_open`: its address is the permission, so scripts of any web page may read it.
+
     `site`: whose services are in `request.services`: the home's, or those of the site that X-Site names. `of`: reads
     from the path which prediction this is about. Then its id is in `request.prediction_id`, the services are those of
     its site, and a handler that raises Moved is called again with those of the new site.
@@ -73,6 +75,7 @@ class Route(Struct, eq=False):
     scopes: tuple[Scope, ...] = ()
     bucket: BucketName = "read"
     frees: bool = False
+    is_open: bool = False
     site: Literal["home", "asked"] = "home"
     of: Callable[[Request], PredictionId] | None = None
     parameters: tuple[Parameter, ...] = ()

@@ -184,6 +184,7 @@ async def delete_file(request: Request) -> Response:
     parameters=(*SIGNED, *PART),
     answers=BYTES,
     refusals={416, 503},
+    is_open=True,
 )
 @Route(
     "GET",
@@ -197,6 +198,7 @@ async def delete_file(request: Request) -> Response:
     parameters=(*SIGNED, *PART),
     answers=BYTES,
     refusals={416, 503},
+    is_open=True,
 )
 async def download_file(request: Request) -> Response:
     services, query = request.services, request.query_params

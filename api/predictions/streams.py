@@ -15,9 +15,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.errors import Moved, data_removed, not_found, too_many_streams
-from api.http import Request, carry, raw, until_gone
+from api.http import Request, until_gone
 from api.predictions.stream_events import Mark
-from api.route import NO_BODY, Answer, Parameter, Route
+from api.route import Answer, Parameter, Route
 from director.core.ids import PredictionId, is_prediction_id
 
 STREAM: Final = {
@@ -92,14 +92,6 @@ def read_address(text: str) -> Address | None:
     return Address(PredictionId(match[1]), match[2])
 
 
-CORS: Final = raw({"Access-Control-Allow-Origin": "*"})
-PREFLIGHT: Final = {
-    "Access-Control-Allow-Methods": "GET",
-    "Access-Control-Allow-Headers": "Authorization, Cache-Control, Last-Event-ID",
-    "Access-Control-Max-Age": "86400",
-}
-
-
 class StreamEvent(Struct, frozen=True):
     """One server-sent event. `data`: of output one item, of logs a text, of others an object as JSON."""
 
@@ -109,27 +101,10 @@ class StreamEvent(Struct, frozen=True):
 
 
 def _prediction_of(request: Request) -> PredictionId:
-    carry(request, CORS)
     address = read_address(request.path_params["address"])
     if address is None:
         raise not_found()
     return address.id
-
-
-@Route(
-    "OPTIONS",
-    "/streams/{address}",
-    name="streams.preflight",
-    summary="Answer a browser's preflight of a stream",
-    about=(
-        "A browser sends this before it reads a stream from a page of another site. Any site may read a stream, "
-        "because its address is the permission."
-    ),
-    answers={204: NO_BODY},
-)
-async def preflight(request: Request) -> Response:
-    carry(request, CORS)
-    return Response(status_code=204, headers=PREFLIGHT)
 
 
 @Route(
@@ -144,19 +119,24 @@ async def preflight(request: Request) -> Response:
     ),
     parameters=(
         Parameter("Last-Event-ID", "Go on after this event.", place="header"),
-        Parameter("last_event_id", "The same, for clients that cannot send the header."),
+        Parameter(
+            "last_event_id",
+            "The same, for clients that cannot send the header. Spelled as polyfills do, it counts too: `lastEventId`, "
+            "`lastEventID`, `Last-Event-ID`, `evs_last_event_id`.",
+        ),
     ),
     answers={
         200: Answer("Its output and logs, from the start or after an event.", StreamEvent, STREAM["Content-Type"]),
         204: Answer("The end was sent already."),
     },
     refusals={410, 503},
+    is_open=True,
     of=_prediction_of,
 )
 async def stream(request: Request) -> Response:
     """Answer 204 to a reader that already has the end, so that browsers do not connect again."""
     readers, address = request.services.readers, read_address(request.path_params["address"])
-    mark = Mark.parse(request.headers.get("last-event-id") or request.query_params.get("last_event_id", ""))
+    mark = Mark.parse(request.headers.get("last-event-id") or _id_in_query(request))
     known = await readers.scripts.replay(request.prediction_id, after=0, count=0, most_bytes=0)
     if address is None or known is None or not address.opens(known.ticket):
         raise not_found()
@@ -174,3 +154,13 @@ async def stream(request: Request) -> Response:
         raise too_many_streams(retry_after=RETRY_AFTER_S)
     tell = partial(readers.read, request.prediction_id, mark, account=known.account, is_over=known.is_terminal)
     return EventStream(tell)
+
+
+UNSPELLED: Final = re.compile(r"[_-]")
+RESUMES: Final = frozenset({"lasteventid", "evslasteventid"})
+
+
+def _id_in_query(request: Request) -> str:
+    """Return the id in the query, however a polyfill spells its name. Of several the last is the newest."""
+    found = [text for name, text in request.query_params.multi_items() if UNSPELLED.sub("", name).lower() in RESUMES]
+    return found[-1] if found else ""

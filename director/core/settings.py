@@ -77,6 +77,8 @@ class ApiSettings(CommonSettings, frozen=True, kw_only=True):
     """Base of the URLs in answers, without /v1; empty: the request's own."""
     allowed_hosts: tuple[str, ...] = ()
     """Hosts that a request may name, beside loopback and that of DIRECTOR_PUBLIC_URL; empty: any."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins of web pages whose scripts may use the API with a token, as https://app.example; *: any; empty: none."""
     trusted_proxies: tuple[str, ...] = ()
     """Addresses or networks of proxies whose X-Forwarded-Proto and -Host are trusted; empty: none."""
     max_body_bytes: Annotated[int, Meta(ge=1024)] = 1 << 20

@@ -266,6 +266,23 @@ async def test_browser_may_send_the_headers_that_it_needs(live: LiveApi, asker: 
     assert {"last-event-id", "cache-control", "authorization"} <= set(allowed.split(", "))
 
 
+@pytest.mark.parametrize(
+    "spelled", ["last_event_id", "lastEventId", "lastEventID", "Last-Event-ID", "evs_last_event_id"]
+)
+async def test_polyfill_resumes_by_a_parameter_however_it_is_spelled(
+    live: LiveApi, asker: Asker, director: PlayedDirector, spelled: str
+) -> None:
+    made = await asker.create(live)
+    claim = await director.claim()
+    await director.finish(claim)
+    whole = (await asker.http.get(made["urls"]["stream"])).text
+    ids = [line.removeprefix("id: ") for line in whole.splitlines() if line.startswith("id: ")]
+    answer = await asker.http.get(made["urls"]["stream"], params={spelled: ids[-1]})
+    assert answer.status_code == 204, "it has the end"
+    again = await asker.http.get(made["urls"]["stream"], params=[(spelled, "0:0:0"), (spelled, ids[-1])])
+    assert again.status_code == 204, "the last one is the newest"
+
+
 async def test_head_answers_without_following_the_stream(live: LiveApi, asker: Asker) -> None:
     answer = await asker.http.head((await asker.create(live))["urls"]["stream"])
     assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream")
