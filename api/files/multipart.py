@@ -2,9 +2,13 @@
 body that arrives too slowly. Raises only Problems and Starlette's ClientDisconnect.
 """
 
+import re
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import suppress
+from email.header import decode_header, make_header
 from typing import Final
+from urllib.parse import unquote_to_bytes
 
 import anyio
 from msgspec import Struct
@@ -22,7 +26,6 @@ LEAST_BYTES_S: Final = 16 << 10
 JUDGED_S: Final = 30.0  # of waiting for the caller: time in the store does not count
 FRAMING_BYTES: Final = 256 << 10  # of a body beside its largest part: boundaries, headers and the other parts
 BLOCK_BYTES: Final = 256 << 10
-WORDS: Final = (b"name", b"filename")
 
 
 class Part(Struct, frozen=True):
@@ -169,12 +172,87 @@ class Form:
         self._is_over = True
 
 
+# Names of files come in more spellings than one: plain, with RFC 5987's charset (`filename*=UTF-8''na%C3%AFve.png`), in
+# RFC 2231's numbered pieces, or as encoded words of mail. RFC 7578 forbids all but the first, and clients send them
+PARAMETER: Final = re.compile(r';\s*([^\s=;"]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^;]*)')
+PIECE: Final = re.compile(r"([^*]+)\*(?:(\d{1,3})(\*)?)?")
+EXTENDED: Final = re.compile(r"([A-Za-z0-9_-]{1,40})'[^']{0,40}'(.*)", re.DOTALL)
+CHARSET: Final = re.compile(
+    r"utf-?8|us-ascii|iso-8859-\d{1,2}|windows-\d{3,4}|gb2312|gbk|gb18030|big5|shift[_-]jis|euc-(?:jp|kr)|koi8-[ru]",
+    re.IGNORECASE,
+)
+BAD_PERCENT: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
+ENCODED_WORDS: Final = re.compile(r"(?:=\?[A-Za-z0-9_-]{1,40}\?[BbQq]\?[^?\s]*\?=\s*)+")
+AS_FORMS_ESCAPE: Final = {"%22": '"', "%0D": "\r", "%0A": "\n"}
+NAMED_AS: Final = "filename*=UTF-8''na%C3%AFve.png"
+
+
 def _part(headers: dict[bytes, bytes]) -> Part:
-    kind, options = parse_options_header(headers.get(b"content-disposition", b"").decode("latin-1"))
-    if kind != b"form-data" or b"name" not in options:
+    value = _text(headers.get(b"content-disposition", b""))
+    kind, parameters = value.partition(";")[0], _parameters(value)
+    if kind.strip().lower() != "form-data" or (name := _named(parameters, "name")) is None:
         raise _unreadable()
-    name, filename = (None if word is None else word.decode(errors="replace") for word in map(options.get, WORDS))
-    return Part(name or "", filename, headers.get(b"content-type", b"").decode("latin-1").strip())
+    kind = headers.get(b"content-type", b"").decode("latin-1").strip()
+    return Part(name, _named(parameters, "filename"), kind)
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
+def _parameters(value: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for match in PARAMETER.finditer(value):
+        given = match[2].strip()
+        if len(given) > 1 and given[0] == given[-1] == '"':
+            given = re.sub(r'\\(["\\])', r"\1", given[1:-1])
+        found.setdefault(match[1].lower(), given)
+    return found
+
+
+def _named(parameters: dict[str, str], name: str) -> str | None:
+    """Return a parameter in the best of its spellings. Raises a 400 if the only one cannot be decoded."""
+    plain = parameters.get(name)
+    pieces = [
+        (match, given) for key, given in parameters.items() if (match := PIECE.fullmatch(key)) and match[1] == name
+    ]
+    extended = _extended([(int(match[2] or 0), not match[2] or bool(match[3]), given) for match, given in pieces])
+    if extended is not None:
+        return extended
+    if plain is None:
+        if pieces:
+            raise malformed(f"The name of a part cannot be decoded: it must be as in {NAMED_AS}")
+        return None
+    if ENCODED_WORDS.fullmatch(plain):
+        with suppress(ValueError, LookupError):  # binascii's errors are ValueErrors
+            return str(make_header(decode_header(plain)))
+    for escaped, letter in AS_FORMS_ESCAPE.items():
+        plain = plain.replace(escaped, letter)
+    return plain
+
+
+def _extended(pieces: Sequence[tuple[int, bool, str]]) -> str | None:
+    """Decode `name*`, or `name*0`, `name*1*`, … by their numbers. None without any, or if one cannot be decoded."""
+    if not pieces:
+        return None
+    ordered = sorted(pieces)
+    charset, whole = "utf-8", b""
+    for place, (_, is_encoded, given) in enumerate(ordered):
+        text = given
+        if is_encoded and place == 0:
+            if (found := EXTENDED.fullmatch(given)) is None or not CHARSET.fullmatch(found[1]):
+                return None
+            charset, text = found[1], found[2]
+        if is_encoded and BAD_PERCENT.search(text):
+            return None
+        whole += unquote_to_bytes(text) if is_encoded else text.encode(charset, errors="replace")
+    try:
+        return whole.decode(charset)
+    except (UnicodeDecodeError, LookupError):
+        return None
 
 
 def _unreadable() -> Problem:

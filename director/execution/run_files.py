@@ -14,12 +14,13 @@ from msgspec import Raw, Struct
 
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
+from director.core.data_uri import DataUri
 from director.core.errors import BackendUnavailable
 from director.core.ids import FileId, PredictionId, is_file_id
 from director.core.schema import Record
 from director.core.settings import DirectorSettings
 from director.core.states import WebhookEvent
-from director.execution.uploads import DataUri, Span, substituted, unescaped
+from director.execution.uploads import Span, substituted, unescaped
 from director.files.caller_files import CallerFiles
 from director.files.store import FileName, OutputStore, file_name, name_of
 from director.servers.runners.runner import ServerFile

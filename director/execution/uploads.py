@@ -4,17 +4,16 @@ Output without files goes through at once unless an earlier output waits, so the
 to an upload counts, and answers that were not asked for are ignored.
 """
 
-import base64
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
-from urllib.parse import unquote_to_bytes
 
 import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
+from director.core.data_uri import DataUri, is_data_uri, read_data_uri
 from director.servers.runners.runner import BLOCK_BYTES, Ended, Produced, Received, ServerFile
 
 # An output is JSON that was validated before, and only the replaced strings change. A string that only looks like a
@@ -22,36 +21,11 @@ from director.servers.runners.runner import BLOCK_BYTES, Ended, Produced, Receiv
 
 # In valid JSON, a quote that follows no backslash and precedes `data:` begins a string
 STRING: Final = re.compile(
-    rb'(?<!\\)"(data:[^"\\]*+(?:\\.[^"\\]*+)*+|director-file:[0-9a-f]{32})"(?!\s*+:)'
+    rb'(?<!\\)"((?i:data):[^"\\]*+(?:\\.[^"\\]*+)*+|director-file:[0-9a-f]{32})"(?!\s*+:)'
 )  # the names are those of director.servers.runners.inbox
+MAY_HAVE: Final = re.compile(rb'"data:', re.IGNORECASE)
 Span = tuple[int, int]
 NO_FILES: Final[Mapping[str, ServerFile]] = {}
-HEAD: Final = re.compile(
-    r"data:(?P<type>[a-z0-9][a-z0-9.+_-]{0,63}/[a-z0-9][a-z0-9.+_-]{0,63})?"
-    r"(?:;charset=(?P<charset>[a-z0-9-]{1,32})|;[a-z0-9-]{1,32}=[^;,]{0,128}){0,4}(?P<base64>;base64)?,",
-    re.IGNORECASE,
-)
-LONGEST_HEAD: Final = 1024
-TEXT: Final = "text/plain"
-
-
-class DataUri(Struct, frozen=True):
-    """A file in a data URI. `body` is its data as written there."""
-
-    content_type: str
-    is_base64: bool
-    body: bytes
-
-    @property
-    def size(self) -> int:
-        return len(self.body)
-
-    def decoded(self) -> bytes:
-        """Return the file. Raises ValueError if the body is not valid base64."""
-        data = unquote_to_bytes(self.body)
-        if not self.is_base64:
-            return data
-        return base64.b64decode(data + b"=" * (-len(data) % 4), validate=True)
 
 
 class FoundFiles(Struct, frozen=True):
@@ -66,9 +40,9 @@ def find(output: Raw, *, inline: int, received: Mapping[str, ServerFile] = NO_FI
     data = bytes(output)
     files: list[DataUri | ServerFile] = []
     places = []
-    for match in STRING.finditer(data) if received or b'"data:' in data else ():
+    for match in STRING.finditer(data) if received or MAY_HAVE.search(data) else ():
         string = match[1]
-        file = _read(string, inline) if string.startswith(b"data:") else received.get(string.decode())
+        file = _read(string, inline) if is_data_uri(string) else received.get(string.decode())
         if file is not None:
             files.append(file)
             places.append(match.span())
@@ -101,13 +75,10 @@ def _read(string: bytes, inline: int) -> DataUri | None:
         if (text := unescaped(string)) is None:
             return None
         string = text.encode()
-    head = HEAD.match(string[:LONGEST_HEAD].decode("ascii", errors="replace"))
-    if head is None or not (head["type"] or head["base64"]):
+    uri = read_data_uri(string)
+    if uri is None or (inline and uri.content_type.startswith("text/") and uri.size <= inline):
         return None
-    kind = (head["type"] or TEXT).lower()
-    charset = f"; charset={head['charset'].lower()}" if head["charset"] and kind.startswith("text/") else ""
-    uri = DataUri(kind + charset, bool(head["base64"]), string[head.end() :])
-    return None if inline and kind.startswith("text/") and uri.size <= inline else uri
+    return uri
 
 
 Output = Produced | Ended

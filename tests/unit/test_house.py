@@ -57,6 +57,7 @@ PURE = (
     "director.core.view",
     "director.core.figures",
     "director.core.ids",
+    "director.core.data_uri",
     "director.core.json_pointer",
     "director.core.model_config",
     "director.core.policy",

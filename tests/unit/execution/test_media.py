@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
+from director.core.data_uri import DataUri, read_data_uri
 from director.execution.uploads import filled, find
 
 PNG = "data:image/png;base64," + base64.b64encode(b"\x89PNG, nearly").decode()
@@ -48,6 +49,49 @@ def test_what_is_no_file_stays_byte_for_byte() -> None:
 )
 def test_a_text_that_looks_a_little_like_one_is_left_alone(text: str) -> None:
     assert stored([text, PNG]) == [text, URL]
+
+
+BYTES = bytes(range(256)) + b"?>"
+PLAIN = base64.b64encode(BYTES).decode()
+BROKEN = "\r\n".join(PLAIN[at : at + 76] for at in range(0, len(PLAIN), 76))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (f"DATA:IMAGE/PNG;BASE64,{PLAIN}", "image/png"),
+        (f"Data:image/png;Base64,{PLAIN}", "image/png"),
+        (f"data:image/png;base64,{BROKEN}", "image/png"),
+        (f"data:image/png;base64,{BROKEN.replace(chr(13), '%0D').replace(chr(10), '%0A')}", "image/png"),
+        (f"data:image/png;base64,{base64.urlsafe_b64encode(BYTES).decode()}", "image/png"),
+        (f"data:image/png;base64,{PLAIN.rstrip('=')}", "image/png"),
+        (f"data:image/png;base64,{PLAIN.replace('+', '%2B').replace('/', '%2F').replace('=', '%3D')}", "image/png"),
+        (f"data: image/png; base64,{PLAIN}", "image/png"),
+        (f'data:image/png;name="a;b,c.png";base64,{PLAIN}', "image/png"),
+        (f"data:text/csv;charset=UTF-8;header=present;base64,{PLAIN}", "text/csv; charset=utf-8"),
+        (f'data:text/csv;charset="utf-8";base64,{PLAIN}', "text/csv; charset=utf-8"),
+        (f"data:;base64,{PLAIN}", "text/plain"),
+        (
+            f"data:application/vnd.openxmlformats-officedocument.presentationml.slideshow.x{'y' * 40};base64,{PLAIN}",
+            None,
+        ),
+    ],
+)
+def test_data_uri_is_decoded_however_it_is_written(text: str, kind: str | None) -> None:
+    found = find(raw({"file": text}), inline=0)
+    assert found is not None
+    [file] = found.files
+    assert isinstance(file, DataUri)
+    assert file.decoded() == BYTES
+    assert kind is None or file.content_type == kind
+
+
+@pytest.mark.parametrize("body", ["A", "AAAA*", "AAAA=AAAA", "é"])
+def test_invalid_base64_is_refused(body: str) -> None:
+    found = read_data_uri(f"data:image/png;base64,{body}".encode())
+    assert found is not None
+    with pytest.raises(ValueError, match=r"."):
+        found.decoded()
 
 
 def test_the_name_of_a_member_is_no_file() -> None:
