@@ -1,10 +1,6 @@
-"""A client of the API over HTTP, with a token; inputs and outputs as files. A refusal becomes one line with the next
-step.
-"""
+"""A client of the API over HTTP, with a token. A refusal becomes one line with the next step."""
 
 import argparse
-import base64
-import mimetypes
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -18,6 +14,7 @@ from msgspec import Raw, Struct
 
 from director.cli.arguments import did_you_mean
 from director.cli.contexts import Context, checked_url, chosen
+from director.cli.inputs import Described
 from director.core.errors import DirectorError
 from director.core.schema import Place
 from director.core.states import TERMINAL, Status
@@ -28,8 +25,6 @@ T = TypeVar("T")
 
 BEFORE_FAULT: Final = re.compile(r"^- (?:(\S+): (?=\1 ))?")  # the name of a field whose fault begins with it
 ANSWER_S: Final = 30.0
-FETCHED: Final = ("http://", "https://")
-FETCH_S: Final = 60.0
 # Answers of a service, or of a proxy before it, that is away for a short time
 NOT_NOW: Final = frozenset({429, 502, 503, 504})
 NO_SUCH: Final = 404
@@ -151,15 +146,14 @@ class Client:
         names = [f"{one['owner']}/{one['name']}" for one in listed.results]
         return did_you_mean(model, names) or "`director models` lists all."
 
-    def inputs(self, model: str) -> list[str] | None:
-        """Return the names of a model's inputs, or None if they are unknown."""
+    def describe(self, model: str) -> Described | None:
+        """Return a model's inputs and its output, or None if they are unknown."""
         name, _, version = model.partition(":")
         path = f"/v1/models/{name}/versions/{version}" if version else f"/v1/models/{name}"
         try:
             found = read(self._ask("GET", path), dict[str, Any])
-            schema = (found if version else found["latest_version"])["openapi_schema"]
-            return list(schema["components"]["schemas"]["Input"]["properties"])
-        except (Refused, KeyError, TypeError):
+            return Described.of((found if version else found["latest_version"])["openapi_schema"])
+        except (Refused, KeyError, TypeError, AttributeError):
             return None
 
     def list(self, filters: Mapping[str, str]) -> Iterator[Raw]:
@@ -229,55 +223,3 @@ def _detail(answer: httpx.Response) -> str:
         return f"the service answered {answer.status_code}."
     said = str(problem.get("detail") or problem.get("title") or f"the service answered {answer.status_code}")
     return "; ".join(BEFORE_FAULT.sub("", line) for line in said.splitlines() if line).rstrip(".") + "."
-
-
-class FileFault(DirectorError):
-    """A file named on the command line cannot be read or written. Correct its path."""
-
-
-def parse_input(text: str) -> tuple[str, Any]:
-    """Read one `-i`. VALUE is JSON if it parses as JSON, else text; a file becomes a data URI. Raises FileFault."""
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an input: give name=value, or name=@file")
-    if value.startswith("@"):
-        return name, _data_uri(Path(value[1:]))
-    try:
-        return name, msgspec.json.decode(value.encode())
-    except msgspec.DecodeError:
-        return name, value
-
-
-def save_output(output: Any, file: str) -> None:
-    """Write a model's output, a data URI or an address, to a file. Raises FileFault if that fails or it is neither."""
-    data = _fetched(output) if isinstance(output, str) and output.startswith(FETCHED) else _decoded(output)
-    try:
-        Path(file).write_bytes(data)
-    except OSError as exc:
-        raise FileFault(f"cannot write {file}: {exc.strerror}. Choose another --output.") from exc
-
-
-def _fetched(url: str) -> bytes:
-    try:
-        # the token is not sent: the address is enough, and other hosts serve some files
-        answer = httpx.get(url, timeout=FETCH_S, trust_env=False)
-        answer.raise_for_status()
-    except (httpx.HTTPError, httpx.InvalidURL) as exc:
-        raise FileFault(f"cannot fetch the output: {exc}. Leave --output out to see its address.") from exc
-    return answer.content
-
-
-def _decoded(output: Any) -> bytes:
-    head, comma, body = output.partition(",") if isinstance(output, str) else ("", "", "")
-    if not comma or not head.startswith("data:") or not head.endswith(";base64"):
-        raise FileFault("the output of this model is not a file. Leave --output out to see it.")
-    return base64.b64decode(body)
-
-
-def _data_uri(file: Path) -> str:
-    try:
-        data = file.read_bytes()
-    except OSError as exc:
-        raise FileFault(f"cannot read {file}: {exc.strerror}. Check the path after the @.") from exc
-    kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
-    return f"data:{kind};base64,{base64.b64encode(data).decode()}"

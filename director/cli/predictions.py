@@ -5,7 +5,7 @@ import math
 import sys
 import time
 import webbrowser
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from typing import Final
@@ -14,7 +14,8 @@ from urllib.parse import quote
 from msgspec import Raw
 
 from director.cli.arguments import EXAMPLE_ID, JSON, SERVICE, arg, command, did_you_mean, flag, model_name, whole
-from director.cli.client import Away, Client, Seen, parse_input, read, save_output, seen, service
+from director.cli.client import Away, Client, Seen, read, seen, service
+from director.cli.inputs import Described, check_output, parse_input, read_inputs, save_output
 from director.cli.output import harmless, printable
 from director.cli.printing import Printer, as_text, place_words, waiting_words, why_words
 from director.cli.tables import Answer, folded, line_width, listed, print_json
@@ -53,12 +54,12 @@ TIMEOUT: Final = arg("--timeout SECONDS", "wait for the end at most this long", 
     arg("model OWNER/NAME[:VERSION]", "the model, or one version of it", type=model_name),
     arg(
         "-i --input NAME=VALUE",
-        "an input: JSON where VALUE parses as JSON, else text; NAME=@FILE sends a file",
+        "an input: text or JSON, as the model's schema has it; NAME=@FILE sends a file",
         type=parse_input,
         action="append",
         default=[],
     ),
-    arg("-o --output FILE", "save the file that the model makes"),
+    arg("-o --output FILE", "save the file that the model makes; of a list FILE-0, FILE-1 …; or a folder"),
     flag("--detach", "print the id at once, and do not wait for the end"),
     STREAM,
     TIMEOUT,
@@ -77,8 +78,11 @@ def _predict(given: argparse.Namespace) -> int:
     """
     asked = {"X-Priority": given.priority, "Idempotency-Key": given.idempotency_key}
     with Client(service(given)) as client:
-        inputs = dict(given.input)
-        _warn_of_unknown(inputs, client.inputs(given.model) if inputs else None, given.model)
+        known = client.describe(given.model) if given.input or given.output else None
+        if given.output:
+            check_output(given.output, known)
+        inputs = read_inputs(given.input, known)
+        _warn_of_unknown(inputs, known, given.model)
         headers = {name: value for name, value in asked.items() if value}
         body = client.create(given.model, inputs, webhook=given.webhook, headers=headers)
         prediction = seen(body)
@@ -93,10 +97,11 @@ def _predict(given: argparse.Namespace) -> int:
             raise
 
 
-def _warn_of_unknown(given: Iterable[str], known: Sequence[str] | None, model: str) -> None:
-    for name in given if known is not None else ():
-        if name not in (known or ()):
-            hint = did_you_mean(name, known or ()) or f"it has {', '.join(known or ()) or 'none'}."
+def _warn_of_unknown(given: Iterable[str], known: Described | None, model: str) -> None:
+    names = None if known is None else list(known.inputs)
+    for name in given if names is not None else ():
+        if name not in (names or ()):
+            hint = did_you_mean(name, names or ()) or f"it has {', '.join(names or ()) or 'none'}."
             print(f"» {model} has no input {name}: {hint}", file=sys.stderr)
 
 
@@ -109,8 +114,7 @@ def _await(client: Client, given: argparse.Namespace, body: Raw) -> int:
         if given.json:
             print_json(body)
         if given.output and prediction.status is Status.SUCCEEDED:
-            save_output(prediction.output, given.output)
-            print(f"» saved {given.output}", file=sys.stderr)
+            print(f"» saved {', '.join(save_output(prediction.output, given.output))}", file=sys.stderr)
     return 0 if prediction.status is Status.SUCCEEDED else 1
 
 

@@ -1,6 +1,7 @@
 """Show a prediction to a person: output on stdout as it grows, everything else on stderr."""
 
 import time
+from datetime import datetime
 from typing import Any, Final, Self, TextIO
 
 import msgspec
@@ -36,6 +37,14 @@ def place_words(position: int, ahead: int, eta: Eta | None) -> str:
 
 def as_text(value: Any) -> str:
     return msgspec.json.format(msgspec.json.encode(value)).decode()
+
+
+def _took(seen: Seen, watched_s: float) -> float:
+    """Return how long it took from its creation to its end. This command may have come when it had ended."""
+    if not (seen.created_at and seen.completed_at):
+        return watched_s
+    created, completed = map(datetime.fromisoformat, (seen.created_at, seen.completed_at))
+    return max(0.0, (completed - created).total_seconds())
 
 
 class Pieces:
@@ -129,7 +138,8 @@ class Printer:
         changed, self._status = seen.status != self._status, seen.status
         seconds = time.monotonic() - self._began
         if seen.is_terminal:
-            self.tell(f"{seen.status} after {seconds:.1f} s{f': {seen.error}' if seen.error else ''}")
+            took = _took(seen, seconds)
+            self.tell(f"{seen.status} after {took:.1f} s{f': {seen.error}' if seen.error else ''}")
         elif not self._err.isatty():
             if changed:
                 self.tell(f"{seen.status} ({seen.id})")

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, get_args
+from typing import TYPE_CHECKING, Final, get_args
 
 from director.cli.arguments import EITHER, HOME, arg, command, flag, owner_and_name, port_number, whole
 from director.cli.output import say
@@ -15,6 +15,9 @@ from director.core.errors import SettingsError
 from director.core.runner_config import PRESETS, RunnerKind
 from director.core.settings import AuditSettings, DirectorSettings, KeeperSettings, load
 from director.runtime.startup import hold_sigterm, raise_descriptor_limit
+
+if TYPE_CHECKING:
+    from director.local.models import Model
 
 REDIS: Final = arg("--redis URL", "address of Redis or Valkey", dest="redis_url")
 OF_ONE_MODEL: Final = (
@@ -68,6 +71,7 @@ def _up(given: argparse.Namespace) -> int:
         if not equals or not folder:
             raise SettingsError(f"--model {each}: give owner/name=FOLDER, such as acme/painter=./painter.")
         own.append(own_folder(name, Path(folder), python=given.python))
+        _say_what_is_unused(own[-1])
     options = Options(
         host=given.host,
         port=given.port,
@@ -89,7 +93,11 @@ def _up(given: argparse.Namespace) -> int:
     arg("--model OWNER/NAME", "the name to serve it under", required=True, type=owner_and_name),
     HOME,
     arg("--port N", "port of the API, if it has to be started too (8080)", type=port_number),
-    arg("--slots --concurrency N", "predictions that the server runs at once (1)", type=whole(), default=1),
+    arg(
+        "--slots --concurrency N",
+        "predictions that the server runs at once (concurrency.max of cog.yaml, else 1)",
+        type=whole(),
+    ),
     *OF_OWN,
     arg("--openai URL", "instead of a folder: a server that speaks as OpenAI's API, such as vLLM", default=""),
     arg(
@@ -131,6 +139,7 @@ def _serve(given: argparse.Namespace) -> int:
         raise SettingsError("--preset and --runner-config are for servers other than Cog: leave FOLDER out, or them.")
     if given.folder:
         own = own_folder(given.model, given.folder, python=given.python, slots=given.slots)
+        _say_what_is_unused(own)
     else:
         own = own_server(
             given.model,
@@ -139,7 +148,7 @@ def _serve(given: argparse.Namespace) -> int:
             command=given.command,
             preset=given.preset,
             config=given.runner_config,
-            slots=given.slots,
+            slots=given.slots or 1,
         )
     options = Options(
         home=Path(given.home),
@@ -150,6 +159,11 @@ def _serve(given: argparse.Namespace) -> int:
         is_watched=given.watch,
     )
     return serve(options, say, port=given.port)
+
+
+def _say_what_is_unused(own: "Model") -> None:
+    for note in own.folder.said.notes if own.folder is not None else ():
+        say(f"{own.name}: {note}")
 
 
 @command(

@@ -22,8 +22,9 @@ from director import __version__
 from director.cli import predictions
 from director.cli.arguments import model_name, port_number
 from director.cli.backend import redis_url
-from director.cli.client import FileFault, Seen, _detail, parse_input, save_output, service
+from director.cli.client import Seen, _detail, service
 from director.cli.client import Service as Service_
+from director.cli.inputs import Described, FileFault, check_output, parse_input, read_inputs, save_output
 from director.cli.main import made_parser, main
 from director.cli.output import say
 from director.cli.printing import Printer
@@ -284,22 +285,65 @@ def test_token_of_a_home_is_not_sent_to_another_service():
         service(given(url="http://elsewhere"))
 
 
+TYPES = {
+    "text": {"type": "string"},
+    "n": {"type": "integer"},
+    "f": {"type": "number"},
+    "on": {"type": "boolean"},
+    "list": {"type": "array", "items": {"type": "string"}},
+    "object": {"type": "object"},
+    "maybe": {"type": "integer", "nullable": True},
+    "words": {"type": "string", "nullable": True},
+    "size": {"allOf": [{"$ref": "#/components/schemas/size"}]},
+    "mode": {"allOf": [{"$ref": "#/components/schemas/mode"}]},
+    "stop": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
+    "either": {"type": ["integer", "null"]},
+    "any": {},
+}
+DOCUMENT = {
+    "components": {
+        "schemas": {
+            "Input": {"properties": TYPES},
+            "size": {"type": "integer", "enum": [1, 2]},
+            "mode": {"enum": ["1"]},
+        }
+    }
+}
+
+
 @pytest.mark.parametrize(
-    ("text", "name", "value"),
+    ("text", "value"),
     [
-        ("n=3", "n", 3),
-        ("delay=0.5", "delay", 0.5),
-        ("on=true", "on", True),
-        ("list=[1,2]", "list", [1, 2]),
-        ("text=hello there", "text", "hello there"),
-        ('text="3"', "text", "3"),
-        ("text=", "text", ""),
-        ("sum=1+1=2", "sum", "1+1=2"),
-        ("text={oops", "text", "{oops"),
+        *(("text=" + each, each) for each in ("123", "true", "null", "[1, 2]", '{"a":1}', '"q"', "", "a=b", "{oops")),
+        ("n=3", 3),
+        ("n=007", "007"),
+        ("n=x", "x"),
+        ("f=0.5", 0.5),
+        ("f=1", 1),
+        ("on=true", True),
+        ("on=yes", "yes"),
+        ('list=["a","b"]', ["a", "b"]),
+        ('object={"a":1}', {"a": 1}),
+        ("maybe=null", None),
+        ("words=null", "null"),
+        ("size=2", 2),
+        ("mode=1", "1"),
+        ("stop=5", "5"),
+        ('stop=["a"]', ["a"]),
+        ("either=null", None),
+        ("any=3", 3),
+        ("unknown=[1]", [1]),
     ],
 )
-def test_input_value_is_json_if_it_parses_else_text(text, name, value):
-    assert parse_input(text) == (name, value)
+def test_schema_decides_how_a_typed_value_is_read(text, value):
+    [read] = read_inputs([parse_input(text)], Described.of(DOCUMENT)).values()
+    assert read == value
+    assert type(read) is type(value)
+
+
+def test_without_a_schema_a_value_is_json_if_it_parses():
+    typed = [parse_input(text) for text in ("n=3", "text=hello there", 'quoted="3"', "sum=1+1=2")]
+    assert read_inputs(typed, None) == {"n": 3, "text": "hello there", "quoted": "3", "sum": "1+1=2"}
 
 
 def test_input_file_becomes_a_data_uri(tmp_path):
@@ -315,12 +359,36 @@ def test_unreadable_file_is_reported_in_one_line(capsys):
     assert capsys.readouterr().err == said
 
 
+PICTURE = f"data:image/png;base64,{base64.b64encode(b'picture').decode()}"
+
+
 def test_output_file_is_saved(tmp_path):
-    save_output(f"data:image/png;base64,{base64.b64encode(b'picture').decode()}", str(tmp_path / "out.png"))
+    assert save_output(PICTURE, str(tmp_path / "out.png")) == [str(tmp_path / "out.png")]
     assert (tmp_path / "out.png").read_bytes() == b"picture"
     for output in ("just text", ["a"], None):
         with pytest.raises(FileFault, match="not a file"):
             save_output(output, str(tmp_path / "out.png"))
+
+
+def test_files_of_a_list_are_numbered_and_those_of_a_folder_named(tmp_path):
+    save_output([PICTURE, PICTURE.upper().replace("CGLJDHVYZQ==", "cGljdHVyZQ")], str(tmp_path / "x.png"))
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["x-0.png", "x-1.png"]
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    save_output({"image": PICTURE, "../mask": [PICTURE], "seed": 3}, str(folder))
+    assert sorted(each.name for each in folder.iterdir()) == [".._mask-0.png", "image.png"]
+
+
+def test_place_of_an_output_is_checked_before_the_run(tmp_path):
+    check_output(str(tmp_path / "x.png"), None)
+    check_output(str(tmp_path / "new") + "/", None)
+    assert (tmp_path / "new").is_dir()
+    with pytest.raises(FileFault, match="there is no folder"):
+        check_output(str(tmp_path / "nowhere" / "x.png"), None)
+    for output in ({"type": "integer"}, {"type": "array", "x-cog-array-display": "concatenate"}):
+        with pytest.raises(FileFault, match="not a file"):
+            check_output(str(tmp_path / "x.png"), Described(output=output))
+    check_output(str(tmp_path / "x.png"), Described(output={"type": "string", "format": "uri"}))
 
 
 @pytest.mark.parametrize(
