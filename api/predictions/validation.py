@@ -94,8 +94,9 @@ CARRIED: Final[Mapping[str, Callable[[Any], bool]]] = {
 
 
 class _Reduction:
-    def __init__(self, document: dict[str, Any], *, most_patterns: int) -> None:
+    def __init__(self, document: dict[str, Any], *, most_patterns: int, has_nullable: bool = True) -> None:
         self._document = document
+        self._has_nullable = has_nullable
         self._most_patterns = most_patterns
         self._nodes = 0
         self._patterns = 0
@@ -123,7 +124,7 @@ class _Reduction:
         parts += [_any_of([below(part) for part in _list(schema, word)]) for word in ("anyOf", "oneOf")]
         parts.append(self._referred(schema.get("$ref"), depth=depth, within=within))
         whole = _all_of(reduced, parts)
-        return _or_null(whole) if schema.get("nullable") is True else whole
+        return _or_null(whole) if self._has_nullable and schema.get("nullable") is True else whole
 
     def _referred(self, reference: object, *, depth: int, within: tuple[str, ...]) -> Schema:
         if not isinstance(reference, str) or reference in within:  # a schema inside itself: one level is checked
@@ -221,6 +222,7 @@ def _follow(document: Mapping[str, Any], steps: Iterable[str]) -> object:
     return place
 
 
+COGLET: Final = "coglet"  # as a director names the servers of Cog 0.17 and later
 MAX_CACHED: Final = 64
 # finding an error costs about 20 µs, and a long array can have a million errors, in each alternative
 MANY_ERRORS: Final = 1_000
@@ -265,7 +267,7 @@ Fault = tuple[str, list[str], Mapping[str, Any]]
 # kind → the name of its input schema in the document
 INPUTS: Final[Mapping[Kind, str]] = {"": "Input", "training": "TrainingInput", "procedure": "Input"}
 _compiled: OrderedDict[bytes, "InputSchema"] = OrderedDict()
-_of_versions: OrderedDict[tuple[str, str, Kind], tuple[Raw, "InputSchema"]] = OrderedDict()
+_of_versions: OrderedDict[tuple[str, str, Kind, bool], tuple[Raw, "InputSchema"]] = OrderedDict()
 
 
 class InputSchema:
@@ -293,8 +295,11 @@ class InputSchema:
         properties: dict[str, Schema] = schema.get("properties", {})
         self._required: list[str] = schema.get("required", [])
         self._fields = {name: _Validator(part) for name, part in properties.items()}
+        self._either = _either(schema)
         # the rest applies to the whole object; additionalProperties still needs the names of the properties
         rest = {word: value for word, value in schema.items() if word != "required"}
+        if self._either:
+            rest["allOf"] = [part for part in rest["allOf"] if _names_of_choice(part) != self._either] or [True]
         self._whole = _Validator({**rest, "properties": dict.fromkeys(properties, True)})
         self._patterns = {name: found for name, part in properties.items() if (found := _patterns_in(part))}
         self._patterns_of_all = _patterns_in(schema) - sum(self._patterns.values())
@@ -302,25 +307,33 @@ class InputSchema:
     @classmethod
     def of(cls, version: Version) -> "InputSchema":
         """Return the schema of a version from the catalogue. The very same document object is not even hashed again."""
-        place = (version.model, version.id, version.kind)
+        # coglet's own check knows JSON Schema, which lacks OpenAPI's `nullable`: it refuses null for an optional input
+        has_nullable = not version.server.startswith(COGLET)
+        place = (version.model, version.id, version.kind, has_nullable)
         known = _of_versions.get(place)
         if known is None or known[0] is not version.schema:
-            known = _of_versions[place] = version.schema, cls.from_openapi(bytes(version.schema), version.kind)
+            known = _of_versions[place] = (
+                version.schema,
+                cls.from_openapi(bytes(version.schema), version.kind, has_nullable=has_nullable),
+            )
             if len(_of_versions) > MAX_CACHED:
                 _of_versions.popitem(last=False)
         return known[1]
 
     @classmethod
-    def from_openapi(cls, document: bytes, kind: Kind = "") -> "InputSchema":
+    def from_openapi(cls, document: bytes, kind: Kind = "", *, has_nullable: bool = True) -> "InputSchema":
         """Return the input schema of a model's OpenAPI document for runs of a kind, compiled once while it is cached.
-        Without one every object is valid. Raises a Problem, worded for the operator, for an unusable document.
+        Without one every object is valid. `has_nullable`: the model's server knows `nullable`. Raises a Problem, worded
+        for the operator, for an unusable document.
         """
-        digest = hashlib.sha256(document).digest() + INPUTS[kind].encode()
+        digest = hashlib.sha256(document).digest() + f"{has_nullable:d}{INPUTS[kind]}".encode()
         known = _compiled.get(digest)
         if known is None:
             whole = _document(document)
             schema = _follow(whole, ("components", "schemas", INPUTS[kind]))
-            strict, loose = (_Reduction(whole, most_patterns=most) for most in (MAX_PATTERNS, 0))
+            strict, loose = (
+                _Reduction(whole, most_patterns=most, has_nullable=has_nullable) for most in (MAX_PATTERNS, 0)
+            )
             reduced, lenient = (each.reduce(schema, depth=0, within=()) for each in (strict, loose))
             streams = kind != "training" and can_stream(whole)
             secrets = Secrets(whole, schema) or None
@@ -368,9 +381,24 @@ class InputSchema:
         for name in self._required:
             if name not in value:
                 yield "required", ["input"], {"property": name}
+        if self._either and not any(name in value for name in self._either):
+            yield "required", ["input"], {"property": " or ".join(self._either)}
         parts = ((["input", name], validator, value[name]) for name, validator in self._fields.items() if name in value)
         for path, validator, part in chain(parts, [(["input"], self._whole, value)]):
             yield from validator.faults(part, path, elements=elements if isinstance(part, list | dict) else 1)
+
+
+def _either(schema: Mapping[str, Any]) -> list[str]:
+    """Return the names of which an input needs one, as `anyOf` with `required` says it. Empty if it does not."""
+    return next(filter(None, map(_names_of_choice, schema.get("allOf", ()))), [])
+
+
+def _names_of_choice(schema: Schema) -> list[str]:
+    parts = schema.get("anyOf", []) if isinstance(schema, dict) and schema.keys() == {"anyOf"} else []
+    is_choice = all(
+        isinstance(part, dict) and part.keys() == {"required"} and len(part["required"]) == 1 for part in parts
+    )
+    return [part["required"][0] for part in parts] if is_choice else []
 
 
 def _object(schema: Schema) -> dict[str, Any]:

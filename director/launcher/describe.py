@@ -41,8 +41,12 @@ def main() -> None:
         answer(error=last + where)
         return
     enums: dict[str, Any] = {}
-    fields = {key: described(each, enums) for key, each in info.inputs.items()}
-    required = [key for key, each in info.inputs.items() if is_required(each)]
+    without = secrets_without_default(source, name, info.inputs)
+    fields = {
+        key: described(each, enums, is_optional=is_optional(each) or key in without)
+        for key, each in info.inputs.items()
+    }
+    required = [key for key, each in info.inputs.items() if is_required(each) and key not in without]
     shown = {"title": "Input", "type": "object", "properties": fields, **({"required": required} if required else {})}
     version = getattr(importlib.import_module("cog"), "__version__", "")
     answer(input=shown, output=info.output.json_type(), enums=enums, streams=streams(source, name), cog=str(version))
@@ -60,7 +64,7 @@ def load(file: str) -> str:
     return name
 
 
-def described(field: Any, enums: dict[str, Any]) -> dict[str, Any]:
+def described(field: Any, enums: dict[str, Any], *, is_optional: bool) -> dict[str, Any]:
     """Return an input as `cog build` writes it. Its choices are a component of their own."""
     title = field.name.replace("_", " ").title()
     kind = field.type.json_type()
@@ -70,7 +74,7 @@ def described(field: Any, enums: dict[str, Any]) -> dict[str, Any]:
     else:
         shown = {"title": title, **kind}
     shown["x-order"] = field.order
-    if is_optional(field):
+    if is_optional:
         shown["nullable"] = True
     facts = {
         "description": field.description,
@@ -97,6 +101,28 @@ def default_of(field: Any) -> Any:
     except Exception:  # noqa: BLE001 - see above
         return None
     return value
+
+
+def secrets_without_default(source: str, name: str, inputs: Any) -> set[str]:
+    """Return the secrets that may be left out: those whose default is None in so many words. `cog build` has no other
+    input like that. At run time it looks like no default at all, so read the source.
+    """
+    secrets = {key for key, field in inputs.items() if field.type.primitive.name == "SECRET"}
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name in (name, "predict", "run"):
+            named = node.args.posonlyargs + node.args.args
+            for argument, default in zip(reversed(named), reversed(node.args.defaults)):  # noqa: B905 - older Pythons of models lack `strict`
+                if argument.arg in secrets and says_none(default):
+                    found.add(argument.arg)
+    return found
+
+
+def says_none(default: ast.expr) -> bool:
+    if isinstance(default, ast.Call):
+        given = [*default.args[:1], *(each.value for each in default.keywords if each.arg == "default")]
+        return any(says_none(each) for each in given if not isinstance(each, ast.Call))
+    return isinstance(default, ast.Constant) and default.value is None
 
 
 def is_optional(field: Any) -> bool:

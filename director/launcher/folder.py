@@ -5,7 +5,6 @@ own, which has Cog and what the model imports.
 import ast
 import json
 import os
-import re
 import secrets
 import shlex
 import shutil
@@ -24,6 +23,7 @@ from msgspec import Struct
 
 from director.examples import EXAMPLES
 from director.launcher import child
+from director.launcher.cog_yaml import CogYaml, read_cog_yaml
 from director.launcher.launch import LOOPBACK, server_environment
 from director.launcher.processes import UpError, signal_group
 
@@ -36,7 +36,6 @@ DESCRIBE: Final = Path(__file__).parent / "describe.py"
 # As `cog build` made it: only input, output and the mark of streaming differ between two models
 FRAME: Final = EXAMPLES["example/hello"].schema_file
 SCHEMA: Final = Path(".cog") / "openapi_schema.json"
-NAMED_IN_YAML: Final = re.compile(r"""^(?:predict|run):\s*["']?([^"'#\s]+)""", re.MULTILINE)
 CLASSES: Final = ("Predictor", "Runner")
 MOST_FILES: Final = 5_000
 SCHEMA_LIMIT_S: Final = 600.0  # an import of large packages from a slow disk takes minutes
@@ -47,11 +46,14 @@ RUNS: Final = ("predict", "run")
 
 
 class Folder(Struct, frozen=True, kw_only=True):
-    """A folder with a Cog model. `predict`: the file and the class or function in it. `python`: what runs it."""
+    """A folder with a Cog model. `predict`: the file and the class or function in it. `python`: what runs it. `said`:
+    its cog.yaml.
+    """
 
     path: Path
     predict: str
     python: Path
+    said: CogYaml = CogYaml()
 
 
 def find_folder(path: Path, python: str = "") -> Folder:
@@ -59,16 +61,17 @@ def find_folder(path: Path, python: str = "") -> Folder:
     if not path.is_dir():
         raise UpError(f"{path} is not a folder. Give the folder that has the model's predict.py or cog.yaml.")
     path = path.absolute()
-    return Folder(path=path, predict=_predict_of(path), python=_python_of(path, python))
+    found = _python_of(path, python)
+    said = read_cog_yaml(path, found)
+    return Folder(path=path, predict=_predict_of(path, said.predict), python=found, said=said)
 
 
-def _predict_of(folder: Path) -> str:
+def _predict_of(folder: Path, named: str) -> str:
     """Return what `cog.yaml` names, else the class or function that runs in `predict.py` or `run.py`."""
-    yaml = folder / "cog.yaml"
-    if yaml.is_file() and (named := NAMED_IN_YAML.search(yaml.read_text(errors="replace"))):
-        file, _, name = named[1].partition(":")
+    if named:
+        file, _, name = named.partition(":")
         if not (folder / file).is_file():
-            raise UpError(f"{yaml} names {named[1]}, and there is no {folder / file}.")
+            raise UpError(f"{folder / 'cog.yaml'} names {named}, and there is no {folder / file}.")
         return f"{file}:{name or _runner_in(folder / file)}"
     for file in ("predict.py", "run.py"):
         if (folder / file).is_file():
@@ -250,4 +253,7 @@ def model_environment(folder: Folder, links: Path | None = None) -> Mapping[str,
         link.symlink_to(folder.python)
         places.insert(0, str(link.parent))
     # the folder stays as it is, but for its schema
-    return server_environment() | {"PATH": os.pathsep.join(places), "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**server_environment(), **folder.said.environment} | {
+        "PATH": os.pathsep.join(places),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }

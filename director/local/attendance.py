@@ -119,7 +119,7 @@ class Attendant(Struct, kw_only=True, eq=False):
             self.say(f"{self._name}: its files have changed, starting its server again")
             server = self.served.server
             assert server is not None  # noqa: S101 - for the type checker: a folder has a server
-            env = dict(server.env) | {"COG_PREDICT_TYPE_STUB": folder.predict}
+            env = {**server.env, **folder.said.environment, "COG_PREDICT_TYPE_STUB": folder.predict}
             await self.supervisor.restart(replace(server, env=env))
 
     @property

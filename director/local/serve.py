@@ -37,12 +37,14 @@ V1: Final = "/v1"
 SCHEMA_PATH: Final = "/openapi.json"  # where FastAPI and most servers have their schema, unless another is named
 
 
-def own_folder(name: str, folder: Path, *, python: str = "", slots: int = 1) -> Model:
-    """Check the folder and its Python, make its schema, and return the model. Raises UpError with the next step."""
+def own_folder(name: str, folder: Path, *, python: str = "", slots: int | None = None) -> Model:
+    """Check the folder and its Python, make its schema, and return the model. `slots`: None for that of cog.yaml.
+    Raises UpError with the next step.
+    """
     checked_name(name)
     found = find_folder(folder, python)
     keep_schema(found, make_schema(found))
-    return Model(name=name, label="", folder=found, slots=slots)
+    return Model(name=name, label="", folder=found, slots=slots or found.said.concurrency or 1)
 
 
 def own_server(

@@ -74,8 +74,9 @@ def example_input(document: Any) -> dict[str, Any]:
     schemas = _dict(_dict(_dict(document).get("components")).get("schemas"))
     shown = _dict(schemas.get("Input"))
     properties = _dict(shown.get("properties"))
-    required = shown.get("required")
-    names = [name for name in properties if isinstance(required, list) and name in required]
+    first, *_ = [*_list(shown.get("anyOf")), None]  # of inputs that stand for each other
+    required = [*_list(shown.get("required")), *_list(_dict(first).get("required"))]
+    names = [name for name in properties if name in required]
     names.sort(key=lambda name: _dict(properties[name]).get("x-order", 0))
     return {name: example_value(properties[name], schemas) for name in names}
 

@@ -182,7 +182,8 @@ def schemas(endpoint: Endpoint, passed: Sequence[str] = ()) -> tuple[dict[str, A
         name: {"title": name.replace("_", " ").title(), "x-order": order, **known.get(name, {})}
         for order, name in enumerate(dict.fromkeys((*NAMES[endpoint], *passed)))
     }
-    required = {} if endpoint == "chat" else {"required": ["prompt"]}
+    either = {"anyOf": [{"required": ["prompt"]}, {"required": ["messages"]}]}
+    required = either if endpoint == "chat" else {"required": ["prompt"]}
     return {"type": "object", "title": "Input", "properties": properties, **required}, OUTPUT
 
 

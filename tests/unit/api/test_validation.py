@@ -401,3 +401,22 @@ def test_schema_of_a_version_is_compiled_again_only_for_a_changed_document() -> 
     narrow = Raw(b'{"components":{"schemas":{"Input":{"required":["a"],"type":"object"}}}}')
     assert InputSchema.of(replace(version, schema=narrow)).check(b"{}")
     assert InputSchema.of(version).check(b"{}") == []
+
+
+def test_null_of_an_optional_input_is_judged_as_its_server_does() -> None:
+    optional = {"properties": {"n": {"type": "integer", "nullable": True}}}
+    document = json.dumps({"components": {"schemas": {"Input": optional}}}).encode()
+    version = Version(
+        model=MODEL, id=VERSION, created_ms=1, server="cog 0.16.12", schema=Raw(document), streams=1, size=1
+    )
+    assert faults(InputSchema.of(version), {"n": None}) == []
+    coglet = replace(version, server="coglet 0.23.1")
+    words = "Invalid type. Expected: integer, given: null"
+    assert faults(InputSchema.of(coglet), {"n": None}) == [("invalid_type", "input.n", words)], "it lacks `nullable`"
+    assert faults(InputSchema.of(coglet), {}) == []
+
+
+def test_input_that_needs_one_of_several_names_says_which() -> None:
+    either = schema({"properties": {}, "anyOf": [{"required": ["prompt"]}, {"required": ["messages"]}]})
+    assert faults(either, {}) == [("required", "input", "prompt or messages is required")]
+    assert faults(either, {"messages": []}) == []

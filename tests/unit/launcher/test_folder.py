@@ -205,3 +205,63 @@ def test_model_that_cannot_be_imported_is_refused_with_its_own_error(tmp_path: P
     folder = folder_with(tmp_path, predict_py="import no_such_package\ndef predict() -> str: ...")
     with pytest.raises(UpError, match=r"No module named 'no_such_package'\. Install what the model imports"):
         make_schema(find_folder(folder, str(HERE)))
+
+
+SECRETS = """
+from typing import Optional
+from cog import Input, Secret
+def predict(
+    must: Secret,
+    described: Secret = Input(description="A key."),
+    may: Secret = Input(default=None, description="A key."),
+    positional: Secret = Input(None),
+    plain: Secret = None,
+    optional: Optional[Secret] = None,
+    seed: int = Input(default=None),
+) -> str: ...
+"""
+
+
+def test_secret_with_default_none_may_be_left_out_as_in_cog_build(tmp_path: Path) -> None:
+    schemas = json.loads(make_schema(find_folder(folder_with(tmp_path, predict_py=SECRETS), str(HERE))))["components"]
+    shown = schemas["schemas"]["Input"]
+    assert shown["required"] == ["must", "described", "seed"]
+    nullable = [name for name, each in shown["properties"].items() if each.get("nullable")]
+    assert nullable == ["may", "positional", "plain", "optional"]
+
+
+YAML = """
+build:
+  python_version: "3.11"
+  gpu: true
+  python_packages: ["torch==2.4", "pillow"]
+image: r8.im/acme/painter
+environment:
+  - GREETING=a=b
+  - PORT=1
+concurrency:
+  max: 4
+train: train.py:train
+predict: "predict.py:Predictor"  # what runs
+"""
+
+
+def test_cog_yaml_is_honoured_or_named_as_unused(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, predict_py="class Predictor:\n  def predict(self) -> str: ...", cog_yaml=YAML)
+    found = find_folder(folder, str(HERE))
+    assert found.predict == "predict.py:Predictor"
+    assert (found.said.environment, found.said.concurrency) == ({"GREETING": "a=b"}, 4)
+    assert model_environment(found)["GREETING"] == "a=b"
+    port, packages, others = found.said.notes
+    assert "'PORT' is not set" in port
+    assert "torch==2.4, pillow" in packages
+    assert others == "Not used of cog.yaml: `build.gpu`, `train`."
+
+
+def test_cog_yaml_that_cannot_be_read_still_names_what_runs(tmp_path: Path) -> None:
+    folder = folder_with(
+        tmp_path, predict_py="def predict() -> str: ...", cog_yaml='predict: "predict.py:predict"\na: ['
+    )
+    found = find_folder(folder, str(HERE))
+    assert found.predict == "predict.py:predict"
+    assert "cannot be read" in found.said.notes[0]
