@@ -1,7 +1,8 @@
 """Deliver one webhook once, to an address where it may go, and return how it went.
 
-A webhook may go to public addresses over https, and where the operator allows. The host is resolved, every answer is
-checked, and the one address that was checked is connected to, so that a second answer for the same name is never used.
+A webhook may go to public addresses over https, and where the operator allows. The host is resolved once, every answer
+is checked, and the addresses that were checked are connected to in turn, so that a second answer for the same name is
+never used.
 The signed bytes are the sent ones. A sender never retries, follows no redirect, uses no proxy, and never raises for
 what a receiver does.
 """
@@ -13,7 +14,7 @@ import ssl
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -116,8 +117,10 @@ class Unresolved(DirectorError):
 
 
 class Target(Struct, frozen=True, kw_only=True):
+    """Where a webhook may go. `ips`: all addresses of its host, most preferred first."""
+
     url: WebhookUrl
-    ip: str
+    ips: tuple[str, ...]
 
 
 class AllowList(Struct, frozen=True):
@@ -193,7 +196,7 @@ async def checked_address(url: str, allow: AllowList, *, resolve: Resolve = syst
     if others and parsed.port not in PUBLIC_PORTS:
         reason = f"port {parsed.port} is not one of {', '.join(map(str, sorted(PUBLIC_PORTS)))}"
         raise Refused("port_not_allowed", reason)
-    return Target(url=parsed, ip=str(addresses[0]))
+    return Target(url=parsed, ips=tuple(dict.fromkeys(map(str, addresses))))
 
 
 async def _addresses(url: WebhookUrl, resolve: Resolve) -> list[Address]:
@@ -362,7 +365,7 @@ class Sender:
         try:
             async with asyncio.timeout(self.timeout_s):
                 target = await checked_address(url, self.allow, resolve=self._resolve)
-                response = await self._transport.handle_async_request(_request(target, headers, body))
+                response = await self._answered(target, headers, body)
                 try:
                     delivery = _judge(response, sent_at_s)
                     await _read(response)
@@ -381,10 +384,19 @@ class Sender:
         # a status is the verdict, even if the receiver breaks off afterwards
         return delivery or Delivery(ok=False, reason=reason)
 
+    async def _answered(self, target: Target, headers: dict[str, str], body: bytes) -> httpx.Response:
+        """Send to the first address that can be connected to: a receiver may listen on some of them only. After the
+        connection nothing is sent twice.
+        """
+        *others, last = target.ips
+        for ip in others:
+            with suppress(httpx.ConnectError, httpx.ConnectTimeout):
+                return await self._transport.handle_async_request(_request(target.url, ip, headers, body))
+        return await self._transport.handle_async_request(_request(target.url, last, headers, body))
 
-def _request(target: Target, headers: dict[str, str], body: bytes) -> httpx.Request:
-    url = target.url
-    ip = f"[{target.ip}]" if ":" in target.ip else target.ip
+
+def _request(url: WebhookUrl, address: str, headers: dict[str, str], body: bytes) -> httpx.Request:
+    ip = f"[{address}]" if ":" in address else address
     return httpx.Request(
         "POST",
         f"{url.scheme}://{ip}:{url.port}{url.target}",

@@ -153,12 +153,20 @@ class Answer(Struct, frozen=True, kw_only=True):
         return 200 <= self.status < 300
 
 
+def status_of(answer: Answer) -> str:
+    """Say how the server answered, and where a redirect leads, without its query: that may have a key."""
+    location = answer.headers.get("location", "") if 300 <= answer.status < 400 else ""
+    place = one_line(re.split(r"[?#]", location)[0])
+    leads = f" and points to {place}, where redirects are not followed" if place else ""
+    return f"The model server answered {answer.status}{leads}"
+
+
 def refused(answer: Answer, *, error: Pointer | None = None) -> Ended:
     if answer.status in NO_ENTRY:
         return locked(answer.status)
     said = said_of(answer, error=error)
     outcome = OUTCOMES.get(answer.status, Outcome.FAILED)
-    words = one_line(said) if outcome is Outcome.INVALID and said else f"The model server answered {answer.status}"
+    words = one_line(said) if outcome is Outcome.INVALID and said else status_of(answer)
     return Ended(
         outcome=outcome,
         error=words if outcome is Outcome.INVALID or not said else f"{words}: {one_line(said)}",

@@ -78,7 +78,7 @@ def read_answer(answer: answers.Answer, *, prediction_id: str, coglet: bool = Tr
         case status if status in answers.NO_ENTRY:
             return answers.locked(status)
     why = answers.reason(answer.body)
-    said = f"The model server answered {answer.status}: {why}".removesuffix(": ")
+    said = f"{answers.status_of(answer)}: {why}".removesuffix(": ")
     match answer.status:
         case 400 | 413 | 415 | 422:
             return Ended(outcome=Outcome.INVALID, error=why or said)

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from ipaddress import ip_address
 from typing import Any, Final, cast
 
 import httptools
@@ -23,6 +24,7 @@ from director.servers.runners.runner import Ended, Outcome
 
 NO_HEADERS: Final[Mapping[str, str]] = {}
 CONNECT_TIMEOUT_S: Final = 5.0
+EACH_ADDRESS_S: Final = 1.0  # of a name with several
 # A Python server closes what was idle for 5 s: a request sent at that moment would look like a server that died
 KEEP_ALIVE_S: Final = 3.0
 # The end of a body comes with the last event of its stream. A connection is not worth a longer wait
@@ -318,6 +320,7 @@ class OneServer:
         self._prefix = at.raw_path.rstrip(b"/")
         self._host = at.raw_host.decode("ascii").strip("[]")
         self._port = at.port or PORTS[at.scheme]
+        self._is_name = not _is_address(self._host)
         self._tls = _trusted() if at.scheme == "https" else None
         always = {
             "host": at.netloc.decode("ascii"),
@@ -408,10 +411,9 @@ class OneServer:
         return None
 
     async def _connected(self) -> Wire:
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                _, wire = await loop.create_connection(Wire, self._host, self._port, ssl=self._tls)
+                wire = await self._to_each_address() if self._is_name else await self._to(self._host)
             for option in PROBES:
                 wire.get_extra_info("socket").setsockopt(*option)
         except TimeoutError as exc:
@@ -421,6 +423,22 @@ class OneServer:
             raise httpx.ConnectError("All connection attempts failed") from exc
         return wire
 
+    async def _to_each_address(self) -> Wire:
+        """Connect to the first address of the name that answers. One that swallows what it gets holds up no other."""
+        found = await asyncio.get_running_loop().getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        *others, last = dict.fromkeys(str(one[4][0]) for one in found)
+        for address in others:
+            with suppress(OSError, TimeoutError):
+                async with asyncio.timeout(EACH_ADDRESS_S):
+                    return await self._to(address)
+        return await self._to(last)
+
+    async def _to(self, address: str) -> Wire:
+        name = self._host if self._tls is not None else None
+        loop = asyncio.get_running_loop()
+        _, wire = await loop.create_connection(Wire, address, self._port, ssl=self._tls, server_hostname=name)
+        return wire
+
     def _give_back(self, wire: Wire, *, is_good: bool) -> None:
         self._busy.discard(wire)
         is_kept = is_good and not self._is_closed and len(self._idle) < self._keep
@@ -428,6 +446,14 @@ class OneServer:
             self._idle.append(wire)
         else:
             wire.abort()
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 @cache

@@ -142,11 +142,15 @@ async def test_redirect_to_another_host_is_not_followed(kind: str, status: int) 
     async with listening(elsewhere) as other:
 
         async def act(request: Request) -> int:
-            place = b"location: http://127.0.0.1:%d/taken\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % other
+            place = (
+                b"location: http://127.0.0.1:%d/taken?key=secret\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+                % other
+            )
             await request.write(b"HTTP/1.1 %d Elsewhere\r\n" % status + place)
             return 0
 
         async with listening(serving(kind, act, [])) as port:
             end = await end_at(kind, f"http://127.0.0.1:{port}")
     assert end.outcome in (Outcome.FAILED, Outcome.LOST)
+    assert f"points to http://127.0.0.1:{other}/taken, where redirects are not followed" in str(end.error)
     assert visits == []

@@ -117,7 +117,7 @@ async def test_a_malformed_host_is_refused_before_anyone_is_asked(host: str) -> 
 )
 async def test_a_public_address_is_handed_out_to_connect_to(url: str, ip: str, port: int) -> None:
     target = await checked_address(url, NOTHING_ALLOWED, resolve=resolve)
-    assert (target.ip, target.url.port) == (ip, port)
+    assert (target.ips[0], target.url.port) == (ip, port)
 
 
 @pytest.mark.parametrize("port", [22, 25, 80, 6379, 8000, 8080, 65535])
@@ -133,13 +133,13 @@ async def test_public_host_needs_tls_unless_the_operator_allows_it(url: str) -> 
         await checked_address(url, NOTHING_ALLOWED, resolve=resolve)
     assert caught.value.rule == "http_not_allowed"
     allowed = AllowList.parse("public.example, 93.184.215.0/24")
-    assert (await checked_address(url, allowed, resolve=resolve)).ip == "93.184.215.14"
+    assert (await checked_address(url, allowed, resolve=resolve)).ips == ("93.184.215.14",)
 
 
 async def test_host_is_resolved_once_and_the_checked_address_is_used() -> None:
     rebinding = answering(["93.184.215.14"], ["127.0.0.1"])
     target = await checked_address("https://public.example/", NOTHING_ALLOWED, resolve=rebinding)
-    assert target.ip == "93.184.215.14"
+    assert target.ips == ("93.184.215.14",)
     with pytest.raises(Refused):  # the next attempt asks again, and sees the change
         await checked_address("https://public.example/", NOTHING_ALLOWED, resolve=rebinding)
 
@@ -173,7 +173,7 @@ async def test_host_without_an_address_breaks_no_rule(error: Exception | None) -
     ],
 )
 async def test_what_the_operator_allows_is_reached_on_any_port(allow: str, url: str, ip: str) -> None:
-    assert (await checked_address(url, AllowList.parse(allow), resolve=resolve)).ip == ip
+    assert (await checked_address(url, AllowList.parse(allow), resolve=resolve)).ips[0] == ip
 
 
 @pytest.mark.parametrize(
