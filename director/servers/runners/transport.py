@@ -7,6 +7,7 @@ request is sent twice.
 import asyncio
 import re
 import select
+import socket
 import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
