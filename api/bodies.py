@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import Meta, Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from api.errors import input_too_large, invalid_header, invalid_input, invalid_version, not_found
 from api.http import Members, Request, read_body, type_of, wrong_type
@@ -45,10 +45,11 @@ class PredictionRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     """A request to run. No filter means every webhook event."""
 
     input: dict[str, Any]
-    webhook: Annotated[str, Meta(description="An http or https URL.")] | None = None
-    webhook_events_filter: Annotated[list[WebhookEvent], Meta(max_length=MAX_FILTER)] | None = None
-    stream: Annotated[bool | None, NO_EFFECT] = None
-    webhook_completed: Annotated[str | None, NO_EFFECT] = None
+    # without a default in the document: generators of types take a member with one for required
+    webhook: Annotated[str, Meta(description="An http or https URL.")] | None | UnsetType = UNSET
+    webhook_events_filter: Annotated[list[WebhookEvent], Meta(max_length=MAX_FILTER)] | None | UnsetType = UNSET
+    stream: Annotated[bool | None, NO_EFFECT] | UnsetType = UNSET
+    webhook_completed: Annotated[str | None, NO_EFFECT] | UnsetType = UNSET
 
 
 class VersionPredictionRequest(PredictionRequest, kw_only=True, forbid_unknown_fields=True):
@@ -66,7 +67,7 @@ class TrainingRequest(PredictionRequest, kw_only=True, forbid_unknown_fields=Tru
 class BatchRequest(Struct, forbid_unknown_fields=True):
     """Up to a thousand bodies of predictions, each judged by itself."""
 
-    predictions: Annotated[list[Any], Meta(min_length=1, max_length=1_000)]
+    predictions: Annotated[list[VersionPredictionRequest], Meta(min_length=1, max_length=1_000)]
 
 
 async def read_create(request: Request, *, version: bool = False, destination: bool = False) -> CreatePrediction:

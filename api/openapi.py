@@ -17,6 +17,8 @@ from api.route import Answer, Parameter, Route
 from director import __version__
 
 # 3.1 allows no other methods; 3.2 has QUERY, but few tools read it
+ANY: Final = "*/*"
+FILE: Final = ("application/octet-stream", ANY)  # generators of clients pass over an answer that has only the second
 METHODS: Final = frozenset({"GET", "PUT", "POST", "DELETE", "OPTIONS", "HEAD", "PATCH", "TRACE"})
 ABOUT: Final = (
     "Replicate's HTTP API, self-hosted. The same routes answer under `/v1/v1` and without `/v1`. Every refusal is an "
@@ -94,7 +96,21 @@ def _fixed(routes: tuple[Route, ...]) -> dict[str, Raw]:
         method = route.method.lower() if route.method in METHODS else f"x-{route.method.lower()}"
         paths.setdefault(route.path, {})[method] = _operation(route, schema_of)
     parts = {"paths": paths, "components": _components(components, schema_of)}
+    _open_objects(parts)
     return {name: Raw(msgspec.json.encode(part)) for name, part in parts.items()}
+
+
+def _open_objects(part: Any) -> None:
+    """Say of each object without known members that it may have any: generators of types take it for an empty one."""
+    if isinstance(part, dict):
+        if part.get("type") == "object" and not part.keys() & {"properties", "additionalProperties"}:
+            part["additionalProperties"] = True
+        for name, each in part.items():
+            if name != "example":
+                _open_objects(each)
+    elif isinstance(part, list):
+        for each in part:
+            _open_objects(each)
 
 
 def _components(schemas: dict[str, Any], schema_of: dict[int, Any]) -> dict[str, Any]:
@@ -149,7 +165,8 @@ def _operation(route: Route, schema_of: dict[int, Any]) -> dict[str, Any]:
     for status, answer in route.answers.items():
         found = {"description": answer.what, **_headers((*answer.headers, *(RATE if scopes else ())))}
         if answer.type is not None:
-            found["content"] = {answer.media_type: _content(schema_of[id(answer.type)], f"{route.name} {status}")}
+            content = _content(schema_of[id(answer.type)], f"{route.name} {status}")
+            found["content"] = dict.fromkeys(FILE if answer.media_type == ANY else (answer.media_type,), content)
         written["responses"][str(status)] = found
     for status in sorted(route.refused):
         written["responses"][str(status)] = {"$ref": f"#/components/responses/{_refusal(status)}"}
