@@ -118,7 +118,7 @@ $(READY): $(SERVES)
 	@rm -f $@; { $(INSTALL) -e '.[examples,test]' && touch $@; } | $(PROGRESS); test -e $@
 
 # What builds the documentation is 17 packages that nothing else needs.
-$(VENV)/.docs: $(READY)
+$(VENV)/.docs: $(SERVES)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK) -e '.[docs]'
 	@touch $@
 
