@@ -21,6 +21,20 @@ MODEL: Final = re.compile(MODEL_NAME)
 VERSION: Final = re.compile(VERSION_ID)
 # old official clients still send the last two; they have no effect
 KNOWN_KEYS: Final = frozenset({"input", "webhook", "webhook_events_filter", "stream", "webhook_completed"})
+# members that callers of other services try, and the header that says it here
+IN_HEADERS: Final = {
+    "priority": "X-Priority",
+    "lane": "X-Priority",
+    "timeout": "Cancel-After",
+    "cancel_after": "Cancel-After",
+    "deadline": "Cancel-After",
+    "start_by": "X-Start-By",
+    "cost": "X-Cost",
+    "affinity_key": "X-Affinity-Key",
+    "idempotency_key": "Idempotency-Key",
+    "prefer": "Prefer",
+    "wait": "Prefer",
+}
 MAX_FILTER: Final = 20
 EVENTS: Final = ", ".join(f'"{event}"' for event in WebhookEvent)
 
@@ -46,8 +60,8 @@ class PredictionRequest(Struct, kw_only=True, forbid_unknown_fields=True):
 
     input: dict[str, Any]
     # without a default in the document: generators of types take a member with one for required
-    webhook: Annotated[str, Meta(description="An http or https URL.")] | None | UnsetType = UNSET
-    webhook_events_filter: Annotated[list[WebhookEvent], Meta(max_length=MAX_FILTER)] | None | UnsetType = UNSET
+    webhook: Annotated[str, Meta(description="An http or https URL.")] | UnsetType | None = UNSET
+    webhook_events_filter: Annotated[list[WebhookEvent], Meta(max_length=MAX_FILTER)] | UnsetType | None = UNSET
     stream: Annotated[bool | None, NO_EFFECT] | UnsetType = UNSET
     webhook_completed: Annotated[str | None, NO_EFFECT] | UnsetType = UNSET
 
@@ -88,7 +102,7 @@ def parse_create(body: bytes, *, version: bool, destination: bool = False) -> Cr
         members.fault("format", "webhook", fault)
     events = _events(members)
     taken = {name for name, takes in (("version", version), ("destination", destination)) if takes}
-    members.refuse_unknown(KNOWN_KEYS | taken)
+    members.refuse_unknown(KNOWN_KEYS | taken, headers=IN_HEADERS)
     if members.faults or given_input is None:
         raise invalid_input(members.faults)
     return CreatePrediction(

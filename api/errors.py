@@ -25,6 +25,7 @@ from director.core.errors import (
     UnknownModel,
     UnknownQueue,
 )
+from director.core.words import span
 from director.store.accounts import Reason
 
 log = logging.getLogger(__name__)
@@ -167,7 +168,8 @@ class Refusal(Struct, frozen=True):
 
     def __call__(self, detail: str = "", *, headers: Mapping[str, str] | None = None, **facts: Any) -> Problem:
         """The facts fill the row's words and the document's fields; `detail` and `headers` replace the row's."""
-        said = detail or self.detail.format(**facts)
+        soon = {"soon": span(facts["retry_after"])} if facts.get("retry_after") is not None else {}
+        said = detail or self.detail.format(**facts, **soon)
         known = {name: fact for name, fact in facts.items() if name in ProblemDocument.__struct_fields__}
         document = ProblemDocument(title=self.title, detail=said, status=self.status, code=self.code, **known)
         own = {name: value.format(**facts) for name, value in self.headers.items()}
@@ -275,7 +277,7 @@ no_such_part = Refusal(
 rate_limited = Refusal(429, "Request was throttled. Your rate limit resets in ~{reset_s}s.", code=Code.RATE_LIMITED)
 compute_exhausted = Refusal(  # spent, or reserved for predictions that are not terminal
     429,
-    "Request was throttled. Your {limit:,} seconds of compute a day are used up, and come back in ~{retry_after}s.",
+    "Request was throttled. Your {limit:,} seconds of compute a day are used up, and come back in about {soon}.",
     code=Code.COMPUTE_EXHAUSTED,
 )
 credit_exhausted = Refusal(
@@ -360,13 +362,13 @@ QUEUE_REFUSALS: Final = {
     Code.DATA_FULL: Refusal(
         429,
         "The data of this account's predictions, waiting and ended, may take {limit:,} bytes, and takes {used:,}. It "
-        "expires some time after each has ended. Please try again in {retry_after}s.",
+        "expires some time after each has ended. Please try again in about {soon}.",
         code=Code.DATA_FULL,
     ),
     Code.MEMORY_SHORT: Refusal(  # 429: clients of Replicate try again
         429,
         "The memory of this service is short, and the data of this account's predictions takes {used:,} bytes of it: "
-        "its share is {limit:,} now. Please try again in {retry_after}s.",
+        "its share is {limit:,} now. Please try again in about {soon}.",
         code=Code.MEMORY_SHORT,
     ),
     Code.CANNOT_START_IN_TIME: Refusal(

@@ -214,11 +214,16 @@ class Members:
         self.fault("number_gte" if number < 0 else "number_lte", name, f"Must be between 0 and {most}")
         return None
 
-    def refuse_unknown(self, known: frozenset[str]) -> None:
+    def refuse_unknown(self, known: frozenset[str], *, headers: Mapping[str, str] = {}) -> None:
+        """Note each member that is not known. `headers`: what a header says instead, by the name of such a member."""
         if self._members.keys() <= known:
             return
         for name in islice((name for name in self._members if name not in known), MAX_INVALID_FIELDS):
-            self.fault("additional_property_not_allowed", "", f"Additional property {shown(name)} is not allowed")
+            header = headers.get(name.lower().replace("-", "_"), "")
+            instead = f": send the header {header}" if header else ""
+            self.fault(
+                "additional_property_not_allowed", "", f"Additional property {shown(name)} is not allowed{instead}"
+            )
 
 
 def type_of(value: bytes) -> str:

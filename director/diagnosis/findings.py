@@ -3,6 +3,7 @@
 Pure and bounded: the worst finding of each kind comes first, so that no kind hides another.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -495,7 +496,18 @@ def _hanging(situation: Situation) -> Iterator[Finding]:
             usual=_usual(usual.mean_s if usual.runs >= KNOWN_RUNS else None),
             limit=span(run.limit_s),
             waits=waits(stats),
+            bound=_bound(queue, run, longest_s) if usual.runs >= KNOWN_RUNS else "",
         )
+
+
+def _bound(queue: QueueName, run: RunFound, longest_s: float) -> str:
+    """Propose a run limit by what is usual. The longest usual run has room in it twice."""
+    bound_s = math.ceil(2 * longest_s / 60) * 60
+    if bound_s >= run.limit_s / 2:
+        return ""
+    model = queue.rpartition(":")[0]
+    command = f"director model config {model} --set run_limit_s={bound_s}"
+    return f" A limit of {span(bound_s)} would stop it sooner and no usual run: `{command}`."
 
 
 def _servers(director: DirectorFound) -> list[ServerFound]:

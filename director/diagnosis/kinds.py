@@ -296,7 +296,7 @@ KINDS: Final[Mapping[Code, Kind]] = {
         "warn",
         "A run takes far longer than usual",
         "{id} has run for {age} at {where}. {usual}. It is stopped after {limit}. {waits}. Cancel it. If the next one "
-        "hangs too, restart the server.",
+        "hangs too, restart the server.{bound}",
         "director explain {id}",
         "runs",
         "DirectorRunHangs",

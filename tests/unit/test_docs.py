@@ -26,7 +26,7 @@ COMMAND_PAGES = [
 ]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
-USERS = {"predict.py"}  # a file of the reader's own
+USERS = {"predict.py", "run.py"}  # a file of the reader's own
 WRITTEN = re.compile(r"^<!-- file: (\S+) -->$", re.MULTILINE)  # by the reader, as the page shows
 PYTHON_FILE = re.compile(r"`([\w/-]+\.py)`")
 PLACEHOLDER = re.compile(r"\{\w+\}")

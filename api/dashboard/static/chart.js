@@ -29,7 +29,7 @@ export function chart({ title, series, format, most, sync, signal }) {
       height: HEIGHT,
       cursor: { sync: { key: sync }, points: { size: 6 }, drag: { x: false, y: false } },
       scales: { y: { range: (_, low, high) => [0, Math.max(high ?? 0, most ?? 0) * 1.05 || 1] } },
-      axes: [{ ...axis, space: 70, size: 32, values: (_, times) => times.map(timesOf(data[0])) }, { ...axis, size: 62, values: (_, values) => values.map(format) }],
+      axes: [{ ...axis, space: 70, size: 32, values: (_, times) => once(times.map(timesOf(data[0]))) }, { ...axis, size: 62, values: (_, values) => once(values.map(format)) }],
       series: [{ label: "Time", value: (_, at) => (at ? moment(at * 1000) : "–") },
         ...series.map((one) => ({ label: one.name, stroke: tone(one.tone), width: 1.5, dash: one.dash, points: { size: 4, show: (_, place) => data[place].includes(null) }, value: (_, value) => (value === null || value === undefined ? "–" : format(value)) }))],
     }, data, place);
@@ -52,6 +52,9 @@ export function chart({ title, series, format, most, sync, signal }) {
     },
   };
 }
+
+/** Words of ticks, each once: small counts and long ranges round to the same ones. */
+const once = (words) => words.map((word, at) => (at && word === words[at - 1] ? null : word));
 
 /** How the times below a chart are written: hours, or days where it shows more than two. */
 function timesOf(times) {

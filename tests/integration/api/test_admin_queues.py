@@ -216,7 +216,7 @@ async def test_directors_are_shown_with_slots_and_presence(
     for query in ({}, {"queue": driver.queue}):
         [found] = await pages(admin, "/v1/admin/directors", **query)
         assert [(one["name"], one["alive"], one["state"], one["slots"]) for one in found] == [
-            ("host-0-cc", False, "starting", 0),
+            ("host-0-cc", False, "silent", 0),
             ("host-1-aa", True, "ready", 4),
             ("host-2-bb", True, "draining", 0),
         ]

@@ -190,14 +190,12 @@ TRIES: Final[Mapping[Route, Sequence[Try]]] = {
 }
 NOTHING_OF_AN_ACCOUNT: Final[Mapping[Route, str]] = {
     ("GET", "/openapi.json"): "the contract of all this, the same for everybody",
-    ("OPTIONS", "/streams/{address}"): "says what a browser may send, whatever the address",
     ("POST", "/files"): "makes a file of the caller's own, and names no other",
     ("GET", "/collections"): "names of what operators wrote for all",
     ("GET", "/hardware"): "what operators wrote for all",
 }
 WITHOUT_A_TOKEN: Final[Mapping[Route, str]] = {
     ("GET", "/openapi.json"): "anybody may read the contract",
-    ("OPTIONS", "/streams/{address}"): "a browser asks it without a token",
     ("GET", "/streams/{address}"): "the ticket in the address is the permission",
     ("GET", "/files/{id}/download"): "the signature is the permission: a model server has no token",
     ("GET", "/files/{id}/download/{name}"): "the signature is the permission",

@@ -273,6 +273,12 @@ def test_run_that_takes_far_longer_than_usual_is_found() -> None:
     assert found(running(31), closer={"usual": {Q: USUAL}}) == []
 
 
+def test_finding_of_a_hung_run_proposes_a_limit_by_the_usual_time() -> None:
+    finding = only(running(75), closer={"usual": {Q: USUAL}})
+    assert "`director model config acme/echo --set run_limit_s=120`" in finding.detail
+    assert "model config" not in only(running(75, limit_s=100), closer={"usual": {Q: USUAL}}).detail
+
+
 def test_run_of_an_unknown_model_hangs_after_half_of_its_limit() -> None:
     usual = {"usual": {Q: Usual(mean_s=0.1, runs=4)}}
     assert found(running(75), closer=usual) == []
