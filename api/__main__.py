@@ -2,9 +2,11 @@
 while Redis is away, and answers 503 until it is back. Exits by itself only if Redis would lose work.
 """
 
+import asyncio
 import logging
 import socket
 import sys
+import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -25,10 +27,18 @@ log = logging.getLogger(__name__)
 BACKLOG: Final = 2048
 KEEP_ALIVE_S: Final = 75  # longer than the idle timeout of the usual proxy in front: the proxy must be the one to close
 LEAVE_S: Final = 10
+LAST_S: Final = 2.0  # a client that uses an idle connection meanwhile is answered, and told not to use it again
+TICK_S: Final = 0.05
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that releases held responses and streams before it waits for them."""
+    """A uvicorn server that releases held responses and streams before it waits for them. Before it closes connections
+    that are idle, it answers what their clients may just have sent, for LAST_S.
+    """
+
+    def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
+        super().__init__(config)
+        self._connections = connections
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -38,8 +48,18 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         state = self.lifespan.state
+        self._connections.is_ending = True
+        for connection in self._open():
+            if connection.cycle is not None:
+                connection.cycle.keep_alive = False  # of an answer under way
         (state["sites"] or state["services"]).release()
+        until = time.monotonic() + LAST_S
+        while self._open() and not self.force_exit and time.monotonic() < until:  # noqa: ASYNC110 - no event tells it
+            await asyncio.sleep(TICK_S)
         await super().shutdown(sockets)
+
+    def _open(self) -> list[Any]:
+        return list(self.server_state.connections)
 
 
 def main() -> int:
@@ -79,7 +99,8 @@ def _serve(settings: ApiSettings, listener: socket.socket) -> int:
         is_exempt=partial(is_address_in, proxy_networks(settings.trusted_proxies)),
         metrics=app.meters.registry,
     )
-    server = Server(uvicorn.Config(app, http=cast(Any, partial(Http, connections=connections)), **_OPTIONS))
+    config = uvicorn.Config(app, http=cast(Any, partial(Http, connections=connections)), **_OPTIONS)
+    server = Server(config, connections)
     collect_garbage_rarely()
     with suppress(KeyboardInterrupt):  # uvicorn raises the signal again after an orderly end
         server.run(sockets=[listener])

@@ -42,7 +42,8 @@ LOG_AGAIN_S: Final = 10.0
 class Connections:
     """The open connections of a process. Those beyond `most`, or beyond `per_peer` of one address, may only ask for
     health. If too many of these are open, the oldest one without a request is closed. So probes are answered while
-    the process is full. `is_exempt`: addresses with no limit of their own.
+    the process is full. `is_exempt`: addresses with no limit of their own. `is_ending`: each further answer is the last
+    one of its connection, and says so.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Connections:
         self._by_peer: Counter[str] = Counter()
         self._probes: dict[BoundedHttp, None] = {}
         self._logged_at = float("-inf")
+        self.is_ending = False
 
     def enter(self, connection: "BoundedHttp") -> bool:
         """Note a new connection. Returns whether it is within the limits."""
@@ -188,7 +190,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._refuse(503)
             return
         super().on_headers_complete()
-        if self._is_probe:
+        if self._is_probe or self._places.is_ending:
             self.cycle.keep_alive = False
 
     def on_chunk_header(self) -> None:

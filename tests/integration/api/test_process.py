@@ -1,5 +1,6 @@
 """Test `python -m api`: it starts or says why not, ends when asked to, and refuses request heads beyond 64 KB."""
 
+import asyncio
 import json
 import os
 import socket
@@ -15,6 +16,7 @@ from anyio import to_thread
 
 from director.runtime.bounded_http import MAX_HEAD_BYTES
 from tests.support.api import LiveApi, live_api
+from tests.support.eventually import eventually
 from tests.support.queue_driver import MODEL
 from tests.support.servers import RedisServer, redis_server
 
@@ -208,4 +210,25 @@ def test_unsafe_server_stops_the_start_with_advice() -> None:
 async def test_process_shuts_down_cleanly(server: RedisServer) -> None:
     async with live_api(server.url) as live:
         live.process.terminate()
+        assert await live.process.wait() in (0, -15)
+
+
+async def test_idle_connection_gets_a_last_answer_that_says_so(server: RedisServer) -> None:
+    """Without it a request that crosses the end of the connection is cut."""
+    async with live_api(server.url) as live:
+        address = urlsplit(live.url)
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+
+        async def answer() -> bytes:
+            writer.write(BEGIN + b"\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(len(b'{"status":"ok"}'))
+            return head.lower()
+
+        assert b"connection: close" not in await answer()
+        live.process.terminate()
+        head = await eventually(answer, "an answer says that it is the last", until=lambda it: b"close" in it)
+        assert head.startswith(b"http/1.1 200 ")
+        assert await reader.read() == b""
+        writer.close()
         assert await live.process.wait() in (0, -15)
