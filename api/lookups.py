@@ -1,6 +1,7 @@
 """Look up accounts, models and versions through caches. A change is noticed within `cache_s`, a few seconds."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Final, Generic, TypeVar
@@ -198,11 +199,13 @@ class Lookups:
         self._models.forget(model)
 
     async def cards(self) -> Sequence[tuple[Model, Card]]:
-        """Return what a search looks through: the newest 5,000 models, private ones too."""
+        """Return what a search looks through: the newest 5,000 models, private ones too. Of more, each owner has as
+        many, so that one with many models hides none of others.
+        """
 
         async def load() -> Sequence[tuple[Model, Card]]:
             models = self._catalog.models
-            names = [name for _, name in await models.listed("latest")][: -MOST_CARDS - 1 : -1]
+            names = _fair_newest([name for _, name in await models.listed("latest")])
             cards: list[tuple[Model, Card]] = []
             for start in range(0, len(names), CARDS_AT_ONCE):
                 found = await models.many(names[start : start + CARDS_AT_ONCE])
@@ -226,6 +229,16 @@ class Lookups:
             return Service(stats.service_ms / 1000, stats.service_cost)
 
         return await self._services.get(queue, ask) or UNKNOWN
+
+
+def _fair_newest(oldest_first: Sequence[str]) -> list[str]:
+    """Return the newest names, newest first, with the newest of each owner before the second one of any."""
+    names, seen, ranks = oldest_first[::-1], Counter[str](), list[int]()
+    for name in names:
+        ranks.append(seen[_owner(name)])
+        seen[_owner(name)] += 1
+    kept = sorted(range(len(names)), key=ranks.__getitem__)[:MOST_CARDS]
+    return [names[place] for place in sorted(kept)]
 
 
 def _owner(model: str) -> str:

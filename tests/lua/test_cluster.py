@@ -184,6 +184,7 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
     assert await scripts.withdraw("acme/said", "model") == "done"
 
     await scripts.weigh(ACCOUNT, Counted(20, 2**43), counts)
+    assert await scripts.retain(ACCOUNT, 20, most=9) is not None
     await scripts.recount(ACCOUNT, 5, until_ms=2**43)
     assert await scripts.delist(prediction_id, account=ACCOUNT, counted=counts)
     assert (await scripts.stow(ACCOUNT, "f", 9, most=9, until_ms=2**42)).total == 9

@@ -269,7 +269,8 @@ async def ended(driver: QueueDriver) -> None:
         assert await driver.finish(claim, seq=seq, output=b'"%s"' % (b"x" * LARGE), logs="x" * LARGE)
         await read(driver, claim.id)
         await scripts.weigh(account, Counted(LARGE, driver.now_ms + 9), Counted(9, driver.now_ms + 9))
-        await scripts.recount(account, 5, until_ms=driver.now_ms + 9)
+        await scripts.retain(account, 5, most=10**9, now_ms=driver.now_ms)
+        await scripts.recount(account, 5, until_ms=driver.now_ms + 9, retained=0, was_retained=5)
         assert await scripts.erase(claim.id, account=account, now_ms=driver.now_ms) == "erased"
         owed = await claimed(driver, 2 * courier.LIMIT)
         for one in owed:

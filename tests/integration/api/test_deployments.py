@@ -204,13 +204,13 @@ async def test_release_shows_the_kind_of_account_that_made_it(
         assert by(listed) == ("ops", "organization")
 
 
-async def test_suspended_account_may_change_and_delete_its_deployments(
+async def test_suspended_account_may_only_delete_its_deployments(
     settings: ApiSettings, redis: Redis, chat: dict[str, Any], token: str
 ) -> None:
     suspension = Suspension(policy="hold", reason="unpaid", since_ms=0)
     await Accounts(redis).set_suspension(ACCOUNT, suspension)
     async with api_client(settings, token=token) as mine:
-        assert (await mine.patch(CHAT, json={"max_instances": 1})).status_code == 200
+        assert (await mine.patch(CHAT, json={"max_instances": 1})).status_code == 403
         assert (await mine.delete(CHAT)).status_code == 204
 
 

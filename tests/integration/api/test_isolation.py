@@ -376,7 +376,7 @@ async def test_suspended_account_starts_nothing_but_reads_its_own(door: Door, to
             answer = await door.send(route, one, tokens["owner"])
             assert (answer.status_code, answer.json()["code"]) == (403, "account_suspended"), (route, one)
     for route, one in ASKED_FOR_A_TOKEN:
-        if route[0] in READS and not route[1].startswith("/admin"):
+        if route[0] in READS and not route[1].startswith(("/admin", "/webhooks/default/secret")):
             answer = await door.send(route, one, tokens["owner"])
             assert answer.is_success, (route, one, answer.text)
     assert await door.keyspace() == before

@@ -110,7 +110,7 @@ async def test_every_answer_shows_the_limit_even_a_refusal(door: Door) -> None:
             await api.post("/v1/files"),
         ]
     assert [answer.status_code for answer in answers] == [422, 422, 400, 404, 403, 501]
-    assert [limit_headers(answer)[:2] for answer in answers] == [("9", left) for left in "876876"]
+    assert [limit_headers(answer)[:2] for answer in answers] == [("9", left) for left in "876875"]
 
 
 async def script_calls(redis: Any) -> int:

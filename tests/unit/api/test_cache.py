@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 
+from api import lookups
 from api.lookups import Cache
 from tests.support.clock import FakeClock
 from tests.support.garbage import alive, uncollected
@@ -138,3 +139,10 @@ async def test_concurrent_readers_share_one_load_and_its_failure(cache: Cache[st
     failed = await asyncio.gather(*(cache.get("f", fail) for _ in range(5)), return_exceptions=True)
     assert [type(exc) for exc in failed] == [ConnectionError] * 5
     assert source.asked == 2
+
+
+def test_search_has_models_of_each_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookups, "MOST_CARDS", 4)
+    names = ["acme/old", "acme/older", *(f"mallory/{number}" for number in range(9))]
+    assert lookups._fair_newest(names) == ["mallory/8", "mallory/7", "acme/older", "acme/old"]
+    assert lookups._fair_newest(names[:3]) == ["mallory/0", "acme/older", "acme/old"]
