@@ -35,7 +35,7 @@ MANY: Final = (
 )
 DONE: Final = {200: Answer("What was done, what was left alone and why, and where to go on.", BulkAnswer)}
 ASKED: Final = (
-    *(parameter for parameter in FILTERS if parameter.name not in ("account", "source")),
+    *(parameter for parameter in FILTERS if parameter.name not in ("account", "limit", "source")),
     Parameter("account", "Only those of this account.", next(one.type for one in FILTERS if one.name == "account")),
     Parameter("code", "Only those that ended with this error code.", Annotated[str, Meta(pattern=CODE)]),
     Parameter("kind", "Runs of this kind; without it predictions.", one_of(*KINDS)),

@@ -22,6 +22,7 @@ from api.data_limits import DataLimit
 from api.errors import Moved, Problem
 from api.http import Request, base_url, json_response, watching
 from api.predictions.secrets import Secrets
+from api.predictions.shown import shown_to
 from api.predictions.streams import new_ticket
 from api.predictions.validation import InputSchema
 from api.predictions.waiters import Wait
@@ -74,7 +75,7 @@ async def submit(
         if accepted.replayed:
             headers["Idempotency-Replayed"] = "true"
         if prefer is None or wait is None:
-            return json_response(view(stored), 201, headers)
+            return json_response(shown_to(request, stored), 201, headers)
         seconds, applied = prefer
         return await _answer(request, stored, headers, applied, until=asked_at + seconds, wait=wait)
     finally:
@@ -438,17 +439,17 @@ async def _answer(
     waiters = services.waiters
     weight = len(stored.input or b"")
     if not waiters.make_room(request.account.name, weight):
-        return json_response(view(stored), 201, headers)
+        return json_response(shown_to(request, stored), 201, headers)
     headers["Preference-Applied"] = applied
     if stored.record.is_terminal:
-        return json_response(view(stored), 201, headers)
+        return json_response(shown_to(request, stored), 201, headers)
     left_s = max(0.0, until - services.clock.monotonic())
     with watching(request) as gone:  # a caller that hangs up frees its wait; the prediction goes on
         ended = await waiters.ended(
             stored.record.id, seconds=left_s, account=request.account.name, weight=weight, wait=wait, gone=gone
         )
     if ended is not None:
-        return json_response(view(ended.of(stored) if isinstance(ended, Ending) else ended), 201, headers)
+        return json_response(shown_to(request, ended.of(stored) if isinstance(ended, Ending) else ended), 201, headers)
     # Clients take any other status for the end, and a part of the output for all of it.
     record = replace(stored.record, status=Status.STARTING, started=None)
     outlook = await _outlook(services, record.id)

@@ -20,6 +20,7 @@ from starlette.responses import Response
 
 from api.errors import InvalidField, forbidden, invalid_input
 from api.http import PAGE_SIZE, Cursor, Request, cursor_of, walked_page
+from api.predictions.shown import told
 from api.predictions.waiters import Glance
 from api.services import Services, services_of
 from api.sites.sites import sites_of
@@ -38,6 +39,7 @@ Found = TypeVar("Found")
 LATEST_MS: Final = (1 << 48) - 1  # the largest time that an id can hold
 MADE_IN: Final = ("api", "web")  # the values of `source`
 
+COUNT: Final = "[1-9][0-9]{0,2}"
 # filter → what a value must be, in words, and the check of a value
 KNOWN: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
     "created_after": ("Must be a date and time as RFC 3339 has it", lambda text: _id_at(text)),
@@ -46,6 +48,10 @@ KNOWN: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
     "model": ("Must be owner/name", lambda text: fullmatch(MODEL_NAME, text)),
     "version": ("Must be 64 hex digits", lambda text: fullmatch(VERSION_ID, text)),
     "account": ("Must be the name of an account", lambda text: fullmatch(ACCOUNT_NAME, text)),
+    "limit": (
+        f"Must be a whole number from 1 to {PAGE_SIZE}",
+        lambda text: fullmatch(COUNT, text) and int(text) <= PAGE_SIZE,
+    ),
     "source": (f"Must be one of {', '.join(MADE_IN)}", lambda text: text in MADE_IN),
 }
 
@@ -63,6 +69,11 @@ class Filters(Struct, frozen=True):
         if faults:
             raise invalid_input(faults)
         return cls(given)
+
+    @property
+    def limit(self) -> int:
+        """Return how many a page has at most."""
+        return int(self.given.get("limit", PAGE_SIZE))
 
     def match(self, one: Glance | Record) -> bool:
         if self.given.get("source", "api") != "api":
@@ -223,6 +234,7 @@ async def list_of_kind(request: Request, kind: Kind) -> Response:
         raise forbidden("Only a token with the scope 'admin' may list the predictions of another account.")
     lists = Lists.of(request)
     results, walked, has_more = await _walk(lists, whose, kind, Span.of(filters, cursor), filters)
+    results = [told(request, one) for one in results]
     response = walked_page(request, f"/{PATHS[kind]}", results, walked, has_more=has_more, kept=filters.given)
     if lists.away:
         response.headers[AWAY] = ", ".join(sorted(lists.away))
@@ -235,7 +247,8 @@ async def _walk(
     results: list[Prediction] = []
     walked: list[PredictionId] = []
     room = HEAVY_BYTES
-    while count := min(PAGE_SIZE - len(results), MOST_READ - len(walked)):
+    most_read = MOST_READ * filters.limit // PAGE_SIZE  # a short page asks for few at a time
+    while count := min(filters.limit - len(results), most_read - len(walked)):
         listed = await lists.ids(account, kind, span, count=count)
         left = await lists.look(listed)
         while fitting := _fitting(left, filters, room=room, is_first=not results):

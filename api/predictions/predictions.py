@@ -20,6 +20,7 @@ from api.http import Request, json_response, number_of, prediction_id_of, read_b
 from api.lookups import VersionRef
 from api.predictions.intake import accept, submit
 from api.predictions.listing import list_of_kind
+from api.predictions.shown import shown_to
 from api.sites.sites import no_version, refuse_moved, sites_of, version_named
 from director.broker.replies import Redelivered
 from director.core.errors import BackendUnavailable, DirectorError
@@ -307,7 +308,7 @@ async def _shown(request: Request, kind: Kind, stored: Stored | None = None) -> 
             raise errors.not_found()
     if stored.record.moved:
         raise Moved(stored.record.moved)
-    return json_response(view(stored))
+    return json_response(shown_to(request, stored))
 
 
 PAGE: Final = 100

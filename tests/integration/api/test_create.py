@@ -147,6 +147,26 @@ async def test_headers_set_the_deadline_and_the_latest_start(
     assert made["deadline"] > made["created_at"]
 
 
+@pytest.mark.parametrize(
+    ("client", "status"),
+    [
+        ("replicate-javascript/1.4.0", "canceled"),
+        ("replicate-python/1.0.7", "canceled"),
+        ("replicate-javascript/1.5.0", "aborted"),
+        ("curl/8.0", "aborted"),
+    ],
+)
+async def test_client_that_knows_no_aborted_end_sees_a_cancel(
+    api: AsyncClient, scripts: Scripts, queue: QueueName, client: str, status: str
+) -> None:
+    made = (await create(api, headers={"Cancel-After": "5s"})).json()
+    assert await scripts.expire(queue, limit=10, now_ms=SystemClock().now_ms() + 6_000) == (1, 0)
+    asked = {"User-Agent": client}
+    assert (await api.get(f"/v1/predictions/{made['id']}", headers=asked)).json()["status"] == status
+    [listed] = (await api.get("/v1/predictions", headers=asked)).json()["results"]
+    assert listed["status"] == status
+
+
 @pytest.mark.parametrize(("asked", "lane"), [("high", "high"), ("low", "low"), (None, "normal")])
 async def test_priority_selects_the_lane(
     api: AsyncClient, director: PlayedDirector, asked: str | None, lane: str

@@ -118,6 +118,16 @@ async def test_filters_are_kept_in_every_link(api: AsyncClient, filed: list[Pred
     assert [*chain(*await walk(api, "/v1/predictions?created_after=2025-06-15T15:10:00"))] == filed[:50], "it is UTC"
 
 
+async def test_limit_bounds_each_page_or_is_refused(api: AsyncClient, filed: list[PredictionId]) -> None:
+    pages = await walk(api, "/v1/predictions?limit=99")
+    assert [len(page) for page in pages] == [99, 99, 52]
+    assert [*chain(*pages)] == filed
+    assert (await walk(api, "/v1/predictions?limit=1&status=starting"))[:2] == [[filed[0]], [filed[1]]]
+    for wrong in ("-1", "0", "101", "ten", "1e1"):
+        answer = await api.get(f"/v1/predictions?limit={wrong}")
+        assert (answer.status_code, answer.json()["invalid_fields"][0]["field"]) == (422, "limit")
+
+
 async def test_index_entry_without_a_prediction_is_skipped(
     api: AsyncClient, filed: list[PredictionId], redis: Redis
 ) -> None:
