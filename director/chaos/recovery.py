@@ -266,12 +266,13 @@ def no_work_for_the_dead(evidence: Evidence) -> Findings:
 
 
 def _claimed_too_late(evidence: Evidence) -> Findings:
+    unseeing = _unseeing(evidence)
     for prediction_id, claims in evidence.claims.items():
         due = _due(evidence, prediction_id, "start_by_s")
         if due is None:
             continue
         runs = (run.began for run in evidence.runs.get(prediction_id, []))
-        began = min([*runs, *_begun_unseen(evidence, prediction_id)], default=evidence.until)
+        began = min([*runs, *_begun_unseen(evidence, prediction_id, unseeing)], default=evidence.until)
         # a prediction that began in time may begin again later
         for claimed in claims:
             late_ms = evidence.clock.server(claimed.at) - due
@@ -279,12 +280,23 @@ def _claimed_too_late(evidence: Evidence) -> Findings:
                 yield prediction_id, f"claimed {late_ms} ms after the time by which it was to start"
 
 
-def _begun_unseen(evidence: Evidence, prediction_id: str) -> list[int]:
-    """Return when runs were sent to a frozen server. If it dies before it wakes, it has recorded none of them."""
+def _begun_unseen(evidence: Evidence, prediction_id: str, unseeing: list[Stretch]) -> list[int]:
+    """Return when runs were sent to a server that recorded none of them."""
     final = evidence.finals.get(prediction_id)
     starts = [at for kind, at, _ in final.events if kind == "started"] if final else []
-    freezes = [fault for fault in evidence.faults if fault.is_freeze and fault.target.startswith("cog")]
-    return [at for at in starts if any(freeze.overlaps(at, at) for freeze in freezes)]
+    return [at for at in starts if any(begin <= at <= end for begin, end in unseeing)]
+
+
+def _unseeing(evidence: Evidence) -> list[Stretch]:
+    """Return the times in which a model server takes runs and records none: it is frozen and dies before it wakes, or
+    it is dead already. The link to it takes them, as a proxy does, and only then finds out.
+    """
+    frozen_or_dead = (fault for fault in evidence.faults if fault.is_freeze or fault.is_kill)
+    crashes = (run.ended for run in evidence.every_run() if run.outcome == "crashed")
+    return [
+        *((fault.begin, fault.end) for fault in frozen_or_dead if fault.target.startswith("cog")),
+        *((at, at + BEFORE_MS) for at in crashes),
+    ]
 
 
 def _ended_too_early(evidence: Evidence) -> Findings:

@@ -234,13 +234,13 @@ def altered(status: str, *events: tuple[str, int, str], output: str = f"[{item('
     return [*others, told("a", "succeeded", at=ended + 20), final("a", status, *events, output=output)]
 
 
-def runs(*intervals: tuple[int, int | None], released: int = 0) -> list[Line]:
+def runs(*intervals: tuple[int, int | None], released: int = 0, crashed: bool = False) -> list[Line]:
     """Return one prediction with these runs. Its first `released` restarts are releases, the others are retries."""
     lines: list[Line] = [*create("k-d", "d")]
     events: Events = []
     last = len(intervals) - 1
     for number, (began, ended) in enumerate(intervals):
-        outcome = "succeeded" if number == last else "canceled"
+        outcome = "succeeded" if number == last else "crashed" if crashed else "canceled"
         lines += run("d", f"r{number}", began=began, ended=ended, outcome=outcome, server=f"cog-{number}")
         if number:
             word = "released" if number <= released else "retried"
@@ -653,6 +653,10 @@ KEPT: dict[str, list[Line]] = {
     "a run that was sent to a frozen server, which died before it knew of it": [
         *start_by(claims=900, began=950, again=4_000, is_seen=False),
         *fault("stop_by_input", "cog-0", 940, 1_900),
+    ],
+    "a run that was sent to a server which a neighbour's run had just killed": [
+        *start_by(claims=900, began=950, again=4_000, is_seen=False),
+        *runs((300, 940), (5_000, 5_040), crashed=True),
     ],
     "a rush, and a director that froze before the run that it had claimed for one tenant": held_by_a_freeze(),
     "a rush, and a director that froze while one tenant had several of its slots": [
