@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -173,6 +174,17 @@ async def test_tls_server_is_called_if_its_certificate_matches(
             with pytest.raises(httpx.ConnectError):
                 await asking
     assert len(sink.heads) == is_trusted
+
+
+async def test_each_address_of_a_server_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def resolve(host: str, port: int, **_: Any) -> list[Any]:
+        return [(0, 0, 0, "", (address, port)) for address in ("::1", "127.0.0.9", "127.0.0.1")]
+
+    async with serving(OK) as (server, _):
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve, raising=False)
+        transport = OneServer(server.url.replace("127.0.0.1", "gpu.example"))
+        assert (await transport.send("GET", "/x")).status_code == 200
+        await transport.aclose()
 
 
 def test_authorities_are_loaded_once_for_all_servers() -> None:

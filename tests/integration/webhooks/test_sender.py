@@ -143,6 +143,26 @@ async def test_connection_goes_to_the_checked_address_without_a_second_lookup(re
     assert len(receiver.received) == 1
 
 
+async def test_each_address_of_a_name_is_tried_until_one_takes_a_connection(receiver: Sink) -> None:
+    async def three(host: str, port: int) -> Sequence[str]:
+        return ["::1", "127.0.0.9", "127.0.0.1"]  # the receiver listens on the last alone
+
+    sender, url = Sender(LOOPBACK, resolve=three), receiver.url.replace("127.0.0.1", "hook.example")
+    assert (await deliver(sender, url)).ok
+    receiver.answer = Answer(reset=True)
+    assert not (await deliver(sender, url)).ok
+    assert len(receiver.received) == 2, "what was sent is sent to no other address"
+
+
+async def test_address_that_is_not_allowed_refuses_its_name(receiver: Sink) -> None:
+    async def both(host: str, port: int) -> Sequence[str]:
+        return ["127.0.0.1", "10.0.0.1"]
+
+    url = receiver.url.replace("127.0.0.1", "hook.example")
+    assert (await deliver(Sender(LOOPBACK, resolve=both), url)).rule == "private_address"
+    assert receiver.received == []
+
+
 async def test_unresolved_name_is_a_failure_but_breaks_no_rule(sender: Sender) -> None:
     async def unknown(host: str, port: int) -> Sequence[str]:
         raise socket.gaierror(socket.EAI_NONAME, "unknown")

@@ -7,8 +7,18 @@ const TERMINAL = new Set(["succeeded", "failed", "canceled", "aborted"]);
 
 export const isTerminal = (status) => TERMINAL.has(status);
 
+/** What a status means, for those who point at it. */
+const MEANINGS = {
+  starting: "Accepted: it waits, or its model is being prepared. Nothing of it has run yet.",
+  processing: "It runs.",
+  succeeded: "It has ended, with an output.",
+  failed: "It has ended, with an error.",
+  canceled: "It was stopped, by its caller, an operator or its deadline.",
+  aborted: "It was ended before it ran: its caller gave it a time to end by.",
+};
+
 /** The state of a prediction, in a word and a colour. */
-export const chip = (status) => h("span", { class: `chip ${status}` }, status);
+export const chip = (status) => h("span", { class: `chip ${status}`, title: MEANINGS[status] ?? null }, status);
 
 /** A link to a prediction. */
 export const predictionLink = (id) => h("a", { href: `#/predictions/${id}`, class: "mono" }, id);
