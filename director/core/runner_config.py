@@ -65,6 +65,15 @@ class Template:
         """Return what is sent besides `$each`. Inputs that differ in it cannot be sent together."""
         return _encoded(_filled(self._parts, given, ()))
 
+    def has_list(self, given: Raw) -> bool:
+        """Whether what this input has for the `$each` is a list by itself."""
+        found = [part.find(given) for part in self._each]
+        return any(isinstance(each, Raw) and bytes(each).lstrip()[:1] == b"[" for each in found)
+
+    def fill_list(self, given: Raw) -> bytes:
+        """Return the JSON to send for an input whose `$each` is a list by itself."""
+        return _encoded(_filled(self._parts, given, None))
+
     def missing(self, given: Raw) -> Pointer | None:
         return next((part.pointer for part in self._each if part.find(given) is msgspec.UNSET), None)
 
@@ -109,10 +118,12 @@ def _taken(value: dict[str, Any], what: str, pointer: Any, place: str) -> _Taken
         raise ValueError(f"at {where}: {exc}") from exc
 
 
-def _filled(part: Any, given: Raw, together: Sequence[Raw]) -> Any:
+def _filled(part: Any, given: Raw, together: Sequence[Raw] | None) -> Any:
     match part:
+        case _Taken(is_each=True) if together is None:
+            return part.find(given)
         case _Taken(is_each=True):
-            return [part.find(one) for one in together]
+            return [part.find(one) for one in together or ()]
         case _Taken():
             return part.find(given)
         case dict():
@@ -183,12 +194,14 @@ class MappedConfig(_Config, frozen=True, kw_only=True):
 
 class BatchConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How several predictions go in one request, `most` at the most. `items`: the place of the list with one item per
-    prediction, in order. With `index`, the place of the item's number from 0, the order is free. `usage` and
+    prediction, in order. `lists`: a prediction whose value at `$each` is a list is sent alone, as it is, and its output
+    is the list of all items. With `index`, the place of the item's number from 0, the order is free. `usage` and
     `usage_headers`: totals for the request, in the answer and its headers, split by the number at `share` in each item,
     or without it by declared cost.
     """
 
     most: Annotated[int, Meta(ge=1, le=64)] = 32
+    lists: bool = False
     items: Pointer = WHOLE
     index: Pointer | None = None
     usage: Metrics = msgspec.field(default_factory=dict)
@@ -197,11 +210,21 @@ class BatchConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class HttpConfig(MappedConfig, frozen=True, kw_only=True, tag="http"):
-    """A server that answers a POST with the output. With `batch` each POST carries a list of predictions, even a single
-    one. `$each` in `input` says where they go; `output`, `error` and `metrics` are then places in each item.
+    """A server that answers a POST with the output. `body`: how the input is sent. A form has a field for each member
+    of `input`, and a file for each that `files` names. With `batch` each POST carries a list of predictions, even a
+    single one. `$each` in `input` says where they go; `output`, `error` and `metrics` are then places in each item.
     """
 
+    body: Literal["json", "form"] = "json"
+    files: Words = ()
     batch: BatchConfig | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.files and self.body != "form":
+            raise ValueError('`files` are sent in a form: `body` has to be "form"')
+        if self.batch is not None and self.body == "form":
+            raise ValueError("`batch` is for a body of JSON")
 
 
 class PollingConfig(MappedConfig, frozen=True, kw_only=True, tag="polling"):

@@ -224,7 +224,8 @@ class Run:
 
     async def _input(self, files: FileInputs) -> Raw | None:
         try:
-            return await files.for_run(self._claim.record, self._claim.input)
+            takes_bytes = self._permit.server.runner.capabilities.takes_bytes
+            return await files.for_run(self._claim.record, self._claim.input, takes_bytes=takes_bytes)
         except Exception:  # Redis is away, or the store: any store may raise anything
             log.warning("the files of an input cannot be looked up", extra=self._facts(), exc_info=True)
             return None

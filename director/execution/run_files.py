@@ -1,12 +1,13 @@
 """Handle the files of runs: store those of an output, and give those of an input addresses that a server can fetch."""
 
 import asyncio
+import base64
 import logging
 import math
 import re
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 from anyio import to_thread
@@ -21,8 +22,8 @@ from director.core.schema import Record
 from director.core.settings import DirectorSettings
 from director.core.states import WebhookEvent
 from director.execution.uploads import Span, substituted, unescaped
-from director.files.caller_files import CallerFiles
-from director.files.store import FileName, OutputStore, file_name, name_of
+from director.files.caller_files import CallerFile, CallerFiles
+from director.files.store import FileName, FileStore, OutputStore, file_name, name_of
 from director.servers.runners.runner import ServerFile
 
 log = logging.getLogger(__name__)
@@ -171,14 +172,18 @@ class FileInputs:
     _clock: Clock
     settings: DirectorSettings
 
-    async def for_run(self, record: Record, given: Raw) -> Raw:
-        """Return the input for this run. Raises BackendUnavailable, and whatever the store raises."""
+    async def for_run(self, record: Record, given: Raw, *, takes_bytes: bool = False) -> Raw:
+        """Return the input for this run. `takes_bytes`: with the files themselves, as data URIs, if the store can read
+        them here. Raises BackendUnavailable, and whatever the store raises.
+        """
         base = self.settings.files_base.rstrip("/")  # where model servers reach the API; '' if where callers do
         given = moved(given, url=record.url, base=base)
         ids = list(dict.fromkeys(file_id for _, file_id in named(given)))[:MOST_FILES]
         if not ids:
             return given
         known = await self._files.known(record.account, ids)
+        if takes_bytes and (read := await self._read(known.values())):
+            return filled(given, read)
         expires_s = math.ceil(self._clock.now_ms() / 1000 + self.settings.run_limit_s + FETCH_S)
         addresses = {
             file.id: await self._store.fetch_url(
@@ -187,6 +192,17 @@ class FileInputs:
             for file in known.values()
         }
         return filled(given, addresses)
+
+    async def _read(self, files: Iterable[CallerFile]) -> dict[FileId, str]:
+        found: dict[FileId, str] = {}
+        left = self.settings.max_files_bytes
+        for file in files:
+            left -= file.size
+            opened = await cast(FileStore, self._store).open(file.stored_as) if left >= 0 else None
+            if opened is not None:
+                data = b"".join([block async for block in opened.read(0, opened.size)])
+                found[file.id] = f"data:{file.content_type};base64,{base64.b64encode(data).decode()}"
+        return found
 
 
 def moved(given: Raw, *, url: str, base: str) -> Raw:

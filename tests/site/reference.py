@@ -36,6 +36,7 @@ from director.core.states import END_CODES, TERMINAL, TRANSITIONS, Status, Webho
 from director.core.view import PAUSED, REASONS
 from director.diagnosis.kinds import KINDS, Kind
 from director.runtime.metric_table import METRICS, Process
+from tests.support.real_servers import CAPABILITIES, kept
 
 ROOT: Final = Path(__file__).parents[2]
 MADE: Final = re.compile(r"<!-- made: ([a-z ]+?)(?: \((.+)\))? -->")
@@ -142,6 +143,28 @@ def commands() -> str:
 def presets() -> str:
     rows = [(f"`{name}`", f"`{preset_of(name)['kind']}`", preset_of(name)["about"]) for name in PRESETS]
     return table(("preset", "runner", "for"), rows)
+
+
+def real_servers() -> str:
+    rows = [
+        (
+            row.name,
+            f"`{row.command}`",
+            *(row.found[name] for name in CAPABILITIES),
+            f"{row.date}, {' '.join(row.packages)}",
+        )
+        for row in kept()
+    ]
+    heads = (
+        "ready by the command",
+        "runs",
+        "streams",
+        "a cancel frees it",
+        "errors in its own words",
+        "overload",
+        "death",
+    )
+    return table(("server", "command", *heads, "tried"), rows)
 
 
 def exit_codes() -> str:
@@ -355,6 +378,7 @@ PARTS: Final[dict[str, Callable[..., str]]] = {
     "commands": commands,
     "exit codes": exit_codes,
     "presets": presets,
+    "real servers": real_servers,
     "metrics": metrics,
     "api codes": api_codes,
     "end codes": end_codes,

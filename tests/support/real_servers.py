@@ -73,7 +73,7 @@ SERVERS: Final = (
         slow=SLOW,
         wrong=BOOM,
         own_words="Internal Server Error",
-        knows={"cancel": "no: a handler that is no coroutine runs on"},
+        # a handler that is no coroutine runs on, in a thread of its own: the next one does not wait for it
     ),
     RealServer(
         name="LitServe",
@@ -119,7 +119,7 @@ SERVERS: Final = (
         slow=_tensor("wait 4"),
         wrong=_tensor("boom"),
         own_words="no booms here",
-        knows={"cancel": RUNS_ON},
+        knows={"cancel": RUNS_ON, "errors": "no: its 500 has no words"},
     ),
     RealServer(
         name="Gradio",

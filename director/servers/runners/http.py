@@ -7,6 +7,7 @@ twice, and shows nothing before its end. A run is stopped by hanging up.
 import asyncio
 import contextlib
 import math
+import secrets
 from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from typing import Any, Final
@@ -18,7 +19,7 @@ from msgspec.structs import replace
 
 from director.core.json_pointer import Pointer
 from director.core.runner_config import BatchConfig, HttpConfig
-from director.servers.runners import answers
+from director.servers.runners import answers, form
 from director.servers.runners.http_base import MappedRunner, Reporter, RunnerOptions
 from director.servers.runners.runner import Batch, Capabilities, Ended, Hear, OneAnswer, Outcome, RunRequest
 
@@ -31,8 +32,22 @@ class HttpRunner(MappedRunner, OneAnswer):
     def hear(self, request: RunRequest, hear: Hear) -> Coroutine[Any, Any, None]:
         return self._runs.hear(request, self._follow, hear)
 
+    def __init__(self, config: HttpConfig, options: RunnerOptions) -> None:
+        self._boundary = secrets.token_hex(16)
+        if config.body == "form":
+            headers = {**options.headers, "content-type": form.content_type(self._boundary)}
+            options = replace(options, headers=headers)
+        super().__init__(config, options)
+        self.capabilities = Capabilities(takes_bytes=bool(config.files))
+        self._is_form = config.body == "form"
+
     async def _follow(self, request: RunRequest, feed: Reporter) -> Ended:
         body = self._config.input.fill(request.input)
+        if self._is_form:
+            try:
+                body = form.encoded(body, files=self._config.files, boundary=self._boundary)
+            except (form.NotAFile, msgspec.DecodeError) as exc:
+                return Ended(outcome=Outcome.INVALID, error=str(exc))
         try:
             answer = await self._post(body, feed, trace=request.trace)
         except httpx.TransportError as exc:
@@ -189,7 +204,8 @@ class HttpBatchRunner(HttpRunner):
         template = self._config.input
         if (missing := template.missing(request.input)) is not None:
             return Ended(outcome=Outcome.INVALID, error=f"The input has nothing at {missing.text}")
-        shared = None if request.alone else template.shared(request.input)
+        is_alone = request.alone or self._has_list(request)
+        shared = None if is_alone else template.shared(request.input)
         run = BatchRun(request, feed, shared, asyncio.get_running_loop().create_future())
         place = request.place or Batch(1).places[0]
         rounds = self._rounds.get(place.batch)
@@ -206,8 +222,13 @@ class HttpBatchRunner(HttpRunner):
                     del self._rounds[place.batch]
                     await rounds.aclose()
 
+    def _has_list(self, request: RunRequest) -> bool:
+        return self._batch.lists and self._config.input.has_list(request.input)
+
     async def _send(self, runs: Sequence[BatchRun]) -> Sequence[Ended] | Ended:
-        body = self._config.input.fill(*(run.request.input for run in runs))
+        is_list = self._has_list(runs[0].request)
+        given = [run.request.input for run in runs]
+        body = self._config.input.fill_list(given[0]) if is_list else self._config.input.fill(*given)
         feeds = [run.feed for run in runs]
         trace = runs[0].request.trace  # a request has one trace: the other runs are in spans of their own
         try:
@@ -217,6 +238,8 @@ class HttpBatchRunner(HttpRunner):
         document = self._document(answer)
         if isinstance(document, Ended):
             return document
+        if is_list:
+            return [end_of_list(document, self._config, self._batch, answer.headers)]
         return ends_of(document, self._config, self._batch, [run.request.cost for run in runs], answer.headers)
 
 
@@ -234,6 +257,21 @@ def ends_of(
         return [Ended(outcome=Outcome.FAILED, error=error, code=MISMATCH)] * count
     used = used_by(document, headers, items, batch, costs)
     return [_end(item, config, share) for item, share in zip(items, used, strict=True)]
+
+
+def end_of_list(document: Raw, config: HttpConfig, batch: BatchConfig, headers: Mapping[str, str]) -> Ended:
+    """Return the end of one prediction that had a list: the outputs of all items, or the first failure."""
+    try:
+        items = _items(document, batch.items)
+        items = items if batch.index is None else _ordered(items, batch.index)
+    except answers.Unreadable as exc:
+        return Ended(outcome=Outcome.FAILED, error=f"The model server's answer {exc}", code=MISMATCH)
+    ends = [_end(item, config, {}) for item in items]
+    if failed := next((end for end in ends if end.outcome is not Outcome.SUCCEEDED), None):
+        return failed
+    [used] = used_by(document, headers, [document], msgspec.structs.replace(batch, share=None), [1.0])
+    output = Raw(b"[%b]" % b",".join(bytes(end.output or b"null") for end in ends))
+    return Ended(outcome=Outcome.SUCCEEDED, output=output, metrics=used)
 
 
 def _items(document: Raw, where: Pointer) -> list[Raw]:

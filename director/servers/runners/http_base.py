@@ -438,7 +438,9 @@ class MappedRunner(HttpBase):
             raise NoAnswer(answer.trouble)
         if not answer.is_ok or not answer.complete:
             return None
-        return openapi.shown_by_server(answer.body, self._path, is_form=False, title=config.model)
+        return openapi.shown_by_server(
+            answer.body, self._path, is_form=getattr(config, "body", "json") == "form", title=config.model
+        )
 
     async def _post(self, body: bytes, *feeds: Reporter, trace: TraceHeaders) -> answers.Answer:
         """Send one request, for one run or for several, and read the answer. Raises `httpx.TransportError`."""

@@ -203,12 +203,14 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     """The abilities of a kind of server. `streams`: output is seen before the end, if the model yields. `resumes`:
     another director can follow a run that was `Accepted`. `idempotent`: asked twice for an id, the server runs it once.
     `batches`: the most runs that share one request and one slot; 0 for none. `restarts`: it ends when asked to.
+    `takes_bytes`: files of an input are sent with it, and not fetched by the server.
     """
 
     streams: bool = False
     resumes: bool = False
     idempotent: bool = False
     restarts: bool = False
+    takes_bytes: bool = False
     batches: int = 0
 
 

@@ -7,6 +7,8 @@ import jsonschema_rs
 import msgspec
 import pytest
 from msgspec import Raw
+from starlette.datastructures import UploadFile
+from starlette.requests import Request as BaseRequest
 
 from director.core.runner_config import PRESETS, decode_runner_config, preset_of
 from director.servers.runners import RunnerOptions, make_runner
@@ -121,7 +123,7 @@ def request(given: Any) -> RunRequest:
 def test_every_preset_with_a_schema_is_tested() -> None:
     """The others are tried with real servers: tests/integration/servers/test_real_servers.py."""
     built_on = {name for name in PRESETS if "input_schema" in preset_of(name)}
-    assert set(CASES) == built_on - {"mlserver", "triton", "infinity"}
+    assert set(CASES) == built_on - {"mlserver", "triton", "infinity", "comfyui"}
 
 
 @pytest.mark.parametrize("preset", CASES)
@@ -197,6 +199,53 @@ async def test_given_health_path_is_the_only_one_that_is_asked() -> None:
         scripted.on("GET", "/mine", answer(404, b""))
         found = await runner.health()
         assert (found.status, [each.path for each in scripted.exchanges]) == ("unhealthy", ["/mine"])
+
+
+@pytest.mark.parametrize("given", ["bcd", ["a", "bcd"]], ids=["a text", "a list"])
+async def test_embeddings_take_a_text_or_a_list_of_them(server: ModelServer, given: Any) -> None:
+    async with opened(preset_runner(server.url, "openai_embeddings")) as runner:
+        ended = the_end(await follow(runner, request({"input": given, "encoding_format": "float"})))
+        shown = msgspec.json.decode(await runner.openapi_schema() or b"")["components"]["schemas"]
+    output = msgspec.json.decode(ended.output or b"")
+    assert output == ([3, 0.5] if given == "bcd" else [[1, 0.5], [3, 0.5]])
+    assert msgspec.json.decode(ended.metrics["input_tokens"]) == 5
+    jsonschema_rs.validate(shown["Input"], {"input": given})
+    jsonschema_rs.validate(shown["Output"], output)
+
+
+SOUND = "data:audio/wav;base64,UklGRg=="
+FORM = {"body": "form", "files": ["audio"]}
+
+
+async def test_form_has_a_field_for_each_input_and_a_file_for_each_named_one() -> None:
+    async with scripted_cog() as scripted, opened(any_http(scripted, **FORM)) as runner:
+        scripted.on("POST", "/run", answer(200, {"text": "hi"}))
+        given = {"audio": SOUND, "language": "en", "beam": 5, "skip": None, "tags": ["a", "b"], 'a"b': "data:no,file"}
+        ended = the_end(await follow(runner, request(given)))
+        [exchange] = scripted.asked("POST", "/run")
+    assert ended.outcome is Outcome.SUCCEEDED
+    form = await BaseRequest(
+        {"type": "http", "headers": [(b"content-type", exchange.headers["content-type"].encode())]},
+        lambda: _once({"type": "http.request", "body": exchange.body, "more_body": False}),
+    ).form()
+    audio = form["audio"]
+    assert isinstance(audio, UploadFile)
+    assert (audio.filename, audio.content_type, await audio.read()) == ("audio.wav", "audio/wav", b"RIFF")
+    texts = [(name, value) for name, value in form.multi_items() if isinstance(value, str)]
+    await audio.close()
+    assert texts == [("language", "en"), ("beam", "5"), ("tags", "a"), ("tags", "b"), ("a%22b", "data:no,file")]
+
+
+async def _once(message: Any) -> Any:
+    return message
+
+
+@pytest.mark.parametrize("wrong", ["https://elsewhere/a.wav", "text", 3, "data:audio/wav;base64,####"])
+async def test_member_of_a_form_without_a_file_is_refused_with_its_name(wrong: object) -> None:
+    async with scripted_cog() as scripted, opened(any_http(scripted, **FORM)) as runner:
+        ended = the_end(await follow(runner, request({"audio": wrong})))
+        assert scripted.asked("POST", "/run") == []
+    assert (ended.outcome, "audio" in (ended.error or "")) == (Outcome.INVALID, True)
 
 
 async def test_schema_comes_from_the_document_of_the_server() -> None:
