@@ -11,6 +11,7 @@ import replicate
 from anyio import to_thread
 from redis.asyncio import Redis
 
+from director.chaos.wire import Answer, Request, listening
 from director.core.ids import PredictionId
 from director.store.accounts import Accounts
 from director.store.catalog import Catalog
@@ -141,3 +142,29 @@ async def test_path_never_reaches_the_model(official: replicate.Client, live: Li
         answer = await client.post(f"{live.url}/v1/predictions", json={"version": VERSION, "input": {"image": path}})
     assert answer.status_code == 422
     assert [fault["field"] for fault in answer.json()["invalid_fields"]] == ["input.image"]
+
+
+async def test_upload_goes_to_a_server_of_forms_as_a_file(
+    server: RedisServer, redis: Redis, caller: Caller, catalog: Catalog, files_dir: str
+) -> None:
+    sent: list[bytes] = []
+
+    async def receive(request: Request) -> Answer:
+        sent.append(request.body)
+        return Answer(200, body=b'"heard"', headers={"content-type": "application/json"})
+
+    config = '{"kind": "http", "path": "/hear", "body": "form", "files": ["image"], "health": ""}'
+    async with (
+        listening(receive) as port,
+        live_api(server.url, env={"DIRECTOR_FILES_DIR": files_dir}) as live,
+        live_director(server.url, f"http://127.0.0.1:{port}", files_dir=files_dir, runner="http", runner_config=config),
+    ):
+        await eventually(lambda: catalog.version(MODEL, VERSION), "it is known", until=bool)
+        headers = {"Authorization": f"Bearer {await Accounts(redis).create_token(ACCOUNT)}"}
+        async with httpx.AsyncClient(base_url=live.url, headers=headers, trust_env=False) as client:
+            made = await client.post("/v1/files", files={"content": ("a.png", DATA, "image/png")})
+        ended = await caller.ended(await caller.submit(image=made.json()["urls"]["get"]))
+    assert (ended["status"], ended["output"]) == ("succeeded", "heard")
+    [body] = [body for body in sent if body]
+    assert DATA in body
+    assert b'filename="image.png"' in body
