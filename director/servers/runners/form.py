@@ -17,7 +17,7 @@ PLAIN: Final = "application/octet-stream"
 
 
 class NotAFile(ValueError):
-    """An input that has to be a file is none. The message is for the caller."""
+    """The input of a file has no file. The message is for the caller."""
 
 
 def content_type(boundary: str) -> str:
