@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,38 +13,13 @@ import pytest
 from redis import Redis, exceptions
 
 from director.launcher.processes import free_port
-from tests.k8s.test_redis_pods import NO_RETRIES, SECRETS, SOURCES, end, program
+from tests.k8s.played_cluster import CLI
+from tests.k8s.test_redis_pods import NO_RETRIES, SECRETS, SOURCES, end, found_by_dns, program
 from tests.support.manifests import K8S
 from tests.support.servers import binary
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long]
 
-# Stand in for `valkey-cli`: take a command from the arguments or from each line of the input, and print the answer
-CLI = f"""#!{sys.executable} -SI
-import os, socket, sys
-words = [word for word in sys.argv[1:] if word != "--no-auth-warning"]
-at = {{}}
-while words and words[0].startswith("-"):
-    name, value, *words = words
-    at[name] = value
-password = at.get("--pass", at.get("-a"))
-lines = [["auth", *([at["--user"]] if "--user" in at else []), password]] if password else []
-lines += [words] if words else [line.split() for line in sys.stdin]
-def command(line):
-    return b"*%d\\r\\n" % len(line) + b"".join(b"$%d\\r\\n%s\\r\\n" % (len(word), word.encode()) for word in line)
-def said(answers):
-    kind, rest = (line := answers.readline().rstrip())[:1], line[1:]
-    if kind == b"*":
-        return [one for _ in range(int(rest)) for one in said(answers)]
-    return [answers.read(int(rest) + 2)[:-2] if kind == b"$" else rest]
-where = at.get("-h", os.environ["POD_HOST"]), int(at.get("-p", os.environ["POD_PORT"]))
-with socket.create_connection(where, 2) as server, server.makefile("rb") as answers:
-    for line in lines:
-        server.sendall(command(line))
-        found = said(answers)
-        if line[0] != "auth":
-            print(*(one.decode() for one in found), sep="\\n")
-"""
 # Look-ups of the members' names, every second one of which stalls for 5 s while the file $SLOW_DNS is there
 SLOW_DNS = """
 #define _GNU_SOURCE
@@ -88,7 +62,7 @@ class Pod:
         for name in ("valkey-server", "valkey-sentinel"):
             (folder / "bin" / name).symlink_to(binary("valkey"))
         program(folder / "bin", "hostname", f"echo redis-{number}")
-        program(folder / "bin", "getent", 'echo "127.77.0.1${2#redis-} $2.director.svc"')
+        program(folder / "bin", "getent", found_by_dns("127.77.0.1"))
         (folder / "bin/valkey-cli").write_text(CLI)
         (folder / "bin/valkey-cli").chmod(0o755)
 
@@ -143,7 +117,6 @@ class Pod:
         )
         text = text.replace(f"\nport {self.port + 1}\n", f"\nport {self.port + 1}\nbind {self.host}\n")
         down_after = f"milliseconds director {self._down_after_ms}"
-        text = text.replace("failover-timeout director 30000", "failover-timeout director 5000")
         return text.replace("milliseconds director 5000", down_after).replace("sleep 1", "sleep 0.2")
 
 

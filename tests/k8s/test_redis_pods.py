@@ -1,5 +1,6 @@
 """The scripts that start Redis in a pod: who may log in, and who is the master."""
 
+import fcntl
 import os
 import re
 import shutil
@@ -37,6 +38,7 @@ SOURCES = (
             "caught-up.sh",
             "hand-over.sh",
             "sentinel.sh",
+            "forget.sh",
             "reaches-itself.sh",
             "members.acl",
         )
@@ -73,7 +75,7 @@ def programs(tmp_path: Path) -> Path:
     (folder / "valkey-server").symlink_to(binary("valkey"))
     program(folder, "valkey-cli", "exit 1")
     program(folder, "hostname", "echo redis-1")
-    program(folder, "getent", 'echo "10.9.0.${2#redis-} $2.director.svc"')
+    program(folder, "getent", found_by_dns("10.9.0."))
     program(folder, "sleep", "/bin/sleep 0.01")
     return folder
 
@@ -83,6 +85,12 @@ def program(folder: Path, name: str, does: str) -> None:
     path.unlink(missing_ok=True)
     path.write_text(f"#!/bin/sh\n{does}\n")
     path.chmod(0o755)
+
+
+def found_by_dns(net: str) -> str:
+    """Write a `getent` that finds Services by DNS alone. The kubelet's own line in /etc/hosts has the pod's address."""
+    own = '[ "$1 $2 $3" = "-s dns hosts" ] || { echo "10.244.7.7 $2"; exit; }'
+    return f'{own}\necho "{net}${{4#redis-}} $4.director.svc"'
 
 
 def surroundings(tmp_path: Path, programs: Path) -> dict[str, str]:
@@ -262,6 +270,46 @@ def test_a_member_that_waits_for_a_master_ends_when_it_is_told(tmp_path: Path, e
             end(process)
 
 
+def test_a_member_waits_until_the_former_pod_has_left_the_disk(tmp_path: Path, etc: Path, programs: Path) -> None:
+    """After a forced delete both run. Two servers would write one log."""
+    program(programs, "valkey-server", "exit 0")
+    has_a_log(tmp_path)
+    waits = counted_waits(tmp_path, programs)
+    former = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(former, fcntl.LOCK_EX)
+    with started(etc / "member.sh", surroundings(tmp_path, programs)) as process:
+        wait_for(waits, 3)
+        assert not (tmp_path / "etc/redis.conf").exists()
+        os.close(former)
+        assert process.wait(20) == 0
+    assert (tmp_path / "etc/redis.conf").exists()
+
+
+@pytest.mark.parametrize(
+    ("listed", "is_reset"),
+    [
+        ("10.9.0.0 master 10.9.0.1 slave 10.9.0.2 slave 10.244.0.7 s_down,slave,disconnected", True),
+        ("10.9.0.0 master 10.9.0.1 slave 10.9.0.2 slave 10.244.0.7 slave", False),  # a pod of 0.3.0 that is there
+        ("10.9.0.0 master 10.9.0.1 s_down,slave 10.9.0.2 slave 10.244.0.7 s_down,slave", False),  # not all are there
+        ("10.9.0.0 master,failover_in_progress 10.9.0.1 slave 10.9.0.2 slave 10.244.0.7 s_down,slave", False),
+        ("10.9.0.0 master 10.9.0.1 slave 10.9.0.2 s_down,slave", False),  # a member is never forgotten
+    ],
+)
+def test_a_sentinel_forgets_only_an_address_that_no_member_has(
+    tmp_path: Path, etc: Path, programs: Path, listed: str, is_reset: bool
+) -> None:
+    (tmp_path / "members").write_text("redis-0 10.9.0.0\nredis-1 10.9.0.1\nredis-2 10.9.0.2\n")
+    lines = "\\n".join(f"{('ip', 'flags')[number % 2]}\\n{word}" for number, word in enumerate(listed.split()))
+    answers = f'case "$(cat)" in *reset*) touch {tmp_path}/reset ;; *) printf "{lines}\\n" ;; esac'
+    program(programs, "valkey-cli", answers)
+    program(programs, "date", "echo 15")  # the turn of redis-1
+    looks = tmp_path / "looks"
+    program(programs, "sleep", f"echo >> {looks}; [ $(wc -l < {looks}) -lt 4 ]")
+    command = ["sh", etc / "forget.sh", str(os.getpid())]
+    subprocess.run(command, env=surroundings(tmp_path, programs), check=True, timeout=30)
+    assert (tmp_path / "reset").exists() is is_reset
+
+
 def test_a_replica_with_an_empty_disk_is_not_to_be_promoted(tmp_path: Path, etc: Path, programs: Path) -> None:
     program(programs, "valkey-cli", "exit 1")
     assert "replica-priority 0" in started_member(tmp_path, etc, programs)
@@ -341,13 +389,14 @@ def test_a_sentinel_finds_members_whose_services_have_other_addresses(
         "sentinel known-replica director redis-0.redis-nodes 6379\n"
     )
     for net in ("10.9.0", "10.9.1"):
-        program(programs, "getent", f'echo "{net}.${{2#redis-}} $2.director.svc"')
+        program(programs, "getent", found_by_dns(f"{net}."))
         subprocess.run(["sh", etc / "sentinel.sh"], env=surroundings(tmp_path, programs), check=True, timeout=30)
         lines = [line for line in conf.read_text().splitlines() if "pass" not in line]
         assert lines == [
             f"sentinel monitor director {net}.2 6379 2",
             f"sentinel known-replica director {net}.0 6379",
             f"sentinel announce-ip {net}.1",
+            "sentinel failover-timeout director 3000",
         ]
 
 
@@ -375,7 +424,7 @@ def test_a_real_sentinel_accepts_the_written_configuration(tmp_path: Path, etc: 
     conf = tmp_path / "sentinel.conf"
     text = re.sub(r"10\.9\.0\.\d", "127.0.0.1", conf.read_text())
     (tmp_path / "members").unlink()
-    program(programs, "getent", "echo 127.0.0.1 $2")
+    program(programs, "getent", "echo 127.0.0.1 $4")
     conf.write_text(text.replace("port 26379", f"port 0\nunixsocket {socket}"))
     with started(etc / "sentinel.sh", surroundings(tmp_path, programs)):
         assert asked(socket, None, "sentinel", "SENTINEL", "get-master-addr-by-name", "director")[0] == b"127.0.0.1"

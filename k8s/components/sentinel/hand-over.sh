@@ -5,15 +5,32 @@ set -eu
 
 . "$(dirname "$0")/members.sh"
 members=$(former_addresses)  # no look-up: it may stall until the grace time is over
-role() {
-    valkey-cli --no-auth-warning --user sentinel --pass "$REPLICA_PASSWORD" role | head -n 1
+ask() {
+    valkey-cli --no-auth-warning --user sentinel --pass "$REPLICA_PASSWORD" "$@"
+}
+
+is_master() {
+    [ "$(ask role | head -n 1)" = master ]
+}
+
+third_follows() {  # does the new master have the other member too? It refuses writes while it has no replica
+    role_at "$(ask role | sed -n 2p)" | awk -v me="$(address_of "$me")" 'NR > 2 && (NR - 3) % 3 == 0 && $1 != me { found = 1 } END { exit !found }'
 }
 
 for other in $(others); do
-    [ "$(role)" = master ] || exit 0
+    is_master || exit 0
     [ "$(echo 'sentinel failover director coordinated' | ask_sentinel "$other")" = OK ] || continue
-    for _ in $(seq 15); do
-        [ "$(role)" = master ] || exit 0
-        sleep 1
+    for _ in $(seq 30); do  # longer than a Sentinel tries: failover-timeout
+        if ! is_master; then
+            # the Sentinel's pause would hold callers here, until they give up
+            ask client unpause > /dev/null || exit 0
+            for _ in $(seq 20); do
+                if third_follows; then break; fi
+                sleep 0.2
+            done
+            sleep 2  # callers leave. Once this pod's address is gone, each that still comes waits for a time-out
+            exit 0
+        fi
+        sleep 0.2
     done
 done

@@ -4,6 +4,14 @@ set -eu
 
 . "$(dirname "$0")/members.sh"
 tmp=${TMPDIR:-/tmp}
+
+# After a forced delete the next pod starts on the same disk while the former one still hands over. Two servers would
+# write one log. The lock is held until the server ends, whose process this shell becomes
+exec 9< "$data"
+until flock -n 9; do
+    [ $? = 1 ] || break  # a file system without locks
+    sleep 1
+done
 former=$(former_addresses)  # before sentinel.conf is read: the Sentinel beside this server renews this file last
 members=$(addresses)
 
@@ -24,6 +32,8 @@ known_masters() {  # "EPOCH ADDRESS": what the others' Sentinels say, then what 
 newest_master() {
     known_masters | sort -s -r -n -k 1,1 | while read -r _ at; do
         name=$(printf '%s\n' "$members" "$former" | awk -v at="${at%.redis-nodes}" '$1 == at || $2 == at { print $1; exit }')
+        # manifests of 0.3.0 announce the pod's address
+        [ -n "$name" ] || [ -z "$at" ] || [ "$(role_at "$at" | head -n 1)" != master ] || name=$at
         [ -z "$name" ] || { echo "$name"; break; }
     done
 }
@@ -56,6 +66,7 @@ mkdir -p "$tmp/etc"
     echo "masteruser replica"
     echo "masterauth $REPLICA_PASSWORD"
     echo "replica-announce-ip $(address_of "$me")"
+    echo "repl-diskless-sync-delay 0"  # 5 s by default, in which a master that starts again refuses every write
     # a write is refused unless one of the others had all of them at most so long ago
     echo "min-replicas-to-write 1"
     echo "min-replicas-max-lag 10"

@@ -6,9 +6,9 @@ here=$(dirname "$0")
 data=${DATA:-/data}
 me=$(hostname)
 
-addresses() {  # "NAME ADDRESS" of each member
+addresses() {  # "NAME ADDRESS" of each member: by DNS, because /etc/hosts has this pod's own address, which ends with it
     for name in redis-0 redis-1 redis-2; do
-        until found=$(getent hosts "$name"); do sleep 1; done
+        until found=$(getent -s dns hosts "$name"); do sleep 1; done
         echo "$name ${found%% *}"
     done
 }
@@ -17,8 +17,12 @@ former_addresses() {  # those that are in sentinel.conf: names, if manifests bef
     cat "$data/members" 2> /dev/null || printf '%s\n' redis-0 redis-1 redis-2 | sed 's/.*/& &.redis-nodes/'
 }
 
-address_of() {
-    echo "$members" | sed -n "s/^$1 //p"
+address_of() {  # of a member, or of a pod that announces itself by its own address
+    echo "$members" | awk -v name="$1" '$1 == name { at = $2 } END { print at ? at : name }'
+}
+
+role_at() {  # of the server at this address: a line for each part of the answer
+    timeout 3 valkey-cli -h "$1" --no-auth-warning --user sentinel --pass "$REPLICA_PASSWORD" role 2> /dev/null
 }
 
 others() {
