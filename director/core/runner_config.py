@@ -150,6 +150,7 @@ MetricName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 Metrics = Annotated[dict[MetricName, Pointer], Meta(max_length=32)]
 HeaderMetrics = Annotated[dict[MetricName, Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,64}$")]], Meta(max_length=32)]
 Words = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=64)], ...], Meta(max_length=32)]
+Statuses = Annotated[tuple[Annotated[int, Meta(ge=400, le=599)], ...], Meta(max_length=32)]
 Schema = Annotated[dict[str, Any], Meta(max_length=256)] | None
 
 
@@ -166,7 +167,8 @@ class MappedConfig(_Config, frozen=True, kw_only=True):
     """A server with its own protocol: what to send, and where its answers hold the results. `path`: where a run is
     sent; `{model}` in it is replaced by `model`. `output`, `error` and `metrics`: places in an answer. `health`: a path
     that a ready server answers with 200; empty if any answer will do. Without it the known paths are tried, and any
-    answer will do if the server has none of them. `input_schema` and `output_schema`: JSON schemas, for callers.
+    answer will do if the server has none of them. `busy`: the statuses by which it says that it has no room; a server
+    that answers 503 when a model fails has no 503 there. `input_schema` and `output_schema`: JSON schemas, for callers.
     `openapi`: the path of the server's own OpenAPI document, which has them if they are not given. Without a schema any
     input is accepted.
     """
@@ -178,9 +180,15 @@ class MappedConfig(_Config, frozen=True, kw_only=True):
     error: Pointer | None = None
     metrics: Metrics = msgspec.field(default_factory=dict)
     health: OptionalPath | None = None
+    busy: Statuses = (409, 429, 503)
     input_schema: Schema = None
     output_schema: Schema = None
     openapi: OptionalPath = ""
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether anything but the whole answer is asked for."""
+        return self.output != WHOLE or self.error is not None or bool(self.metrics)
 
     def __post_init__(self) -> None:
         if "{model}" in self.path and not self.model:

@@ -200,6 +200,7 @@ class Run:
             alone=record.attempt > 1,
             cost=record.cost,
             trace=record.trace if self._spans is None else self._spans.run(),
+            is_first=record.claims == 1 and not record.revivals,
         )
         self._servers.permits.start(self._permit)
         runner = self.active.runner
@@ -244,6 +245,8 @@ class Run:
                 if self._spans is not None:
                     self._spans.ran(event)
                 unasked = self._tracker.stopped is None
+                if event.may_be_input and unasked:
+                    event = self._servers.refused(self._permit, event, self._claim.id)
                 self._servers.ended(self._permit, event, unasked=unasked, account=self._claim.record.account)
         self._apply(event)
 

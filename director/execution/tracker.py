@@ -17,6 +17,7 @@ from director.core.states import Status, WebhookEvent
 from director.core.view import LINES_DROPPED, joined
 from director.execution.uploads import Upload, Uploaded, Uploads
 from director.servers.runners import runner
+from director.servers.runners.outcomes import REFUSALS_OF_AN_ATTEMPT
 from director.servers.runners.runner import Ended, Logged, Outcome, Produced, RunEvent
 
 MOST_METRICS_BYTES: Final = 64 * 1024
@@ -35,6 +36,7 @@ UNTRIED: Final = frozenset({CLAIMED_AHEAD, INPUT_AWAY})
 
 class ErrorClass(StrEnum):
     CAPACITY = "capacity"  # no room, or not ready: the run never began
+    REFUSAL = "refusal"  # refused several times by a server that had nothing else to do: the run never began
     INFRASTRUCTURE = "infrastructure"  # the server, its worker or the connection died during the run
     MODEL = "model"  # the model's own code raised: it would raise again
     INPUT = "input"  # the input was refused: it would be refused again
@@ -49,6 +51,7 @@ class Rule(Struct, frozen=True):
 
 RULES: Final[dict[ErrorClass, Rule]] = {
     ErrorClass.CAPACITY: Rule(again=True, spent=False),
+    ErrorClass.REFUSAL: Rule(again=True, spent=True),
     ErrorClass.INFRASTRUCTURE: Rule(again=True, spent=True),
     ErrorClass.MODEL: Rule(again=False, spent=True),
     ErrorClass.INPUT: Rule(again=False, spent=True),
@@ -138,6 +141,10 @@ FAULTS: Final[dict[Outcome, Fault]] = {
         "The model server stopped it unasked, and it may not run again.",
     ),
 }
+# The fault of a run that was refused so often that this was an attempt
+REFUSED_AGAIN: Final = Fault(
+    ErrorClass.REFUSAL, "refused", "The model server refused it again and again while it had nothing else to do."
+)
 # The reason to stop → the end, whatever the server answers. A drain has no row: it releases the claim.
 STOPS: Final[dict[Stop, tuple[Status, str, str]]] = {
     Stop.USER: (Status.CANCELED, "", ""),
@@ -174,7 +181,7 @@ def end_of(ended: Ended, stopped: Stop | None, limits: Limits, *, has_begun: boo
     if stopped in STOPS:
         status, code, error = STOPS[stopped]
         return _finish(ended, limits, status, code=code, error=error)
-    fault = FAULTS.get(ended.outcome)
+    fault = REFUSED_AGAIN if ended.refusals >= REFUSALS_OF_AN_ATTEMPT else FAULTS.get(ended.outcome)
     if fault is None:
         return _finish(ended, limits, Status.SUCCEEDED, code="", error="")
     code = ended.code or fault.code
@@ -207,12 +214,17 @@ def tail(text: str, most_bytes: int) -> str:
     return LINES_DROPPED + cut[cut.find("\n", 0, LINE_SOUGHT_CHARS) + 1 :]
 
 
+def in_lines(text: str) -> str:
+    """Return logs as Replicate records them: each CR, by which a progress bar overwrites itself, ends a line."""
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+
+
 def size_of(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
 def _finish(ended: Ended, limits: Limits, status: Status, *, code: str, error: str) -> Finish:
-    output, logs = ended.output, tail(ended.logs, limits.logs) if ended.logs else ""
+    output, logs = ended.output, tail(in_lines(ended.logs), limits.logs) if ended.logs else ""
     metrics = msgspec.json.encode(ended.metrics) if ended.metrics else b""
     if len(metrics) > MOST_METRICS_BYTES:
         metrics = b""
@@ -290,6 +302,7 @@ class Tracker:
         self._items_bytes = 1  # as joined: a bracket, then each item with the comma or bracket after it
         self._logs: list[str] = []
         self._logs_bytes = 0
+        self._after_cr = False  # the logs so far end with a CR: a LF that follows belongs to it
         self._shown = 0
         self._shown_bytes = 0
 
@@ -420,6 +433,7 @@ class Tracker:
         self._items_bytes = 1
         self._logs.clear()
         self._logs_bytes = 0
+        self._after_cr = False
         return [Write((("restarted", f"{why} {self.record.holder}".encode()),))]
 
     def _produce(self, event: Produced) -> list[Effect]:
@@ -434,14 +448,16 @@ class Tracker:
         return [*self._show(("output", self._items[-1])), Tell(WebhookEvent.OUTPUT)]
 
     def _log(self, event: Logged) -> list[Effect]:
-        if not event.text:
+        text = in_lines(event.text[1:] if self._after_cr and event.text.startswith("\n") else event.text)
+        self._after_cr = event.text.endswith("\r")
+        if not text:
             return []
-        self._logs.append(event.text)
-        self._logs_bytes += size_of(event.text)
+        self._logs.append(text)
+        self._logs_bytes += size_of(text)
         if self._logs_bytes > 2 * self.limits.logs:  # twice the limit, so that cutting stays rare
             self._logs = [tail("".join(self._logs), self.limits.logs)]
             self._logs_bytes = size_of(self._logs[0])
-        return [*self._show(("logs", msgspec.json.encode(event.text))), Tell(WebhookEvent.LOGS)]
+        return [*self._show(("logs", msgspec.json.encode(text))), Tell(WebhookEvent.LOGS)]
 
     def _show(self, event: NewEvent) -> list[Effect]:
         self._shown += 1

@@ -17,9 +17,11 @@ from typing import Final, Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from director.broker.replies import Readiness, Swap
 from director.servers.runners.answers import SERVER_AUTH
+from director.servers.runners.outcomes import REFUSALS_OF_AN_ATTEMPT
 from director.servers.runners.runner import Batch, Ended, Health, HealthStatus, Outcome, Place, Remainder, Runner
 from director.store.directors import LOOP
 
@@ -57,7 +59,8 @@ SICKNESS: Final = re.compile(
     r"\b(?:CUDA|cuDNN|cuBLAS|NCCL)[ _]|\bHIP error|out of memory|device-side assert", re.IGNORECASE
 )
 # The outcomes that a restart may help against. A server that refuses has no room, or lets others go first
-MENDED_BY_A_START: Final = frozenset({Outcome.FAILED, Outcome.CANCELED, Outcome.LOST})
+MENDED_BY_A_START: Final = frozenset({Outcome.FAILED, Outcome.LOST})
+MOST_REFUSED: Final = 1000  # predictions that are remembered for having been refused
 
 
 class Rest(Struct, frozen=True, kw_only=True):
@@ -131,6 +134,24 @@ class Trust:
         """Note a success on another server: failures here may not come from what the account sends."""
         if self.counts_failed and account == self._accused_by:
             self._accused_by = ""
+
+
+class Refusals:
+    """How often ready servers refused a prediction although they had nothing else to do: the reason may be its input.
+    Kept in this process: where several directors meet it, each counts for itself.
+    """
+
+    def __init__(self) -> None:
+        self._times: dict[str, int] = {}
+
+    def add(self, run: str) -> int:
+        """Count one more. Returns how many there were. After as many as an attempt has, the count begins again."""
+        times = self._times.pop(run, 0) + 1
+        if times < REFUSALS_OF_AN_ATTEMPT:
+            self._times[run] = times
+        if len(self._times) > MOST_REFUSED:
+            del self._times[next(iter(self._times))]
+        return times
 
 
 GateState = Literal["open", "draining", "at_rest", "loading"]
@@ -447,6 +468,7 @@ class Servers:
         self._back_at: float | None = None
         self._last_account = ""
         self._alone_since = -math.inf
+        self._refusals = Refusals()
 
     def any_ready(self) -> bool:
         return any(server.can_run for server in self.all)
@@ -524,6 +546,10 @@ class Servers:
         server.doubt.set()
         self.on_news()
 
+    def refused(self, permit: Permit, ended: Ended, run: str) -> Ended:
+        """Return the end with its `refusals`, if the server had nothing else to do."""
+        return replace(ended, refusals=self._refusals.add(run)) if permit.server.running <= 1 else ended
+
     def ended(self, permit: Permit, ended: Ended, *, unasked: bool, account: str = "") -> None:
         """Judge the server by the end of an account's run. `unasked`: the run was not asked to stop."""
         server, batch = permit.server, permit.batch
@@ -531,7 +557,10 @@ class Servers:
             self.doubt(permit)
         if ended.goes_on is not None:
             self.permits.extend(server, ended.goes_on)
-        counts = unasked and (batch is None or ended.outcome not in batch.ends)  # one request is one failure
+        # A prediction that is refused again says nothing new of the server
+        counts = (
+            unasked and ended.refusals <= 1 and (batch is None or ended.outcome not in batch.ends)
+        )  # one request is one failure
         if batch is not None and unasked:
             batch.ends.add(ended.outcome)
         # A run that fails while the server rests began before: runs that fail together are one reason to rest

@@ -36,6 +36,7 @@ from director.core.states import END_CODES, TERMINAL, TRANSITIONS, Status, Webho
 from director.core.view import PAUSED, REASONS
 from director.diagnosis.kinds import KINDS, Kind
 from director.runtime.metric_table import METRICS, Process
+from director.servers.runners import outcomes
 from tests.support.real_servers import CAPABILITIES, kept
 
 ROOT: Final = Path(__file__).parents[2]
@@ -372,6 +373,15 @@ def arrow(before: Status, after: Status) -> str:
     return f'<path class="arrow" d="{path}" marker-end="url(#tip)"/>'
 
 
+def outcomes_seen() -> str:
+    """Return the table by which runners decide what an answer means."""
+    rows = []
+    for seen, rule in outcomes.TABLE.items():
+        asks = f"asks: {rule.outcome}, or {rule.if_unready}" if rule.if_unready else str(rule.outcome)
+        rows.append((seen, asks, rule.why))
+    return table(("what was seen", "outcome", "why"), rows)
+
+
 PARTS: Final[dict[str, Callable[..., str]]] = {
     "growth": growth,
     "settings": settings_of,
@@ -382,6 +392,7 @@ PARTS: Final[dict[str, Callable[..., str]]] = {
     "metrics": metrics,
     "api codes": api_codes,
     "end codes": end_codes,
+    "outcomes": outcomes_seen,
     "statuses": statuses,
     "webhook events": webhook_events,
     "reasons": reasons,

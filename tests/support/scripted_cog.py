@@ -83,6 +83,7 @@ async def scripted_cog(*, streams: bool = True, is_array: bool = True) -> AsyncG
         "components": {"schemas": {"Output": {"type": "array" if is_array else "string"}}},
     }
     cog.on("GET", "/health-check", answer(200, HEALTHY))
+    cog.on("GET", "/health", answer(200, b"{}"))
     cog.on("GET", "/openapi.json", answer(200, schema))
     async with listening(cog.serve) as port:
         cog.url = f"http://127.0.0.1:{port}"

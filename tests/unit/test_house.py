@@ -77,6 +77,7 @@ PURE = (
     "director.execution.uploads",
     "director.runtime.metric_table",
     "director.runtime.tracing",
+    "director.servers.runners.outcomes",
     "director.servers.runners.runner",
     "director.simulate.swaps",
     "director.simulate.trace",

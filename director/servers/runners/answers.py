@@ -1,26 +1,31 @@
-"""Read what a model server wrote, as if it meant harm: JSON, and the reasons and headers of a refusal.
+"""Read what a model server wrote, as if it meant harm: JSON, text, and the reasons and headers of a refusal.
 
-Never raises anything but `Unreadable` for what the server sent, and never re-encodes: parts that are only passed on
-stay `msgspec.Raw`.
+Never raises anything but `Unreadable` for what the server sent, and re-encodes only what is no JSON in UTF-8: parts
+that are only passed on stay `msgspec.Raw`.
 """
 
+import codecs
+import json
 import re
+import zlib
 from base64 import b64encode
 from collections.abc import Mapping
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
 
 from director.core.json_pointer import Pointer
 from director.core.runner_config import MappedConfig
+from director.servers.runners import outcomes
+from director.servers.runners.outcomes import Seen
 from director.servers.runners.runner import Ended, Outcome
 
 EXCERPT_CHARS: Final = 500
 RETRY_AFTER_MAX_S: Final = 3600.0
 COMPLAINTS_MAX: Final = 20
 # The server does not let the director in, whatever a caller sends. Its body may repeat the secret that it was sent
-NO_ENTRY: Final = frozenset({401, 403, 407})
+NO_ENTRY: Final = frozenset(status for status, seen in outcomes.STATUSES.items() if seen is Seen.LOCKED)
 SERVER_AUTH: Final = "server_auth"  # also the state of a director whose servers are all locked
 WRONG_KEY: Final = "the operator of the model has to give its director the right key"
 
@@ -31,22 +36,41 @@ class Unreadable(ValueError):
     """The server sent something that is not JSON, or not of the expected shape. The message says which, for people."""
 
 
+# The marks at the start of UTF-8, UTF-16 and UTF-32. Without a mark, the last two have zeros in the first four bytes
+MARKS: Final = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")
+HALF_PAIR: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+# A pair of surrogates, a half of one, or any other escape
+ESCAPE: Final = re.compile(
+    rb"(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
+)
+REPLACEMENT: Final = rb"\ufffd"
+
+
 def read_json(body: bytes, shape: type[T]) -> T:
-    """Decode `body` as `shape`. Raises `Unreadable`, also for invalid UTF-8 in `Raw` parts."""
+    """Decode `body` as `shape`. Raises `Unreadable`, also for invalid UTF-8 in `Raw` parts. Half of a surrogate pair
+    becomes U+FFFD: most readers of JSON refuse all of a text with one.
+    """
     try:
-        if not body.isascii():
+        if body.startswith(MARKS) or b"\0" in body[:4]:
+            body = body.decode(json.detect_encoding(body)).encode()
+        elif not body.isascii():
             body.decode()  # msgspec skips over Raw parts without a look at their UTF-8
+        if HALF_PAIR.search(body):
+            body = ESCAPE.sub(lambda found: REPLACEMENT if found[2] else found[0], body)
         return msgspec.json.decode(body, type=shape)
     except msgspec.ValidationError as exc:
         raise Unreadable(f"not of the expected shape: {exc}") from exc
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise Unreadable(f"not JSON: {exc}") from exc
+    except (msgspec.DecodeError, UnicodeError) as exc:
+        raise Unreadable("empty" if not body.strip() else f"not JSON: {exc}") from exc
     except RecursionError as exc:
         raise Unreadable("nested too deeply") from exc
 
 
+CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+
+
 def excerpt(body: bytes) -> str:
-    return one_line(body[: EXCERPT_CHARS * 4].decode(errors="replace"))
+    return one_line(CONTROL.sub(" ", body[: EXCERPT_CHARS * 4].decode(errors="replace")))
 
 
 def one_line(text: str) -> str:
@@ -100,32 +124,27 @@ def _complaint(complaint: _Complaint) -> str:
 
 # Decide how a run ended from the HTTP answer of a model server. Pure: never raises for what a server wrote.
 
-# The outcome of an answer other than 2xx. A status in no row is FAILED: 3xx and 4xx would be the same again, and 5xx is
-# how most servers report that the model's own code raised
-OUTCOMES: Final[dict[int, Outcome]] = {
-    400: Outcome.INVALID,
-    408: Outcome.LOST,
-    409: Outcome.REFUSED,
-    413: Outcome.INVALID,
-    415: Outcome.INVALID,
-    422: Outcome.INVALID,
-    429: Outcome.REFUSED,
-    502: Outcome.LOST,
-    503: Outcome.REFUSED,
-    504: Outcome.LOST,
-}
 NULL: Final = Raw(b"null")
 # Values in the place of an error that mean no error
 NO_ERROR: Final = frozenset({b"null", b"false", b"0", b'""', b"{}", b"[]"})
-# Media types of answers that are the output itself. Never text: a page about an error is not an output
+# Media types of answers that are the output itself, as a file
 FILE: Final = re.compile(
     r"(?:image|audio|video|model|font)/[a-z0-9][a-z0-9.+_-]{0,63}|application/(?:octet-stream|pdf|zip)"
 )
+NO_CONTENT: Final = frozenset({204, 205})
+JSON_TEXT: Final = frozenset({"text/json", "text/x-json"})
+HTML: Final = "text/html"  # also what Flask calls the JSON that a handler returns as a text
+# Encodings of texts that a server may name. Python knows others, some of which take quadratic time
+CHARSET: Final = re.compile(
+    r"(?:utf|ucs|us-?ascii|ascii|iso|latin|l1$|windows-|cp|big5|gb|euc|shift|sjis|koi8|mac)[a-z0-9_-]{0,24}"
+)
+PACKED: Final[Mapping[str, tuple[int, ...]]] = {"gzip": (47,), "x-gzip": (47,), "deflate": (47, -15)}
+MOST_WORDS: Final = 200
 
 
 class Answer(Struct, frozen=True, kw_only=True):
     """An answer as received. `complete`: False if its body is longer than what was read. `headers`: lower-case names.
-    `trouble`: why no answer came, with status 0.
+    `trouble`: why no answer came, with status 0. `is_framed`: it said where it ends, so it is known to be whole.
     """
 
     status: int = 0
@@ -133,6 +152,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     complete: bool = True
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     trouble: str = ""
+    is_framed: bool = True
 
     @property
     def retry_after_s(self) -> float | None:
@@ -142,7 +162,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        return kind_in(self.headers)
 
     @property
     def is_file(self) -> bool:
@@ -161,17 +181,36 @@ def status_of(answer: Answer) -> str:
     return f"The model server answered {answer.status}{leads}"
 
 
-def refused(answer: Answer, *, error: Pointer | None = None) -> Ended:
+def kind_in(headers: Mapping[str, str]) -> str:
+    """Return the media type. The first one, if a server sent several."""
+    return re.split("[;,]", headers.get("content-type", ""), maxsplit=1)[0].strip().lower()
+
+
+def charset_in(headers: Mapping[str, str]) -> str:
+    """Return the encoding that the server names, or UTF-8. Raises Unreadable for one that is not known here."""
+    found = re.search(r"charset\s*=\s*[\"']?([^\s\"';,]*)", headers.get("content-type", ""), re.IGNORECASE)
+    name = (found[1] if found else "").lower() or "utf-8"
+    try:
+        if CHARSET.match(name):
+            return codecs.lookup(name).name
+    except (LookupError, ValueError):
+        pass
+    raise Unreadable(f"in an encoding that is not known here, {one_line(name)[:40]!r}")
+
+
+def refused(answer: Answer, *, error: Pointer | None = None, busy: tuple[int, ...] = outcomes.BUSY) -> Ended:
+    return refused_as(answer, one_line(said_of(answer, error=error)), busy=busy)
+
+
+def refused_as(answer: Answer, said: str, *, busy: tuple[int, ...] = outcomes.BUSY) -> Ended:
     if answer.status in NO_ENTRY:
         return locked(answer.status)
-    said = said_of(answer, error=error)
-    outcome = OUTCOMES.get(answer.status, Outcome.FAILED)
-    words = one_line(said) if outcome is Outcome.INVALID and said else status_of(answer)
-    return Ended(
-        outcome=outcome,
-        error=words if outcome is Outcome.INVALID or not said else f"{words}: {one_line(said)}",
-        retry_after_s=answer.retry_after_s,
-    )
+    seen = outcomes.seen_in(answer.status, said, busy=busy)
+    words = status_of(answer)
+    if said:
+        words = said if seen is Seen.INVALID else f"{words}: {said}"
+    is_only_busy = answer.status in outcomes.ONLY_BUSY
+    return outcomes.end(seen, words, retry_after_s=answer.retry_after_s, is_only_busy=is_only_busy)
 
 
 def said_of(answer: Answer, *, error: Pointer | None = None) -> str:
@@ -183,6 +222,84 @@ def said_of(answer: Answer, *, error: Pointer | None = None) -> str:
         return reason(answer.body)
 
 
+def unreadable(what: str, exc: Unreadable, body: bytes, *, is_framed: bool = True) -> Ended:
+    """Return the end of a run whose answer came and cannot be read, with its own words. `what` is the subject."""
+    words = excerpt(body)
+    error = f"{what} {exc}" + (f": {words}" if words else "")
+    return outcomes.end(Seen.UNREADABLE if is_framed else Seen.UNFRAMED, error)
+
+
+def read_output(answer: Answer, *, is_mapped: bool) -> Raw:
+    """Return the document of a 2xx answer: JSON, or its text as a string. Raises Unreadable. `is_mapped`: something in
+    the document is asked for, so that it should be JSON whatever the server calls it.
+    """
+    if answer.status in NO_CONTENT:
+        return NULL
+    if (encoding := encoding_in(answer.headers)) and encoding not in PACKED:
+        Unpacker(encoding, 0)
+    kind = answer.kind
+    if not kind.startswith("text/") or kind in JSON_TEXT:
+        return read_document(_in_utf8(answer))
+    text = _text_of(answer)
+    if (is_mapped or kind == HTML) and text.lstrip()[:1] in ("{", "["):
+        try:
+            return read_document(text.encode())
+        except Unreadable:
+            pass
+    return Raw(msgspec.json.encode(text))
+
+
+def _text_of(answer: Answer) -> str:
+    name = charset_in(answer.headers)
+    try:
+        return answer.body.decode(name).removeprefix("\ufeff")
+    except UnicodeError as exc:
+        raise Unreadable(f"not in {name}: {exc}"[:MOST_WORDS]) from exc
+
+
+def _in_utf8(answer: Answer) -> bytes:
+    """Return the body in UTF-8. JSON should always be, and a server that names another encoding says the truth."""
+    if b"charset" not in answer.headers.get("content-type", "").lower().encode() or answer.body.isascii():
+        return answer.body
+    try:
+        return answer.body.decode(charset_in(answer.headers)).encode()
+    except (Unreadable, UnicodeError):
+        return answer.body
+
+
+class Unpacker:
+    """Unpack a body that a server compressed although it was asked not to, at most `most` bytes of it."""
+
+    def __init__(self, encoding: str, most: int) -> None:
+        """Raises Unreadable for a compression that is not known here."""
+        self._ways = list(PACKED.get(encoding.strip().lower(), ()))
+        if not self._ways:
+            raise Unreadable(f"compressed with {one_line(encoding)[:40]!r}, though it was asked not to be")
+        self._left = most
+        self._unpacker = zlib.decompressobj(self._ways.pop(0))
+        self._has_begun = False
+
+    def feed(self, packed: bytes) -> bytes:
+        """Return what is new. Raises Unreadable, also if it is more than `most` in all."""
+        try:
+            unpacked = self._unpacker.decompress(packed, self._left + 1)
+        except zlib.error as exc:
+            if self._has_begun or not self._ways:
+                raise Unreadable(f"compressed, and cannot be unpacked: {exc}") from exc
+            self._unpacker = zlib.decompressobj(self._ways.pop(0))
+            return self.feed(packed)
+        self._has_begun = True
+        self._left -= len(unpacked)
+        if self._left < 0:
+            raise FrameTooLarge
+        return unpacked
+
+
+def encoding_in(headers: Mapping[str, str]) -> str:
+    name = headers.get("content-encoding", "").strip().lower()
+    return "" if name == "identity" else name
+
+
 def file_end(answer: Answer) -> Ended:
     """Return the end of a run whose answer is a file: a data URI, which is stored where files are."""
     return Ended(
@@ -192,7 +309,7 @@ def file_end(answer: Answer) -> Ended:
 
 def too_large(max_body: int) -> Ended:
     """Return the end of a run whose answer is too large. The same input would give as much again."""
-    return Ended(outcome=Outcome.FAILED, error=f"The model's output is larger than {max_body} bytes")
+    return outcomes.end(Seen.TOO_LARGE, f"The model's output is larger than {max_body} bytes")
 
 
 def read_document(body: bytes) -> Raw:
@@ -203,13 +320,16 @@ def mapped_end(document: Raw, config: MappedConfig) -> Ended:
     """Return the end of a successful run: what its answer holds where the configuration points to."""
     output = config.output.find(document)
     if output is None:
-        where = config.output.text
-        return Ended(outcome=Outcome.FAILED, error=f"The model server's answer has nothing at {where}")
+        what = f"The model server's answer has nothing at {config.output.text}"
+        return outcomes.end(Seen.UNREADABLE, f"{what}: {excerpt(bytes(document))}")
+    return Ended(outcome=Outcome.SUCCEEDED, output=output, metrics=mapped_metrics(document, config))
+
+
+def mapped_metrics(document: Raw, config: MappedConfig) -> dict[str, Raw]:
     if not config.metrics:
-        return Ended(outcome=Outcome.SUCCEEDED, output=output)
+        return {}
     found = {name: pointer.find(document) for name, pointer in config.metrics.items()}
-    metrics = {name: value for name, value in found.items() if value is not None and value != NULL}
-    return Ended(outcome=Outcome.SUCCEEDED, output=output, metrics=metrics)
+    return {name: value for name, value in found.items() if value is not None and value != NULL}
 
 
 def mapped_error(document: Raw, error: Pointer | None) -> str:
@@ -222,9 +342,12 @@ def mapped_error(document: Raw, error: Pointer | None) -> str:
         return excerpt(bytes(found))
 
 
-# Parse server-sent events as the network brings them. Pure: keeps at most one unfinished event, up to its limit
+# Parse streams as the network brings them: events, lines or text. Pure: keeps at most one unfinished event, up to its
+# limit
 
 EVENT_STREAM: Final = "text/event-stream"
+DONE: Final = b"[DONE]"
+LINES: Final = re.compile(r"application/(?:x-)?(?:nd-?json|json-?lines|jsonl|json-seq|stream\+json|json-stream)")
 BOM: Final = b"\xef\xbb\xbf"
 
 
@@ -235,6 +358,64 @@ class Frame(Struct, frozen=True):
 
 class FrameTooLarge(ValueError):
     """One event is larger than the limit. The rest of the stream cannot be read."""
+
+
+class Parser(Protocol):
+    def feed(self, chunk: bytes) -> list[Frame]:
+        """Return the events that end within `chunk`. Raises `FrameTooLarge`; the parser then cannot be used further."""
+        ...
+
+    def end(self) -> list[Frame]:
+        """Return the event that the end of the stream ends. Raises Unreadable."""
+        ...
+
+
+class LineParser:
+    """Each line that is not blank is an event. A server may mark each with the RS of RFC 7464."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._tail = bytearray()
+
+    def feed(self, chunk: bytes) -> list[Frame]:
+        *lines, rest = chunk.split(b"\n")
+        if lines:
+            lines[0] = bytes(self._tail) + lines[0]
+            self._tail = bytearray(rest)
+        else:
+            self._tail += rest
+        if len(self._tail) > self._max_bytes:
+            raise FrameTooLarge
+        return [Frame("message", line) for each in lines if (line := each.strip(b" \t\r\x1e"))]
+
+    def end(self) -> list[Frame]:
+        return self.feed(b"\n")
+
+
+class TextParser:
+    """Each piece of text is an event, as it came, except that no character is cut in two."""
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        """Raises Unreadable for an encoding that is not known here."""
+        self._name = charset_in(headers)
+        self._decoder = codecs.getincrementaldecoder(self._name)()
+        self._at_start = True
+
+    def feed(self, chunk: bytes) -> list[Frame]:
+        return self._decode(chunk)
+
+    def end(self) -> list[Frame]:
+        return self._decode(b"", final=True)
+
+    def _decode(self, chunk: bytes, *, final: bool = False) -> list[Frame]:
+        try:
+            text = self._decoder.decode(chunk, final)
+        except UnicodeError as exc:
+            raise Unreadable(f"not in {self._name}: {exc}"[:MOST_WORDS]) from exc
+        if self._at_start:
+            text = text.removeprefix("\ufeff")
+        self._at_start = self._at_start and not text
+        return [Frame("message", text.encode())] if text else []
 
 
 class SseParser:
@@ -248,7 +429,6 @@ class SseParser:
         self._data_bytes = 0
 
     def feed(self, chunk: bytes) -> list[Frame]:
-        """Return the events that end within `chunk`. Raises `FrameTooLarge`; the parser then cannot be used further."""
         if not chunk:
             return []
         if self._after_cr and chunk.startswith(b"\n"):
@@ -271,7 +451,7 @@ class SseParser:
             line = line.removeprefix(BOM)
         if not line:
             # The standard drops an event without data; a keep-alive comment looks like that
-            frame = Frame(self._event or "message", b"\n".join(self._data)) if self._data else None
+            frame = Frame(self._event or "message", _valid(b"\n".join(self._data))) if self._data else None
             self._event, self._data, self._data_bytes = "message", [], 0
             return frame
         name, _, value = line.partition(b":")
@@ -284,3 +464,17 @@ class SseParser:
         elif name == b"event":
             self._event = value.decode(errors="replace")
         return None
+
+    def end(self) -> list[Frame]:
+        """Return an event that lacks the blank line after it. Many servers leave that out at the end."""
+        return self.feed(b"\n\n")
+
+
+def _valid(data: bytes) -> bytes:
+    """Return the data in valid UTF-8. The standard replaces what is not."""
+    if not data.isascii():
+        try:
+            data.decode()
+        except UnicodeDecodeError:
+            return data.decode(errors="replace").encode()
+    return data

@@ -16,10 +16,11 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from director.core.runner_config import CogConfig
-from director.servers.runners import cog_answers
+from director.servers.runners import cog_answers, outcomes
 from director.servers.runners.answers import Unreadable, one_line, read_json
 from director.servers.runners.cog_follow import Run, put_called, put_stream, put_sync
 from director.servers.runners.http_base import Feed, HttpBase, RunnerOptions
+from director.servers.runners.outcomes import Seen
 from director.servers.runners.runner import (
     Capabilities,
     Ended,
@@ -51,7 +52,7 @@ NO_SLOT: Final = Ended(
     outcome=Outcome.REFUSED, error="The model server had no free slot", server_is_dead=True, has_no_slot=True
 )
 DEAF: Final = "It runs, and hears nothing meanwhile"
-NOT_STREAMED: Final = Ended(outcome=Outcome.LOST, error="The model server answered 406 to a request for JSON")
+NOT_STREAMED: Final = outcomes.end(Seen.FAULT, "The model server answered 406 to a request for JSON")
 STRANGER_STAYS: Final = Ended(
     outcome=Outcome.LOST,
     error="An earlier run of this prediction does not end on the model server, though it was canceled",
@@ -149,7 +150,7 @@ class CogRunner(HttpBase):
         except Exception:  # after any fault the server may go on with the run
             self._may_hold_strangers = True
             raise
-        if ended.outcome is Outcome.LOST:
+        if ended.outcome is Outcome.LOST or ended.in_doubt:
             self._may_hold_strangers = True
         return ended
 
@@ -163,8 +164,10 @@ class CogRunner(HttpBase):
             known = self._known or cog_answers.UNKNOWN
             streamed = known.streams and not lagged and (request.wants_progress or not self._fast)
             called = not known.kind.hears_meanwhile and not known.may_have_files and self._inbox is not None
-            is_quiet = streamed or called  # the answer does not tell that a run of this id is already there
-            if is_quiet and self._may_hold_strangers and not await self._evict(request.id, with_a_stranger):
+            # Otherwise the answer tells that a run of this id is already there
+            is_quiet = streamed or called or (self._slots > 1 and not known.kind.repeats)
+            may_be_there = is_quiet and self._may_hold_strangers and not request.is_first
+            if may_be_there and not await self._evict(request.id, with_a_stranger):
                 return STRANGER_STAYS
             match await self._put(request, feed, known, streamed=streamed, called=called):
                 case Ended() as ended:

@@ -5,14 +5,17 @@ Pure: it never sends anything, never waits, and never raises for what a server w
 
 import re
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from director.core.json_pointer import Pointer
-from director.servers.runners import answers
+from director.servers.runners import answers, outcomes
+from director.servers.runners.outcomes import Seen
 from director.servers.runners.runner import Ended, Health, HealthStatus, Outcome, Setup
+
+T = TypeVar("T")
 
 # coglet adds one for each layer that the error crosses
 PREFIXES: Final = re.compile(r"(?:(?:Prediction|Training) failed: )+")
@@ -68,35 +71,30 @@ def read_answer(answer: answers.Answer, *, prediction_id: str, coglet: bool = Tr
     """Read the answer to a PUT. `coglet` is False for the older servers, written in Python."""
     match answer.status:
         case 200:
-            return read_end(answer.body, prediction_id=prediction_id, coglet=coglet)
+            return read_end(answer.body, prediction_id=prediction_id, coglet=coglet, is_framed=answer.is_framed)
         case 202:
             return Again.RUNNING
         case 406:
             return Again.NO_STREAM
         case 409:
             return Again.NO_SLOT
-        case status if status in answers.NO_ENTRY:
-            return answers.locked(status)
-    why = answers.reason(answer.body)
-    said = f"{answers.status_of(answer)}: {why}".removesuffix(": ")
-    match answer.status:
-        case 400 | 413 | 415 | 422:
-            return Ended(outcome=Outcome.INVALID, error=why or said)
-        case 503:
-            error = why or "The model server is not ready"
-            return Ended(outcome=Outcome.REFUSED, error=error, retry_after_s=answer.retry_after_s)
-        case status:  # the Python servers answer 500 when their worker dies, and coglet never does
-            return Ended(outcome=Outcome.LOST, error=said, server_is_dead=status == 500)
+    return answers.refused_as(answer, answers.reason(answer.body))
 
 
-def read_end(body: bytes, *, prediction_id: str, coglet: bool = True) -> Ended:
+class AnotherPrediction(answers.Unreadable):
+    """The words of this answer are not for the caller of this prediction."""
+
+
+def read_end(body: bytes, *, prediction_id: str, coglet: bool = True, is_framed: bool = True) -> Ended:
     try:
         snapshot = read_snapshot(body, prediction_id=prediction_id)
     except answers.Unreadable as exc:
-        return Ended(outcome=Outcome.LOST, error=f"The model server's answer is {exc}")
+        body = b"" if isinstance(exc, AnotherPrediction) else body
+        return answers.unreadable("The model server's answer is", exc, body, is_framed=is_framed)
     if not snapshot.is_terminal:
         said = answers.one_line(snapshot.status)
-        return Ended(outcome=Outcome.LOST, error=f"The model server answered before the run had ended: it is {said!r}")
+        error = f"The model server answered before the run had ended: it is {said!r}"
+        return outcomes.end(Seen.ENDLESS, error)
     if snapshot.status == "succeeded":
         return Ended(
             outcome=Outcome.SUCCEEDED,
@@ -109,10 +107,41 @@ def read_end(body: bytes, *, prediction_id: str, coglet: bool = True) -> Ended:
 
 def read_snapshot(body: bytes, *, prediction_id: str) -> Snapshot:
     """Read a snapshot of this prediction. Raises `Unreadable`, also for a snapshot of another prediction."""
-    snapshot = answers.read_json(body, Snapshot)
+    try:
+        snapshot = answers.read_json(body, Snapshot)
+    except answers.Unreadable:
+        found = answers.read_json(body, _AnySnapshot)
+        if found.id != answers.NULL and _as(found.id, str) is None:
+            raise AnotherPrediction("about another prediction") from None
+        snapshot = _leniently(found)
     if snapshot.id not in (None, prediction_id):
-        raise answers.Unreadable("about another prediction")
+        raise AnotherPrediction("about another prediction")
     return snapshot
+
+
+class _AnySnapshot(Struct, frozen=True):
+    status: str
+    id: Raw = answers.NULL
+    output: Raw = Raw(b"")
+    logs: Raw = answers.NULL
+    error: Raw = answers.NULL
+    metrics: Raw = answers.NULL
+
+
+def _leniently(found: _AnySnapshot) -> Snapshot:
+    """Leave out what has another type, except an error, which is shown as it is."""
+    error = (
+        "" if bytes(found.error) in answers.NO_ERROR else _as(found.error, str) or answers.excerpt(bytes(found.error))
+    )
+    metrics = _as(found.metrics, dict[str, Raw])
+    return Snapshot(found.status, _as(found.id, str), found.output, _as(found.logs, str), error, metrics)
+
+
+def _as(value: Raw, kind: type[T]) -> T | None:
+    try:
+        return answers.read_json(bytes(value), kind)
+    except answers.Unreadable:
+        return None
 
 
 def _unsuccessful(snapshot: Snapshot, *, coglet: bool) -> Ended:
@@ -156,6 +185,7 @@ class Kind(Struct, frozen=True, kw_only=True):
     `hears_meanwhile`: while a PUT is held open, it answers other requests. `cancels_again`: if a cancel got lost in the
     first ms of a run, it acts on the next one. `tells_all_at_end`: the answer to that PUT has the logs and the partial
     output of a failure. `sends_files`: its callbacks have files themselves, and not their paths on its disk.
+    `repeats`: with several slots, a PUT of an id that runs there is answered; else it brings the server down.
     `trains_at`: the path of a training, on a server that was started to train; `cancels_trainings_at`: of its cancel.
     """
 
@@ -163,6 +193,7 @@ class Kind(Struct, frozen=True, kw_only=True):
     cancels_again: bool = True
     tells_all_at_end: bool = True
     sends_files: bool = False
+    repeats: bool = True
     trains_at: str = "/trainings"
     cancels_trainings_at: str = "/predictions"
 
@@ -171,9 +202,9 @@ COGLET: Final = Kind(tells_all_at_end=False, sends_files=True, cancels_trainings
 # The Python servers from the newest on: the first version and its kind. Those before 0.12 do not report a version
 PYTHON: Final = (
     # All of them answer 500 to the cancel of /trainings, since that handler does not await it either
-    ((0, 13), Kind(cancels_again=False)),
+    ((0, 13), Kind(cancels_again=False, repeats=False)),
     # 0.9 and 0.10 answer 500 to PUT /trainings, since that handler does not await the run
-    ((0, 0), Kind(cancels_again=False, hears_meanwhile=False, trains_at="/predictions")),
+    ((0, 0), Kind(cancels_again=False, hears_meanwhile=False, repeats=False, trains_at="/predictions")),
 )
 
 

@@ -17,9 +17,10 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from director.servers.runners import answers, cog_answers
+from director.servers.runners import answers, cog_answers, outcomes
 from director.servers.runners.http_base import RAN, Feed, StreamReader, receive
 from director.servers.runners.inbox import Inbox, Mailbox
+from director.servers.runners.outcomes import Seen
 from director.servers.runners.runner import Ended, HealthStatus, Logged, Measured, Outcome, Produced, RunRequest
 from director.servers.runners.transport import Exchange, OneServer
 
@@ -30,7 +31,7 @@ LOOK_AFTER_S: Final = 1.0
 REPORTED_WITHIN_S: Final = 5.0  # the last callback is sent before the server reports that it is ready again
 GONE: Final = frozenset({HealthStatus.UNREACHABLE, HealthStatus.DEFUNCT, HealthStatus.SETUP_FAILED})
 NO_END: Final = Ended(outcome=Outcome.LOST, error="The model server is done with the run and never reported its end")
-LAGGED: Final = "stream lagged"  # coglet keeps 1,024 events for a slow reader
+LAGGED: Final = "events were dropped"  # coglet keeps 1,024 events for a slow reader
 
 
 class Run(Struct, frozen=True, kw_only=True):
@@ -253,12 +254,12 @@ async def put_stream(
     )
     async with aclosing(response):
         feed.answered()
-        if response.status_code != 200 or not response.headers.get("content-type", "").startswith(answers.EVENT_STREAM):
+        if response.status_code != 200 or answers.kind_in(response.headers) != answers.EVENT_STREAM:
             return await read_whole(run, response)
         accepted()
         if (ended := await _Reader(run, feed).follow(_chunks(response))) is not None:
             return ended
-    return Ended(outcome=Outcome.LOST, error="The model server's event stream stopped before the run had ended")
+    return outcomes.end(Seen.ENDLESS, "The model server's event stream stopped before the run had ended")
 
 
 async def _chunks(response: Exchange) -> AsyncGenerator[bytes, None]:
@@ -294,9 +295,11 @@ class _Reader(StreamReader[cog_answers.Again]):
                 why = _why(frame)
                 if LAGGED in why:
                     return cog_answers.Again.LAGGED
-                return Ended(outcome=Outcome.LOST, error=f"The model server's event stream broke off: {why}")
+                error = f"The model server's event stream broke off: {why}"
+                return outcomes.end(outcomes.seen_in_stream(0, why), error)
             case "log" | "output" | "metric" if self._request.wants_progress:
-                self._progress(frame)
+                with suppress(answers.Unreadable):  # the last event has all of it
+                    self._progress(frame)
             case _:
                 pass  # an event of a later version
         return None

@@ -1,7 +1,7 @@
-"""Run predictions on a server that answers a POST with the output.
+"""Run predictions on a server that answers a POST with the output, whole or as a stream.
 
-Sends the filled template, and takes output, error and metrics from where the configuration points to. Never sends a run
-twice, and shows nothing before its end. A run is stopped by hanging up.
+Sends the filled template, and takes output, error and metrics from where the configuration points to: in the answer, or
+in each event of a stream. Never sends a run twice. A run is stopped by hanging up.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import math
 import secrets
 from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, Final
 
 import httpx
@@ -17,20 +18,27 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from director.core.json_pointer import Pointer
+from director.core.json_pointer import WHOLE, Pointer
 from director.core.runner_config import BatchConfig, HttpConfig
-from director.servers.runners import answers, form
-from director.servers.runners.http_base import MappedRunner, Reporter, RunnerOptions
-from director.servers.runners.runner import Batch, Capabilities, Ended, Hear, OneAnswer, Outcome, RunRequest
+from director.core.view import joined
+from director.servers.runners import answers, form, outcomes
+from director.servers.runners.http_base import MappedRunner, Reporter, RunnerOptions, StreamReader, receive, unpacked
+from director.servers.runners.outcomes import Seen
+from director.servers.runners.runner import Batch, Capabilities, Ended, Hear, OneAnswer, Outcome, Produced, RunRequest
+from director.servers.runners.transport import Exchange
 
 ACCEPTED: Final = 202
+# Texts that come in pieces are streamed as pieces. A table or a page is one text, however it comes
+STREAMED_TEXT: Final = frozenset({"text/plain", "text/markdown"})
+HEARTBEATS: Final = frozenset({"ping", "heartbeat", "keepalive", "keep-alive", "keep_alive"})
+ERROR_EVENT: Final = "error"
 
 
 class HttpRunner(MappedRunner, OneAnswer):
     _config: HttpConfig
 
     def hear(self, request: RunRequest, hear: Hear) -> Coroutine[Any, Any, None]:
-        return self._runs.hear(request, self._follow, hear)
+        return self._runs.hear(request, self._followed, hear)
 
     def __init__(self, config: HttpConfig, options: RunnerOptions) -> None:
         self._boundary = secrets.token_hex(16)
@@ -49,28 +57,104 @@ class HttpRunner(MappedRunner, OneAnswer):
             except (form.NotAFile, msgspec.DecodeError) as exc:
                 return Ended(outcome=Outcome.INVALID, error=str(exc))
         try:
-            answer = await self._post(body, feed, trace=request.trace)
+            response = await self._sent(body, feed, trace=request.trace)
+            async with aclosing(response):
+                if response.is_success and (parser := self._parser(response)) is not None:
+                    reader = _Reader(request, feed, self._max_body, parser, self._config)
+                    return reader.with_output(await reader.follow(unpacked(response, self._max_body)))
+                answer = await receive(response, self._max_body)
         except httpx.TransportError as exc:
             return self._lost(exc, has_begun=feed.has_begun)
+        except answers.Unreadable as exc:
+            return answers.unreadable("The model server's stream is", exc, b"")
         if answer.is_file:
             return answers.file_end(answer)
         document = self._document(answer)
         return document if isinstance(document, Ended) else answers.mapped_end(document, self._config)
 
+    def _parser(self, response: Exchange) -> answers.Parser | None:
+        """Return the parser of a stream; None for an answer that comes as a whole. Raises Unreadable."""
+        kind = answers.kind_in(response.headers)
+        if kind == answers.EVENT_STREAM:
+            return answers.SseParser(self._max_body)
+        if answers.LINES.fullmatch(kind):
+            return answers.LineParser(self._max_body)
+        if kind in STREAMED_TEXT and response.is_chunked and not self._config.is_mapped:
+            return answers.TextParser(response.headers)
+        return None
+
     def _document(self, answer: answers.Answer) -> Raw | Ended:
         if not answer.is_ok:
-            return answers.refused(answer, error=self._config.error)
+            return self._refused(answer)
         if not answer.complete:
             return answers.too_large(self._max_body)
         if answer.status == ACCEPTED:
             return Ended(outcome=Outcome.FAILED, error="The model server answered 202: it has to be polled")
         try:
-            document = answers.read_document(answer.body)
+            document = answers.read_output(answer, is_mapped=self._config.is_mapped)
         except answers.Unreadable as exc:
-            return Ended(outcome=Outcome.LOST, error=f"The model server's answer is {exc}")
+            return answers.unreadable("The model server's answer is", exc, answer.body, is_framed=answer.is_framed)
         if error := answers.mapped_error(document, self._config.error):
-            return Ended(outcome=Outcome.FAILED, error=error)
+            return outcomes.end(outcomes.seen_in_error(error), error)
         return document
+
+
+class _Reader(StreamReader[Ended]):
+    """Takes each event of a stream as one output. Data that is no JSON is text, and so is all of a stream of text."""
+
+    def __init__(
+        self, request: RunRequest, feed: Reporter, max_body: int, parser: answers.Parser, config: HttpConfig
+    ) -> None:
+        super().__init__(request, feed, max_body, parser=parser)
+        self._config = config
+        self._is_text = isinstance(parser, answers.TextParser)
+        self._must_be_json = isinstance(parser, answers.LineParser)
+        self._items: list[bytes] = []
+        self._bytes = 0
+        self._metrics: dict[str, Raw] = {}
+
+    def with_output(self, ended: Ended | None) -> Ended:
+        """Return the end. A stream that came whole has all of the output, since it has no sign of its end."""
+        output = joined(self._items)
+        if ended is None and self._cut_off is not None:
+            ended = outcomes.end(Seen.UNFRAMED, f"The last line of the model server's stream is {self._cut_off}")
+        if ended is None:
+            empty = outcomes.end(Seen.UNREADABLE, "The model server's stream is empty")
+            ended = empty if output is None else Ended(outcome=Outcome.SUCCEEDED)
+        return replace(ended, output=output, metrics=self._metrics)
+
+    def _take(self, frame: answers.Frame) -> Ended | None:
+        data = frame.data.strip()
+        if self._is_text:
+            return self._produce(msgspec.json.encode(frame.data.decode()))
+        if not data or data == answers.DONE or frame.event in HEARTBEATS:
+            return None
+        try:
+            document = answers.read_document(data)
+        except answers.Unreadable as exc:
+            if self._must_be_json or data[:1] in (b"{", b"["):
+                self._cut_off = exc
+                raise
+            document = Raw(msgspec.json.encode(data.decode()))
+        if frame.event == ERROR_EVENT:
+            why = answers.mapped_error(document, self._config.error) or answers.mapped_error(document, WHOLE)
+            return outcomes.end(outcomes.seen_in_stream(0, why), why or "The model failed without saying why")
+        if error := answers.mapped_error(document, self._config.error):
+            return outcomes.end(outcomes.seen_in_stream(0, error), error)
+        self._metrics |= answers.mapped_metrics(document, self._config)
+        found = self._config.output.find(document)
+        return None if found is None or found == answers.NULL else self._produce(bytes(found))
+
+    _cut_off: answers.Unreadable | None = None
+
+    def _produce(self, item: bytes) -> Ended | None:
+        self._bytes += len(item) + 1
+        if self._bytes > self._max_body:
+            return answers.too_large(self._max_body)
+        if self._request.wants_progress:
+            self._feed.add(Produced(Raw(item), len(self._items)), size=len(item))
+        self._items.append(item)
+        return None
 
 
 # Run several predictions in one request, on a server that answers one POST with several outputs, as for embeddings.
@@ -237,7 +321,7 @@ class HttpBatchRunner(HttpRunner):
             return [self._lost(exc, has_begun=feed.has_begun) for feed in feeds]
         document = self._document(answer)
         if isinstance(document, Ended):
-            return document
+            return await self._settled(document)
         if is_list:
             return [end_of_list(document, self._config, self._batch, answer.headers)]
         return ends_of(document, self._config, self._batch, [run.request.cost for run in runs], answer.headers)

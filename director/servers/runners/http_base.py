@@ -15,10 +15,11 @@ from urllib.parse import quote
 
 import httpx
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from director.core.runner_config import WHOLE_INPUT, MappedConfig
 from director.core.schema import TraceHeaders
-from director.servers.runners import answers, openapi
+from director.servers.runners import answers, openapi, outcomes
 from director.servers.runners.inbox import Inbox
 from director.servers.runners.runner import (
     Began,
@@ -328,7 +329,21 @@ class HttpBase(ABC):
         return self._schema
 
     def run(self, request: RunRequest) -> AsyncGenerator[RunEvent, None]:
-        return self._runs.run(request, self._follow)
+        return self._runs.run(request, self._followed)
+
+    async def _followed(self, request: RunRequest, feed: Any) -> Ended:
+        return await self._settled(await self._follow(request, feed))
+
+    async def _settled(self, ended: Ended) -> Ended:
+        """Ask the server how it is, if that decides what the end means."""
+        if ended.error is not None:
+            ended = replace(ended, error=self._server.without_secrets(ended.error))
+        if not ended.in_doubt:
+            return ended
+        ended = outcomes.settled(ended, await self.health(), restarts=self.capabilities.restarts)
+        if ended.server_is_dead:
+            self._starts += 1
+        return ended
 
     def knows(self, remote: str) -> bool:
         return False
@@ -378,40 +393,72 @@ def _not_ready(answer: answers.Answer, path: str, not_yet: Set[int]) -> Health:
 
 async def receive(response: Exchange, limit: int) -> answers.Answer:
     """Read up to `limit` bytes of a 2xx answer, and up to 64 KiB of any other."""
-    body, complete = await read_body(response, limit if response.is_success else min(limit, REFUSAL_BYTES))
-    return answers.Answer(status=response.status_code, body=body, complete=complete, headers=response.headers)
+    limit = limit if response.is_success else min(limit, REFUSAL_BYTES)
+    body, complete = await read_body(response, limit)
+    headers = response.headers
+    if encoding := answers.encoding_in(headers):
+        try:
+            body = answers.Unpacker(encoding, limit).feed(body)
+        except answers.FrameTooLarge:
+            complete = False
+        except answers.Unreadable:
+            pass  # what reads it says so
+    return answers.Answer(
+        status=response.status_code, body=body, complete=complete, headers=headers, is_framed=response.is_framed
+    )
+
+
+async def unpacked(response: Exchange, most: int) -> AsyncGenerator[bytes, None]:
+    """Yield the body as it comes. Raises Unreadable."""
+    unpacker = answers.Unpacker(encoding, most) if (encoding := answers.encoding_in(response.headers)) else None
+    async for chunk in response.chunks():
+        yield chunk if unpacker is None else unpacker.feed(chunk)
 
 
 class StreamReader(ABC, Generic[End]):
-    def __init__(self, request: RunRequest, feed: Reporter, max_body: int) -> None:
+    def __init__(
+        self, request: RunRequest, feed: Reporter, max_body: int, *, parser: answers.Parser | None = None
+    ) -> None:
         self._request = request
         self._feed = feed
         self._max_body = max_body
-        self._parser = answers.SseParser(max_body)
+        self._parser = parser or answers.SseParser(max_body)
 
     @abstractmethod
-    def _take(self, frame: answers.Frame) -> End | Ended | None: ...
+    def _take(self, frame: answers.Frame) -> End | Ended | None:
+        """Report one event. Raises Unreadable for one that the run needs and that cannot be read."""
 
     async def follow(self, chunks: AsyncGenerator[bytes, None]) -> End | Ended | None:
         """Report what comes, as fast as its reader takes it. Returns None if the stream stops without an end."""
         async with aclosing(chunks):
-            async for chunk in chunks:
-                if (ended := self._read(chunk)) is not None:
-                    if not isinstance(ended, Ended) or ended.outcome is Outcome.SUCCEEDED:
-                        await read_out(chunks)  # after a fault the server may go on for long: hang up
-                    return ended
-                await self._feed.room()
-        return None
+            try:
+                async for chunk in chunks:
+                    if (ended := self._read(self._parser.feed, chunk)) is not None:
+                        if not isinstance(ended, Ended) or ended.outcome is Outcome.SUCCEEDED:
+                            await read_out(chunks)  # after a fault the server may go on for long: hang up
+                        return ended
+                    await self._feed.room()
+            except answers.FrameTooLarge:
+                return answers.too_large(self._max_body)
+            except answers.Unreadable as exc:
+                return answers.unreadable("The model server's stream is", exc, b"")
+        return self._read(lambda _: self._parser.end(), b"", is_last=True)
 
-    def _read(self, chunk: bytes) -> End | Ended | None:
+    def _read(
+        self, parse: Callable[[bytes], list[answers.Frame]], chunk: bytes, *, is_last: bool = False
+    ) -> End | Ended | None:
+        data = b""
         try:
-            for frame in self._parser.feed(chunk):
+            for frame in parse(chunk):
+                data = frame.data
                 if (ended := self._take(frame)) is not None:
                     return ended
         except answers.FrameTooLarge:
             return answers.too_large(self._max_body)
         except answers.Unreadable as exc:
-            return Ended(outcome=Outcome.LOST, error=f"An event of the model server's stream is {exc}")
+            if is_last:  # it was cut off: the stream has no end
+                return None
+            return answers.unreadable("An event of the model server's stream is", exc, data)
         return None
 
 
@@ -444,20 +491,28 @@ class MappedRunner(HttpBase):
 
     async def _post(self, body: bytes, *feeds: Reporter, trace: TraceHeaders) -> answers.Answer:
         """Send one request, for one run or for several, and read the answer. Raises `httpx.TransportError`."""
+        response = await self._sent(body, *feeds, trace=trace)
+        try:
+            return await receive(response, self._max_body)
+        finally:
+            response.close()
+
+    async def _sent(self, body: bytes, *feeds: Reporter, trace: TraceHeaders) -> Exchange:
+        """Send one request, and return its answer once its head is there. The caller closes it."""
 
         def sent() -> None:
             for feed in feeds:
                 feed.sent()
 
         response = await self._server.send(self._method, self._path, content=body, trace=trace, sent=sent)
-        try:
-            for feed in feeds:
-                feed.answered()
-                if response.is_success:
-                    feed.begin()
-            return await receive(response, self._max_body)
-        finally:
-            response.close()
+        for feed in feeds:
+            feed.answered()
+            if response.is_success:
+                feed.begin()
+        return response
+
+    def _refused(self, answer: answers.Answer) -> Ended:
+        return answers.refused(answer, error=self._config.error, busy=self._config.busy)
 
     def _path_in(self, template: str) -> str:
         return template.replace("{model}", quote(self._config.model, safe=""))

@@ -5,6 +5,7 @@ left out, as Cog does. A stream that breaks off is not an end, and a run is neve
 """
 
 import asyncio
+import json
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Final, Literal
@@ -17,8 +18,9 @@ from msgspec.structs import replace
 from director.core.runner_config import OpenAiConfig
 from director.core.schema import TraceHeaders
 from director.core.view import joined
-from director.servers.runners import answers, openapi
-from director.servers.runners.http_base import HttpBase, Reporter, RunnerOptions, StreamReader, receive
+from director.servers.runners import answers, openapi, outcomes
+from director.servers.runners.http_base import HttpBase, Reporter, RunnerOptions, StreamReader, receive, unpacked
+from director.servers.runners.outcomes import Seen
 from director.servers.runners.runner import (
     Capabilities,
     Ended,
@@ -69,17 +71,14 @@ BUILT_OF: Final = frozenset({"messages", "prompt", "system_prompt"})
 ALIASES: Final = {"max_tokens": ("max_new_tokens", "max_length"), "stop": ("stop_sequences",)}
 UNSET: Final = Raw(b'""')  # their default for stop_sequences, which vLLM refuses as a stop
 
-DONE: Final = b"[DONE]"
 MOST_MODELS_BYTES: Final = 1 << 20
+ERROR_EVENT: Final = "error"
 PATHS: Final = {"chat": "/chat/completions", "completions": "/completions"}
 NO_OUTPUT: Final = Raw(b"[]")
 
-# Every attempt would end like this
-NOT_STREAMED: Final = Ended(
-    outcome=Outcome.FAILED,
-    error="The model server ignores `stream`: it answered neither an event stream nor a completion",
-)
-CUT_OFF: Final = Ended(outcome=Outcome.LOST, error="The model server's event stream stopped before the run had ended")
+NOT_STREAMED: Final = "The model server ignores `stream`: it answered neither an event stream nor a completion"
+ENDLESS: Final = "The model server's event stream stopped before the run had ended"
+SILENT: Final = "The model failed without saying why"
 
 
 class InvalidInput(ValueError):
@@ -88,6 +87,12 @@ class InvalidInput(ValueError):
 
 class _Delta(Struct):
     content: str | None = None
+    tool_calls: Raw = answers.NULL
+    function_call: Raw = answers.NULL
+    refusal: Raw = answers.NULL
+    audio: Raw = answers.NULL
+    reasoning: Raw = answers.NULL
+    reasoning_content: Raw = answers.NULL
 
 
 class _Choice(Struct):
@@ -103,15 +108,15 @@ class _Usage(Struct):
     completion_tokens: int | None = None
 
 
-class _Error(Struct):
-    message: str = ""
-    code: Raw = answers.NULL
-
-
 class _Chunk(Struct):
     choices: list[_Choice] = msgspec.field(default_factory=list)
     usage: _Usage | None = None
-    error: _Error | str | None = None
+    error: Raw = answers.NULL
+
+
+# Fields of a message beside its text. Those that a caller cannot do without make the answer an object
+BESIDE_TEXT: Final = ("tool_calls", "function_call", "refusal", "audio")
+EMPTY: Final = frozenset({b"null", b'""', b"[]", b"{}"})
 
 
 class Chunk(Struct, frozen=True, kw_only=True):
@@ -120,6 +125,7 @@ class Chunk(Struct, frozen=True, kw_only=True):
     tokens: dict[str, int] = msgspec.field(default_factory=dict)
     error: str | None = None
     code: int = 0
+    is_more: bool = False  # than one text
 
 
 def create_body(given: Raw, config: OpenAiConfig, *, model: str) -> bytes:
@@ -157,23 +163,147 @@ def _stops(given: Raw) -> Raw:
 
 
 def read_chunk(data: bytes) -> Chunk:
-    chunk = answers.read_json(data, _Chunk)
-    if chunk.error is not None:
-        error = _Error(chunk.error) if isinstance(chunk.error, str) else chunk.error
-        code = bytes(error.code)
-        return Chunk(
-            error=answers.one_line(error.message) or "The model failed without saying why",
-            code=int(code) if code.isdigit() and len(code) == 3 else 0,
-        )
+    """Read a piece of an answer. What has another type than OpenAI's is skipped. Raises Unreadable for no object."""
+    try:
+        chunk = answers.read_json(data, _Chunk)
+    except answers.Unreadable:
+        chunk = _leniently(data)
+    if bytes(chunk.error) not in answers.NO_ERROR:
+        why, code = _error(chunk.error)
+        return Chunk(error=why or SILENT, code=code)
     usage = chunk.usage
     counts = {} if usage is None else {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens}
     first = next((choice for choice in chunk.choices if choice.index == 0), None) or _Choice()
     said = first.delta or first.message
+    text = (said.content if said is not None else first.text) or ""
+    beside = said is not None and any(bytes(getattr(said, name)) not in EMPTY for name in BESIDE_TEXT)
     return Chunk(
-        text=(said.content if said is not None else first.text) or "",
+        text=text,
         is_finished=first.finish_reason is not None,
         tokens={name: count for name, count in counts.items() if count is not None},
+        is_more=beside or any(choice.index > 0 for choice in chunk.choices),
     )
+
+
+def _error(said: Raw) -> tuple[str, int]:
+    """Return the words of an error of any shape, and its own status, or 0."""
+    found: Any = answers.read_json(bytes(said), object)
+    if not isinstance(found, dict):
+        return answers.one_line(found if isinstance(found, str) else answers.excerpt(bytes(said))), 0
+    words = next(
+        (found[name] for name in ("message", "detail", "error", "msg") if isinstance(found.get(name), str)), ""
+    )
+    codes = (f"{found.get(name)}" for name in ("code", "status", "status_code", "http_status_code"))
+    code = next((int(code) for code in codes if len(code) == 3 and code.isdecimal() and code.isascii()), 0)
+    return answers.one_line(words) or answers.excerpt(bytes(said)), code
+
+
+def _leniently(data: bytes) -> _Chunk:
+    """Read a piece with fields of other types than OpenAI's, or with numbers that JSON lacks, where they do not matter.
+    Raises Unreadable.
+    """
+    try:
+        found = json.loads(data, parse_constant=lambda name: None)
+    except (ValueError, RecursionError) as exc:
+        raise answers.Unreadable(f"not JSON: {exc}") from exc
+    if not isinstance(found, dict):
+        raise answers.Unreadable("not of the expected shape: it is no object")
+    choices = found.get("choices")
+    usage = found.get("usage")
+    error = found.get("error")
+    return _Chunk(
+        choices=[_choice(each) for each in choices if isinstance(each, dict)] if isinstance(choices, list) else [],
+        usage=_Usage(_count(usage, "prompt_tokens"), _count(usage, "completion_tokens")),
+        error=answers.NULL if error is None else Raw(_encoded(error)),
+    )
+
+
+def _choice(found: dict[str, Any]) -> _Choice:
+    index, finish = found.get("index"), found.get("finish_reason")
+    return _Choice(
+        index=index if isinstance(index, int) else 0,
+        delta=_delta(found.get("delta")),
+        message=_delta(found.get("message")),
+        text=text if isinstance(text := found.get("text"), str) else None,
+        finish_reason=None if finish in (None, False, "") else f"{finish}",
+    )
+
+
+def _delta(found: Any) -> _Delta | None:
+    if not isinstance(found, dict):
+        return None
+    beside = {name: Raw(_encoded(found[name])) for name in _Delta.__struct_fields__[1:] if found.get(name) is not None}
+    return _Delta(_text_in(found.get("content")), **beside)
+
+
+def _text_in(content: Any) -> str | None:
+    """Return the text of a content: a string, or a list of parts of which some are text."""
+    if isinstance(content, list):
+        parts = [part.get("text") if isinstance(part, dict) else part for part in content]
+        return "".join(part for part in parts if isinstance(part, str))
+    return content if isinstance(content, str) else None
+
+
+def _count(found: Any, name: str) -> int | None:
+    count = found.get(name) if isinstance(found, dict) else None
+    return count if isinstance(count, int) and not isinstance(count, bool) else None
+
+
+def _encoded(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+# Texts that come in pieces. Any other is whole each time
+GROWING: Final = frozenset(
+    {"content", "text", "arguments", "refusal", "reasoning", "reasoning_content", "data", "transcript"}
+)
+
+
+def merged(into: Any, more: Any, name: str = "") -> Any:
+    """Return a message with one more delta: texts follow each other, and items of a list go by their `index`."""
+    match into, more:
+        case str(), str():
+            return into + more if name in GROWING else more or into
+        case dict(), dict():
+            parts = {key: merged(into[key], part, key) if key in into else part for key, part in more.items()}
+            return into | parts
+        case list(), list():
+            return _merged_list(into, more)
+        case _:
+            return into if more is None else more
+
+
+def _merged_list(into: list[Any], more: list[Any]) -> list[Any]:
+    found = list(into)
+    for item in more:
+        index = item.get("index") if isinstance(item, dict) else None
+        places = (n for n, each in enumerate(found) if isinstance(each, dict) and each.get("index") == index)
+        place = None if index is None else next(places, None)
+        if place is None:
+            found.append(item)
+        else:
+            found[place] = merged(found[place], item)
+    return found
+
+
+def _as_delta(choice: Any) -> dict[str, Any]:
+    said = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+    return {"index": choice.get("index") or 0, "delta": said, "finish_reason": choice.get("finish_reason")}
+
+
+def _says_anything(choice: dict[str, Any]) -> bool:
+    said = choice["delta"]
+    return isinstance(said, dict) and any(value for name, value in said.items() if name != "role")
+
+
+def _as_error(data: bytes) -> bytes:
+    """Return the data of an `error` event as a piece with an error, whatever shape it has."""
+    try:
+        found: Any = json.loads(data)
+    except (ValueError, RecursionError):
+        found = data.decode(errors="replace")
+    is_piece = isinstance(found, dict) and found.get("error")
+    return data if is_piece else _encoded({"error": found or SILENT})
 
 
 def schemas(endpoint: Endpoint, passed: Sequence[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -223,7 +353,7 @@ class OpenAiRunner(HttpBase, OneAnswer):
         return ""
 
     async def hear(self, request: RunRequest, hear: Hear) -> None:
-        await self._runs.hear(request, self._follow, hear)
+        await self._runs.hear(request, self._followed, hear)
 
     async def _follow(self, request: RunRequest, feed: Reporter) -> Ended:
         config = self._config
@@ -235,6 +365,8 @@ class OpenAiRunner(HttpBase, OneAnswer):
         reader = _Reader(request, feed, self._max_body)
         try:
             return await self._stream(body, reader, feed, trace=request.trace)
+        except answers.Unreadable as exc:
+            return answers.unreadable("The model server's stream is", exc, b"")
         except httpx.TransportError as exc:
             return reader.with_output(self._lost(exc, has_begun=feed.has_begun))
 
@@ -247,56 +379,99 @@ class OpenAiRunner(HttpBase, OneAnswer):
             if not response.is_success:
                 return answers.refused(await receive(response, self._max_body))
             feed.begin()
-            if not response.headers.get("content-type", "").startswith(answers.EVENT_STREAM):
+            if answers.kind_in(response.headers) != answers.EVENT_STREAM:
                 return reader.with_output(reader.whole(await receive(response, self._max_body)))
-            return reader.with_output(await reader.follow(response.chunks()) or reader.closed())
+            return reader.with_output(await reader.follow(unpacked(response, self._max_body)) or reader.closed())
 
 
 make = OpenAiRunner
 
 
 class _Reader(StreamReader[Ended]):
+    """Shows each piece of text. An answer with more than one text, or with none, is kept as a whole and shown at its
+    end as OpenAI's API has it: one object with its choices.
+    """
+
     def __init__(self, request: RunRequest, feed: Reporter, max_body: int) -> None:
         super().__init__(request, feed, max_body)
         self._items: list[bytes] = []
         self._bytes = 0
+        self._frames: list[bytes] = []
+        self._frames_bytes = 0
+        self._is_more = False
         self._metrics: dict[str, Raw] = {}
         self._is_finished = False
         self._now = asyncio.get_running_loop().time
         self._sent_at = self._now()
 
     def closed(self) -> Ended:
-        """Return the end for a stream that stopped. Some servers send no DONE, but all send a reason to finish."""
-        return Ended(outcome=Outcome.SUCCEEDED) if self._is_finished else CUT_OFF
+        """Return the end for a stream that stopped. Some servers send no DONE, others no reason to finish."""
+        if not self._is_finished:
+            return outcomes.end(Seen.ENDLESS, ENDLESS)
+        return Ended(outcome=Outcome.SUCCEEDED)
 
     def whole(self, answer: answers.Answer) -> Ended:
         """Return the end by the answer of a server that does not stream."""
         if not answer.complete:
             return answers.too_large(self._max_body)
         try:
-            ended = self._take(answers.Frame("message", answer.body))
-        except answers.Unreadable:
-            return NOT_STREAMED
-        return ended or (self.closed() if self._is_finished else NOT_STREAMED)
+            document = answers.read_output(answer, is_mapped=True)
+            ended = self._take(answers.Frame("message", bytes(document)))
+        except answers.Unreadable as exc:
+            return answers.unreadable(f"{NOT_STREAMED}, and it is", exc, answer.body, is_framed=answer.is_framed)
+        if ended is not None or self._is_finished:
+            return ended or self.closed()
+        return outcomes.end(Seen.UNREADABLE, f"{NOT_STREAMED}: {answers.excerpt(answer.body)}")
 
     def with_output(self, ended: Ended) -> Ended:
         output = joined(self._items)
-        if output is None and ended.outcome is Outcome.SUCCEEDED:
-            output = NO_OUTPUT
+        if ended.outcome is Outcome.SUCCEEDED:
+            output = self._object() if self._is_more or output is None else output
         return replace(ended, output=output, metrics=self._metrics)
 
+    def _object(self) -> Raw:
+        """Return all choices as one object. An answer with nothing in it is no output."""
+        found: dict[str, Any] = {}
+        for frame in self._frames:
+            with suppress(ValueError, RecursionError):
+                choices = json.loads(frame, parse_constant=lambda name: None).get("choices")
+                found = merged(
+                    found, {"choices": [_as_delta(each) for each in choices or [] if isinstance(each, dict)]}
+                )
+        choices = found.get("choices", [])
+        if not any(_says_anything(choice) for choice in choices):
+            return NO_OUTPUT
+        for choice in choices:
+            choice["message"] = choice.pop("delta")
+            if choice["index"] == 0 and self._items:  # the pieces that were shown, of which not all were kept
+                choice["message"]["content"] = "".join(map(msgspec.json.decode, self._items))
+        return Raw(_encoded({"choices": choices}))
+
     def _take(self, frame: answers.Frame) -> Ended | None:
-        if frame.data.strip() == DONE:
-            return self.closed()
-        chunk = read_chunk(frame.data)
+        data = frame.data.strip()
+        if data == answers.DONE:
+            return Ended(outcome=Outcome.SUCCEEDED)
+        # heartbeats: nothing, or words that cannot be the beginning of a piece
+        if not data or (data[:1] not in (b"{", b"[") and frame.event != ERROR_EVENT):
+            return None
+        if frame.event == ERROR_EVENT:
+            data = _as_error(data)
+        chunk = read_chunk(data)
         if chunk.error is not None:
-            outcome = answers.OUTCOMES.get(chunk.code, Outcome.FAILED)
-            # The run had begun, so that is not a refusal
-            return Ended(outcome=Outcome.LOST if outcome is Outcome.REFUSED else outcome, error=chunk.error)
+            return outcomes.end(outcomes.seen_in_stream(chunk.code, chunk.error), chunk.error)
         for name, count in chunk.tokens.items():
             self._measure(name, count)
         self._is_finished = self._is_finished or chunk.is_finished
+        self._is_more = self._is_more or chunk.is_more
+        if self._is_more or not self._items:
+            self._keep(data)
         return self._produce(chunk.text) if chunk.text else None
+
+    def _keep(self, data: bytes) -> None:
+        """Keep a piece, in case that the answer is shown as a whole. Beyond the limit its rest is left out."""
+        self._frames_bytes += len(data)
+        if self._frames_bytes <= self._max_body:
+            self._frames.append(data)
 
     def _produce(self, text: str) -> Ended | None:
         item = msgspec.json.encode(text)

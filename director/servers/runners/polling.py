@@ -21,8 +21,9 @@ from msgspec.structs import replace
 
 from director.core.json_pointer import Pointer
 from director.core.runner_config import PollingConfig
-from director.servers.runners import answers
+from director.servers.runners import answers, outcomes
 from director.servers.runners.http_base import HUNG_UP, Feed, MappedRunner, RunnerOptions, receive
+from director.servers.runners.outcomes import Seen
 from director.servers.runners.runner import Accepted, Capabilities, Ended, Outcome, RunRequest
 from director.servers.runners.transport import Exchange
 
@@ -107,11 +108,11 @@ class PollingRunner(MappedRunner):
         except httpx.TransportError as exc:
             return self._lost(exc, has_begun=feed.has_begun)
         if not answer.is_ok:
-            return answers.refused(answer, error=self._config.error)
+            return self._refused(answer)
         try:
-            job.id = _id_at(answers.read_document(answer.body), self._config.id_field)
+            job.id = _id_at(answers.read_output(answer, is_mapped=True), self._config.id_field)
         except answers.Unreadable as exc:
-            return Ended(outcome=Outcome.LOST, error=f"The model server's answer is {exc}")
+            return answers.unreadable("The model server's answer is", exc, answer.body, is_framed=answer.is_framed)
         return None
 
     def _leave(self, job: "_Job") -> Ended:
@@ -134,13 +135,13 @@ class PollingRunner(MappedRunner):
             match self._read_result(answer) if job.is_done else self._read(answer, job):
                 case Ended() as ended:
                     return ended
-                case str() as trouble:
+                case _Trouble() as trouble:
                     # not since the last answer, which may be an interval ago
                     silent_since = min(silent_since, asked_at)
                     if now() - silent_since >= config.away_s:
-                        is_away = isinstance(answer, answers.Answer) and bool(answer.trouble)
+                        is_away = trouble.seen is Seen.BROKEN
                         self._starts += is_away
-                        return Ended(outcome=Outcome.LOST, error=trouble, server_is_dead=is_away)
+                        return replace(outcomes.end(trouble.seen, trouble.words), server_is_dead=is_away)
                     pause_s = min(pause_s, config.away_s)
                 case None:
                     silent_since = math.inf
@@ -193,48 +194,47 @@ class PollingRunner(MappedRunner):
             return answers.Answer(status=response.status_code, body=b"")
         return answers.Answer(trouble="The model server's event stream stopped before the run had ended")
 
-    def _read_result(self, answer: "answers.Answer | _Said") -> Ended | str | None:
+    def _read_result(self, answer: "answers.Answer | _Said") -> "Ended | _Trouble | None":
         """Read the answer of the result path. It is the output, whole or where the configuration points to."""
         if isinstance(answer, _Said):
             return answers.mapped_end(answer.document, self._config)
         if answer.trouble:
-            return answer.trouble
+            return _Trouble(Seen.BROKEN, answer.trouble)
         if not answer.is_ok:
-            return answers.refused(answer, error=self._config.error).error or ""
+            return _status_trouble(answers.refused(answer, error=self._config.error))
         if not answer.complete:
             return answers.too_large(self._max_body)
         if answer.is_file:
             return answers.file_end(answer)
         try:
-            return answers.mapped_end(answers.read_document(answer.body), self._config)
+            return answers.mapped_end(answers.read_output(answer, is_mapped=False), self._config)
         except answers.Unreadable as exc:
-            return f"The model server's answer is {exc}"
+            return _unreadable_trouble(exc, answer)
 
-    def _read(self, answer: "answers.Answer | _Said", job: "_Job") -> Ended | str | None:
+    def _read(self, answer: "answers.Answer | _Said", job: "_Job") -> "Ended | _Trouble | None":
         if isinstance(answer, _Said):
             if UNKNOWN.match(_text(answer.document)):
-                return Ended(
-                    outcome=Outcome.LOST, error=f"{_text(answer.document)}: the run is not known there any more"
-                )
+                return outcomes.end(Seen.FORGOTTEN, f"{_text(answer.document)}: the run is not known there any more")
             return self._judge(answer.word, answer.document, job) if answer.word else None
         if answer.trouble:
-            return answer.trouble
+            return _Trouble(Seen.BROKEN, answer.trouble)
         if answer.status in FORGOTTEN:
             why = f"{answers.refused(answer).error}: the run is not known there any more"
-            return Ended(outcome=Outcome.LOST, error=why)
+            return outcomes.end(Seen.FORGOTTEN, why)
         if answer.status in answers.NO_ENTRY:  # the run goes on, for a director with the right key
             return answers.locked(answer.status)
         if not answer.is_ok:
-            return answers.refused(answer).error or ""
+            return _status_trouble(answers.refused(answer))
         if not answer.complete:
             return answers.too_large(self._max_body)
         try:
-            document = answers.read_document(answer.body)
+            document = answers.read_output(answer, is_mapped=True)
         except answers.Unreadable as exc:
-            return f"The model server's answer is {exc}"
+            return _unreadable_trouble(exc, answer)
         said = job.config.status.find(document)
         if said is None and not job.config.without_status:
-            return f"The model server's answer has nothing at {job.config.status.text}"
+            what = f"The model server's answer has nothing at {job.config.status.text}"
+            return _Trouble(Seen.UNREADABLE, f"{what}: {answers.excerpt(bytes(document))}")
         return self._judge(job.config.without_status if said is None else _word(said), document, job)
 
     def _judge(self, word: str, document: Raw, job: "_Job") -> Ended | None:
@@ -299,6 +299,22 @@ class _Job(Struct, eq=False):
         except TimeoutError:
             return
         self.wake.clear()
+
+
+class _Trouble(Struct, frozen=True):
+    """A poll without a state. It is asked again, and decides the end only if that lasts."""
+
+    seen: Seen
+    words: str
+
+
+def _status_trouble(ended: Ended) -> _Trouble:
+    return _Trouble(Seen.GATEWAY if ended.outcome is Outcome.LOST else Seen.FAULT, ended.error or "")
+
+
+def _unreadable_trouble(exc: answers.Unreadable, answer: answers.Answer) -> _Trouble:
+    ended = answers.unreadable("The model server's answer is", exc, answer.body)
+    return _Trouble(Seen.UNREADABLE, ended.error or "")
 
 
 def _id_at(document: Raw, id_field: Pointer) -> str:

@@ -94,7 +94,7 @@ class RunRequest(Struct, frozen=True, kw_only=True):
     none. `place`: in the batch that shares its slot, for runners that send several runs together. `alone`: it goes in a
     request by itself even there, since an earlier run of it was lost and may have taken others along. `cost`: its share
     of what a request for several runs uses, unless the server reports a share. `trace`: headers of the request that
-    starts the run.
+    starts the run. `is_first`: no run of this id can be left on any server.
     """
 
     id: str
@@ -105,6 +105,7 @@ class RunRequest(Struct, frozen=True, kw_only=True):
     alone: bool = False
     cost: float = 1.0
     trace: TraceHeaders = NO_TRACE
+    is_first: bool = False
 
 
 class Outcome(StrEnum):
@@ -179,7 +180,9 @@ class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
     `retry_after_s`: the server's own wish on a refusal. `server_is_dead`: give it no more work before a restart.
     `has_no_slot`: it stayed full although our count has a free slot. `is_locked`: it does not let the director in, so
     send nothing there. `code`: overrides the code of the outcome. `goes_on`: the rest of the run, which uses its slot
-    on the server until it is over.
+    on the server until it is over. `in_doubt`: the health of the server decides what it means (`outcomes.settled`);
+    never seen outside of a runner. `may_be_input`: a server that is ready refused it, so the reason may be this input.
+    `refusals`: how often a server that had nothing else to do refused it so.
     """
 
     outcome: Outcome
@@ -193,6 +196,9 @@ class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
     is_locked: bool = False
     code: str = ""
     goes_on: Remainder | None = None
+    in_doubt: bool = False
+    may_be_input: bool = False
+    refusals: int = 0
 
 
 Progress = Accepted | Produced | Received | Unreceived | Logged | Measured | Restarted

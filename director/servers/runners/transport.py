@@ -18,10 +18,13 @@ from typing import Any, Final, cast
 
 import httptools
 import httpx
+from msgspec.structs import replace
 
 from director.core import sockets
 from director.core.schema import NO_TRACE, TraceHeaders
-from director.servers.runners.runner import Ended, Outcome
+from director.servers.runners import outcomes
+from director.servers.runners.outcomes import Seen
+from director.servers.runners.runner import Ended
 
 NO_HEADERS: Final[Mapping[str, str]] = {}
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -58,6 +61,10 @@ HUNG_UP: Final = "Server disconnected without sending a response."
 CUT_OFF: Final = "peer closed connection without sending complete message body"
 
 
+class NotHttp(httpx.RemoteProtocolError):
+    """The server answered something that is no HTTP."""
+
+
 class Exchange:
     """An answer: its head once `head` is done, then its body, once. `headers`: names in lower case. `over` is called
     when it was read or closed, with whether the connection can be used again. `secrets`: what callers must not see.
@@ -82,6 +89,15 @@ class Exchange:
     @property
     def is_success(self) -> bool:
         return FIRST_OK <= self.status_code < FIRST_NOT_OK
+
+    @property
+    def is_framed(self) -> bool:
+        """Whether the answer says where it ends. Without that, a broken connection looks like its end."""
+        return not FRAMING.isdisjoint(self.headers)
+
+    @property
+    def is_chunked(self) -> bool:
+        return "chunked" in self.headers.get("transfer-encoding", "").lower()
 
     @property
     def socket(self) -> Any:
@@ -127,9 +143,9 @@ class Exchange:
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
-            self.fail(httpx.RemoteProtocolError(f"The answer is no HTTP: {type(exc).__name__}"))
+            self.fail(NotHttp(f"The answer is no HTTP: {type(exc).__name__}"))
         if self._beside > MOST_BESIDE:
-            self.fail(httpx.RemoteProtocolError("The head of the answer is too large"))
+            self.fail(NotHttp("The head of the answer is too large"))
         if self._waiting > MOST_WAITING:
             self._wire.pause()
 
@@ -141,7 +157,7 @@ class Exchange:
             self.fail(httpx.ReadError(""))
         elif not self.head.done():
             self.fail(httpx.RemoteProtocolError(HUNG_UP))
-        elif FRAMING & self.headers.keys():
+        elif self.is_framed:
             self.fail(httpx.RemoteProtocolError(CUT_OFF))
         else:
             self._is_complete = True
@@ -174,7 +190,7 @@ class Exchange:
             return
         self.status_code = self._parser.get_status_code()
         if self.status_code < FIRST_STATUS:  # an answer without a status has a body, and would look like a hint
-            self.fail(httpx.RemoteProtocolError("The answer has no status"))
+            self.fail(NotHttp("The answer has no status"))
             return
         if self.status_code < FIRST_OK:
             self.headers.clear()
@@ -389,6 +405,12 @@ class OneServer:
         lines = self._lines_of_kind[accept, prefer] = _lines(asked) + self._headers
         return lines
 
+    def without_secrets(self, text: str) -> str:
+        """Return the server's words for callers: some servers repeat a request, with the key that it had."""
+        for secret in self._secrets:
+            text = text.replace(secret.decode(), REMOVED.decode())
+        return text
+
     async def aclose(self) -> None:
         self._is_closed = True
         for wire in [*self._idle, *self._busy]:
@@ -500,12 +522,11 @@ async def read_out(chunks: AsyncIterable[bytes]) -> None:
 
 def connection_lost(exc: httpx.TransportError, *, has_begun: bool) -> Ended:
     """Return the end of a run whose connection broke, or was never made: then the claim is given back unspent."""
+    if isinstance(exc, NotHttp):
+        return outcomes.end(Seen.UNFRAMED, f"The model server's answer cannot be read: {exc}")
     # A server that is slow to accept may be alive; one that refuses or hangs up is not
     is_dead = not isinstance(exc, httpx.TimeoutException)
     never_made = isinstance(exc, httpx.ConnectError | httpx.ConnectTimeout)
     what = "The model server cannot be reached" if never_made else "The connection to the model server was lost"
-    return Ended(
-        outcome=Outcome.REFUSED if never_made and not has_begun else Outcome.LOST,
-        error=f"{what}: {str(exc) or type(exc).__name__}",
-        server_is_dead=is_dead,
-    )
+    seen = Seen.UNREACHED if never_made and not has_begun else Seen.BROKEN
+    return replace(outcomes.end(seen, f"{what}: {str(exc) or type(exc).__name__}"), server_is_dead=is_dead)

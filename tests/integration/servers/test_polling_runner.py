@@ -199,10 +199,16 @@ async def test_one_error_loses_no_run_that_is_polled_rarely(scripted: ScriptedCo
     assert len(scripted.asked("POST", "/jobs")) == 1
 
 
-async def test_server_with_only_errors_has_lost_the_run(scripted: ScriptedCog) -> None:
+@pytest.mark.parametrize(
+    ("health", "outcome", "is_dead"), [(200, Outcome.FAILED, False), (503, Outcome.LOST, True)], ids=["ready", "not"]
+)
+async def test_polls_with_only_errors_end_the_run_by_the_health(
+    scripted: ScriptedCog, health: int, outcome: Outcome, is_dead: bool
+) -> None:
     scripted.on("GET", "/jobs/7", answer(500, b"oh no"))
-    ended = await end_of(request(), scripted.url, away_s=2)
-    assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, False)
+    scripted.on("GET", "/health", answer(health, b"{}"))
+    ended = await end_of(request(), scripted.url, away_s=1)
+    assert (ended.outcome, ended.server_is_dead) == (outcome, is_dead)
     assert "oh no" in (ended.error or "")
 
 
@@ -210,7 +216,8 @@ async def test_server_with_only_errors_has_lost_the_run(scripted: ScriptedCog) -
 async def test_unusable_run_id_counts_as_missing(scripted: ScriptedCog, name: object) -> None:
     scripted.on("POST", "/jobs", answer(200, {"job": {"id": name}}))
     ended = await end_of(request(), scripted.url)
-    assert (ended.outcome, ended.error) == (Outcome.LOST, "The model server's answer is without an id at /job/id")
+    assert ended.outcome is Outcome.FAILED
+    assert (ended.error or "").startswith("The model server's answer is without an id at /job/id: ")
     assert not scripted.asked("GET", "/jobs/")
 
 

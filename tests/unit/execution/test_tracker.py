@@ -14,6 +14,7 @@ from director.execution import tracker as tracker_module
 from director.execution.tracker import (
     DRAINED,
     FAULTS,
+    REFUSED_AGAIN,
     RULES,
     STOPS,
     VERDICTS,
@@ -125,7 +126,7 @@ def test_a_run_that_did_not_end_by_itself_may_run_again(outcome: Outcome) -> Non
 
 def test_each_outcome_except_success_has_a_code_and_a_rule() -> None:
     assert set(FAULTS) == set(Outcome) - {Outcome.SUCCEEDED}
-    assert set(RULES) == {fault.kind for fault in FAULTS.values()} == set(ErrorClass)
+    assert set(RULES) == {fault.kind for fault in (*FAULTS.values(), REFUSED_AGAIN)} == set(ErrorClass)
     assert set(STOPS) | {Stop.DRAIN} == set(Stop)
     assert set(VERDICTS) | {Verdict.ALLOWED} == set(Verdict)
 

@@ -21,7 +21,7 @@ def test_each_run_gets_the_end_of_its_item() -> None:
     first, second, third = ends({"all": [{"out": 1, "n": 5}, {"error": "no"}, {}]}, 3, items="/all")
     assert (first.outcome, first.output, first.metrics) == (Outcome.SUCCEEDED, Raw(b"1"), {"n": Raw(b"5")})
     assert (second.outcome, second.error) == (Outcome.FAILED, "no")
-    assert (third.outcome, third.error) == (Outcome.FAILED, "The model server's answer has nothing at /out")
+    assert (third.outcome, third.error) == (Outcome.FAILED, "The model server's answer has nothing at /out: {}")
 
 
 def test_usage_is_split_and_an_item_s_own_metric_wins() -> None:

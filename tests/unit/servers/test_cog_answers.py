@@ -136,35 +136,55 @@ def test_long_refusal_is_cut() -> None:
 )
 def test_not_ready_is_refused_with_retry_after(header: str | None, seconds: float | None) -> None:
     told = ended(503, {"error": "Setup has not finished yet.", "status": "failed"}, retry_after=header)
-    assert told == Ended(outcome=Outcome.REFUSED, error="Setup has not finished yet.", retry_after_s=seconds)
+    error = "The model server answered 503: Setup has not finished yet."
+    assert told == Ended(outcome=Outcome.REFUSED, error=error, retry_after_s=seconds, in_doubt=True)
 
 
-@pytest.mark.parametrize("status", [301, 404, 405, 418, 500, 502, 999])
-def test_unknown_answer_is_lost_and_only_a_500_doubts_the_server(status: int) -> None:
+@pytest.mark.parametrize("status", [301, 404, 405, 418, 500, 999])
+def test_health_decides_what_an_unknown_answer_means(status: int) -> None:
     error = f"The model server answered {status}: what?"
-    assert ended(status, b"what?") == Ended(outcome=Outcome.LOST, error=error, server_is_dead=status == 500)
+    assert ended(status, b"what?") == Ended(outcome=Outcome.FAILED, error=error, in_doubt=True)
+
+
+def test_proxy_that_waited_in_vain_loses_the_run_but_not_the_server() -> None:
+    assert ended(502, b"what?") == Ended(outcome=Outcome.LOST, error="The model server answered 502: what?")
 
 
 @pytest.mark.parametrize(
     ("body", "error"),
     [
-        (b"", "not JSON"),
-        (b"<html>", "not JSON"),
+        (b"", "empty"),
+        (b"<html>", "not JSON: JSON is malformed: invalid character (byte 0): <html>"),
         (b"[]", "not of the expected shape"),
         (b'{"output":1}', "not of the expected shape"),
-        (b'{"status":"succeeded","logs":5}', "not of the expected shape"),
+        (b'{"status":["succeeded"]}', "not of the expected shape"),
         (b'{"status":"succeeded","output":"\xff"}', "not JSON"),
         (b'{"status":"succeeded","output":NaN}', "not JSON"),
         (b'{"status":"succeeded","output":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
         (b'{"status":"succeeded","id":"someone else"}', "about another prediction"),
+        (b'{"status":"succeeded","id":5}', "about another prediction"),
         (b'{"status":"processing"}', "before the run had ended: it is 'processing'"),
         (b'{"status":"exploded"}', "before the run had ended: it is 'exploded'"),
     ],
 )
-def test_a_200_that_makes_no_sense_is_lost_with_a_clear_error(body: bytes, error: str) -> None:
+def test_200_that_makes_no_sense_fails_with_a_clear_error(body: bytes, error: str) -> None:
     told = ended(200, body)
-    assert (told.outcome, told.server_is_dead) == (Outcome.LOST, False)
+    assert (told.outcome, told.server_is_dead) == (Outcome.FAILED, False)
     assert error in (told.error or "")
+    assert "someone" not in (told.error or "")  # another caller's prediction
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("logs", 5), ("metrics", []), ("error", {}), ("metrics", "x"), ("logs", ["a"])]
+)
+def test_field_of_another_type_costs_no_output(field: str, value: object) -> None:
+    told = ended(200, {"status": "succeeded", "output": "ok", field: value})
+    assert (told.outcome, told.output) == (Outcome.SUCCEEDED, Raw(b'"ok"'))
+
+
+def test_error_of_another_type_is_shown_as_it_is() -> None:
+    told = ended(200, {"status": "failed", "error": {"why": "no"}})
+    assert (told.outcome, told.error) == (Outcome.FAILED, '{"why":"no"}')
 
 
 @given(status=st.integers(100, 999), body=st.binary(max_size=200), header=st.none() | st.text(max_size=20))

@@ -1,0 +1,143 @@
+"""Decide what a run on a model server comes to: a death, a failure or a refusal. One table for every kind of server.
+
+A runner names what it saw. Where that alone does not tell, the server's health is asked afterwards and decides. Only
+silence, a broken connection or a failed health check is a death: an answer that came whole is the server's answer,
+however odd it is. Pure.
+"""
+
+import re
+from enum import StrEnum
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from director.servers.runners.runner import Ended, Health, HealthStatus, Outcome
+
+
+class Seen(StrEnum):
+    """What a runner saw of the answer to a run. The texts are rows of docs/explanation/outcomes.md."""
+
+    OUTPUT = "a complete answer with the output"
+    ERROR = "a complete answer that says that the model failed"
+    UNREADABLE = "a complete answer that cannot be read"
+    UNFRAMED = "an answer that cannot be read and does not say where it ends, or that is no HTTP"
+    ENDLESS = "a stream that came whole, without the event that ends a run"
+    TOO_LARGE = "more output than is kept"
+    INVALID = "a status that refuses the input: 400, 413, 415, 422"
+    LOCKED = "a status that refuses the director: 401, 403, 407"
+    BUSY = "a status that says that there is no room: 409, 429, 503"
+    GATEWAY = "a status of a proxy whose server was silent or broke off: 408, 502, 504"
+    FAULT = "any other status, or an error in a stream"
+    DEAD_WORDS = "such an error in the known words of a dead engine"
+    FORGOTTEN = "a poll that is told that the run is unknown: 404, 410"
+    BROKEN = "the connection broke, or the server was silent for too long"
+    UNREACHED = "no connection was made"
+
+
+class Rule(Struct, frozen=True):
+    """`outcome`, or `if_unready` if the server is not ready when it is asked afterwards. Without that it isn't asked.
+    `why` is for the page.
+    """
+
+    outcome: Outcome
+    why: str
+    if_unready: Outcome | None = None
+
+
+TABLE: Final[dict[Seen, Rule]] = {
+    Seen.OUTPUT: Rule(Outcome.SUCCEEDED, "It is what was asked for."),
+    Seen.ERROR: Rule(Outcome.FAILED, "The model's own code failed, and the same input would fail again."),
+    Seen.UNREADABLE: Rule(Outcome.FAILED, "The run took its time and ended. Another run would give the same."),
+    Seen.UNFRAMED: Rule(
+        Outcome.FAILED, "A server that died looks the same, so its health tells.", if_unready=Outcome.LOST
+    ),
+    Seen.ENDLESS: Rule(
+        Outcome.FAILED, "A server that gave up in order looks the same as a dead engine.", if_unready=Outcome.LOST
+    ),
+    Seen.TOO_LARGE: Rule(Outcome.FAILED, "The same input would give as much again."),
+    Seen.INVALID: Rule(Outcome.INVALID, "The caller can correct it."),
+    Seen.LOCKED: Rule(Outcome.REFUSED, "The operator has to correct the key. The server gets no work meanwhile."),
+    Seen.BUSY: Rule(
+        Outcome.REFUSED,
+        "It never began. If a ready server with nothing else to do says so three times, that counts as an attempt.",
+        if_unready=Outcome.REFUSED,
+    ),
+    Seen.GATEWAY: Rule(Outcome.LOST, "The proxy saw a silence or a broken connection."),
+    Seen.FAULT: Rule(
+        Outcome.FAILED,
+        "Most servers report so that the model's own code raised. An engine that died behind a living front does too.",
+        if_unready=Outcome.LOST,
+    ),
+    Seen.DEAD_WORDS: Rule(Outcome.LOST, "The front lives, and what it stands for died: another run may succeed."),
+    Seen.FORGOTTEN: Rule(Outcome.LOST, "The server was restarted, or another one answers."),
+    Seen.BROKEN: Rule(Outcome.LOST, "The server, its worker or the network died."),
+    Seen.UNREACHED: Rule(Outcome.REFUSED, "It never began."),
+}
+
+# The status of an answer other than 2xx → what it says. Any other status is a FAULT
+STATUSES: Final[dict[int, Seen]] = {
+    **dict.fromkeys((400, 413, 415, 422), Seen.INVALID),
+    **dict.fromkeys((401, 403, 407), Seen.LOCKED),
+    **dict.fromkeys((409, 429, 503), Seen.BUSY),
+    **dict.fromkeys((408, 502, 504), Seen.GATEWAY),
+}
+BUSY: Final = tuple(sorted(status for status, seen in STATUSES.items() if seen is Seen.BUSY))
+REFUSALS_OF_AN_ATTEMPT: Final = 3  # by servers that had nothing else to do
+# A status that means only "no room": a limit on the rate, or the slot of a run that has just ended
+ONLY_BUSY: Final = frozenset({409, 429})
+
+# An engine that died behind a front that still answers its health checks: vLLM, Ray Serve
+DEAD_ENGINE: Final = re.compile(
+    r"\b(?:EngineDeadError|AsyncEngineDeadError|EngineCore encountered an issue|Background loop has errored"
+    r"|(?:Ray)?Actor(?:Died|Unavailable)?Error\b|The actor died|The actor is dead|WorkerCrashedError"
+    r"|The worker died unexpectedly)"
+)
+GONE: Final = frozenset({HealthStatus.UNREACHABLE, HealthStatus.DEFUNCT})
+
+
+def seen_in(status: int, said: str, *, busy: tuple[int, ...] = BUSY) -> Seen:
+    """Return what an answer other than 2xx says. `busy`: the statuses that say that there is no room."""
+    seen = Seen.BUSY if status in busy else STATUSES.get(status, Seen.FAULT)
+    if seen is Seen.BUSY and status not in busy:
+        seen = Seen.FAULT
+    return _or_dead(seen, said) if seen is Seen.FAULT else seen
+
+
+def seen_in_stream(code: int, said: str) -> Seen:
+    """Return what an error in a stream says. `code`: its own status, or 0. The run had begun, so it is no refusal."""
+    seen = STATUSES.get(code, Seen.FAULT)
+    return _or_dead(Seen.GATEWAY if seen is Seen.BUSY else Seen.FAULT if seen is Seen.LOCKED else seen, said)
+
+
+def seen_in_error(said: str) -> Seen:
+    """Return what the error in an answer with a 2xx says."""
+    return _or_dead(Seen.ERROR, said)
+
+
+def _or_dead(seen: Seen, said: str) -> Seen:
+    return Seen.DEAD_WORDS if DEAD_ENGINE.search(said) else seen
+
+
+def end(seen: Seen, error: str, *, retry_after_s: float | None = None, is_only_busy: bool = True) -> Ended:
+    """Return the end for what was seen. It is in doubt where the health decides: see `settled`."""
+    rule = TABLE[seen]
+    in_doubt = rule.if_unready is not None and (seen is not Seen.BUSY or not is_only_busy)
+    return Ended(outcome=rule.outcome, error=error, retry_after_s=retry_after_s, in_doubt=in_doubt)
+
+
+def settled(ended: Ended, health: Health, *, restarts: bool) -> Ended:
+    """Return the end that was in doubt, by the health of the server as it was asked for afterwards. A server that is
+    ready is never to blame for an answer. `restarts`: it can be asked to end, which helps only one that is gone.
+    """
+    if ended.outcome is Outcome.REFUSED:
+        return replace(ended, in_doubt=False, may_be_input=health.can_run and ended.retry_after_s is None)
+    if health.can_run:
+        return replace(ended, in_doubt=False)
+    return replace(
+        ended,
+        outcome=Outcome.LOST,
+        error=f"{ended.error or 'It failed'}. Then the model server was not ready: {health.detail or health.status}",
+        in_doubt=False,
+        server_is_dead=health.status in GONE or not restarts,
+    )
