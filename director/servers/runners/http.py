@@ -116,8 +116,6 @@ class _Reader(StreamReader[Ended]):
     def with_output(self, ended: Ended | None) -> Ended:
         """Return the end. A stream that came whole has all of the output, since it has no sign of its end."""
         output = joined(self._items)
-        if ended is None and self._cut_off is not None:
-            ended = outcomes.end(Seen.UNFRAMED, f"The last line of the model server's stream is {self._cut_off}")
         if ended is None:
             empty = outcomes.end(Seen.UNREADABLE, "The model server's stream is empty")
             ended = empty if output is None else Ended(outcome=Outcome.SUCCEEDED)
@@ -131,9 +129,8 @@ class _Reader(StreamReader[Ended]):
             return None
         try:
             document = answers.read_document(data)
-        except answers.Unreadable as exc:
+        except answers.Unreadable:
             if self._must_be_json or data[:1] in (b"{", b"["):
-                self._cut_off = exc
                 raise
             document = Raw(msgspec.json.encode(data.decode()))
         if frame.event == ERROR_EVENT:
@@ -145,7 +142,8 @@ class _Reader(StreamReader[Ended]):
         found = self._config.output.find(document)
         return None if found is None or found == answers.NULL else self._produce(bytes(found))
 
-    _cut_off: answers.Unreadable | None = None
+    def _cut_off(self, exc: answers.Unreadable) -> Ended:
+        return outcomes.end(Seen.UNFRAMED, f"The last piece of the model server's stream is {exc}")
 
     def _produce(self, item: bytes) -> Ended | None:
         self._bytes += len(item) + 1

@@ -368,17 +368,29 @@ class HttpBase(ABC):
         limit: int = MOST_ASKED_BYTES,
         timeout_s: float = ASK_TIMEOUT_S,
     ) -> answers.Answer:
-        """Ask something that is answered soon. Never raises: an answer that did not come has its `trouble`."""
+        """Ask something that is answered soon. Never raises: an answer that did not come has its `trouble`. A GET on a
+        connection that breaks is sent again on a new one: some servers close a connection after an answer.
+        """
         try:
             async with asyncio.timeout(timeout_s):
-                response = await self._server.send(method, path, content=content)
-                async with aclosing(response):
-                    return await receive(response, limit)
+                try:
+                    return await self._asked(method, path, content, limit)
+                except (httpx.ReadError, httpx.RemoteProtocolError):
+                    if method != "GET":
+                        raise
+                    return await self._asked(method, path, content, limit, on_new=True)
         except TimeoutError:
             return answers.Answer(trouble=f"The model server did not answer within {timeout_s:g} s")
         except httpx.TransportError as exc:
             why = answers.one_line(str(exc)) or type(exc).__name__
             return answers.Answer(trouble=f"The model server cannot be reached: {why}")
+
+    async def _asked(
+        self, method: str, path: str, content: bytes, limit: int, *, on_new: bool = False
+    ) -> answers.Answer:
+        response = await self._server.send(method, path, content=content, on_new=on_new)
+        async with aclosing(response):
+            return await receive(response, limit)
 
     def _lost(self, exc: httpx.TransportError, *, has_begun: bool) -> Ended:
         self._starts += 1  # it may have restarted
@@ -428,6 +440,10 @@ class StreamReader(ABC, Generic[End]):
     def _take(self, frame: answers.Frame) -> End | Ended | None:
         """Report one event. Raises Unreadable for one that the run needs and that cannot be read."""
 
+    def _cut_off(self, exc: answers.Unreadable) -> End | Ended | None:
+        """Return the end of a stream whose last event is cut off; None if its end is missing anyway."""
+        return None
+
     async def follow(self, chunks: AsyncGenerator[bytes, None]) -> End | Ended | None:
         """Report what comes, as fast as its reader takes it. Returns None if the stream stops without an end."""
         async with aclosing(chunks):
@@ -456,8 +472,8 @@ class StreamReader(ABC, Generic[End]):
         except answers.FrameTooLarge:
             return answers.too_large(self._max_body)
         except answers.Unreadable as exc:
-            if is_last:  # it was cut off: the stream has no end
-                return None
+            if is_last:
+                return self._cut_off(exc)
             return answers.unreadable("An event of the model server's stream is", exc, data)
         return None
 

@@ -249,7 +249,7 @@ class PollingRunner(MappedRunner):
                 return answers.mapped_end(document, config)
             case PollStatus.FAILED:
                 why = answers.mapped_error(document, config.error) or _text(document)
-                return Ended(outcome=Outcome.FAILED, error=why or "The model failed without saying why")
+                return outcomes.end(outcomes.seen_in_error(why), why or "The model failed without saying why")
             case PollStatus.CANCELED:
                 return Ended(outcome=Outcome.CANCELED, error=answers.mapped_error(document, config.error) or None)
             case _:

@@ -370,9 +370,10 @@ class OneServer:
         prefer: str = "",
         trace: TraceHeaders = NO_TRACE,
         sent: Callable[[], None] = lambda: None,
+        on_new: bool = False,
     ) -> Exchange:
         """Send a request and wait for the head of the answer, which the caller closes. `sent`: called when it has left.
-        Raises `httpx.TransportError`, also for a header of more than one line.
+        `on_new`: on a new connection. Raises `httpx.TransportError`, also for a header of more than one line.
         """
         lines = self._lines_of_kind.get((accept, prefer)) or self._asked(accept, prefer)
         traced = _lines(trace) if trace else b""
@@ -384,7 +385,7 @@ class OneServer:
             len(content),
             content,
         )
-        wire = self._kept() or await self._connected()
+        wire = (None if on_new else self._kept()) or await self._connected()
         self._busy.add(wire)
 
         def over(is_good: bool) -> None:

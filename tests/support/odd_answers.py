@@ -1,0 +1,561 @@
+"""Odd answers of model servers, one row each, byte for byte as they are sent. Add a row for each that you meet.
+
+A row says which kind of server sends it, and the end of the run. Each row runs once on its runner, and those of a
+ready server run once more through a whole director, where each must run once and harm no other.
+"""
+
+import gzip
+import json
+import zlib
+from typing import Any, Final
+
+from msgspec import UNSET, Struct
+
+from tests.support.runner_conformance import CONFIGS
+
+JSON: Final = "application/json"
+SSE: Final = "text/event-stream"
+NDJSON: Final = "application/x-ndjson"
+TEXT: Final = "text/plain; charset=utf-8"
+
+KINDS: Final[dict[str, dict[str, Any]]] = {
+    "http": {"kind": "http", "path": "/predict"},
+    "mapped": {"kind": "http", "path": "/predict", "output": "/out", "error": "/why", "metrics": {"n": "/n"}},
+    "cog": {"kind": "cog"},
+    "streamed cog": {"kind": "cog"},
+    "openai": {"kind": "openai", "model": "tiny"},
+    "polling": CONFIGS["polling"] | {"input": {"$input": ""}, "away_s": 0.2},
+    "polled": CONFIGS["polling"] | {"input": {"$input": ""}, "away_s": 0.2},
+}
+
+
+class Row(Struct, frozen=True):
+    """`said`: pieces, sent one after the other; then the connection is closed. `end`: the outcome. `output` and
+    `words`: what is shown, or a part of the error. `health`: the status of its health check meanwhile.
+    """
+
+    name: str
+    kind: str
+    said: tuple[bytes, ...]
+    end: str = "succeeded"
+    output: Any = UNSET
+    words: str = ""
+    health: int = 200
+
+    @property
+    def is_harmless(self) -> bool:
+        """Whether it is a complete answer of a ready server."""
+        return self.health == 200 and self.end in ("succeeded", "failed", "invalid")
+
+
+def whole(body: bytes, kind: str = JSON, status: int = 200, head: bytes = b"") -> bytes:
+    """Return an answer with a length. `head`: more lines of its head."""
+    typed = b"content-type: %s\r\n" % kind.encode() if kind else b""
+    return b"HTTP/1.1 %d Said\r\n%bcontent-length: %d\r\n%b\r\n%b" % (status, typed, len(body), head, body)
+
+
+def head_of(kind: str, more: bytes = b"") -> bytes:
+    return b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ntransfer-encoding: chunked\r\n%b\r\n" % (kind.encode(), more)
+
+
+def pieces(*chunks: bytes, kind: str = SSE, more: bytes = b"", end: bytes = b"0\r\n\r\n") -> tuple[bytes, ...]:
+    """Return a chunked answer: each chunk leaves by itself."""
+    return (head_of(kind, more), *(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks), end)
+
+
+def js(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+def bare(body: bytes, kind: str = JSON) -> bytes:
+    """Return an answer that does not say where it ends."""
+    return b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\nconnection: close\r\n\r\n%b" % (kind.encode(), body)
+
+
+PNG: Final = b"\x89PNG\r\n\x1a\n\x00"
+DEEP: Final = b"[" * 100_000 + b"]" * 100_000
+
+HTTP: Final = (
+    # ---- encodings and JSON ----
+    Row("object", "http", (whole(b'{"a": 1}'),), output={"a": 1}),
+    Row("number", "http", (whole(b"42"),), output=42),
+    Row("null", "http", (whole(b"null"),), output=None),
+    Row("false", "http", (whole(b"false"),), output=False),
+    Row("space around", "http", (whole(b" \r\n\t[1] \n"),), output=[1]),
+    Row("NaN", "http", (whole(b'{"score": NaN}'),), "failed", words="not JSON"),
+    Row("Infinity", "http", (whole(b'{"max": -Infinity}'),), "failed", words="-Infinity"),
+    Row("single quotes", "http", (whole(b"{'a': 1}"),), "failed", words="{'a': 1}"),
+    Row("comments", "http", (whole(b'{"a": 1 /* one */}'),), "failed", words="/* one */"),
+    Row("trailing comma", "http", (whole(b'{"a": 1,}'),), "failed", words="not JSON"),
+    Row("two values", "http", (whole(b'{"a": 1} {"a": 2}'),), "failed", words="not JSON"),
+    Row("half a document", "http", (whole(b'{"a": [1, 2'),), "failed", words="not JSON"),
+    Row("Python's None", "http", (whole(b"None"),), "failed", words="None"),
+    Row("undefined", "http", (whole(b"undefined"),), "failed", words="undefined"),
+    Row("XML", "http", (whole(b"<a>1</a>", "application/xml"),), "failed", words="<a>1</a>"),
+    Row("huge number", "http", (whole(b"9" * 400),), output=int("9" * 400)),
+    Row("huge exponent", "http", (whole(b"[1e400]"),), end="succeeded"),
+    Row("leading zero", "http", (whole(b"[01]"),), "failed", words="not JSON"),
+    Row("deep", "http", (whole(DEEP),), "failed", words="deep"),
+    Row("mark of UTF-8", "http", (whole(b'\xef\xbb\xbf{"a": 1}'),), output={"a": 1}),
+    Row("UTF-16", "http", (whole('{"a": "é"}'.encode("utf-16")),), output={"a": "é"}),
+    Row("UTF-16 without a mark", "http", (whole('{"a": "é"}'.encode("utf-16-le")),), output={"a": "é"}),
+    Row("UTF-32", "http", (whole('["é"]'.encode("utf-32")),), output=["é"]),
+    Row("Latin-1, named", "http", (whole('["é"]'.encode("latin-1"), f"{JSON}; charset=iso-8859-1"),), output=["é"]),
+    Row("Latin-1, unnamed", "http", (whole('["é"]'.encode("latin-1")),), "failed", words="not JSON"),
+    Row("UTF-8 called something", "http", (whole('["é"]'.encode(), f"{JSON}; charset=banana"),), output=["é"]),
+    Row("half a pair", "http", (whole(b'["\\ud83d!"]'),), output=["\ufffd!"]),
+    Row("second half first", "http", (whole(b'["\\ude00\\ud83d"]'),), output=["\ufffd\ufffd"]),
+    Row("whole pair", "http", (whole(b'["\\ud83d\\ude00"]'),), output=["😀"]),
+    Row("escaped escape", "http", (whole(b'["\\\\ud83d"]'),), output=["\\ud83d"]),
+    Row("surrogate in UTF-8", "http", (whole(b'["\xed\xa0\xbd"]'),), "failed", words="not JSON"),
+    Row("NUL between", "http", (whole(b'{"a":\x001}'),), "failed", words="not JSON"),
+    Row("NUL in a text", "http", (whole(b'["a\\u0000b"]'),), output=["a\0b"]),
+    Row("only NULs", "http", (whole(b"\0" * 8),), "failed", words="not JSON"),
+    Row("binary", "http", (whole(bytes(range(256))),), "failed", words="not JSON"),
+    Row("no type", "http", (whole(b'{"a": 1}', ""),), output={"a": 1}),
+    Row("no type and no JSON", "http", (whole(b"hello", ""),), "failed", words="hello"),
+    Row("type of its own", "http", (whole(b"[1]", "application/vnd.acme+json; v=1"),), output=[1]),
+    Row("type in capitals", "http", (whole(b"hi", "TEXT/PLAIN"),), output="hi"),
+    Row("two types", "http", (whole(b"hi", "text/plain", head=b"content-type: application/json\r\n"),), output="hi"),
+    # ---- empty ----
+    Row("empty JSON", "http", (whole(b""),), "failed", words="empty"),
+    Row("blank JSON", "http", (whole(b" \n"),), "failed", words="empty"),
+    Row("empty without a type", "http", (whole(b"", ""),), "failed", words="empty"),
+    Row("empty text", "http", (whole(b"", TEXT),), output=""),
+    Row("204", "http", (b"HTTP/1.1 204 No Content\r\n\r\n",), output=None),
+    Row("205", "http", (whole(b"", "", 205),), output=None),
+    Row("206", "http", (whole(b"[1]", status=206),), output=[1]),
+    Row("202", "http", (whole(b"{}", status=202),), "failed", words="polled"),
+    Row("299", "http", (whole(b"[1]", status=299),), output=[1]),
+    # ---- text ----
+    Row("text", "http", (whole("é.".encode(), TEXT),), output="é."),
+    Row("text of a number", "http", (whole(b"42", TEXT),), output="42"),
+    Row("text of JSON", "http", (whole(b'{"a": 1}', TEXT),), output='{"a": 1}'),
+    Row("JSON called HTML", "http", (whole(b'{"a": 1}', "text/html"),), output={"a": 1}),
+    Row("page", "http", (whole(b"<h1>no</h1>", "text/html"),), output="<h1>no</h1>"),
+    Row("CSV", "http", (whole(b"a,b\r\n1,2\r\n", "text/csv"),), output="a,b\r\n1,2\r\n"),
+    Row("text with a mark", "http", (whole(b"\xef\xbb\xbfhi", TEXT),), output="hi"),
+    Row("text in Latin-1", "http", (whole(b"\xe9", "text/plain; charset=ISO-8859-1"),), output="é"),
+    Row(
+        "text in Shift JIS", "http", (whole("日".encode("shift_jis"), 'text/plain; charset="Shift_JIS"'),), output="日"
+    ),
+    Row("text in no UTF-8", "http", (whole(b"\xe9", TEXT),), "failed", words="not in utf-8"),
+    Row("text in an unknown encoding", "http", (whole(b"hi", "text/plain; charset=x-user"),), "failed", words="x-user"),
+    Row("text in a codec of bytes", "http", (whole(b"aGk=", "text/plain; charset=base64"),), "failed", words="base64"),
+    Row("text with NUL", "http", (whole(b"a\0b", TEXT),), output="a\0b"),
+    Row("text where JSON is asked for", "mapped", (whole(b'{"out": 1}', TEXT),), output=1),
+    Row("text and nothing to point at", "mapped", (whole(b"hi", TEXT),), "failed", words='"hi"'),
+    Row("nothing there", "mapped", (whole(b'{"output": 1}'),), "failed", words="nothing at /out"),
+    Row("list instead", "mapped", (whole(b"[1, 2]"),), "failed", words="[1, 2]"),
+    Row("error in a 200", "mapped", (whole(b'{"out": 1, "why": "too long"}'),), "failed", words="too long"),
+    Row("error of another type", "mapped", (whole(b'{"out": 1, "why": {"code": 7}}'),), "failed", words='{"code": 7}'),
+    Row("no error", "mapped", (whole(b'{"out": 1, "why": null}'),), output=1),
+    Row("metric of another type", "mapped", (whole(b'{"out": 1, "n": {"a": []}}'),), output=1),
+    Row("words of a dead engine", "mapped", (whole(b'{"why": "EngineDeadError: see above"}'),), "lost", words="Engine"),
+    Row("file", "http", (whole(PNG, "image/png"),), output="data:image/png;base64,iVBORw0KGgoA"),
+    Row("empty file", "http", (whole(b"", "image/png"),), output="data:image/png;base64,"),
+    # ---- streams ----
+    Row("text in chunks", "http", pieces(b"Hel", b"lo", kind=TEXT), output=["Hel", "lo"]),
+    Row("character cut in two", "http", pieces(b"a\xc3", b"\xa9b", kind=TEXT), output=["a", "éb"]),
+    Row("character cut off", "http", pieces(b"ab", b"\xc3", kind=TEXT), "failed", words="not in utf-8"),
+    Row("CSV in chunks", "http", pieces(b"a,b\n", b"1,2\n", kind="text/csv"), output="a,b\n1,2\n"),
+    Row("JSON in chunks", "http", pieces(b'{"a', b'": "\xc3', b'\xa9"}', kind=JSON), output={"a": "é"}),
+    Row("NDJSON", "http", (whole(b'{"a": 1}\n{"a": 2}\n', NDJSON),), output=[{"a": 1}, {"a": 2}]),
+    Row("NDJSON by CRLF", "http", (whole(b"1\r\n\r\n2\r\n", NDJSON),), output=[1, 2]),
+    Row("NDJSON without the last end", "http", (whole(b"1\n2", NDJSON),), output=[1, 2]),
+    Row(
+        "NDJSON cut in lines",
+        "http",
+        pieces(b'{"a"', b': 1}\n{"a": ', b"2}\n", kind=NDJSON),
+        output=[{"a": 1}, {"a": 2}],
+    ),
+    Row("NDJSON with a bad line", "http", (whole(b"1\noops\n3\n", NDJSON),), "failed", words="oops"),
+    Row("NDJSON cut off", "http", pieces(b'1\n{"a": ', kind=NDJSON), "failed", words="last piece"),
+    Row("NDJSON cut off on a dead server", "http", pieces(b'1\n{"a', kind=NDJSON), "lost", words="503", health=503),
+    Row("NDJSON with NaN", "http", (whole(b"[NaN]\n", NDJSON),), "failed", words="NaN"),
+    Row("JSON sequence", "http", (whole(b"\x1e1\n\x1e2\n", "application/json-seq"),), output=[1, 2]),
+    Row("JSON lines", "http", (whole(b"1\n2\n", "application/jsonl"),), output=[1, 2]),
+    Row("NDJSON of a field", "mapped", (whole(b'{"out": "a"}\n{"done": true, "n": 7}\n', NDJSON),), output=["a"]),
+    Row("NDJSON with an error", "mapped", (whole(b'{"out": "a"}\n{"why": "no"}\n', NDJSON),), "failed", words="no"),
+    Row("NDJSON of nothing", "http", (whole(b"\n\n", NDJSON),), "failed", words="empty"),
+    Row("events", "http", pieces(b"data: 1\n\n", b'data: {"a": 2}\n\n'), output=[1, {"a": 2}]),
+    Row("events of text", "http", pieces(b"data: Hel\n\n", b"data: lo\n\n", b"data: [DONE]\n\n"), output=["Hel", "lo"]),
+    Row(
+        "events with heartbeats",
+        "http",
+        pieces(b": hi\n\ndata:\n\nevent: ping\ndata: 5\n\n", b"data: 1\n\n"),
+        output=[1],
+    ),
+    Row("event without its blank line", "http", pieces(b"data: 1\n\n", b"data: 2"), output=[1, 2]),
+    Row("event cut in its lines", "http", pieces(b"da", b"ta: 1", b"\r", b"\n\r\ndata: 2\r\n\r\n"), output=[1, 2]),
+    Row("event by CR", "http", pieces(b"data: 1\r\rdata: 2\r\r"), output=[1, 2]),
+    Row("event in two lines", "http", pieces(b'data: {"a":\ndata: 1}\n\n'), output=[{"a": 1}]),
+    Row("event with no UTF-8", "http", pieces(b"data: a\xff\n\n"), output=["a\ufffd"]),
+    Row("event with a mark", "http", pieces(b"\xef\xbb\xbfdata: 1\n\n"), output=[1]),
+    Row("event of an error", "http", pieces(b'event: error\ndata: "it broke"\n\n'), "failed", words="it broke"),
+    Row("event of an error on a dead server", "http", pieces(b"event: error\ndata: no\n\n"), "lost", health=503),
+    Row("events of nothing", "http", pieces(b": hi\n\n"), "failed", words="empty"),
+    Row("event with half a document", "http", pieces(b'data: {"a": \n\ndata: 1\n\n'), "failed", words="not JSON"),
+    # ---- framing ----
+    Row(
+        "length too short",
+        "http",
+        (whole(b'{"a"').replace(b"\r\n\r\n", b"\r\n\r\n") + b": 1}",),
+        "failed",
+        words="not JSON",
+    ),
+    Row("length too long", "http", (whole(b"[1]").replace(b"length: 3", b"length: 30"),), "lost", words="connection"),
+    Row("two lengths", "http", (whole(b"[1]", head=b"content-length: 3\r\n"),), "failed", words="no HTTP"),
+    Row("length of no number", "http", (whole(b"[1]").replace(b"length: 3", b"length: x"),), "failed", words="no HTTP"),
+    Row("no length", "http", (bare(b'{"a": 1}'),), output={"a": 1}),
+    Row("no length, cut off", "http", (bare(b'{"a": '),), "failed", words="not JSON"),
+    Row("no length, cut off by a death", "http", (bare(b'{"a": '),), "lost", words="not ready", health=503),
+    Row("chunks cut off", "http", pieces(b"[1", kind=JSON, end=b""), "lost", words="connection"),
+    Row("chunk of no number", "http", (head_of(JSON), b"zz\r\n[1]\r\n"), "failed", words="no HTTP"),
+    Row("trailers", "http", pieces(b"[1]", kind=JSON, end=b"0\r\nx-checksum: 1\r\n\r\n"), output=[1]),
+    Row("extension of a chunk", "http", (head_of(JSON), b"3;x=y\r\n[1]\r\n0\r\n\r\n"), output=[1]),
+    Row("hints before", "http", (b"HTTP/1.1 103 Early\r\nlink: x\r\n\r\n", whole(b"[1]")), output=[1]),
+    Row("continue before", "http", (b"HTTP/1.1 100 Continue\r\n\r\n" + whole(b"[1]"),), output=[1]),
+    Row("two answers", "http", (whole(b"[1]") + whole(b"[2]"),), output=[1]),
+    Row("HTTP/1.0", "http", (whole(b"[1]").replace(b"HTTP/1.1", b"HTTP/1.0"),), output=[1]),
+    Row("no reason", "http", (whole(b"[1]").replace(b" Said", b""),), output=[1]),
+    Row("LF only", "http", (whole(b"[1]").replace(b"\r\n", b"\n"),), "failed", words="no HTTP"),
+    Row("other protocol", "http", (b"SSH-2.0-OpenSSH_9.2\r\n",), "failed", words="no HTTP"),
+    Row("nothing at all", "http", (b"",), "lost", words="connection"),
+    Row("half a head", "http", (b"HTTP/1.1 200 OK\r\ncontent-ty",), "lost", words="connection"),
+    Row("gzip", "http", (whole(gzip.compress(b"[1]"), head=b"content-encoding: gzip\r\n"),), output=[1]),
+    Row("deflate", "http", (whole(zlib.compress(b"[1]"), head=b"content-encoding: deflate\r\n"),), output=[1]),
+    Row(
+        "raw deflate", "http", (whole(zlib.compress(b"[1]")[2:-4], head=b"content-encoding: deflate\r\n"),), output=[1]
+    ),
+    Row("brotli", "http", (whole(b"\x0b\x01", head=b"content-encoding: br\r\n"),), "failed", words="'br'"),
+    Row("said to be gzip", "http", (whole(b"[1]", head=b"content-encoding: gzip\r\n"),), output=[1]),
+    Row(
+        "gzip of events", "http", pieces(gzip.compress(b"data: 1\n\n"), more=b"content-encoding: gzip\r\n"), output=[1]
+    ),
+    Row(
+        "gzip that explodes",
+        "http",
+        (whole(gzip.compress(b"[" * 9_000_000), head=b"content-encoding: gzip\r\n"),),
+        "failed",
+    ),
+    # ---- statuses ----
+    Row("301", "http", (whole(b"", status=301, head=b"location: /there\r\n"),), "failed", words="/there"),
+    Row("304", "http", (b"HTTP/1.1 304 Same\r\n\r\n",), "failed", words="304"),
+    Row("400", "http", (whole(b'{"detail": "too long"}', status=400),), "invalid", words="too long"),
+    Row("404", "http", (whole(b"{}", status=404),), "failed", words="404"),
+    Row("418", "http", (whole(b"teapot", TEXT, 418),), "failed", words="teapot"),
+    Row(
+        "422",
+        "http",
+        (whole(b'{"detail": [{"loc": ["body", "a"], "msg": "no"}]}', status=422),),
+        "invalid",
+        words="a: no",
+    ),
+    Row("500", "http", (whole(b"<h1>Oops</h1>", "text/html", 500),), "failed", words="Oops"),
+    Row("500 without words", "http", (whole(b"", status=500),), "failed", words="500"),
+    Row("500 of a dead server", "http", (whole(b"no", TEXT, 500),), "lost", words="not ready", health=503),
+    Row("500 of a lost replica", "http", (whole(b"The actor died unexpectedly.", TEXT, 500),), "lost", words="actor"),
+    Row("502", "http", (whole(b"bad gateway", TEXT, 502),), "lost", words="bad gateway"),
+    Row("503", "http", (whole(b"full", TEXT, 503),), "refused", words="full"),
+    Row("507", "http", (whole(b"no space", TEXT, 507),), "failed", words="no space"),
+    Row("599", "http", (whole(b"odd", TEXT, 599),), "failed", words="odd"),
+    Row("999", "http", (whole(b"odd", TEXT, 999),), "failed", words="999"),
+)
+
+
+def chunk(delta: object = UNSET, finish: str | None = None, **more: Any) -> bytes:
+    choice = {"index": 0, "delta": {} if delta is UNSET else delta, "finish_reason": finish}
+    return b"data: %b\n\n" % js({"choices": [choice], **more})
+
+
+def said(*events: bytes) -> tuple[bytes, ...]:
+    """Return a stream of OpenAI's API with `Hi` around these events."""
+    return pieces(chunk({"content": "H"}), *events, chunk({"content": "i"}), chunk(None, "stop"), DONE)
+
+
+DONE: Final = b"data: [DONE]\n\n"
+HI: Final = ["H", "i"]
+CALL: Final = {"index": 0, "id": "c1", "type": "function", "function": {"name": "weather", "arguments": ""}}
+CALLS: Final = {**CALL, "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
+
+OPENAI: Final = (
+    *(
+        Row(f"between: {name}", "openai", said(beat), output=HI)
+        for name, beat in {
+            "data and nothing": b"data:\n\n",
+            "data and a blank": b"data: \n\n",
+            "comment": b": ping\n\n",
+            "event without data": b"event: ping\n\n",
+            "retry alone": b"retry: 3000\n\n",
+            "id alone": b"id: 7\n\n",
+            "event ping": b"event: ping\ndata:\n\n",
+            "blank lines": b"\n\n\n",
+            "CRLF": b"data: \r\n\r\n",
+            "word": b"data: ping\n\n",
+            "null": b"data: null\n\n",
+            "number": b"data: 5\n\n",
+            "unknown field": b"banana: 1\n\n",
+            "empty object": b"data: {}\n\n",
+            "choices null": b'data: {"choices": null}\n\n',
+            "choices empty": b'data: {"choices": []}\n\n',
+            "choices of another type": b'data: {"choices": {"a": 1}}\n\n',
+            "choice null": b'data: {"choices": [null]}\n\n',
+            "delta null": b'data: {"choices": [{"index": 0, "delta": null}]}\n\n',
+            "content null": b'data: {"choices": [{"delta": {"role": "assistant", "content": null}}]}\n\n',
+            "content of another type": b'data: {"choices": [{"delta": {"content": 5}}]}\n\n',
+            "index null": b'data: {"choices": [{"index": null, "delta": {}}]}\n\n',
+            "usage null": b'data: {"choices": [], "usage": null}\n\n',
+            "usage of another type": b'data: {"choices": [], "usage": {"prompt_tokens": "5"}}\n\n',
+            "error null": b'data: {"choices": [], "error": null}\n\n',
+            "error empty": b'data: {"choices": [], "error": {}}\n\n',
+            "NaN beside": b'data: {"choices": [{"delta": {}, "logprobs": {"a": NaN}}]}\n\n',
+            "event of its own": b'event: usage\ndata: {"usage": {"prompt_tokens": 1}}\n\n',
+        }.items()
+    ),
+    Row(
+        "half of a pair",
+        "openai",
+        said(b'data: {"choices": [{"delta": {"content": "\\ud83d"}}]}\n\n'),
+        output=["H", "\ufffd", "i"],
+    ),
+    Row(
+        "no UTF-8",
+        "openai",
+        said(b'data: {"choices": [{"delta": {"content": "\xff"}}]}\n\n'),
+        output=["H", "\ufffd", "i"],
+    ),
+    Row(
+        "parts of a content",
+        "openai",
+        said(chunk({"content": [{"type": "text", "text": "e"}]})),
+        output=["H", "e", "i"],
+    ),
+    Row(
+        "no space after data",
+        "openai",
+        pieces(chunk({"content": "Hi"}, "stop").replace(b"data: ", b"data:"), DONE),
+        output=["Hi"],
+    ),
+    Row("no end, a reason", "openai", pieces(chunk({"content": "Hi"}, "stop")), output=["Hi"]),
+    Row("an end, no reason", "openai", pieces(chunk({"content": "Hi"}), DONE), output=["Hi"]),
+    Row("neither", "openai", pieces(chunk({"content": "Hi"})), "failed", words="stopped before"),
+    Row("neither, and dead", "openai", pieces(chunk({"content": "Hi"})), "lost", words="not ready", health=503),
+    Row("cut off", "openai", pieces(chunk({"content": "Hi"}), end=b""), "lost", words="connection"),
+    Row("end without its blank line", "openai", pieces(chunk({"content": "Hi"}), b"data: [DONE]"), output=["Hi"]),
+    Row("reason of another type", "openai", pieces(chunk({"content": "Hi"}), chunk(None, 5), DONE), output=["Hi"]),  # type: ignore[arg-type]
+    Row("garbage", "openai", pieces(b"data: {]\n\n"), "failed", words="{]"),
+    Row(
+        "error object",
+        "openai",
+        said(b'data: {"error": {"message": "it broke", "code": 500}}\n\n'),
+        "failed",
+        words="it broke",
+    ),
+    Row("error text", "openai", said(b'data: {"error": "it broke"}\n\n'), "failed", words="it broke"),
+    Row("error of another shape", "openai", said(b'data: {"error": {"detail": ["no"]}}\n\n'), "failed", words="no"),
+    Row("error in a list", "openai", said(b'data: {"error": ["it broke"]}\n\n'), "failed", words="it broke"),
+    Row(
+        "error with a code of text",
+        "openai",
+        said(b'data: {"error": {"message": "no", "code": "bad_thing"}}\n\n'),
+        "failed",
+        words="no",
+    ),
+    Row("error event", "openai", said(b"event: error\ndata: it broke\n\n"), "failed", words="it broke"),
+    Row(
+        "error event of JSON",
+        "openai",
+        said(b'event: error\ndata: {"message": "it broke"}\n\n'),
+        "failed",
+        words="it broke",
+    ),
+    Row("error on a dead server", "openai", said(b'data: {"error": {"message": "no"}}\n\n'), "lost", health=503),
+    Row(
+        "dead engine",
+        "openai",
+        said(b'data: {"error": {"message": "EngineCore encountered an issue", "code": 400}}\n\n'),
+        "lost",
+    ),
+    Row(
+        "invalid in the stream",
+        "openai",
+        said(b'data: {"error": {"message": "too long", "code": 400}}\n\n'),
+        "invalid",
+        words="too long",
+    ),
+    Row("500", "openai", (whole(b'{"error": {"message": "no"}}', status=500),), "failed", words="no"),
+    Row(
+        "500 and dead", "openai", (whole(b'{"error": {"message": "no"}}', status=500),), "lost", words="no", health=503
+    ),
+    Row(
+        "type in capitals", "openai", pieces(chunk({"content": "Hi"}, "stop"), kind="Text/Event-Stream"), output=["Hi"]
+    ),
+    Row(
+        "gzip",
+        "openai",
+        pieces(gzip.compress(chunk({"content": "Hi"}, "stop")), more=b"content-encoding: gzip\r\n"),
+        output=["Hi"],
+    ),
+    Row(
+        "not streamed",
+        "openai",
+        (whole(js({"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}]})),),
+        output=["Hi"],
+    ),
+    Row("no completion", "openai", (whole(b"<html>"),), "failed", words="ignores `stream`"),
+    Row("empty", "openai", (whole(b""),), "failed", words="empty"),
+    Row("empty stream", "openai", pieces(), "failed", words="stopped before"),
+    Row("no text", "openai", pieces(chunk({"content": ""}, "stop"), DONE), output=[]),
+    Row(
+        "tool calls",
+        "openai",
+        pieces(
+            chunk({"role": "assistant", "content": None, "tool_calls": [CALL]}),
+            chunk({"tool_calls": [{"index": 0, "function": {"arguments": '{"city": '}}]}),
+            chunk({"tool_calls": [{"index": 0, "function": {"arguments": '"Paris"}'}}]}),
+            chunk(None, "tool_calls"),
+            DONE,
+        ),
+        output={
+            "choices": [
+                {
+                    "index": 0,
+                    "finish_reason": "tool_calls",
+                    "message": {"role": "assistant", "content": None, "tool_calls": [CALLS]},
+                }
+            ]
+        },
+    ),
+    Row(
+        "text and a refusal",
+        "openai",
+        pieces(chunk({"content": "H"}), chunk({"content": "m"}), chunk({"refusal": "No."}, "stop"), DONE),
+        output={"choices": [{"index": 0, "finish_reason": "stop", "message": {"content": "Hm", "refusal": "No."}}]},
+    ),
+    Row(
+        "only reasoning",
+        "openai",
+        pieces(chunk({"reasoning_content": "Hm"}), chunk({"reasoning_content": "m"}, "length"), DONE),
+        output={"choices": [{"index": 0, "finish_reason": "length", "message": {"reasoning_content": "Hmm"}}]},
+    ),
+    Row(
+        "two choices",
+        "openai",
+        (
+            whole(
+                js({"choices": [{"index": n, "message": {"content": f"{n}"}, "finish_reason": "stop"} for n in (0, 1)]})
+            ),
+        ),
+        output={"choices": [{"index": n, "finish_reason": "stop", "message": {"content": f"{n}"}} for n in (0, 1)]},
+    ),
+)
+
+
+def ended(**fields: Any) -> bytes:
+    return js({"status": "succeeded", "output": "ok", **fields})
+
+
+def frame(event: str, data: bytes) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (event.encode(), data)
+
+
+def streamed(*frames: bytes, end: bytes = b"") -> tuple[bytes, ...]:
+    """Return a stream of coglet with these frames before its end."""
+    return pieces(frame("start", b'{"status": "processing"}'), *frames, end or frame("completed", ended(output=["ok"])))
+
+
+COG: Final = (
+    Row("logs of another type", "cog", (whole(ended(logs=["a"])),), output="ok"),
+    Row("metrics of another type", "cog", (whole(ended(metrics=[1])),), output="ok"),
+    Row("metrics null", "cog", (whole(ended(metrics=None, logs=None, error=None)),), output="ok"),
+    Row("unknown fields", "cog", (whole(ended(version={"a": 1}, started_at=5)),), output="ok"),
+    Row("no output", "cog", (whole(b'{"status": "succeeded"}'),), output=None),
+    Row(
+        "error of another type", "cog", (whole(b'{"status": "failed", "error": {"a": 1}}'),), "failed", words='{"a": 1}'
+    ),
+    Row("error null", "cog", (whole(b'{"status": "failed", "error": null}'),), "failed", words="without saying why"),
+    Row("NaN", "cog", (whole(b'{"status": "succeeded", "output": NaN}'),), "failed", words="NaN"),
+    Row("mark", "cog", (whole(b"\xef\xbb\xbf" + ended()),), output="ok"),
+    Row("half a pair", "cog", (whole(b'{"status": "succeeded", "output": "\\ud83d"}'),), output="\ufffd"),
+    Row(
+        "half a pair in logs",
+        "cog",
+        (whole(b'{"status": "succeeded", "output": "ok", "logs": "\\ud83d"}'),),
+        output="ok",
+    ),
+    Row("status of another type", "cog", (whole(b'{"status": 5}'),), "failed", words="shape"),
+    Row("status unknown", "cog", (whole(b'{"status": "exploded"}'),), "failed", words="'exploded'"),
+    Row("status not an end", "cog", (whole(b'{"status": "processing"}'),), "failed", words="before the run had ended"),
+    Row("no JSON", "cog", (whole(b"Internal Server Error"),), "failed", words="Internal Server Error"),
+    Row("empty", "cog", (whole(b""),), "failed", words="empty"),
+    Row("a list", "cog", (whole(b"[1]"),), "failed", words="[1]"),
+    Row(
+        "another prediction", "cog", (whole(ended(id="b" * 26, output="secret")),), "failed", words="another prediction"
+    ),
+    Row("500", "cog", (whole(b"Internal Server Error", TEXT, 500),), "failed", words="Internal Server Error"),
+    Row("500 and not ready", "cog", (whole(b"oh", TEXT, 500),), "lost", words="not ready", health=503),
+    Row("404", "cog", (whole(b'{"detail": "Not Found"}', status=404),), "failed", words="Not Found"),
+    Row("422", "cog", (whole(b'{"detail": "no"}', status=422),), "invalid", words="no"),
+    Row("429", "cog", (whole(b"{}", status=429),), "refused", words="429"),
+    Row("502", "cog", (whole(b"{}", status=502),), "lost", words="502"),
+    Row("gzip", "cog", (whole(gzip.compress(ended()), head=b"content-encoding: gzip\r\n"),), output="ok"),
+    Row("cut off", "cog", (whole(ended())[:-5],), "lost", words="connection"),
+    Row("nothing between", "streamed cog", streamed(), output=["ok"]),
+    Row("heartbeat", "streamed cog", streamed(b": keep-alive\n\n"), output=["ok"]),
+    Row("unknown event", "streamed cog", streamed(frame("banana", b"{]")), output=["ok"]),
+    Row("log of another type", "streamed cog", streamed(frame("log", b'{"data": 5}')), output=["ok"]),
+    Row("log of no JSON", "streamed cog", streamed(frame("log", b"{]")), output=["ok"]),
+    Row("output without a chunk", "streamed cog", streamed(frame("output", b"{}")), output=["ok"]),
+    Row("metric of another type", "streamed cog", streamed(frame("metric", b'{"name": 5}')), output=["ok"]),
+    Row("metric of NaN", "streamed cog", streamed(frame("metric", b'{"name": "a", "value": NaN}')), output=["ok"]),
+    Row("end of no JSON", "streamed cog", streamed(end=frame("completed", b"<html>")), "failed", words="<html>"),
+    Row("end without its blank line", "streamed cog", streamed(end=frame("completed", ended())[:-2]), output="ok"),
+    Row("no end", "streamed cog", streamed(end=b": bye\n\n"), "failed", words="stopped before"),
+    Row("no end and not ready", "streamed cog", streamed(end=b": bye\n\n"), "lost", words="not ready", health=503),
+    Row("error event", "streamed cog", streamed(end=frame("error", b"what?")), "failed", words="what?"),
+    Row(
+        "end cut in chunks",
+        "streamed cog",
+        streamed(b"event: comp", b"leted\nda", end=b"ta: %b\n\n" % ended(output="é")),
+        output="é",
+    ),
+)
+
+STATE: Final = b'{"state": "done", "result": {"items": 7}}'
+POLLING: Final = (
+    Row("id", "polling", (whole(b'{"job": {"id": "ok"}}'),), output=7),
+    Row("id of a number", "polling", (whole(b'{"job": {"id": 7}}'),), output=7),
+    Row("id called text", "polling", (whole(b'{"job": {"id": "ok"}}', "text/html"),), output=7),
+    Row("no id", "polling", (whole(b'{"jobs": []}'),), "failed", words="without an id"),
+    Row("id null", "polling", (whole(b'{"job": {"id": null}}'),), "failed", words="without an id"),
+    Row("id of dots", "polling", (whole(b'{"job": {"id": ".."}}'),), "failed", words="without an id"),
+    Row("no JSON", "polling", (whole(b"accepted", TEXT),), "failed", words="accepted"),
+    Row("empty", "polling", (whole(b""),), "failed", words="empty"),
+    Row("500", "polling", (whole(b"no", TEXT, 500),), "failed", words="no"),
+    Row("500 and dead", "polling", (whole(b"no", TEXT, 500),), "lost", words="not ready", health=503),
+    Row("422", "polling", (whole(b'{"detail": "no"}', status=422),), "invalid", words="no"),
+    Row("cut off", "polling", (whole(b'{"job": {"id": "ok"}}')[:-3],), "lost", words="connection"),
+    Row("done", "polled", (whole(STATE),), output=7),
+    Row("done in capitals", "polled", (whole(STATE.replace(b"done", b"DONE")),), output=7),
+    Row("mark", "polled", (whole(b"\xef\xbb\xbf" + STATE),), output=7),
+    Row("done without a result", "polled", (whole(b'{"state": "done"}'),), "failed", words="nothing at /result/items"),
+    Row("failed without a word", "polled", (whole(b'{"state": "failed"}'),), "failed", words="without saying why"),
+    Row(
+        "failed with an object",
+        "polled",
+        (whole(b'{"state": "failed", "problem": {"a": 1}}'),),
+        "failed",
+        words='{"a": 1}',
+    ),
+    Row("unknown state", "polled", (whole(b'{"state": "banana"}'),), "failed", words="'banana'"),
+    Row("state of another type", "polled", (whole(b'{"state": 5}'),), "failed", words="'5'"),
+    Row("no state", "polled", (whole(b"{}"),), "failed", words="nothing at /state"),
+    Row("state null", "polled", (whole(b'{"state": null}'),), "failed", words="'null'"),
+    Row("always no JSON", "polled", (whole(b"<html>"),), "failed", words="<html>"),
+    Row("always 500", "polled", (whole(b"oh no", TEXT, 500),), "failed", words="oh no"),
+    Row("always 500 and dead", "polled", (whole(b"oh no", TEXT, 500),), "lost", words="not ready", health=503),
+    Row("forgotten", "polled", (whole(b"{}", status=404),), "lost", words="not known"),
+)
+
+ROWS: Final = (*HTTP, *OPENAI, *COG, *POLLING)
