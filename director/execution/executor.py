@@ -105,7 +105,7 @@ class Executor(Struct, kw_only=True, eq=False):
             finally:
                 self.claims.remove(run.active)
             if finished:
-                await run.notify()
+                await run.notify(end)
                 await run.remove_unnamed_files(end)
         except Exception:  # a fault in one claim must not end the others: its lease brings it back
             log.exception("a claim is left to its lease", extra={"prediction": claim.id})
@@ -468,10 +468,12 @@ class Run:
         self._figures.given_back(end, became)
         log.warning("claim given back", extra={**self._facts(), "spent": spent, "code": end.code, "became": became})
 
-    async def notify(self) -> None:
+    async def notify(self, end: tracker.End | None) -> None:
         """Deliver the terminal webhook, off the slot. The courier delivers those beyond a time and a number."""
-        if self._outbox is None:
+        if self._outbox is None or not isinstance(end, tracker.Finish):
             return
+        last = _snapshot(self._claim, self._tracker, self._clock, None)
+        last = replace(last, output=Raw(end.output) if end.output else None, logs=end.logs)
         telling, account = self._executor.telling, self._claim.record.account
         if telling[account] >= MOST_TELLING - telling.total():
             return
@@ -479,7 +481,7 @@ class Run:
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TELL_S):
-                    await self._outbox.complete()
+                    await self._outbox.complete(last)
         finally:
             telling[account] -= 1
             if not telling[account]:

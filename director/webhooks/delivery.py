@@ -272,6 +272,7 @@ class Outbox:
         self._wanted: list[WebhookEvent] = []
         self._started_ms: int | None = None
         self._sent = 0
+        self._shown: Stored | None = None
         self._is_dropped = False
         self._task: asyncio.Task[None] | None = None
 
@@ -305,15 +306,30 @@ class Outbox:
         if self._task is not None:
             self._task.cancel()
 
-    async def complete(self) -> None:
-        """Close, then deliver the terminal webhook and note the outcome. Call it when the prediction is terminal."""
+    async def complete(self, last: Stored) -> None:
+        """Close, then deliver the terminal webhook and note the outcome. Call it when the prediction is terminal.
+        `last`: all of its output and logs, which a caller that wants no terminal webhook gets once more if it has less.
+        """
         await self.close()
         if not self._record.wants(WebhookEvent.COMPLETED):
+            await self._send_rest(last)
             return
         try:
             await self._post.webhooks.deliver(self._record.id)
         except BackendUnavailable:
             log.info("left a webhook to the courier", extra={"prediction": self._record.id})
+
+    async def _send_rest(self, last: Stored) -> None:
+        rest = (
+            event
+            for event, now, shown in (
+                (WebhookEvent.OUTPUT, last.output, self._shown and self._shown.output),
+                (WebhookEvent.LOGS, last.logs, self._shown and self._shown.logs),
+            )
+            if now and now != shown and self._record.wants(event)
+        )
+        if (event := next(rest, None)) is not None:
+            await self._send(last, event)
 
     def _is_over(self) -> bool:
         return self._closed.is_set() and WebhookEvent.START not in self._wanted
@@ -324,19 +340,24 @@ class Outbox:
             self._news.clear()
             if self._is_over():
                 return
-            self._sent += 1
-            event = f"{self._wanted[0]}_{self._record.claims}_{self._sent}"
+            event = self._wanted[0]
             self._wanted.clear()
-            try:
-                delivery = await self._post.webhooks.send(self._snapshot(self._started_ms), event)
-                if not delivery.ok:
-                    log.info("webhook not delivered", extra={"prediction": self._record.id, "reason": delivery.reason})
-            except BackendUnavailable:
-                log.info("skipped a webhook", extra={"prediction": self._record.id})
-            except Exception:  # a webhook of progress must not end the run
-                log.exception("sending a webhook failed", extra={"prediction": self._record.id})
+            await self._send(self._snapshot(self._started_ms), event)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closed.wait(), self._post.interval_s)
+
+    async def _send(self, stored: Stored, event: WebhookEvent) -> None:
+        self._sent += 1
+        self._shown = stored
+        try:
+            name = f"{event}_{self._record.claims}_{self._sent}"
+            delivery = await self._post.webhooks.send(stored, name)
+            if not delivery.ok:
+                log.info("webhook not delivered", extra={"prediction": self._record.id, "reason": delivery.reason})
+        except BackendUnavailable:
+            log.info("skipped a webhook", extra={"prediction": self._record.id})
+        except Exception:  # a webhook of progress must not end the run
+            log.exception("sending a webhook failed", extra={"prediction": self._record.id})
 
 
 def _error(delivery: Delivery | None) -> str:

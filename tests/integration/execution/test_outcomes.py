@@ -1,0 +1,122 @@
+"""Test what a director makes of odd answers: of an input that its server refuses, and of an engine that is dead."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Final
+
+import pytest
+from msgspec import Struct, field
+from redis.asyncio import Redis
+
+from director.chaos.wire import Answer, Request, listening
+from tests.support.eventually import eventually
+from tests.support.live_director import Caller, Live, live_director
+from tests.support.servers import RedisServer
+
+pytestmark = [pytest.mark.faults]
+
+HTTP: Final = {"runner": "http", "runner_config": json.dumps({"kind": "http", "path": "/predict"})}
+OPENAI: Final = {"runner": "openai", "runner_config": json.dumps({"kind": "openai", "model": "tiny"})}
+DEAD: Final = {"error": {"message": "EngineCore encountered an issue. See stack trace (above).", "code": 500}}
+FINE: Final = {"choices": [{"message": {"content": "fine"}, "finish_reason": "stop"}]}
+
+
+class Front(Struct):
+    """Answers by what its runs say. `is_dead`: its engine is, and the front lives."""
+
+    runs: Counter[str] = field(default_factory=Counter)
+    is_dead: bool = False
+    is_held: bool = False
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def __call__(self, request: Request) -> Answer:
+        if request.method == "GET":
+            return Answer(503 if self.is_dead else 200)
+        given = json.loads(request.body)
+        text = given["messages"][0]["content"] if "messages" in given else given["prompt"]
+        self.runs[text] += 1
+        while self.is_held and not self.is_dead:
+            self.changed.clear()
+            await self.changed.wait()
+        if self.is_dead:
+            return Answer(500, json.dumps(DEAD).encode())
+        match text:
+            case "poison":
+                return Answer(503, b'{"message": "Prediction failed: shape mismatch"}')
+            case "unreadable":
+                return Answer(200, b'{"score": NaN}')
+            case "replica":
+                is_first = self.runs[text] == 1
+                return Answer(500, b"The actor died unexpectedly before finishing") if is_first else Answer(200, b"1")
+        return Answer(200, json.dumps(FINE).encode())
+
+    def set(self, *, is_dead: bool = False) -> None:
+        self.is_dead, self.is_held = is_dead, False
+        self.changed.set()
+
+
+@asynccontextmanager
+async def front() -> AsyncGenerator[tuple[Front, str]]:
+    server = Front()
+    async with listening(server) as port:
+        yield server, f"http://127.0.0.1:{port}"
+
+
+async def retried(caller: Caller, prediction_id: Any) -> list[str]:
+    return [kind for kind in await caller.kinds(prediction_id) if kind in ("started", "retried", "released")]
+
+
+async def test_input_that_a_ready_server_refuses_holds_up_no_other(caller: Caller, server: RedisServer) -> None:
+    async with front() as (model, url), live_director(server.url, url, **HTTP) as director:
+        poison = await caller.submit(prompt="poison")
+        for number in range(4):
+            good = await caller.ended(await caller.submit(prompt=f"{number}"))
+            assert good["metrics"]["queue_time"] < 1
+        shown = await eventually(
+            lambda: caller.get(poison), "it is dead", until=lambda shown: shown["status"] == "failed", limit_s=60
+        )
+        kinds = Counter(await retried(caller, poison))
+        [one] = director.servers.all
+        assert (one.trust.failures, one.is_resting) == (1, False)  # all its refusals are one
+    # three refusals are an attempt, and there are three
+    assert (model.runs["poison"], kinds["released"], kinds["retried"]) == (9, 6, 2)
+    assert shown["code"] == "refused"
+    assert "shape mismatch" in shown["error"]
+
+
+async def test_three_unreadable_answers_do_not_hold_up_a_good_one(
+    caller: Caller, redis: Redis, server: RedisServer
+) -> None:
+    async with front() as (model, url), live_director(server.url, url, **HTTP) as director:
+        odd = [await caller.submit(prompt="unreadable") for _ in range(3)]
+        good = await caller.ended(await caller.submit(prompt="good"))
+        ends = [await caller.ended(each) for each in odd]
+        [one] = director.servers.all
+        assert (one.trust.failures, one.is_resting, one.doubt.is_set()) == (0, False, False)
+    assert [end["status"] for end in ends] == ["failed"] * 3
+    assert model.runs == {"unreadable": 3, "good": 1}
+    assert good["metrics"]["queue_time"] < 1
+
+
+async def test_runs_of_a_dead_engine_behind_a_living_front_run_again(caller: Caller, server: RedisServer) -> None:
+    async with front() as (model, url), live_director(server.url, url, concurrent_predictions=2, **OPENAI):
+        model.is_held = True
+        ids = [await caller.submit(prompt=f"{number}") for number in range(2)]
+        await eventually(lambda: len(model.runs) == 2, "both run")
+        model.set(is_dead=True)
+        for each in ids:
+            await eventually(partial(retried, caller, each), "it is retried", until=lambda kinds: "retried" in kinds)
+        model.set()
+        ends = [await caller.ended(each) for each in ids]
+    assert [(end["status"], end["output"]) for end in ends] == [("succeeded", ["fine"])] * 2
+    assert model.runs == {"0": 2, "1": 2}
+
+
+async def test_run_of_a_lost_replica_runs_again_on_the_same_front(live: Live, caller: Caller) -> None:
+    async with front() as (model, url), live.director(url, **HTTP):
+        shown = await caller.ended(await caller.submit(prompt="replica"))
+    assert (shown["status"], model.runs["replica"]) == ("succeeded", 2)
