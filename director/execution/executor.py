@@ -556,6 +556,9 @@ def _snapshot(claim: Claim, run: tracker.Tracker, clock: Clock, started_ms: int 
 
 def weights_of(output: bytes) -> str | None:
     """Return the address of the weights: the `weights` of what a model's `train` returned, or all of it."""
-    said: Any = msgspec.json.decode(output) if output else None
+    try:
+        said: Any = msgspec.json.decode(output) if output else None
+    except msgspec.DecodeError:  # a number beyond all floats, say
+        return None
     weights = said.get("weights") if isinstance(said, dict) else said
     return weights if isinstance(weights, str) else None

@@ -49,7 +49,11 @@ class OddServer(Struct):
                 }
                 return Answer(200, json.dumps(document).encode())
             case "GET", "jobs", name:
-                return await self._say(request, self.rows[name].said if name in self.rows else (whole(STATE),))
+                return await self._say(
+                    request, self.rows[name].said if self.kind == "polled" and name != "ok" else (whole(STATE),)
+                )
+            case "GET", *_:
+                return Answer(404)
             case "POST", "shutdown":
                 self.shutdowns += 1
                 return Answer()

@@ -32,11 +32,9 @@ async def test_odd_answers_run_once_and_harm_no_other(
         await eventually(lambda: ended_of(caller, ids), "all have ended", limit_s=30)
         wrong = {}
         for number, (row, prediction_id) in enumerate(zip(rows, ids, strict=True)):
-            shown = await caller.get(prediction_id)
-            if (shown["status"], odd.runs[f"{number}"]) != (SHOWN[row.end], 1) or row.words not in (
-                shown["error"] or ""
-            ):
-                wrong[row.name] = (shown["status"], shown["error"], odd.runs[f"{number}"])
+            record = await caller.record(prediction_id)
+            if (record.status, odd.runs[f"{number}"]) != (SHOWN[row.end], 1) or row.words not in (record.error):
+                wrong[row.name] = (record.status, record.error, odd.runs[f"{number}"])
         assert wrong == {}
         [one] = director.servers.all
         assert (one.trust.failures, one.is_resting, one.doubt.is_set(), odd.shutdowns) == (0, False, False, 0)

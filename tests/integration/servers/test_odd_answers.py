@@ -38,7 +38,9 @@ async def test_odd_answer_ends_its_run_as_the_table_says(row: Row) -> None:
         assert end.outcome == row.end, end.error
         assert (server.runs["0"], server.shutdowns, end.in_doubt) == (1, 0, False)
     if row.output is not UNSET:
-        assert json.loads(bytes(end.output or b"null")) == row.output
+        found = json.loads(bytes(end.output or b"null"))
+        # two pieces of text may come together
+        assert ("".join(found) if row.kind == "http" and isinstance(row.output, str) else found) == row.output
     assert row.words in (end.error or "")
     assert "secret" not in (end.error or "")
     # what is stored can be read again by the strictest reader
