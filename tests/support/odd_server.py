@@ -15,7 +15,7 @@ from tests.support.scripted_cog import HEALTHY
 
 BETWEEN_S: Final = 0.001  # two pieces, so that the second one is read by itself
 GOOD: Final = "good"
-# What a director of each kind runs after the odd answers
+# Answers to a good prediction, by kind
 GOODS: Final = {
     "http": whole(b'"fine"'),
     "mapped": whole(b'{"out": "fine"}'),
