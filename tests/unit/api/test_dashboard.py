@@ -1,4 +1,6 @@
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Final, get_args
 
@@ -98,6 +100,17 @@ def test_no_text_of_a_stranger_can_become_html_or_code(name: str) -> None:
     """The policy forbids it too; here it is not even tried."""
     text = (STATIC / name).read_text()
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc", text)
+
+
+@pytest.mark.parametrize("name", sorted(name for name in ASSETS if name.endswith(".js")))
+def test_each_script_of_the_page_can_be_parsed(name: str, tmp_path: Path) -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node in PATH")
+    script = tmp_path / "script.mjs"
+    script.write_bytes(ASSETS[name].body)
+    done = subprocess.run([node, "--check", str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_nothing_is_taken_from_elsewhere() -> None:

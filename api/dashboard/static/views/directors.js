@@ -60,7 +60,7 @@ function line(first) {
       say(holds, one.held === null ? "–" : one.alive ? one.held : `had ${one.held}`);
       say(slots, one.alive ? one.slots : "–");
       refill(queues, h("div", {}, one.queues.map((beat) => h("div", {}, queueLink(beat.queue)))));
-      refill(servers, !one.servers?.length ? "–" : h("div", {}, one.servers.map((server) => h("div", {}, h("span", { class: "mono" }, server.url), " ", one.alive ? server.state : `was ${server.state}`, server.detail ? ` (${server.detail})` : "", one.alive && server.log ? h("pre", { class: "log" }, server.log) : null)));
+      refill(servers, !one.servers?.length ? "–" : h("div", {}, one.servers.map((server) => h("div", {}, h("span", { class: "mono" }, server.url), " ", one.alive ? server.state : `was ${server.state}`, server.detail ? ` (${server.detail})` : "", one.alive && server.log ? h("pre", { class: "log" }, server.log) : null))));
       say(sign, ago(one.seen_at));
       say(since, one.since ? ago(one.since) : "–");
       say(version, one.version ?? "–");
