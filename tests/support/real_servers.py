@@ -53,6 +53,7 @@ class RealServer(Struct, frozen=True, kw_only=True):
 TEXT: Final = {"text": "abc"}
 SLOW: Final = {"text": "abc", "delay": 4}
 BOOM: Final = {"text": "boom"}
+NOT_STREAMED: Final = "no: the runner `http` shows nothing before the end"
 RUNS_ON: Final = "no: it runs on, and the next one waits for it"
 
 
@@ -74,6 +75,7 @@ SERVERS: Final = (
         wrong=BOOM,
         own_words="Internal Server Error",
         # a handler that is no coroutine runs on, in a thread of its own: the next one does not wait for it
+        knows={"streams": NOT_STREAMED},
     ),
     RealServer(
         name="LitServe",
@@ -106,7 +108,7 @@ SERVERS: Final = (
         slow=SLOW,
         wrong=BOOM,
         own_words="An unexpected error has occurred",
-        knows={"cancel": RUNS_ON},
+        knows={"cancel": RUNS_ON, "streams": NOT_STREAMED},
     ),
     RealServer(
         name="MLServer",
@@ -154,6 +156,7 @@ SERVERS: Final = (
         slow=SLOW,
         wrong=BOOM,
         own_words="Internal Server Error",
+        knows={"streams": NOT_STREAMED},
         is_heavy=True,
     ),
     RealServer(

@@ -9,11 +9,11 @@ import bentoml
 @bentoml.service(workers=1)
 class Words:
     @bentoml.api
-    def up(self, text: str, delay: float = 0) -> str:
+    def up(self, text: str, delay: float = 0) -> dict[str, str]:
         time.sleep(delay)
         if text == "boom":
             raise ValueError("no booms here")
-        return text.upper()
+        return {"said": text.upper()}
 
     @bentoml.api
     def words(self, text: str, delay: float = 0) -> Iterator[str]:
@@ -22,5 +22,5 @@ class Words:
             yield word
 
     @bentoml.task
-    def slowly(self, text: str, delay: float = 0) -> str:
+    def slowly(self, text: str, delay: float = 0) -> dict[str, str]:
         return self.up(text, delay)
