@@ -11,10 +11,13 @@
 --   ARGV[6…] kind, data
 --   Returns  {'held' | 'user' | 'deadline', seq, started_ms}   as extend's answers
 --            {'lost'}                                          nothing was written
+--
+-- uses keys:     ID, channel, clock
+-- uses records:  append, entry
 
 local SENT_BYTES = 512 -- bytes of an event in a message, which each process with a reader gets: several tokens of text
 
-local id, token, last_known, ran_ms, now = ID, ARGV[1], tonumber(ARGV[2]), ARGV[3], clock(ARGV[5])
+local id, token, last_known, ran_ms, now = keys.ID, ARGV[1], tonumber(ARGV[2]), ARGV[3], keys.clock(ARGV[5])
 
 local r = redis.call('HMGET', KEYS[1], 'token', 'seq', 'status', 'cancel', 'started')
 if token == '' or r[1] ~= token then return { 'lost' } end
@@ -27,11 +30,11 @@ if ran_ms ~= '' and r[3] == 'starting' then
 end
 if ARGV[4] ~= '' then redis.call('HSET', KEYS[1], 'remote', ARGV[4]) end
 local shown = {}
-for i = 6 + 2 * math.max(0, seq - last_known), #ARGV, 2 do shown[#shown + 1] = entry(ARGV[i], now, ARGV[i + 1]) end
-append(id, shown)
+for i = 6 + 2 * math.max(0, seq - last_known), #ARGV, 2 do shown[#shown + 1] = records.entry(ARGV[i], now, ARGV[i + 1]) end
+records.append(id, shown)
 seq = seq + #shown
 redis.call('HSET', KEYS[1], 'seq', seq)
 -- One small event goes along, so that its readers need not ask for it: of 2 scripts a token 1 is left.
 local is_small = #shown == 1 and #shown[1] <= SENT_BYTES
-redis.call('PUBLISH', channel(id), is_small and seq .. ' ' .. shown[1] or seq)
+redis.call('PUBLISH', keys.channel(id), is_small and seq .. ' ' .. shown[1] or seq)
 return { word, seq, started }

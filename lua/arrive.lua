@@ -19,27 +19,33 @@
 --   Returns  'here'     it is here, or was before and may have ended
 --            'refused'  it is refused, or was before
 --            'unknown'  the queue is not registered: nothing was written
+--
+-- uses keys:     ID, clock, events, input, queue
+-- uses records:  EMPTY, append, read
+-- uses log:      write
+-- uses ends:     end_now
+-- uses requeue:  CAME_TTL_MS, OLDER, put_in, take_over_limits
 
-local id, queue, move, refuses = ID, ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1'
-local input, held, held_ttl, now = ARGV[4], ARGV[5], ARGV[6], clock(ARGV[10])
+local id, queue, move, refuses = keys.ID, ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1'
+local input, held, held_ttl, now = ARGV[4], ARGV[5], ARGV[6], keys.clock(ARGV[10])
 local NOT_BROUGHT = { stream = true, mid = true, charged = true, token = true, cancel = true, leaving = true, moved = true,
   due = true, arrival = true, place = true, eta50 = true, eta90 = true, runs = true, queue = true, version = true }
 
 local number, became = string.match(redis.call('GET', KEYS[2]) or '', '^(%d+) (%S+)$')
 if number and tonumber(number) >= move then return became end
-local former = read(id)
+local former = records.read(id)
 -- It may be leaving here for another server, where it has arrived and from where it comes back: this record is a remainder,
 -- of an earlier move, that its mover did not replace yet.
 local is_remainder = former and (former.moved ~= '' or (former.leaving ~= '' and (tonumber(former.moves) or 0) < move))
 if former and not is_remainder then return 'here' end
 if refuses then
-  redis.call('SET', KEYS[2], move .. ' refused', 'PX', CAME_TTL_MS)
+  redis.call('SET', KEYS[2], move .. ' refused', 'PX', requeue.CAME_TTL_MS)
   return 'refused'
 end
-local version = redis.call('HGET', queue_key(queue, 'meta'), 'version')
+local version = redis.call('HGET', keys.queue(queue, 'meta'), 'version')
 if not version then return 'unknown' end
 
-local r, fields, events = setmetatable({}, EMPTY), {}, {}
+local r, fields, events = setmetatable({}, records.EMPTY), {}, {}
 for i = 11, #ARGV, 2 do
   local field, value = ARGV[i], ARGV[i + 1]
   if field == '' then
@@ -54,19 +60,19 @@ for i = 11, #ARGV, 2 do
 end
 local tenant = r.account
 r.queue, r.mid, r.token, r.charged = queue, '', '', ''
-r.arrival = tonumber(r.arrival) - OLDER
+r.arrival = tonumber(r.arrival) - requeue.OLDER
 
-if ARGV[9] ~= '0' then take_over_limits(queue, tenant, ARGV[7], ARGV[8], ARGV[9]) end
-redis.call('SET', KEYS[2], move .. ' here', 'PX', CAME_TTL_MS)
-if former then redis.call('ZREM', queue_key(former.queue, 'leaving'), id) end
-redis.call('UNLINK', KEYS[1], events_key(id))
-redis.call('SET', input_key(id), input)
-append(id, events)
+if ARGV[9] ~= '0' then requeue.take_over_limits(queue, tenant, ARGV[7], ARGV[8], ARGV[9]) end
+redis.call('SET', KEYS[2], move .. ' here', 'PX', requeue.CAME_TTL_MS)
+if former then redis.call('ZREM', keys.queue(former.queue, 'leaving'), id) end
+redis.call('UNLINK', KEYS[1], keys.events(id))
+redis.call('SET', keys.input(id), input)
+records.append(id, events)
 if held ~= '' then redis.call('SET', KEYS[3], held, 'PX', held_ttl, 'NX') end
-local placed = put_in(id, r, r.due, r.created)
+local placed = requeue.put_in(id, r, r.due, r.created)
 redis.call('HSET', KEYS[1], unpack(fields))
 redis.call('HSET', KEYS[1], 'queue', queue, 'version', version, 'token', '', 'arrival', string.format('%d', r.arrival), unpack(placed))
-log('moved', id, queue, tenant, now, queue)
+log.write('moved', id, queue, tenant, now, queue)
 -- its caller canceled it here while it was away, and no mover passed that on
-if former and former.moved == '' and former.cancel == 'user' then settle(id, read(id), 'canceled', {}, now) end
+if former and former.moved == '' and former.cancel == 'user' then ends.end_now(id, records.read(id), 'canceled', {}, now) end
 return 'here'

@@ -10,18 +10,23 @@
 --            'over'      it had ended before
 --            'moved'     it is at another server
 --            'unknown'   no such prediction of this account
+--
+-- uses keys:     ID, clock, kick
+-- uses records:  TERMINAL, read
+-- uses log:      write
+-- uses ends:     end_now
 
-local id, account, kind, now = ID, ARGV[1], ARGV[2], clock(ARGV[3])
+local id, account, kind, now = keys.ID, ARGV[1], ARGV[2], keys.clock(ARGV[3])
 
-local r = read(id)
+local r = records.read(id)
 if not r or r.account ~= account or r.kind ~= kind then return 'unknown' end
-if TERMINAL[r.status] then return 'over' end
+if records.TERMINAL[r.status] then return 'over' end
 if r.moved ~= '' then return 'moved' end
 if r.leaving == '' and r.token == '' then
-  settle(id, r, 'canceled', {}, now)
+  ends.end_now(id, r, 'canceled', {}, now)
   return 'canceled'
 end
-if r.cancel ~= 'user' then log('asked', id, r.queue, account, now, r.holder) end
+if r.cancel ~= 'user' then log.write('asked', id, r.queue, account, now, r.holder) end
 redis.call('HSET', KEYS[1], 'cancel', 'user')
-redis.call('PUBLISH', kick_channel(r.holder), id)
+redis.call('PUBLISH', keys.kick(r.holder), id)
 return 'asked'

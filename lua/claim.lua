@@ -1,6 +1,12 @@
 #!lua flags=allow-oom
 -- claim: hand out up to `count` waiting predictions to one consumer, each with a lease and a fencing token. Ends work that
 -- is canceled or past its deadline, at most 64 entries a call.
+--
+-- A call 1. answers again if it is repeated, 2. hands out nothing while the queue is paused or its breaker open, 3. takes the
+-- lane whose turn it is (8 : 3 : 1) until it has enough, 4. writes what steps 1 to 3 gathered. Of a lane it first reads the
+-- streams, where entries are ready. Once those are empty it admits predictions from the backlogs: one after the other from
+-- the account with the least virtual time. An entry whose prediction has ended, is late or may not run is taken out on the way.
+--
 -- Commands of a prediction: 19 alone, 4.1 in a batch of 16. Measured with a free slot, without limits, key and webhook.
 --
 --   KEYS[1]  meta       hash  {p}:q:<queue>:meta
@@ -18,9 +24,20 @@
 --   Returns  {state, why, {id, input, record as a flat list}, …}
 --            state: 'ok', 'paused', 'open' (the breaker is open), or 'unknown' for a queue that is not registered
 --            why it handed out no more: 'count', 'empty', 'budget' or 'bound' (most entries that one call looks at)
+--
+-- uses keys:     GROUP, clock, input, queue, record, stream
+-- uses records:  TERMINAL, as_reply, past, read
+-- uses log:      write
+-- uses ready:    delivered, next_set, ring, with_bit, without_bit
+-- uses pending:  add_to_backlog, correct_charge, count, count_ready, set, write_counts
+-- uses estimate: score, write_scores
+-- uses share:    LANES, admit, backlog, flush, has_any, leave_turns, may_run, note_running, read_waiting, take_away,
+--                write_clocks
+-- uses breaker:  is_cool
+-- uses ends:     bury, end_if_late, end_now
 
 local meta, queue, consumer, nonce = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
-local most, lease_ms, claims, now = tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6]), clock(ARGV[7])
+local most, lease_ms, claims, now = tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6]), keys.clock(ARGV[7])
 local now_text = string.format('%d', now)
 local budget, alone, warm = tonumber(ARGV[8]), ARGV[9] == '1', ARGV[10]
 local SHARES = { high = 8, normal = 3, low = 1 }
@@ -33,82 +50,92 @@ local state = redis.call('HMGET', meta, 'streams', 'paused', 'probe', 'breaker',
 local streams, paused, probe, breaker = state[1], state[2], state[3], state[4]
 if not streams then return { 'unknown' } end
 
+-- ── 1. a repeated call ──────────────────────────────────────────────────────────────────────────────────────────────
+
 -- The reply to this call was lost: answer it again. Claims that were lost meanwhile are left out.
-local last = redis.call('HGET', queue_key(queue, 'last'), consumer) or ''
+local last = redis.call('HGET', keys.queue(queue, 'last'), consumer) or ''
 if string.match(last, '^%S+') == nonce then
   local again = { 'ok', 'count' }
   for index, id in string.gmatch(last, ' (%d+):(%S+)') do
-    local flat = redis.call('HGETALL', record_key(id))
+    local flat = redis.call('HGETALL', keys.record(id))
     for i = 1, #flat, 2 do
       local is_its = flat[i] == 'token' and flat[i + 1] == nonce .. '-' .. index
-      if is_its then again[#again + 1] = { id, redis.call('GET', input_key(id)), flat } end
+      if is_its then again[#again + 1] = { id, redis.call('GET', keys.input(id)), flat } end
     end
   end
   return again
 end
+
+-- ── 2. may anything be handed out ───────────────────────────────────────────────────────────────────────────────────
+
 if paused == '1' then return { 'paused' } end
 -- A probe whose record is gone will never have a result: another prediction tries.
-local is_probe = (breaker == 'open' and is_cool(state[5], state[6], now))
-  or (breaker == 'probing' and redis.call('EXISTS', record_key(probe)) == 0)
+local is_probe = (breaker == 'open' and breaker.is_cool(state[5], state[6], now))
+  or (breaker == 'probing' and redis.call('EXISTS', keys.record(probe)) == 0)
 if not is_probe and (breaker or '') ~= '' then return { 'open' } end
 if is_probe then most = math.min(most, 1) end -- a claim with count 0 only repeats a former answer
 
-local mask, next_stream, ready, backlogged, credit, within = {}, {}, {}, {}, {}, {}
-for i, lane in ipairs(LANES) do
+-- ── 3. hand out ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- By lane. mask: the streams that may hold work, a bit each. next_stream: where reading goes on. entries_ready, backlogged:
+-- how many wait in its streams and in its backlogs. credit: see `pay`. within: its objective in ms, if it has one.
+local mask, next_stream, entries_ready, backlogged, credit, within = {}, {}, {}, {}, {}, {}
+for i, lane in ipairs(share.LANES) do
   mask[lane], next_stream[lane] = tonumber(state[6 + i] or 0), tonumber(state[9 + i] or 0)
-  ready[lane], backlogged[lane] = state[12 + i] or '0', state[15 + i] or '0'
+  entries_ready[lane], backlogged[lane] = state[12 + i] or '0', state[15 + i] or '0'
   credit[lane], within[lane] = tonumber(state[18 + i] or 0), tonumber(state[21 + i])
 end
+-- scanned: entries looked at. spent: cost of what was handed out. stopped: 'budget' once it is reached. fault: of one record.
 local scanned, spent, stopped, fault = 0, 0, nil, nil
 
--- Cost of the first undelivered entry of a stream.
+-- Return the cost of the first undelivered entry of a stream, or nil.
 local function head_cost(stream)
   if redis.call('EXISTS', stream) == 0 then return nil end
-  local entry = redis.call('XRANGE', stream, '(' .. delivered(stream), '+', 'COUNT', 1)[1]
+  local entry = redis.call('XRANGE', stream, '(' .. ready.delivered(stream), '+', 'COUNT', 1)[1]
   return entry and tonumber(entry[2][4])
 end
 
 -- Read up to `most` entries of a stream: {entry id, {'id', prediction id, …}}, …
 local function read_from(stream, most)
-  local reply = redis.pcall('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', most, 'STREAMS', stream, '>')
+  local reply = redis.pcall('XREADGROUP', 'GROUP', keys.GROUP, consumer, 'COUNT', most, 'STREAMS', stream, '>')
   if reply and reply.err then -- NOGROUP: the first read, or the group was lost. From 0: entries are judged by record
-    redis.call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
-    reply = redis.call('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', most, 'STREAMS', stream, '>')
+    redis.call('XGROUP', 'CREATE', stream, keys.GROUP, '0', 'MKSTREAM')
+    reply = redis.call('XREADGROUP', 'GROUP', keys.GROUP, consumer, 'COUNT', most, 'STREAMS', stream, '>')
   end
   return reply and reply[1][2] or {}
 end
 
 -- Its tenant is paused or at its limit: return it to the head of its backlog, uncounted.
 local function put_back(id, r)
-  unplace(id, r)
-  into_backlog_later(backlog_key(queue, r.lane, r.account), id, r)
-  write_shared(queue)
-  part(queue, r.lane, r.account)
-  redis.call('HSET', record_key(id), 'stream', '', 'mid', '', 'charged', '')
-  correct(r, 0)
+  share.take_away(id, r)
+  pending.add_to_backlog(share.backlog(queue, r.lane, r.account), id, r)
+  share.flush(queue)
+  share.leave_turns(queue, r.lane, r.account)
+  redis.call('HSET', keys.record(id), 'stream', '', 'mid', '', 'charged', '')
+  pending.correct_charge(r, 0)
 end
 
 -- True if this entry may be handed out. Else end or drop it.
 local function may_go(id, r, input, stream, mid)
-  if not r or TERMINAL[r.status] or r.mid ~= mid then
-    redis.call('XACK', stream, GROUP, mid)
+  if not r or records.TERMINAL[r.status] or r.mid ~= mid then
+    redis.call('XACK', stream, keys.GROUP, mid)
     redis.call('XDEL', stream, mid)
     return false
   end
   if r.token ~= '' then return false end -- claimed, only its pending entry was lost: its lease decides
-  local is_used_up, may = tonumber(r.claims) >= claims, may_run(queue, r.account)
-  local may_be_late = past(r.deadline, now) or past(r.start_by, now)
+  local is_used_up, may = tonumber(r.claims) >= claims, share.may_run(queue, r.account)
+  local may_be_late = records.past(r.deadline, now) or records.past(r.start_by, now)
   if input and not may_be_late and not is_used_up and may then return true end
   local charged = r.charged -- of one that was admitted just now, this and its place are not in its record yet
-  r = read(id)
+  r = records.read(id)
   r.stream, r.mid, r.charged = string.match(stream, '%d+$'), mid, charged
-  if end_if_late(id, r, now) then
+  if ends.end_if_late(id, r, now) then
     return false
   elseif not input then
-    settle(id, r, 'failed', { error = 'Its input is gone.', code = 'input_lost' }, now)
+    ends.end_now(id, r, 'failed', { error = 'Its input is gone.', code = 'input_lost' }, now)
   elseif is_used_up then
-    bury(id, r, { error = 'It was handed out too often without ever starting.', code = 'too_many_claims' }, now)
-  elseif not may_run(queue, r.account) then
+    ends.bury(id, r, { error = 'It was handed out too often without ever starting.', code = 'too_many_claims' }, now)
+  elseif not share.may_run(queue, r.account) then
     put_back(id, r)
   else
     return true
@@ -127,21 +154,21 @@ end
 local function note_start(r)
   if r.claims ~= '0' then return end
   local waited_ms = math.max(0, now - r.created)
-  count_later('tally', 'started', 1)
+  pending.count('tally', 'started', 1)
   if r.revivals ~= '' then return end
-  count_later('tally', 'waited_ms', waited_ms)
+  pending.count('tally', 'waited_ms', waited_ms)
   if not within[r.lane] then return end
-  count_later('tally', (waited_ms <= within[r.lane] and 'met:' or 'missed:') .. r.lane, 1)
+  pending.count('tally', (waited_ms <= within[r.lane] and 'met:' or 'missed:') .. r.lane, 1)
 end
 
 -- One more of its tenant runs. Only a tenant with limits can reach one, and that is checked at once.
 local function note_claim(r)
-  count_ready(r, -1)
-  count_later('queued', r.account, -1)
-  count_later('running', r.account, 1)
-  if not has_any(queue, 'limits') then return end
-  write_counts(queue)
-  note_running(queue, r.account)
+  pending.count_ready(r, -1)
+  pending.count('queued', r.account, -1)
+  pending.count('running', r.account, 1)
+  if not share.has_any(queue, 'limits') then return end
+  pending.write_counts(queue)
+  share.note_running(queue, r.account)
 end
 
 -- Write the claim into the record and reply it. Its place is already written, unless it was admitted just now: then
@@ -149,14 +176,14 @@ end
 local remembered, leases = { nonce }, {}
 local reply = { 'ok', 'count' }
 local function hand_out(stream, mid, id, input, r)
-  r = r or read_waiting(id)
+  r = r or share.read_waiting(id)
   if not may_go(id, r, input, stream, mid) then return end
-  local index, shown, record = #reply - 1, r.flat, record_key(id)
+  local index, shown, record = #reply - 1, r.flat, keys.record(id)
   local token, attempt, handed = nonce .. '-' .. index, tostring(r.attempt + 1), tostring(r.claims + 1)
   spent = spent + r.cost
-  score(r, now)
+  estimate.score(r, now)
   note_start(r)
-  if r.affinity ~= '' then count_later('tally', r.affinity == warm and 'warm' or 'cold', 1) end
+  if r.affinity ~= '' then pending.count('tally', r.affinity == warm and 'warm' or 'cold', 1) end
   note_claim(r)
   leases[#leases + 1] = now + lease_ms
   leases[#leases + 1] = id
@@ -168,7 +195,7 @@ local function hand_out(stream, mid, id, input, r)
   else
     redis.call('HSET', record, 'token', token, 'holder', consumer, 'attempt', attempt, 'claims', handed, 'claimed', now_text)
   end
-  log('claimed', id, queue, r.account, now_text, consumer .. ' ' .. attempt)
+  log.write('claimed', id, queue, r.account, now_text, consumer .. ' ' .. attempt)
   for _, part in ipairs({ 'token', token, 'holder', consumer, 'attempt', attempt, 'claims', handed, 'claimed', now_text }) do
     shown[#shown + 1] = part
   end
@@ -177,9 +204,9 @@ end
 
 -- Every stream of the lane was read to its end: nothing is ready, even if a lost key made the count wrong.
 local function read_to_the_end(lane, number)
-  mask[lane] = without_bit(mask[lane], number)
-  if mask[lane] ~= 0 or ready[lane] == '0' then return end
-  write_counts(queue)
+  mask[lane] = ready.without_bit(mask[lane], number)
+  if mask[lane] ~= 0 or entries_ready[lane] == '0' then return end
+  pending.write_counts(queue)
   redis.call('HSET', meta, 'ready:' .. lane, 0)
 end
 
@@ -194,47 +221,47 @@ end
 local function read_ready(lane, most)
   local numbers, rest, number = {}, mask[lane], next_stream[lane]
   while rest ~= 0 do
-    number = next_set(rest, number)
-    rest = without_bit(rest, number)
+    number = ready.next_set(rest, number)
+    rest = ready.without_bit(rest, number)
     numbers[#numbers + 1] = number
   end
   local came, longest = {}, 0
   for i, each in ipairs(numbers) do
-    local wanted, stream = math.floor((most + #numbers - i) / #numbers), stream_key(queue, lane, each)
+    local wanted, stream = math.floor((most + #numbers - i) / #numbers), keys.stream(queue, lane, each)
     if wanted == 0 or (budget and not fits(head_cost(stream))) then break end
     local entries = read_from(stream, wanted)
     came[i], longest = entries, math.max(longest, #entries)
     if #entries > 0 and #entries == longest then next_stream[lane] = (each + 1) % 32 end
     -- A stream with fewer entries than wanted is at its end. The last one of the lane counts so only if the call found nothing:
     -- else the mask would say that nothing is ready while entries of this call are not handed out yet.
-    if #entries < wanted and (longest == 0 or without_bit(mask[lane], each) ~= 0) then read_to_the_end(lane, each) end
+    if #entries < wanted and (longest == 0 or ready.without_bit(mask[lane], each) ~= 0) then read_to_the_end(lane, each) end
   end
   for row = 1, longest do
     for i, entries in ipairs(came) do
-      if entries[row] then add_entry(stream_key(queue, lane, numbers[i]), entries[row]) end
+      if entries[row] then add_entry(keys.stream(queue, lane, numbers[i]), entries[row]) end
     end
   end
 end
 
 -- No tenant has a turn. If none can have lost its turn, no backlog is left, even if a lost key made the count wrong.
 local function clear_backlog_count(lane)
-  if backlogged[lane] == '0' or has_any(queue, 'limits') or has_any(queue, 'held') or has_any(queue, 'suspended') then
+  if backlogged[lane] == '0' or share.has_any(queue, 'limits') or share.has_any(queue, 'held') or share.has_any(queue, 'suspended') then
     return
   end
-  if redis.call('EXISTS', queue_key(queue, 'vtime:' .. lane)) == 1 then return end
-  write_counts(queue)
+  if redis.call('EXISTS', keys.queue(queue, 'vtime:' .. lane)) == 1 then return end
+  pending.write_counts(queue)
   redis.call('HSET', meta, 'backlogged:' .. lane, 0)
 end
 
 -- Admit up to `most` predictions in turn, and read them.
 local function admit(lane, most)
-  local admitted, looked, is_last = admit_in_turn(queue, lane, warm, most, SCAN - scanned, streams, fits)
+  local admitted, looked, is_last = share.admit(queue, lane, warm, most, SCAN - scanned, streams, fits)
   local wanted, came, of = {}, {}, {}
   scanned = scanned + looked
   if is_last then clear_backlog_count(lane) end
   for _, r in ipairs(admitted) do wanted[r.stream] = (wanted[r.stream] or 0) + 1 end
   for number, due in pairs(wanted) do
-    local stream = stream_key(queue, lane, number)
+    local stream = keys.stream(queue, lane, number)
     for _, entry in ipairs(read_from(stream, due)) do came[entry[2][2]], of[entry[2][2]] = entry, stream end
   end
   for _, r in ipairs(admitted) do
@@ -242,8 +269,8 @@ local function admit(lane, most)
       add_entry(of[r.id], came[r.id], r)
       came[r.id] = nil
     else -- its group was lost, or the stream had entries where no claim looked: they are read first
-      mask[lane] = with_bit(mask[lane], r.stream)
-      redis.call('HSET', record_key(r.id), 'stream', r.stream, 'mid', r.mid, 'charged', r.charged, 'arrival', r.arrival)
+      mask[lane] = ready.with_bit(mask[lane], r.stream)
+      redis.call('HSET', keys.record(r.id), 'stream', r.stream, 'mid', r.mid, 'charged', r.charged, 'arrival', r.arrival)
     end
   end
   for id, entry in pairs(came) do add_entry(of[id], entry) end
@@ -263,11 +290,11 @@ local function take(lane, most)
       admit(lane, most)
     end
     local input_keys = {}
-    for i, id in ipairs(ids) do input_keys[i] = input_key(id) end
+    for i, id in ipairs(ids) do input_keys[i] = keys.input(id) end
     local inputs = #ids > 0 and redis.call('MGET', unpack(input_keys))
     for i, id in ipairs(ids) do
       local is_done, err = pcall(hand_out, streams_of[i], mids[i], id, inputs[i], records[i])
-      if not is_done then fault, scanned = as_reply(err), scanned + 1 end
+      if not is_done then fault, scanned = records.as_reply(err), scanned + 1 end
     end
     if #reply > before or stopped or (#ids == 0 and not is_ready and mask[lane] == 0) then break end
   until scanned >= SCAN
@@ -277,11 +304,11 @@ end
 -- Predictions behind a limit or a pause are no work now: else their lane would gather credit and then go alone for long.
 local function has_work(lane)
   if mask[lane] ~= 0 then return true end
-  return backlogged[lane] ~= '0' and redis.call('EXISTS', queue_key(queue, 'vtime:' .. lane)) == 1
+  return backlogged[lane] ~= '0' and redis.call('EXISTS', keys.queue(queue, 'vtime:' .. lane)) == 1
 end
 
 local function has_others(lane)
-  for _, other in ipairs(LANES) do
+  for _, other in ipairs(share.LANES) do
     if other ~= lane and has_work(other) then return true end
   end
   return false
@@ -291,7 +318,7 @@ end
 -- all of them are credited. An empty lane neither saves nor owes credit, so a high lane goes first.
 local function pay(lane)
   local whole = 0
-  for _, each in ipairs(LANES) do
+  for _, each in ipairs(share.LANES) do
     local takes_part = each == lane or has_work(each)
     credit[each] = takes_part and credit[each] + SHARES[each] or 0
     whole = whole + (takes_part and SHARES[each] or 0)
@@ -302,13 +329,13 @@ end
 -- Hand out up to `most` of the lane whose turn it is; one if other lanes have work too. Returns whether it did any.
 local function take_any(most)
   local tried = {}
-  for _ = 1, #LANES do
+  for _ = 1, #share.LANES do
     local best, with_work
-    for _, lane in ipairs(LANES) do
+    for _, lane in ipairs(share.LANES) do
       local is_better = not best or credit[lane] + SHARES[lane] > credit[best] + SHARES[best]
       if not tried[lane] and is_better then best = lane end
     end
-    if take(best, (is_probe or budget or has_any(queue, 'limits') or has_others(best)) and 1 or most) then
+    if take(best, (is_probe or budget or share.has_any(queue, 'limits') or has_others(best)) and 1 or most) then
       pay(best)
       return true
     elseif stopped then
@@ -319,31 +346,34 @@ local function take_any(most)
   return false
 end
 
-while #reply - 2 < most do
+while #reply - 2 < most do -- its first two are the state and why it ended
   if scanned >= SCAN or not take_any(most - #reply + 2) then
     reply[2] = stopped or (scanned >= SCAN and 'bound') or 'empty'
     break
   end
 end
-if #leases > 0 then redis.call('ZADD', queue_key(queue, 'lease'), unpack(leases)) end
-if budget and #reply > 2 then count_later('tally', 'batch_' .. (spent > budget and 'oversize' or reply[2]), 1) end
-write_scores()
-write_clocks(queue)
+
+-- ── 4. write ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+if #leases > 0 then redis.call('ZADD', keys.queue(queue, 'lease'), unpack(leases)) end
+if budget and #reply > 2 then pending.count('tally', 'batch_' .. (spent > budget and 'oversize' or reply[2]), 1) end
+estimate.write_scores()
+share.write_clocks(queue)
 
 -- An idle poll writes nothing: with appendfsync always a write would cost a disk sync.
 local has_changed = #reply > 2 or scanned > 0
-for i, lane in ipairs(LANES) do has_changed = has_changed or mask[lane] ~= tonumber(state[6 + i] or 0) end
-for _, lane in ipairs(has_changed and LANES or {}) do
-  set_later('mask:' .. lane, mask[lane])
-  set_later('next:' .. lane, next_stream[lane])
-  set_later('credit:' .. lane, credit[lane])
+for i, lane in ipairs(share.LANES) do has_changed = has_changed or mask[lane] ~= tonumber(state[6 + i] or 0) end
+for _, lane in ipairs(has_changed and share.LANES or {}) do
+  pending.set('mask:' .. lane, mask[lane])
+  pending.set('next:' .. lane, next_stream[lane])
+  pending.set('credit:' .. lane, credit[lane])
 end
-write_shared(queue)
-if #reply > 2 then redis.call('HSET', queue_key(queue, 'last'), consumer, table.concat(remembered, ' ')) end
-local left = mask.high + mask.normal + mask.low > 0 or redis.call('EXISTS', queue_key(queue, 'vtime:high'),
-  queue_key(queue, 'vtime:normal'), queue_key(queue, 'vtime:low')) > 0
+share.flush(queue)
+if #reply > 2 then redis.call('HSET', keys.queue(queue, 'last'), consumer, table.concat(remembered, ' ')) end
+local left = mask.high + mask.normal + mask.low > 0 or redis.call('EXISTS', keys.queue(queue, 'vtime:high'),
+  keys.queue(queue, 'vtime:normal'), keys.queue(queue, 'vtime:low')) > 0
 -- A wakeup reaches one consumer, so remaining work wakes another one. That also holds for an empty answer if the scan's
 -- bound or the budget stopped the claim. A consumer without room does not wait for a wakeup again, so nothing spins.
 local is_for_others = #reply > 2 and not is_probe or #reply == 2 and (scanned >= SCAN or stopped)
-if left and is_for_others then ring(queue) end
+if left and is_for_others then ready.ring(queue) end
 return #reply == 2 and fault or reply

@@ -6,8 +6,10 @@
 --   ARGV[1]  run_id     of the server; another one begins a new contact
 --   ARGV[2]  silence_ms a longer one does, too, and a clock that went back as far
 --   Returns  {now_ms, for how long, ms}
+--
+-- uses keys:     clock
 
-local contact, run_id, silence_ms, now = KEYS[1], ARGV[1], tonumber(ARGV[2]), clock(ARGV[3])
+local contact, run_id, silence_ms, now = KEYS[1], ARGV[1], tonumber(ARGV[2]), keys.clock(ARGV[3])
 
 local noted = redis.call('HMGET', contact, 'run_id', 'since', 'last')
 local since = now

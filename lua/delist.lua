@@ -10,8 +10,10 @@
 --   ARGV[4]  lasting   as `enlist` had it
 --   ARGV[5]  last_ms   as `enlist` had it
 --   Returns  1 if it was on the list, else 0
+--
+-- uses data:     discount
 
 local is_off, bytes, lasting = redis.call('ZREM', KEYS[1], ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[4])
-if is_off == 1 and bytes > 0 then discount_data(KEYS[2], ARGV[3], bytes) end
-if is_off == 1 and lasting > 0 then discount_data(KEYS[2], ARGV[5], lasting) end
+if is_off == 1 and bytes > 0 then data.discount(KEYS[2], ARGV[3], bytes) end
+if is_off == 1 and lasting > 0 then data.discount(KEYS[2], ARGV[5], lasting) end
 return is_off

@@ -18,12 +18,16 @@
 --   Returns  2  noted: it arrived, and others of its account were missed by this host: see forward
 --            1  noted
 --            0  that end is no longer owed: nothing was written
+--
+-- uses keys:     ID, channel, clock, events, input, output, owed, queue
+-- uses records:  DATA_TTL_MS, OWED_MS, append, entry
+-- uses log:      write
 
-local id, delay_ms, outcome, revivals, now = ID, ARGV[1], ARGV[2], ARGV[3], clock(ARGV[10])
+local id, delay_ms, outcome, revivals, now = keys.ID, ARGV[1], ARGV[2], ARGV[3], keys.clock(ARGV[10])
 local MOST_EVENTS = 100 -- of attempts: redelivery may be asked for any number of times
 local MOST_WAITING = 10000 -- that are known by their receiver; others come when their own time has come
 
-if not redis.call('ZSCORE', owed_key(), id) then return 0 end
+if not redis.call('ZSCORE', keys.owed(), id) then return 0 end
 local r = redis.call('HMGET', KEYS[1], 'revivals', 'queue', 'tellings', 'account', 'next_telling', 'forwarded',
   'tellings_before')
 if (r[1] or '0') ~= revivals then return 0 end
@@ -46,28 +50,28 @@ if queue and outcome ~= 'put_off' then
   redis.call('HSET', KEYS[1], 'told', outcome, 'tellings', attempt)
   local status, later = ARGV[4] == '' and '-' or ARGV[4], next_at == '' and '-' or next_at
   local data = table.concat({ 'completed', outcome, status, attempt, later, ARGV[5], ARGV[8] ~= '' and ARGV[8] or nil }, ' ')
-  log('told', id, queue, r[4], now, table.concat({ outcome, status, attempt }, ' '))
-  if attempt <= MOST_EVENTS and redis.call('EXISTS', events_key(id)) == 1 then -- gone, it would get no lifetime again
-    append(id, { entry('webhook', now, data) })
-    redis.call('PUBLISH', channel(id), redis.call('HINCRBY', KEYS[1], 'seq', 1))
+  log.write('told', id, queue, r[4], now, table.concat({ outcome, status, attempt }, ' '))
+  if attempt <= MOST_EVENTS and redis.call('EXISTS', keys.events(id)) == 1 then -- gone, it would get no lifetime again
+    records.append(id, { records.entry('webhook', now, data) })
+    redis.call('PUBLISH', keys.channel(id), redis.call('HINCRBY', KEYS[1], 'seq', 1))
   end
 end
 local are_waiting = redis.call('EXISTS', KEYS[2]) == 1
 if next_at ~= '' then
-  redis.call('ZADD', owed_key(), next_at, id)
+  redis.call('ZADD', keys.owed(), next_at, id)
   if ARGV[6] == '1' and (not are_waiting or redis.call('ZCARD', KEYS[2]) < MOST_WAITING) then
     redis.call('ZADD', KEYS[2], next_at, id)
-    redis.call('PEXPIRE', KEYS[2], OWED_MS)
+    redis.call('PEXPIRE', KEYS[2], records.OWED_MS)
   end
   return 1
 end
-redis.call('ZREM', owed_key(), id)
+redis.call('ZREM', keys.owed(), id)
 if are_waiting then redis.call('ZREM', KEYS[2], id) end
 if queue then -- data that was kept longer for the webhook
-  local ttl_ms = redis.call('HGET', KEYS[1], 'data_ttl_ms') or redis.call('HGET', queue_key(queue, 'meta'), 'data_ttl_ms')
-    or DATA_TTL_MS -- its version was deleted
-  local kept = { output_key(id), events_key(id) }
-  if not redis.call('ZSCORE', queue_key(queue, 'dead'), id) then kept[3] = input_key(id) end
+  local ttl_ms = redis.call('HGET', KEYS[1], 'data_ttl_ms') or redis.call('HGET', keys.queue(queue, 'meta'), 'data_ttl_ms')
+    or records.DATA_TTL_MS -- its version was deleted
+  local kept = { keys.output(id), keys.events(id) }
+  if not redis.call('ZSCORE', keys.queue(queue, 'dead'), id) then kept[3] = keys.input(id) end
   for _, key in ipairs(kept) do redis.call('PEXPIRE', key, ttl_ms, 'LT') end
 end
 return outcome == 'delivered' and are_waiting and redis.call('EXISTS', KEYS[2]) == 1 and 2 or 1

@@ -8,21 +8,26 @@
 --                      Never too few: accounts beyond the first LOOK count as runnable
 --            high, normal, low: all that waits in each lane; service_ms, slots_each: 0 if unknown
 --            {}  the queue is not registered
+--
+-- uses keys:     QUEUE, clock, queue, record
+-- uses pending:  counted
+-- uses share:    is_held, limits_of
+-- uses outlook:  look_at, waits_in
 
-local meta, queue, soon_ms, now = KEYS[1], QUEUE, tonumber(ARGV[1]), clock(ARGV[2])
+local meta, queue, soon_ms, now = KEYS[1], keys.QUEUE, tonumber(ARGV[1]), keys.clock(ARGV[2])
 local LOOK_AT = 500
 
-local m = look_at(queue, 'normal')
+local m = outlook.look_at(queue, 'normal')
 if m.streams == '' then return {} end
 
 -- The number of predictions whose accounts may run nothing or no more, and those accounts.
 local function withheld()
   local sum, whose = 0, {}
   for what, draw in pairs({ held = 'SRANDMEMBER', suspended = 'HRANDFIELD', limits = 'HRANDFIELD' }) do
-    for _, tenant in ipairs(redis.call(draw, queue_key(queue, what), LOOK_AT)) do
-      local _, most = limits_of(queue, tenant)
-      local may = is_held(queue, tenant) and 0 or math.max(0, (most or math.huge) - counted(queue, 'running', tenant))
-      local stays = counted(queue, 'queued', tenant) - may
+    for _, tenant in ipairs(redis.call(draw, keys.queue(queue, what), LOOK_AT)) do
+      local _, most = share.limits_of(queue, tenant)
+      local may = share.is_held(queue, tenant) and 0 or math.max(0, (most or math.huge) - pending.counted(queue, 'running', tenant))
+      local stays = pending.counted(queue, 'queued', tenant) - may
       if stays > 0 and not whose[tenant] then sum, whose[tenant] = sum + stays, true end
     end
   end
@@ -32,11 +37,11 @@ end
 -- Retries that are due later, without accounts that were left out already.
 local function due_later(whose)
   local later = '(' .. now + soon_ms
-  local all = redis.call('ZCOUNT', queue_key(queue, 'delayed'), later, '+inf')
+  local all = redis.call('ZCOUNT', keys.queue(queue, 'delayed'), later, '+inf')
   if all == 0 or not next(whose) then return all end
   local others = 0
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', queue_key(queue, 'delayed'), later, '+inf', 'LIMIT', 0, LOOK_AT)) do
-    local account = redis.call('HGET', record_key(id), 'account')
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', keys.queue(queue, 'delayed'), later, '+inf', 'LIMIT', 0, LOOK_AT)) do
+    local account = redis.call('HGET', keys.record(id), 'account')
     if account and not whose[account] then others = others + 1 end
   end
   return others
@@ -45,10 +50,10 @@ end
 local runnable = 0
 if m.paused ~= '1' then
   local kept_back, whose = withheld()
-  runnable = math.max(0, redis.call('ZCARD', queue_key(queue, 'live')) - m.claimed - kept_back - due_later(whose))
+  runnable = math.max(0, redis.call('ZCARD', keys.queue(queue, 'live')) - m.claimed - kept_back - due_later(whose))
 end
 local shown = redis.call('HMGET', meta, 'slots_each', 'objectives')
 return {
-  now, runnable, m.claimed, waits_in(m, 'high'), waits_in(m, 'normal'), waits_in(m, 'low'),
+  now, runnable, m.claimed, outlook.waits_in(m, 'high'), outlook.waits_in(m, 'normal'), outlook.waits_in(m, 'low'),
   shown[1] or '0', m.service_ms, m.paused == '1' and '1' or '0', shown[2] or '',
 }

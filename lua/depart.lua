@@ -8,25 +8,30 @@
 --   ARGV[3…] id, account  of each; the account is known at that server
 --   Returns  per id  'leaving' (also when it was before, for there), 'elsewhere' (it leaves for another server), 'claimed',
 --                    'held' (its account is paused or suspended here) or 'gone'
+--
+-- uses keys:     QUEUE, clock, queue, record
+-- uses records:  TERMINAL, read
+-- uses share:    is_held
+-- uses requeue:  take_out
 
-local queue, site, now = QUEUE, ARGV[1], clock(ARGV[2])
+local queue, site, now = keys.QUEUE, ARGV[1], keys.clock(ARGV[2])
 
 local answers = {}
 for i = 3, #ARGV, 2 do
   local id, account = ARGV[i], ARGV[i + 1]
-  local r = read(id)
+  local r = records.read(id)
   local answer = 'gone'
-  if r and not TERMINAL[r.status] and r.queue == queue and r.account == account and r.moved == '' then
+  if r and not records.TERMINAL[r.status] and r.queue == queue and r.account == account and r.moved == '' then
     if r.leaving ~= '' then
       answer = r.leaving == site and 'leaving' or 'elsewhere'
     elseif r.token ~= '' then
       answer = 'claimed'
-    elseif is_held(queue, account) then
+    elseif share.is_held(queue, account) then
       answer = 'held'
     else
       answer = 'leaving'
-      redis.call('ZADD', queue_key(queue, 'leaving'), now, id) -- first: after a fault it is in no other index
-      redis.call('HSET', record_key(id), 'leaving', site, 'moves', (tonumber(r.moves) or 0) + 1, 'due', (take_out(id, r)),
+      redis.call('ZADD', keys.queue(queue, 'leaving'), now, id) -- first: after a fault it is in no other index
+      redis.call('HSET', keys.record(id), 'leaving', site, 'moves', (tonumber(r.moves) or 0) + 1, 'due', (requeue.take_out(id, r)),
         'stream', '', 'mid', '', 'charged', '')
     end
   end

@@ -5,18 +5,22 @@
 --   ARGV[1]  queue
 --   Returns  1  dropped
 --            0  it is no dead letter: nothing was written
+--
+-- uses keys:     ID, clock, events, input, owed, queue
+-- uses records:  DATA_TTL_MS
+-- uses log:      write
 
-local id, queue, now = ID, ARGV[1], clock(ARGV[2])
+local id, queue, now = keys.ID, ARGV[1], keys.clock(ARGV[2])
 
-if not redis.call('ZSCORE', queue_key(queue, 'dead'), id) then return 0 end
+if not redis.call('ZSCORE', keys.queue(queue, 'dead'), id) then return 0 end
 
 local r = redis.call('HMGET', KEYS[1], 'data_ttl_ms', 'account')
-local data_ttl_ms = r[1] or redis.call('HGET', queue_key(queue, 'meta'), 'data_ttl_ms') or DATA_TTL_MS
+local data_ttl_ms = r[1] or redis.call('HGET', keys.queue(queue, 'meta'), 'data_ttl_ms') or records.DATA_TTL_MS
 -- An owed webhook needs the data. `deliver` shortens its lifetime once the webhook is no longer owed.
-local is_owed = redis.call('ZSCORE', owed_key(), id)
-redis.call('ZREM', queue_key(queue, 'dead'), id)
+local is_owed = redis.call('ZSCORE', keys.owed(), id)
+redis.call('ZREM', keys.queue(queue, 'dead'), id)
 if not is_owed then
-  for _, key in ipairs({ input_key(id), events_key(id) }) do redis.call('PEXPIRE', key, data_ttl_ms, 'LT') end
+  for _, key in ipairs({ keys.input(id), keys.events(id) }) do redis.call('PEXPIRE', key, data_ttl_ms, 'LT') end
 end
-if r[2] then log('dropped', id, queue, r[2], now) end -- else its record is gone, and it only leaves the list
+if r[2] then log.write('dropped', id, queue, r[2], now) end -- else its record is gone, and it only leaves the list
 return 1

@@ -22,6 +22,10 @@
 --            1                      it is on the list
 --            {used, retry_ms}       it would be more than `most`: nothing was written. used: bytes before; retry_ms: until
 --                                   so much of it expires that this one fits
+--
+-- uses keys:     clock
+-- uses data:     count, counted, refusal_of
+-- uses batch:    each
 
 local listing, data, oldest, life_ms, now, total, buckets
 local listed, counted, count = {}, {}, 0
@@ -29,8 +33,8 @@ local listed, counted, count = {}, {}, 0
 -- Return the refusal of these bytes, or nil.
 local function refusal(id, bytes, until_ms, most)
   if redis.call('ZSCORE', listing, id) then return nil end
-  if not total then total, buckets = counted_data(data, now) end
-  if total + bytes > most then return refusal_of(total, buckets, bytes, until_ms, most, now) end
+  if not total then total, buckets = data.counted(data, now) end
+  if total + bytes > most then return data.refusal_of(total, buckets, bytes, until_ms, most, now) end
   total = total + bytes
 end
 
@@ -43,7 +47,7 @@ local function enlist(key, arg)
   local id, bytes, until_ms, most = ARGV[arg + 1], tonumber(ARGV[arg + 3]), ARGV[arg + 4], tonumber(ARGV[arg + 8])
   local lasting = tonumber(ARGV[arg + 5])
   if most then
-    now = clock(ARGV[arg + 9])
+    now = keys.clock(ARGV[arg + 9])
     local refused = refusal(id, bytes + lasting, until_ms, most)
     if refused then return refused end
   end
@@ -55,11 +59,11 @@ local function enlist(key, arg)
   return 1
 end
 
-return for_each_item(2, enlist, function()
+return batch.each(2, enlist, function()
   if count == 0 then return end
   local are_new = redis.call('ZADD', listing, unpack(listed)) == count
   for until_ms, bytes in pairs(are_new and counted or {}) do
-    count_data(data, until_ms, bytes, now)
+    data.count(data, until_ms, bytes, now)
   end
   local gone = redis.call('ZRANGEBYLEX', listing, '-', '(' .. oldest, 'LIMIT', 0, 8 * count)
   if #gone > 0 then redis.call('ZREM', listing, unpack(gone)) end

@@ -29,25 +29,34 @@
 --            {'unknown'}                        the queue is not registered
 --            {'refused', code, limit, retry_after_ms, eta_ms}   nothing was written; '' if missing; times of a limit in s
 --            code: 'breaker_open', 'too_many_queued', 'queue_full', 'no_capacity' or 'cannot_start_in_time'
+--
+-- uses keys:     TAG, clock, events, queue, record
+-- uses records:  soonest
+-- uses log:      write
+-- uses pending:  count, counted
+-- uses share:    bring_limits, brought, file, flush, update_turns, write_limits
+-- uses outlook:  lines_up, look_at, of, place_in, stoppage
+-- uses breaker:  is_cool
+-- uses batch:    each
 
 local queue, arrivals
 local looks, live, deadlines, accepted = {}, {}, {}, {}
 -- Ids are random: hardly ever is anything there of one of them, and then each is looked at.
 local own = {}
-local id_at = #TAG + #':rec:' + 1 -- a pattern would be tried at each byte of the key
+local id_at = #keys.TAG + #':rec:' + 1 -- a pattern would be tried at each byte of the key
 for i = 1, #KEYS, 3 do
   own[#own + 1] = KEYS[i]
-  own[#own + 1] = events_key(string.sub(KEYS[i], id_at))
+  own[#own + 1] = keys.events(string.sub(KEYS[i], id_at))
 end
 local may_be_known = redis.call('EXISTS', unpack(own)) > 0
 
 -- Write what items share, before it is read again.
 local function write_so_far()
-  write_shared(queue)
-  lines_up = {}
+  share.flush(queue)
+  outlook.lines_up = {}
 end
 
-local function how_many_live() return redis.call('ZCARD', queue_key(queue, 'live')) + #live / 2 end
+local function how_many_live() return redis.call('ZCARD', keys.queue(queue, 'live')) + #live / 2 end
 
 -- Return roughly the milliseconds until one leaves a full queue. Clients sleep for this long, so it is bounded.
 local function one_leaves_ms(m)
@@ -56,15 +65,15 @@ end
 
 -- Return the refusal of one more prediction of this tenant as a reply, or nil.
 local function refusal(m, tenant, most_queued, now)
-  local may_be_tried = m.breaker == 'open' and is_cool(m.open_until, m.cool_ms, now) -- and where nothing waits, only with what comes
+  local may_be_tried = m.breaker == 'open' and breaker.is_cool(m.open_until, m.cool_ms, now) -- and where nothing waits, only with what comes
   if m.breaker ~= '' and m.breaker_mode == 'fail' and not may_be_tried then
     return { 'refused', 'breaker_open', '', math.max(1000, tonumber(m.open_until) - now), '' }
-  elseif most_queued ~= '' and counted(queue, 'queued', tenant) >= tonumber(most_queued) then
+  elseif most_queued ~= '' and pending.counted(queue, 'queued', tenant) >= tonumber(most_queued) then
     return { 'refused', 'too_many_queued', most_queued, one_leaves_ms(m), '' }
   elseif m.mode == 'bounded' and how_many_live() - m.claimed >= tonumber(m.max_queued) then
     return { 'refused', 'queue_full', m.max_queued, one_leaves_ms(m), '' }
   elseif m.mode == 'reject' then
-    local stopped = stoppage(queue, m, now)
+    local stopped = outlook.stoppage(queue, m, now)
     if how_many_live() >= tonumber(m.slots) or (stopped and not (stopped == 'breaker_open' and may_be_tried)) then
       return { 'refused', 'no_capacity', m.slots, one_leaves_ms(m), '' }
     end
@@ -74,19 +83,19 @@ end
 -- Return the answer to a request whose idempotency key is held, or nil.
 local function answer_of(held, id, fingerprint, is_bound)
   local known, print = string.match(held, '^(%S+) (%S+)$')
-  if redis.call('EXISTS', record_key(known)) == 1 then -- a queue may keep its records for less than the key's day
+  if redis.call('EXISTS', keys.record(known)) == 1 then -- a queue may keep its records for less than the key's day
     return print == fingerprint and { 'replayed', known } or { 'mismatch' }
   end
   if is_bound and known > id then return { 'late' } end -- ids sort by time: a later request took the key
 end
 
 local function accept(key, arg, last)
-  local record, id, fingerprint, now = KEYS[key + 1], ARGV[arg + 1], ARGV[arg + 3], clock(ARGV[arg + 5])
+  local record, id, fingerprint, now = KEYS[key + 1], ARGV[arg + 1], ARGV[arg + 3], keys.clock(ARGV[arg + 5])
   local start_by_ms = ARGV[arg + 11]
 
   local created = accepted[id] or (may_be_known and redis.call('HGET', record, 'created'))
   if created then return { 'created', created } end
-  if may_be_known then redis.call('LLEN', events_key(id)) end -- fails here and not half way
+  if may_be_known then redis.call('LLEN', keys.events(id)) end -- fails here and not half way
   local held = fingerprint ~= '' and redis.call('GET', KEYS[key + 3])
   local answer = held and answer_of(held, id, fingerprint, ARGV[arg + 12] ~= '')
   if answer then return answer end
@@ -98,7 +107,7 @@ local function accept(key, arg, last)
   queue = r.queue
   if not looks[lane] then
     write_so_far()
-    looks[lane] = look_at(queue, lane)
+    looks[lane] = outlook.look_at(queue, lane)
   end
   local m = looks[lane]
   m.lane.number = nil
@@ -106,10 +115,10 @@ local function accept(key, arg, last)
   local refused = refusal(m, tenant, ARGV[arg + 8], now)
   if refused then return refused end
 
-  local new_limits = bring_limits(queue, tenant, ARGV[arg + 6], ARGV[arg + 7], ARGV[arg + 9])
-  local hope, runs = outlook(nil, r, now, m)
+  local new_limits = share.bring_limits(queue, tenant, ARGV[arg + 6], ARGV[arg + 7], ARGV[arg + 9])
+  local hope, runs = outlook.of(nil, r, now, m)
   if start_by_ms ~= '' and hope[3] ~= '' and hope[3] > tonumber(start_by_ms) then
-    brought[tenant] = nil -- the stored ones hold for the next item
+    share.brought[tenant] = nil -- the stored ones hold for the next item
     return { 'refused', 'cannot_start_in_time', math.floor(start_by_ms / 1000), math.min(3600000, hope[3] - start_by_ms), hope[3] }
   end
 
@@ -117,22 +126,22 @@ local function accept(key, arg, last)
   live[#live + 1], live[#live + 2] = now, id
   if new_limits then
     write_so_far()
-    write_limits(queue, tenant, new_limits)
-    join_or_part(queue, tenant) -- without a limit no other step would give turns to its other lanes
+    share.write_limits(queue, tenant, new_limits)
+    share.update_turns(queue, tenant) -- without a limit no other step would give turns to its other lanes
   end
   arrivals = (arrivals or m.arrivals) + 1
-  count_later('meta', 'arrivals', 1)
+  pending.count('meta', 'arrivals', 1)
   r.arrival = arrivals
   local lifetime = math.min(tonumber(ARGV[arg + 10]) or math.huge, tonumber(m.lifetime_ms) or math.huge)
   if lifetime < math.huge then r.deadline = now + lifetime end
   if start_by_ms ~= '' then r.start_by = now + start_by_ms end
-  local stream, mid = file_later(id, r, m.lane)
+  local stream, mid = share.file(id, r, m.lane)
   for _, other in pairs(looks) do
     other['ready:' .. lane], other['backlogged:' .. lane] = m.lane.ready, m.lane.backlogged
   end
-  if lines_up[lane] and not place_in(lines_up[lane], tenant) then lines_up[lane] = nil end
-  count_later('queued', tenant, 1)
-  count_later('tally', 'accepted:' .. lane, 1)
+  if outlook.lines_up[lane] and not outlook.place_in(outlook.lines_up[lane], tenant) then outlook.lines_up[lane] = nil end
+  pending.count('queued', tenant, 1)
+  pending.count('tally', 'accepted:' .. lane, 1)
 
   local at = string.format('%d', now)
   local fields = { 'status', 'starting', 'created', at, 'attempt', '0', 'claims', '0', 'seq', '1', 'arrival', arrivals,
@@ -155,17 +164,17 @@ local function accept(key, arg, last)
   if fingerprint ~= '' then add('idem', string.match(KEYS[key + 3], '[^:]+$')) end -- for a move to another server
   redis.call('HSET', record, unpack(fields))
   redis.call('SET', KEYS[key + 2], ARGV[arg + 2])
-  if soonest(r) then deadlines[#deadlines + 1], deadlines[#deadlines + 2] = soonest(r), id end
-  redis.call('RPUSH', events_key(id), 'created ' .. at .. ' ')
+  if records.soonest(r) then deadlines[#deadlines + 1], deadlines[#deadlines + 2] = records.soonest(r), id end
+  redis.call('RPUSH', keys.events(id), 'created ' .. at .. ' ')
   if fingerprint ~= '' then redis.call('SET', KEYS[key + 3], id .. ' ' .. fingerprint, 'PX', ARGV[arg + 4]) end
-  log('accepted', id, queue, tenant, at, lane)
+  log.write('accepted', id, queue, tenant, at, lane)
   accepted[id] = now
   return { 'created', now, r.deadline, hope }
 end
 
-return for_each_item(3, accept, function()
+return batch.each(3, accept, function()
   if #live == 0 then return end
-  redis.call('ZADD', queue_key(queue, 'live'), unpack(live))
-  if #deadlines > 0 then redis.call('ZADD', queue_key(queue, 'deadline'), unpack(deadlines)) end
-  write_shared(queue)
+  redis.call('ZADD', keys.queue(queue, 'live'), unpack(live))
+  if #deadlines > 0 then redis.call('ZADD', keys.queue(queue, 'deadline'), unpack(deadlines)) end
+  share.flush(queue)
 end)

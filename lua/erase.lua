@@ -6,15 +6,19 @@
 --   Returns  'erased'
 --            'unknown'  no such prediction of this account; trainings and procedures count as unknown
 --            'running'  it has not ended: nothing was written
+--
+-- uses keys:     ID, clock, events, input, output, owed, queue
+-- uses records:  TERMINAL
+-- uses log:      write
 
-local id, account, now = ID, ARGV[1], clock(ARGV[2])
+local id, account, now = keys.ID, ARGV[1], keys.clock(ARGV[2])
 
 local r = redis.call('HMGET', KEYS[1], 'account', 'status', 'queue', 'kind')
 if r[1] ~= account or r[4] then return 'unknown' end
-if not TERMINAL[r[2]] then return 'running' end
+if not records.TERMINAL[r[2]] then return 'running' end
 
-redis.call('ZREM', owed_key(), id)
-redis.call('ZREM', queue_key(r[3], 'dead'), id)
-redis.call('UNLINK', KEYS[1], input_key(id), output_key(id), events_key(id))
-log('erased', id, r[3], account, now)
+redis.call('ZREM', keys.owed(), id)
+redis.call('ZREM', keys.queue(r[3], 'dead'), id)
+redis.call('UNLINK', KEYS[1], keys.input(id), keys.output(id), keys.events(id))
+log.write('erased', id, r[3], account, now)
 return 'erased'

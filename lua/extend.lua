@@ -11,41 +11,44 @@
 --   ARGV[7]  now_ms     '' for the server's clock
 --   ARGV[8…] id, token  for each claim; a call without claims is only a heartbeat
 --   Returns  per claim  'held', 'lost', 'user' (its caller asked to cancel) or 'deadline' (its time is up)
+--
+-- uses keys:     ALIVE_MS, GROUP, QUEUE, clock, queue, record, stream
+-- uses records:  past
 
-local queue, consumer, lease_ms, now = QUEUE, ARGV[1], ARGV[2], clock(ARGV[7])
+local queue, consumer, lease_ms, now = keys.QUEUE, ARGV[1], ARGV[2], keys.clock(ARGV[7])
 local slots, state, swap, about = ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local RECOUNT_MS, ABOUT_MS = 1000, 3600000
 
 local answers = {}
 for i = 8, #ARGV, 2 do
   local id, token = ARGV[i], ARGV[i + 1]
-  local r = redis.call('HMGET', record_key(id), 'token', 'cancel', 'lane', 'stream', 'mid', 'deadline')
+  local r = redis.call('HMGET', keys.record(id), 'token', 'cancel', 'lane', 'stream', 'mid', 'deadline')
   if token == '' or r[1] ~= token then
     answers[#answers + 1] = 'lost'
   else
     -- JUSTID resets the idle time without counting a delivery. The token came first: XCLAIM alone would steal back.
     -- pcall: the group may be lost until the next claim makes it again, and the lease must move all the same
-    redis.pcall('XCLAIM', stream_key(queue, r[3], r[4]), GROUP, consumer, 0, r[5], 'JUSTID')
-    redis.call('ZADD', queue_key(queue, 'lease'), now + lease_ms, id)
-    local late = past(r[6] or '', now) and 'deadline' or 'held'
+    redis.pcall('XCLAIM', keys.stream(queue, r[3], r[4]), keys.GROUP, consumer, 0, r[5], 'JUSTID')
+    redis.call('ZADD', keys.queue(queue, 'lease'), now + lease_ms, id)
+    local late = records.past(r[6] or '', now) and 'deadline' or 'held'
     answers[#answers + 1] = (r[2] and r[2] ~= '') and r[2] or late
   end
 end
 -- The sums over all directors are counted again once a second, or when this director's part changed. On a server that lost
 -- its data the queue must be registered first.
-local meta, mine = queue_key(queue, 'meta'), slots .. ' ' .. state
+local meta, mine = keys.queue(queue, 'meta'), slots .. ' ' .. state
 if redis.call('HEXISTS', meta, 'streams') == 0 then return answers end
 redis.call('ZADD', KEYS[1], now, consumer)
 -- not beside its slots: older directors sum those up, and read nothing else there
 -- not in its state: release 0.2.0 knows five
 if swap ~= '' then redis.call('HSET', meta, 'swap', swap .. ' ' .. now) end
-if about ~= '' then redis.call('SET', queue_key(queue, 'about:' .. consumer), about, 'PX', ABOUT_MS) end
-local changed = redis.call('HGET', queue_key(queue, 'slots'), consumer) ~= mine
-if changed then redis.call('HSET', queue_key(queue, 'slots'), consumer, mine) end
+if about ~= '' then redis.call('SET', keys.queue(queue, 'about:' .. consumer), about, 'PX', ABOUT_MS) end
+local changed = redis.call('HGET', keys.queue(queue, 'slots'), consumer) ~= mine
+if changed then redis.call('HSET', keys.queue(queue, 'slots'), consumer, mine) end
 if changed or math.abs(now - (redis.call('HGET', meta, 'recounted') or 0)) >= RECOUNT_MS then
   local sums = { ready = 0, starting = 0, setup_failed = 0, server_auth = 0 }
-  for _, alive in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], now - ALIVE_MS, now + ALIVE_MS)) do
-    local number, kind = string.match(redis.call('HGET', queue_key(queue, 'slots'), alive) or '', '^(%d+) (%S+)$')
+  for _, alive in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], now - keys.ALIVE_MS, now + keys.ALIVE_MS)) do
+    local number, kind = string.match(redis.call('HGET', keys.queue(queue, 'slots'), alive) or '', '^(%d+) (%S+)$')
     if sums[kind] then sums[kind] = sums[kind] + math.max(1, tonumber(number)) end
   end
   if sums.ready > 0 and (redis.call('HGET', meta, 'slots') or '0') == '0' then redis.call('HSET', meta, 'moved_at', now) end

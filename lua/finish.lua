@@ -24,6 +24,14 @@
 --   Returns  for each item
 --            'finished'  also if this claim had finished it before
 --            'lost'      nothing was written
+--
+-- uses keys:     clock
+-- uses records:  entry, put_right
+-- uses estimate: note_service, write_service
+-- uses share:    flush, has_any
+-- uses breaker:  close, facts_of
+-- uses ends:     prepare, write
+-- uses batch:    each
 
 local queue
 local ended = {}
@@ -42,7 +50,7 @@ end
 
 local function finish(key, arg, last)
   local id, token, status, ran_ms = ARGV[arg + 1], ARGV[arg + 2], ARGV[arg + 3], ARGV[arg + 9]
-  local known, now, over_ms = tonumber(ARGV[arg + 11]), clock(ARGV[arg + 12]), tonumber(ARGV[arg + 13])
+  local known, now, over_ms = tonumber(ARGV[arg + 11]), keys.clock(ARGV[arg + 12]), tonumber(ARGV[arg + 13])
 
   local r = read_claim(KEYS[key + 1])
   if token == '' then return 'lost' end
@@ -50,26 +58,26 @@ local function finish(key, arg, last)
   if r.token ~= token then return 'lost' end
 
   local shown = {}
-  for i = arg + 16 + 2 * math.max(0, r.seq - known), last, 2 do shown[#shown + 1] = entry(ARGV[i], now, ARGV[i + 1]) end
+  for i = arg + 16 + 2 * math.max(0, r.seq - known), last, 2 do shown[#shown + 1] = records.entry(ARGV[i], now, ARGV[i + 1]) end
   r.seq = r.seq + #shown
-  r.started, r.claimed = put_right(r.started, ran_ms, now), put_right(r.claimed, ARGV[arg + 14], now)
+  r.started, r.claimed = records.put_right(r.started, ran_ms, now), records.put_right(r.claimed, ARGV[arg + 14], now)
   local served_ms = 0
   if r.started ~= '' or ran_ms ~= '' then -- not `begun`: an earlier attempt proves nothing about this one's server
     served_ms = math.max(0, now - over_ms - r.claimed - ARGV[arg + 15])
-    close_breaker(r.queue, now)
-    if status == 'succeeded' then note_service(facts_of(r.queue), served_ms, tonumber(r.cost)) end -- a cancel or a refusal says nothing about it
+    breaker.close(r.queue, now)
+    if status == 'succeeded' then estimate.note_service(breaker.facts_of(r.queue), served_ms, tonumber(r.cost)) end -- a cancel or a refusal says nothing about it
   end
-  local own = settle_later(id, r, status, {
+  local own = ends.prepare(id, r, status, {
     error = ARGV[arg + 4], code = ARGV[arg + 5], output = ARGV[arg + 6], logs = ARGV[arg + 7], metrics = ARGV[arg + 8],
     ran_ms = ran_ms, grace_ms = ARGV[arg + 10], ended = token, served_s = served_ms / 1000, over_ms = over_ms, shown = shown,
   }, now)
   queue, ended[id] = r.queue, token
-  if has_any(queue, 'limits') then write_shared(queue) end -- whether a tenant may run again changes with each end
+  if share.has_any(queue, 'limits') then share.flush(queue) end -- whether a tenant may run again changes with each end
   return 'finished', own
 end
 
-return for_each_item(1, finish, function()
+return batch.each(1, finish, function()
   if not queue then return end
-  write_service(queue)
-  write_shared(queue)
-end, write_end)
+  estimate.write_service(queue)
+  share.flush(queue)
+end, ends.write)

@@ -11,8 +11,12 @@
 --                                                       was asked for
 --            {record, '', {}, {}, {}, bytes}            there is more than that: so much, and none of it here
 --            {}                                         no such prediction
+--
+-- uses keys:     ID, clock, events, input, output
+-- uses records:  TERMINAL, parse
+-- uses outlook:  of
 
-local id, hope, most = ID, ARGV[1] == '1', tonumber(ARGV[2])
+local id, hope, most = keys.ID, ARGV[1] == '1', tonumber(ARGV[2])
 
 -- The answer, unless what it holds is too much: only Lua's copy of it is made for nothing then.
 local function bounded(flat, input, ended, events)
@@ -25,9 +29,9 @@ end
 
 local flat = redis.call('HGETALL', KEYS[1])
 if #flat == 0 then return {} end
-local r = as_record(flat)
-local input = redis.call('GET', input_key(id)) or ''
-if TERMINAL[r.status] then return bounded(flat, input, redis.call('HGETALL', output_key(id)), {}) end
-if r.token == '' and not (most and #input > most) then return { flat, input, {}, {}, hope and r.leaving == '' and r.moved == '' and outlook(id, r, clock(ARGV[3])) or {} } end
-local events = r.status == 'processing' and redis.call('LRANGE', events_key(id), 0, -1) or {}
+local r = records.parse(flat)
+local input = redis.call('GET', keys.input(id)) or ''
+if records.TERMINAL[r.status] then return bounded(flat, input, redis.call('HGETALL', keys.output(id)), {}) end
+if r.token == '' and not (most and #input > most) then return { flat, input, {}, {}, hope and r.leaving == '' and r.moved == '' and outlook.of(id, r, keys.clock(ARGV[3])) or {} } end
+local events = r.status == 'processing' and redis.call('LRANGE', keys.events(id), 0, -1) or {}
 return bounded(flat, input, {}, events)

@@ -9,15 +9,19 @@
 --   ARGV[4]  revision      which of the operator's changes this is
 --   Returns  1  done; nothing is written for a tenant without work and limits here: its next submit brings them
 --            0  the queue is not registered
+--
+-- uses keys:     QUEUE, queue
+-- uses pending:  counted
+-- uses share:    bring_limits, update_turns, write_limits
 
-local meta, queue, tenant, most_running = KEYS[1], QUEUE, ARGV[1], ARGV[3]
+local meta, queue, tenant, most_running = KEYS[1], keys.QUEUE, ARGV[1], ARGV[3]
 
 if redis.call('EXISTS', meta) == 0 then return 0 end
-local held = redis.call('HGET', queue_key(queue, 'limits'), tenant)
-if not held and counted(queue, 'queued', tenant) + counted(queue, 'running', tenant) == 0 then return 1 end
+local held = redis.call('HGET', keys.queue(queue, 'limits'), tenant)
+if not held and pending.counted(queue, 'queued', tenant) + pending.counted(queue, 'running', tenant) == 0 then return 1 end
 
 if most_running == 'kept' then most_running = string.match(held or '1  0', '^%S+ (%S*) ') end
-local text = bring_limits(queue, tenant, ARGV[2], most_running, ARGV[4])
-if text then write_limits(queue, tenant, text) end
-join_or_part(queue, tenant)
+local text = share.bring_limits(queue, tenant, ARGV[2], most_running, ARGV[4])
+if text then share.write_limits(queue, tenant, text) end
+share.update_turns(queue, tenant)
 return 1

@@ -10,33 +10,39 @@
 --   Returns  {next, moved, claimed, held}  next: rank that the next slice starts from, -1 after the last one
 --                                          claimed, held: how many stay, by reason
 --            {}                            the other queue is not registered
+--
+-- uses keys:     QUEUE, clock, queue, record
+-- uses records:  TERMINAL, read
+-- uses log:      write
+-- uses share:    has_any
+-- uses requeue:  OLDER, put_in, take_out, take_over_limits
 
-local live, queue, to, from, most = KEYS[1], QUEUE, ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local only_asks, now = ARGV[4] == '1', clock(ARGV[5])
+local live, queue, to, from, most = KEYS[1], keys.QUEUE, ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local only_asks, now = ARGV[4] == '1', keys.clock(ARGV[5])
 
-local version = redis.call('HGET', queue_key(to, 'meta'), 'version')
+local version = redis.call('HGET', keys.queue(to, 'meta'), 'version')
 if not version then return {} end
 
 local function move(id, r)
-  local due, since = take_out(id, r)
-  local limits = has_any(queue, 'limits') and redis.call('HGET', queue_key(queue, 'limits'), r.account)
-  if limits then take_over_limits(to, r.account, string.match(limits, '^(%S+) (%S*) (%S+)$')) end
-  r.queue, r.arrival = to, tonumber(r.arrival) - OLDER
-  local placed = put_in(id, r, due, since)
+  local due, since = requeue.take_out(id, r)
+  local limits = share.has_any(queue, 'limits') and redis.call('HGET', keys.queue(queue, 'limits'), r.account)
+  if limits then requeue.take_over_limits(to, r.account, string.match(limits, '^(%S+) (%S*) (%S+)$')) end
+  r.queue, r.arrival = to, tonumber(r.arrival) - requeue.OLDER
+  local placed = requeue.put_in(id, r, due, since)
   -- its caller's estimate was for the other queue, and a held response was for the former version
-  redis.call('HSET', record_key(id), 'queue', to, 'version', version, 'arrival', string.format('%d', r.arrival),
+  redis.call('HSET', keys.record(id), 'queue', to, 'version', version, 'arrival', string.format('%d', r.arrival),
     'place', '', 'eta50', '', 'eta90', '', 'waiter', '', unpack(placed))
-  log('moved', id, queue, r.account, now, to)
+  log.write('moved', id, queue, r.account, now, to)
 end
 
 local ids = redis.call('ZRANGE', live, from, from + most - 1)
 local waiting_here, moved, claimed, held = {}, 0, 0, 0
 for _, id in ipairs(ids) do
-  local r = read(id)
-  if r and not TERMINAL[r.status] and r.queue == queue then
+  local r = records.read(id)
+  if r and not records.TERMINAL[r.status] and r.queue == queue then
     if r.token ~= '' then
       claimed = claimed + 1
-    elseif has_any(queue, 'held') and redis.call('SISMEMBER', queue_key(queue, 'held'), r.account) == 1 then
+    elseif share.has_any(queue, 'held') and redis.call('SISMEMBER', keys.queue(queue, 'held'), r.account) == 1 then
       held = held + 1
     else
       waiting_here[#waiting_here + 1] = { id, r }

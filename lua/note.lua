@@ -12,12 +12,14 @@
 --   ARGV[7]  at_ms    when
 --   Returns  1  noted
 --            0  it was noted before: nothing was written
+--
+-- uses records:  parse
 
 local changes, id, kind, at = KEYS[1], ARGV[1], ARGV[2], ARGV[7]
 local MOST_KEPT, RECENT_CHANGES = 10000, 32 -- at most this many come between a call and its repetition
 
 for _, change in ipairs(redis.call('XREVRANGE', changes, '+', '-', 'COUNT', RECENT_CHANGES)) do
-  local former = as_record(change[2])
+  local former = records.parse(change[2])
   if former.id == id and former.kind == kind then return 0 end
 end
 

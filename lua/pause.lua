@@ -9,15 +9,19 @@
 --   ARGV[4]  by      who does it, for those who wait; '' if that is unknown
 --   Returns  1  done, or known to be older than what was done
 --            0  the queue is not registered
+--
+-- uses keys:     QUEUE, clock, queue
+-- uses ready:    ring
+-- uses share:    update_turns
 
-local meta, queue, paused, tenant, revision, by = KEYS[1], QUEUE, ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local now = clock(ARGV[5])
+local meta, queue, paused, tenant, revision, by = KEYS[1], keys.QUEUE, ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local now = keys.clock(ARGV[5])
 
 if redis.call('EXISTS', meta) == 0 then return 0 end
 
 -- Returns true if the tenant was suspended and no longer is.
 local function suspend()
-  local key = queue_key(queue, 'suspended')
+  local key = keys.queue(queue, 'suspended')
   local since = redis.call('HGET', key, tenant)
   if since and tonumber(since) > tonumber(revision) then return false end
   if paused == '0' then
@@ -35,13 +39,13 @@ if tenant == '' then
   -- '' once it is resumed: release 0.2.0 pauses without a time
   local noted = paused == '1' and { now, by } or { '', '' }
   if was ~= paused then redis.call('HSET', meta, 'paused', paused, 'paused_at', noted[1], 'paused_by', noted[2]) end
-  if paused == '0' then ring(queue) end
+  if paused == '0' then ready.ring(queue) end
 elseif revision ~= '' then
   has_resumed = suspend()
-  join_or_part(queue, tenant)
+  share.update_turns(queue, tenant)
 else
-  has_resumed = redis.call(paused == '1' and 'SADD' or 'SREM', queue_key(queue, 'held'), tenant) == 1 and paused == '0'
-  join_or_part(queue, tenant)
+  has_resumed = redis.call(paused == '1' and 'SADD' or 'SREM', keys.queue(queue, 'held'), tenant) == 1 and paused == '0'
+  share.update_turns(queue, tenant)
 end
 if has_resumed then redis.call('HSET', meta, 'moved_at', now) end
 return 1

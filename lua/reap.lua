@@ -7,30 +7,34 @@
 --   ARGV[2]  jitter   0..1, drawn by the caller: scripts must not be random
 --   ARGV[3]  lease_ms of the directors: the clock has not stepped for this long
 --   Returns  id, new state, …   in requeue's words, or 'gone' if there was no claim any more
+--
+-- uses keys:     QUEUE, clock, queue
+-- uses records:  TERMINAL, read
+-- uses requeue:  give_back, spread
 
-local lease, directors = KEYS[1], queue_key(QUEUE, 'directors')
-local limit, jitter, lease_ms, now = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), clock(ARGV[4])
+local lease, directors = KEYS[1], keys.queue(keys.QUEUE, 'directors')
+local limit, jitter, lease_ms, now = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), keys.clock(ARGV[4])
 
 local reaped = {}
 local function take_back(id, r)
   local k = #reaped / 2 + 1
   reaped[#reaped + 1] = id
-  if not r or TERMINAL[r.status] or r.token == '' then
+  if not r or records.TERMINAL[r.status] or r.token == '' then
     redis.call('ZREM', lease, id)
     reaped[#reaped + 1] = 'gone'
   else
-    reaped[#reaped + 1] = requeue(id, r, { spent = true, lost = true, jitter = spread(jitter, k) }, now)
+    reaped[#reaped + 1] = requeue.give_back(id, r, { spent = true, lost = true, jitter = requeue.spread(jitter, k) }, now)
   end
 end
 
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', lease, '-inf', now, 'LIMIT', 0, limit)) do take_back(id, read(id)) end
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', lease, '-inf', now, 'LIMIT', 0, limit)) do take_back(id, records.read(id)) end
 
 -- The last heartbeat of a live director is in the past by now. `now` was read a moment ago, in a Cluster from the slowest
 -- clock: if this server's clock is ahead, its own entries are not late.
-local too_late = math.max(now, clock('')) + lease_ms
+local too_late = math.max(now, keys.clock('')) + lease_ms
 if redis.call('ZCOUNT', directors, '(' .. too_late, '+inf') > 0 then
   for _, id in ipairs(redis.call('ZRANGE', lease, '+inf', '(' .. too_late, 'BYSCORE', 'REV', 'LIMIT', 0, limit - #reaped / 2)) do
-    local r = read(id)
+    local r = records.read(id)
     local heartbeat = r and tonumber(redis.call('ZSCORE', directors, r.holder) or 0)
     if not heartbeat or heartbeat > too_late then take_back(id, r) end
   end

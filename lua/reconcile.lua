@@ -10,79 +10,84 @@
 --            next    rank that the next slice starts from, 0 after the last one
 --            repair  'forgotten' (no record, a terminal one, or one at another server), 'leased', 'offered' (no claim would
 --                    have looked into its stream or backlog), 'timed' (its deadline was in no index) or 'placed'
+--
+-- uses keys:     QUEUE, clock, queue, record, stream
+-- uses records:  TERMINAL, read, soonest
+-- uses ready:    delivered, mask_of, offer, ring
+-- uses share:    LANES, backlog, file_now, join_turns, may_run, take_away
 
-local live, queue, from, count, lease_ms = KEYS[1], QUEUE, tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
-local now = clock(ARGV[4])
+local live, queue, from, count, lease_ms = KEYS[1], keys.QUEUE, tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
+local now = keys.clock(ARGV[4])
 
 -- True if a claim will still find it: it is in its backlog, or its entry is there and was not delivered yet.
 local function is_waiting(id, r)
-  if r.mid == '' then return redis.call('ZSCORE', backlog_key(queue, r.lane, r.account), id) end
-  local stream = stream_key(queue, r.lane, r.stream)
+  if r.mid == '' then return redis.call('ZSCORE', share.backlog(queue, r.lane, r.account), id) end
+  local stream = keys.stream(queue, r.lane, r.stream)
   if redis.call('EXISTS', stream) == 0 then return false end
-  local newest = redis.call('XREVRANGE', stream, r.mid, '(' .. delivered(stream), 'COUNT', 1)[1]
+  local newest = redis.call('XREVRANGE', stream, r.mid, '(' .. ready.delivered(stream), 'COUNT', 1)[1]
   return newest and newest[1] == r.mid
 end
 
 -- Make claims look into its stream or its tenant's backlog. Returns true if they did not.
 local function offer_again(r)
   if r.mid ~= '' then
-    local mask = mask_of(queue, r.lane)
+    local mask = ready.mask_of(queue, r.lane)
     if bit.band(mask, bit.lshift(1, r.stream)) ~= 0 then return false end
-    offer(queue, r.lane, r.stream, mask)
+    ready.offer(queue, r.lane, r.stream, mask)
     return true
   end
-  if redis.call('ZSCORE', queue_key(queue, 'vtime:' .. r.lane), r.account) or not may_run(queue, r.account) then return false end
-  join(queue, r.lane, r.account)
-  ring(queue)
+  if redis.call('ZSCORE', keys.queue(queue, 'vtime:' .. r.lane), r.account) or not share.may_run(queue, r.account) then return false end
+  share.join_turns(queue, r.lane, r.account)
+  ready.ring(queue)
   return true
 end
 
 local function time_again(id, r)
-  local index = queue_key(queue, 'deadline')
-  if not soonest(r) or redis.call('ZSCORE', index, id) then return false end
-  redis.call('ZADD', index, soonest(r), id)
+  local index = keys.queue(queue, 'deadline')
+  if not records.soonest(r) or redis.call('ZSCORE', index, id) then return false end
+  redis.call('ZADD', index, records.soonest(r), id)
   return true
 end
 
 -- Nothing is live: clear the counts per tenant, which a lost key may have made wrong.
 local function forget_counts()
-  for _, lane in ipairs(LANES) do
-    if redis.call('EXISTS', queue_key(queue, 'vtime:' .. lane)) == 1 then return end -- `live` was lost, not they
+  for _, lane in ipairs(share.LANES) do
+    if redis.call('EXISTS', keys.queue(queue, 'vtime:' .. lane)) == 1 then return end -- `live` was lost, not they
   end
-  redis.call('DEL', queue_key(queue, 'queued'), queue_key(queue, 'running'))
-  for _, lane in ipairs(LANES) do
-    redis.call('DEL', queue_key(queue, 'vtime:' .. lane), queue_key(queue, 'debt:' .. lane))
-    redis.call('HDEL', queue_key(queue, 'meta'), 'ready:' .. lane, 'backlogged:' .. lane, 'clock:' .. lane)
+  redis.call('DEL', keys.queue(queue, 'queued'), keys.queue(queue, 'running'))
+  for _, lane in ipairs(share.LANES) do
+    redis.call('DEL', keys.queue(queue, 'vtime:' .. lane), keys.queue(queue, 'debt:' .. lane))
+    redis.call('HDEL', keys.queue(queue, 'meta'), 'ready:' .. lane, 'backlogged:' .. lane, 'clock:' .. lane)
   end
 end
 
 -- A dead letter without a record cannot be revived, and nothing but another death would take it off the list.
 local function forget_letters()
-  local dead = queue_key(queue, 'dead')
+  local dead = keys.queue(queue, 'dead')
   for _, id in ipairs(redis.call('ZRANGE', dead, 0, count - 1)) do
-    if redis.call('EXISTS', record_key(id)) == 0 then redis.call('ZREM', dead, id) end
+    if redis.call('EXISTS', keys.record(id)) == 0 then redis.call('ZREM', dead, id) end
   end
 end
 
 local function repair(id)
-  local r = read(id)
-  if not r or TERMINAL[r.status] or r.leaving ~= '' or r.moved ~= '' then
+  local r = records.read(id)
+  if not r or records.TERMINAL[r.status] or r.leaving ~= '' or r.moved ~= '' then
     redis.call('ZREM', live, id)
     return 'forgotten'
   end
   if r.token ~= '' then
-    if redis.call('ZSCORE', queue_key(queue, 'lease'), id) then return nil end
-    redis.call('ZADD', queue_key(queue, 'lease'), now + lease_ms, id)
+    if redis.call('ZSCORE', keys.queue(queue, 'lease'), id) then return nil end
+    redis.call('ZADD', keys.queue(queue, 'lease'), now + lease_ms, id)
     return 'leased'
   end
-  local delayed = r.mid == '' and redis.call('ZSCORE', queue_key(queue, 'delayed'), id)
+  local delayed = r.mid == '' and redis.call('ZSCORE', keys.queue(queue, 'delayed'), id)
   local in_line = is_waiting(id, r)
   if delayed or in_line then
     if in_line and offer_again(r) then return 'offered' end
     return time_again(id, r) and 'timed' or nil
   end
-  unplace(id, r)
-  redis.call('HSET', record_key(id), unpack(file(id, r)))
+  share.take_away(id, r)
+  redis.call('HSET', keys.record(id), unpack(share.file_now(id, r)))
   time_again(id, r)
   return 'placed'
 end

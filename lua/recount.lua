@@ -10,6 +10,9 @@
 --   ARGV[4]  was       as they were counted before they were measured: else they changed meanwhile, and stay
 --   ARGV[5]  last_ms   their bucket
 --   Returns  1
+--
+-- uses keys:     clock
+-- uses data:     tidy
 
 if tonumber(redis.call('HGET', KEYS[1], ARGV[5]) or 0) ~= tonumber(ARGV[4]) then
   -- the next pass measures them again
@@ -23,5 +26,5 @@ if tonumber(ARGV[1]) > 0 then
 else
   redis.call('HDEL', KEYS[1], 'old')
 end
-tidy_data(KEYS[1], clock(ARGV[6]))
+data.tidy(KEYS[1], keys.clock(ARGV[6]))
 return 1

@@ -8,30 +8,35 @@
 --   ARGV[4]  idle_ms  only entries that were not extended for this long
 --   ARGV[5]  jitter   0..1, as reap
 --   Returns  {cursor, id, new state, …}   cursor '0-0' once the end was reached
+--
+-- uses keys:     GROUP, clock, queue, record
+-- uses records:  TERMINAL, read
+-- uses share:    file_now, take_away
+-- uses requeue:  give_back, spread
 
 local stream, queue, cursor, count, idle_ms = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local jitter, now = tonumber(ARGV[5]), clock(ARGV[6])
+local jitter, now = tonumber(ARGV[5]), keys.clock(ARGV[6])
 
 if redis.call('EXISTS', stream) == 0 then return { '0-0' } end
-local reply = redis.pcall('XAUTOCLAIM', stream, GROUP, 'keeper', idle_ms, cursor, 'COUNT', count, 'JUSTID')
+local reply = redis.pcall('XAUTOCLAIM', stream, keys.GROUP, 'keeper', idle_ms, cursor, 'COUNT', count, 'JUSTID')
 if reply.err then return { '0-0' } end -- no group: nothing is pending
 
 local recovered = { reply[1] }
 for k, mid in ipairs(reply[2]) do
   local entry = redis.call('XRANGE', stream, mid, mid)[1]
   local id = entry and entry[2][2]
-  local r = id and read(id)
+  local r = id and records.read(id)
   local became
-  if not r or TERMINAL[r.status] or r.mid ~= mid then
-    redis.call('XACK', stream, GROUP, mid)
+  if not r or records.TERMINAL[r.status] or r.mid ~= mid then
+    redis.call('XACK', stream, keys.GROUP, mid)
     redis.call('XDEL', stream, mid)
     became = 'gone'
   elseif r.token == '' then -- it waits, and no claim would get it
-    unplace(id, r)
-    redis.call('HSET', record_key(id), unpack(file(id, r)))
+    share.take_away(id, r)
+    redis.call('HSET', keys.record(id), unpack(share.file_now(id, r)))
     became = 'waiting'
-  elseif tonumber(redis.call('ZSCORE', queue_key(queue, 'lease'), id) or 0) <= now then
-    became = requeue(id, r, { spent = true, lost = true, jitter = spread(jitter, k) }, now)
+  elseif tonumber(redis.call('ZSCORE', keys.queue(queue, 'lease'), id) or 0) <= now then
+    became = requeue.give_back(id, r, { spent = true, lost = true, jitter = requeue.spread(jitter, k) }, now)
   end
   if became then
     recovered[#recovered + 1] = id or ''

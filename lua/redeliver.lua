@@ -10,20 +10,23 @@
 --            'running'   it has not ended
 --            'unwanted'  its caller wanted no webhook of its end
 --            'removed'   its data is gone, so the webhook would be wrong
+--
+-- uses keys:     ID, clock, events, input, output, owed
+-- uses records:  OWED_MS, TERMINAL, read, wants_end
 
-local id, account, now = ID, ARGV[1], clock(ARGV[2])
+local id, account, now = keys.ID, ARGV[1], keys.clock(ARGV[2])
 
-local r = read(id)
+local r = records.read(id)
 if not r or (account ~= '' and r.account ~= account) then return 'unknown' end
-if not TERMINAL[r.status] then return 'running' end
-if not wants_end(r) then return 'unwanted' end
-if redis.call('EXISTS', input_key(id)) == 0 then return 'removed' end
+if not records.TERMINAL[r.status] then return 'running' end
+if not records.wants_end(r) then return 'unwanted' end
+if redis.call('EXISTS', keys.input(id)) == 0 then return 'removed' end
 
-local due = redis.call('ZSCORE', owed_key(), id)
+local due = redis.call('ZSCORE', keys.owed(), id)
 if not due then
   redis.call('HSET', KEYS[1], 'tellings_before', r.tellings, 'owed_since', now)
-  for _, key in ipairs({ KEYS[1], input_key(id), output_key(id), events_key(id) }) do
-    redis.call('PEXPIRE', key, OWED_MS, 'GT')
+  for _, key in ipairs({ KEYS[1], keys.input(id), keys.output(id), keys.events(id) }) do
+    redis.call('PEXPIRE', key, records.OWED_MS, 'GT')
   end
 elseif tonumber(due) ~= tonumber(r.next_telling) then -- taken by a courier, or its director's own, whose time ends by itself
   return 'owed'
@@ -33,5 +36,5 @@ elseif r.forwarded ~= '0' then -- '0': put off, so it is late as it is
   redis.call('HSET', KEYS[1], 'forwarded', r.next_telling)
 end
 if not due then redis.call('HSET', KEYS[1], 'next_telling', now) end
-redis.call('ZADD', owed_key(), now, id)
+redis.call('ZADD', keys.owed(), now, id)
 return 'owed'

@@ -10,6 +10,9 @@
 --                            Objectives as JSON, for display, and within:<lane>, ms until a new prediction should start
 --   Returns  1  registered
 --            0  the name belongs to another version: nothing was written
+--
+-- uses keys:     QUEUE, clock
+-- uses breaker:  close
 
 local meta, version, streams, size = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 
@@ -19,5 +22,5 @@ if known and known ~= version then return 0 end
 if not known then redis.call('HSET', meta, 'version', version, 'streams', streams, 'read', streams, 'size', size) end
 for i = 4, #ARGV, 2 do redis.call('HSET', meta, ARGV[i], ARGV[i + 1]) end
 -- an open breaker would stay open for ever: faults are no longer noted, and neither is its probe's
-if redis.call('HGET', meta, 'breaker_after') == '0' then close_breaker(QUEUE, clock('')) end
+if redis.call('HGET', meta, 'breaker_after') == '0' then breaker.close(keys.QUEUE, keys.clock('')) end
 return 1

@@ -11,12 +11,16 @@
 --   ARGV[7]  claimed_ms  how long ago it was claimed, by the director's clock; '' if unknown
 --   Returns  'waiting', 'delayed', 'dead', 'canceled' or 'late': its new state
 --            'lost'     nothing was written
+--
+-- uses keys:     ID, clock
+-- uses records:  put_right, read
+-- uses requeue:  give_back
 
-local id, token, spent, delay_ms, now = ID, ARGV[1], ARGV[2] == '1', tonumber(ARGV[3]), clock(ARGV[8])
+local id, token, spent, delay_ms, now = keys.ID, ARGV[1], ARGV[2] == '1', tonumber(ARGV[3]), keys.clock(ARGV[8])
 
-local r = read(id)
+local r = records.read(id)
 if not r or token == '' or r.token ~= token then return 'lost' end
-r.claimed = put_right(r.claimed, ARGV[7], now)
+r.claimed = records.put_right(r.claimed, ARGV[7], now)
 local began = nil
 if ARGV[6] ~= '' then began = ARGV[6] == '1' end
-return requeue(id, r, { spent = spent, began = began, delay_ms = delay_ms, error = ARGV[4], code = ARGV[5] }, now)
+return requeue.give_back(id, r, { spent = spent, began = began, delay_ms = delay_ms, error = ARGV[4], code = ARGV[5] }, now)

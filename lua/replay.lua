@@ -11,13 +11,15 @@
 --                moved: the server that it moved to, or ''; last: number of the newest event, 0 once they were removed
 --                first: number of the first event here; an event: kind, ms and data separated by spaces
 --            {}  no such prediction
+--
+-- uses keys:     ID, events
 
-local id, after, most, bytes, whole = ID, tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4] == '1'
+local id, after, most, bytes, whole = keys.ID, tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4] == '1'
 local STEP = 16 -- read at a time: one event may be megabytes
 
 local r = redis.call('HMGET', KEYS[1], 'account', 'status', 'ticket', 'moved', 'revivals')
 if not r[1] then return {} end
-local key = events_key(id)
+local key = keys.events(id)
 local last = redis.call('LLEN', key)
 local born = (tonumber(r[5] or '') or 0) * tonumber(ARGV[5]) -- what this life's numbers begin after
 local at = after - born

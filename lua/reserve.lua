@@ -17,10 +17,12 @@
 --   Returns  {allowed, remaining, reset_ms, retry_after_ms, limit}   allowed: 1 or 0; remaining: whole tokens, or ms of
 --            compute; reset_ms: until all of it is there again; retry_after_ms: until this may be asked again, 0 where it
 --            is allowed; limit: the one that this tells of: as asked, or 'credit', which comes back with no time
+--
+-- uses keys:     clock
 
 local usage, taken, compute, credit = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local limit, id, most, asked_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[5])
-local most_in_all, now = tonumber(ARGV[6]), clock(ARGV[7])
+local most_in_all, now = tonumber(ARGV[6]), keys.clock(ARGV[7])
 
 local DAY_MS, TOKEN = 86400000, 1000000000
 local BURST_MS = 1000 -- a denial within this time of the last one is of the same burst: some clients ask six times at once

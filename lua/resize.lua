@@ -6,15 +6,18 @@
 --   ARGV[1]  streams  1..32
 --   Returns  {streams, read}  new work goes to the first `streams`; work is read from the first `read`
 --            {}               the queue is not registered
+--
+-- uses keys:     QUEUE, stream
+-- uses share:    LANES
 
-local meta, queue, streams = KEYS[1], QUEUE, tonumber(ARGV[1])
+local meta, queue, streams = KEYS[1], keys.QUEUE, tonumber(ARGV[1])
 
 local read_from = tonumber(redis.call('HGET', meta, 'read'))
 if not read_from then return {} end
 
 local function empty(number)
-  for _, lane in ipairs(LANES) do
-    if redis.call('XLEN', stream_key(queue, lane, number)) > 0 then return false end
+  for _, lane in ipairs(share.LANES) do
+    if redis.call('XLEN', keys.stream(queue, lane, number)) > 0 then return false end
   end
   return true
 end

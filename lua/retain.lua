@@ -8,16 +8,19 @@
 --   ARGV[2]  until_ms  the bucket of what never expires
 --   ARGV[3]  most      bytes that the account may have then, '' for no limit
 --   Returns  1, or {used, retry_ms} as enlist where nothing was written
+--
+-- uses keys:     clock
+-- uses data:     count, counted, discount, refusal_of
 
-local data, bytes, until_ms, most, now = KEYS[1], tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), clock(ARGV[4])
+local data, bytes, until_ms, most, now = KEYS[1], tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), keys.clock(ARGV[4])
 
 if bytes < 0 then
-  discount_data(data, until_ms, -bytes)
+  data.discount(data, until_ms, -bytes)
   return 1
 end
 if most then
-  local total, buckets = counted_data(data, now)
-  if total + bytes > most then return refusal_of(total, buckets, bytes, until_ms, most, now) end
+  local total, buckets = data.counted(data, now)
+  if total + bytes > most then return data.refusal_of(total, buckets, bytes, until_ms, most, now) end
 end
-if bytes > 0 then count_data(data, until_ms, bytes, now) end
+if bytes > 0 then data.count(data, until_ms, bytes, now) end
 return 1

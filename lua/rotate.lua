@@ -7,8 +7,10 @@
 --   Returns  'rotated'  also if this secret is the current one already
 --            'unknown'  there is no such account: nothing was written
 --            'full'     too many former ones still live: nothing was written
+--
+-- uses keys:     clock
 
-local secret, keep_ms, now = ARGV[1], tonumber(ARGV[2]), clock(ARGV[3])
+local secret, keep_ms, now = ARGV[1], tonumber(ARGV[2]), keys.clock(ARGV[3])
 local MOST_FORMER = 4 -- each adds a signature to every webhook's header
 
 local current = redis.call('HGET', KEYS[1], 'webhook_secret')

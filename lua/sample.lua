@@ -12,8 +12,12 @@
 -- per lane), and then the counts since the sample before, in the order of COUNTED.
 -- meta: sampled     when, whether it was busy, and the counters as they were then
 --       slots_each  slots per director, kept while none is ready
+--
+-- uses keys:     ALIVE_MS, QUEUE, clock, queue
+-- uses share:    LANES
+-- uses outlook:  look_at, waits_in
 
-local meta, queue, period_ms, most, now = KEYS[1], QUEUE, tonumber(ARGV[1]), tonumber(ARGV[2]), clock(ARGV[3])
+local meta, queue, period_ms, most, now = KEYS[1], keys.QUEUE, tonumber(ARGV[1]), tonumber(ARGV[2]), keys.clock(ARGV[3])
 local COUNTED = { 'accepted:high', 'accepted:normal', 'accepted:low', 'started', 'ended', 'waited_ms',
   'met:high', 'met:normal', 'met:low', 'missed:high', 'missed:normal', 'missed:low' }
 local LOOK_AT = 64
@@ -27,29 +31,29 @@ local at, was_busy = before[1] or 0, before[2] == 1
 local is_noted = math.floor(now / period_ms) <= math.floor(at / period_ms) and at - now < 6 * period_ms
 if is_noted then return was_busy and 1 or 0 end
 
-local counters, since, has_counted = redis.call('HMGET', queue_key(queue, 'tally'), unpack(COUNTED)), {}, false
+local counters, since, has_counted = redis.call('HMGET', keys.queue(queue, 'tally'), unpack(COUNTED)), {}, false
 for i = 1, #COUNTED do
   counters[i] = tonumber(counters[i] or 0)
   since[i] = counters[i] - (before[2 + i] or 0)
   if since[i] < 0 then since[i] = counters[i] end -- they were lost and restarted
   has_counted = has_counted or since[i] > 0
 end
-local live = redis.call('ZCARD', queue_key(queue, 'live'))
+local live = redis.call('ZCARD', keys.queue(queue, 'live'))
 local is_busy = live > 0 or has_counted
 if not is_busy and not was_busy then return 0 end
 
-local m = look_at(queue, 'normal')
+local m = outlook.look_at(queue, 'normal')
 local waits = {}
-for i, lane in ipairs(LANES) do waits[i] = waits_in(m, lane) end
+for i, lane in ipairs(share.LANES) do waits[i] = outlook.waits_in(m, lane) end
 
 -- Waiting predictions past their lane's objective. `live` knows no lanes or claims, so this is a lower bound: claims count
 -- as old, and the lanes that are served last have the oldest.
 local function late_per_lane()
   local late, taken = { 0, 0, 0 }, 0
-  for i = #LANES, 1, -1 do
+  for i = #share.LANES, 1, -1 do
     local within = tonumber(kept[3 + i])
     if within then
-      local old = redis.call('ZCOUNT', queue_key(queue, 'live'), '-inf', '(' .. (now - within)) - m.claimed - taken
+      local old = redis.call('ZCOUNT', keys.queue(queue, 'live'), '-inf', '(' .. (now - within)) - m.claimed - taken
       late[i] = math.min(waits[i], math.max(0, old))
     end
     taken = taken + (within and late[i] or waits[i])
@@ -60,22 +64,22 @@ end
 -- Mean slots of a ready director: the estimate while no director is ready.
 local function slots_each()
   local sum, ready = 0, 0
-  for _, alive in ipairs(redis.call('ZRANGEBYSCORE', queue_key(queue, 'directors'), now - ALIVE_MS, now + ALIVE_MS, 'LIMIT', 0, LOOK_AT)) do
-    local slots = string.match(redis.call('HGET', queue_key(queue, 'slots'), alive) or '', '^(%d+) ready$')
+  for _, alive in ipairs(redis.call('ZRANGEBYSCORE', keys.queue(queue, 'directors'), now - keys.ALIVE_MS, now + keys.ALIVE_MS, 'LIMIT', 0, LOOK_AT)) do
+    local slots = string.match(redis.call('HGET', keys.queue(queue, 'slots'), alive) or '', '^(%d+) ready$')
     if slots then sum, ready = sum + math.max(1, tonumber(slots)), ready + 1 end
   end
   return ready > 0 and string.format('%.2f', sum / ready) or kept[3]
 end
 
-local oldest = redis.call('ZRANGE', queue_key(queue, 'live'), 0, 0, 'WITHSCORES')
+local oldest = redis.call('ZRANGE', keys.queue(queue, 'live'), 0, 0, 'WITHSCORES')
 local late = late_per_lane()
-local line = { now, waits[1], waits[2], waits[3], m.claimed, redis.call('ZCARD', queue_key(queue, 'delayed')),
+local line = { now, waits[1], waits[2], waits[3], m.claimed, redis.call('ZCARD', keys.queue(queue, 'delayed')),
   oldest[2] and math.max(0, now - oldest[2]) or 0, late[1], late[2], late[3], unpack(since) }
 for i, number in ipairs(line) do line[i] = string.format('%.0f', number) end
 for i, number in ipairs(counters) do counters[i] = string.format('%.0f', number) end
 local each = slots_each()
 
-local samples = queue_key(queue, 'samples')
+local samples = keys.queue(queue, 'samples')
 redis.call('LPUSH', samples, table.concat(line, ' '))
 redis.call('LTRIM', samples, 0, most - 1)
 redis.call('PEXPIRE', samples, most * period_ms)

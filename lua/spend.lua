@@ -12,10 +12,12 @@
 --   ARGV[4]  id       the id that compute was reserved by, '' to leave it
 --   ARGV[5]  spent    ms of compute
 --   Returns  {token, compute}   1 where something was given back or corrected, else 0
+--
+-- uses keys:     clock
 
 local usage, taken = KEYS[1], KEYS[2]
 local token, most, rate = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local id, spent, now = ARGV[4], tonumber(ARGV[5]), clock(ARGV[6])
+local id, spent, now = ARGV[4], tonumber(ARGV[5]), keys.clock(ARGV[6])
 
 local TOKEN = 1000000000
 

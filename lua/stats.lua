@@ -9,27 +9,32 @@
 --            server_auth: directors in this state by their last heartbeat; leaving: on the way to another server
 --            swap: the reason of a model that shares a device and is not loaded, or ''
 --            {}  the queue is not registered
+--
+-- uses keys:     ALIVE_MS, QUEUE, clock, queue
+-- uses ready:    mask_of
+-- uses share:    LANES
+-- uses outlook:  depths, look_at, swapped
 
-local meta, queue, now = KEYS[1], QUEUE, clock(ARGV[1])
+local meta, queue, now = KEYS[1], keys.QUEUE, keys.clock(ARGV[1])
 
-local m = look_at(queue, 'normal')
+local m = outlook.look_at(queue, 'normal')
 if m.streams == '' then return {} end
 local shown = redis.call('HMGET', meta, 'read', 'service_cost', 'max_queued', 'objectives', 'paused_at', 'paused_by')
 local waits, sizes = {}, {}
-for i, lane in ipairs(LANES) do
+for i, lane in ipairs(share.LANES) do
   waits[i] = m['backlogged:' .. lane]
   -- where no claim would look, nothing waits; asking each of 48 streams is most of the cost
-  for _, deep in pairs(depths(queue, lane, mask_of(queue, lane))) do waits[i] = waits[i] + deep end
+  for _, deep in pairs(outlook.depths(queue, lane, ready.mask_of(queue, lane))) do waits[i] = waits[i] + deep end
 end
-for i, index in ipairs({ 'delayed', 'dead', 'live', 'leaving' }) do sizes[i] = redis.call('ZCARD', queue_key(queue, index)) end
-local oldest = redis.call('ZRANGE', queue_key(queue, 'live'), 0, 0, 'WITHSCORES')
+for i, index in ipairs({ 'delayed', 'dead', 'live', 'leaving' }) do sizes[i] = redis.call('ZCARD', keys.queue(queue, index)) end
+local oldest = redis.call('ZRANGE', keys.queue(queue, 'live'), 0, 0, 'WITHSCORES')
 return {
   waits[1], waits[2], waits[3], m.claimed, sizes[1], sizes[2], sizes[3], oldest[2] and now - oldest[2] or 0,
-  redis.call('ZCOUNT', queue_key(queue, 'directors'), now - ALIVE_MS, now + ALIVE_MS),
+  redis.call('ZCOUNT', keys.queue(queue, 'directors'), now - keys.ALIVE_MS, now + keys.ALIVE_MS),
   tonumber(m.streams), tonumber(shown[1]), m.paused == '1' and 1 or 0, tonumber(m.slots), tonumber(m.service_ms),
   shown[2] or '1', -- a fraction: numbers are cut in replies
   m.mode, shown[3] or '', m.breaker, tonumber(m.starting), tonumber(m.setup_failed), tonumber(m.server_auth), sizes[4],
   shown[4] or '', shown[5] or '', shown[6] or '',
-  tonumber(m.slots) == 0 and tonumber(m.starting) > 0 and swapped(queue, m, now) or '',
-  redis.call('HGETALL', queue_key(queue, 'tally')),
+  tonumber(m.slots) == 0 and tonumber(m.starting) > 0 and outlook.swapped(queue, m, now) or '',
+  redis.call('HGETALL', keys.queue(queue, 'tally')),
 }

@@ -6,14 +6,19 @@
 --   ARGV[1]  site    of the server that it leaves for
 --   Returns  'waiting', 'delayed' or 'canceled'
 --            'gone'  it does not leave for there: nothing was written
+--
+-- uses keys:     ID, clock, queue
+-- uses records:  read
+-- uses ends:     end_now
+-- uses requeue:  put_in
 
-local id, site, now = ID, ARGV[1], clock(ARGV[2])
+local id, site, now = keys.ID, ARGV[1], keys.clock(ARGV[2])
 
-local r = read(id)
+local r = records.read(id)
 if not r or r.leaving ~= site or r.moved ~= '' then return 'gone' end
 
-redis.call('ZREM', queue_key(r.queue, 'leaving'), id)
-redis.call('HSET', KEYS[1], 'leaving', '', 'due', '', unpack(put_in(id, r, r.due, r.created)))
+redis.call('ZREM', keys.queue(r.queue, 'leaving'), id)
+redis.call('HSET', KEYS[1], 'leaving', '', 'due', '', unpack(requeue.put_in(id, r, r.due, r.created)))
 if r.cancel ~= 'user' then return r.due ~= '' and 'delayed' or 'waiting' end
-settle(id, read(id), 'canceled', {}, now)
+ends.end_now(id, records.read(id), 'canceled', {}, now)
 return 'canceled'

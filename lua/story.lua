@@ -9,16 +9,20 @@
 --                due, lease, owed: ms of the next attempt, the lease's end, the webhook's next attempt; '' without one
 --                dead: 1 for a dead letter
 --            {}  no such prediction
+--
+-- uses keys:     ID, clock, events, owed, queue
+-- uses records:  TERMINAL, parse
+-- uses outlook:  of
 
-local id, now = ID, clock(ARGV[1])
+local id, now = keys.ID, keys.clock(ARGV[1])
 local LOOK = 500 -- events looked at from each end: one run may have written a hundred thousand
 local BULK = { output = true, logs = true, metric = true }
 
 local flat = redis.call('HGETALL', KEYS[1])
 if #flat == 0 then return {} end
-local r = as_record(flat)
+local r = records.parse(flat)
 
-local key, events = events_key(id), {}
+local key, events = keys.events(id), {}
 local length = redis.call('LLEN', key)
 local function look(from, to)
   for i, entry in ipairs(redis.call('LRANGE', key, from, to)) do
@@ -33,10 +37,10 @@ if length > LOOK then look(math.max(LOOK, length - LOOK), -1) end
 
 local function at(index) return redis.call('ZSCORE', index, id) or '' end
 
-local waits = not TERMINAL[r.status] and r.token == '' and r.leaving == '' and r.moved == ''
+local waits = not records.TERMINAL[r.status] and r.token == '' and r.leaving == '' and r.moved == ''
 return {
-  now, flat, events, waits and outlook(id, r, now) or {},
-  redis.call('HGET', queue_key(r.queue, 'meta'), 'attempts') or '',
-  at(queue_key(r.queue, 'delayed')), at(queue_key(r.queue, 'lease')), at(owed_key()),
-  at(queue_key(r.queue, 'dead')) ~= '' and 1 or 0,
+  now, flat, events, waits and outlook.of(id, r, now) or {},
+  redis.call('HGET', keys.queue(r.queue, 'meta'), 'attempts') or '',
+  at(keys.queue(r.queue, 'delayed')), at(keys.queue(r.queue, 'lease')), at(keys.owed()),
+  at(keys.queue(r.queue, 'dead')) ~= '' and 1 or 0,
 }

@@ -10,9 +10,11 @@
 --   ARGV[4]  until_ms  when it is over
 --   Returns  {fits, total, more}   fits: 0 where it would take more than before and there is no room: of the account
 --            nothing was written. total: bytes counted then; more: 1 where there may be others that are over
+--
+-- uses keys:     clock
 
 local stored, untils = KEYS[1], KEYS[2]
-local id, bytes, most, until_ms, now = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), clock(ARGV[5])
+local id, bytes, most, until_ms, now = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), keys.clock(ARGV[5])
 
 local AT_ONCE = 100
 

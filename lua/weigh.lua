@@ -11,12 +11,15 @@
 --   ARGV[4]  was_ms    its until_ms for them
 --   ARGV[5]  now_ms    '' for the server's clock
 --   Returns  for each item 1
+--
+-- uses data:     count, discount
+-- uses batch:    each
 
 local function weigh(key, arg)
   local data, bytes, counted = KEYS[key + 1], tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 3])
-  if counted > 0 then discount_data(data, ARGV[arg + 4], counted) end
-  count_data(data, ARGV[arg + 2], bytes, ARGV[arg + 5])
+  if counted > 0 then data.discount(data, ARGV[arg + 4], counted) end
+  data.count(data, ARGV[arg + 2], bytes, ARGV[arg + 5])
   return 1
 end
 
-return for_each_item(1, weigh, function() end)
+return batch.each(1, weigh, function() end)

@@ -6,13 +6,11 @@ Every script is idempotent, so a call whose reply was lost is sent again. Cancel
 import asyncio
 import hashlib
 import logging
-import re
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from enum import Enum, auto
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from typing import Any, Final, Protocol
 
 import hiredis
@@ -20,7 +18,7 @@ from msgspec import Struct
 from redis import exceptions
 from redis.asyncio import Redis
 
-import director
+from director.broker import linker
 from director.broker.cluster import Address, Cluster
 from director.broker.connections import was_sent, without_frames
 from director.broker.redis_client import GIVE_UP_S, PAUSE_S, SOCKET_TIMEOUT_S, TRIES, ClusterPipes, Pipes, unavailable
@@ -38,73 +36,8 @@ LARGE_BYTES: Final = 256 * 1024
 MOST_ITEMS: Final = 32
 ITEMS_BYTES: Final = 256 * 1024
 RELIED_ON: Final = frozenset({"enlist"})  # by calls of the same turn of the loop
-# The wheel has the scripts inside `director`, a checkout beside it
-LUA: Final = next(
-    path
-    for path in (Path(director.__file__).parent / "lua", Path(director.__file__).parents[1] / "lua")
-    if path.is_dir()
-)
-PARTS: Final = ("keys", "data", "log", "place", "estimate", "share", "outlook", "breaker", "settle", "requeue", "batch")
-# A block of a file in lua/lib/: a function, up to the `end` on its only line or at the left margin; or a line of values
-BLOCKS: Final = re.compile(
-    r"^local function (?P<name>\w+)(?:.* end$|(?s:.*?)^end$)|^local (?P<values>\w+(?:, \w+)*)\b(?! function).*$",
-    re.MULTILINE,
-)
-FIRST_INNER: Final = "place"
-NAMES: Final = re.compile(r"--.*|'[^'\n]*'|(?<!\.)\.\w+|(?P<name>[A-Za-z_]\w*)")
-OWN_NAMES: Final = re.compile(r"^ +local (\w+(?:, \w+)*)", re.MULTILINE)
 LOST: Final = (exceptions.ConnectionError, exceptions.TimeoutError)
 NOT_CARRIED_OUT: Final = (exceptions.NoScriptError, *LOST)
-IN_CLUSTER: Final = ("lib/slot",)
-
-
-class Block(Struct, frozen=True):
-    """A part of lua/lib/: the names that it declares, and those that it uses. `is_inner`: see `source`."""
-
-    text: str
-    declares: frozenset[str]
-    uses: frozenset[str]
-    is_inner: bool
-
-
-def source(name: str) -> str:
-    """Return a script behind all that it uses of lua/lib/, directly or not: what declares a name that it uses.
-
-    What follows FIRST_INNER is a function of its own: Lua makes a function slowly if it takes many variables from a
-    long chunk, because it looks for each in a list of all that were taken.
-    """
-    shebang, _, body = _file(name).partition("\n")
-    needed, names = set[str](), _names(body)
-    while names:
-        needed |= names
-        names = frozenset[str]().union(*(block.uses for block in _blocks() if block.declares & names)) - needed
-    found = [block for block in _blocks() if block.declares & needed]
-    outer = [block.text for block in found if not block.is_inner]
-    inner = [block.text for block in found if block.is_inner]
-    if inner:
-        inner, body = ["return (function()", *inner], f"{body}\nend)()"
-    return "\n".join([shebang, *outer, *inner, body])
-
-
-@cache
-def _blocks() -> tuple[Block, ...]:
-    blocks = []
-    for place, part in enumerate(PARTS):
-        for match in BLOCKS.finditer(_file(f"lib/{part}")):
-            declares = frozenset((match["name"] or match["values"]).split(", "))
-            own = {name for names in OWN_NAMES.findall(match[0]) for name in names.split(", ")}
-            uses = _names(match[0]) - own
-            blocks.append(Block(match[0], declares, uses, is_inner=place >= PARTS.index(FIRST_INNER)))
-    return tuple(blocks)
-
-
-def _names(text: str) -> frozenset[str]:
-    """Return the names in a text of Lua, without fields, strings and comments."""
-    return frozenset(match["name"] for match in NAMES.finditer(text) if match["name"])
-
-
-def _file(name: str) -> str:
-    return (LUA / f"{name}.lua").read_text(encoding="utf-8")
 
 
 class Traffic(Enum):
@@ -139,10 +72,10 @@ class Script(Struct, frozen=True):
 
     @classmethod
     def load(cls, name: str, *, first: Sequence[str] = ()) -> "Script":
-        shebang, _, body = source(name).partition("\n")
-        text = "\n".join([shebang, *map(_file, first), body])
+        shebang, _, body = linker.link(name).partition("\n")
+        text = "\n".join([shebang, *map(linker.file, first), body])
         sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-        return cls(name, text, sha, takes_items="for_each_item" in _names(text))
+        return cls(name, text, sha, takes_items="batch.each" in linker.names_in(linker.file(name)))
 
 
 class Call(Struct):
@@ -235,7 +168,7 @@ class Gatherer:
     def _script(self, name: str) -> Script:
         script = self._scripts.get(name)
         if script is None:
-            script = self._scripts[name] = Script.load(name, first=() if self._slots is None else IN_CLUSTER)
+            script = self._scripts[name] = Script.load(name, first=() if self._slots is None else linker.IN_CLUSTER)
         return script
 
     async def aclose(self) -> None:

@@ -321,7 +321,7 @@ class Known(Struct, frozen=True, kw_only=True):
     is_dead: bool = False
 
 
-# A record's history of attempts that did not end its prediction. Pure; `lua/lib/settle.lua` writes it.
+# A record's history of attempts that did not end its prediction. Pure; `lua/lib/ends.lua` writes it.
 
 
 class Spent(Struct, frozen=True):

@@ -13,7 +13,7 @@ from director.core.schema import LIFE, Eta, Event, Outlook, Place, Prediction, R
 
 PATHS: Final[Mapping[Kind, str]] = {"": "predictions", "training": "trainings", "procedure": "procedures"}
 NOTHING: Final = Raw(b"{}")
-REDACTED: Final = b'"[REDACTED]"'  # in place of a secret value; lua/lib/settle.lua has it too
+REDACTED: Final = b'"[REDACTED]"'  # in place of a secret value; lua/lib/ends.lua has it too
 RESTARTS: Final = frozenset({"retried", "released", "restarted", "revived"})
 LINES_DROPPED: Final = "… earlier lines were dropped …\n"  # first line of logs that were cut
 

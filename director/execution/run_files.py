@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 PAUSES_S: Final = (0.2, 1.0, 3.0)
 PUT_S: Final = 30.0
 SLOWEST_BYTES_S: Final = 1 << 20  # a large file may take as long as this pace needs
-# The data lives as long as a webhook is owed that names the files, and so do the files: see lua/lib/settle.lua
+# The data lives as long as a webhook is owed that names the files, and so do the files: see lua/lib/ends.lua
 OWED_S: Final = 4 * 86400.0
 # In valid JSON, a quote that follows no backslash and precedes `http` begins a string
 STRING: Final = re.compile(rb'(?<!\\)"(https?:[^"\\]*+(?:\\.[^"\\]*+)*+)"(?!\s*+:)')

@@ -235,7 +235,7 @@ def _when(at_ms: str) -> str | None:
     return iso(int(at_ms)) if at_ms else None
 
 
-# The message of a prediction's end, as `lua/lib/settle.lua` writes it: a line of words, then the texts whose sizes the
+# The message of a prediction's end, as `lua/lib/ends.lua` writes it: a line of words, then the texts whose sizes the
 # line gives. If the end is too large, the id comes alone. A newer release adds words and texts after those known here.
 
 WORDS: Final = 4  # id, status, started, completed

@@ -1,7 +1,6 @@
 -- lib/data: count the bytes that an account's data takes in Redis, by the time at which it expires. Data expires silently, so
 -- no script could subtract it: a bucket of the hash is forgotten when its time is over.
 --
--- Needs lib/keys.
 -- {a:<account>}:data   until_ms -> bytes, about thirty buckets; `old` -> '<bytes> <until_ms>', see recount
 --
 -- Counted are inputs, outputs, logs and events of all kinds of runs, waiting and ended, and a fixed part for what else one
@@ -13,9 +12,11 @@
 -- count in the fixed part. Each error ends with its bucket or with a keeper's pass, and the sum is never below zero. So a
 -- release that counts less beside one that counts more does no harm that lasts. A process of release 0.3.0 counts no files,
 -- no texts of models, and each record as if it were short.
+--
+-- uses keys:     clock
 
 -- Return all bytes that count, {until_ms, bytes} of each bucket in order of time, and the fields that are over.
-local function counted_data(data, now)
+function data.counted(data, now)
   local flat, total, buckets, over = redis.call('HGETALL', data), 0, {}, {}
   for i = 1, #flat, 2 do
     local until_ms, bytes = tonumber(flat[i]), tonumber(flat[i + 1])
@@ -33,20 +34,20 @@ local function counted_data(data, now)
 end
 
 -- Forget what is over, and let the hash live as long as its last bucket. Called when a bucket begins: so one command counts.
-local function tidy_data(data, now)
-  local _, buckets, over = counted_data(data, now)
+function data.tidy(data, now)
+  local _, buckets, over = data.counted(data, now)
   if #over > 0 then redis.call('HDEL', data, unpack(over)) end
   if #buckets > 0 then redis.call('PEXPIREAT', data, string.format('%d', buckets[#buckets][1])) end
 end
 
 -- Count bytes of data that expires at this time. given: now_ms, '' for the server's clock
-local function count_data(data, until_ms, bytes, given)
-  if redis.call('HINCRBY', data, until_ms, bytes) == tonumber(bytes) then tidy_data(data, clock(given)) end
+function data.count(data, until_ms, bytes, given)
+  if redis.call('HINCRBY', data, until_ms, bytes) == tonumber(bytes) then data.tidy(data, keys.clock(given)) end
 end
 
 -- Return the refusal of bytes that would be more than `most` beside this total: {total, ms until so much expires that they
 -- fit}.
-local function refusal_of(total, buckets, bytes, until_ms, most, now)
+function data.refusal_of(total, buckets, bytes, until_ms, most, now)
   local left = total + bytes
   for _, bucket in ipairs(buckets) do
     left = left - bucket[2]
@@ -56,7 +57,7 @@ local function refusal_of(total, buckets, bytes, until_ms, most, now)
 end
 
 -- Count less of a bucket, never less than nothing: another bucket, or none, may have had it.
-local function discount_data(data, until_ms, bytes)
+function data.discount(data, until_ms, bytes)
   local left = tonumber(redis.call('HGET', data, until_ms) or 0) - bytes
   if left > 0 then
     redis.call('HINCRBY', data, until_ms, -bytes)

@@ -1,29 +1,35 @@
 -- lib/outlook: why a prediction waits, how many start before it, and for how long. Reads a bounded number of keys.
--- Needs lib/keys, lib/place, lib/share.
+--
+-- uses keys:     ALIVE_MS, queue, record, stream
+-- uses ready:    choose_stream, delivered, next_set, waiting_in, without_bit
+-- uses pending:  counted, counts
+-- uses estimate: LATE90, expected_s
+-- uses share:    LANES, backlog, backlog_depths, has_any, is_calm, is_held, is_suspended, lane_clock, limits_of,
+--                may_run
 
-local TURNS_OF = { high = 8, normal = 3, low = 1 }
-local LOOK = 32 -- most tenants, and most entries of a stream, that are counted
-local P90 = 1.2816
+outlook.TURNS_OF = { high = 8, normal = 3, low = 1 }
+outlook.LOOK = 32 -- most tenants, and most entries of a stream, that are counted
+outlook.P90 = 1.2816
 
 -- Undelivered entries of each stream of a lane that may hold any, by its mask.
-local function depths(queue, lane, rest)
+function outlook.depths(queue, lane, rest)
   local depth, number = {}, 0
   while rest ~= 0 do
-    number = next_set(rest, number)
-    rest = without_bit(rest, number)
-    depth[number] = waiting(stream_key(queue, lane, number))
+    number = ready.next_set(rest, number)
+    rest = ready.without_bit(rest, number)
+    depth[number] = ready.waiting_in(keys.stream(queue, lane, number))
   end
   return depth
 end
 
 -- Undelivered entries in front of it in its stream.
-local function in_front(r)
-  local stream = stream_key(r.queue, r.lane, r.stream)
-  return math.max(0, #redis.call('XRANGE', stream, '(' .. delivered(stream), r.mid, 'COUNT', LOOK) - 1)
+function outlook.in_front(r)
+  local stream = keys.stream(r.queue, r.lane, r.stream)
+  return math.max(0, #redis.call('XRANGE', stream, '(' .. ready.delivered(stream), r.mid, 'COUNT', outlook.LOOK) - 1)
 end
 
 -- Entries of its lane that are read before it: those in front of it, and as many from each other stream.
-local function ahead_in_streams(own, before, depth, turn)
+function outlook.ahead_in_streams(own, before, depth, turn)
   local sum = before
   for number, deep in pairs(depth) do
     local comes_first = (number - turn) % 32 < (own - turn) % 32
@@ -33,21 +39,21 @@ local function ahead_in_streams(own, before, depth, turn)
 end
 
 -- The tenants that have turns in a lane, by place: name, virtual time, and what it has waiting. Read once for a call.
-local lines_up = {}
-local function line_up(queue, lane)
-  local up = lines_up[lane]
+outlook.lines_up = {}
+function outlook.line_up(queue, lane)
+  local up = outlook.lines_up[lane]
   if up then return up end
-  local vtime = queue_key(queue, 'vtime:' .. lane)
-  local least = redis.call('ZRANGE', vtime, 0, LOOK - 1, 'WITHSCORES')
-  up = { names = {}, times = {}, waiting = {}, all = #least == 2 * LOOK and redis.call('ZCARD', vtime) or #least / 2 }
+  local vtime = keys.queue(queue, 'vtime:' .. lane)
+  local least = redis.call('ZRANGE', vtime, 0, outlook.LOOK - 1, 'WITHSCORES')
+  up = { names = {}, times = {}, waiting = {}, all = #least == 2 * outlook.LOOK and redis.call('ZCARD', vtime) or #least / 2 }
   for i = 1, #least / 2 do up.names[i], up.times[i] = least[2 * i - 1], tonumber(least[2 * i]) end
-  if #least > 0 then up.waiting = redis.call('HMGET', queue_key(queue, 'queued'), unpack(up.names)) end
-  lines_up[lane] = up
+  if #least > 0 then up.waiting = redis.call('HMGET', keys.queue(queue, 'queued'), unpack(up.names)) end
+  outlook.lines_up[lane] = up
   return up
 end
 
 -- Return the tenant's place in the line, or nil.
-local function place_in(up, tenant)
+function outlook.place_in(up, tenant)
   for i, name in ipairs(up.names) do
     if name == tenant then return i end
   end
@@ -55,51 +61,51 @@ end
 
 -- Entries that leave backlogs before the one at `rank` of its tenant's: each tenant's share by weight, at most what it
 -- has waiting. That number includes other lanes, because one call then reads it for all tenants.
-local function ahead_in_backlogs(r, rank, each_s)
+function outlook.ahead_in_backlogs(r, rank, each_s)
   local queue, lane, tenant = r.queue, r.lane, r.account
-  local up = line_up(queue, lane)
-  local place = place_in(up, tenant)
-  local own = place and up.times[place] or tonumber(redis.call('ZSCORE', queue_key(queue, 'vtime:' .. lane), tenant)
-    or redis.call('ZSCORE', queue_key(queue, 'debt:' .. lane), tenant) or lane_clock(queue, lane))
-  local turn = own + rank * each_s / limits_of(queue, tenant) -- the virtual time at which it is admitted
-  local sum, others, later = rank, 0, uncounted.queued or {}
-  local times, queued, are_equal = up.times, up.waiting, not has_any(queue, 'limits')
+  local up = outlook.line_up(queue, lane)
+  local place = outlook.place_in(up, tenant)
+  local own = place and up.times[place] or tonumber(redis.call('ZSCORE', keys.queue(queue, 'vtime:' .. lane), tenant)
+    or redis.call('ZSCORE', keys.queue(queue, 'debt:' .. lane), tenant) or share.lane_clock(queue, lane))
+  local turn = own + rank * each_s / share.limits_of(queue, tenant) -- the virtual time at which it is admitted
+  local sum, others, later = rank, 0, pending.counts.queued or {}
+  local times, queued, are_equal = up.times, up.waiting, not share.has_any(queue, 'limits')
   for i, other in ipairs(up.names) do
     if i ~= place then
-      local fit = math.floor((turn - times[i]) * (are_equal and 1 or limits_of(queue, other)) / each_s + 0.5)
+      local fit = math.floor((turn - times[i]) * (are_equal and 1 or share.limits_of(queue, other)) / each_s + 0.5)
       if fit > 0 then sum = sum + math.max(0, math.min((queued[i] or 0) + (later[other] or 0), fit)) end
       others = others + 1
     end
   end
-  local unseen = others > 0 and #up.names == LOOK and up.all - others - 1 or 0
+  local unseen = others > 0 and #up.names == outlook.LOOK and up.all - others - 1 or 0
   return unseen > 0 and sum + math.floor((sum - rank) / others * unseen) or sum
 end
 
 -- What its director last said of a model that shares a device and is not loaded: its reason, or nil. `m` gets the rest.
-local function swapped(queue, m, now)
+function outlook.swapped(queue, m, now)
   local reason, eta, late, slots, at =
-    string.match(redis.call('HGET', queue_key(queue, 'meta'), 'swap') or '', '^(%S+) (%d*) (%d*) (%d+) (%d+)$')
-  if not reason or math.abs(now - at) > ALIVE_MS then return nil end
+    string.match(redis.call('HGET', keys.queue(queue, 'meta'), 'swap') or '', '^(%S+) (%d*) (%d*) (%d+) (%d+)$')
+  if not reason or math.abs(now - at) > keys.ALIVE_MS then return nil end
   m.swap = { eta = tonumber(eta), late = tonumber(late), slots = slots }
   return reason
 end
 
 -- The reason why nothing of this queue starts now, or nil.
-local function stoppage(queue, m, now)
+function outlook.stoppage(queue, m, now)
   if m.paused == '1' then return 'paused' end
   if m.breaker ~= '' then return 'breaker_open' end
-  if now - m.recounted > ALIVE_MS then return 'no_director' end
+  if now - m.recounted > keys.ALIVE_MS then return 'no_director' end
   if tonumber(m.slots) > 0 then return nil end
-  if tonumber(m.starting) > 0 then return swapped(queue, m, now) or 'servers_starting' end
+  if tonumber(m.starting) > 0 then return outlook.swapped(queue, m, now) or 'servers_starting' end
   if tonumber(m.server_auth) > 0 then return 'server_auth' end
   return tonumber(m.setup_failed) > 0 and 'setup_failed' or 'no_director'
 end
 
 -- Milliseconds until a slot is free, and how long a run is overdue, from one run that began early: the lease that is due
 -- first. It ends when the mean is over. Once it is overdue it takes as long again, unless another run ends before.
-local function next_end(r, m, now)
-  local id = redis.call('ZRANGE', queue_key(r.queue, 'lease'), 0, 0)[1]
-  local since = tonumber(id and redis.call('HGET', record_key(id), 'claimed') or '') or now
+function outlook.next_end(r, m, now)
+  local id = redis.call('ZRANGE', keys.queue(r.queue, 'lease'), 0, 0)[1]
+  local since = tonumber(id and redis.call('HGET', keys.record(id), 'claimed') or '') or now
   local left = m.service_ms - math.max(0, now - since)
   local first = math.sqrt(left * left + 0.5 * m.service_dev ^ 2)
   local others = m.slots - 1
@@ -108,28 +114,28 @@ local function next_end(r, m, now)
 end
 
 -- Milliseconds until `starts` predictions have started on `slots` slots, the first after `first`: (p50, p90), as runs tell.
-local function wait_of(starts, slots, first, overdue, m)
+function outlook.wait_of(starts, slots, first, overdue, m)
   if starts <= 0 then return 0, 0 end
   local mean, off = m.service_ms / slots, m.service_dev / slots
   local expected = first + (starts - 1) * mean
   local unsure, between = 0.5 * expected / math.sqrt(m.service_n), 0.5 * mean * (1 - 1 / slots)
-  return expected, expected + P90 * math.sqrt(starts * off * off + unsure * unsure + between * between + overdue * overdue)
+  return expected, expected + outlook.P90 * math.sqrt(starts * off * off + unsure * unsure + between * between + overdue * overdue)
 end
 
--- Read the queue's state. `m.lane`: the lane in question, as look_at_lane returns it, and the stream that is read next.
+-- Read the queue's state. `m.lane`: the lane in question, as share.look_at_lane returns it, and the stream that is read next.
 -- A lost key may leave a lane's counts below zero for some time.
-local function look_at(queue, lane)
-  local v = redis.call('HMGET', queue_key(queue, 'meta'), 'mask:' .. lane, 'next:' .. lane,
+function outlook.look_at(queue, lane)
+  local v = redis.call('HMGET', keys.queue(queue, 'meta'), 'mask:' .. lane, 'next:' .. lane,
     'streams', 'mode', 'lifetime_ms', 'breaker_mode', 'paused', 'breaker', 'max_queued', 'open_until', 'cool_ms',
     'slots', 'starting', 'setup_failed', 'server_auth', 'recounted', 'service_ms', 'service_dev', 'late50',
     'late90', 'arrivals', 'ready:high', 'ready:normal', 'ready:low', 'backlogged:high', 'backlogged:normal',
     'backlogged:low', 'service_n')
-  local m = { claimed = redis.call('ZCARD', queue_key(queue, 'lease')),
+  local m = { claimed = redis.call('ZCARD', keys.queue(queue, 'lease')),
     streams = v[3] or '', mode = v[4] or '', lifetime_ms = v[5] or '', breaker_mode = v[6] or '',
     paused = v[7] or '', breaker = v[8] or '', max_queued = v[9] or '0', open_until = v[10] or '0',
     cool_ms = v[11] or '0', slots = v[12] or '0', starting = v[13] or '0', setup_failed = v[14] or '0',
     server_auth = v[15] or '0', recounted = v[16] or '0', service_ms = v[17] or '0', service_dev = v[18] or '0',
-    late50 = v[19] or '1', late90 = v[20] or LATE90, service_n = v[28] or '1', arrivals = v[21] or '0',
+    late50 = v[19] or '1', late90 = v[20] or estimate.LATE90, service_n = v[28] or '1', arrivals = v[21] or '0',
     ['ready:high'] = math.max(0, v[22] or 0), ['ready:normal'] = math.max(0, v[23] or 0),
     ['ready:low'] = math.max(0, v[24] or 0), ['backlogged:high'] = math.max(0, v[25] or 0),
     ['backlogged:normal'] = math.max(0, v[26] or 0), ['backlogged:low'] = math.max(0, v[27] or 0) }
@@ -138,79 +144,79 @@ local function look_at(queue, lane)
   return m
 end
 
--- Return the number that waits in a lane, as look_at found it.
-local function waits_in(m, lane) return m['ready:' .. lane] + m['backlogged:' .. lane] end
+-- Return the number that waits in a lane, as outlook.look_at found it.
+function outlook.waits_in(m, lane) return m['ready:' .. lane] + m['backlogged:' .. lane] end
 
--- Entries of a backlog, counted once for a call: file_later keeps the number.
-local function depth_of(backlog)
-  backlog_depths[backlog] = backlog_depths[backlog] or redis.call('ZCARD', backlog)
-  return backlog_depths[backlog]
+-- Entries of a backlog, counted once for a call: share.file keeps the number.
+function outlook.depth_of(backlog)
+  share.backlog_depths[backlog] = share.backlog_depths[backlog] or redis.call('ZCARD', backlog)
+  return share.backlog_depths[backlog]
 end
 
 -- Its place in its account's line, and how many of its lane start before it.
-local function stand(id, r, m)
+function outlook.stand(id, r, m)
   local rank, look = nil, m.lane
   if id then
-    rank = redis.call('ZRANK', backlog_key(r.queue, r.lane, r.account), id)
-  elseif not may_run(r.queue, r.account) or not is_calm(look) then
-    rank = depth_of(backlog_key(r.queue, r.lane, r.account))
+    rank = redis.call('ZRANK', share.backlog(r.queue, r.lane, r.account), id)
+  elseif not share.may_run(r.queue, r.account) or not share.is_calm(look) then
+    rank = outlook.depth_of(share.backlog(r.queue, r.lane, r.account))
   end
   if rank then
-    local each_s = m.service_ms ~= '0' and m.service_ms / 1000 or expected_s(r)
-    return rank + 1, look.ready + ahead_in_backlogs(r, rank, each_s)
+    local each_s = m.service_ms ~= '0' and m.service_ms / 1000 or estimate.expected_s(r)
+    return rank + 1, look.ready + outlook.ahead_in_backlogs(r, rank, each_s)
   end
-  local depth = look.depth or depths(r.queue, r.lane, look.ready > 0 and look.mask or 0)
+  local depth = look.depth or outlook.depths(r.queue, r.lane, look.ready > 0 and look.mask or 0)
   look.depth = depth
   if r.mid ~= '' then
-    return 1, ahead_in_streams(tonumber(r.stream), in_front(r), depth, look.next)
+    return 1, outlook.ahead_in_streams(tonumber(r.stream), outlook.in_front(r), depth, look.next)
   elseif not id then
-    local number = stream_for(r, look)
-    return 1, ahead_in_streams(number, depth[number] or 0, depth, look.next)
+    local number = ready.choose_stream(r, look)
+    return 1, outlook.ahead_in_streams(number, depth[number] or 0, depth, look.next)
   end
   return 1, 0 -- delayed: it comes back at the head of its line
 end
 
 -- The number ahead over all lanes: other lanes with work have their own turns.
-local function ahead_of_all(lane, ahead, m)
+function outlook.ahead_of_all(lane, ahead, m)
   local sum = ahead
-  for _, other in ipairs(LANES) do
+  for _, other in ipairs(share.LANES) do
     if other ~= lane then
-      sum = sum + math.min(waits_in(m, other), math.floor((ahead + 1) * TURNS_OF[other] / TURNS_OF[lane]))
+      sum = sum + math.min(outlook.waits_in(m, other), math.floor((ahead + 1) * outlook.TURNS_OF[other] / outlook.TURNS_OF[lane]))
     end
   end
   return sum
 end
 
 -- The reason why it waits, with its number or time.
-local function reason_of(id, r, m, most, running, now)
-  if is_suspended(r.queue, r.account) then return 'paused', 2 end
-  if is_held(r.queue, r.account) then return 'paused', 1 end
-  local stopped = stoppage(r.queue, m, now)
+function outlook.reason_of(id, r, m, most, running, now)
+  if share.is_suspended(r.queue, r.account) then return 'paused', 2 end
+  if share.is_held(r.queue, r.account) then return 'paused', 1 end
+  local stopped = outlook.stoppage(r.queue, m, now)
   if stopped == 'paused' then
-    local noted = redis.call('HMGET', queue_key(r.queue, 'meta'), 'paused_at', 'paused_by')
+    local noted = redis.call('HMGET', keys.queue(r.queue, 'meta'), 'paused_at', 'paused_by')
     return stopped, (noted[1] or '') .. ' ' .. (noted[2] or '')
   end
   if stopped then return stopped, '' end
-  local due = id and redis.call('ZSCORE', queue_key(r.queue, 'delayed'), id)
+  local due = id and redis.call('ZSCORE', keys.queue(r.queue, 'delayed'), id)
   if due then return 'backing_off', due end
   if most and running >= most then return 'limit_reached', most end
   return 'waiting_its_turn', ''
 end
 
 -- The duration of other reasons is unknown.
-local MOVES = { backing_off = true, limit_reached = true, waiting_its_turn = true, loading = true, waiting_for_device = true }
+outlook.MOVES = { backing_off = true, limit_reached = true, waiting_its_turn = true, loading = true, waiting_for_device = true }
 
 -- Milliseconds until it starts: (p50, p90), '' if unknown.
-local function eta_of(r, m, position, ahead, most, running, delay_ms, now)
+function outlook.eta_of(r, m, position, ahead, most, running, delay_ms, now)
   local slots = tonumber(m.swap and m.swap.slots or m.slots)
   local starts = ahead + (m.swap and 0 or m.claimed) - slots + 1 -- what is claimed ends before a swap
   local own_starts = most and position + running - most or 0
   if starts <= 0 and own_starts <= 0 then return delay_ms, delay_ms end
   if m.service_ms == '0' then return '', '' end
-  if not m.first then m.first, m.overdue = next_end(r, m, now) end
+  if not m.first then m.first, m.overdue = outlook.next_end(r, m, now) end
   local own_slots = math.min(most or slots, slots)
-  local p50, p90 = wait_of(starts, slots, m.first, m.overdue, m)
-  local own50, own90 = wait_of(own_starts, own_slots, m.service_ms / own_slots, 0, m)
+  local p50, p90 = outlook.wait_of(starts, slots, m.first, m.overdue, m)
+  local own50, own90 = outlook.wait_of(own_starts, own_slots, m.service_ms / own_slots, 0, m)
   p50, p90 = math.max(p50, own50), math.max(p90, own90)
   local told = math.floor(m.late50 * p50)
   local runs = string.format('%.4g %.4g', p50 / m.service_ms, p90 / m.service_ms)
@@ -219,19 +225,19 @@ end
 
 -- The outlook of a waiting prediction, or of one that would be accepted now (`id` nil):
 -- {position, ahead, p50_ms, p90_ms, reason, detail}; detail is a number or '', or '<since> <by>' of a paused queue.
--- `m`: the result of look_at, if at hand.
-local function outlook(id, r, now, m)
-  m = m or look_at(r.queue, r.lane)
-  local _, most = limits_of(r.queue, r.account)
-  local running = most and counted(r.queue, 'running', r.account) or 0
-  local position, ahead = stand(id, r, m)
-  ahead = ahead_of_all(r.lane, ahead, m)
-  local reason, detail = reason_of(id, r, m, most, running, now)
+-- `m`: the result of outlook.look_at, if at hand.
+function outlook.of(id, r, now, m)
+  m = m or outlook.look_at(r.queue, r.lane)
+  local _, most = share.limits_of(r.queue, r.account)
+  local running = most and pending.counted(r.queue, 'running', r.account) or 0
+  local position, ahead = outlook.stand(id, r, m)
+  ahead = outlook.ahead_of_all(r.lane, ahead, m)
+  local reason, detail = outlook.reason_of(id, r, m, most, running, now)
   local p50, p90, runs = '', '', ''
-  if MOVES[reason] and not (m.swap and not m.swap.eta) then
+  if outlook.MOVES[reason] and not (m.swap and not m.swap.eta) then
     local delay_ms = reason == 'backing_off' and math.max(0, detail - now) or 0
     if m.swap then delay_ms = m.swap.eta end
-    p50, p90, runs = eta_of(r, m, position, ahead, most, running, delay_ms, now)
+    p50, p90, runs = outlook.eta_of(r, m, position, ahead, most, running, delay_ms, now)
     -- the factors for waiting times learn from runs alone
     if m.swap then p90, runs = p90 ~= '' and p90 + m.swap.late - m.swap.eta or '', '' end
   end

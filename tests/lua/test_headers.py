@@ -6,15 +6,15 @@ from importlib.resources import files
 import pytest
 from redis.asyncio import Redis
 
-from director.broker import gatherer, keys
-from director.broker.gatherer import IN_CLUSTER, source
+from director.broker import keys
+from director.broker.linker import DECLARED, IN_CLUSTER, LIBRARIES, declarations, link, names_in
 from director.broker.scripts import NAMED, Scripts
 from director.core.ids import PredictionId, QueueName, new_prediction_id, partition_of
 
 LUA = files("lua")
 NAMES = sorted(path.name.removesuffix(".lua") for path in LUA.iterdir() if path.name.endswith(".lua"))
 PARTS = sorted(path.name.removesuffix(".lua") for path in LUA.joinpath("lib").iterdir())
-LOGS = {"lib/log": "log_key()", "note": "changes"}
+LOGS = {"lib/log": "keys.log()", "note": "changes"}
 FLAGS = {
     # what accepts is refused when memory is full
     "#!lua": {"amend", "arrive", "bind", "configure", "deploy", "enqueue", "enlist", "retain", "revive"},
@@ -46,20 +46,32 @@ def test_enqueue_finds_the_fields_that_it_needs_in_front() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_each_script_compiles(name: str, redis: Redis) -> None:
-    assert await redis.script_load(source(name))
+    assert await redis.script_load(link(name))
 
 
-def test_a_script_ships_exactly_the_functions_that_it_reaches() -> None:
-    function = re.compile(r"^local function (\w+)", re.MULTILINE)
-    known = [name for part in PARTS for name in function.findall(text(f"lib/{part}"))]
-    assert len(known) == len(set(known)), "two parts have a function of one name"
+def test_a_script_ships_exactly_what_it_reaches() -> None:
+    declared = {name.replace(".", "_", 1) for of in declarations() for name in of.declares}
     for name in NAMES:
-        shipped = re.sub(r"--.*|'[^'\n]*'|(?<!\.)\.\w+", "", source(name))
-        brought = [found for found in function.findall(shipped) if found in known]
-        assert len(brought) == len(set(brought)), name
-        assert {found for found in known if re.search(rf"(?<!function )\b{found}\(", shipped)} <= set(brought), name
+        shipped = re.sub(r"--.*|'[^'\n]*'", "", link(name))
+        brought = declared & set(re.findall(r"^local function (\w+)", shipped, re.MULTILINE))
         idle = [found for found in brought if len(re.findall(rf"\b{found}\b", shipped)) == 1]
         assert not idle, name
+
+
+def test_a_library_uses_only_what_stands_before_it() -> None:
+    """A name that is declared later would be a global, which no script has."""
+    before: set[str] = set()
+    for of in declarations():
+        before |= of.declares
+        assert of.uses <= before, of.text
+
+
+@pytest.mark.parametrize("name", [*NAMES, *(f"lib/{library}" for library in LIBRARIES)])
+def test_a_file_says_what_it_takes_from_each_library(name: str) -> None:
+    own = name.removeprefix("lib/") + "."
+    said = re.findall(r"^-- uses (\w+): +((?:[^\n,]+(?:,\n-- +|, )?)+)$", header(name), re.MULTILINE)
+    names = {f"{library}.{one}" for library, listed in said for one in re.findall(r"\w+", listed)}
+    assert names == {used for used in names_in(text(name)) if not used.startswith(own)}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -91,19 +103,16 @@ def test_a_header_describes_exactly_the_arguments_that_the_script_reads(name: st
     assert used == set(described)
 
 
-def test_each_part_names_itself_and_comes_after_the_parts_it_needs() -> None:
-    parts = [*(part.removeprefix("lib/") for part in IN_CLUSTER), *gatherer.PARTS]
-    assert sorted(parts) == PARTS
-    for place, part in enumerate(parts):
+def test_each_library_is_linked_and_names_itself() -> None:
+    assert sorted([*(name.removeprefix("lib/") for name in IN_CLUSTER), *LIBRARIES]) == PARTS
+    for part in PARTS:
         assert text(f"lib/{part}").startswith(f"-- lib/{part}: ")
-        needs = re.findall(r"lib/(\w+)", " ".join(re.findall(r"Needs ([^.]+)\.", text(f"lib/{part}"))))
-        assert set(needs) <= set(parts[:place]), f"lib/{part} needs these before it"
 
 
-@pytest.mark.parametrize("part", gatherer.PARTS)
+@pytest.mark.parametrize("part", LIBRARIES)
 def test_a_part_is_functions_and_lines_of_values(part: str) -> None:
     """Only these are shipped with a script that uses them."""
-    rest = re.sub(r"^--.*", "", gatherer.BLOCKS.sub("", text(f"lib/{part}")), flags=re.MULTILINE)
+    rest = re.sub(r"^--.*", "", DECLARED.sub("", text(f"lib/{part}")), flags=re.MULTILINE)
     assert not rest.strip()
 
 
@@ -120,7 +129,7 @@ def test_no_script_walks_the_keyspace_decodes_a_payload_or_trims_a_stream(name: 
 def test_scripts_ask_for_pending_entries_one_at_a_time(name: str) -> None:
     """XPENDING's summary takes longer with every consumer there is, and a range as long as it likes."""
     for asked in re.findall(r"'XPENDING',([^)]*)\)", code(name)):
-        assert re.fullmatch(r" stream, GROUP, '-', '\+', 1, consumer", asked)
+        assert re.fullmatch(r" stream, keys\.GROUP, '-', '\+', 1, consumer", asked)
 
 
 def test_only_retire_removes_consumers_after_a_check_for_pending_entries() -> None:
@@ -135,30 +144,31 @@ def test_only_retire_removes_consumers_after_a_check_for_pending_entries() -> No
 async def test_scripts_spell_keys_as_python_does(redis: Redis, queue: QueueName) -> None:
     prediction_id: PredictionId = new_prediction_id(model="acme/echo", now_ms=1)
     spelled = {
-        "record_key(id)": keys.record(prediction_id),
-        "input_key(id)": keys.input_data(prediction_id),
-        "output_key(id)": keys.output_data(prediction_id),
-        "events_key(id)": keys.events(prediction_id),
-        "channel(id)": keys.channel(prediction_id),
-        "owed_key()": keys.owed(partition_of(prediction_id)),
-        "log_key()": keys.log(partition_of(prediction_id)),
-        "unspent_key()": keys.unspent(partition_of(prediction_id)),
-        "stream_key(queue, 'low', 7)": keys.stream(queue, "low", 7),
-        "kick_channel('d1')": keys.kick_channel("d1"),
-        "ends_channel('a1')": keys.ends_channel("a1"),
-        "GROUP": keys.GROUP,
+        "keys.record(id)": keys.record(prediction_id),
+        "keys.input(id)": keys.input_data(prediction_id),
+        "keys.output(id)": keys.output_data(prediction_id),
+        "keys.events(id)": keys.events(prediction_id),
+        "keys.channel(id)": keys.channel(prediction_id),
+        "keys.owed()": keys.owed(partition_of(prediction_id)),
+        "keys.log()": keys.log(partition_of(prediction_id)),
+        "keys.unspent()": keys.unspent(partition_of(prediction_id)),
+        "keys.stream(queue, 'low', 7)": keys.stream(queue, "low", 7),
+        "keys.kick('d1')": keys.kick_channel("d1"),
+        "keys.ends('a1')": keys.ends_channel("a1"),
+        "keys.GROUP": keys.GROUP,
         **{
-            f"queue_key(queue, '{what}')": getattr(keys, what)(queue)
+            f"keys.queue(queue, '{what}')": getattr(keys, what)(queue)
             for what in ("meta", "bell", "live", "lease", "last", "delayed", "deadline", "dead", "directors")
         },
     }
-    spelled |= {"QUEUE": queue}
-    lines = [text("lib/keys"), "local id, queue = ARGV[1], ARGV[2]", f"return {{ {', '.join(spelled)} }}"]
+    spelled |= {"keys.QUEUE": queue}
+    library = "local keys = {}\n" + text("lib/keys")
+    lines = [library, "local id, queue = ARGV[1], ARGV[2]", f"return {{ {', '.join(spelled)} }}"]
     answer = await redis.eval("\n".join(lines), 1, keys.meta(queue), prediction_id, queue)
     assert [name.decode() for name in answer] == list(spelled.values())
-    of_record = [text("lib/keys"), "return ID"]
+    of_record = [library, "return keys.ID"]
     assert await redis.eval("\n".join(of_record), 1, keys.record(prediction_id)) == prediction_id.encode()
-    functions = set(re.findall(r"^local function (\w+(?:_key|channel)|channel)\(", text("lib/keys"), re.MULTILINE))
+    functions = set(re.findall(r"^function (keys\.\w+)\(", text("lib/keys"), re.MULTILINE)) - {"keys.clock"}
     assert functions <= {name.partition("(")[0] for name in spelled}, "a key that this test does not compare"
 
 

@@ -133,6 +133,6 @@ async def test_the_log_is_bounded(driver: QueueDriver) -> None:
 
 
 def test_a_filter_accepts_each_kind_that_a_script_logs() -> None:
-    named = {kind for file in SCRIPTS.rglob("*.lua") for kind in re.findall(r"\blog\('(\w+)'", file.read_text())}
+    named = {kind for file in SCRIPTS.rglob("*.lua") for kind in re.findall(r"\blog\.write\('(\w+)'", file.read_text())}
     assert named
     assert named <= KINDS

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.errors import Flaky
 from hypothesis.stateful import run_state_machine_as_test
 
-from director.broker import gatherer as gathering
+from director.broker import linker
 from tests.properties.queue_machine import QueueMachine
 from tests.support.kinds import Cut, Mortal, started
 from tests.support.servers import Kind, redis_server
@@ -30,17 +30,19 @@ def own_server(request: pytest.FixtureRequest) -> Iterator[Mortal]:
             yield alone
 
 
+def places(wanted: str, script: str) -> int:
+    """Return how often the text is in a script, or in what the scripts share. They ship only what they reach."""
+    found = {linker.link(name).count(wanted) for name in ([script] if script else ("claim", "enqueue"))}
+    return max(found)
+
+
 def edit(monkeypatch: pytest.MonkeyPatch, wanted: str, instead: str, *, script: str = "") -> None:
     """Run one script, or all that contain the text, with another text in one place."""
-    source: Callable[[str], str] = gathering.source
-    # a script ships only the functions that it reaches
-    found = {source(name).count(wanted) for name in ([script] if script else ("claim", "enqueue"))}
-    if found - {0} != {1}:
+    if places(wanted, script) != 1:
         pytest.fail(f"{script or 'lua/lib'} has changed: what is to be replaced is not there once")
+    link: Callable[[str], str] = linker.link
     monkeypatch.setattr(
-        gathering,
-        "source",
-        lambda name: source(name).replace(wanted, instead) if script in ("", name) else source(name),
+        linker, "link", lambda name: link(name).replace(wanted, instead) if script in ("", name) else link(name)
     )
 
 
@@ -92,41 +94,44 @@ class Fault(NamedTuple):
 FAULTS = {
     "a stale claim may finish": Fault("if r.token ~= token then return 'lost' end", script="finish"),
     "what is taken back keeps its old entry": Fault(
-        "    redis.call('XACK', stream, GROUP, unpack(mids))\n    redis.call('XDEL', stream, unpack(mids))\n",
+        "    redis.call('XACK', stream, keys_GROUP, unpack(mids))\n    redis.call('XDEL', stream, unpack(mids))\n",
         script="reap",
     ),
-    "claims are not told of a new entry": Fault("    offer(queue, lane, number, look.mask)\n"),
-    "no wakeup is sent for a turn": Fault("    ring(queue)\n  end\n  return '', ''", "  end\n  return '', ''"),
+    "claims are not told of a new entry": Fault("    ready_offer(queue, lane, number, look.mask)\n"),
+    "no wakeup is sent for a turn": Fault("    ready_ring(queue)\n  end\n  return '', ''", "  end\n  return '', ''"),
     "an end forgets its deadline": Fault("  if r.deadline ~= '' or r.start_by ~= '' then", "  if false then"),
     "a paused queue hands out": Fault("if paused == '1' then return { 'paused' } end", script="claim"),
     "a revived one keeps its lifetime": Fault("redis.call('PERSIST', KEYS[1])", script="revive"),
     "a due retry is promoted twice": Fault("redis.call('ZREM', KEYS[1], id)", script="promote"),
-    "what runs is not counted": Fault("  count_later('running', r.account, 1)\n", script="claim"),
+    "what runs is not counted": Fault("  pending_count('running', r.account, 1)\n", script="claim"),
     "what ends is still counted": Fault(
         "was_claimed and 'running' or 'queued', r.account, -1)",
         "was_claimed and 'running' or 'queued', r.account, 0)",
     ),
-    "a retry does not count as waiting": Fault("  count(r.queue, 'queued', r.account, 1)\n", script="release"),
-    "what leaves a stream is still counted there": Fault("  if r.token == '' then count_ready(r, -1) end\n"),
-    "what leaves a backlog is still counted there": Fault("  count_later('meta', 'backlogged:' .. r.lane, -1)\n"),
-    "what is let in is still counted in its backlog": Fault(
-        "      count_later('meta', 'backlogged:' .. lane, -1)\n", script="claim"
+    "a retry does not count as waiting": Fault(
+        "  share_count_now(r.queue, 'queued', r.account, 1)\n", script="release"
     ),
-    "what is counted of many is not written": Fault("end\nwrite_shared(queue)\n", "end\n", "claim"),
+    "what leaves a stream is still counted there": Fault("  if r.token == '' then pending_count_ready(r, -1) end\n"),
+    "what leaves a backlog is still counted there": Fault("  pending_count('meta', 'backlogged:' .. r.lane, -1)\n"),
+    "what is let in is still counted in its backlog": Fault(
+        "      pending_count('meta', 'backlogged:' .. lane, -1)\n", script="claim"
+    ),
+    "what is counted of many is not written": Fault("end\nshare_flush(queue)\n", "end\n", "claim"),
     "what is handed out has no lease": Fault("if #leases > 0 then", "if false then", "claim"),
-    "who has come to a limit keeps its turns": Fault("  note_running(queue, r.account)\n", script="claim"),
-    "who has room again gets no turns": Fault("    note_running(queue, tenant)\n", script="finish"),
+    "who has come to a limit keeps its turns": Fault("  share_note_running(queue, r.account)\n", script="claim"),
+    "who has room again gets no turns": Fault("    share_note_running(queue, tenant)\n", script="finish"),
     "who may run again is not called": Fault(
-        "join(queue, lane, tenant) then\n      ring(queue)\n", "join(queue, lane, tenant) then\n"
+        "share_join_turns(queue, lane, tenant) then\n      ready_ring(queue)\n",
+        "share_join_turns(queue, lane, tenant) then\n",
     ),
     "a limit counts at the door of the lane alone": Fault(
-        "elseif not may_run(queue, r.account) then", "elseif false then", "claim"
+        "elseif not share_may_run(queue, r.account) then", "elseif false then", "claim"
     ),
     "what is put back is nowhere": Fault(
-        "  into_backlog_later(backlog_key(queue, r.lane, r.account), id, r)\n  write", "  write", "claim"
+        "  pending_add_to_backlog(share_backlog(queue, r.lane, r.account), id, r)\n", "", "claim"
     ),
     "what is put back is in two places": Fault(
-        "  unplace(id, r)\n  into_backlog_later(", "  into_backlog_later(", "claim"
+        "  share_take_away(id, r)\n  pending_add_to_backlog(", "  pending_add_to_backlog(", "claim"
     ),
     "what is let in stays in its backlog": Fault(
         "  if #turn.admitted > 0 then redis.call('ZREM', turn.backlog, unpack(turn.admitted)) end\n"
@@ -135,7 +140,7 @@ FAULTS = {
     "the last of a line goes first": Fault(
         "redis.call('ZRANGE', turn.backlog", "redis.call('ZREVRANGE', turn.backlog", "claim"
     ),
-    "who comes again has two virtual times": Fault("  redis.call('ZREM', debt, tenant)\n"),
+    "who comes again has two virtual times": Fault("  if own then redis.call('ZREM', debt, tenant) end\n"),
     "a budget bounds nothing": Fault("if not budget or not cost", "if true or not cost", "claim"),
     "most_queued lets one more in": Fault(">= tonumber(most_queued)", "> tonumber(most_queued)", "enqueue"),
     "a bounded queue takes one more": Fault(">= tonumber(m.max_queued)", "> tonumber(m.max_queued)", "enqueue"),
@@ -149,26 +154,28 @@ FAULTS = {
     "a lane that may not run saves turns up": Fault(
         "return backlogged[lane] ~= '0' and redis.call(", "return backlogged[lane] ~= '0' or redis.call(", "claim"
     ),
-    "what leaves is still counted": Fault("  count(r.queue, 'queued', r.account, -1)\n", script="depart"),
+    "what leaves is still counted": Fault("  share_count_now(r.queue, 'queued', r.account, -1)\n", script="depart"),
     "what leaves is still looked for": Fault("'live', 'deadline', 'delayed'", "'live', 'delayed'", "depart"),
     "what is put back still leaves": Fault("'leaving', '', 'due'", "'due'", "stay"),
     "a cancel on the way is forgotten": Fault(
         "if r.cancel == 'user' and not canceled then return 'cancel' end", script="vacate"
     ),
     "what arrives is not counted": Fault(
-        "  count(r.queue, 'queued', r.account, 1)\n  return", "  return", script="arrive"
+        "  share_count_now(r.queue, 'queued', r.account, 1)\n  return", "  return", script="arrive"
     ),
     "a bound of one claim strands the rest": Fault("(scanned >= SCAN or stopped)", "stopped", "claim", scan=FEW),
     "what may run once runs again": Fault("(may_have_run and policy[2] == 'fail')", "false", "release"),
     "what items share is not written": Fault("  write_shared()\n", script="enqueue"),
     "what ends share is not written": Fault("  write_shared()\n", script="finish"),
-    "an end of a batch writes nothing of its own": Fault("    if writes[i] then", "    if false then", "finish"),
-    "an item at fault ends its batch": Fault("pcall(step, keys, args)", "true, step(keys, args)", script="finish"),
+    "an end of a batch writes nothing of its own": Fault("    if owns[i] then", "    if false then", "finish"),
+    "an item at fault ends its batch": Fault(
+        "pcall(step, key, arg, last)", "true, step(key, arg, last)", script="finish"
+    ),
     "an item at fault is written nevertheless": Fault(
-        "  if may_be_known then redis.call('LLEN', events_key(id)) end", "", "enqueue"
+        "  if may_be_known then redis.call('LLEN', keys_events(id)) end", "", "enqueue"
     ),
     "a create is repeated in its batch": Fault(
-        "accepted[id] or (may_be_known and redis.call('HGET', KEYS[1], 'created'))", "accepted[id]", "enqueue"
+        "accepted[id] or (may_be_known and redis.call('HGET', record, 'created'))", "accepted[id]", "enqueue"
     ),
     "an end that was repeated is lost": Fault(
         "if r.ended == token or ended[id] == token then return 'finished' end", script="finish"
@@ -183,6 +190,11 @@ QUICK = (
     "what is let in stays in its backlog",
     "who may run again is not called",
 )
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_each_fault_changes_one_place_of_the_scripts(fault: Fault) -> None:
+    assert places(fault.wanted, fault.script) == 1
 
 
 @pytest.mark.faults

@@ -16,7 +16,7 @@ from redis import exceptions
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.gatherer import LUA, source
+from director.broker.linker import LUA, link
 from director.broker.redis_client import client
 from director.broker.rights import ALL, ASKED, NEEDED, PARTS, Part, check_rights, refused
 from director.core.clock import SystemClock
@@ -263,7 +263,7 @@ def test_part_runs_only_scripts_whose_commands_it_may_send() -> None:
     """Look into the text of the scripts: a rare branch of one, that no test reaches, needs its rights too."""
     for part, scripts in SCRIPTS.items():
         for script in scripts.split():
-            sent = {" ".join(found).strip().lower() for found in SENT.findall(source(script))}
+            sent = {" ".join(found).strip().lower() for found in SENT.findall(link(script))}
             assert sent <= granted(part), script
 
 

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 from msgspec import Struct
 
-from director.broker import gatherer
+from director.broker import linker
 from director.chaos.checker import text
 from director.chaos.plan import MISSING_AT_FIRST
 from director.core.states import Status
@@ -237,10 +237,10 @@ class Fault(Struct, frozen=True):
 LEASE: Final = r"leases\[#leases \+ 1\] = now \+ lease_ms\s+leases\[#leases \+ 1\] = id"
 FINISH: Final = re.escape("if r.token ~= token then return 'lost' end")
 ADVANCE: Final = re.escape("if token == '' or r[1] ~= token then return { 'lost' } end")
-AT_MOST_ONCE: Final = "unplace(id, r) redis.call('ZREM', queue_key(queue, 'live'), id)"
+AT_MOST_ONCE: Final = "share_take_away(id, r) redis.call('ZREM', keys_queue(queue, 'live'), id)"
 
 BACKLOG: Final = re.escape("redis.call('ZRANGE', turn.backlog, 0,")
-TURN: Final = re.escape("redis.call('ZRANGE', queue_key(queue, 'vtime:' .. lane), 0,")
+TURN: Final = re.escape("redis.call('ZRANGE', keys_queue(queue, 'vtime:' .. lane), 0,")
 
 FAULTS: Final = {
     "claim acknowledges what it hands out": Fault(LEASE, AT_MOST_ONCE, a_director_dies, "I1 I7"),
@@ -249,7 +249,7 @@ FAULTS: Final = {
     "finish revives what was canceled": Fault(FINISH, "", a_director_wakes_after_a_cancel, "I2 I4 I6"),
     "advance looks at no token": Fault(ADVANCE, "", a_director_freezes, "I4"),
     "a heartbeat extends no lease": Fault(
-        re.escape("redis.call('ZADD', queue_key(queue, 'lease'), now + lease_ms, id)\n    local late"),
+        re.escape("redis.call('ZADD', keys_queue(queue, 'lease'), now + lease_ms, id)\n    local late"),
         "local late",
         a_director_extends_its_claim,
         "I18",
@@ -258,7 +258,7 @@ FAULTS: Final = {
     "what is acknowledged is not deleted": Fault(
         re.escape("redis.call('XDEL', stream, unpack(mids))"), "", plain, "I7"
     ),
-    "an end gives no lifetime": Fault(r"redis.call\('PEXPIRE', input_key\(id\), \S+\)", "", no_webhook_wanted, "I7"),
+    "an end gives no lifetime": Fault(r"redis.call\('PEXPIRE', keys_input\(id\), \S+\)", "", no_webhook_wanted, "I7"),
     "enqueue looks at no key": Fault(
         re.escape("fingerprint ~= '' and redis.call('GET', KEYS[key + 3])"), "false", an_answer_is_lost, "I8"
     ),
@@ -266,11 +266,11 @@ FAULTS: Final = {
         re.escape("print == fingerprint and { 'replayed', known }"), "{ 'replayed', known }", an_answer_is_lost, "I8"
     ),
     "an end owes no webhook": Fault(
-        re.escape("redis.call('ZADD', owed_key(), own.now + (end_.grace_ms or 0), id)"), "", plain, "I3"
+        re.escape("redis.call('ZADD', keys_owed(), own.now + (end_.grace_ms or 0), id)"), "", plain, "I3"
     ),
     "deliver drops what did not arrive": Fault(
-        re.escape("redis.call('ZADD', owed_key(), next_at, id)"),
-        "redis.call('ZREM', owed_key(), id)",
+        re.escape("redis.call('ZADD', keys_owed(), next_at, id)"),
+        "redis.call('ZREM', keys_owed(), id)",
         a_receiver_is_down,
         "I3",
     ),
@@ -293,13 +293,13 @@ FAULTS: Final = {
         BACKLOG, "redis.call('ZREVRANGE', turn.backlog, 0,", one_after_the_other, "I11"
     ),
     "claim looks at no time to start by": Fault(
-        re.escape("r.begun == '' and past(r.start_by, now)"), "false", too_late_to_start, "I13"
+        re.escape("r.begun == '' and records_past(r.start_by, now)"), "false", too_late_to_start, "I13"
     ),
     "a holder is not told of a cancel": Fault(
         re.escape("(r[2] and r[2] ~= '') and r[2] or late"), "late", a_caller_cancels, "I6 I13"
     ),
     "it is always the turn of who was served most": Fault(
-        TURN, "redis.call('ZREVRANGE', queue_key(queue, 'vtime:' .. lane), 0,", a_rush, "I14"
+        TURN, "redis.call('ZREVRANGE', keys_queue(queue, 'vtime:' .. lane), 0,", a_rush, "I14"
     ),
 }
 STORIES: Final = {fault.story.__name__: fault.story for fault in FAULTS.values()}
@@ -322,14 +322,14 @@ async def test_every_story_passes_with_the_scripts_as_they_are(play: Play, story
 @pytest.mark.parametrize("broken", FAULTS)
 async def test_a_broken_script_is_found(play: Play, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     fault = FAULTS[broken]
-    whole, changed = gatherer.source, set[str]()
+    whole, changed = linker.link, set[str]()
 
     def mutated(name: str) -> str:
         script, times = re.subn(fault.old, lambda _: fault.new, whole(name))
         changed.update([name] * times)
         return script
 
-    monkeypatch.setattr(gatherer, "source", mutated)
+    monkeypatch.setattr(linker, "link", mutated)
     await fault.story(play)
     report = await play.verdict()
     assert changed, "no script that ran has this line"

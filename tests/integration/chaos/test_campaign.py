@@ -36,14 +36,14 @@ SABOTAGES: Final = {
     "a prediction is acknowledged before its end is written": Sabotage(
         "lua/claim.lua",
         "  leases[#leases + 1] = now + lease_ms\n  leases[#leases + 1] = id\n",
-        "  unplace(id, r) redis.call('ZREM', queue_key(queue, 'live'), id)\n",
+        "  share.take_away(id, r) redis.call('ZREM', keys.queue(queue, 'live'), id)\n",
         "I1",
     ),
     "a retry is lost": Sabotage(
         "lua/lib/requeue.lua",
-        "  local placed = file_when_due(id, r, delay_ms > 0 and now + delay_ms or '')\n",
+        "  local placed = requeue.file_when_due(id, r, delay_ms > 0 and now + delay_ms or '')\n",
         "  local placed = { 'stream', '', 'mid', '', 'charged', '' }\n"
-        "  redis.call('ZREM', queue_key(r.queue, 'live'), id)\n",
+        "  redis.call('ZREM', keys.queue(r.queue, 'live'), id)\n",
         "I1",
     ),
     "a webhook is sent before the end is written": Sabotage(
@@ -54,7 +54,7 @@ SABOTAGES: Final = {
     ),
     "a turn costs its account nothing": Sabotage(
         "lua/lib/share.lua",
-        "turn.own, turn.has_moved = turn.own + r.charged / limits_of(queue, tenant), true",
+        "turn.own, turn.has_moved = turn.own + r.charged / share.limits_of(queue, tenant), true",
         "turn.has_moved = true",
         "I14",
     ),
