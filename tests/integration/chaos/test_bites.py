@@ -171,6 +171,8 @@ async def a_receiver_is_missing(play: Play) -> None:
     """A receiver answers 404 at first. Meanwhile a webhook of the same account arrives at its host."""
     missing = await play.ask("missing", plan=MISSING_AT_FIRST)
     assert missing is not None
+    await run_all(play)
+    await play.deliver(otherwise={missing: 404})
     await play.ask("other")
     await run_all(play)
     for _ in range(2):
