@@ -67,6 +67,11 @@ def pieces(*chunks: bytes, kind: str = SSE, more: bytes = b"", end: bytes = b"0\
     return (head_of(kind, more), *(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks), end)
 
 
+def untyped(*chunks: bytes) -> tuple[bytes, ...]:
+    head, *rest = pieces(*chunks)
+    return (head.replace(b"content-type: %s\r\n" % SSE.encode(), b""), *rest)
+
+
 def js(value: object) -> bytes:
     return json.dumps(value).encode()
 
@@ -174,6 +179,28 @@ HTTP: Final = (
         output=[{"a": 1}, {"a": 2}],
     ),
     Row("NDJSON with a bad line", "http", (whole(b"1\noops\n3\n", NDJSON),), "failed", words="oops"),
+    Row("lines without a type", "http", untyped(b'{"a": 1}\n', b'{"a": 2}\n'), output=[{"a": 1}, {"a": 2}]),
+    Row(
+        "lines without a type, cut anywhere",
+        "http",
+        untyped(b'{"a"', b": 1}", b"\n", b"\n", b"2"),
+        output=[{"a": 1}, 2],
+    ),
+    Row("lines without a type, mapped", "mapped", untyped(b'{"out": 1}\n', b'{"out": 2, "n": 3}\n'), output=[1, 2]),
+    Row("one line without a type", "http", untyped(b'{"a"', b": 1}\n"), output={"a": 1}),
+    Row("one line without a type, mapped", "mapped", untyped(b'{"out"', b": 1}\n"), output=1),
+    Row("many lines without a type, one value", "http", untyped(b"{\n", b'"a": 1\n', b"}\n"), output={"a": 1}),
+    Row("nothing without a type", "http", untyped(), "failed", words="empty"),
+    Row("text without a type", "http", untyped(b"hello ", b"you"), "failed", words="hello you"),
+    Row("second line without a type cut off", "http", untyped(b"1\n", b'{"a": '), "failed", words="last piece"),
+    Row("text called events", "http", pieces(b"a", b" b", "é".encode()), output="a bé"),
+    Row("text called events, in halves", "http", pieces(b"\n", b"da", b"te: \xc3", b"\xa9"), output="\ndate: é"),
+    Row("text called events, of JSON's look", "http", pieces(b"{", b"[1"), output="{[1"),
+    Row("events after blank lines", "http", pieces(b"\r\n\n", b"d", b"ata: a\n\n"), output=["a"]),
+    Row("events after a comment", "http", pieces(b":", b" hello\n\nid: 1\ndata: a\n\n"), output=["a"]),
+    Row("events after a mark", "http", pieces(b"\xef\xbb", b"\xbfdata: a\n\n"), output=["a"]),
+    Row("blank lines called events", "http", pieces(b"\n", b"\n\n"), "failed", words="empty"),
+    Row("the start of a field called events", "http", pieces(b"dat"), "failed", words="empty"),
     Row("NDJSON cut off", "http", pieces(b'1\n{"a": ', kind=NDJSON), "failed", words="last piece"),
     Row("NDJSON cut off on a dead server", "http", pieces(b'1\n{"a', kind=NDJSON), "lost", words="503", health=503),
     Row("NDJSON with NaN", "http", (whole(b"[NaN]\n", NDJSON),), "failed", words="NaN"),

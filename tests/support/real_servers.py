@@ -53,7 +53,6 @@ class RealServer(Struct, frozen=True, kw_only=True):
 TEXT: Final = {"text": "abc"}
 SLOW: Final = {"text": "abc", "delay": 4}
 BOOM: Final = {"text": "boom"}
-NOT_STREAMED: Final = "no: the runner `http` shows nothing before the end"
 RUNS_ON: Final = "no: it runs on, and the next one waits for it"
 
 
@@ -75,12 +74,15 @@ SERVERS: Final = (
         wrong=BOOM,
         own_words="Internal Server Error",
         # a handler that is no coroutine runs on, in a thread of its own: the next one does not wait for it
-        knows={"streams": NOT_STREAMED},
     ),
     RealServer(
         name="LitServe",
         packages=("litserve==0.2.19",),
         serve=("--preset", "litserve", "--command", "{python} {apps}/litserve_app.py {port}"),
+        streams=(
+            ("--preset", "litserve", "--http", "/words", "--command", "{python} {apps}/litserve_app.py {port}"),
+            {"text": "a b c d", "delay": 0.3},
+        ),
         quick=TEXT,
         slow=SLOW,
         wrong=BOOM,
@@ -108,7 +110,7 @@ SERVERS: Final = (
         slow=SLOW,
         wrong=BOOM,
         own_words="An unexpected error has occurred",
-        knows={"cancel": RUNS_ON, "streams": NOT_STREAMED},
+        knows={"cancel": RUNS_ON},
     ),
     RealServer(
         name="MLServer",
@@ -156,7 +158,6 @@ SERVERS: Final = (
         slow=SLOW,
         wrong=BOOM,
         own_words="Internal Server Error",
-        knows={"streams": NOT_STREAMED},
         is_heavy=True,
     ),
     RealServer(

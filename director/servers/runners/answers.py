@@ -349,11 +349,14 @@ EVENT_STREAM: Final = "text/event-stream"
 DONE: Final = b"[DONE]"
 LINES: Final = re.compile(r"application/(?:x-)?(?:nd-?json|json-?lines|jsonl|json-seq|stream\+json|json-stream)")
 BOM: Final = b"\xef\xbb\xbf"
+FIELDS: Final = (b"data", b"event", b"id", b"retry")
+FIELD: Final = re.compile(rb"(?:data|event|id|retry)(?::|\r|\n)|:")
 
 
 class Frame(Struct, frozen=True):
     event: str
     data: bytes
+    is_text: bool = False  # as it came, and no field of an event
 
 
 class FrameTooLarge(ValueError):
@@ -415,7 +418,88 @@ class TextParser:
         if self._at_start:
             text = text.removeprefix("\ufeff")
         self._at_start = self._at_start and not text
-        return [Frame("message", text.encode())] if text else []
+        return [Frame("message", text.encode(), is_text=True)] if text else []
+
+
+class EventParser:
+    """Server-sent events, or text under their name: BentoML sends each word as it is. The first bytes tell them apart:
+    after blank lines, a stream of events starts with a field that the standard knows or a comment.
+    """
+
+    def __init__(self, max_bytes: int, headers: Mapping[str, str]) -> None:
+        self._max_bytes = max_bytes
+        self._events = SseParser(max_bytes)
+        self._headers = headers
+        self._held = b""
+        self._chosen: Parser | None = None
+
+    def feed(self, chunk: bytes) -> list[Frame]:
+        if self._chosen is not None:
+            return self._chosen.feed(chunk)
+        self._held += chunk
+        line = self._held.removeprefix(BOM).lstrip(b"\r\n")
+        if FIELD.match(line):
+            return self._choose(self._events)
+        if BOM.startswith(line) or any(name.startswith(line) for name in FIELDS):
+            return [] if len(self._held) <= self._max_bytes else self._choose(self._events)
+        return self._choose(TextParser(self._headers))
+
+    def _choose(self, parser: Parser) -> list[Frame]:
+        self._chosen = parser
+        return parser.feed(self._held)
+
+    def end(self) -> list[Frame]:
+        if self._chosen is not None:
+            return self._chosen.end()
+        return [*self._choose(self._events), *self._events.end()]
+
+
+class UntypedParser:
+    """An answer without a type, as LitServe streams: lines, if its first line is JSON and more follows. Else it is one
+    answer, and `whole` has it at the end.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._held = bytearray()
+        self._lines: LineParser | None = None
+        self._first_ends: int | None = None
+        self._is_one = False
+
+    @property
+    def whole(self) -> bytes | None:
+        return None if self._lines is not None else bytes(self._held)
+
+    def feed(self, chunk: bytes) -> list[Frame]:
+        if self._lines is not None:
+            return self._lines.feed(chunk)
+        seen = len(self._held)
+        self._held += chunk
+        if len(self._held) > self._max_bytes:
+            raise FrameTooLarge
+        if self._is_one:
+            return []
+        if self._first_ends is None:
+            found = self._held.find(b"\n", seen)
+            if found < 0:
+                return []
+            self._first_ends = found
+            self._is_one = not _is_json(bytes(self._held[:found]))
+        if self._is_one or not self._held[max(seen, self._first_ends) :].strip():
+            return []
+        self._lines = LineParser(self._max_bytes)
+        return self._lines.feed(bytes(self._held))
+
+    def end(self) -> list[Frame]:
+        return [] if self._lines is None else self._lines.end()
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        read_document(line)
+    except Unreadable:
+        return False
+    return True
 
 
 class SseParser:

@@ -59,10 +59,17 @@ class HttpRunner(MappedRunner, OneAnswer):
         try:
             response = await self._sent(body, feed, trace=request.trace)
             async with aclosing(response):
-                if response.is_success and (parser := self._parser(response)) is not None:
+                parser = self._parser(response) if response.is_success else None
+                if parser is None:
+                    answer = await receive(response, self._max_body)
+                else:
                     reader = _Reader(request, feed, self._max_body, parser, self._config)
-                    return reader.with_output(await reader.follow(unpacked(response, self._max_body)))
-                answer = await receive(response, self._max_body)
+                    ended = await reader.follow(unpacked(response, self._max_body))
+                    whole = parser.whole if isinstance(parser, answers.UntypedParser) and ended is None else None
+                    if whole is None:
+                        return reader.with_output(ended)
+                    status, headers, is_framed = response.status_code, response.headers, response.is_framed
+                    answer = answers.Answer(status=status, body=whole, headers=headers, is_framed=is_framed)
         except httpx.TransportError as exc:
             return self._lost(exc, has_begun=feed.has_begun)
         except answers.Unreadable as exc:
@@ -76,11 +83,15 @@ class HttpRunner(MappedRunner, OneAnswer):
         """Return the parser of a stream; None for an answer that comes as a whole. Raises Unreadable."""
         kind = answers.kind_in(response.headers)
         if kind == answers.EVENT_STREAM:
-            return answers.SseParser(self._max_body)
+            if self._config.is_mapped:
+                return answers.SseParser(self._max_body)
+            return answers.EventParser(self._max_body, response.headers)
         if answers.LINES.fullmatch(kind):
             return answers.LineParser(self._max_body)
         if kind in STREAMED_TEXT and response.is_chunked and not self._config.is_mapped:
             return answers.TextParser(response.headers)
+        if not kind and response.is_chunked:
+            return answers.UntypedParser(self._max_body)
         return None
 
     def _document(self, answer: answers.Answer) -> Raw | Ended:
@@ -100,15 +111,14 @@ class HttpRunner(MappedRunner, OneAnswer):
 
 
 class _Reader(StreamReader[Ended]):
-    """Takes each event of a stream as one output. Data that is no JSON is text, and so is all of a stream of text."""
+    """Takes each event of a stream as one output. Data that is no JSON is text, and so is a piece of text."""
 
     def __init__(
         self, request: RunRequest, feed: Reporter, max_body: int, parser: answers.Parser, config: HttpConfig
     ) -> None:
         super().__init__(request, feed, max_body, parser=parser)
         self._config = config
-        self._is_text = isinstance(parser, answers.TextParser)
-        self._must_be_json = isinstance(parser, answers.LineParser)
+        self._must_be_json = isinstance(parser, answers.LineParser | answers.UntypedParser)
         self._items: list[bytes] = []
         self._bytes = 0
         self._metrics: dict[str, Raw] = {}
@@ -123,7 +133,7 @@ class _Reader(StreamReader[Ended]):
 
     def _take(self, frame: answers.Frame) -> Ended | None:
         data = frame.data.strip()
-        if self._is_text:
+        if frame.is_text:
             return self._produce(msgspec.json.encode(frame.data.decode()))
         if not data or data == answers.DONE or frame.event in HEARTBEATS:
             return None

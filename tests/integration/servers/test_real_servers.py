@@ -1,5 +1,5 @@
 """Serve model servers that others wrote by the documented command, and try each capability. What is not "yes" has its
-reason in tests/support/real_servers.py, and a change for the worse fails here. The table of
+reason in tests/support/real_servers.py, and a change fails here, for the better too. The table of
 docs/how-to/model-servers.md is what a run with KEEP_REAL_SERVERS=1 found.
 """
 
@@ -155,8 +155,8 @@ async def test_real_server_does_what_the_table_says(
     with serving(up.home, *line, out=f"{label}-slots.txt", ready=f"acme/{label} is ready") as served:
         found["overload"] = await overload(server, caller)
         found["death"] = await death(server, caller, _pid_of_server(served, label))
-    wrong = {name: value for name, value in found.items() if value.startswith("no") and name not in server.knows}
-    assert wrong == {}
+    changed = {name: value for name, value in found.items() if value.startswith("no") != (name in server.knows)}
+    assert changed == {}
     keep(server, {name: server.knows[name] if value.startswith("no") else value for name, value in found.items()})
 
 

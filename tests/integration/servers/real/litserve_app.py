@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import litserve
@@ -23,5 +24,19 @@ class Up(litserve.LitAPI):
         return output
 
 
+class Words(litserve.LitAPI):
+    def setup(self, device: str) -> None: ...
+
+    def predict(self, given: dict[str, Any]) -> Iterator[str]:
+        for word in given["text"].split():
+            time.sleep(given.get("delay", 0))
+            yield word
+
+    def encode_response(self, output: Iterator[str]) -> Any:  # FastAPI makes a schema of anything else
+        for word in output:
+            yield {"word": word}
+
+
 if __name__ == "__main__":
-    litserve.LitServer(Up(), accelerator="cpu").run(host="127.0.0.1", port=int(sys.argv[1]), generate_client_file=False)
+    server = litserve.LitServer([Up(), Words(api_path="/words", stream=True)], accelerator="cpu")
+    server.run(host="127.0.0.1", port=int(sys.argv[1]), generate_client_file=False)
