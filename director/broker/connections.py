@@ -214,13 +214,17 @@ class Named(Connection):
     _address: str | None = None
 
     async def _connect(self) -> None:
-        async with asyncio.timeout(self.socket_connect_timeout):
+        clock, limit_s = asyncio.get_running_loop().time, self.socket_connect_timeout
+        until_s = None if limit_s is None else clock() + limit_s
+        async with asyncio.timeout_at(until_s):
             addresses = await NAMES.addresses(self.host)
-            for left, self._address in zip(range(len(addresses) - 1, -1, -1), addresses, strict=True):
+            for left, self._address in zip(range(len(addresses), 0, -1), addresses, strict=True):
                 try:
-                    await super()._connect()  # type: ignore[no-untyped-call]
+                    # a machine that vanished refuses nothing, so it takes only its share of the time
+                    async with asyncio.timeout(until_s and (until_s - clock()) / left):
+                        await super()._connect()  # type: ignore[no-untyped-call]
                 except OSError:
-                    if not left:
+                    if left == 1:
                         raise
                 else:
                     break

@@ -18,7 +18,7 @@ from typing import Final
 # How long a lookup keeps a connection waiting if an earlier answer is known. A Sentinel has 1 s for the whole connect
 WAIT_S: Final = 0.3
 
-Found = Sequence[str] | OSError | UnicodeError
+Failure = OSError | UnicodeError
 
 
 class Names:
@@ -44,40 +44,38 @@ class Name:
         self._host = host
         self._known: Sequence[str] = ()
         self._asked_at = 0.0
-        self._answer: Future[Found] | None = None
+        self._lookup: Future[Failure | None] | None = None
 
     async def addresses(self) -> Sequence[str]:
-        if self._answer is None or self._answer.done():
-            self._answer = self._ask()
+        if self._lookup is None or self._lookup.done():
+            self._lookup = self._ask()
         left_s = max(0.0, self._asked_at + WAIT_S - time.monotonic()) if self._known else None
-        answered = asyncio.wrap_future(self._answer)
+        ended = asyncio.wrap_future(self._lookup)
         try:
-            await asyncio.wait([answered], timeout=left_s)
-            found: Found = answered.result() if answered.done() else self._known
+            await asyncio.wait([ended], timeout=left_s)
+            failure = ended.result() if ended.done() else None
         finally:
-            answered.cancel()
-        if isinstance(found, Exception):
-            if not self._known:
-                raise found.with_traceback(None)
-            return self._known
-        self._known = found
-        return found
+            ended.cancel()
+        if failure is not None and not self._known:
+            raise failure.with_traceback(None)
+        return self._known
 
-    def _ask(self) -> Future[Found]:
+    def _ask(self) -> Future[Failure | None]:
         self._asked_at = time.monotonic()
-        answer: Future[Found] = Future()
-        answer.set_running_or_notify_cancel()  # from now on nothing cancels it
+        lookup: Future[Failure | None] = Future()
+        lookup.set_running_or_notify_cancel()  # from now on nothing cancels it
         # a daemon, since a lookup may take half a minute, and a process that ends does not wait for it
-        threading.Thread(target=self._look, args=[answer], name="redis-lookup", daemon=True).start()
-        return answer
+        threading.Thread(target=self._look, args=[lookup], name="redis-lookup", daemon=True).start()
+        return lookup
 
-    def _look(self, answer: Future[Found]) -> None:
+    def _look(self, lookup: Future[Failure | None]) -> None:
         try:
             found = socket.getaddrinfo(self._host, 0, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as exc:
-            answer.set_result(exc)  # as a result: an exception that nothing retrieves would be logged
+            lookup.set_result(exc)  # as a result: an exception that nothing retrieves would be logged
         else:
-            answer.set_result([str(address[0]) for *_, address in found])
+            self._known = [str(address[0]) for *_, address in found]  # also if it comes later than any call waits
+            lookup.set_result(None)
 
 
 NAMES: Final = Names()

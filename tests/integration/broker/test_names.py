@@ -6,24 +6,27 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
+from operator import not_
 from typing import Any
 
 import pytest
 import uvloop
 
 from director.broker import connections
-from director.broker.names import Names
+from director.broker.names import WAIT_S, Names
 from director.broker.redis_client import ask, client
 from director.core.errors import BackendUnavailable
 from tests.support.clusters import redis_cluster
+from tests.support.eventually import eventually
 from tests.support.sentinels import failover_group
-from tests.support.servers import redis_server
+from tests.support.servers import far_host, redis_server
 
 HOST = "redis.test"
 HERE = "127.0.0.1"
 ELSEWHERE = "127.0.0.2"
 SILENT_S = 5.0  # a lookup takes this long while the name server says nothing
+SLOW_S = WAIT_S + 0.1
 SOON_S = 2.0
 
 
@@ -47,6 +50,11 @@ class Resolver:
         finally:
             self.at_once -= 1
 
+    def slow(self) -> list[str]:
+        """The first name server is dead, so each lookup waits for it before it asks the next one."""
+        time.sleep(SLOW_S)
+        return [ELSEWHERE]
+
     def silent(self) -> list[str]:
         self._over.wait(SILENT_S)
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
@@ -59,6 +67,10 @@ class Resolver:
 
 
 REAL = socket.getaddrinfo
+
+
+def lookups() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == "redis-lookup"]
 
 
 @pytest.fixture
@@ -112,6 +124,20 @@ async def test_all_addresses_of_a_name_are_tried(resolver: Resolver) -> None:
         await redis.aclose()
 
 
+@pytest.mark.faults
+@pytest.mark.parametrize("gone", [1, 2])
+async def test_next_address_is_tried_if_the_first_ones_have_vanished(resolver: Resolver, gone: int) -> None:
+    with ExitStack() as stack:
+        far = [stack.enter_context(far_host()) for _ in range(gone)]
+        server = stack.enter_context(redis_server(loopback=True))
+        for each in far:
+            each.vanish()
+        resolver.answer = lambda: [*(each.address for each in far), HERE]
+        redis = client(server.tcp_url.replace(HERE, HOST))
+        assert await ask(redis.ping)
+        await redis.aclose()
+
+
 @pytest.mark.parametrize("fault", ["silent", "unknown"])
 async def test_name_without_an_earlier_answer_is_away(resolver: Resolver, fault: str) -> None:
     resolver.answer = getattr(resolver, fault)
@@ -128,6 +154,15 @@ async def test_new_answer_replaces_the_last_known_addresses(resolver: Resolver) 
     assert await known.addresses(HOST) == [HERE]
     resolver.answer = lambda: [ELSEWHERE]
     assert await known.addresses(HOST) == [ELSEWHERE]
+
+
+async def test_answer_that_comes_late_replaces_the_last_known_addresses(resolver: Resolver) -> None:
+    known = Names()
+    assert await known.addresses(HOST) == [HERE]
+    resolver.answer = resolver.slow
+    assert await known.addresses(HOST) == [HERE], "a connection does not wait for it"
+    await eventually(lookups, "the lookup ends", until=not_)
+    assert await known.addresses(HOST) == [ELSEWHERE], "although the next lookup is as slow"
 
 
 def test_failed_lookups_leave_no_exception_that_nothing_retrieved(resolver: Resolver) -> None:
