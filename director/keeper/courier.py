@@ -10,7 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
-from itertools import compress, count
+from itertools import compress, count, starmap
 from operator import not_
 from typing import Final
 
@@ -23,7 +23,7 @@ from director.broker.redis_client import pipelined, text
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
-from director.core.ids import Partition, PredictionId
+from director.core.ids import Partition, PredictionId, partition_of
 from director.core.webhooks import host_of
 from director.keeper.registry import Registry
 from director.keeper.sweeps import ignored
@@ -39,6 +39,7 @@ LATEST_S: Final = 600.0
 # Added to each delay: by Redis's clock, which decides, a delay may end before it ends by ours.
 LATER_S: Final = 0.05
 MOST_HOSTS: Final = 10_000
+MOST_OVERDUE: Final = 10  # endpoints in one round: tenants choose how many there are, and due webhooks wait for them
 FREE_S: Final = 2.5  # an interval without an attempt is free after this: a round a second takes what is due
 
 
@@ -87,17 +88,27 @@ class Breakers:
             host.given_s[who] = at_s
         return max(host.given_s[who] - now_s, 0.0) + LATER_S
 
-    def overdue(self) -> list[str]:
-        """Return the endpoints whose interval has come, but nothing is due there though webhooks wait for later ones.
-        Each comes once in an interval. Another process may have delivered those that had the earlier intervals.
+    def overdue(self) -> dict[str, list[str]]:
+        """Return the endpoints whose interval has come, but nothing is due there though webhooks wait for later ones,
+        and these webhooks, the soonest first. Another process may have delivered those that had the earlier intervals.
+        Each endpoint comes once in an interval or more seldom: at most MOST_OVERDUE come at once.
         """
-        now_s, found = self._clock.monotonic(), []
-        for name, host in self._hosts.items():
-            is_free = host.failures >= AFTER and now_s >= host.probe_s + FREE_S and now_s >= host.asked_s
-            if is_free and any(at_s > now_s for at_s in host.given_s.values()):
-                host.asked_s = now_s + self._interval_s
-                found.append(name)
-        return found
+        now_s = self._clock.monotonic()
+        found = [
+            (host.asked_s, name)
+            for name, host in self._hosts.items()
+            if host.failures >= AFTER
+            and now_s >= max(host.probe_s + FREE_S, host.asked_s)
+            and any(at_s > now_s for at_s in host.given_s.values())
+        ]
+        waiting = {}
+        for _, name in sorted(found)[:MOST_OVERDUE]:
+            host = self._hosts[name]
+            host.asked_s = now_s + self._interval_s
+            waiting[name] = sorted(
+                (one for one, at_s in host.given_s.items() if at_s > now_s), key=host.given_s.__getitem__
+            )
+        return waiting
 
     def failed(self, name: str, *, asked_s: float | None = None) -> None:
         """Note that the endpoint gave no answer, or an error of its own. `asked_s` is the delay that it asked for."""
@@ -259,8 +270,7 @@ class Courier:
         """Take the due attempts that have a place in line. Return them, and how many were put off. Others stay due."""
         taken: list[Attempt] = []
         put_off = 0
-        for endpoint in self._breakers.overdue():
-            await self._forward(endpoint, limit=1)
+        await asyncio.gather(*starmap(self._fill, self._breakers.overdue().items()))
         try:
             for _ in range(MOST_TAKES):
                 due = await self._due()
@@ -350,6 +360,13 @@ class Courier:
             self._breakers.failed(attempt.endpoint, asked_s=noted.delay_s if noted.is_asked else None)
         elif noted.host_answers and self._breakers.answered(attempt.endpoint) and noted.outcome == "delivered":
             await self._forward(attempt.endpoint, limit=FORWARD)
+
+    async def _fill(self, endpoint: str, waiting: list[str]) -> None:
+        """Make one of the webhooks that wait for this endpoint due. Those that were delivered wait no more."""
+        account, _, host = endpoint.partition(" ")
+        for partition in map(partition_of, map(PredictionId, waiting)):
+            if await self._webhooks.forward(partition, account, host, limit=1):
+                return
 
     async def _forward(self, endpoint: str, *, limit: int) -> None:
         account, _, host = endpoint.partition(" ")

@@ -251,8 +251,8 @@ class Webhooks:
             await self.forward(partition_of(record.id), record.account, host)
         return result
 
-    async def forward(self, partition: Partition, account: str, host: str, *, limit: int = FORWARD) -> None:
-        await self._scripts.forward(partition, account, host, limit=limit)
+    async def forward(self, partition: Partition, account: str, host: str, *, limit: int = FORWARD) -> int:
+        return await self._scripts.forward(partition, account, host, limit=limit)
 
 
 class Post(Struct, frozen=True):

@@ -147,6 +147,30 @@ async def test_a_free_interval_goes_to_a_webhook_that_waits_for_a_later_one(
     assert (await courier.run_once()).outcomes == {"delivered": 1}
 
 
+async def test_a_free_interval_makes_one_webhook_of_all_partitions_due(
+    courier: Courier, past: QueueDriver, shared: Sink, clock: FakeClock, catalog: Catalog, scripts: Scripts
+) -> None:
+    shared.answer = Answer(status=500)
+    ids = []
+    for model in ("acme/second", "acme/third", "acme/fourth"):
+        queue = await catalog.register(model, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+        driver = QueueDriver(past.redis, scripts, queue)
+        driver.now_ms = past.now_ms
+        for _ in range(2):
+            ids.append(new_prediction_id(model=model, now_ms=past.now_ms))
+            await driver.submit(ids[-1], webhook=shared.url, events="completed")
+            assert await driver.finish(await driver.claim_one())
+    assert (await courier.run_once()).outcomes == {"failed": len(ids)}
+    for each in ids:
+        await make_due(past, each)
+    assert (await courier.run_once()).put_off == len(ids)
+    clock.pass_time(INTERVAL_S + FREE_S)
+    found = await courier.run_once()
+    assert (found.outcomes, found.put_off) == ({"failed": 1}, 0)
+    for each in ids:
+        await past.redis.delete(keys.owed(partition_of(each)))
+
+
 async def test_webhooks_that_a_host_missed_arrive_once_it_answers(
     courier: Courier, webhooks: Webhooks, past: QueueDriver, shared: Sink
 ) -> None:

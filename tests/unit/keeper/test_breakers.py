@@ -1,6 +1,6 @@
 import pytest
 
-from director.keeper.courier import AFTER, INTERVAL_S, LATEST_S, MOST_HOSTS, Breakers
+from director.keeper.courier import AFTER, FREE_S, INTERVAL_S, LATEST_S, MOST_HOSTS, MOST_OVERDUE, Breakers
 from tests.support.clock import FakeClock
 
 HOST = "receiver.example"
@@ -112,3 +112,19 @@ def test_number_of_remembered_hosts_is_bounded(breakers: Breakers) -> None:
         breakers.failed(f"h{number}.example")
     assert not breakers.answered("h0.example")
     assert breakers.answered(f"h{MOST_HOSTS + 9}.example")
+
+
+def test_free_intervals_of_many_endpoints_are_filled_in_turn(breakers: Breakers, clock: FakeClock) -> None:
+    for number in range(3 * MOST_OVERDUE):
+        for _ in range(AFTER):
+            breakers.failed(f"h{number}.example")
+        for who in ("first", "second", "third"):
+            breakers.put_off_s(f"h{number}.example", who)
+    assert breakers.overdue() == {}
+    clock.pass_time(INTERVAL_S + FREE_S)
+    rounds = [breakers.overdue() for _ in range(4)]
+    assert [len(each) for each in rounds] == [MOST_OVERDUE] * 3 + [0]
+    assert len({name for each in rounds for name in each}) == 3 * MOST_OVERDUE
+    assert all(waiting == ["second", "third"] for each in rounds for waiting in each.values())
+    clock.pass_time(INTERVAL_S)
+    assert breakers.overdue().keys() == rounds[0].keys(), "those that had no turn for the longest time come first"
