@@ -18,9 +18,8 @@ from director.chaos.plan import AGAIN_MS, BLACK_HOLE, TO_REDIS
 
 EACH_S: Final = 1.0
 JUDGED: Final = ("api-", "director-", "keeper-")
-MOST_SHARE: Final = (
-    0.1  # of a core: a process that can do nothing takes 0.01, a loop 0.14 where ten others want the core
-)
+# A process that can do nothing takes 0.01 of a core, and a loop 0.14 where ten others want the core
+MOST_SHARE: Final = 0.1
 MOST_GROWN_KB: Final = 64 * 1024  # while it can do nothing
 MOST_KB: Final = 512 * 1024  # at any time: all parts together hold some tens of megabytes of large inputs and outputs
 CALM_AFTER_MS: Final = 4_000  # what was under way ends, and calls are given up
@@ -74,12 +73,11 @@ def uses(evidence: Evidence) -> list[Use]:
 
 def _busiest(samples: list[Sampled]) -> float:
     """Return the largest share of a core over BUSY_MS, or over all of a shorter time."""
-    shares = []
-    for first in samples:
-        last = next((each for each in samples if each.at - first.at >= BUSY_MS), samples[-1])
-        if last.at - first.at >= LEAST_MS:
-            shares.append((last.busy_ms - first.busy_ms) / (last.at - first.at))
-    return max(shares)
+    ends = (next((each for each in samples if each.at - first.at >= BUSY_MS), None) for first in samples)
+    spans = [(first, last) for first, last in zip(samples, ends, strict=True) if last is not None]
+    return max(
+        (last.busy_ms - first.busy_ms) / (last.at - first.at) for first, last in spans or [(samples[0], samples[-1])]
+    )
 
 
 def nothing_spins_or_grows(evidence: Evidence) -> Findings:

@@ -185,6 +185,14 @@ def at_rest(target: str, **used: Any) -> list[Line]:
     return [*good(), Rested(at=T + 62_000, until=T + 66_000), *sampled(target, 30_000, 66_500, **used)]
 
 
+def at_work(lines: list[Line], *, at: int, busy_ms: int) -> list[Line]:
+    """Return the lines with so much work of the sampled process at this time."""
+    return [
+        replace(each, busy_ms=each.busy_ms + busy_ms) if isinstance(each, Sampled) and each.at > T + at else each
+        for each in lines
+    ]
+
+
 def on_list_of(account: str) -> list[Line]:
     """Return a prediction of the account `t` that is on the list of this account."""
     lines = altered("succeeded", *ended_well("a", "r-a"))
@@ -501,6 +509,7 @@ KEPT: dict[str, list[Line]] = {
         *sampled("api-0", 60_000, 66_500, share=1.0),
     ],
     "a process at rest": at_rest("api-0"),
+    "a process that works for a moment at the end": at_work(in_a_hole("director-0"), at=36_500, busy_ms=350),
     "one to which nothing happened": good(),
     "attempts to tell of the end, noted behind it": altered(
         "succeeded", *ended_well("a", "r-a"), ("webhook", 120, "completed delivered 200 1 - h")
@@ -708,6 +717,7 @@ BROKEN: list[tuple[str, str, list[Line]]] = [
     ("I23", "it used 90% of a core", in_a_hole("director-0", share=0.9)),
     ("I23", "it used 90% of a core", in_a_hole("keeper-1", link="all:redis", share=0.9)),
     ("I23", "it used 90% of a core", at_rest("api-0", share=0.9)),
+    ("I23", "it used 13% of a core", at_work(in_a_hole("director-0"), at=36_500, busy_ms=600)),
     ("I23", "it grew by 234 MB", in_a_hole("director-0", grows_kb=16_000)),
     ("I23", "it had 585 MB", [*good(), *sampled("director-0", 1_000, 40_000, kb=600_000)]),
     ("I24", "attempt 2 came after 0.1 s", missed((120, 404), (220, 404), (6_600, 404), (21_000, 200))),
