@@ -401,6 +401,8 @@ def _keeper(situation: Situation) -> Iterator[Finding]:
 
 def _files(situation: Situation) -> Iterator[Finding]:
     away = [f"{ROLES[one.role]} {one.name}: {one.files}" for one in situation.closer.processes if one.files]
+    directors = [one for one in situation.directors if one.is_alive and one.last.about.files]
+    away += [f"the director {one.name}: {one.last.about.files}" for one in directors]
     if away:
         processes = some(away)
         yield _found("files_away", processes=processes[0].upper() + processes[1:])

@@ -36,6 +36,7 @@ from director.execution.moderation import Moderator
 from director.execution.run_files import FileInputs, Storing
 from director.execution.tracker import Limits, Stop
 from director.files.caller_files import CallerFiles
+from director.files.choose import StoreCheck
 from director.files.store import OutputStore
 from director.runtime.sweep import repeat
 from director.runtime.tracing import Tracing
@@ -110,6 +111,7 @@ class Shared(Struct, frozen=True, kw_only=True):
     metering: Metering
     tracing: Tracing
     store: OutputStore | None
+    store_check: StoreCheck | None
 
 
 class Director:
@@ -131,7 +133,7 @@ class Director:
         self._scripts = services.scripts
         self._catalog = services.catalog
         self._directors = services.directors
-        self._report = SelfReport(self.servers, clock)
+        self._report = SelfReport(self.servers, clock, shared.store_check)
         self._kind: Kind = "" if settings.kind == "prediction" else settings.kind
         runner_config(settings.runner, settings.runner_config)  # raises, also if the stored configuration replaces it
         if not settings.servers:
@@ -352,6 +354,7 @@ class Director:
             lease_s=settings.lease_s,
             metering=self._shared.metering,
             shelf=lambda: self.shelf(),
+            store_check=self._shared.store_check,
         )
         consumer = Consumer(
             queue=queue,

@@ -26,6 +26,7 @@ from director.core.errors import BackendUnavailable
 from director.core.ids import QueueName
 from director.execution.active_claims import ActiveClaims
 from director.execution.metering import Metering
+from director.files.choose import StoreCheck
 from director.servers.servers import Server, Servers, Standing
 from director.store.directors import About, EndsFound, RunFound, ServerFound, ShelfFound
 
@@ -47,6 +48,7 @@ class SelfReport:
 
     servers: Servers
     clock: Clock
+    store_check: StoreCheck | None = None
 
     def __post_init__(self) -> None:
         self._since_ms = self.clock.now_ms()
@@ -78,6 +80,7 @@ class SelfReport:
             oldest=oldest,
             ends=ends,
             shelf=shelf,
+            files=self.store_check.last if self.store_check is not None else "",
         )
         return msgspec.json.encode(about)
 
@@ -116,9 +119,10 @@ class Heartbeat:
     lease_s: float
     metering: Metering
     shelf: Callable[[], ShelfFound | None] = lambda: None
+    store_check: StoreCheck | None = None
 
     def __post_init__(self) -> None:
-        self._report = SelfReport(self.servers, self.clock)
+        self._report = SelfReport(self.servers, self.clock, self.store_check)
         self._interval_s = min(self.lease_s / HEARTBEATS_PER_LEASE, LONGEST_S)
         self._woken = asyncio.Event()
         self._reported: Standing | None = None

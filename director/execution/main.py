@@ -30,7 +30,7 @@ from director.execution.director import Director, Shared, check_settings
 from director.execution.heartbeat import LISTEN_S
 from director.execution.metering import Metering
 from director.execution.moderation import Moderator
-from director.files.choose import StoreCheck, output_store_in
+from director.files.choose import BAD_S, StoreCheck, output_store_in
 from director.files.data_files import DataFiles
 from director.runtime import process
 from director.runtime.metrics import Pulse
@@ -162,6 +162,7 @@ async def connections(
             metering=metering,
             tracing=tracing,
             store=store,
+            store_check=None if store is None else StoreCheck(store, clock, up=metering.registry.files_up),
         )
     finally:
         with anyio.CancelScope(shield=True):
@@ -207,9 +208,8 @@ class Pool:
             "redis": process.redis_check(self._redis, shared.services.clock),
             **{label: partial(self._missing, label) for label in directors},
         }
-        if shared.store is not None:
-            up = shared.metering.registry.files_up
-            self.health.store_check = StoreCheck(shared.store, shared.services.clock, up=up).missing
+        if shared.store_check is not None:
+            self.health.store_check = shared.store_check.missing
         self.health.figures = self._figures
         self.health.metrics = shared.metering.registry
 
@@ -223,7 +223,7 @@ class Pool:
             await process.look_at_redis(redis, settings, self.health, clock, part="run")
             if settings.coglet_dir:
                 tasks.start_soon(Leftovers(Path(settings.coglet_dir), redis, clock).run)
-            tasks.start_soon(self.health.files)  # a store that does not work is logged before the first request
+            tasks.start_soon(self._check_files)
             tasks.start_soon(self._measure)
             for label in self.directors:
                 tasks.start_soon(self._work, label, inbox)
@@ -257,6 +257,12 @@ class Pool:
         pulse = Pulse(metering.registry, metering.redis, self._redis)
         pulse.on_turn.append(metering.turned)
         await pulse.run()
+
+    async def _check_files(self) -> None:
+        """Keep the figure and the report right, also where nothing asks /readyz. The check decides when it looks."""
+        while True:
+            await self.health.files()
+            await self._shared.services.clock.sleep(BAD_S)
 
     async def _serve_health(self, inbox: Inbox, *, task_status: anyio.abc.TaskStatus[int]) -> None:
         settings = self._settings

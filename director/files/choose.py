@@ -133,6 +133,11 @@ class StoreCheck:
         self._known_until: float | None = None
         self._looking = asyncio.Lock()
 
+    @property
+    def last(self) -> str:
+        """What the newest check found."""
+        return self._reason
+
     async def missing(self) -> str:
         async with self._looking:
             if self._known_until is None or self._clock.monotonic() >= self._known_until:

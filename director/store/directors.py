@@ -89,6 +89,7 @@ class About(Struct, frozen=True, kw_only=True):
     """The report of a director with each heartbeat, by its own clock. `more` counts servers that it left out.
 
     `oldest` is its oldest run of the queue. Directors of older releases report no runs and no ends.
+    `files`: why its store of files does not work.
     """
 
     version: str = ""
@@ -100,6 +101,7 @@ class About(Struct, frozen=True, kw_only=True):
     oldest: RunFound | None = None
     ends: EndsFound | None = None
     shelf: ShelfFound | None = None
+    files: str = ""
 
 
 class HeartbeatFound(Struct, frozen=True, kw_only=True):

@@ -1,5 +1,6 @@
 """Test the health routes of a process on a real port, and that they show the durability of the server that answers."""
 
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -12,11 +13,14 @@ from redis.asyncio import Redis
 
 from director.broker.redis_client import server_ms
 from director.core.settings import ApiSettings, KeeperSettings
+from director.execution import main as directing_main
 from director.execution.main import opened
+from director.files import choose
 from director.keeper import keeper
 from director.launcher.processes import free_port
 from director.runtime import process as health
 from director.runtime.process import Health, serve_http
+from director.store.directors import Directors
 from director.store.processes import Processes
 from tests.support.api import api_client
 from tests.support.eventually import eventually
@@ -238,4 +242,39 @@ async def test_director_without_its_store_of_files_lacks_its_model_alone(server:
         tasks.start_soon(pool.direct, lambda _: None)
         said = await eventually(shown, "it has looked", until=lambda said: said["missing"].keys() == {"model"})
         assert said["files"] == "DIRECTOR_FILES_URL: the API cannot be reached"
+        tasks.cancel_scope.cancel()
+
+
+async def test_director_notices_by_itself_what_its_store_of_files_does(
+    server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outside Kubernetes nothing asks /readyz."""
+    monkeypatch.setattr(choose, "GOOD_S", 0)
+    monkeypatch.setattr(directing_main, "BAD_S", 0.2)
+    files, port = tmp_path / "files", free_port()
+    url = f"http://127.0.0.1:{free_port()}"
+    settings = settings_for(server.url, [url], health_port=port, files_dir=str(files))
+    async with (
+        opened(settings) as pool,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http,
+        Redis(unix_socket_path=str(server.socket)) as redis,
+        anyio.create_task_group() as tasks,
+    ):
+
+        async def reasons() -> list[str]:
+            return [one.last.about.files for one in await Directors(redis).newcomers()]
+
+        async def is_up() -> bool:
+            return "\ndirector_files_up 1.0\n" in (await http.get("/metrics")).text
+
+        tasks.start_soon(pool.direct, lambda _: None)
+        await eventually(reasons, "it reports", until=lambda found: found == [""])
+        assert await is_up()
+        shutil.rmtree(files)
+        files.touch()
+        await eventually(reasons, "a report names it", until=lambda found: "cannot be written" in "".join(found))
+        assert not await is_up()
+        files.unlink()
+        await eventually(is_up, "the store works again", limit_s=30)
+        await eventually(reasons, "no report names it", until=lambda found: found == [""])
         tasks.cancel_scope.cancel()

@@ -43,7 +43,7 @@ SERVER = ServerFound(url="http://gpu-1:5000", state="ready", since_ms=NOW - 60_0
 
 def director(name: str = "d1", *servers: ServerFound, silent_s: float = 1, **said: Any) -> DirectorFound:
     about = About(since_ms=NOW - 3_600_000, held=1, servers=servers or (SERVER,), version=__version__)
-    of_about = ("now_ms", "since_ms", "held", "version", "oldest", "ends")
+    of_about = ("now_ms", "since_ms", "held", "version", "oldest", "ends", "files")
     about = replace(about, **{key: said.pop(key) for key in of_about if key in said})
     state, silent_ms = said.pop("state", "ready"), int(silent_s * 1000)
     last = HeartbeatFound(queue=Q, at_ms=NOW - silent_ms, slots=2, state=state, about=about)
@@ -411,6 +411,14 @@ def test_processes_of_another_release_are_found() -> None:
     assert "2 of 4 processes are not of this release" in finding.detail
     assert "d2 has 0.0.9, k2 has 0.0.8" in finding.detail
     assert found(director("d2", version="0.0.9", silent_s=700)) == []
+
+
+def test_store_of_files_that_fails_at_a_director_is_found() -> None:
+    finding = only(director(files="there is no such bucket"))
+    assert finding.code == "files_away"
+    assert finding.detail.startswith("The director d1: there is no such bucket. ")
+    gone = director("d2", files="there is no such bucket", silent_s=30)
+    assert "files_away" not in [code for code, _ in found(director(), gone)]
 
 
 def test_clock_that_is_wrong_is_found() -> None:
