@@ -372,7 +372,8 @@ def document(key: str, node: Any) -> Iterator[str]:
     if node["kind"] in ("Deployment", "StatefulSet"):
         annotations = node["spec"]["template"]["metadata"].setdefault("annotations", {})
         annotations |= {f"checksum/{name}": Value(f"{data_of(read)} | sha256sum") for name, read in read_by(node)}
-    if node["kind"] == "PersistentVolumeClaim":  # neither `helm uninstall` nor another value deletes what is on it
+    # neither `helm uninstall` nor another value deletes what is on a volume, or a class that other installations name
+    if node["kind"] in ("PersistentVolumeClaim", "PriorityClass"):
         node["metadata"].setdefault("annotations", {})["helm.sh/resource-policy"] = "keep"
     yield "---"
     yield from block(node, "")

@@ -223,9 +223,17 @@ def test_the_chart_may_be_in_another_namespace() -> None:
 
 def test_volumes_outlive_their_release() -> None:
     values = values_of("kind") | {"backup": {"enabled": True}}
-    claims = [each for each in templated(values) if each["kind"] == "PersistentVolumeClaim"]
-    assert len(claims) == 2
-    assert {each["metadata"]["annotations"]["helm.sh/resource-policy"] for each in claims} == {"keep"}
+    assert_kept([each for each in templated(values) if each["kind"] == "PersistentVolumeClaim"])
+
+
+def test_priority_classes_outlive_their_release() -> None:
+    """They belong to the cluster. Without them new pods of another installation are refused."""
+    assert_kept([each for each in templated(values_of("ha")) if each["kind"] == "PriorityClass"])
+
+
+def assert_kept(objects: list[Manifest]) -> None:
+    assert len(objects) == 2
+    assert {each["metadata"]["annotations"]["helm.sh/resource-policy"] for each in objects} == {"keep"}
 
 
 PAGE = (K8S.parent / "docs/how-to/kubernetes.md").read_text()
