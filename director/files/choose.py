@@ -135,7 +135,7 @@ class StoreCheck:
 
     @property
     def last(self) -> str:
-        """What the newest check found."""
+        """Return what the newest check found."""
         return self._reason
 
     async def missing(self) -> str:
