@@ -13,13 +13,14 @@ from msgspec.structs import replace
 from director.chaos import caller, failovers, fairness, history, recovery, usage
 from director.chaos.evidence import Evidence, Findings, Rules, gather
 from director.chaos.fairness import Saturation, Served
-from director.chaos.plan import FAILOVERS, SENTINEL, SINGLE, ServerKind
+from director.chaos.plan import FAILOVERS, ODDLY, SENTINEL, SINGLE, ServerKind
 from director.chaos.recovery import percentile
 from director.chaos.rest import Leftovers
 
 MOST_LINES: Final = 40
 MOST_SHOWN: Final = 20
 LEAST_SHARED: Final = 1_000  # creates, of which one in fifty is shared
+LEAST_ODD: Final = 10  # orders that are to be answered oddly: fewer may all be lost to faults
 
 # The fields of a queue's leftovers that must be 0, with the words for a breach.
 RESTS: Final = {
@@ -59,6 +60,7 @@ def evidence_is_whole(evidence: Evidence) -> Findings:
     """The server's log has to be complete, and its times have to agree with the records."""
     clients = {look.by for looks in evidence.seen.values() for look in looks}
     failovers_begun = sum(fault.kind in FAILOVERS for fault in evidence.faults)
+    ordered_odd = sum(tries[0].sent.plan == ODDLY for tries in evidence.creates.values())
     wanted = {
         "no request was answered with a 2xx": evidence.accepted(),
         "no model server ran anything": evidence.runs,
@@ -67,6 +69,7 @@ def evidence_is_whole(evidence: Evidence) -> Findings:
         "the server's log was not read": evidence.claims,
         "the servers' logs lack a promotion": len(evidence.reigns) >= failovers_begun,
         "no prediction was seen by several clients": clients >= {"get", "list"} or len(evidence.creates) < LEAST_SHARED,
+        "no model server answered oddly": any(run.odd for run in evidence.every_run()) or ordered_odd < LEAST_ODD,
         "no process was watched at rest": not evidence.rules.is_sampled or (evidence.samples and evidence.rested),
         "the rush of tenants saturated no queue": not fairness.is_rushed(evidence) or fairness.saturations(evidence),
     }
@@ -106,6 +109,7 @@ INVARIANTS: Final[dict[str, tuple[str, Callable[[Evidence], Findings]]]] = {
     "I22": ("Its account's list has every prediction answered with a 2xx.", history.all_are_listed),
     "I23": ("No process spun or grew while it could do nothing.", usage.nothing_spins_or_grows),
     "I24": ("A receiver that fails was tried by its own schedule.", caller.failing_receivers_keep_their_schedule),
+    "I25": ("An odd answer of a model server was the end, after one run.", history.odd_answers_are_ends),
 }
 JUDGED: Final = {**INVARIANTS, "evidence": ("Every party left its evidence.", evidence_is_whole)}
 

@@ -26,13 +26,14 @@ from director.chaos.plan import (
     BESIDE,
     LARGE,
     MISSING_AT_FIRST,
+    NOT_IN_PEACE,
     Order,
     Plan,
     bystanders,
     key_of,
     large,
+    made_plain,
     orders,
-    peaceful,
     rush,
 )
 from director.chaos.wire import Answer, Caller, Unanswered
@@ -231,6 +232,7 @@ class Burst(Struct, frozen=True, kw_only=True):
 class Errand(Struct, frozen=True, kw_only=True):
     """Without `rate` the client calibrates (closed loop). The first `tenants` of `tokens` are ordinary ones, the next
     `equals` are equal ones, and the last is the bystander. For the first `quiet_s` no run crashes its model server.
+    Orders with the plans `left_out` are plain ones.
     """
 
     url: str
@@ -244,6 +246,7 @@ class Errand(Struct, frozen=True, kw_only=True):
     journal: str
     rate: float | None = None
     quiet_s: float = 0.0
+    left_out: Sequence[Plan] = ()
     rushes: Sequence[Burst] = ()
     large: Sequence[Burst] = ()
     watches: Mapping[Plan, Burst] = {}
@@ -281,7 +284,8 @@ class Client:
                     due_s += upcoming.gap / rate
                     if due_s >= self._errand.seconds:
                         break
-                    order = peaceful(upcoming) if due_s < self._errand.quiet_s else upcoming
+                    is_quiet = due_s < self._errand.quiet_s
+                    order = made_plain(upcoming, NOT_IN_PEACE if is_quiet else self._errand.left_out)
                     await anyio.sleep_until(began + due_s)
                     await self._in_flight.acquire_on_behalf_of(order)
                     tasks.start_soon(self._see_through, order, readers)

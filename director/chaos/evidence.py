@@ -68,7 +68,9 @@ class Try(Struct, frozen=True):
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    """`outcome` is '' without a recorded end. `asked` is when the server was asked to stop the run, or 0."""
+    """`outcome` is '' without a recorded end. `asked` is when the server was asked to stop the run, or 0. `odd` names
+    its odd answer.
+    """
 
     id: str
     run: str
@@ -78,6 +80,7 @@ class Run(Struct, frozen=True, kw_only=True):
     ended: int
     outcome: str = ""
     asked: int = 0
+    odd: str = ""
 
 
 class Window(Struct, frozen=True, kw_only=True):
@@ -355,7 +358,7 @@ def _runs(lines: list[Line], faults: list[Window], until: int) -> dict[str, list
     for start in started:
         run = Run(id=start.id, run=start.run, server=start.server, pid=start.pid, began=start.at, ended=until)
         if end := ends.get(start.run):
-            run = replace(run, ended=end.at, outcome=end.outcome, asked=end.asked)
+            run = replace(run, ended=end.at, outcome=end.outcome, asked=end.asked, odd=end.odd)
         elif later := [at for at in deaths[start.pid] if at >= start.at]:
             run = replace(run, ended=min(later))
         runs.append(run)

@@ -1,5 +1,5 @@
-"""Judge the history of each prediction: I1, I2, I4, I5, I9, I11, and the figure I15. Pure. A prediction's events are
-read as lives (a revived one has several) of attempts (a retry begins another).
+"""Judge the history of each prediction: I1, I2, I4, I5, I9, I11, I25, and the figure I15. Pure. A prediction's
+events are read as lives (a revived one has several) of attempts (a retry begins another).
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from director.chaos import journal
-from director.chaos.evidence import Event, Evidence, Findings, Run, grouped
+from director.chaos.evidence import Event, Evidence, Findings, Run, depends_on, grouped
 from director.chaos.journal import Arrived, Claimed
 from director.core.states import TERMINAL
 
@@ -20,6 +20,7 @@ MODEL_FAILED: Final = "model_failed"
 IN_ORDER: Final = 0.999  # share of all first claims
 NO_RECORD: Final = "it was accepted, but there is no record of it"
 SHOWN: Final = "its caller was shown"
+BEFORE_MS: Final = 1_000  # a target that broke shortly before may still be on its way back
 
 
 class Attempt(Struct, frozen=True):
@@ -149,6 +150,35 @@ def attempts_are_bounded(evidence: Evidence) -> Findings:
             both_ms = min(earlier.ended, later.ended) - later.began
             if both_ms > allowed_ms:
                 yield prediction_id, f"the runs {earlier.run} and {later.run} overlapped for {both_ms} ms"
+
+
+def odd_answers_are_ends(evidence: Evidence) -> Findings:
+    """I25: an odd answer is the end that it must be, after one run. Judged if nothing hit the run, its director or its
+    server until the prediction ended or began again.
+    """
+    crashes = grouped((run for run in evidence.every_run() if run.outcome == "crashed"), lambda run: run.server)
+    for run in evidence.every_run():
+        final = evidence.finals.get(run.id)
+        over = _first_end(final.events, run) if run.odd and final else None
+        if final is None or over is None:
+            continue
+        kind, until, became = over
+        claims = [claimed.at for claimed in evidence.claims.get(run.id, []) if claimed.at <= run.began]
+        since = max(claims, default=run.began) - BEFORE_MS
+        was_hit = evidence.was_hindered(since, until, depends_on(run.server), pid=run.pid)
+        if was_hit or any(since <= crash.ended <= until for crash in crashes.get(run.server, [])):
+            continue
+        if kind != "completed":
+            yield run.id, f"its server answered {run.odd!r}, and it was {kind}"
+        elif became != run.outcome:
+            yield run.id, f"its server answered {run.odd!r}, and it {became}"
+        elif became == "failed" and (code := final.record.get("code")) != MODEL_FAILED:
+            yield run.id, f"its server answered {run.odd!r}, but its code is {code}"
+
+
+def _first_end(events: list[Event], run: Run) -> Event | None:
+    """Return the first event after this run began with which the prediction ended, or began again."""
+    return next((each for each in events if each[1] >= run.began and each[0] in {"completed", *RESTARTS}), None)
 
 
 def slots_are_kept(evidence: Evidence) -> Findings:

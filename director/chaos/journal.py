@@ -124,12 +124,15 @@ class CogStarted(_Line, frozen=True, kw_only=True):
 
 
 class CogEnded(_Line, frozen=True, kw_only=True):
-    """a model server: that run ended. Missing after a kill. `asked`: when it was asked to stop, or 0."""
+    """a model server: that run ended. Missing after a kill. `asked`: when it was asked to stop, or 0. `odd` names its
+    odd answer, whose `outcome` is what a director must make of it.
+    """
 
     id: str
     run: str
     outcome: Literal["succeeded", "failed", "canceled", "crashed"]
     asked: int = 0
+    odd: str = ""
 
 
 class Delivered(_Line, frozen=True, kw_only=True):

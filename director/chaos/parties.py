@@ -51,9 +51,33 @@ FROZEN: Final = "stop_by_input"
 Outcome = Literal["ok", "fail", "crash", "hang", "slow_cancel", "sick", "freeze"]
 
 
+class Odd(Struct, frozen=True):
+    """An odd answer of a server that is ready, and what it must come to: docs/explanation/outcomes.md. OUTPUT in `body`
+    stands for the run's output.
+    """
+
+    body: bytes
+    outcome: Literal["succeeded", "failed"] = "failed"
+    status: int = OK
+    type: str = "application/json"
+
+
+ODD: Final = {
+    "no JSON": Odd(b"Internal Server Error"),
+    "plain text": Odd(b"done", type="text/plain"),
+    "NaN": Odd(b'{"status": "succeeded", "output": NaN}'),
+    "empty": Odd(b""),
+    "a list": Odd(b"[1]"),
+    "status of another type": Odd(b'{"status": 5, "output": OUTPUT}'),
+    "500 of a ready server": Odd(b"Internal Server Error", status=500, type="text/plain"),
+    "half a surrogate pair": Odd(b'{"status": "succeeded", "output": OUTPUT, "logs": "\\ud83d"}', "succeeded"),
+    "logs of another type": Odd(b'{"status": "succeeded", "output": OUTPUT, "logs": ["a"]}', "succeeded"),
+}
+
+
 class Script(Struct, frozen=True):
     """Runs with the same `until_ms` end at the same moment. `fill` is bytes in each output. A `sick` run fails with the
-    words of a sick accelerator. A `freeze` stops the whole server for a moment.
+    words of a sick accelerator. A `freeze` stops the whole server for a moment. `odd`: its answer, one of `ODD`.
     """
 
     ms: float = 0.0
@@ -61,6 +85,7 @@ class Script(Struct, frozen=True):
     outputs: int = 1
     until_ms: int = 0
     fill: int = 0
+    odd: str = ""
 
 
 class Create(Struct, frozen=True):
@@ -130,7 +155,10 @@ class Cog:
             ended = await self._play(run)
         finally:
             del self._runs[prediction_id]
-        self._journal.write(CogEnded(at=now_ms(), id=run.id, run=run.name, outcome=ended, asked=run.asked))
+        odd = "" if ended == "canceled" else run.create.input.odd
+        self._journal.write(CogEnded(at=now_ms(), id=run.id, run=run.name, outcome=ended, asked=run.asked, odd=odd))
+        if odd:
+            return _odd(ODD[odd], run)
         snapshot = Snapshot(id=run.id, status=ended, output=run.output or None)
         if ended == "failed":
             snapshot.error = SICK if run.create.input.outcome == "sick" else "Prediction failed: as scripted"
@@ -157,6 +185,8 @@ class Cog:
         if script.outcome == "crash":
             self._journal.write(CogEnded(at=now_ms(), id=run.id, run=run.name, outcome="crashed"))
             os._exit(CRASHED)
+        if script.odd:
+            return ODD[script.odd].outcome
         return "failed" if script.outcome in ("fail", "sick") else "succeeded"
 
     def _freeze(self) -> None:
@@ -189,6 +219,11 @@ async def _stopped(run: Run, within_s: float | None) -> bool:
 
 def _json(body: object, *, status: int = 200) -> Answer:
     return Answer(status, msgspec.json.encode(body))
+
+
+def _odd(odd: Odd, run: Run) -> Answer:
+    body = odd.body.replace(b"OUTPUT", msgspec.json.encode(run.output))
+    return Answer(odd.status, body, {"content-type": odd.type})
 
 
 class Body(Struct, frozen=True):

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from director.chaos.parties import Outcome, Script
+from director.chaos.parties import ODD, Outcome, Script
 from director.runtime.crash import API_POINTS, DIRECTOR_POINTS
 
 ServerKind = Literal["single", "sentinel", "cluster"]
@@ -269,11 +269,12 @@ def _held(kind: str, target: str, stage: Stage) -> Sequence[str]:
 
 
 Plan = (
-    Literal["plain", "cancel", "cancel_after", "start_by", "repeat", "other_body", "fail", "missing", "poison"]
+    Literal["plain", "cancel", "cancel_after", "start_by", "repeat", "other_body", "fail", "odd", "missing", "poison"]
     | Literal["rush", "flood", "large", "alone", "beside"]
     | Literal["hoard", "stall", "dead", "sick", "hang", "crash", "freeze"]
 )
 MISSING_AT_FIRST: Final = "missing"  # the plan of predictions whose receiver, at the host of all others, fails at first
+ODDLY: Final = "odd"  # the plan of predictions that their model servers answer oddly
 LARGE: Final = "large"  # the plan of predictions with outputs of megabytes
 EQUAL: Final = "rush"  # the plan of tenants that each want the same of a queue, and together more than it has
 HEAVY: Final = "flood"  # the plan of one tenant that wants much more
@@ -284,16 +285,18 @@ NEIGHBOURS: Final[Sequence[Plan]] = ("hoard", "stall", "dead", "sick", "hang", "
 # The plans, and how many of a thousand orders have each. An order has one plan: two would hide each other. With ten
 # poisonous inputs of a thousand, a server died every half a second, and a run of 324 s needed 338 s to come to rest.
 PLANS: Final[dict[Plan, int]] = {
-    "plain": 537,
+    "plain": 517,
     "cancel": 150,
     "cancel_after": 100,
     "start_by": 100,
     "repeat": 50,
     "other_body": 20,
     "fail": 30,
+    "odd": 20,
     "missing": 10,
     "poison": 3,
 }
+NOT_IN_PEACE: Final[Sequence[Plan]] = ("poison",)
 OUTCOMES: Final[Mapping[Plan, Outcome]] = {"fail": "fail", "poison": "crash"}
 LANES: Final = {"high": 1, "normal": 6, "low": 3}
 HEAVY_SHARE: Final = 0.5  # of all orders, from the first tenant; the others share the rest by Zipf's law
@@ -457,10 +460,11 @@ def visit(
     }
 
 
-def peaceful(order: Order) -> Order:
-    if order.plan != "poison":
+def made_plain(order: Order, plans: Sequence[Plan]) -> Order:
+    """Return a plain order in place of one with these plans."""
+    if order.plan not in plans:
         return order
-    return replace(order, plan="plain", script=replace(order.script, outcome="ok"))
+    return replace(order, plan="plain", script=replace(order.script, outcome="ok", odd=""))
 
 
 def key_of(seed: int, number: int, *, part: str = "") -> str:
@@ -494,7 +498,8 @@ def _script(dice: random.Random, plan: Plan, ms: float) -> Script:
     outcome = OUTCOMES.get(plan, "ok")
     if plan == "cancel" and how < HANG_SHARE + SLOW_CANCEL_SHARE:
         outcome = "hang" if how < HANG_SHARE else "slow_cancel"
-    return Script(ms=ms, outcome=outcome, outputs=outputs)
+    odd = list(ODD)[int(how * len(ODD))] if plan == ODDLY else ""
+    return Script(ms=ms, outcome=outcome, outputs=outputs, odd=odd)
 
 
 def _tenant_weights(tenants: int) -> list[float]:

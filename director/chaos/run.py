@@ -37,6 +37,7 @@ from director.chaos.plan import (
     DELETE_VERSION,
     NARROW_AT,
     NARROW_IN_PEACE,
+    ODDLY,
     SCHEDULE_S,
     SERVER,
     SLOW_DISK,
@@ -269,6 +270,7 @@ class Run:
             journal=str(scene.journals / "client.jsonl"),
             rate=rate,
             quiet_s=quiet_s,
+            left_out=() if options.rollout is None else (ODDLY,),  # release 0.3.0 takes some for a death
             rushes=[Burst(at_s=at_s, models=[CROWDED], slots=slots, seconds=RUSH_S) for at_s in rushes],
             large=[Burst(at_s=at_s, models=MODELS, seconds=LARGE_S) for at_s in large],
             watches={plan: Burst(at_s=at_s, models=[IN_LINE], seconds=lasts_s) for plan, at_s, lasts_s in WATCHES}

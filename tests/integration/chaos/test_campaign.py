@@ -70,6 +70,12 @@ SABOTAGES: Final = {
         "is_missed=True,",
         "I24",
     ),
+    "an answer that cannot be read is taken for a death": Sabotage(
+        "director/servers/runners/outcomes.py",
+        "    Seen.UNREADABLE: Rule(Outcome.FAILED,",
+        "    Seen.UNREADABLE: Rule(Outcome.LOST,",
+        "I25",
+    ),
 }
 
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from director.chaos.journal import CogEnded, Delivered, Fault, Journal, Line, read
-from director.chaos.parties import Cog, Sink
+from director.chaos.parties import ODD, Cog, Sink
 from director.chaos.proxy import Link
 from director.chaos.wire import Caller, Handler, Unanswered, listening
 from director.core.runner_config import CogConfig
@@ -75,6 +75,17 @@ async def test_a_sick_run_fails_with_the_words_of_a_sick_accelerator(tmp_path: P
         ended = await end_of(runner, "one", outcome="sick")
     assert ended.outcome is Outcome.FAILED
     assert SICKNESS.search(ended.error)
+
+
+@pytest.mark.parametrize("odd", ODD)
+async def test_an_odd_answer_comes_to_the_end_that_it_must(tmp_path: Path, odd: str):
+    async with cog(tmp_path) as runner:
+        ended = await end_of(runner, "one", odd=odd)
+        assert (await runner.health()).status is HealthStatus.READY
+    [line] = [line for line in lines(tmp_path) if isinstance(line, CogEnded)]
+    assert (line.odd, line.outcome) == (odd, ended.outcome) == (odd, ODD[odd].outcome)
+    if ended.outcome is Outcome.SUCCEEDED:
+        assert msgspec.json.decode(ended.output) == [{"run": line.run, "i": 0}]
 
 
 async def test_a_frozen_server_records_its_freeze_as_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -33,6 +33,7 @@ from director.chaos.journal import (
     Unmade,
     Visited,
 )
+from director.chaos.parties import ODD
 from director.chaos.plan import NEIGHBOURS
 from director.chaos.rest import Leftovers, QueueRest
 
@@ -229,6 +230,20 @@ def canceled(*, shown: str = "canceled", status: str = "canceled", ended: int = 
         *cancel("k-c", "c", at=200, shown=shown),
         *over("c", status, ended, ("started", 20, "")),
     ]
+
+
+def oddly(*restarts: str, end: str = "failed", code: str = "model_failed", odd: str = "NaN") -> list[Line]:
+    """Return a prediction whose servers answered oddly, once more after each of these restarts."""
+    lines, events = create("k-o", "o", plan="odd"), Events()
+    must = ODD[odd].outcome
+    for number in range(len(restarts) + 1):
+        began = 1_000 * number + 10
+        answered = run("o", f"o{number}", began=began, ended=began + 80, outcome=must)
+        lines += [replace(line, odd=odd) if isinstance(line, CogEnded) else line for line in answered]
+        events += [(word, began + 85, "server_lost host-41-aa") for word in restarts[number : number + 1]]
+    webhook, rest = over("o", end, began + 100, *events)
+    assert isinstance(rest, Final)
+    return [*lines, webhook, replace(rest, record={**rest.record, "code": code})]
 
 
 def without(lines: list[Line], kind: type[Line]) -> list[Line]:
@@ -701,6 +716,20 @@ KEPT: dict[str, list[Line]] = {
         ),
         listed(failed_unseen()),
     ),
+    "an odd answer that failed its prediction": oddly(),
+    "an odd answer that can be read": oddly(end="succeeded", code="", odd="half a surrogate pair"),
+    "an odd answer of a server that was then killed": [
+        *oddly("retried"),
+        *fault("kill_cog", "cog-0", 92, 500, pid=90),
+    ],
+    "an odd answer to a director that was killed": [
+        *oddly("retried"),
+        *fault("kill_director", "director-0", 60, 1_000, pid=41),
+    ],
+    "an odd answer of a server that another run killed": [
+        *oddly("retried"),
+        *runs((10, 92), (2_000, 2_050), crashed=True),
+    ],
     "several clients at once, which see its end when it is there": [
         *good(),
         *[looked(by, asked, "processing") for by in BOTH for asked in (30, 90, 119)],
@@ -720,6 +749,16 @@ BROKEN: list[tuple[str, str, list[Line]]] = [
     ("I23", "it used 13% of a core", at_work(in_a_hole("director-0"), at=36_500, busy_ms=600)),
     ("I23", "it grew by 234 MB", in_a_hole("director-0", grows_kb=16_000)),
     ("I23", "it had 585 MB", [*good(), *sampled("director-0", 1_000, 40_000, kb=600_000)]),
+    ("I25", "answered 'NaN', and it was retried", oddly("retried", "retried")),
+    ("I25", "answered 'empty', and it was released", oddly("released", odd="empty")),
+    ("I25", "answered 'NaN', and it was retried", [*oddly("retried"), *fault("kill_cog", "cog-1", 92, 500, pid=91)]),
+    ("I25", "answered 'NaN', but its code is server_lost", oddly(code="server_lost")),
+    ("I25", "answered 'half a surrogate pair', and it failed", oddly(code="", odd="half a surrogate pair")),
+    (
+        "evidence",
+        "no model server answered oddly",
+        [line for number in range(10) for line in plain(f"{number}", 0, 10, 110, plan="odd", server=f"cog-{number}")],
+    ),
     ("I24", "attempt 2 came after 0.1 s", missed((120, 404), (220, 404), (6_600, 404), (21_000, 200))),
     ("I24", "attempt 4 came after 9.9 s", missed((120, 404), (2_000, 404), (6_600, 404), (10_000, 200))),
     ("I1", "no record of it", [*without(good("z", "k-z"), Final), *good()]),

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from director.chaos import nemesis as module
 from director.chaos import scene
 from director.chaos.nemesis import Nemesis
+from director.chaos.parties import ODD
 from director.chaos.plan import (
     ALL_LINKS,
     ALONE,
@@ -22,6 +23,8 @@ from director.chaos.plan import (
     KINDS,
     LARGE,
     NEIGHBOURS,
+    NOT_IN_PEACE,
+    ODDLY,
     ONCE,
     PLANS,
     REPLACE,
@@ -37,8 +40,8 @@ from director.chaos.plan import (
     bystanders,
     key_of,
     large,
+    made_plain,
     orders,
-    peaceful,
     rollout,
     rush,
     schedule,
@@ -120,12 +123,19 @@ def test_one_of_fifty_is_seen_by_several_clients_and_each_of_those_followed():
     assert {order.plan for order in shared} >= {"plain", "cancel", "start_by"}
 
 
+def test_every_odd_answer_is_ordered_and_none_where_it_is_left_out():
+    odd = Counter(order.script.odd for order in load(7) if order.plan == ODDLY)
+    assert set(odd) == set(ODD)
+    assert {order.script.odd for order in load(7) if order.plan != ODDLY} == {""}
+    assert {made_plain(order, [ODDLY]).script.odd for order in load(7)} == {""}
+
+
 def test_parts_of_a_run_share_no_key():
     assert len({key_of(1, 2), key_of(1, 2, part="calibration"), key_of(1, 2, part="rush-0")}) == 3
 
 
 def test_in_peace_no_run_crashes_its_model_server():
-    peace = [peaceful(order) for order in load(7)]
+    peace = [made_plain(order, NOT_IN_PEACE) for order in load(7)]
     assert "crash" in {order.script.outcome for order in load(7)}
     assert "crash" not in {order.script.outcome for order in peace}
     assert Counter(order.lane for order in peace) == Counter(order.lane for order in load(7))
