@@ -162,7 +162,7 @@ zrevrangebylex {a:a}:listing + -
 SCRIPTS: dict[Part, str] = {
     "api": """
 amend arrive bind bound cancel configure delist demand depart deploy drop enlist enqueue erase get limit migrate note
-order pause redeliver replay reserve resize revive rotate spend stats stay story stow unregister vacate withdraw
+order pause redeliver replay reserve resize retain revive rotate spend stats stay story stow unregister vacate withdraw
 """,
     "keeper": """
 cancel contact deliver demand due expire forward get pause promote reap reconcile recount recover retire sample

@@ -240,7 +240,7 @@ def test_new_token_is_accepted_at_once(up):
 
 def test_queues_shows_a_director_beside_each_example(up):
     lines = director("queues", home=up.home).stdout.splitlines()
-    assert lines[0].split()[:2] == ["queue", "high"]
+    assert lines[0].split()[:2] == ["queue", "state"]
     assert [line.split(":")[0] for line in lines[1:]] == ["example/hello", "example/thumbnail"]
 
 

@@ -175,7 +175,7 @@ def lock(server: RedisServer) -> None:
 async def test_refusal_that_repeats_our_key_is_reported_without_it(status: int) -> None:
     headers = {"authorization": f"Bearer {HEADER}"}
     async with parrot() as url:
-        runner = HttpRunner(HttpConfig(path="/run"), RunnerOptions(url=url, headers=headers))
+        runner = HttpRunner(HttpConfig(path="/run", health="/health"), RunnerOptions(url=url, headers=headers))
         health = [await runner.health() for _ in range(3)]
         given = Raw(json.dumps({"text": f"answer {status}"}).encode())
         *_, ended = [event async for event in runner.run(RunRequest(id="a" * 26, input=given))]
