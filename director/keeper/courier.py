@@ -63,6 +63,9 @@ class Breakers:
         self._interval_s = interval_s
         self._hosts: dict[str, _Host] = {}
 
+    def is_away(self, name: str) -> bool:
+        return name in self._hosts and self._hosts[name].failures >= AFTER
+
     def may_try(self, name: str) -> bool:
         """May a webhook be sent there now? If the endpoint is away, True uses up the attempt of this interval."""
         host = self._hosts.get(name)
@@ -358,8 +361,11 @@ class Courier:
     async def _learn(self, attempt: Attempt, noted: Noted) -> None:
         if noted.host_answers is False:
             self._breakers.failed(attempt.endpoint, asked_s=noted.delay_s if noted.is_asked else None)
-        elif noted.host_answers and self._breakers.answered(attempt.endpoint) and noted.outcome == "delivered":
-            await self._forward(attempt.endpoint, limit=FORWARD)
+        elif noted.host_answers:
+            was_away = self._breakers.is_away(attempt.endpoint)
+            # a 404 closes it too, and then nothing else would look after what was put off
+            if self._breakers.answered(attempt.endpoint) and (was_away or noted.outcome == "delivered"):
+                await self._forward(attempt.endpoint, limit=FORWARD)
 
     async def _fill(self, endpoint: str, waiting: list[str]) -> None:
         """Make one of the webhooks that wait for this endpoint due. Those that were delivered wait no more."""

@@ -126,6 +126,22 @@ async def test_a_closing_breaker_brings_forward_no_other_accounts_webhook(
         await past.redis.delete(keys.owed(partition_of(each)))
 
 
+async def test_a_refusal_that_closes_a_breaker_brings_forward_what_was_put_off(
+    courier: Courier, past: QueueDriver, shared: Sink, clock: FakeClock
+) -> None:
+    shared.answer = Answer(status=500)
+    ids = [(await owe(past, shared.url)).id for _ in range(AFTER)]
+    await courier.run_once()
+    await make_due(past, *ids)
+    assert (await courier.run_once()).put_off == AFTER
+    shared.answer, shared.by_path["/missing"] = Answer(), Answer(status=404)
+    clock.pass_time(INTERVAL_S)
+    missing = (await owe(past, path(shared, "/missing"))).id
+    assert (await courier.run_once()).outcomes == {"failed": 1}, "the host answers, though this receiver is missing"
+    assert (await courier.run_once()).outcomes == {"delivered": AFTER}
+    await past.redis.delete(keys.owed(partition_of(missing)))
+
+
 async def test_a_free_interval_goes_to_a_webhook_that_waits_for_a_later_one(
     courier: Courier, webhooks: Webhooks, past: QueueDriver, shared: Sink, clock: FakeClock
 ) -> None:
