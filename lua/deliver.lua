@@ -35,9 +35,10 @@ if outcome == 'failed' and ARGV[7] ~= '' and (r[3] or '0') ~= ARGV[7] then retur
 
 local queue, next_at, is_early = r[2], delay_ms ~= '' and now + delay_ms or '', outcome == 'failed' and ARGV[9] == '1'
 local is_put_off, mark, due_at = outcome == 'put_off', r[6], tonumber(r[5])
-if is_early or is_put_off and mark == r[5] then next_at = math.max(next_at, due_at or 0) end
+-- a repetition of put_off, whose first reply was lost, finds no mark: so the time counts, except one of being put off
+if is_early or is_put_off and mark ~= '0' then next_at = math.max(next_at, due_at or 0) end
 if queue then redis.call('HSET', KEYS[1], 'next_telling', next_at) end
-if queue and is_put_off and (mark ~= r[5] or next_at ~= due_at) then -- later than by its schedule: never early after that
+if queue and is_put_off and (mark == '0' or next_at ~= due_at) then -- later than by its schedule: never early after that
   redis.call('HSET', KEYS[1], 'forwarded', 0)
 elseif mark then
   redis.call('HDEL', KEYS[1], 'forwarded')

@@ -89,6 +89,29 @@ async def test_an_early_attempt_that_is_put_off_comes_when_it_was_due(driver: Qu
     assert not (await driver.record(prediction_id)).is_early
 
 
+@pytest.mark.parametrize("delay_s", [30, 900])
+@pytest.mark.parametrize("is_early", [True, False], ids=["brought forward", "on time"])
+@pytest.mark.parametrize("later_ms", [0, 5])
+async def test_an_attempt_is_put_off_once_although_the_reply_is_lost(
+    driver: QueueDriver, is_early: bool, delay_s: float, later_ms: int
+) -> None:
+    prediction_id = await (failed(driver, 600) if is_early else under_way(driver))
+    if is_early:
+        assert await forward(driver) == 1
+        assert await driver.due() == [prediction_id]
+    due_ms = max(driver.now_ms + 1000 * delay_s, driver.now_ms + 600_000 if is_early else 0)
+    for number in range(3):
+        await note(driver, prediction_id, "put_off", delay_s)
+        late_ms = 0 if is_early and delay_s < 600 else number * later_ms  # by the time of the repetition
+        assert await driver.members(keys.owed(PARTITION)) == {prediction_id: due_ms + late_ms}
+        record = await driver.record(prediction_id)
+        assert (record.next_telling, record.is_early) == (due_ms + late_ms, False)
+        assert record.forwarded == (None if is_early and delay_s < 600 else 0)
+        driver.now_ms += later_ms
+    assert await forward(driver) == 1
+    assert (await driver.record(prediction_id)).is_early is (is_early and delay_s < 600)
+
+
 @pytest.mark.parametrize("how", ["forward", "redeliver"])
 async def test_an_attempt_that_was_put_off_is_never_early(driver: QueueDriver, how: str) -> None:
     prediction_id = await under_way(driver)
