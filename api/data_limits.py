@@ -29,9 +29,9 @@ class DataLimit(NamedTuple):
             return cls(most_data, Code.DATA_FULL)
         return cls(share, Code.MEMORY_SHORT)
 
-    def refusal(self, said: Sequence[int]) -> DataRefused:
-        """Return the error for what a script said: bytes that the account has, and ms until there is room."""
-        used, retry_after_ms = said
+    def refusal(self, refused: Sequence[int]) -> DataRefused:
+        """Return the error for the reply of a script: bytes that the account has, and ms until there is room."""
+        used, retry_after_ms = refused
         retry_after_s = max(1, min(LONGEST_RETRY_S, math.ceil(retry_after_ms / 1000)))
         return DataRefused(self.code, limit=self.most or 0, used=used, retry_after_s=retry_after_s)
 
@@ -46,13 +46,13 @@ async def retain(request: Request, owner: str, size: int) -> None:
     limit = DataLimit(None, Code.DATA_FULL)
     if account.name == owner:
         limit = DataLimit.of(services, account.limits.max_data_bytes, size)
-    said = await services.scripts.retain(owner, size, most=limit.most)
-    if said is not None:
+    refused = await services.scripts.retain(owner, size, most=limit.most)
+    if refused is not None:
         services.memory.give_back(size)
-        raise limit.refusal(said)
+        raise limit.refusal(refused)
 
 
-async def let_go(request: Request, owner: str, size: int) -> None:
+async def uncount(request: Request, owner: str, size: int) -> None:
     """Count bytes no longer that were not written, or that are gone. If Redis is away, a keeper does so in a minute."""
     if size > 0:
         with contextlib.suppress(BackendUnavailable):

@@ -58,7 +58,8 @@ class Code(StrEnum):
     CREDIT_EXHAUSTED = "credit_exhausted"
     """The account's compute is used up for good. Ask the operator for more."""
     DATA_FULL = "data_full"
-    """The account's predictions take all of its room in Redis. Try again after `retry_after`."""
+    """The account's predictions, files and models take all of its bytes in Redis. Delete some, or try again after
+    `retry_after`."""
     DATA_REMOVED = "data_removed"
     """Input and output were removed after their lifetime. Nothing is left to deliver."""
     DEPLOYMENT_DISABLED = "deployment_disabled"
@@ -361,13 +362,14 @@ QUEUE_REFUSALS: Final = {
     ),
     Code.DATA_FULL: Refusal(
         429,
-        "The data of this account's predictions, waiting and ended, may take {limit:,} bytes, and takes {used:,}. It "
-        "expires some time after each has ended. Please try again in about {soon}.",
+        "The data of this account may take {limit:,} bytes, and takes {used:,}: its predictions, waiting and ended, "
+        "files, models and deployments. Predictions and files expire, and the others stay until they are deleted. "
+        "Please try again in about {soon}.",
         code=Code.DATA_FULL,
     ),
     Code.MEMORY_SHORT: Refusal(  # 429: clients of Replicate try again
         429,
-        "The memory of this service is short, and the data of this account's predictions takes {used:,} bytes of it: "
+        "The memory of this service is short, and the data of this account takes {used:,} bytes of it: "
         "its share is {limit:,} now. Please try again in about {soon}.",
         code=Code.MEMORY_SHORT,
     ),

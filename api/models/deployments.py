@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from api.auth import AccountView
 from api.bodies import MODEL, VERSION, PredictionRequest, read_create
-from api.data_limits import let_go, retain
+from api.data_limits import retain, uncount
 from api.errors import InvalidField, deployment_disabled, invalid_input, invalid_version, not_found, unavailable
 from api.http import Members, Request, cursor_of, json_response, page_response, read_body, slice_of
 from api.lookups import VersionRef
@@ -128,7 +128,7 @@ async def create_deployment(request: Request) -> Response:
     await retain(request, owner, ENTRY_BYTES)
     written, made = await services.deployments.create(owner, **asdict(new))
     if written != "written":
-        await let_go(request, owner, ENTRY_BYTES)
+        await uncount(request, owner, ENTRY_BYTES)
         raise invalid_input([TAKEN if written == "changed" else TOO_MANY])
     return await _answer(request, made)
 
@@ -195,7 +195,7 @@ async def delete_deployment(request: Request) -> Response:
     deployment = await _named(request)
     for _ in range(TRIES):
         if await request.services.deployments.delete(deployment) == "written":
-            await let_go(request, deployment.owner, ENTRY_BYTES)
+            await uncount(request, deployment.owner, ENTRY_BYTES)
             return Response(status_code=204)
         deployment = await _named(request)
     raise unavailable(retry_after=RETRY_AFTER_S)

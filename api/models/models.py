@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 from starlette.responses import Response
 
 from api.bodies import parse_model
-from api.data_limits import let_go, retain
+from api.data_limits import retain, uncount
 from api.errors import InvalidField, forbidden, in_use, invalid_input, model_exists, not_found
 from api.http import (
     PAGE_SIZE,
@@ -305,7 +305,7 @@ async def make_model(request: Request) -> Response:
     size = ENTRY_BYTES + said_bytes(said)
     await retain(request, account.name, size)
     if not await models.make(name, said):
-        await let_go(request, account.name, size)
+        await uncount(request, account.name, size)
         raise model_exists()
     request.services.lookups.forget(name)
     return await _answer(request, name, status=201)
@@ -342,9 +342,9 @@ async def change_model(request: Request) -> Response:
     size = await models.growth(model.name, said)
     await retain(request, model.owner, size)
     if not await models.change(model.name, said):
-        await let_go(request, model.owner, size)
+        await uncount(request, model.owner, size)
         raise not_found()
-    await let_go(request, model.owner, -size)
+    await uncount(request, model.owner, -size)
     request.services.lookups.forget(model.name)
     return await _answer(request, model.name)
 
@@ -362,7 +362,7 @@ async def delete_model(request: Request) -> Response:
     [size] = await models.kept_bytes([model.name])
     if not await models.remove(model.name):
         raise in_use("This model has versions: delete them first.")
-    await let_go(request, model.owner, size)
+    await uncount(request, model.owner, size)
     request.services.lookups.forget(model.name)
     return Response(status_code=204)
 

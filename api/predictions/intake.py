@@ -438,11 +438,11 @@ async def _answer(
     services = services_at(request, stored.record.id)
     waiters = services.waiters
     weight = len(stored.input or b"")
+    if stored.record.is_terminal:  # it takes no wait, so none ends for it
+        return json_response(shown_to(request, stored), 201, headers | {"Preference-Applied": applied})
     if not waiters.make_room(request.account.name, weight):
         return json_response(shown_to(request, stored), 201, headers)
     headers["Preference-Applied"] = applied
-    if stored.record.is_terminal:
-        return json_response(shown_to(request, stored), 201, headers)
     left_s = max(0.0, until - services.clock.monotonic())
     with watching(request) as gone:  # a caller that hangs up frees its wait; the prediction goes on
         ended = await waiters.ended(

@@ -407,6 +407,7 @@ async def get_webhooks(request: Request) -> Response:
         " no webhook, is refused with 409."
     ),
     scopes=("run", "admin"),
+    bucket="create",
     of=prediction_id_of,
     answers={200: route.Answer("It is sent at once.", Webhooks)},
     refusals={409, 410},

@@ -139,17 +139,19 @@ class Waiters:
         """Return how long each wait goes on without a look."""
         return max(SAFETY_S, self.waiting / LOOKS_PER_S)
 
-    def has_room(self, weight: int = 0) -> bool:
-        return self.waiting < self._most and self._weight + weight <= MOST_BYTES
-
     def make_room(self, account: str, weight: int = 0) -> bool:
         """Return whether there is room for one more wait. For an account that holds less than another one, waits of
-        that end early.
+        that end early: as many as it needs, or no wait.
         """
-        while not self.has_room(weight):
-            wait = self._held.first_to_leave(account, self._part(weight))
+        count, total, leaving = self.waiting, self._weight, list[Wait]()
+        others = self._held.give_way(account, self._part(weight))
+        while count >= self._most or total + weight > MOST_BYTES:
+            wait = next(others, None)
             if wait is None:
                 return False
+            leaving.append(wait)
+            count, total = count - 1, total - self._weights[wait]
+        for wait in leaving:
             self._leave(wait)
             wait.stop()
         return True

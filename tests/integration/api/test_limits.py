@@ -99,6 +99,13 @@ async def test_reads_have_their_own_bucket(door: Door) -> None:
         assert (*refusal(refused), refused.headers["retry-after"]) == (429, "rate_limited", "100")
 
 
+async def test_redelivery_counts_as_a_create(door: Door) -> None:
+    async with door(rate="0.01", burst="9", read_rate="0.01", read_burst="5") as api:
+        made = await create(api)
+        refused = await api.post(f"/v1/predictions/{made.json()['id']}/webhooks/redeliver")
+    assert (refused.status_code, limit_headers(refused)[:2]) == (409, ("9", "7"))
+
+
 async def test_every_answer_shows_the_limit_even_a_refusal(door: Door) -> None:
     async with door(rate="0.01", burst="9", read_rate="0.01", read_burst="9") as api:
         answers = [

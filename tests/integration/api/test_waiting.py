@@ -289,6 +289,50 @@ async def test_waits_of_one_account_keep_no_other_from_its_own(
     assert [(one.status_code, one.json()["status"]) for one in (*second, *late)] == [(201, "succeeded")] * 2
 
 
+async def test_repeat_of_an_ended_prediction_ends_no_wait(
+    served: Served, director: PlayedDirector, redis: Redis
+) -> None:
+    other = {"Authorization": f"Bearer {await Accounts(redis).create_token('other')}"}
+    repeated = {**other, "Idempotency-Key": "k", "Prefer": "wait=30"}
+    async with served(max_waits=2) as api:
+        await api.post("/v1/predictions", json=BODY, headers={**repeated, "Prefer": "respond-async"})
+        await director.finish(await director.claim(), output=b"1")
+        async with asked(api) as first:
+            await holds(api, 1)
+            async with asked(api) as second:
+                await holds(api, 2)
+                again = await api.post("/v1/predictions", json=BODY, headers=repeated)
+                assert (again.json()["status"], again.headers["preference-applied"]) == ("succeeded", "wait=30")
+                await holds(api, 2)
+                for _ in range(2):
+                    await director.finish(await director.claim(), output=b"1")
+    assert [one.json()["status"] for one in (*first, *second)] == ["succeeded"] * 2
+
+
+async def test_wait_that_finds_no_room_ends_no_other(
+    served: Served, director: PlayedDirector, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_waiters, "MOST_BYTES", 1_500)
+    other = {"Authorization": f"Bearer {await Accounts(redis).create_token('other')}", "Prefer": "wait=30"}
+    answers: list[httpx.Response] = []
+
+    async def ask(length: int) -> None:
+        body = {"version": VERSION, "input": {"text": "x" * length}}
+        answers.append(await api.post("/v1/predictions", json=body, headers={"Prefer": "wait=30"}))
+
+    async with served(max_waits=1_000) as api, anyio.create_task_group() as tasks:
+        for count in range(3):
+            tasks.start_soon(ask, 480)
+            await holds(api, count + 1)
+        heavy = {"version": VERSION, "input": {"text": "x" * 680}}  # room for it would take two waits of the three
+        late = await api.post("/v1/predictions", json=heavy, headers=other)
+        assert (late.status_code, "preference-applied" in late.headers) == (201, False)
+        await holds(api, 3)
+        for _ in range(4):
+            await director.finish(await director.claim(), output=b"1")
+    assert [one.json()["status"] for one in answers] == ["succeeded"] * 3
+
+
 async def test_too_many_held_bytes_are_answered_at_once(
     api: AsyncClient, director: PlayedDirector, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,47 @@ def test_account_with_most_gives_way_until_shares_are_equal(
     assert places(**held).first_to_leave(account) == gives_way
 
 
+@pytest.mark.parametrize(
+    ("held", "part", "gives_way"),
+    [
+        ({"alice": 4}, 2, ["alice 0"]),
+        ({"alice": 5, "carol": 4}, 1, ["alice 0", "alice 1", "carol 0", "alice 2", "carol 1", "alice 3", "carol 2"]),
+        ({"alice": 3, "bob": 3}, 1, []),
+    ],
+)
+def test_those_that_give_way_are_known_before_any_leaves(held: dict[str, int], part: int, gives_way: list[str]) -> None:
+    taken = places(**held)
+    assert list(taken.give_way("bob", part)) == gives_way
+    assert len(taken) == sum(held.values())
+
+
+def test_oldest_of_the_largest_account_is_found_after_changes() -> None:
+    held = places(alice=3, bob=2)
+    assert held.oldest_of_largest() == "alice 0"
+    held.leave("alice 0")
+    held.leave("alice 1")
+    assert held.oldest_of_largest() == "bob 0"
+    held.leave("unknown")
+    assert (len(held), held.oldest_of_largest()) == (3, "bob 0")
+
+
+def test_the_largest_is_found_without_a_look_at_each_account() -> None:
+    """A full cache of tokens asks at each load."""
+    looks = 0
+
+    class Name(str):
+        def __hash__(self) -> int:
+            nonlocal looks
+            looks += 1
+            return super().__hash__()
+
+    held: Places[int] = Places()
+    for number in range(2_000):
+        held.enter(Name(f"account {number}"), number)
+    looks = 0
+    assert (held.oldest_of_largest(), looks < 10) == (0, True)
+
+
 def test_large_parts_give_way_to_small_ones() -> None:
     held = places(bob=3)
     held.enter("alice", "large", 20)

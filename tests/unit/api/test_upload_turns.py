@@ -8,12 +8,13 @@ import anyio
 import pytest
 
 from api.files import turns
-from api.files.turns import HURRIED_BYTES_S, UploadTurns
+from api.files.turns import TRICKLE_BYTES_S, UploadTurns
 
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "HURRY_S", 0.05)
+    monkeypatch.setattr(turns, "TRICKLE_S", 0.05)
     monkeypatch.setattr(turns, "PATIENCE_S", 2.0)
 
 
@@ -60,12 +61,39 @@ async def test_four_accounts_that_trickle_keep_no_fifth_from_uploading(tasks: An
         assert len(uploads.lost) == 1
 
 
-async def test_only_a_slow_upload_gives_way_to_an_equal_account(tasks: Any) -> None:
+async def test_only_an_upload_that_trickles_gives_way_to_an_equal_account(tasks: Any) -> None:
     uploads = Uploads(tasks, places := UploadTurns(2, each=1))
     await uploads.begin("fast", received=1 << 40)
-    await uploads.begin("slow", received=HURRIED_BYTES_S // 100)
+    await uploads.begin("slow", received=TRICKLE_BYTES_S // 100)
     async with places.taken("bob", received=lambda: 0):
-        assert uploads.lost == [f"slow {HURRIED_BYTES_S // 100}"]
+        assert uploads.lost == [f"slow {TRICKLE_BYTES_S // 100}"]
+
+
+async def test_slow_uploads_of_equal_accounts_keep_their_places(tasks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each that gave way would try again from its first byte, and make another one give way."""
+    monkeypatch.setattr(turns, "TRICKLE_S", 60.0)
+    monkeypatch.setattr(turns, "PATIENCE_S", 0.3)
+    uploads = Uploads(tasks, places := UploadTurns(2, each=1))
+    await uploads.begin("slow")
+    await uploads.begin("slower")
+    with pytest.raises(TimeoutError):
+        async with places.taken("bob", received=lambda: 0):
+            pytest.fail("there was no place")
+    assert uploads.lost == []
+
+
+async def test_place_that_comes_free_takes_none_for_the_next_account(
+    tasks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "HURRY_S", 10.0)
+    uploads = Uploads(tasks, places := UploadTurns(4, each=3))
+    await uploads.begin("alice", count=3)
+    async with places.taken("carol", received=lambda: 0):
+        tasks.start_soon(uploads.begin, "bob")
+        tasks.start_soon(uploads.begin, "dave")
+        await anyio.wait_all_tasks_blocked()
+    await anyio.wait_all_tasks_blocked()  # bob has the place of carol, and dave has not waited for long
+    assert uploads.lost == []
 
 
 async def test_fast_uploads_keep_their_places(tasks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
