@@ -228,18 +228,15 @@ async def _stored(services: Services, store: FileStore, form: Form, account: Acc
             await upload.count(file)
             await services.caller_files.add(file)
     except BackendFull:  # the caller will try again
-        await upload.discard()
-        if file is not None:  # the reply to an earlier try may have been lost
-            with suppress(BackendUnavailable):
-                await services.caller_files.remove(file)
+        await upload.discard(file)
         raise
     except BackendUnavailable:
         raise  # the record may have been written: the keeper finds out and cleans up
     except TimeoutError as exc:
-        await upload.discard()
+        await upload.discard(file)
         raise errors.too_slow(seconds=LONGEST_S) from exc
     except BaseException:  # also if canceled: a part of a file must not stay
-        await upload.discard()
+        await upload.discard(file)
         raise
     return file
 
@@ -256,7 +253,6 @@ class _Upload:
         self._services = services
         self._scripts = services.scripts
         self._most_data = account.limits.max_data_bytes
-        self._counted: CallerFile | None = None
         self._most = account.limits.max_files_bytes
         self._until_ms = services.clock.now_ms() + int(GRACE_S * 1000)
         self._room = 0
@@ -320,20 +316,25 @@ class _Upload:
         if isinstance(said, list):
             self._services.memory.give_back(counts.bytes)
             raise limit.refusal(said)
-        self._counted = file
         self._room = max(file.size, BLOCK)
         stowed = await self._scripts.stow(file.account, file.id, self._room, most=self._most, until_ms=file.expires)
         if not stowed.fits:
             raise errors.no_room_for_file(limit=self._most or 0)
 
-    async def discard(self) -> None:
+    async def discard(self, file: CallerFile | None) -> None:
+        """Delete what was stored. `file`: as it may have been listed and recorded: a call that failed or was canceled
+        may have been carried out.
+        """
         if self._content is not None:
             with anyio.CancelScope(shield=True):
+                if file is not None:
+                    with suppress(BackendUnavailable):
+                        await self._services.caller_files.remove(file)
                 await _discard(self._store, self._name)
                 with suppress(BackendUnavailable):  # the room is free within an hour anyway
                     if self._room:
                         await self._scripts.stow(self._name.account, self._name.id)
-                    if (file := self._counted) is not None:
+                    if file is not None:  # nothing is taken off for a file that is not on the list
                         await self._scripts.delist(file.id, account=file.account, is_file=True, counted=file.counts)
 
     async def _keep(self, part: Part) -> None:

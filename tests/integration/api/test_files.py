@@ -19,6 +19,7 @@ from httpx import AsyncClient
 from msgspec import Raw
 from redis.asyncio import Redis
 
+from api.files import files as api_files
 from api.files.files import BLOCK
 from director.broker import keys
 from director.broker.scripts import Scripts
@@ -549,6 +550,35 @@ async def test_upload_beyond_the_data_of_its_account_is_refused(
     assert 1 < len(made) < 5
     assert (len(kept(folder)), (await scripts.stow(ACCOUNT)).total) == (len(made), len(made) * BLOCK)
     assert len((await api.get("/v1/files")).json()["results"]) == len(made)
+
+
+@pytest.mark.parametrize(("where", "call"), [(CallerFiles, "add"), (Scripts, "enlist")])
+async def test_upload_that_is_cut_while_it_is_recorded_leaves_nothing(
+    api: AsyncClient,
+    redis: Redis,
+    scripts: Scripts,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: type,
+    call: str,
+) -> None:
+    await upload(api, b"x")
+    counted, real, written = await data_bytes(redis), getattr(where, call), list[Any]()
+
+    async def writes_and_hangs(own: Any, file: Any, **options: Any) -> None:
+        await real(own, file, **options)
+        written.append(file.id if isinstance(file, CallerFile) else file)
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(where, call, writes_and_hangs)
+        patched.setattr(api_files, "STORING_S", 1 - api_files.LONGEST_S)
+        refused = await api.post("/v1/files", files={"content": b"y"})
+    assert (refused.status_code, len(written)) == (408, 1)
+    assert len((await api.get("/v1/files")).json()["results"]) == 1
+    assert (await data_bytes(redis), len(kept(folder))) == (counted, 1)
+    assert not await redis.exists(keys.file(ACCOUNT, written[0]))
+    assert (await scripts.stow(ACCOUNT)).total == BLOCK
 
 
 async def test_file_of_the_former_release_takes_no_count_of_others_with_it(api: AsyncClient, redis: Redis) -> None:
