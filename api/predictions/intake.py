@@ -369,6 +369,7 @@ def _lasting(services: Services, version: Version, new: NewPrediction) -> Counte
     return lasting(
         (value for value in new.request_facts.values() if isinstance(value, str)),
         now_ms=services.clock.now_ms(),
+        record_ttl_ms=version.record_ttl_ms,
         has_key=new.idempotency is not None,
         made_bytes=ENTRY_BYTES + len(version.schema) if new.kind == "training" else 0,
     )

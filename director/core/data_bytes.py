@@ -54,13 +54,17 @@ def at_creation(prediction_id: PredictionId, input_bytes: int, ttl_ms: int) -> C
     return Counted(RECORD_BYTES + input_bytes, _until_of(prediction_id[:SHARED], ttl_ms))
 
 
-def lasting(texts: Iterable[Sized], *, now_ms: int, has_key: bool = False, made_bytes: int = 0) -> Counted:
+def lasting(
+    texts: Iterable[Sized], *, now_ms: int, record_ttl_ms: int, has_key: bool = False, made_bytes: int = 0
+) -> Counted:
     """Return what counts of a prediction for longer than its data: of a long record as long as it lives, of an
-    idempotency key a day. `made_bytes`: of what it will make, a day too. By then a keeper counts that.
+    idempotency key a day. `made_bytes`: of what it will make, a day too. By then a keeper counts that. All of one
+    prediction counts for the longest of these times.
     """
     longer, others = sum(map(len, texts)) - SHORT_BYTES, KEY_BYTES * has_key + made_bytes
     if longer > 0:
-        return Counted(longer + TABLE_BYTES + others, until_ms(now_ms, RECORD_TTL_MS))
+        ttl_ms = max(record_ttl_ms, KEY_LIFE_MS) if others else record_ttl_ms
+        return Counted(longer + TABLE_BYTES + others, until_ms(now_ms, ttl_ms))
     return Counted(others, until_ms(now_ms, KEY_LIFE_MS)) if others else NOTHING
 
 

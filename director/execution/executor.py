@@ -429,8 +429,9 @@ class Run:
         )
         if counted is not None:
             self._executor.scripts.weigh(record.account, *counted)
-        # the record keeps them for days: 16 KiB and 64 KiB at most
-        stays = data_bytes.lasting((end.error, end.metrics), now_ms=now_ms)
+        # the record keeps them: 16 KiB and 64 KiB at most
+        record_ttl_ms = int(self._executor.policy.record_ttl_s * 1000)
+        stays = data_bytes.lasting((end.error, end.metrics), now_ms=now_ms, record_ttl_ms=record_ttl_ms)
         if stays.bytes:
             self._executor.scripts.weigh(record.account, stays)
 

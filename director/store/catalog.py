@@ -3,7 +3,7 @@
 import re
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypedDict, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -15,7 +15,7 @@ from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
-from director.core.data_bytes import DATA_TTL_MS, ENTRY_BYTES
+from director.core.data_bytes import DATA_TTL_MS, ENTRY_BYTES, RECORD_TTL_MS
 from director.core.errors import SettingsError, UnknownModel
 from director.core.ids import MODEL_NAME, VERSION_ID, Kind, Partition, QueueName, is_queue_of_predictions, queue_name
 from director.core.policy import Policy
@@ -29,11 +29,20 @@ OPEN_SCHEMA: Final = Raw(b'{"openapi":"3.0.2","info":{"title":"Cog","version":"0
 OPEN: Final = bytes(OPEN_SCHEMA).decode()
 
 # Without `setup_run`: the last setup may have printed much, and is read only on request.
-OF_QUEUE: Final = ("streams", "size", "data_ttl_ms")
 SHOWN: Final = ("created", "server", "schema", "weights")
 REGISTERED: Final = ("created", "server", "schema", "announced")
 AWAITED_S: Final = 20  # a director says it every 2 s; one that is silent for longer counts as gone
 LISTED: Final = "2"  # marks a version that is announced; "1" did so before models were listed
+
+
+class OfQueue(TypedDict):
+    streams: int
+    size: int
+    data_ttl_ms: int
+    record_ttl_ms: int
+
+
+OF_QUEUE: Final = tuple(OfQueue.__annotations__)
 
 
 class Version(Struct, frozen=True, kw_only=True):
@@ -47,6 +56,7 @@ class Version(Struct, frozen=True, kw_only=True):
     streams: int
     size: int
     data_ttl_ms: int = DATA_TTL_MS
+    record_ttl_ms: int = RECORD_TTL_MS
     kind: Kind = ""
     weights: str = ""
 
@@ -271,11 +281,9 @@ class Catalog:
         if not kind:
             return version
         meta = keys.meta(queue_name(version.model, version.id, kind))
-        streams, size, ttl_ms = await ask(lambda: self._redis.hmget(meta, OF_QUEUE))
-        if streams is None or size is None:
-            return None
-        data_ttl_ms = int(ttl_ms or DATA_TTL_MS)
-        return replace(version, kind=kind, streams=int(streams), size=int(size), data_ttl_ms=data_ttl_ms)
+        values = await ask(lambda: self._redis.hmget(meta, OF_QUEUE))
+        facts = _of_queue(values)
+        return None if facts is None else replace(version, kind=kind, **facts)
 
     async def register_kind(
         self,
@@ -330,8 +338,8 @@ def _named(names: Sequence[str], values: Sequence[bytes | str | None]) -> dict[s
 
 
 def _version(model: str, version: str, values: Sequence[bytes | None], meta: Sequence[bytes | None]) -> Version | None:
-    found, (streams, size, ttl_ms) = _named(SHOWN, values), meta
-    if "created" not in found or streams is None or size is None:
+    found, facts = _named(SHOWN, values), _of_queue(meta)
+    if "created" not in found or facts is None:
         return None
     return Version(
         model=model,
@@ -339,8 +347,19 @@ def _version(model: str, version: str, values: Sequence[bytes | None], meta: Seq
         created_ms=int(found["created"]),
         server=found["server"],
         schema=Raw(found["schema"].encode()),
-        streams=int(streams),
-        size=int(size),
-        data_ttl_ms=int(ttl_ms or DATA_TTL_MS),
         weights=found.get("weights", ""),
+        **facts,
     )
+
+
+def _of_queue(values: Sequence[bytes | str | None]) -> OfQueue | None:
+    """Return the fields of OF_QUEUE, or None if there is no such queue."""
+    streams, size, data_ttl_ms, record_ttl_ms = values
+    if streams is None or size is None:
+        return None
+    return {
+        "streams": int(streams),
+        "size": int(size),
+        "data_ttl_ms": int(data_ttl_ms or DATA_TTL_MS),
+        "record_ttl_ms": int(record_ttl_ms or RECORD_TTL_MS),
+    }

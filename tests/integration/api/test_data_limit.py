@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 from director.broker import keys
 from director.core.clock import SystemClock
 from director.core.data_bytes import ENTRY_BYTES, KEPT_BYTES, KEY_BYTES, RECORD_BYTES, TABLE_BYTES
+from director.core.ids import QueueName
 from director.store.accounts import Accounts
 from director.store.models import GIST
 from tests.integration.api.conftest import Served, refusal
@@ -125,6 +126,17 @@ async def test_deployments_count_until_they_are_deleted(door: Door, redis: Redis
         assert (await api.delete(f"/v1/deployments/{ACCOUNT}/d1")).status_code == 204
         assert (await api.post("/v1/deployments", json={**release, "name": "d2"})).status_code == 422
         assert await used(redis) == ENTRY_BYTES
+
+
+async def test_long_record_of_a_short_life_counts_no_longer(door: Door, redis: Redis, queue: QueueName) -> None:
+    """A week for a record of an hour would be false 429s."""
+    body = {"version": VERSION, "input": INPUT, "webhook": f"https://example.com/{'w' * 2000}"}
+    await redis.hset(keys.meta(queue), "record_ttl_ms", str(2 * 3_600_000))
+    async with door() as api:
+        assert (await api.post("/v1/predictions", json=body)).status_code == 201
+    now_ms = SystemClock().now_ms()
+    lives_h = [(int(until) - now_ms) / 3_600_000 for until in await redis.hkeys(keys.data(ACCOUNT))]
+    assert (len(lives_h), 1.9 < max(lives_h) < 2.2) == (2, True)
 
 
 async def test_long_record_counts_with_its_length_for_as_long_as_it_lives(door: Door, redis: Redis) -> None:

@@ -10,12 +10,15 @@ from director.core.data_bytes import (
     Fullness,
     counted,
     fair_share,
+    lasting,
     room_for_data,
     share_while_short,
     until_ms,
 )
 
 MB = 1_000_000
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
 HELD = st.lists(st.integers(0, 100 * MB), max_size=300)
 
 
@@ -102,3 +105,25 @@ def test_a_lifetime_has_few_buckets() -> None:
 
 def test_only_what_has_not_expired_counts() -> None:
     assert counted([("10", "1"), ("20", "2"), ("old", "4 20"), ("15", "8")], now_ms=14) == 14
+
+
+@pytest.mark.parametrize(
+    ("has_key", "record_ttl_ms", "life_ms"),
+    [
+        (False, HOUR_MS, HOUR_MS),
+        (False, 30 * DAY_MS, 30 * DAY_MS),
+        (True, HOUR_MS, DAY_MS),
+        (True, 30 * DAY_MS, 30 * DAY_MS),
+    ],
+)
+def test_long_record_counts_for_as_long_as_it_lives(has_key: bool, record_ttl_ms: int, life_ms: int) -> None:
+    now_ms = 1_800_000_000_000
+    counts = lasting(["x" * 2_000], now_ms=now_ms, record_ttl_ms=record_ttl_ms, has_key=has_key)
+    assert counts.bytes > 1_488
+    assert life_ms <= counts.until_ms - now_ms <= 1.1 * life_ms
+
+
+def test_key_of_a_short_record_counts_for_a_day() -> None:
+    counts = lasting(["x"], now_ms=0, record_ttl_ms=30 * DAY_MS, has_key=True)
+    assert DAY_MS <= counts.until_ms <= 1.1 * DAY_MS
+    assert lasting(["x"], now_ms=0, record_ttl_ms=30 * DAY_MS).bytes == 0
