@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from api.errors import Code
 from api.http import Request
 from api.services import Services
+from director.core.data_bytes import FOR_EVER_MS, NOTHING, Counted
 from director.core.errors import BackendUnavailable, DataRefused
 
 LONGEST_RETRY_S: Final = 60  # clients sleep for this long
@@ -56,4 +57,4 @@ async def uncount(request: Request, owner: str, size: int) -> None:
     """Count bytes no longer that were not written, or that are gone. If Redis is away, a keeper does so in a minute."""
     if size > 0:
         with contextlib.suppress(BackendUnavailable):
-            await request.services.scripts.retain(owner, -size)
+            await request.services.scripts.weigh(owner, NOTHING, Counted(size, FOR_EVER_MS))

@@ -7,17 +7,19 @@
 --   ARGV[1]  bytes     0 for none
 --   ARGV[2]  until_ms  when that is forgotten, if no call follows
 --   ARGV[3]  retained  bytes that have no end, see retain
---   ARGV[4]  was       as they were counted before they were measured: else they changed meanwhile, and stay
+--   ARGV[4]  was       as they were counted before they were measured: else they changed meanwhile, and may only become
+--                      more. The next pass measures them again
 --   ARGV[5]  last_ms   their bucket
 --   Returns  1
 --
 -- uses keys:     clock
 -- uses data:     tidy
 
-if tonumber(redis.call('HGET', KEYS[1], ARGV[5]) or 0) ~= tonumber(ARGV[4]) then
-  -- the next pass measures them again
-elseif tonumber(ARGV[3]) > 0 then
-  redis.call('HSET', KEYS[1], ARGV[5], ARGV[3])
+local retained, is = tonumber(ARGV[3]), tonumber(redis.call('HGET', KEYS[1], ARGV[5]) or 0)
+-- A change in each pass must not keep an error for ever. A difference would be added twice by two keepers.
+if is ~= tonumber(ARGV[4]) then retained = math.max(is, retained) end
+if retained > 0 then
+  redis.call('HSET', KEYS[1], ARGV[5], string.format('%d', retained))
 else
   redis.call('HDEL', KEYS[1], ARGV[5])
 end

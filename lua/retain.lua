@@ -4,20 +4,16 @@
 -- count twice. The next pass of a keeper says the whole sum, see recount.
 --
 --   KEYS[1]  data      hash  {a:<account>}:data     see lib/data
---   ARGV[1]  bytes     below 0: they are gone
+--   ARGV[1]  bytes     weigh takes them off again
 --   ARGV[2]  until_ms  the bucket of what never expires
 --   ARGV[3]  most      bytes that the account may have then, '' for no limit
 --   Returns  1, or {used, retry_ms} as enlist where nothing was written
 --
 -- uses keys:     clock
--- uses data:     count, counted, discount, refusal_of
+-- uses data:     count, counted, refusal_of
 
 local data, bytes, until_ms, most, now = KEYS[1], tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), keys.clock(ARGV[4])
 
-if bytes < 0 then
-  data.discount(data, until_ms, -bytes)
-  return 1
-end
 if most then
   local total, buckets = data.counted(data, now)
   if total + bytes > most then return data.refusal_of(total, buckets, bytes, until_ms, most, now) end

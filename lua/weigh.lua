@@ -1,13 +1,13 @@
 #!lua flags=allow-oom
 -- weigh: count what predictions of an account left behind at their end, where `enlist` could not know of it. That is much
--- output, or an end so late that their data lives longer than was counted. A call whose reply was lost may count twice,
--- until then.
+-- output, or an end so late that their data lives longer than was counted. Or what `retain` counted is gone: that
+-- counts no longer, also while Redis is full. A call whose reply was lost may count twice, until then.
 --
 --   of each item, in the form of lib/batch; all are of one account:
 --   KEYS[1]  data      hash  {a:<account>}:data     see lib/data
---   ARGV[1]  bytes     all that count from now on
+--   ARGV[1]  bytes     all that count from now on, 0 for none
 --   ARGV[2]  until_ms  when they expire
---   ARGV[3]  counted   bytes among them that `enlist` counted, 0 for none
+--   ARGV[3]  counted   bytes that `enlist` or `retain` counted, 0 for none
 --   ARGV[4]  was_ms    its until_ms for them
 --   ARGV[5]  now_ms    '' for the server's clock
 --   Returns  for each item 1
@@ -18,7 +18,7 @@
 local function weigh(key, arg)
   local data, bytes, counted = KEYS[key + 1], tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 3])
   if counted > 0 then data.discount(data, ARGV[arg + 4], counted) end
-  data.count(data, ARGV[arg + 2], bytes, ARGV[arg + 5])
+  if bytes > 0 then data.count(data, ARGV[arg + 2], bytes, ARGV[arg + 5]) end
   return 1
 end
 

@@ -391,8 +391,8 @@ class Scripts:
     async def retain(
         self, account: str, size: int, *, most: int | None = None, now_ms: int | None = None
     ) -> list[int] | None:
-        """Count bytes that stay until the account deletes them; below 0 they are gone. Above `most` bytes of it nothing
-        is written, and the result is [bytes that it has, ms until there is room].
+        """Count bytes that stay until the account deletes them: `weigh` takes them off. Above `most` bytes of it
+        nothing is written, and the result is [bytes that it has, ms until there is room].
         """
         args: list[Arg] = [size, FOR_EVER_MS, given(most), given(now_ms)]
         said = await self._call("retain", [keys.data(account)], args)
@@ -401,7 +401,9 @@ class Scripts:
     def weigh(
         self, account: str, counts: Counted, instead_of: Counted = NOTHING, *, now_ms: int | None = None
     ) -> "asyncio.Future[Any]":
-        """Count what a prediction left behind at its end, perhaps instead of what `enlist` counted of it."""
+        """Count what a prediction left behind at its end, perhaps instead of what `enlist` counted of it. With NOTHING,
+        what `retain` or `enlist` counted counts no longer.
+        """
         args: list[Arg] = [counts.bytes, counts.until_ms, instead_of.bytes, instead_of.until_ms, given(now_ms)]
         names = [keys.data(account)]
         return self._call("weigh", names, args, group=names[0])
@@ -418,7 +420,7 @@ class Scripts:
     ) -> None:
         """Say how many bytes the account has beyond what was counted, until `until_ms` or the next call. Repeatable.
 
-        `retained`: bytes without an end, unless others than `was_retained` are counted now.
+        `retained`: bytes without an end. If others than `was_retained` are counted now, no fewer are counted.
         """
         args: list[Arg] = [size, until_ms, retained, was_retained, FOR_EVER_MS, given(now_ms)]
         await self._call("recount", [keys.data(account)], args)

@@ -7,7 +7,7 @@ from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.scripts import Scripts
-from director.core.data_bytes import NOTHING, Counted
+from director.core.data_bytes import FOR_EVER_MS, NOTHING, Counted
 from director.core.ids import PredictionId, lowest_id_at, new_prediction_id
 from director.store.accounts import Accounts
 from tests.support.clock import FakeClock
@@ -141,5 +141,5 @@ async def test_what_is_retained_counts_until_it_is_given_back(book: Book, redis:
         assert await book.enlist(Counted(11, NOW + 5), most=100) == [90, 5]
     assert await book.total(NOW + 10**9) == 60
     for _ in range(3):  # one that is given back too often takes nothing of others
-        await scripts.retain(ACCOUNT, -60, now_ms=NOW)
+        await scripts.weigh(ACCOUNT, NOTHING, Counted(60, FOR_EVER_MS), now_ms=NOW)
         assert await book.total() == 30

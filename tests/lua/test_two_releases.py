@@ -131,7 +131,8 @@ async def test_bytes_of_an_account_never_go_below_zero_and_end(drivers: Drivers,
             case 3:
                 await who.weigh(ACCOUNT, counts, Counted(coin.randrange(60), now + 5), now_ms=now)
             case _:
-                await ours.retain(ACCOUNT, coin.randrange(-40, 60), now_ms=now)
+                await ours.retain(ACCOUNT, coin.randrange(60), now_ms=now)
+                await ours.weigh(ACCOUNT, NOTHING, Counted(coin.randrange(40), FOR_EVER_MS), now_ms=now)
                 await who.recount(ACCOUNT, coin.randrange(50), until_ms=now + 30, now_ms=now)
         buckets = {key.decode(): value.decode() for key, value in (await redis.hgetall(keys.data(ACCOUNT))).items()}
         assert all(int(value.partition(" ")[0]) >= 0 for value in buckets.values()), buckets

@@ -117,6 +117,19 @@ async def test_texts_of_models_count_until_they_are_deleted(door: Door, redis: R
         assert await used(redis) == 0
 
 
+@pytest.mark.not_on("cluster", why="it fills one server")
+async def test_model_that_is_deleted_on_a_full_server_counts_no_longer(door: Door, redis: Redis) -> None:
+    async with door() as api:
+        assert (await api.post("/v1/models", json={**OWN, "name": "painter"})).status_code == 201
+        assert await used(redis) == ENTRY_BYTES
+        await redis.config_set("maxmemory", "1")
+        try:
+            assert (await api.delete(f"/v1/models/{ACCOUNT}/painter")).status_code == 204
+        finally:
+            await redis.config_set("maxmemory", "0")
+    assert await used(redis) == 0
+
+
 async def test_deployments_count_until_they_are_deleted(door: Door, redis: Redis) -> None:
     release = {"model": MODEL, "version": VERSION, "hardware": "cpu", "min_instances": 0, "max_instances": 1}
     async with door(max_data_bytes="3000") as api:
