@@ -315,9 +315,8 @@ class Across:
             await self._list(accepted.id, former)
         else:
             key = _key(former)
-            with suppress(
-                BackendUnavailable
-            ):  # an API of release 0.3.0 looks there, so that it retries it no second time
+            # an API of release 0.3.0 looks there, so that it retries it no second time
+            with suppress(BackendUnavailable):
                 await self._scripts.bind(
                     accepted.id, account=new.account, model=new.model, idempotency=(key, key), instead_of=None
                 )

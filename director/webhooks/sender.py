@@ -236,12 +236,12 @@ class Delivery(Struct, frozen=True, kw_only=True):
 
     @property
     def is_missed(self) -> bool:
-        """Whether the host is away: no answer, or a 5xx. Any other answer is about this webhook or this receiver."""
+        """Return whether the host is away: no answer, or a 5xx. Other answers are about the webhook or the receiver."""
         return self.was_sent and not self.refused and not self.ok and (self.status is None or self.status >= 500)
 
     @property
     def host_answers(self) -> bool | None:
-        """False: no answer, or an error that other webhooks would get too. None: the host was not asked."""
+        """Return False for no answer, or an error that other webhooks would get too. None if the host was not asked."""
         if self.refused or not self.was_sent:
             return None
         return self.status is not None and self.status < 500 and self.status != httpx.codes.TOO_MANY_REQUESTS
