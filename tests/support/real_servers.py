@@ -32,8 +32,8 @@ NOT_TRIED: Final = "–"
 class RealServer(Struct, frozen=True, kw_only=True):
     """`serve`: the options of `director serve` as the page shows them; `{python}`, `{bin}` and `{apps}` are where this
     test has them. `quick`, `slow` and `wrong`: inputs. `own_words`: what the server says of the wrong one. `streams`:
-    more options for a model that streams, and its input. `slow_s`: how long the slow one takes. `knows`: what is not
-    "yes", with the reason, by capability. `prepare`: a command to run first, once.
+    more options for a model that streams, and its input. `knows`: what is not
+    "yes", with the reason, by capability. `prepare`: a command to run first, once. `ready_s`: how long it may load.
     """
 
     name: str
@@ -43,7 +43,7 @@ class RealServer(Struct, frozen=True, kw_only=True):
     slow: Mapping[str, Any]
     wrong: Mapping[str, Any]
     own_words: str
-    slow_s: float = 4.0
+    ready_s: float = 90.0
     streams: tuple[Sequence[str], Mapping[str, Any]] | None = None
     knows: Mapping[str, str] = {}
     prepare: str = ""
@@ -168,9 +168,24 @@ SERVERS: Final = (
             *("--command", "{bin}/infinity_emb v2 --engine torch --device cpu --model-id {model} --port {port}"),
         ),
         quick={"input": "abc"},
-        slow={"input": "abc " * 100},
-        wrong={"input": "abc", "model": "no such model"},
-        own_words="no such model",
+        slow={"input": ["abc " * 100] * 400},
+        wrong={"input": ["abc"] * 2049},
+        own_words="at most 2048 items",
+        knows={"cancel": RUNS_ON},
+        ready_s=240,
+        is_heavy=True,
+    ),
+    RealServer(
+        name="transformers serve",
+        packages=("transformers[serving]==5.24.0", "torch==2.13.0"),
+        prepare="{python} {apps}/tiny_transformer.py {work}/tiny",
+        serve=("--command", "{bin}/transformers serve {work}/tiny --device cpu --port {port}"),
+        streams=((), {"prompt": "a", "max_tokens": 200}),
+        quick={"prompt": "a", "max_tokens": 5},
+        slow={"prompt": "a", "max_tokens": 1_000},
+        wrong={"messages": [{"role": "user", "content": [{"type": "no such type"}]}]},
+        own_words="cannot reshape tensor",
+        ready_s=240,
         is_heavy=True,
     ),
 )

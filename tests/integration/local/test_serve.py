@@ -62,7 +62,9 @@ READY = f"{MODEL} is ready"
 
 
 @contextmanager
-def serving(home: Path, *line: str, out: str = "serve.txt", ready: str = READY) -> Generator[Started, None, None]:
+def serving(
+    home: Path, *line: str, out: str = "serve.txt", ready: str = READY, patience_s: float = PATIENCE_S
+) -> Generator[Started, None, None]:
     """Run `director serve` and wait until its model is ready."""
     home.mkdir(exist_ok=True)
     with (home / out).open("wb") as file:
@@ -71,7 +73,7 @@ def serving(home: Path, *line: str, out: str = "serve.txt", ready: str = READY) 
         )
     try:
         started = Started(process, home, home / out)
-        started.wait_for(ready)
+        started.wait_for(ready, patience_s)
         yield started
     finally:
         process.terminate()

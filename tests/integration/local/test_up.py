@@ -31,9 +31,9 @@ PATIENCE_S = 90
 READY = "Ctrl-C ends everything"
 
 
-def until(is_so: Callable[[], object], why: Callable[[], str] = str) -> None:
+def until(is_so: Callable[[], object], why: Callable[[], str] = str, patience_s: float = PATIENCE_S) -> None:
     """Look until the condition is true, since it depends on other processes."""
-    give_up = time.monotonic() + PATIENCE_S
+    give_up = time.monotonic() + patience_s
     while not is_so():
         assert time.monotonic() < give_up, why()
         time.sleep(0.05)
@@ -72,8 +72,8 @@ class Started:
     def processes(self) -> dict[str, Mark]:
         return Home(self.home).read().processes
 
-    def wait_for(self, text: str) -> None:
-        until(lambda: text in self.said or self.process.poll() is not None, lambda: self.said)
+    def wait_for(self, text: str, patience_s: float = PATIENCE_S) -> None:
+        until(lambda: text in self.said or self.process.poll() is not None, lambda: self.said, patience_s)
         assert text in self.said, self.said
 
     def end(self, number: signal.Signals = signal.SIGINT) -> int:
