@@ -111,27 +111,31 @@ def _closed(asked: dict[str, Any], answered: dict[str, Any], schemas: Mapping[st
         if named not in renamed:
             if named not in schemas or len(renamed) >= MOST_SCHEMAS:
                 raise _Unusable
-            renamed[named] = f"Server{named}" if named in (INPUT, OUTPUT) else named
+            new = named
+            while new in (INPUT, OUTPUT, *renamed.values()):
+                new = f"Server{new}"
+            renamed[named] = new
             waiting.append(named)
         return renamed[named]
 
     def copied(value: Any, depth: int = 0) -> Any:
         if depth > MOST_DEPTH:
             raise _Unusable
-        match value:
+        if isinstance(value, list):
+            return [copied(each, depth + 1) for each in value]
+        if not isinstance(value, dict):
+            return value
+        copy = {key: copied(each, depth + 1) for key, each in value.items()}
+        match copy:
             case {"$ref": str(named)}:
                 if not named.startswith(LOCAL):
                     raise _Unusable
-                return {**value, "$ref": LOCAL + name_of(named.removeprefix(LOCAL))}
+                return {**copy, "$ref": LOCAL + name_of(named.removeprefix(LOCAL))}
             case {"type": "string", "format": "binary"} | {"type": "string", "contentMediaType": _}:
-                rest = {key: each for key, each in value.items() if key not in ("contentMediaType", "contentEncoding")}
+                rest = {key: each for key, each in copy.items() if key not in ("contentMediaType", "contentEncoding")}
                 return rest | BYTES
-            case dict():
-                return {key: copied(each, depth + 1) for key, each in value.items()}
-            case list():
-                return [copied(each, depth + 1) for each in value]
             case _:
-                return value
+                return copy
 
     own = {"title": INPUT, **copied(asked)}
     if isinstance(properties := own.get("properties"), dict):

@@ -111,3 +111,29 @@ DOUBLED = {
 )
 def test_document_that_cannot_be_used_gives_no_schema(body: bytes) -> None:
     assert shown(body) is None
+
+
+def test_what_stands_beside_a_reference_is_copied_too() -> None:
+    how: dict[str, Any] = {"$ref": "#/components/schemas/How"}
+    for aside in (
+        {**how, "default": {"$ref": "#/components/schemas/Ask"}},
+        {"type": "string", "format": "binary", "default": {"$ref": "#/components/schemas/Ask"}},
+        {**how, "properties": {"deep": {"$ref": "#/components/schemas/Output"}}},
+    ):
+        schemas = shown(of_server({"type": "object", "properties": {"a": aside}}))
+        assert schemas is not None
+        named = [each for each in str(schemas).replace("'", " ").split() if each.startswith("#/")]
+        assert {each.removeprefix("#/components/schemas/") for each in named} <= set(schemas)
+
+
+def test_two_schemas_of_the_server_never_share_a_name() -> None:
+    both = {"a": {"$ref": "#/components/schemas/Output"}, "b": {"$ref": "#/components/schemas/ServerOutput"}}
+    asked = {"type": "object", "properties": both}
+    given = msgspec.json.decode(of_server(asked))
+    given["components"]["schemas"]["ServerOutput"] = {"type": "string"}
+    schemas = shown(msgspec.json.encode(given))
+    assert schemas is not None
+    kinds = {
+        name: schemas[each["$ref"].rpartition("/")[2]]["type"] for name, each in schemas["Input"]["properties"].items()
+    }
+    assert kinds == {"a": "integer", "b": "string"}
