@@ -1,23 +1,17 @@
 """Write an input as the body of a form (multipart/form-data): texts, and files that come as data URIs. Pure."""
 
-import base64
 import mimetypes
-import re
 from collections.abc import Iterator, Sequence
-from typing import Final
-from urllib.parse import unquote_to_bytes
 
 import msgspec
 from msgspec import Raw
 
+from director.core.data_uri import read_data_uri
 from director.servers.runners.answers import NULL
 
-DATA_URI: Final = re.compile(r"data:(?P<kind>[A-Za-z0-9.+-]+/[A-Za-z0-9.+-]+)?(?P<more>(?:;[^,;]*)*),", re.IGNORECASE)
-PLAIN: Final = "application/octet-stream"
 
-
-class NotAFile(ValueError):
-    """The input of a file has no file. The message is for the caller."""
+class FormFault(ValueError):
+    """The input cannot be sent as a form. The message is for the caller."""
 
 
 def content_type(boundary: str) -> str:
@@ -26,12 +20,15 @@ def content_type(boundary: str) -> str:
 
 def encoded(filled: bytes, *, files: Sequence[str], boundary: str) -> bytes:
     """Return the body for an object of JSON: a field per member, or per item of a list. Members named in `files` are
-    files. Raises NotAFile.
+    files. Raises FormFault.
     """
     parts = []
     for name, value in msgspec.json.decode(filled, type=dict[str, Raw]).items():
         parts += [_file(name, each) if name in files else (_disposition(name), _text(each)) for each in _each(value)]
     line = b"--" + boundary.encode()
+    if any(line in each for part in parts for each in part):
+        # a server may have shown it. A caller could end a part with it, and add fields that the model does not offer
+        raise FormFault("the input has the text that separates the parts of the form to the model server")
     body = b"".join(b"%b\r\n%b\r\n\r\n%b\r\n" % (line, head, content) for head, content in parts)
     return body + line + b"--\r\n"
 
@@ -50,20 +47,17 @@ def _text(value: Raw) -> bytes:
 
 
 def _file(name: str, value: Raw) -> tuple[bytes, bytes]:
-    said = _text(value).decode()
-    found = DATA_URI.match(said)
-    if found is None:
-        raise NotAFile(f"{name} has to be a file: a data URI, or the address of a file that you uploaded to /v1/files")
-    kind, data = (found["kind"] or PLAIN).lower(), unquote_to_bytes(said[found.end() :])
-    if ";base64" in found["more"].lower():
-        try:
-            is_safe = b"-" in data or b"_" in data
-            data = base64.b64decode(b"".join(data.split()), altchars=b"-_" if is_safe else None, validate=True)
-        except ValueError as exc:
-            raise NotAFile(f"{name} is a data URI whose base64 cannot be read") from exc
+    uri = read_data_uri(_text(value))
+    if uri is None:
+        raise FormFault(f"{name} has to be a file: a data URI, or the address of a file that you uploaded to /v1/files")
+    try:
+        data = uri.decoded()
+    except ValueError as exc:
+        raise FormFault(f"{name} is a data URI whose base64 cannot be read") from exc
+    kind = uri.content_type.partition(";")[0]
     ending = mimetypes.guess_extension(kind) or f".{kind.rpartition('/')[2].removeprefix('x-')}"
     file = f"{name}{ending}"
-    return _disposition(name, file) + b"\r\ncontent-type: " + kind.encode(), data
+    return _disposition(name, file) + b"\r\ncontent-type: " + uri.content_type.encode(), data
 
 
 def _disposition(name: str, file: str = "") -> bytes:

@@ -54,7 +54,7 @@ class HttpRunner(MappedRunner, OneAnswer):
         if self._is_form:
             try:
                 body = form.encoded(body, files=self._config.files, boundary=self._boundary)
-            except (form.NotAFile, msgspec.DecodeError) as exc:
+            except (form.FormFault, msgspec.DecodeError) as exc:
                 return Ended(outcome=Outcome.INVALID, error=str(exc))
         try:
             response = await self._sent(body, feed, trace=request.trace)
