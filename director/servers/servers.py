@@ -74,9 +74,9 @@ class Trust:
     Some servers answer health checks well and fail every run at once: one with a broken GPU would drain a queue. Each
     rest is twice as long as the last, and after it the server runs one prediction at a time until a run succeeds.
 
-    Errors that the model's own code raises mostly come from inputs, so they count only if they have words of sickness
-    and come from two accounts. With `counts_failed` they all count. Failures of a single account then count once, so
-    that no account can make a server rest for all the others.
+    Errors that the model's own code raises mostly come from inputs, so they count only if they have words of sickness,
+    or of a dead engine (`by_words`), and come from two accounts. With `counts_failed` they all count. Failures of a
+    single account then count once, so that no account can make a server rest for all the others.
     """
 
     def __init__(self, most: int = 0, *, counts_failed: bool = False) -> None:
@@ -93,7 +93,14 @@ class Trust:
         return self._rests > 0
 
     def note(
-        self, outcome: Outcome, *, since: str, is_dead: bool = False, account: str = "", error: str = ""
+        self,
+        outcome: Outcome,
+        *,
+        since: str,
+        is_dead: bool = False,
+        by_words: bool = False,
+        account: str = "",
+        error: str = "",
     ) -> Rest | None:
         """Count the end of a run on the start `since` of the server: all runs that one death ends are one failure.
         `account`: whose run it was. With `counts_failed` it is '' if no other account could suffer by its failures.
@@ -104,14 +111,15 @@ class Trust:
             self._is_restarted = False
             self._accused_by = ""
             return None
-        if outcome is Outcome.FAILED and not self.counts_failed:
-            if not SICKNESS.search(error):
+        is_said = outcome is Outcome.FAILED or by_words
+        if is_said and not self.counts_failed:
+            if not by_words and not SICKNESS.search(error):
                 self._rests = 0  # the server brought a run to its end
                 return None
             before, self._accused_by = self._accused_by, account
             if before in ("", account):
                 return None
-        elif outcome is Outcome.FAILED and account:
+        elif is_said and account:
             if account == self._accused_by:
                 return None
             self._accused_by = account
@@ -581,6 +589,7 @@ class Servers:
             ended.outcome,
             since=permit.since,
             is_dead=ended.server_is_dead,
+            by_words=ended.by_words,
             account=suspect if server.trust.counts_failed else account,
             error=ended.error or "",
         )

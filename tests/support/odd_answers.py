@@ -287,6 +287,24 @@ HTTP: Final = (
     Row("500 without words", "http", (whole(b"", status=500),), "failed", words="500"),
     Row("500 of a dead server", "http", (whole(b"no", TEXT, 500),), "lost", words="not ready", health=503),
     Row("500 of a lost replica", "http", (whole(b"The actor died unexpectedly.", TEXT, 500),), "lost", words="actor"),
+    *(
+        Row(name, "http", (whole(words, TEXT, status),), "lost", words=words.decode())
+        for name, status, words in (
+            ("500 of vLLM's V0", 500, b"MQEngineDeadError: Engine loop is not running"),
+            ("500 of a dead core", 500, b"EngineCore died"),
+            ("400 of a dead core", 400, b"EngineCore encountered an issue."),
+            ("500 of TorchServe", 500, b"Worker died."),
+            ("500 of TorchServe without a worker", 500, b"Model m has no worker to serve inference request."),
+            ("500 of Triton", 500, b"Stub process 'm_0_0' is not healthy."),
+            ("500 of Ollama", 500, b"llama runner process has terminated: signal: killed"),
+            ("500 of a pool", 500, b"A process in the process pool was terminated abruptly while it ran"),
+            ("500 of LiteLLM", 500, b"litellm.InternalServerError: OpenAIException - Connection error."),
+        )
+    ),
+    Row("422 that repeats words", "http", (whole(b"'EngineDeadError' is no color", TEXT, 422),), "invalid"),
+    Row("408", "http", (whole(b"took too long", TEXT, 408),), "failed", words="took too long"),
+    Row("504", "http", (whole(b"took too long", TEXT, 504),), "failed", words="took too long"),
+    Row("504 and not ready", "http", (whole(b"late", TEXT, 504),), "lost", words="not ready", health=503),
     Row("502", "http", (whole(b"bad gateway", TEXT, 502),), "lost", words="bad gateway"),
     Row("503", "http", (whole(b"full", TEXT, 503),), "refused", words="full"),
     Row("507", "http", (whole(b"no space", TEXT, 507),), "failed", words="no space"),

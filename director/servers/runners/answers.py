@@ -144,7 +144,8 @@ MOST_WORDS: Final = 200
 
 class Answer(Struct, frozen=True, kw_only=True):
     """An answer as received. `complete`: False if its body is longer than what was read. `headers`: lower-case names.
-    `trouble`: why no answer came, with status 0. `is_framed`: it said where it ends, so it is known to be whole.
+    `trouble`: why no answer came, with status 0. `is_silent`: it did not come in time. `is_framed`: it said where it
+    ends, so it is known to be whole.
     """
 
     status: int = 0
@@ -152,6 +153,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     complete: bool = True
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     trouble: str = ""
+    is_silent: bool = False
     is_framed: bool = True
 
     @property

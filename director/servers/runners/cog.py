@@ -19,7 +19,7 @@ from director.core.runner_config import CogConfig
 from director.servers.runners import cog_answers, outcomes
 from director.servers.runners.answers import Unreadable, one_line, read_json
 from director.servers.runners.cog_follow import Run, put_called, put_stream, put_sync
-from director.servers.runners.http_base import Feed, HttpBase, RunnerOptions
+from director.servers.runners.http_base import Feed, HttpBase, RunnerOptions, no_health
 from director.servers.runners.outcomes import Seen
 from director.servers.runners.runner import (
     Capabilities,
@@ -110,7 +110,7 @@ class CogRunner(HttpBase):
     async def _look(self) -> cog_answers.Sighting:
         answer = await self._ask("GET", "/health-check", limit=MAX_HEALTH_BODY, timeout_s=HEALTH_TIMEOUT_S)
         if answer.trouble:
-            return cog_answers.Sighting(health=Health(status=HealthStatus.UNREACHABLE, detail=answer.trouble))
+            return cog_answers.Sighting(health=no_health(answer))
         return cog_answers.read_health(answer.status, answer.body)
 
     async def openapi_schema(self) -> Raw | None:

@@ -385,7 +385,7 @@ def _ordered(items: list[Raw], index: Pointer) -> list[Raw]:
 
 def _end(item: Raw, config: HttpConfig, used: dict[str, Raw]) -> Ended:
     if error := answers.mapped_error(item, config.error):
-        return Ended(outcome=Outcome.FAILED, error=error, metrics=used)
+        return replace(outcomes.end(outcomes.seen_in_error(error), error), metrics=used)
     end = answers.mapped_end(item, config)
     return replace(end, metrics=used | end.metrics)
 

@@ -300,7 +300,7 @@ class HttpBase(ABC):
             if answer.trouble:
                 if self._looks_for_health:  # it may come back as another server
                     self._health_paths = None
-                return Health(status=HealthStatus.UNREACHABLE, detail=answer.trouble)
+                return no_health(answer)
             if answer.is_ok or not path:
                 return Health(status=HealthStatus.READY, server=self._name, since=since)
             if answer.status not in NO_SUCH_PAGE:
@@ -313,7 +313,7 @@ class HttpBase(ABC):
         for path, not_yet in KNOWN_HEALTH.items():
             answer = await self._ask("GET", path)
             if answer.trouble:
-                return Health(status=HealthStatus.UNREACHABLE, detail=answer.trouble)
+                return no_health(answer)
             if answer.is_ok:
                 self._health_paths = [path]
                 break
@@ -340,7 +340,10 @@ class HttpBase(ABC):
             ended = replace(ended, error=self._server.without_secrets(ended.error))
         if not ended.in_doubt:
             return ended
-        ended = outcomes.settled(ended, await self.health(), restarts=self.capabilities.restarts)
+        for _ in range(outcomes.MOST_ASKED):
+            if not (health := await self.health()).is_silent:
+                break
+        ended = outcomes.settled(ended, health, restarts=self.capabilities.restarts)
         if ended.server_is_dead:
             self._starts += 1
         return ended
@@ -380,10 +383,11 @@ class HttpBase(ABC):
                         raise
                     return await self._asked(method, path, content, limit, on_new=True)
         except TimeoutError:
-            return answers.Answer(trouble=f"The model server did not answer within {timeout_s:g} s")
+            return answers.Answer(trouble=f"The model server did not answer within {timeout_s:g} s", is_silent=True)
         except httpx.TransportError as exc:
             why = answers.one_line(str(exc)) or type(exc).__name__
-            return answers.Answer(trouble=f"The model server cannot be reached: {why}")
+            is_silent = isinstance(exc, httpx.TimeoutException)
+            return answers.Answer(trouble=f"The model server cannot be reached: {why}", is_silent=is_silent)
 
     async def _asked(
         self, method: str, path: str, content: bytes, limit: int, *, on_new: bool = False
@@ -395,6 +399,10 @@ class HttpBase(ABC):
     def _lost(self, exc: httpx.TransportError, *, has_begun: bool) -> Ended:
         self._starts += 1  # it may have restarted
         return connection_lost(exc, has_begun=has_begun)
+
+
+def no_health(answer: answers.Answer) -> Health:
+    return Health(status=HealthStatus.UNREACHABLE, detail=answer.trouble, is_silent=answer.is_silent)
 
 
 def _not_ready(answer: answers.Answer, path: str, not_yet: Set[int]) -> Health:

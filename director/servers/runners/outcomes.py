@@ -27,7 +27,8 @@ class Seen(StrEnum):
     INVALID = "a status that refuses the input: 400, 413, 415, 422"
     LOCKED = "a status that refuses the director: 401, 403, 407"
     BUSY = "a status that says that there is no room: 409, 429, 503"
-    GATEWAY = "a status of a proxy whose server was silent or broke off: 408, 502, 504"
+    GATEWAY = "a status of a proxy whose server broke off: 502"
+    TIMED_OUT = "a status that says that it took too long: 408, 504"
     FAULT = "any other status, or an error in a stream"
     DEAD_WORDS = "such an error in the known words of a dead engine"
     FORGOTTEN = "a poll that is told that the run is unknown: 404, 410"
@@ -63,7 +64,12 @@ TABLE: Final[dict[Seen, Rule]] = {
         "It never began. If a ready server with nothing else to do says so three times, that counts as an attempt.",
         if_unready=Outcome.REFUSED,
     ),
-    Seen.GATEWAY: Rule(Outcome.LOST, "The proxy saw a silence or a broken connection."),
+    Seen.GATEWAY: Rule(Outcome.LOST, "The proxy saw a broken connection."),
+    Seen.TIMED_OUT: Rule(
+        Outcome.FAILED,
+        "Servers with a time limit of their own say so of a slow input, which would be as slow again.",
+        if_unready=Outcome.LOST,
+    ),
     Seen.FAULT: Rule(
         Outcome.FAILED,
         "Most servers report so that the model's own code raised. An engine that died behind a living front does too.",
@@ -80,19 +86,28 @@ STATUSES: Final[dict[int, Seen]] = {
     **dict.fromkeys((400, 413, 415, 422), Seen.INVALID),
     **dict.fromkeys((401, 403, 407), Seen.LOCKED),
     **dict.fromkeys((409, 429, 503), Seen.BUSY),
-    **dict.fromkeys((408, 502, 504), Seen.GATEWAY),
+    **dict.fromkeys((408, 504), Seen.TIMED_OUT),
+    502: Seen.GATEWAY,
 }
 BUSY: Final = tuple(sorted(status for status, seen in STATUSES.items() if seen is Seen.BUSY))
 REFUSALS_OF_AN_ATTEMPT: Final = 3  # by servers that had nothing else to do
 # A status that means only "no room": a limit on the rate, or the slot of a run that has just ended
 ONLY_BUSY: Final = frozenset({409, 429})
+MOST_ASKED: Final = 3  # times for its health, each as long as an answer may take, until it is no silence
 
-# An engine that died behind a front that still answers its health checks: vLLM, Ray Serve
+# An engine that died behind a front that still answers its health checks
 DEAD_ENGINE: Final = re.compile(
-    r"\b(?:EngineDeadError|AsyncEngineDeadError|EngineCore encountered an issue|Background loop has errored"
-    r"|(?:Ray)?Actor(?:Died|Unavailable)?Error\b|The actor died|The actor is dead|WorkerCrashedError"
-    r"|The worker died unexpectedly)"
+    r"EngineDeadError|\bEngineCore (?:encountered an issue|died)|\bEngine loop is not running"  # vLLM
+    r"|\bBackground loop (?:has errored|is not running)"
+    r"|\b(?:Ray)?Actor(?:Died|Unavailable)?Error\b|\bThe actor (?:died|is dead)"  # Ray Serve
+    r"|\bWorkerCrashedError|\bThe worker died unexpectedly"
+    r"|\bWorker died\.|\bhas no worker to serve inference request"  # TorchServe
+    r"|\bStub process '[^']*' is not healthy"  # Triton
+    r"|\bllama runner process (?:has terminated|no longer running)"  # Ollama
+    r"|\bprocess in the process pool was terminated abruptly"  # any server in Python
+    r"|\w(?:Exception|Error)(?: -|:) Connection error\."  # LiteLLM, whose model server is away
 )
+BAD_REQUEST: Final = 400
 GONE: Final = frozenset({HealthStatus.UNREACHABLE, HealthStatus.DEFUNCT})
 
 
@@ -101,7 +116,8 @@ def seen_in(status: int, said: str, *, busy: tuple[int, ...] = BUSY) -> Seen:
     seen = Seen.BUSY if status in busy else STATUSES.get(status, Seen.FAULT)
     if seen is Seen.BUSY and status not in busy:
         seen = Seen.FAULT
-    return _or_dead(seen, said) if seen is Seen.FAULT else seen
+    # Some say 400 of any ValueError, also of a dead engine's. The other statuses of INVALID mostly repeat the input
+    return _or_dead(seen, said) if seen is Seen.FAULT or status == BAD_REQUEST else seen
 
 
 def seen_in_stream(code: int, said: str) -> Seen:
@@ -123,16 +139,18 @@ def end(seen: Seen, error: str, *, retry_after_s: float | None = None, is_only_b
     """Return the end for what was seen. It is in doubt where the health decides: see `settled`."""
     rule = TABLE[seen]
     in_doubt = rule.if_unready is not None and (seen is not Seen.BUSY or not is_only_busy)
-    return Ended(outcome=rule.outcome, error=error, retry_after_s=retry_after_s, in_doubt=in_doubt)
+    by_words = seen is Seen.DEAD_WORDS
+    return Ended(outcome=rule.outcome, error=error, retry_after_s=retry_after_s, in_doubt=in_doubt, by_words=by_words)
 
 
 def settled(ended: Ended, health: Health, *, restarts: bool) -> Ended:
     """Return the end that was in doubt, by the health of the server as it was asked for afterwards. A server that is
-    ready is never to blame for an answer. `restarts`: it can be asked to end, which helps only one that is gone.
+    ready is never to blame for an answer, and one that is silent is no verdict: it may be busy with another run.
+    `restarts`: it can be asked to end, which helps only one that is gone.
     """
     if ended.outcome is Outcome.REFUSED:
         return replace(ended, in_doubt=False, may_be_input=health.can_run and ended.retry_after_s is None)
-    if health.can_run:
+    if health.can_run or health.is_silent:
         return replace(ended, in_doubt=False)
     return replace(
         ended,

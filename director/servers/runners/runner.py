@@ -41,7 +41,9 @@ class Setup(Struct, frozen=True, kw_only=True):
 
 
 class Health(Struct, frozen=True, kw_only=True):
-    """One look at a server. `detail`: why it is not ready. `is_locked`: it does not let the director in."""
+    """One look at a server. `detail`: why it is not ready. `is_locked`: it does not let the director in. `is_silent`:
+    it did not answer in time. A server that is busy with a run looks the same as one that hangs.
+    """
 
     status: HealthStatus
     detail: str = ""
@@ -49,6 +51,7 @@ class Health(Struct, frozen=True, kw_only=True):
     server: str = ""  # e.g. "coglet 0.23.1"; empty while unknown
     since: str = ""  # differs for each start of the server; empty while unknown
     is_locked: bool = False
+    is_silent: bool = False
 
     @property
     def can_run(self) -> bool:
@@ -182,7 +185,8 @@ class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
     send nothing there. `code`: overrides the code of the outcome. `goes_on`: the rest of the run, which uses its slot
     on the server until it is over. `in_doubt`: the health of the server decides what it means (`outcomes.settled`);
     never seen outside of a runner. `may_be_input`: a server that is ready refused it, so the reason may be this input.
-    `refusals`: how often a server that had nothing else to do refused it so.
+    `refusals`: how often a server that had nothing else to do refused it so. `by_words`: only words of the answer say
+    that the server lost the run, and an input may make a server say them.
     """
 
     outcome: Outcome
@@ -199,6 +203,7 @@ class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
     in_doubt: bool = False
     may_be_input: bool = False
     refusals: int = 0
+    by_words: bool = False
 
 
 Progress = Accepted | Produced | Received | Unreceived | Logged | Measured | Restarted

@@ -12,7 +12,7 @@ from starlette.requests import Request as BaseRequest
 
 from director.core.runner_config import PRESETS, decode_runner_config, preset_of
 from director.servers.runners import RunnerOptions, make_runner
-from director.servers.runners.http_base import KNOWN_HEALTH
+from director.servers.runners.http_base import KNOWN_HEALTH, HttpBase
 from director.servers.runners.runner import HealthStatus, Outcome, Runner, RunRequest
 from tests.support.model_server import ModelServer
 from tests.support.runner_conformance import CONFIGS, MOST_BYTES, follow, opened, the_end
@@ -189,8 +189,26 @@ async def test_server_that_was_away_is_asked_for_its_health_path_again() -> None
         assert (await runner.health()).status is HealthStatus.STARTING
 
 
+async def _hang(exchange: Exchange) -> None:
+    await exchange.gone.wait()
+
+
 async def _hang_up(_: Exchange) -> None:
     return
+
+
+async def test_late_health_after_a_whole_answer_is_no_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(HttpBase._ask.__kwdefaults__, "timeout_s", 0.05)
+    async with scripted_cog() as scripted, opened(any_http(scripted, health="/mine")) as runner:
+        scripted.on("POST", "/run", answer(500, b"shape mismatch"))
+        scripted.on("GET", "/mine", Script(_hang))
+        end = the_end(await follow(runner, REQUEST))
+        assert (await runner.health()).is_silent
+        scripted.on("GET", "/mine", Script(_hang_up))
+        away = the_end(await follow(runner, REQUEST))
+    assert (end.outcome, end.server_is_dead) == (Outcome.FAILED, False)
+    assert "shape mismatch" in (end.error or "")
+    assert (away.outcome, away.server_is_dead) == (Outcome.LOST, True)
 
 
 async def test_given_health_path_is_the_only_one_that_is_asked() -> None:

@@ -115,6 +115,15 @@ def test_words_that_one_account_echoes_count_never() -> None:
         trust.went_well_elsewhere("a")
 
 
+@pytest.mark.parametrize("counts_failed", [True, False])
+def test_words_of_a_dead_engine_count_from_two_accounts_only(counts_failed: bool) -> None:
+    trust = Trust(3, counts_failed=counts_failed)
+    lost = [trust.note(Outcome.LOST, since="first", by_words=True, account="a") for _ in range(20)]
+    assert lost == [None] * 20
+    rests = [trust.note(Outcome.LOST, since="first", by_words=True, account=account) for account in "bababa"]
+    assert any(rests)
+
+
 def test_success_elsewhere_does_not_acquit_a_sick_server() -> None:
     trust = Trust(1)
     assert trust.note(FAILED, since="first", account="a", error="CUDA error") is None
