@@ -83,6 +83,7 @@ def bare(body: bytes, kind: str = JSON) -> bytes:
 
 PNG: Final = b"\x89PNG\r\n\x1a\n\x00"
 DEEP: Final = b"[" * 100_000 + b"]" * 100_000
+NESTED: Final = b"[" * 900 + b"]" * 900  # can be read, and not be written
 
 HTTP: Final = (
     # ---- encodings and JSON ----
@@ -225,6 +226,8 @@ HTTP: Final = (
     Row("event with a mark", "http", pieces(b"\xef\xbb\xbfdata: 1\n\n"), output=[1]),
     Row("event of an error", "http", pieces(b'event: error\ndata: "it broke"\n\n'), "failed", words="it broke"),
     Row("event of an error on a dead server", "http", pieces(b"event: error\ndata: no\n\n"), "lost", health=503),
+    Row("event of a failure", "http", pieces(b"event: Failed\ndata: boom\n\n"), "failed", words="boom"),
+    Row("event of a heartbeat in capitals", "http", pieces(b"event: PING\ndata: 5\n\ndata: 1\n\n"), output=[1]),
     Row("events of nothing", "http", pieces(b": hi\n\n"), "failed", words="empty"),
     Row("event with half a document", "http", pieces(b'data: {"a": \n\ndata: 1\n\n'), "failed", words="not JSON"),
     # ---- framing ----
@@ -455,6 +458,49 @@ OPENAI: Final = (
     Row("no completion", "openai", (whole(b"<html>"),), "failed", words="ignores `stream`"),
     Row("empty", "openai", (whole(b""),), "failed", words="empty"),
     Row("empty stream", "openai", pieces(), "failed", words="stopped before"),
+    *(
+        Row(f"in place of choices: {name}", "openai", pieces(b"data: %b\n\n" % piece, DONE), "failed", words=words)
+        for name, piece, words in (
+            ("nothing", b"", "without a choice"),
+            ("an unknown object", b'{"response": "boom"}', "boom"),
+            ("an object of an error", b'{"object": "error", "message": "boom"}', "boom"),
+            ("a type of an error", b'{"type": "error", "detail": "boom"}', "boom"),
+            ("a list of errors", b'{"errors": ["boom"]}', "boom"),
+            ("a code of an error", b'{"text": "boom", "error_code": 50001}', "boom"),
+        )
+    ),
+    Row(
+        "object of an error in the text",
+        "openai",
+        said(b'data: {"object": "error", "message": "boom", "code": 500}\n\n'),
+        "failed",
+        words="boom",
+    ),
+    Row(
+        "error in a choice",
+        "openai",
+        said(b'data: {"choices": [{"error": {"message": "boom"}, "finish_reason": "error"}]}\n\n'),
+        "failed",
+        words="boom",
+    ),
+    Row("reason error", "openai", pieces(chunk({"content": "H"}), chunk(None, "error"), DONE), "failed", words="error"),
+    Row("reason abort", "openai", pieces(chunk({"content": "H"}), chunk(None, "abort"), DONE), "failed", words="abort"),
+    Row("reason abort, and dead", "openai", pieces(chunk(None, "abort"), DONE), "lost", words="abort", health=503),
+    Row(
+        "reason of an object",
+        "openai",
+        said(b'data: {"choices": [{"finish_reason": {"type": "abort"}}]}\n\n'),
+        "failed",
+        words="abort",
+    ),
+    Row("event named failed", "openai", said(b"event: Failed\ndata: boom\n\n"), "failed", words="boom"),
+    Row("error nested too deeply", "openai", said(b"event: error\ndata: %b\n\n" % NESTED), "failed"),
+    Row(
+        "deltas of another type beside tool calls",
+        "openai",
+        pieces(chunk({"content": "H"}), chunk({"tool_calls": [CALLS]}), chunk("x"), b'data: {"choices": 5}\n\n', DONE),
+        output={"choices": [{"index": 0, "finish_reason": None, "message": {"content": "H", "tool_calls": [CALLS]}}]},
+    ),
     Row("no text", "openai", pieces(chunk({"content": ""}, "stop"), DONE), output=[]),
     Row(
         "tool calls",

@@ -349,6 +349,7 @@ def mapped_error(document: Raw, error: Pointer | None) -> str:
 
 EVENT_STREAM: Final = "text/event-stream"
 DONE: Final = b"[DONE]"
+ERROR_EVENTS: Final = frozenset({"error", "failed", "failure", "fatal", "exception"})
 LINES: Final = re.compile(r"application/(?:x-)?(?:nd-?json|json-?lines|jsonl|json-seq|stream\+json|json-stream)")
 BOM: Final = b"\xef\xbb\xbf"
 FIELDS: Final = (b"data", b"event", b"id", b"retry")

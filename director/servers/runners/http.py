@@ -31,7 +31,6 @@ ACCEPTED: Final = 202
 # Texts that come in pieces are streamed as pieces. A table or a page is one text, however it comes
 STREAMED_TEXT: Final = frozenset({"text/plain", "text/markdown"})
 HEARTBEATS: Final = frozenset({"ping", "heartbeat", "keepalive", "keep-alive", "keep_alive"})
-ERROR_EVENT: Final = "error"
 
 
 class HttpRunner(MappedRunner, OneAnswer):
@@ -135,7 +134,7 @@ class _Reader(StreamReader[Ended]):
         data = frame.data.strip()
         if frame.is_text:
             return self._produce(msgspec.json.encode(frame.data.decode()))
-        if not data or data == answers.DONE or frame.event in HEARTBEATS:
+        if not data or data == answers.DONE or frame.event.lower() in HEARTBEATS:
             return None
         try:
             document = answers.read_document(data)
@@ -143,7 +142,7 @@ class _Reader(StreamReader[Ended]):
             if self._must_be_json or data[:1] in (b"{", b"["):
                 raise
             document = Raw(msgspec.json.encode(data.decode()))
-        if frame.event == ERROR_EVENT:
+        if frame.event.lower() in answers.ERROR_EVENTS:
             why = answers.mapped_error(document, self._config.error) or answers.mapped_error(document, WHOLE)
             return outcomes.end(outcomes.seen_in_stream(0, why), why or "The model failed without saying why")
         if error := answers.mapped_error(document, self._config.error):

@@ -72,13 +72,19 @@ ALIASES: Final = {"max_tokens": ("max_new_tokens", "max_length"), "stop": ("stop
 UNSET: Final = Raw(b'""')  # their default for stop_sequences, which vLLM refuses as a stop
 
 MOST_MODELS_BYTES: Final = 1 << 20
-ERROR_EVENT: Final = "error"
+# Reasons to finish a text that is no answer: vLLM's and SGLang's engines, OpenRouter
+FAILURES: Final = frozenset({"error", "abort", "aborted", "failed"})
+# A piece without choices is an error by the word in one of these fields, or if one of the others has anything
+KINDS_OF_PIECE: Final = ("object", "type", "status")
+ERRORS: Final = ("errors", "error_code")
 PATHS: Final = {"chat": "/chat/completions", "completions": "/completions"}
 NO_OUTPUT: Final = Raw(b"[]")
 
 NOT_STREAMED: Final = "The model server ignores `stream`: it answered neither an event stream nor a completion"
 ENDLESS: Final = "The model server's event stream stopped before the run had ended"
 SILENT: Final = "The model failed without saying why"
+TOO_DEEP: Final = "nested too deeply"
+NO_CHOICE: Final = "The model server's stream ended without a choice"
 
 
 class InvalidInput(ValueError):
@@ -101,6 +107,7 @@ class _Choice(Struct):
     message: _Delta | None = None  # in place of a delta in an answer that is not streamed
     text: str | None = None
     finish_reason: str | None = None
+    error: Raw = answers.NULL
 
 
 class _Usage(Struct):
@@ -126,6 +133,7 @@ class Chunk(Struct, frozen=True, kw_only=True):
     error: str | None = None
     code: int = 0
     is_more: bool = False  # than one text
+    has_choices: bool = False
 
 
 def create_body(given: Raw, config: OpenAiConfig, *, model: str) -> bytes:
@@ -168,9 +176,16 @@ def read_chunk(data: bytes) -> Chunk:
         chunk = answers.read_json(data, _Chunk)
     except answers.Unreadable:
         chunk = _leniently(data)
-    if bytes(chunk.error) not in answers.NO_ERROR:
-        why, code = _error(chunk.error)
-        return Chunk(error=why or SILENT, code=code)
+    errors = [chunk.error, *(choice.error for choice in chunk.choices)]
+    if not chunk.choices:
+        errors.append(_error_itself(data))
+    for error in errors:
+        if bytes(error) not in answers.NO_ERROR:
+            why, code = _error(error)
+            return Chunk(error=why or SILENT, code=code)
+    for choice in chunk.choices:
+        if choice.finish_reason is not None and choice.finish_reason.lower() in FAILURES:
+            return Chunk(error=f"The model server ended the text with the reason {choice.finish_reason!r}")
     usage = chunk.usage
     counts = {} if usage is None else {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens}
     first = next((choice for choice in chunk.choices if choice.index == 0), None) or _Choice()
@@ -182,7 +197,18 @@ def read_chunk(data: bytes) -> Chunk:
         is_finished=first.finish_reason is not None,
         tokens={name: count for name, count in counts.items() if count is not None},
         is_more=beside or any(choice.index > 0 for choice in chunk.choices),
+        has_choices=bool(chunk.choices),
     )
+
+
+def _error_itself(data: bytes) -> Raw:
+    """Return a piece without choices if it is an error by itself, as FastChat and older vLLMs send it, or null."""
+    try:
+        found = answers.read_json(data, dict[str, Any])
+    except answers.Unreadable:
+        return answers.NULL
+    is_error = any(f"{found.get(name)}".lower() in FAILURES for name in KINDS_OF_PIECE)
+    return Raw(data) if is_error or any(found.get(name) for name in ERRORS) else answers.NULL
 
 
 def _error(said: Raw) -> tuple[str, int]:
@@ -190,9 +216,8 @@ def _error(said: Raw) -> tuple[str, int]:
     found: Any = answers.read_json(bytes(said), object)
     if not isinstance(found, dict):
         return answers.one_line(found if isinstance(found, str) else answers.excerpt(bytes(said))), 0
-    words = next(
-        (found[name] for name in ("message", "detail", "error", "msg") if isinstance(found.get(name), str)), ""
-    )
+    named = ("message", "detail", "error", "msg", "text")
+    words = next((found[name] for name in named if isinstance(found.get(name), str)), "")
     codes = (f"{found.get(name)}" for name in ("code", "status", "status_code", "http_status_code"))
     code = next((int(code) for code in codes if len(code) == 3 and code.isdecimal() and code.isascii()), 0)
     return answers.one_line(words) or answers.excerpt(bytes(said)), code
@@ -204,35 +229,41 @@ def _leniently(data: bytes) -> _Chunk:
     """
     try:
         found = json.loads(data, parse_constant=lambda name: None)
+        if isinstance(found, dict):
+            usage = found.get("usage")
+            return _Chunk(
+                choices=[_choice(each) for each in _choices_in(found)],
+                usage=_Usage(_count(usage, "prompt_tokens"), _count(usage, "completion_tokens")),
+                error=_raw(found.get("error")),
+            )
     except (ValueError, RecursionError) as exc:
-        raise answers.Unreadable(f"not JSON: {exc}") from exc
-    if not isinstance(found, dict):
-        raise answers.Unreadable("not of the expected shape: it is no object")
+        raise answers.Unreadable(TOO_DEEP if isinstance(exc, RecursionError) else f"not JSON: {exc}") from exc
+    raise answers.Unreadable("not of the expected shape: it is no object")
+
+
+def _choices_in(found: dict[str, Any]) -> list[dict[str, Any]]:
     choices = found.get("choices")
-    usage = found.get("usage")
-    error = found.get("error")
-    return _Chunk(
-        choices=[_choice(each) for each in choices if isinstance(each, dict)] if isinstance(choices, list) else [],
-        usage=_Usage(_count(usage, "prompt_tokens"), _count(usage, "completion_tokens")),
-        error=answers.NULL if error is None else Raw(_encoded(error)),
-    )
+    return [each for each in choices if isinstance(each, dict)] if isinstance(choices, list) else []
 
 
 def _choice(found: dict[str, Any]) -> _Choice:
     index, finish = found.get("index"), found.get("finish_reason")
+    if isinstance(finish, dict):  # SGLang's own
+        finish = finish.get("type")
     return _Choice(
         index=index if isinstance(index, int) else 0,
         delta=_delta(found.get("delta")),
         message=_delta(found.get("message")),
         text=text if isinstance(text := found.get("text"), str) else None,
         finish_reason=None if finish in (None, False, "") else f"{finish}",
+        error=_raw(found.get("error")),
     )
 
 
 def _delta(found: Any) -> _Delta | None:
     if not isinstance(found, dict):
         return None
-    beside = {name: Raw(_encoded(found[name])) for name in _Delta.__struct_fields__[1:] if found.get(name) is not None}
+    beside = {name: _raw(found.get(name)) for name in _Delta.__struct_fields__[1:]}
     return _Delta(_text_in(found.get("content")), **beside)
 
 
@@ -251,6 +282,10 @@ def _count(found: Any, name: str) -> int | None:
 
 def _encoded(value: Any) -> bytes:
     return json.dumps(value).encode()
+
+
+def _raw(value: Any) -> Raw:
+    return answers.NULL if value is None else Raw(_encoded(value))
 
 
 # Texts that come in pieces. Any other is whole each time
@@ -287,23 +322,23 @@ def _merged_list(into: list[Any], more: list[Any]) -> list[Any]:
 
 
 def _as_delta(choice: Any) -> dict[str, Any]:
-    said = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+    parts = (choice.get("delta"), choice.get("message"))
+    said = next((each for each in parts if each and isinstance(each, dict)), {"content": choice.get("text")})
     return {"index": choice.get("index") or 0, "delta": said, "finish_reason": choice.get("finish_reason")}
 
 
 def _says_anything(choice: dict[str, Any]) -> bool:
-    said = choice["delta"]
-    return isinstance(said, dict) and any(value for name, value in said.items() if name != "role")
+    return any(value for name, value in choice["delta"].items() if name != "role")
 
 
 def _as_error(data: bytes) -> bytes:
     """Return the data of an `error` event as a piece with an error, whatever shape it has."""
     try:
         found: Any = json.loads(data)
+        is_piece = isinstance(found, dict) and found.get("error")
+        return data if is_piece else _encoded({"error": found or SILENT})
     except (ValueError, RecursionError):
-        found = data.decode(errors="replace")
-    is_piece = isinstance(found, dict) and found.get("error")
-    return data if is_piece else _encoded({"error": found or SILENT})
+        return _encoded({"error": data.decode(errors="replace")})
 
 
 def schemas(endpoint: Endpoint, passed: Sequence[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -400,6 +435,7 @@ class _Reader(StreamReader[Ended]):
         self._frames_bytes = 0
         self._is_more = False
         self._metrics: dict[str, Raw] = {}
+        self._has_choices = False
         self._is_finished = False
         self._now = asyncio.get_running_loop().time
         self._sent_at = self._now()
@@ -425,19 +461,20 @@ class _Reader(StreamReader[Ended]):
 
     def with_output(self, ended: Ended) -> Ended:
         output = joined(self._items)
-        if ended.outcome is Outcome.SUCCEEDED:
-            output = self._object() if self._is_more or output is None else output
+        if ended.outcome is Outcome.SUCCEEDED and (self._is_more or output is None):
+            try:
+                output = self._object()
+            except RecursionError:
+                ended = outcomes.end(Seen.UNREADABLE, f"The model server's answer is {TOO_DEEP}")
         return replace(ended, output=output, metrics=self._metrics)
 
     def _object(self) -> Raw:
-        """Return all choices as one object. An answer with nothing in it is no output."""
+        """Return all choices as one object. An answer with nothing in it is no output. Raises RecursionError."""
         found: dict[str, Any] = {}
         for frame in self._frames:
-            with suppress(ValueError, RecursionError):
-                choices = json.loads(frame, parse_constant=lambda name: None).get("choices")
-                found = merged(
-                    found, {"choices": [_as_delta(each) for each in choices or [] if isinstance(each, dict)]}
-                )
+            with suppress(ValueError):
+                piece = json.loads(frame, parse_constant=lambda name: None)
+                found = merged(found, {"choices": [_as_delta(each) for each in _choices_in(piece)]})
         choices = found.get("choices", [])
         if not any(_says_anything(choice) for choice in choices):
             return NO_OUTPUT
@@ -450,22 +487,28 @@ class _Reader(StreamReader[Ended]):
     def _take(self, frame: answers.Frame) -> Ended | None:
         data = frame.data.strip()
         if data == answers.DONE:
-            return Ended(outcome=Outcome.SUCCEEDED)
+            return Ended(outcome=Outcome.SUCCEEDED) if self._has_choices else self._nothing()
         # heartbeats: nothing, or words that cannot be the beginning of a piece
-        if not data or (data[:1] not in (b"{", b"[") and frame.event != ERROR_EVENT):
+        is_error = frame.event.lower() in answers.ERROR_EVENTS
+        if not data or (data[:1] not in (b"{", b"[") and not is_error):
             return None
-        if frame.event == ERROR_EVENT:
+        if is_error:
             data = _as_error(data)
         chunk = read_chunk(data)
         if chunk.error is not None:
             return outcomes.end(outcomes.seen_in_stream(chunk.code, chunk.error), chunk.error)
         for name, count in chunk.tokens.items():
             self._measure(name, count)
+        self._has_choices = self._has_choices or chunk.has_choices
         self._is_finished = self._is_finished or chunk.is_finished
         self._is_more = self._is_more or chunk.is_more
         if self._is_more or not self._items:
             self._keep(data)
         return self._produce(chunk.text) if chunk.text else None
+
+    def _nothing(self) -> Ended:
+        said = next((f": {answers.excerpt(frame)}" for frame in self._frames if frame not in EMPTY), "")
+        return outcomes.end(Seen.UNREADABLE, NO_CHOICE + said)
 
     def _keep(self, data: bytes) -> None:
         """Keep a piece, in case that the answer is shown as a whole. Beyond the limit its rest is left out."""

@@ -208,6 +208,17 @@ async def test_only_a_finished_stream_is_a_success(
     assert (ended.outcome, ended.output) == (outcome, None if output is None else Raw(output))
 
 
+async def test_no_nesting_of_an_answer_loses_its_run(scripted: ScriptedCog) -> None:
+    ends = set()
+    async with opened(runner_of(scripted.url)) as runner:
+        for depth in range(850, 1010):  # one of them can be read, and not be written
+            nested = b'{"a":' * depth + b"1" + b"}" * depth
+            said = b'data: {"choices": [{"delta": {"function_call": %b}}]}\n\n' % nested
+            scripted.on("POST", CHAT, stream(said, said, piece("", "stop"), DONE))
+            ends.add(the_end(await follow(runner, request(prompt="a"))).outcome)
+    assert ends == {Outcome.SUCCEEDED, Outcome.FAILED}
+
+
 async def test_endless_stream_is_not_kept(scripted: ScriptedCog) -> None:
     scripted.on("POST", CHAT, stream(*[piece("x" * 10_000)] * 50))
     ended = await end_of(request(prompt="a"), scripted.url)
