@@ -49,12 +49,13 @@ a-- hdel account:a limits
 a-r hdel versions 0
 akr hdel {p0}:q:a/b:0:running a
 akr hexists version:a/b:0 created
-a-r hexists versions 0
+akr hexists versions 0
 akr hexists {p0}:q:a/b:0:suspended a
-a-r hget versions 0
+akr hget versions 0
 akr hget {p0}:rec:0 queue
 akr hgetall account:a
 akr hgetall {a:a}:data
+akr hgetall versions
 a-- hgetall sink:a
 a-- hgetall token:0
 a-- hincrby account:a limits_rev 1
@@ -149,7 +150,7 @@ akr zcard {p0}:owed
 akr zcount {p0}:owed 0 1
 --- zincrby {p0}:q:a/b:0:vtime:normal 1 a
 a-- zmscore {p0}:q:a/b:0:lease 0
-a-r zrange models:created 0 1
+akr zrange models:created 0 1
 ak- zrange settling 0 1
 akr zrange suspensions 0 1
 akr zrange {p0}:owed 0 1
