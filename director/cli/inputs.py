@@ -29,6 +29,7 @@ KINDS: Final[Mapping[type, str]] = {
     dict: "object",
     type(None): "null",
 }
+PYTHON: Final[Mapping[str, bool]] = {"True": True, "False": False}  # as Python spells them
 
 
 class FileFault(DirectorError):
@@ -60,7 +61,13 @@ def parse_input(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise argparse.ArgumentTypeError(f"{text!r} is not an input: give name=value, or name=@file")
-    return name, _data_uri(Path(value[1:])) if value.startswith("@") else Text(value)
+    if value.startswith("@"):
+        return name, _data_uri(Path(value[1:]))
+    try:
+        value.encode()
+    except UnicodeEncodeError as exc:
+        raise argparse.ArgumentTypeError(f"{text!r} is not in UTF-8: give the bytes in a file, as name=@file") from exc
+    return name, Text(value)
 
 
 def read_inputs(given: Sequence[tuple[str, Any]], known: Described | None) -> dict[str, Any]:
@@ -74,11 +81,15 @@ def read_inputs(given: Sequence[tuple[str, Any]], known: Described | None) -> di
 
 def value_of(typed: str, schema: Any, schemas: Mapping[str, Any]) -> Any:
     """Return text for an input that takes text, and JSON for others. Without a schema it is JSON if it parses."""
+    kinds = kinds_of(schema, schemas)
+    if "string" not in kinds and "boolean" in kinds and typed in PYTHON:
+        return PYTHON[typed]
     try:
         value = msgspec.json.decode(typed.encode())
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return typed
-    kinds = kinds_of(schema, schemas)
+    if isinstance(value, float) and value.is_integer() and "integer" in kinds and "number" not in kinds:
+        value = int(value)
     if "string" not in kinds:
         return value
     kind = KINDS[type(value)]
@@ -92,8 +103,9 @@ def kinds_of(schema: Any, schemas: Mapping[str, Any], depth: int = 0) -> frozens
         return frozenset()
     said = schema.get("type")
     found = frozenset([said] if isinstance(said, str) else said if isinstance(said, list) else ())
-    if not found and isinstance(schema.get("enum"), list):
-        found = frozenset(KINDS.get(type(option), "") for option in schema["enum"])
+    options = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not found and isinstance(options, list):
+        found = frozenset(KINDS.get(type(option), "") for option in options)
     if not found:
         reference = schema.get("$ref")
         parts = [schemas.get(reference.rpartition("/")[2])] if isinstance(reference, str) else []

@@ -299,6 +299,7 @@ TYPES = {
     "stop": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
     "either": {"type": ["integer", "null"]},
     "any": {},
+    "fixed": {"const": "123"},
 }
 DOCUMENT = {
     "components": {
@@ -322,6 +323,14 @@ DOCUMENT = {
         ("f=1", 1),
         ("on=true", True),
         ("on=yes", "yes"),
+        ("on=True", True),
+        ("on=False", False),
+        ("text=True", "True"),
+        ("n=1e3", 1000),
+        ("n=1.5", 1.5),
+        ("f=1e3", 1000.0),
+        ("fixed=123", "123"),
+        ("list=" + "[" * 5000, "[" * 5000),
         ('list=["a","b"]', ["a", "b"]),
         ('object={"a":1}', {"a": 1}),
         ("maybe=null", None),
@@ -395,6 +404,7 @@ def test_place_of_an_output_is_checked_before_the_run(tmp_path):
     ("parse", "text", "says"),
     [
         *((parse_input, text, "name=value") for text in ("text", "=5")),
+        (parse_input, "text=caf\udce9", "UTF-8"),
         *((model_name, text, "owner/name") for text in ("hello", "a/b/c", "a b/c", "/b", "a/", "a/b:", "a/b:1")),
         *((model_name, text, "owner/name") for text in ("A/b", "")),
         *((port_number, text, "not a port") for text in ("-1", "65536", "http", "")),
