@@ -175,12 +175,12 @@ class Answer(Struct, frozen=True, kw_only=True):
         return 200 <= self.status < 300
 
 
-def status_of(answer: Answer) -> str:
+def status_of(answer: Answer, *, asked: str = "") -> str:
     """Say how the server answered, and where a redirect leads, without its query: that may have a key."""
     location = answer.headers.get("location", "") if 300 <= answer.status < 400 else ""
     place = one_line(re.split(r"[?#]", location)[0])
     leads = f" and points to {place}, where redirects are not followed" if place else ""
-    return f"The model server answered {answer.status}{leads}"
+    return f"The model server answered {answer.status}{f' to {asked}' if asked else ''}{leads}"
 
 
 def kind_in(headers: Mapping[str, str]) -> str:

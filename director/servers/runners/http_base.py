@@ -305,10 +305,15 @@ class HttpBase(ABC):
                 return Health(status=HealthStatus.READY, server=self._name, since=since)
             if answer.status not in NO_SUCH_PAGE:
                 break
-        return _not_ready(answer, path, NOT_YET)
+        refused = _not_ready(answer, path, NOT_YET)
+        if self._looks_for_health and answer.status in NO_SUCH_PAGE:  # behind a proxy another server may have come
+            return await self._look_for_health(since, unless=refused)
+        return refused
 
-    async def _look_for_health(self, since: str) -> Health:
-        """Ask the known paths in turn, and keep the first that the server has. Without one, any answer means ready."""
+    async def _look_for_health(self, since: str, *, unless: Health | None = None) -> Health:
+        """Ask the known paths in turn, and keep the first that the server has. Without one, return `unless` if there is
+        such a verdict; else any answer means ready.
+        """
         anywhere = await self._ask("GET", "/")
         for path, not_yet in KNOWN_HEALTH.items():
             answer = await self._ask("GET", path)
@@ -322,6 +327,8 @@ class HttpBase(ABC):
             if is_said and not is_said_anywhere and answer.status not in NO_SUCH_PAGE:
                 return _not_ready(answer, path, not_yet)
         else:
+            if unless is not None:  # a proxy may say 404 to everything while its server is away
+                return unless
             self._health_paths = [""]
         return Health(status=HealthStatus.READY, server=self._name, since=since)
 
@@ -406,7 +413,7 @@ def no_health(answer: answers.Answer) -> Health:
 
 
 def _not_ready(answer: answers.Answer, path: str, not_yet: Set[int]) -> Health:
-    said = f"The model server answered {answer.status} to GET {path or '/'}: {answers.said_of(answer)}"
+    said = f"{answers.status_of(answer, asked=f'GET {path}' if path else 'GET /')}: {answers.said_of(answer)}"
     status = HealthStatus.STARTING if answer.status in not_yet else HealthStatus.UNHEALTHY
     return Health(status=status, detail=said.removesuffix(": "), is_locked=answer.status in answers.NO_ENTRY)
 

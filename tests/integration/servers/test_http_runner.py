@@ -193,6 +193,29 @@ async def _hang(exchange: Exchange) -> None:
     await exchange.gone.wait()
 
 
+async def test_server_that_came_behind_a_proxy_is_found_by_its_own_health_path() -> None:
+    async with scripted_cog() as scripted, opened(any_http(scripted)) as runner:
+        for path in KNOWN_HEALTH:
+            scripted.on("GET", path, answer(404, b""))
+        scripted.on("GET", "/health", answer(200, b""), answer(404, b"404 page not found"))
+        assert (await runner.health()).status is HealthStatus.READY
+        away = [await runner.health() for _ in range(2)]
+        assert [each.status for each in away] == [HealthStatus.UNHEALTHY] * 2
+        assert "404 to GET /health: 404 page not found" in away[0].detail
+        scripted.on("GET", "/ping", answer(200, b""), answer(503, b""))
+        assert (await runner.health()).status is HealthStatus.READY
+        assert (await runner.health()).status is HealthStatus.STARTING
+
+
+async def test_health_path_that_redirects_is_named_with_its_place() -> None:
+    moved = answer(307, b"", location="http://a.example/health/?key=1")
+    async with scripted_cog() as scripted, opened(any_http(scripted, health="/health")) as runner:
+        scripted.on("GET", "/health", moved)
+        detail = (await runner.health()).detail
+    assert "answered 307 to GET /health and points to http://a.example/health/, where" in detail
+    assert "key" not in detail
+
+
 async def _hang_up(_: Exchange) -> None:
     return
 
