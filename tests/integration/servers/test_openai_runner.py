@@ -214,7 +214,7 @@ async def test_no_nesting_of_an_answer_loses_its_run(scripted: ScriptedCog) -> N
         for depth in range(850, 1010):  # one of them can be read, and not be written
             nested = b'{"a":' * depth + b"1" + b"}" * depth
             said = b'data: {"choices": [{"delta": {"function_call": %b}}]}\n\n' % nested
-            scripted.on("POST", CHAT, stream(said, said, piece("", "stop"), DONE))
+            scripted.on("POST", CHAT, stream(said, piece("", "stop"), DONE))
             ends.add(the_end(await follow(runner, request(prompt="a"))).outcome)
     assert ends == {Outcome.SUCCEEDED, Outcome.FAILED}
 
