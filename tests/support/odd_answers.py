@@ -83,6 +83,8 @@ def bare(body: bytes, kind: str = JSON) -> bytes:
 
 PNG: Final = b"\x89PNG\r\n\x1a\n\x00"
 DEEP: Final = b"[" * 100_000 + b"]" * 100_000
+MEMBERS: Final = gzip.compress(b"one ") + gzip.compress(b"two")
+GZIPPED: Final = b"content-encoding: gzip\r\n"
 NESTED: Final = b"[" * 900 + b"]" * 900  # can be read, and not be written
 
 HTTP: Final = (
@@ -244,6 +246,23 @@ HTTP: Final = (
     Row("no length", "http", (bare(b'{"a": 1}'),), output={"a": 1}),
     Row("no length, cut off", "http", (bare(b'{"a": '),), "failed", words="not JSON"),
     Row("no length, cut off by a death", "http", (bare(b'{"a": '),), "lost", words="not ready", health=503),
+    *(
+        row
+        for name, kind, body, output in (
+            ("text", TEXT, b"half a sen", "half a sen"),
+            ("empty text", TEXT, b"", ""),
+            ("file", "image/png", PNG, "data:image/png;base64,iVBORw0KGgoA"),
+            ("number", JSON, b"12", 12),
+            ("NDJSON", NDJSON, b"1\n2\n", [1, 2]),
+            ("events", SSE, b"data: 1\n\n", [1]),
+        )
+        for row in (
+            Row(f"no length: {name}", "http", (bare(body, kind),), output=output),
+            Row(f"no length, by a death: {name}", "http", (bare(body, kind),), "lost", words="not ready", health=503),
+        )
+    ),
+    Row("no length, closed", "http", (bare(b'{"a": 1}'),), output={"a": 1}, health=503),
+    Row("no length, done", "http", (bare(b"data: 1\n\ndata: [DONE]\n\n", SSE),), output=[1], health=503),
     Row("chunks cut off", "http", pieces(b"[1", kind=JSON, end=b""), "lost", words="connection"),
     Row("chunk of no number", "http", (head_of(JSON), b"zz\r\n[1]\r\n"), "failed", words="no HTTP"),
     Row("trailers", "http", pieces(b"[1]", kind=JSON, end=b"0\r\nx-checksum: 1\r\n\r\n"), output=[1]),
@@ -263,6 +282,19 @@ HTTP: Final = (
         "raw deflate", "http", (whole(zlib.compress(b"[1]")[2:-4], head=b"content-encoding: deflate\r\n"),), output=[1]
     ),
     Row("brotli", "http", (whole(b"\x0b\x01", head=b"content-encoding: br\r\n"),), "failed", words="'br'"),
+    Row("gzip in members", "http", (whole(MEMBERS, TEXT, head=GZIPPED),), output="one two"),
+    Row("gzip with zeros behind", "http", (whole(gzip.compress(b"[1]") + b"\0" * 9, head=GZIPPED),), output=[1]),
+    Row(
+        "gzip of lines",
+        "http",
+        pieces(gzip.compress(b"1\n"), gzip.compress(b"2\n3"), kind=NDJSON, more=GZIPPED),
+        output=[1, 2, 3],
+    ),
+    Row("gzip cut off", "http", (whole(gzip.compress(b"one " * 9)[:-9], TEXT, head=GZIPPED),), "failed", words="cut"),
+    Row("gzip of lines cut off", "http", pieces(MEMBERS[:-9], kind=NDJSON, more=GZIPPED), "failed", words="cut off"),
+    Row("gzip of nothing", "http", (whole(b"", TEXT, head=GZIPPED),), output=""),
+    Row("brotli of a file", "http", (whole(PNG, "image/png", head=b"content-encoding: br\r\n"),), "failed", words="br"),
+    Row("gzip of a file cut off", "http", (whole(gzip.compress(PNG)[:-9], "image/png", head=GZIPPED),), "failed"),
     Row("said to be gzip", "http", (whole(b"[1]", head=b"content-encoding: gzip\r\n"),), output=[1]),
     Row(
         "gzip of events", "http", pieces(gzip.compress(b"data: 1\n\n"), more=b"content-encoding: gzip\r\n"), output=[1]
@@ -328,10 +360,18 @@ def said(*events: bytes) -> tuple[bytes, ...]:
 
 DONE: Final = b"data: [DONE]\n\n"
 HI: Final = ["H", "i"]
+PACKER: Final = zlib.compressobj(wbits=31)
+FLUSHED: Final = PACKER.compress(chunk({"content": "Hi"}) + DONE) + PACKER.flush(zlib.Z_SYNC_FLUSH)
 CALL: Final = {"index": 0, "id": "c1", "type": "function", "function": {"name": "weather", "arguments": ""}}
 CALLS: Final = {**CALL, "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
 
 OPENAI: Final = (
+    Row(
+        "gzip cut off after the end",
+        "openai",
+        pieces(FLUSHED, more=GZIPPED),
+        output=["Hi"],
+    ),
     *(
         Row(f"between: {name}", "openai", said(beat), output=HI)
         for name, beat in {

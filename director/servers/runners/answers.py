@@ -14,6 +14,7 @@ from typing import Final, Protocol, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from director.core.json_pointer import Pointer
 from director.core.runner_config import MappedConfig
@@ -139,13 +140,14 @@ CHARSET: Final = re.compile(
     r"(?:utf|ucs|us-?ascii|ascii|iso|latin|l1$|windows-|cp|big5|gb|euc|shift|sjis|koi8|mac)[a-z0-9_-]{0,24}"
 )
 PACKED: Final[Mapping[str, tuple[int, ...]]] = {"gzip": (47,), "x-gzip": (47,), "deflate": (47, -15)}
+GZIP: Final = b"\x1f"  # the first byte
 MOST_WORDS: Final = 200
 
 
 class Answer(Struct, frozen=True, kw_only=True):
     """An answer as received. `complete`: False if its body is longer than what was read. `headers`: lower-case names.
     `trouble`: why no answer came, with status 0. `is_silent`: it did not come in time. `is_framed`: it said where it
-    ends, so it is known to be whole.
+    ends, so it is known to be whole. `packed`: why its body could not be unpacked.
     """
 
     status: int = 0
@@ -155,6 +157,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     trouble: str = ""
     is_silent: bool = False
     is_framed: bool = True
+    packed: str = ""
 
     @property
     def retry_after_s(self) -> float | None:
@@ -168,7 +171,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 
     @property
     def is_file(self) -> bool:
-        return self.is_ok and self.complete and FILE.fullmatch(self.kind) is not None
+        return self.is_ok and self.complete and not self.packed and FILE.fullmatch(self.kind) is not None
 
     @property
     def is_ok(self) -> bool:
@@ -237,8 +240,8 @@ def read_output(answer: Answer, *, is_mapped: bool) -> Raw:
     """
     if answer.status in NO_CONTENT:
         return NULL
-    if (encoding := encoding_in(answer.headers)) and encoding not in PACKED:
-        Unpacker(encoding, 0)
+    if answer.packed:
+        raise Unreadable(answer.packed)
     kind = answer.kind
     if not kind.startswith("text/") or kind in JSON_TEXT:
         return read_document(_in_utf8(answer))
@@ -270,7 +273,9 @@ def _in_utf8(answer: Answer) -> bytes:
 
 
 class Unpacker:
-    """Unpack a body that a server compressed although it was asked not to, at most `most` bytes of it."""
+    """Unpack a body that a server compressed although it was asked not to, at most `most` bytes of it. A server may
+    compress each chunk by itself.
+    """
 
     def __init__(self, encoding: str, most: int) -> None:
         """Raises Unreadable for a compression that is not known here."""
@@ -278,23 +283,41 @@ class Unpacker:
         if not self._ways:
             raise Unreadable(f"compressed with {one_line(encoding)[:40]!r}, though it was asked not to be")
         self._left = most
-        self._unpacker = zlib.decompressobj(self._ways.pop(0))
-        self._has_begun = False
+        self._way = self._ways.pop(0)
+        self._unpacker = zlib.decompressobj(self._way)
+        self.has_begun = False
 
     def feed(self, packed: bytes) -> bytes:
         """Return what is new. Raises Unreadable, also if it is more than `most` in all."""
+        found = bytearray()
+        while packed:
+            if self._unpacker.eof:
+                if not packed.startswith(GZIP):  # zeros, which pad it, or nothing of its own
+                    break
+                self._unpacker = zlib.decompressobj(self._way)
+            found += self._unpack(packed)
+            packed = self._unpacker.unused_data
+        return bytes(found)
+
+    def _unpack(self, packed: bytes) -> bytes:
         try:
             unpacked = self._unpacker.decompress(packed, self._left + 1)
         except zlib.error as exc:
-            if self._has_begun or not self._ways:
+            if self.has_begun or not self._ways:
                 raise Unreadable(f"compressed, and cannot be unpacked: {exc}") from exc
-            self._unpacker = zlib.decompressobj(self._ways.pop(0))
-            return self.feed(packed)
-        self._has_begun = True
+            self._way = self._ways.pop(0)
+            self._unpacker = zlib.decompressobj(self._way)
+            return self._unpack(packed)
+        self.has_begun = True
         self._left -= len(unpacked)
         if self._left < 0:
             raise FrameTooLarge
         return unpacked
+
+    def end(self) -> None:
+        """Raises Unreadable if it is cut off."""
+        if self.has_begun and not self._unpacker.eof:
+            raise Unreadable("compressed, and cut off")
 
 
 def encoding_in(headers: Mapping[str, str]) -> str:
@@ -307,6 +330,16 @@ def file_end(answer: Answer) -> Ended:
     return Ended(
         outcome=Outcome.SUCCEEDED, output=Raw(b'"data:%b;base64,%b"' % (answer.kind.encode(), b64encode(answer.body)))
     )
+
+
+def is_whole(answer: Answer, document: Raw) -> bool:
+    """Return whether an answer is known to be whole. Objects and lists show their end, no text does."""
+    return answer.is_framed or answer.status in NO_CONTENT or bytes(document).lstrip()[:1] in (b"{", b"[")
+
+
+def unproven(ended: Ended, *, is_whole: bool) -> Ended:
+    """Return the end of a run, in doubt if its output may be only the beginning: a server that died looks the same."""
+    return ended if is_whole or ended.outcome is not Outcome.SUCCEEDED else replace(ended, in_doubt=True)
 
 
 def too_large(max_body: int) -> Ended:

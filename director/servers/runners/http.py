@@ -66,7 +66,8 @@ class HttpRunner(MappedRunner, OneAnswer):
                     ended = await reader.follow(unpacked(response, self._max_body))
                     whole = parser.whole if isinstance(parser, answers.UntypedParser) and ended is None else None
                     if whole is None:
-                        return reader.with_output(ended)
+                        is_whole = reader.is_done or response.is_framed
+                        return answers.unproven(reader.with_output(ended), is_whole=is_whole)
                     status, headers, is_framed = response.status_code, response.headers, response.is_framed
                     answer = answers.Answer(status=status, body=whole, headers=headers, is_framed=is_framed)
         except httpx.TransportError as exc:
@@ -74,9 +75,12 @@ class HttpRunner(MappedRunner, OneAnswer):
         except answers.Unreadable as exc:
             return answers.unreadable("The model server's stream is", exc, b"")
         if answer.is_file:
-            return answers.file_end(answer)
+            return answers.unproven(answers.file_end(answer), is_whole=answer.is_framed)
         document = self._document(answer)
-        return document if isinstance(document, Ended) else answers.mapped_end(document, self._config)
+        if isinstance(document, Ended):
+            return document
+        is_whole = answers.is_whole(answer, document)
+        return answers.unproven(answers.mapped_end(document, self._config), is_whole=is_whole)
 
     def _parser(self, response: Exchange) -> answers.Parser | None:
         """Return the parser of a stream; None for an answer that comes as a whole. Raises Unreadable."""
@@ -121,6 +125,7 @@ class _Reader(StreamReader[Ended]):
         self._items: list[bytes] = []
         self._bytes = 0
         self._metrics: dict[str, Raw] = {}
+        self.is_done = False  # it said so
 
     def with_output(self, ended: Ended | None) -> Ended:
         """Return the end. A stream that came whole has all of the output, since it has no sign of its end."""
@@ -134,6 +139,7 @@ class _Reader(StreamReader[Ended]):
         data = frame.data.strip()
         if frame.is_text:
             return self._produce(msgspec.json.encode(frame.data.decode()))
+        self.is_done = self.is_done or data == answers.DONE
         if not data or data == answers.DONE or frame.event.lower() in HEARTBEATS:
             return None
         try:

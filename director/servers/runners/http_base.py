@@ -9,7 +9,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence, Set
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import quote
 
@@ -149,6 +149,7 @@ KNOWN_HEALTH: Final = {
 }
 
 CLOSED: Final = Ended(outcome=Outcome.LOST, error="The director stopped following the run")
+UNPROVEN: Final = "The model server's answer does not say where it ends"
 HUNG_UP: Final = Ended(outcome=Outcome.CANCELED, error="The director hung up")
 
 Events = TypeVar("Events", bound=Reporter)
@@ -347,10 +348,14 @@ class HttpBase(ABC):
             ended = replace(ended, error=self._server.without_secrets(ended.error))
         if not ended.in_doubt:
             return ended
+        if ended.outcome is Outcome.SUCCEEDED:
+            ended = replace(ended, error=UNPROVEN)
         for _ in range(outcomes.MOST_ASKED):
             if not (health := await self.health()).is_silent:
                 break
         ended = outcomes.settled(ended, health, restarts=self.capabilities.restarts)
+        if ended.outcome is Outcome.SUCCEEDED:
+            return replace(ended, error=None)
         if ended.server_is_dead:
             self._starts += 1
         return ended
@@ -422,16 +427,25 @@ async def receive(response: Exchange, limit: int) -> answers.Answer:
     """Read up to `limit` bytes of a 2xx answer, and up to 64 KiB of any other."""
     limit = limit if response.is_success else min(limit, REFUSAL_BYTES)
     body, complete = await read_body(response, limit)
-    headers = response.headers
+    headers, unpacker, packed = response.headers, None, ""
     if encoding := answers.encoding_in(headers):
         try:
-            body = answers.Unpacker(encoding, limit).feed(body)
+            unpacker = answers.Unpacker(encoding, limit)
+            body = unpacker.feed(body)
+            if complete:
+                unpacker.end()
         except answers.FrameTooLarge:
             complete = False
-        except answers.Unreadable:
-            pass  # what reads it says so
+        except answers.Unreadable as exc:
+            # a body that does not even begin so is as it says itself
+            packed = str(exc) if unpacker is None or unpacker.has_begun else ""
     return answers.Answer(
-        status=response.status_code, body=body, complete=complete, headers=headers, is_framed=response.is_framed
+        status=response.status_code,
+        body=body,
+        complete=complete,
+        headers=headers,
+        is_framed=response.is_framed,
+        packed=packed,
     )
 
 
@@ -440,6 +454,8 @@ async def unpacked(response: Exchange, most: int) -> AsyncGenerator[bytes, None]
     unpacker = answers.Unpacker(encoding, most) if (encoding := answers.encoding_in(response.headers)) else None
     async for chunk in response.chunks():
         yield chunk if unpacker is None else unpacker.feed(chunk)
+    if unpacker is not None:
+        unpacker.end()
 
 
 class StreamReader(ABC, Generic[End]):
@@ -466,7 +482,8 @@ class StreamReader(ABC, Generic[End]):
                 async for chunk in chunks:
                     if (ended := self._read(self._parser.feed, chunk)) is not None:
                         if not isinstance(ended, Ended) or ended.outcome is Outcome.SUCCEEDED:
-                            await read_out(chunks)  # after a fault the server may go on for long: hang up
+                            with suppress(answers.Unreadable, answers.FrameTooLarge):  # the end has come
+                                await read_out(chunks)  # after a fault the server may go on for long: hang up
                         return ended
                     await self._feed.room()
             except answers.FrameTooLarge:

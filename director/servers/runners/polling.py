@@ -205,9 +205,11 @@ class PollingRunner(MappedRunner):
         if not answer.complete:
             return answers.too_large(self._max_body)
         if answer.is_file:
-            return answers.file_end(answer)
+            return answers.unproven(answers.file_end(answer), is_whole=answer.is_framed)
         try:
-            return answers.mapped_end(answers.read_output(answer, is_mapped=False), self._config)
+            document = answers.read_output(answer, is_mapped=False)
+            is_whole = answers.is_whole(answer, document)
+            return answers.unproven(answers.mapped_end(document, self._config), is_whole=is_whole)
         except answers.Unreadable as exc:
             return _unreadable_trouble(exc, answer)
 
