@@ -26,9 +26,11 @@ EXCERPT_CHARS: Final = 500
 RETRY_AFTER_MAX_S: Final = 3600.0
 COMPLAINTS_MAX: Final = 20
 # The server does not let the director in, whatever a caller sends. Its body may repeat the secret that it was sent
-NO_ENTRY: Final = frozenset(status for status, seen in outcomes.STATUSES.items() if seen is Seen.LOCKED)
-SERVER_AUTH: Final = "server_auth"  # also the state of a director whose servers are all locked
-WRONG_KEY: Final = "the operator of the model has to give its director the right key"
+# 403 is one of them, unless a run was let in before
+NO_ENTRY: Final = frozenset(status for status, seen in outcomes.STATUSES.items() if seen in outcomes.MAY_BE_LOCKED)
+SERVER_AUTH: Final = outcomes.SERVER_AUTH
+WRONG_KEY: Final = outcomes.WRONG_KEY
+locked = outcomes.locked
 
 T = TypeVar("T")
 
@@ -92,11 +94,6 @@ class _Refusal(Struct):
     detail: str | list[_Complaint] | None = None
     error: str | _Error | None = None
     message: str | None = None
-
-
-def locked(status: int) -> Ended:
-    error = f"The model server answered {status}: {WRONG_KEY}"
-    return Ended(outcome=Outcome.REFUSED, error=error, is_locked=True, code=SERVER_AUTH)
 
 
 def reason(body: bytes) -> str:
@@ -204,13 +201,13 @@ def charset_in(headers: Mapping[str, str]) -> str:
 
 
 def refused(answer: Answer, *, error: Pointer | None = None, busy: tuple[int, ...] = outcomes.BUSY) -> Ended:
-    return refused_as(answer, one_line(said_of(answer, error=error)), busy=busy)
+    return refused_as(answer, one_line(_words_of(answer, error)), busy=busy)
 
 
 def refused_as(answer: Answer, said: str, *, busy: tuple[int, ...] = outcomes.BUSY) -> Ended:
-    if answer.status in NO_ENTRY:
-        return locked(answer.status)
     seen = outcomes.seen_in(answer.status, said, busy=busy)
+    if seen is Seen.LOCKED:
+        return locked(answer.status)
     words = status_of(answer)
     if said:
         words = said if seen is Seen.INVALID else f"{words}: {said}"
@@ -219,8 +216,10 @@ def refused_as(answer: Answer, said: str, *, busy: tuple[int, ...] = outcomes.BU
 
 
 def said_of(answer: Answer, *, error: Pointer | None = None) -> str:
-    if answer.status in NO_ENTRY:
-        return WRONG_KEY
+    return WRONG_KEY if answer.status in NO_ENTRY else _words_of(answer, error)
+
+
+def _words_of(answer: Answer, error: Pointer | None) -> str:
     try:
         return mapped_error(read_document(answer.body), error) or reason(answer.body)
     except Unreadable:

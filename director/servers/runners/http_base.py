@@ -286,6 +286,7 @@ class HttpBase(ABC):
         self._server = OneServer(self.url, keep=options.slots + 1, headers=options.headers)
         self._runs = OpenRuns(read_ahead=options.max_body)
         self._starts = 0
+        self._forgives = 0  # how often a 403 is about the input until a run succeeds
 
     @abstractmethod
     async def _follow(self, request: RunRequest, feed: Feed) -> Ended: ...
@@ -340,7 +341,10 @@ class HttpBase(ABC):
         return self._runs.run(request, self._followed)
 
     async def _followed(self, request: RunRequest, feed: Any) -> Ended:
-        return await self._settled(await self._follow(request, feed))
+        ended = await self._settled(await self._follow(request, feed))
+        if ended.outcome is Outcome.SUCCEEDED:
+            self._forgives = outcomes.MOST_FORBIDDEN
+        return ended
 
     async def _settled(self, ended: Ended) -> Ended:
         """Ask the server how it is, if that decides what the end means."""
@@ -353,7 +357,10 @@ class HttpBase(ABC):
         for _ in range(outcomes.MOST_ASKED):
             if not (health := await self.health()).is_silent:
                 break
-        ended = outcomes.settled(ended, health, restarts=self.capabilities.restarts)
+        is_forbidden = ended.outcome is Outcome.INVALID
+        ended = outcomes.settled(ended, health, restarts=self.capabilities.restarts, lets_in=self._forgives > 0)
+        if is_forbidden and not ended.is_locked:
+            self._forgives -= 1
         if ended.outcome is Outcome.SUCCEEDED:
             return replace(ended, error=None)
         if ended.server_is_dead:

@@ -25,7 +25,8 @@ class Seen(StrEnum):
     ENDLESS = "a stream that came whole, without the event that ends a run"
     TOO_LARGE = "more output than is kept"
     INVALID = "a status that refuses the input: 400, 413, 415, 422"
-    LOCKED = "a status that refuses the director: 401, 403, 407"
+    LOCKED = "a status that refuses the director: 401, 407"
+    FORBIDDEN = "a status that refuses the director or this input: 403"
     BUSY = "a status that says that there is no room: 409, 429, 503"
     GATEWAY = "a status of a proxy whose server broke off: 502"
     TIMED_OUT = "a status that says that it took too long: 408, 504"
@@ -59,6 +60,11 @@ TABLE: Final[dict[Seen, Rule]] = {
     Seen.TOO_LARGE: Rule(Outcome.FAILED, "The same input would give as much again."),
     Seen.INVALID: Rule(Outcome.INVALID, "The caller can correct it."),
     Seen.LOCKED: Rule(Outcome.REFUSED, "The operator has to correct the key. The server gets no work meanwhile."),
+    Seen.FORBIDDEN: Rule(
+        Outcome.INVALID,
+        "It is about the input if the server let runs in before, at most three times in a row. Else it is locked.",
+        if_unready=Outcome.REFUSED,
+    ),
     Seen.BUSY: Rule(
         Outcome.REFUSED,
         "It never began. If a ready server with nothing else to do says so three times, that counts as an attempt.",
@@ -84,11 +90,16 @@ TABLE: Final[dict[Seen, Rule]] = {
 # The status of an answer other than 2xx → what it says. Any other status is a FAULT
 STATUSES: Final[dict[int, Seen]] = {
     **dict.fromkeys((400, 413, 415, 422), Seen.INVALID),
-    **dict.fromkeys((401, 403, 407), Seen.LOCKED),
+    **dict.fromkeys((401, 407), Seen.LOCKED),
+    403: Seen.FORBIDDEN,
     **dict.fromkeys((409, 429, 503), Seen.BUSY),
     **dict.fromkeys((408, 504), Seen.TIMED_OUT),
     502: Seen.GATEWAY,
 }
+MAY_BE_LOCKED: Final = frozenset({Seen.LOCKED, Seen.FORBIDDEN})
+MOST_FORBIDDEN: Final = 3  # in a row: a key that was changed costs no more predictions
+SERVER_AUTH: Final = "server_auth"  # also the state of a director whose servers are all locked
+WRONG_KEY: Final = "the operator of the model has to give its director the right key"
 BUSY: Final = tuple(sorted(status for status, seen in STATUSES.items() if seen is Seen.BUSY))
 REFUSALS_OF_AN_ATTEMPT: Final = 3  # by servers that had nothing else to do
 # A status that means only "no room": a limit on the rate, or the slot of a run that has just ended
@@ -108,6 +119,7 @@ DEAD_ENGINE: Final = re.compile(
     r"|\w(?:Exception|Error)(?: -|:) Connection error\."  # LiteLLM, whose model server is away
 )
 BAD_REQUEST: Final = 400
+FORBIDDEN: Final = 403
 GONE: Final = frozenset({HealthStatus.UNREACHABLE, HealthStatus.DEFUNCT})
 
 
@@ -123,7 +135,7 @@ def seen_in(status: int, said: str, *, busy: tuple[int, ...] = BUSY) -> Seen:
 def seen_in_stream(code: int, said: str) -> Seen:
     """Return what an error in a stream says. `code`: its own status, or 0. The run had begun, so it is no refusal."""
     seen = STATUSES.get(code, Seen.FAULT)
-    return _or_dead(Seen.GATEWAY if seen is Seen.BUSY else Seen.FAULT if seen is Seen.LOCKED else seen, said)
+    return _or_dead(Seen.GATEWAY if seen is Seen.BUSY else Seen.FAULT if seen in MAY_BE_LOCKED else seen, said)
 
 
 def seen_in_error(said: str) -> Seen:
@@ -143,13 +155,20 @@ def end(seen: Seen, error: str, *, retry_after_s: float | None = None, is_only_b
     return Ended(outcome=rule.outcome, error=error, retry_after_s=retry_after_s, in_doubt=in_doubt, by_words=by_words)
 
 
-def settled(ended: Ended, health: Health, *, restarts: bool) -> Ended:
+def locked(status: int) -> Ended:
+    error = f"The model server answered {status}: {WRONG_KEY}"
+    return Ended(outcome=Outcome.REFUSED, error=error, is_locked=True, code=SERVER_AUTH)
+
+
+def settled(ended: Ended, health: Health, *, restarts: bool, lets_in: bool) -> Ended:
     """Return the end that was in doubt, by the health of the server as it was asked for afterwards. A server that is
     ready is never to blame for an answer, and one that is silent is no verdict: it may be busy with another run.
-    `restarts`: it can be asked to end, which helps only one that is gone.
+    `restarts`: it can be asked to end, which helps only one that is gone. `lets_in`: it took the key of this director.
     """
     if ended.outcome is Outcome.REFUSED:
         return replace(ended, in_doubt=False, may_be_input=health.can_run and ended.retry_after_s is None)
+    if ended.outcome is Outcome.INVALID and not (lets_in and health.can_run):
+        return locked(FORBIDDEN)
     if health.can_run or health.is_silent:
         return replace(ended, in_doubt=False)
     return replace(

@@ -1,7 +1,7 @@
 """Test the runner for servers that answer a POST, its presets, and requests that all servers other than Cog get."""
 
 import json
-from typing import Any
+from typing import Any, Final
 
 import jsonschema_rs
 import msgspec
@@ -13,10 +13,11 @@ from starlette.requests import Request as BaseRequest
 from director.core.runner_config import PRESETS, decode_runner_config, preset_of
 from director.servers.runners import RunnerOptions, make_runner
 from director.servers.runners.http_base import KNOWN_HEALTH, HttpBase
-from director.servers.runners.runner import HealthStatus, Outcome, Runner, RunRequest
+from director.servers.runners.outcomes import MOST_FORBIDDEN
+from director.servers.runners.runner import Ended, HealthStatus, Outcome, Runner, RunRequest
 from tests.support.model_server import ModelServer
 from tests.support.runner_conformance import CONFIGS, MOST_BYTES, follow, opened, the_end
-from tests.support.scripted_cog import Exchange, Script, ScriptedCog, answer, scripted_cog
+from tests.support.scripted_cog import HEALTHY, Exchange, Script, ScriptedCog, answer, scripted_cog
 
 REQUEST = RunRequest(id="a" * 26, input=Raw(b'{"prompt": "Hi"}'))
 SECRET = {"authorization": "Bearer s3cret"}
@@ -61,6 +62,38 @@ async def test_rejected_secret_refuses_the_run_and_is_never_shown(kind: str, sta
         assert f"{status}" in words
         assert "the right key" in words
         assert "s3cret" not in words
+
+
+FLAGGED: Final = answer(403, {"detail": "prompt flagged, for k-0123456789"})
+
+
+@pytest.mark.parametrize("kind", ["http", "cog", "polling"])
+async def test_403_after_a_success_is_about_the_input(kind: str) -> None:
+    key = {"authorization": "Bearer k-0123456789"}
+    async with scripted_cog() as scripted, opened(runner_of(kind, scripted, headers=key)) as runner:
+        for path in ("/health", "/health-check"):
+            scripted.on("GET", path, answer(200, HEALTHY))
+
+        async def ended(said: Script) -> Ended:
+            for path in ("/predict", "/predict_all", "/jobs"):
+                scripted.on("POST", path, said)
+            scripted.on("PUT", f"/predictions/{REQUEST.id}", said)
+            return the_end(await follow(runner, REQUEST))
+
+        await runner.health()
+        assert (await ended(FLAGGED)).is_locked, "it let no run in so far"
+        scripted.on("GET", "/jobs/7", answer(200, {"state": "succeeded", "result": {"items": [1]}}))
+        fine = answer(200, {"job": {"id": 7}, "status": "succeeded", "output": "fine", "result": {"items": [1]}})
+        for _ in range(2):
+            good = await ended(fine)
+            assert good.outcome is Outcome.SUCCEEDED, good.error
+            flagged = [await ended(FLAGGED) for _ in range(MOST_FORBIDDEN)]
+            assert [(end.outcome, end.is_locked) for end in flagged] == [(Outcome.INVALID, False)] * MOST_FORBIDDEN
+            assert "prompt flagged" in (flagged[0].error or "")
+            assert "0123456789" not in (flagged[0].error or "")
+            more = await ended(FLAGGED)
+            assert (more.outcome, more.is_locked, more.code) == (Outcome.REFUSED, True, "server_auth")
+            assert "flagged" not in (more.error or "")
 
 
 @pytest.mark.parametrize(

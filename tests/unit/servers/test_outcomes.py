@@ -54,4 +54,4 @@ def test_only_words_of_a_dead_engine_are_told_apart() -> None:
 @pytest.mark.parametrize(("code", "outcome"), [(504, Outcome.FAILED), (408, Outcome.FAILED), (502, Outcome.LOST)])
 def test_time_limit_of_a_server_is_no_death(code: int, outcome: Outcome) -> None:
     for seen in (outcomes.seen_in(code, "late"), outcomes.seen_in_stream(code, "late")):
-        assert outcomes.settled(outcomes.end(seen, "late"), READY, restarts=False).outcome is outcome
+        assert outcomes.settled(outcomes.end(seen, "late"), READY, restarts=False, lets_in=True).outcome is outcome
