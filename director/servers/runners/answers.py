@@ -350,6 +350,20 @@ def read_document(body: bytes) -> Raw:
     return Raw(bytes(read_json(body, Raw)))
 
 
+def document_or_text(data: bytes) -> Raw:
+    """Return the data of an event: JSON, or its text as a string. Raises Unreadable for what looks like JSON."""
+    try:
+        return read_document(data)
+    except Unreadable:
+        if data[:1] in (b"{", b"["):
+            raise
+        return text_of_event(data)
+
+
+def text_of_event(data: bytes) -> Raw:
+    return Raw(msgspec.json.encode(data.decode()))
+
+
 def mapped_end(document: Raw, config: MappedConfig) -> Ended:
     """Return the end of a successful run: what its answer holds where the configuration points to."""
     output = config.output.find(document)

@@ -142,12 +142,7 @@ class _Reader(StreamReader[Ended]):
         self.is_done = self.is_done or data == answers.DONE
         if not data or data == answers.DONE or frame.event.lower() in HEARTBEATS:
             return None
-        try:
-            document = answers.read_document(data)
-        except answers.Unreadable:
-            if self._must_be_json or data[:1] in (b"{", b"["):
-                raise
-            document = Raw(msgspec.json.encode(data.decode()))
+        document = answers.read_document(data) if self._must_be_json else answers.document_or_text(data)
         if frame.event.lower() in answers.ERROR_EVENTS:
             why = answers.mapped_error(document, self._config.error) or answers.mapped_error(document, WHOLE)
             return outcomes.end(outcomes.seen_in_stream(0, why), why or "The model failed without saying why")

@@ -9,6 +9,7 @@ import hashlib
 import math
 import re
 import socket
+from collections.abc import Sequence
 from contextlib import aclosing
 from enum import Enum
 from typing import Any, Final
@@ -22,7 +23,7 @@ from msgspec.structs import replace
 from director.core.json_pointer import Pointer
 from director.core.runner_config import PollingConfig
 from director.servers.runners import answers, outcomes
-from director.servers.runners.http_base import HUNG_UP, Feed, MappedRunner, RunnerOptions, receive
+from director.servers.runners.http_base import HUNG_UP, Feed, MappedRunner, RunnerOptions, receive, unpacked
 from director.servers.runners.outcomes import Seen
 from director.servers.runners.runner import Accepted, Capabilities, Ended, Outcome, RunRequest
 from director.servers.runners.transport import Exchange
@@ -34,6 +35,7 @@ UNHEEDED_S: Final = 20.0
 FORGOTTEN: Final = frozenset({404, 410})
 # A state comes as JSON, or as an event stream that is open until the run ends
 STATES: Final = f"application/json, {answers.EVENT_STREAM};q=0.9, */*;q=0.5"
+ENDLESS: Final = "The model server's event stream stopped before the run had ended"
 UNKNOWN: Final = re.compile(r"(?:404|410)\b")  # the same in the last event of a stream
 LOOPBACK: Final = ("localhost", "127.", "::1")
 
@@ -130,14 +132,16 @@ class PollingRunner(MappedRunner):
             if not job.is_left and asked_at - job.unwanted_since >= patience_s:
                 return None
             path = self._path_of(config.result_endpoint_template if job.is_done else config.poll_endpoint_template, job)
+            was_done = job.is_done
             answer = await self._ask_for_run(path, job)
             pause_s = config.interval_s
-            match self._read_result(answer) if job.is_done else self._read(answer, job):
+            match self._read_result(answer, job) if job.is_done else self._read(answer, job):
                 case Ended() as ended:
                     return ended
                 case _Trouble() as trouble:
                     # not since the last answer, which may be an interval ago
-                    silent_since = min(silent_since, asked_at)
+                    silent_since = math.inf if silent_since < job.heard_at else silent_since
+                    silent_since = min(silent_since, max(asked_at, job.heard_at))
                     if now() - silent_since >= config.away_s:
                         is_away = trouble.seen is Seen.BROKEN
                         self._starts += is_away
@@ -145,13 +149,13 @@ class PollingRunner(MappedRunner):
                     pause_s = min(pause_s, config.away_s)
                 case None:
                     silent_since = math.inf
-                    if job.is_done:
+                    if job.is_done and not was_done:
                         continue  # its result is there
             await job.pause(min(pause_s, job.until - now()))
         await self._stop(job)
         return Ended(outcome=Outcome.FAILED, error=f"It ran for longer than {config.longest_s:g} s")
 
-    async def _ask_for_run(self, path: str, job: "_Job") -> "answers.Answer | _Said":
+    async def _ask_for_run(self, path: str, job: "_Job") -> "answers.Answer | _Said | _Trouble":
         """Ask for the state of a run. An event stream is followed to the event that ends it, or until the run is not
         wanted any more.
         """
@@ -159,14 +163,14 @@ class PollingRunner(MappedRunner):
         try:
             async with asyncio.timeout(self._config.away_s):
                 response = await self._server.send("GET", path, accept=STATES)
-                if not response.headers.get("content-type", "").startswith(answers.EVENT_STREAM):
+                if not response.is_success or answers.kind_in(response.headers) != answers.EVENT_STREAM:
                     return await receive(response, self._max_body)
-            following = asyncio.create_task(self._event_that_ends(response))
+            following = asyncio.create_task(self._last_event(response, job))
             woken = asyncio.create_task(job.wake.wait())
             try:
                 left_s = max(0.0, job.until - asyncio.get_running_loop().time())
                 await asyncio.wait({following, woken}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-                return following.result() if following.done() else _Said("", answers.NULL)
+                return following.result() if following.done() else _Said("")
             finally:
                 following.cancel()
                 woken.cancel()
@@ -180,24 +184,43 @@ class PollingRunner(MappedRunner):
             if response is not None:
                 response.close()
 
-    async def _event_that_ends(self, response: Exchange) -> "answers.Answer | _Said":
-        parser = answers.SseParser(self._max_body)
+    async def _last_event(self, response: Exchange, job: "_Job") -> "answers.Answer | _Said | _Trouble":
+        """Follow an event stream to the event that ends the run, or to its last state if it ends before."""
+        parser, now = answers.SseParser(self._max_body), asyncio.get_running_loop().time
+        opened_at, last = now(), None
         try:
-            async with aclosing(response.chunks()) as chunks:
+            async with aclosing(unpacked(response, self._max_body)) as chunks:
                 async for chunk in chunks:
-                    for frame in parser.feed(chunk):
-                        if self._words.get(frame.event.casefold(), PollStatus.RUNNING) is not PollStatus.RUNNING:
-                            return _Said(frame.event, answers.read_document(frame.data))
+                    last = self._state_in(parser.feed(chunk)) or last
+                    if last is not None and self._status(last.word) is not PollStatus.RUNNING:
+                        return last
+            rest = parser.end() if response.is_framed else []  # else it may be half of an event
+            return self._state_in(rest) or last or _Trouble(Seen.ENDLESS, ENDLESS)
         except answers.FrameTooLarge:
             return answers.Answer(status=response.status_code, complete=False)
-        except answers.Unreadable:
-            return answers.Answer(status=response.status_code, body=b"")
-        return answers.Answer(trouble="The model server's event stream stopped before the run had ended")
+        except answers.Unreadable as exc:
+            return answers.Answer(status=response.status_code, packed=str(exc))
+        finally:
+            if now() - opened_at >= self._config.away_s:  # a server that was away would not have kept it open
+                job.heard_at = now()
 
-    def _read_result(self, answer: "answers.Answer | _Said") -> "Ended | _Trouble | None":
-        """Read the answer of the result path. It is the output, whole or where the configuration points to."""
+    def _state_in(self, frames: Sequence[answers.Frame]) -> "_Said | None":
+        """Return the first event that ends the run, or else the last one with a state."""
+        found = [_Said(frame.event, frame.data) for frame in frames if self._status(frame.event) is not None]
+        ending = (said for said in found if self._status(said.word) is not PollStatus.RUNNING)
+        return next(ending, found[-1] if found else None)
+
+    def _status(self, word: str) -> PollStatus | None:
+        return self._words.get(word.casefold())
+
+    def _read_result(self, answer: "answers.Answer | _Said | _Trouble", job: "_Job") -> "Ended | _Trouble | None":
+        """Read the answer of the result path. It is the output, whole or where the configuration points to, or a stream
+        that ends with it.
+        """
+        if isinstance(answer, _Trouble):
+            return answer
         if isinstance(answer, _Said):
-            return answers.mapped_end(answer.document, self._config)
+            return self._judge_event(answer, job)
         if answer.trouble:
             return _Trouble(Seen.BROKEN, answer.trouble)
         if not answer.is_ok:
@@ -213,11 +236,11 @@ class PollingRunner(MappedRunner):
         except answers.Unreadable as exc:
             return _unreadable_trouble(exc, answer)
 
-    def _read(self, answer: "answers.Answer | _Said", job: "_Job") -> "Ended | _Trouble | None":
+    def _read(self, answer: "answers.Answer | _Said | _Trouble", job: "_Job") -> "Ended | _Trouble | None":
+        if isinstance(answer, _Trouble):
+            return answer
         if isinstance(answer, _Said):
-            if UNKNOWN.match(_text(answer.document)):
-                return outcomes.end(Seen.FORGOTTEN, f"{_text(answer.document)}: the run is not known there any more")
-            return self._judge(answer.word, answer.document, job) if answer.word else None
+            return self._judge_event(answer, job)
         if answer.trouble:
             return _Trouble(Seen.BROKEN, answer.trouble)
         if answer.status in FORGOTTEN:
@@ -239,12 +262,26 @@ class PollingRunner(MappedRunner):
             return _Trouble(Seen.UNREADABLE, f"{what}: {answers.excerpt(bytes(document))}")
         return self._judge(job.config.without_status if said is None else _word(said), document, job)
 
+    def _judge_event(self, said: "_Said", job: "_Job") -> Ended | None:
+        if not said.word:
+            return None
+        try:
+            document, fault = answers.document_or_text(said.data), None
+        except answers.Unreadable as exc:
+            document, fault = answers.text_of_event(said.data), exc
+        if self._status(said.word) is PollStatus.FAILED and UNKNOWN.match(_text(document)):
+            return outcomes.end(Seen.FORGOTTEN, f"{_text(document)}: the run is not known there any more")
+        ended = self._judge(said.word, document, job)
+        if fault is None or ended is None or self._status(said.word) is not PollStatus.DONE:
+            return ended
+        return answers.unreadable("The event that ends the run is", fault, said.data)
+
     def _judge(self, word: str, document: Raw, job: "_Job") -> Ended | None:
         config = job.config
-        match self._words.get(word.casefold()):
+        match self._status(word):
             case PollStatus.RUNNING:
                 return None
-            case PollStatus.DONE if config.result_endpoint_template:
+            case PollStatus.DONE if config.result_endpoint_template and not job.is_done:
                 job.is_done = True
                 return None
             case PollStatus.DONE:
@@ -274,16 +311,17 @@ make = PollingRunner
 
 
 class _Said(Struct, frozen=True):
-    """The event of a stream that ends a run; no word if the stream was left."""
+    """The last state in an event stream; no word if the stream was left."""
 
     word: str
-    document: Raw
+    data: bytes = b""
 
 
 class _Job(Struct, eq=False):
     """A run on the server. `id`: the server's name for it, '' while unknown. `until`: when its time is up. `config`:
     with its id in the pointers. `is_done`: it has ended well, and its result is to be fetched. `is_left`: the
-    prediction has ended before it. `wake`: poll now.
+    prediction has ended before it. `heard_at`: when a long event stream of it ended. `wake`:
+    poll now.
     """
 
     id: str
@@ -292,6 +330,7 @@ class _Job(Struct, eq=False):
     is_done: bool = False
     unwanted_since: float = math.inf
     is_left: bool = False
+    heard_at: float = -math.inf
     wake: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
     async def pause(self, seconds: float) -> None:

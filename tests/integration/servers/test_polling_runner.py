@@ -302,6 +302,51 @@ async def test_event_stream_that_breaks_off_is_opened_again() -> None:
     assert ended.outcome is Outcome.SUCCEEDED
 
 
+@pytest.mark.parametrize("whole", [True, False])
+async def test_event_stream_longer_than_the_patience_may_end(whole: bool) -> None:
+    async def last(exchange: Exchange) -> None:
+        await asyncio.sleep(0.3)
+
+    async with scripted_cog() as scripted, opened(polled(scripted, away_s=0.2)) as runner:
+        scripted.on("POST", "/run", answer(200, {"id": "e1"}))
+        held = stream(EVENTS[1], then=last, whole=whole)
+        scripted.on("GET", "/run/e1", held, held, stream(*EVENTS))
+        ended = the_end(await follow(runner, request()))
+    assert (ended.outcome, ended.error) == (Outcome.SUCCEEDED, None)
+
+
+async def test_short_event_streams_with_a_state_are_polls() -> None:
+    async with scripted_cog() as scripted, opened(polled(scripted, away_s=0.05)) as runner:
+        scripted.on("POST", "/run", answer(200, {"id": "e1"}))
+        scripted.on("GET", "/run/e1", *[stream(frame("processing", b"null"))] * 9, stream(*EVENTS))
+        ended = the_end(await follow(runner, request()))
+    assert (ended.outcome, ended.error) == (Outcome.SUCCEEDED, None)
+
+
+@pytest.mark.parametrize(
+    ("frames", "outcome", "said"),
+    [
+        ([frame("complete", b"[1]")], Outcome.SUCCEEDED, "[1]"),
+        ([frame("error", b"boom")], Outcome.FAILED, "boom"),
+        ([frame("heartbeat", b"null")], Outcome.FAILED, "longer than"),
+    ],
+)
+async def test_result_that_is_an_event_stream_ends_by_its_word(
+    frames: list[bytes], outcome: Outcome, said: str
+) -> None:
+    async def silent(exchange: Exchange) -> None:
+        await asyncio.sleep(60)
+
+    config = {"result_endpoint_template": "/run/{id}/result", "longest_s": 1}
+    async with scripted_cog() as scripted, opened(polled(scripted, **config)) as runner:
+        scripted.on("POST", "/run", answer(200, {"id": "e1"}))
+        scripted.on("GET", "/run/e1/result", stream(*frames, then=silent))
+        scripted.on("GET", "/run/e1", answer(200, {"status": "done"}))
+        ended = the_end(await follow(runner, request()))
+    assert ended.outcome is outcome
+    assert said in (ended.error or bytes(ended.output or b"").decode())
+
+
 async def test_canceled_prediction_does_not_wait_for_an_event_stream() -> None:
     async def silent(exchange: Exchange) -> None:
         await asyncio.sleep(60)
