@@ -253,6 +253,8 @@ def _expected(final: journal.Final) -> Iterator[tuple[str, str, int]]:
         elif kind == "output":
             shown += 1
             yield "output", _text(data.encode()), number
+        elif kind == "logs":
+            yield "logs", _text(data.encode()), number
     yield from (("output", item, 0) for item in _items(final.output)[shown:])
     status = final.record["status"]
     if status == "failed":

@@ -209,6 +209,12 @@ def good(prediction: str = "a", key: str = "k-a") -> list[Line]:
     return [*create(key, prediction), *ran, *over(prediction, "succeeded", 100, *between, by=name)]
 
 
+def with_logs() -> list[Line]:
+    """Return a prediction whose model printed a word after its output."""
+    ran, between = run("a", "r-a", began=10, ended=90), ended_well("a", "r-a")[1:-1]
+    return [*create("k-a", "a"), *ran, *over("a", "succeeded", 100, *between, ("logs", 95, '"slow"'), by="r-a")]
+
+
 def lived_through_a_death(*, died: int = 50, retried: int = 15_500, again: int = 16_000, lost: int = 0) -> list[Line]:
     """Return a prediction whose first director is killed, and whose second run ends it. `lost`: so is the next."""
     first, second = ("output", 40, item("r1")), ("output", again + 40, item("r2"))
@@ -702,6 +708,12 @@ KEPT: dict[str, list[Line]] = {
         [visited("a", status=0, end="broken"), visited("a", end="left"), *heard("a", ONE)],
         [visited("a", status=503, after="3:1:0", end="broken"), visited("a", after="3:1:0"), *heard("a", DONE)],
         listed(good()),
+    ),
+    "a reader that heard logs": followed(
+        with_logs(),
+        visited("a"),
+        heard("a", ONE, ("logs", "4:1:1", "slow"), ("done", "4:1:1:done", "{}")),
+        listed(with_logs()),
     ),
     "a reader of two attempts": misread(FIRST, RETRIED, SECOND, LAST),
     "a reader that left behind a comment, and heard it again": misread(FIRST, RETRIED, RETRIED, SECOND, LAST),
