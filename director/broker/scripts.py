@@ -664,7 +664,7 @@ class Scripts:
         `code`.
         """
         args: list[Arg] = [token, int(spent), ms(delay_s), error, code]
-        args += ["" if began is None else int(began), given(claimed_ms), given(now_ms)]
+        args += ["" if began is None else int(began), given(claimed_ms), MOST_CLAIMS, given(now_ms)]
         return cast(replies.Requeued, (await self._call("release", [keys.record(prediction_id)], args)).decode())
 
     async def contact(self, run_id: str, *, silence_s: float, now_ms: int | None = None) -> tuple[int, float]:

@@ -53,6 +53,7 @@ end
 --      delay_ms before it may run again; for a lost claim the queue's policy decides
 --      lost     its director went silent; jitter (0..1) spreads the retries
 --      began    whether its run began; nil lets the record decide
+--      used_up  true if it was claimed as often as it may
 --      error, code  of its end if it may not run again
 function requeue.give_back(id, r, how, now)
   if r.cancel == 'user' then
@@ -80,6 +81,10 @@ function requeue.give_back(id, r, how, now)
   if may_have_run == nil then may_have_run = r.started ~= '' end
   if (how.spent and attempt >= tonumber(policy[1])) or (may_have_run and policy[2] == 'fail') then
     ends.bury(id, r, { error = why, code = code }, now)
+    return 'dead'
+  elseif how.used_up and why ~= '' then -- the next claim would end it without these words
+    ends.bury(id, r, { error = 'It was handed out too often without ever starting. ' .. why, code = 'too_many_claims' }, now)
+    if not how.spent then redis.call('HSET', keys.record(id), 'attempt', attempt - 1) end
     return 'dead'
   end
   local ran = r.metered ~= '' and ends.ran_in_all(id, r, r.started, now)

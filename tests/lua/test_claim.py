@@ -125,6 +125,18 @@ async def test_too_many_attempts_make_a_dead_letter(driver: QueueDriver) -> None
     assert await driver.members(keys.dead(driver.queue)) == {prediction_id: driver.now_ms}
 
 
+async def test_last_claim_that_is_refused_ends_with_the_words_of_the_server(driver: QueueDriver) -> None:
+    prediction_id = await driver.submit()
+    for number in range(MOST_CLAIMS):
+        is_last = number == MOST_CLAIMS - 1
+        claim = await driver.claim_one()
+        assert await driver.release(claim, error="429: too large", code="refused") == ("dead" if is_last else "waiting")
+    record = await driver.record(prediction_id)
+    assert (record.status, record.code, record.attempt) == ("failed", "too_many_claims", 0)
+    assert record.error.endswith("ever starting. 429: too large")
+    assert await driver.members(keys.dead(driver.queue)) == {prediction_id: driver.now_ms}
+
+
 async def test_a_claim_ends_at_most_64_predictions_and_then_sends_a_wakeup(driver: QueueDriver) -> None:
     dead = [await driver.submit(streams=[0], lifetime_ms=1_000) for _ in range(70)]
     driver.pass_time(1)

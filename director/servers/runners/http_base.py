@@ -51,15 +51,18 @@ class Reporter:
     def __init__(self, hear: Hear) -> None:
         self._hear = hear
         self.has_begun = False
+        self.is_answered = False  # the head of the server's answer is there
         self._ended = False
         self._timer: asyncio.TimerHandle | None = None
 
     def sent(self) -> None:
         """Note that the request has left. Unless the server answers within 30 ms, the run has begun."""
         self.answered()
+        self.is_answered = False
         self._timer = asyncio.get_running_loop().call_later(BEGAN_AFTER_S, self.begin)
 
     def answered(self) -> None:
+        self.is_answered = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -236,7 +239,10 @@ class OpenRuns:
             return CLOSED if self._closed else await follow(request, events)
         except Exception as exc:  # a fault of the runner is the end of this run: its caller must hear of it
             log.exception("following a run failed", extra={"prediction": request.id})
-            return Ended(outcome=Outcome.LOST, error=f"Following the run failed: {type(exc).__name__}")
+            # an answer that this director cannot digest would be the same again
+            is_same_again = events.is_answered and not isinstance(exc, OSError)
+            outcome = Outcome.FAILED if is_same_again else Outcome.LOST
+            return Ended(outcome=outcome, error=f"Following the run failed: {type(exc).__name__}")
 
     def _gone(self, request: RunRequest, task: asyncio.Task[Ended], feed: Feed) -> None:
         stopped = self._forget(request, task) or CLOSED

@@ -1,6 +1,7 @@
 import asyncio
 from collections.abc import Callable
 
+import pytest
 from msgspec import Raw
 
 from director.servers.runners.http_base import HUNG_UP, OpenRuns, Reporter
@@ -84,6 +85,31 @@ async def test_answer_at_the_moment_of_a_hang_up_leaves_no_cancel() -> None:
         await heard.after(*({"answers": heard.answers.set, "hang_up": heard.hang_up}[name] for name in does))
         assert heard.events == [Began(), HUNG_UP], does
         assert (heard.task.exception(), heard.task.cancelling()) == (None, 0), does
+
+
+@pytest.mark.parametrize(
+    ("fault", "is_answered", "outcome"),
+    [
+        (TypeError("no"), True, Outcome.FAILED),
+        (RecursionError("no"), True, Outcome.FAILED),
+        (TypeError("no"), False, Outcome.LOST),
+        (OSError("no"), True, Outcome.LOST),
+    ],
+)
+async def test_fault_after_an_answer_is_not_tried_again(fault: Exception, is_answered: bool, outcome: Outcome) -> None:
+    heard = Heard()
+    heard.fault = fault
+
+    def answer() -> None:
+        assert heard.reporter is not None
+        heard.reporter.sent()
+        if is_answered:
+            heard.reporter.answered()
+
+    await heard.after(answer, heard.answers.set)
+    end = heard.events[-1]
+    assert isinstance(end, Ended)
+    assert (end.outcome, type(fault).__name__ in (end.error or "")) == (outcome, True)
 
 
 async def test_fault_during_a_hang_up_is_an_end() -> None:
