@@ -12,7 +12,7 @@ from director.core.ids import QueueName
 from director.diagnosis.findings import Finding
 from director.diagnosis.kinds import CODES
 from director.diagnosis.overview import OwedCount, Snapshot
-from director.diagnosis.views import DeviceView, ModelOnDevice
+from director.diagnosis.views import DeviceView, DirectorView, ModelOnDevice, ServerView
 from director.store.accounts import Accounts
 from tests.integration.dashboard.conftest import ACCOUNT, MODEL, Place, opened
 from tests.support.browser import Window
@@ -279,15 +279,59 @@ DEVICE = DeviceView(
 )
 
 
-async def test_devices_are_shown_with_their_models_and_swaps(chromium: tuple[Any, str], place: Place) -> None:
-    window, context = await opened(chromium, place.token, viewport={"width": 1280, "height": 900})
-
-    async def play(route: Any) -> None:
-        snapshot = msgspec.structs.replace(SNAPSHOT, devices=[DEVICE])
+async def play(window: Window, snapshot: Snapshot) -> None:
+    async def answer(route: Any) -> None:
         told = b"event: snapshot\ndata: " + msgspec.json.encode(snapshot) + b"\n\n"
         await route.fulfill(status=200, content_type="text/event-stream", body=told)
 
-    await window.page.route("**/v1/admin/live*", play)
+    await window.page.route("**/v1/admin/live*", answer)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+async def test_failed_setup_is_shown_once_with_the_log_as_it_is(
+    chromium: tuple[Any, str], place: Place, width: int
+) -> None:
+    log = "\n".join(["Traceback (most recent call last):", *(f"  line {n}" for n in range(40)), "x" * 500])
+    server = ServerView(
+        url="http://a.example:5000",
+        state="setup_failed",
+        since="2026-01-01T00:00:00.000Z",
+        slots=1,
+        detail="setup_failed: RuntimeError: no weights",
+        failed_starts=1,
+        log=log,
+    )
+    director = DirectorView(
+        name="box-1",
+        alive=True,
+        seen_at="2026-01-01T00:00:00.000Z",
+        since=None,
+        version=None,
+        state="setup_failed",
+        slots=0,
+        held=0,
+        queues=[],
+        servers=[server],
+        more_servers=0,
+    )
+    window, context = await opened(chromium, place.token, viewport={"width": width, "height": 900})
+    await play(window, msgspec.structs.replace(SNAPSHOT, directors=[director]))
+    await window.page.goto(f"{place.url}/#/directors")
+    shown = window.page.locator("pre")
+    await shown.wait_for()
+    style = await shown.evaluate("(it) => [getComputedStyle(it).textAlign, getComputedStyle(it).overflowY]")
+    assert style == ["left", "auto"]
+    assert await shown.inner_text() == log
+    assert "setup_failed (RuntimeError: no weights)" in await window.page.locator("main").inner_text()
+    assert await window.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert await window.barriers() == []
+    assert window.faults == []
+    await context.close()
+
+
+async def test_devices_are_shown_with_their_models_and_swaps(chromium: tuple[Any, str], place: Place) -> None:
+    window, context = await opened(chromium, place.token, viewport={"width": 1280, "height": 900})
+    await play(window, msgspec.structs.replace(SNAPSHOT, devices=[DEVICE]))
     await window.page.goto(f"{place.url}/#/directors")
     await window.page.get_by_text("gpu0 on box").wait_for()
     words = await window.page.locator("main").inner_text()

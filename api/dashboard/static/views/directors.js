@@ -46,6 +46,12 @@ function onDevice(one) {
   ];
 }
 
+function onServer(server, isAlive) {
+  const why = server.detail?.replace(`${server.state}: `, ""); // a Cog server says its state first
+  return h("div", {}, h("span", { class: "mono" }, server.url), " ", isAlive ? server.state : `was ${server.state}`, why ? ` (${why})` : "",
+    isAlive && server.log ? h("pre", { class: "logs", tabindex: "0", "aria-label": `Log of the setup of ${server.url}` }, server.log) : null);
+}
+
 function line(first) {
   const state = h("span", {});
   const [queues, servers, version] = [0, 1, 2].map(() => h("td", {}));
@@ -60,7 +66,7 @@ function line(first) {
       say(holds, one.held === null ? "–" : one.alive ? one.held : `had ${one.held}`);
       say(slots, one.alive ? one.slots : "–");
       refill(queues, h("div", {}, one.queues.map((beat) => h("div", {}, queueLink(beat.queue)))));
-      refill(servers, !one.servers?.length ? "–" : h("div", {}, one.servers.map((server) => h("div", {}, h("span", { class: "mono" }, server.url), " ", one.alive ? server.state : `was ${server.state}`, server.detail ? ` (${server.detail})` : "", one.alive && server.log ? h("pre", { class: "log" }, server.log) : null))));
+      refill(servers, !one.servers?.length ? "–" : h("div", {}, one.servers.map((server) => onServer(server, one.alive))));
       say(sign, ago(one.seen_at));
       say(since, one.since ? ago(one.since) : "–");
       say(version, one.version ?? "–");
