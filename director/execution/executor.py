@@ -36,6 +36,7 @@ from director.files.data_files import DataFiles
 from director.files.store import FileName
 from director.runtime import crash
 from director.runtime.tracing import OFF, Tracing
+from director.servers.runners.outcomes import REFUSALS_OF_AN_ATTEMPT
 from director.servers.runners.runner import Began, Ended, OneAnswer, Outcome, RunEvent, RunRequest
 from director.servers.servers import Permit, Servers
 from director.store.removal import TrainedVersions
@@ -197,7 +198,7 @@ class Run:
             input=given,
             remote=record.remote,
             place=self._permit.place,
-            alone=record.attempt > 1,
+            alone=record.attempt > 1 or record.claims > REFUSALS_OF_AN_ATTEMPT,
             cost=record.cost,
             trace=record.trace if self._spans is None else self._spans.run(),
             is_first=record.claims == 1 and not record.revivals,

@@ -556,7 +556,10 @@ class Servers:
 
     def refused(self, permit: Permit, ended: Ended, run: str) -> Ended:
         """Return the end with its `refusals`, if the server had nothing else to do."""
-        return replace(ended, refusals=self._refusals.add(run)) if permit.server.running <= 1 else ended
+        server = permit.server
+        # the runs of a batch go one request after the other through one slot
+        had_nothing_else = server.running <= 1 or (permit.batch is not None and server.busy <= 1)
+        return replace(ended, refusals=self._refusals.add(run)) if had_nothing_else else ended
 
     def ended(self, permit: Permit, ended: Ended, *, unasked: bool, account: str = "") -> None:
         """Judge the server by the end of an account's run. `unasked`: the run was not asked to stop."""

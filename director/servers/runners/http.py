@@ -267,6 +267,8 @@ class Rounds:
             half = (len(left) + 1) // 2
             self._waiting.extendleft([left[half:], left[:half]])
             return
+        if isinstance(answer, Ended) and len(sent) > 1:
+            answer = replace(answer, may_be_input=False)  # of which of them, is not known
         ends = [answer] * len(sent) if isinstance(answer, Ended) else answer
         for run, end in zip(sent, ends, strict=True):
             if not run.end.done():

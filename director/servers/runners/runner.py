@@ -95,9 +95,9 @@ class RunRequest(Struct, frozen=True, kw_only=True):
 
     `remote`: the name from an earlier `Accepted` of this prediction. A runner that knows it follows that run and starts
     none. `place`: in the batch that shares its slot, for runners that send several runs together. `alone`: it goes in a
-    request by itself even there, since an earlier run of it was lost and may have taken others along. `cost`: its share
-    of what a request for several runs uses, unless the server reports a share. `trace`: headers of the request that
-    starts the run. `is_first`: no run of this id can be left on any server.
+    request by itself even there, since an earlier run of it was lost or often refused, and may have taken others along.
+    `cost`: its share of what a request for several runs uses, unless the server reports a share. `trace`: headers of
+    the request that starts the run. `is_first`: no run of this id can be left on any server.
     """
 
     id: str

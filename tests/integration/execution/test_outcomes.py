@@ -20,8 +20,11 @@ from tests.support.servers import RedisServer
 pytestmark = [pytest.mark.faults]
 
 HTTP: Final = {"runner": "http", "runner_config": json.dumps({"kind": "http", "path": "/predict"})}
+EACH: Final = {"kind": "http", "path": "/predict", "input": {"args": {"$each": "/prompt"}}, "batch": {"most": 4}}
+BATCHES: Final = {"runner": "http", "runner_config": json.dumps(EACH)}
 OPENAI: Final = {"runner": "openai", "runner_config": json.dumps({"kind": "openai", "model": "tiny"})}
 DEAD: Final = {"error": {"message": "EngineCore encountered an issue. See stack trace (above).", "code": 500}}
+POISONED: Final = b'{"message": "Prediction failed: shape mismatch"}'
 FINE: Final = {"choices": [{"message": {"content": "fine"}, "finish_reason": "stop"}]}
 
 
@@ -37,6 +40,12 @@ class Front(Struct):
         if request.method == "GET":
             return Answer(503 if self.is_dead else 200)
         given = json.loads(request.body)
+        if "args" in given:
+            self.runs.update(given["args"])
+            is_refused = "poison" in given["args"]
+            return (
+                Answer(503, POISONED) if is_refused else Answer(200, json.dumps(["fine"] * len(given["args"])).encode())
+            )
         text = given["messages"][0]["content"] if "messages" in given else given["prompt"]
         self.runs[text] += 1
         while self.is_held and not self.is_dead:
@@ -46,7 +55,7 @@ class Front(Struct):
             return Answer(500, json.dumps(DEAD).encode())
         match text:
             case "poison":
-                return Answer(503, b'{"message": "Prediction failed: shape mismatch"}')
+                return Answer(503, POISONED)
             case "unreadable":
                 return Answer(200, b'{"score": NaN}')
             case "replica":
@@ -94,6 +103,22 @@ async def test_input_that_a_ready_server_refuses_holds_up_no_other(caller: Calle
     assert (model.runs["poison"], kinds["released"], kinds["retried"]) == (9, 6, 2)
     assert shown["code"] == "refused"
     assert "shape mismatch" in shown["error"]
+
+
+async def test_input_that_a_batch_is_refused_for_ends_alone(caller: Caller, server: RedisServer) -> None:
+    async with front() as (model, url):
+        poison = await caller.submit(prompt="poison")
+        mates = [await caller.submit(prompt=f"{number}") for number in range(3)]
+        async with live_director(server.url, url, **BATCHES):
+            ends = [await caller.ended(each) for each in mates]
+            shown = await eventually(
+                lambda: caller.get(poison), "it is dead", until=lambda shown: shown["status"] == "failed", limit_s=60
+            )
+        kinds = Counter(await retried(caller, mates[0]))
+    assert [(end["status"], end["output"]) for end in ends] == [("succeeded", "fine")] * 3
+    assert (kinds["retried"], shown["code"]) == (0, "refused")
+    assert "shape mismatch" in shown["error"]
+    assert model.runs["poison"] == 3 + 9  # with the others, then alone for three attempts of three refusals
 
 
 async def test_three_unreadable_answers_do_not_hold_up_a_good_one(

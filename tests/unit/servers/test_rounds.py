@@ -70,6 +70,14 @@ async def test_halving_finds_the_failing_run_and_the_others_succeed() -> None:
     assert found == [DONE] * 5 + [FAILED] + [DONE] * 2
 
 
+async def test_refusal_of_several_runs_does_not_blame_their_inputs() -> None:
+    refused = Ended(outcome=Outcome.REFUSED, error="503", may_be_input=True)
+    shared, alone = Slot(2, poison="a", end=refused), Slot(1, poison="a", end=refused)
+    assert [end.may_be_input for end in await ends(shared.start("ab"))] == [False, False]
+    assert [end.may_be_input for end in await ends(alone.start("a"))] == [True]
+    assert (shared.sent, alone.sent) == (["ab"], ["a"])
+
+
 async def test_run_that_goes_alone_goes_after_the_others() -> None:
     slot = Slot(5)
     runs = [*slot.start("ab", shared=None), *slot.start("cde", first=2)]
