@@ -40,7 +40,7 @@ class Declaration(Struct, frozen=True):
     text: str
     declares: frozenset[str]
     uses: frozenset[str]
-    library: str
+    home: str  # its library
 
 
 def link(name: str) -> str:
@@ -58,8 +58,8 @@ def link(name: str) -> str:
     if unknown := needed - frozenset[str]().union(*(of.declares for of in found)):
         raise ValueError(f"lua/{name}.lua needs {', '.join(sorted(unknown))}, which lua/lib/ does not declare")
     first = LIBRARIES.index(FIRST_INNER)
-    outer = [_local(of.text) for of in found if LIBRARIES.index(of.library) < first]
-    inner = [_local(of.text) for of in found if LIBRARIES.index(of.library) >= first]
+    outer = [_local(of.text) for of in found if LIBRARIES.index(of.home) < first]
+    inner = [_local(of.text) for of in found if LIBRARIES.index(of.home) >= first]
     body = _plain(body)
     if inner:
         inner, body = ["return (function()", *inner], f"{body}\nend)()"
@@ -73,7 +73,7 @@ def declarations() -> tuple[Declaration, ...]:
             text=match[0],
             declares=frozenset((match["function"] or match["values"]).split(", ")),
             uses=names_in(match[0]),
-            library=library,
+            home=library,
         )
         for library in LIBRARIES
         for match in DECLARED.finditer(file(f"lib/{library}"))
