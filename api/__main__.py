@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 import uvicorn
 
 from api.app import Http, create_app
-from api.http import is_address_in, proxy_networks
+from api.web.http import is_address_in, proxy_networks
 from director.core.errors import SettingsError, UnsafeBackend
 from director.core.settings import ApiSettings, load
 from director.runtime.bounded_http import Connections

@@ -19,20 +19,21 @@ from starlette.routing import Router, compile_path
 from starlette.types import Lifespan, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HEADER_VALUE_RE, STATUS_LINE, RequestResponseCycle
 
-from api import auth, dashboard, health, openapi, reference
+from api import auth, dashboard, health
 from api.admin import accounts as admin_accounts
 from api.admin import dead, overview, queues, system
 from api.admin import models as admin_models
 from api.admin import predictions as admin_predictions
-from api.cors import Origins, may_read
-from api.errors import head_too_large, invalid_host, is_expected, problem_of, too_many_connections
 from api.files import files, outputs
-from api.http import Request, allowed_hosts, carry, names_allowed_host, proxy_networks
 from api.models import collections, deployments, models
 from api.predictions import predictions, streams
-from api.route import Handler, Route, routes_of
 from api.services import NO_ROUTE, Meters
 from api.sites.sites import Plan, State, all_running, answer_at_site
+from api.web import openapi, reference
+from api.web.cors import Origins, may_read
+from api.web.errors import head_too_large, invalid_host, is_expected, problem_of, too_many_connections
+from api.web.http import Request, allowed_hosts, carry, names_allowed_host, proxy_networks
+from api.web.route import Handler, Route, routes_of
 from director.core.clock import Clock, SystemClock
 from director.core.errors import UnsafeBackend
 from director.core.settings import ApiSettings

@@ -12,10 +12,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 from starlette.responses import Response
 
-from api import errors
-from api.http import RawHeaders, Request, carry, json_response, raw
-from api.route import Answer, Scope, changes, reads
 from api.services import services_of
+from api.web import errors
+from api.web.http import RawHeaders, Request, carry, json_response, raw
+from api.web.route import Answer, Scope, changes, reads
 from director.broker.replies import Allowance
 from director.core.account_limits import Bucket, BucketName
 from director.core.data_bytes import RECORD_BYTES

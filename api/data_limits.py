@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from api.errors import Code
-from api.http import Request
 from api.services import Services
+from api.web.errors import Code
+from api.web.http import Request
 from director.core.data_bytes import FOR_EVER_MS, NOTHING, Counted
 from director.core.errors import BackendUnavailable, DataRefused
 

@@ -6,9 +6,9 @@ from typing import Final
 from msgspec import UNSET, Struct, UnsetType
 from starlette.responses import Response
 
-from api.http import Request, json_response
-from api.route import Route
 from api.sites.sites import Sites, sites_of
+from api.web.http import Request, json_response
+from api.web.route import Route
 from director.broker.redis_client import FULL
 from director.core.errors import BackendUnavailable, UnsafeBackend
 

@@ -14,11 +14,11 @@ from redis.asyncio import Redis
 from starlette.requests import Request
 
 from api.admin.watching import Watching
-from api.errors import Code, Problem
 from api.files.turns import UploadTurns
 from api.lookups import Lookups
 from api.predictions.stream_readers import Readers
 from api.predictions.waiters import SILENCE_S, Glances, Waiters
+from api.web.errors import Code, Problem
 from director.broker import keys
 from director.broker.durability import Server, check
 from director.broker.redis_client import ask, blocking_client, client, infos
@@ -27,11 +27,11 @@ from director.core.clock import Clock
 from director.core.data_bytes import SHORT, Fullness, share_while_short
 from director.core.errors import BackendUnavailable, UnsafeBackend
 from director.core.settings import ApiSettings, CommonSettings
-from director.diagnosis.overview import Overview
 from director.files.caller_files import CallerFiles
 from director.files.choose import StoreCheck, store_in
 from director.files.data_files import DataFiles
 from director.files.store import Links
+from director.operate.overview import Overview
 from director.runtime.metrics import Counter, Histogram, Pulse, RedisMeter, Registry
 from director.runtime.process import Recent
 from director.runtime.startup import Descriptors

@@ -17,7 +17,7 @@ from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import QueueName
 from director.core.policy import Policy
-from director.launcher import processes
+from director.local.launcher import processes
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.keyspace import leaks
 from tests.support.kinds import KINDS, Started, started, whole

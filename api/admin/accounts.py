@@ -13,10 +13,10 @@ from msgspec.structs import asdict
 from starlette.responses import Response
 
 from api.auth import named
-from api.errors import account_exists, invalid_field, not_found
-from api.http import Request, cursor_of, decoded, json_response, page_after, page_response
-from api.route import CURSOR, NO_BODY, Answer, Body, Route
 from api.sites.sites import others
+from api.web.errors import account_exists, invalid_field, not_found
+from api.web.http import Request, cursor_of, decoded, json_response, page_after, page_response
+from api.web.route import CURSOR, NO_BODY, Answer, Body, Route
 from director.core.account_limits import DEFAULT, NO_LIMIT, AccountLimits
 from director.core.errors import SettingsError
 from director.core.ids import LANES

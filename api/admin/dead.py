@@ -10,9 +10,9 @@ from msgspec.structs import asdict
 from starlette.responses import Response
 
 from api.auth import named
-from api.errors import InvalidField, invalid_field, invalid_input, not_found, secrets_gone
-from api.http import PAGE_SIZE, Cursor, Request, cursor_of, decoded, json_response, page_response, prediction_id_of
-from api.route import CURSOR, Answer, Body, Parameter, administers
+from api.web.errors import InvalidField, invalid_field, invalid_input, not_found, secrets_gone
+from api.web.http import PAGE_SIZE, Cursor, Request, cursor_of, decoded, json_response, page_response, prediction_id_of
+from api.web.route import CURSOR, Answer, Body, Parameter, administers
 from director.core.ids import PredictionId, QueueName, is_prediction_id
 from director.core.schema import Page
 from director.store.dead import Asked, DeadLetter, DeadLetters, Done, Place

@@ -9,10 +9,10 @@ from msgspec import Struct
 from starlette.responses import Response
 
 from api.auth import named
-from api.bodies import parse_model
-from api.errors import config_changed, invalid_field, invalid_header, newer_release, not_found
-from api.http import Request, decoded, json_response
-from api.route import NO_BODY, Answer, Body, Parameter, administers
+from api.web.bodies import parse_model
+from api.web.errors import config_changed, invalid_field, invalid_header, newer_release, not_found
+from api.web.http import Request, decoded, json_response
+from api.web.route import NO_BODY, Answer, Body, Parameter, administers
 from director.core.errors import SettingsError
 from director.core.model_config import ModelConfig, StoredConfig
 from director.core.view import iso

@@ -15,17 +15,17 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from api.auth import authenticate, may_still
-from api.errors import invalid_field, too_many_streams
-from api.http import Request, cursor_of, json_response, number_of, page_after, page_response
 from api.predictions.stream_events import KEEP_ALIVE
 from api.predictions.stream_readers import KEEP_ALIVE_S, PIECE_BYTES, STALL_S, Send
 from api.predictions.streams import RETRY_AFTER_S, STREAM, EventStream
-from api.route import CURSOR, Answer, Parameter, Route, administers
+from api.web.errors import invalid_field, too_many_streams
+from api.web.http import Request, cursor_of, json_response, number_of, page_after, page_response
+from api.web.route import CURSOR, Answer, Parameter, Route, administers
 from director.core.ids import QueueName
 from director.core.schema import Page
 from director.core.trends import RANGES, Point, Range, quantile_s
 from director.core.view import iso
-from director.diagnosis.views import DirectorView, director_view
+from director.operate.views import DirectorView, director_view
 from director.store.changes import FIRST, Change
 from director.store.owed import OwedView
 from director.store.trends import ALL, Trend

@@ -11,8 +11,8 @@ from starlette.responses import Response
 
 from api.admin.models import ConfigView
 from api.auth import named
-from api.errors import invalid_field, not_found
-from api.http import (
+from api.web.errors import invalid_field, not_found
+from api.web.http import (
     PAGE_SIZE,
     Cursor,
     Request,
@@ -25,7 +25,7 @@ from api.http import (
     page_response,
     read_body,
 )
-from api.route import CURSOR, Answer, Body, Parameter, Route, administers, one_of
+from api.web.route import CURSOR, Answer, Body, Parameter, Route, administers, one_of
 from director.broker.replies import Admission, QueueStats
 from director.core.clock import Clock
 from director.core.errors import SettingsError, UnknownQueue
@@ -34,7 +34,7 @@ from director.core.policy import MAX_STREAMS, Objectives
 from director.core.samples import MOST as MOST_SAMPLES
 from director.core.samples import Burns, Sample, burns
 from director.core.schema import Page, SetupRun
-from director.diagnosis.views import QueueView, stats_of_newcomers, view_of
+from director.operate.views import QueueView, stats_of_newcomers, view_of
 from director.store.accounts import ACCOUNT_NAME
 from director.store.predictions import LivePlace, LiveState, LiveView
 from director.store.queues import Moved, Tenant

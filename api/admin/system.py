@@ -7,9 +7,9 @@ import msgspec
 from msgspec import Struct
 from starlette.responses import Response
 
-from api.http import Request, json_response
-from api.route import Answer, administers
 from api.sites.sites import sites_of
+from api.web.http import Request, json_response
+from api.web.route import Answer, administers
 from director import __version__
 from director.broker.redis_client import describe, infos
 from director.core.data_bytes import Fullness

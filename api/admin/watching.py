@@ -1,5 +1,5 @@
 """Read a snapshot of the whole service every few seconds, once for all operators who watch. A watcher gets the newest
-snapshot next. `director/diagnosis/overview.py` decides how much is read, and the pause after.
+snapshot next. `director/operate/overview.py` decides how much is read, and the pause after.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from msgspec import Struct
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.view import iso
-from director.diagnosis.findings import Finding, away
-from director.diagnosis.overview import SHORTEST_S, Overview, Snapshot
+from director.operate.findings import Finding, away
+from director.operate.overview import SHORTEST_S, Overview, Snapshot
 
 log = logging.getLogger(__name__)
 BROKEN_S: Final = 5.0  # after an error of our own

@@ -12,9 +12,9 @@ from urllib.parse import quote
 from msgspec import Struct
 from starlette.responses import Response
 
-from api.errors import not_found
-from api.http import Request
-from api.route import Route
+from api.web.errors import not_found
+from api.web.http import Request
+from api.web.route import Route
 
 TYPES: Final = {
     ".html": "text/html; charset=utf-8",

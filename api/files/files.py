@@ -17,14 +17,14 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.structs import replace
 from starlette.responses import Response
 
-from api import errors
 from api.data_limits import DataLimit
-from api.errors import InvalidField, Problem
 from api.files.multipart import Form, Part
 from api.files.outputs import BYTES, PART, store_of, stored_response
-from api.http import PAGE_SIZE, Request, base_url, cursor_of, decode_json, json_response, walked_page
-from api.route import CURSOR, Answer, Body, Parameter, Route, deletes, reads, stores
 from api.services import Services
+from api.web import errors
+from api.web.errors import InvalidField, Problem
+from api.web.http import PAGE_SIZE, Request, base_url, cursor_of, decode_json, json_response, walked_page
+from api.web.route import CURSOR, Answer, Body, Parameter, Route, deletes, reads, stores
 from director.core.errors import BackendFull, BackendUnavailable
 from director.core.ids import FileId, is_file_id, lowest_id_at, new_file_id
 from director.core.schema import Page

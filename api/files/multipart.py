@@ -16,7 +16,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
-from api.errors import Problem, file_too_large, malformed, too_slow, trickle
+from api.web.errors import Problem, file_too_large, malformed, too_slow, trickle
 
 MOST_PARTS: Final = 16
 LONGEST_TYPE: Final = 1024

@@ -15,11 +15,11 @@ from msgspec import Meta
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
-from api import errors
-from api.errors import Problem
-from api.http import Request, prediction_id_of
-from api.route import Answer, Parameter, Route
 from api.sites.sites import refuse_moved, sites_of
+from api.web import errors
+from api.web.errors import Problem
+from api.web.http import Request, prediction_id_of
+from api.web.route import Answer, Parameter, Route
 from director.core.ids import PredictionId
 from director.files.store import PLAIN_TYPE, FileName, FileStore, OpenFile
 

@@ -12,15 +12,15 @@ from msgspec.structs import asdict
 from starlette.responses import Response
 
 from api.auth import AccountView
-from api.bodies import MODEL, VERSION, PredictionRequest, read_create
 from api.data_limits import retain, uncount
-from api.errors import InvalidField, deployment_disabled, invalid_input, invalid_version, not_found, unavailable
-from api.http import Members, Request, cursor_of, json_response, page_response, read_body, slice_of
 from api.lookups import VersionRef
 from api.models.models import SKU, Hardware, Name
 from api.predictions.intake import submit
-from api.route import CURSOR, HOW, WAIT, Answer, Body, creates, deletes, reads, stores
 from api.sites.sites import others, version_named
+from api.web.bodies import MODEL, VERSION, PredictionRequest, read_create
+from api.web.errors import InvalidField, deployment_disabled, invalid_input, invalid_version, not_found, unavailable
+from api.web.http import Members, Request, cursor_of, json_response, page_response, read_body, slice_of
+from api.web.route import CURSOR, HOW, WAIT, Answer, Body, creates, deletes, reads, stores
 from director.core.data_bytes import ENTRY_BYTES
 from director.core.ids import MODEL_NAME, VERSION_ID, model_and_kind
 from director.core.schema import Page

@@ -11,10 +11,13 @@ from msgspec import Meta, Raw, Struct, convert
 from msgspec.structs import asdict
 from starlette.responses import Response
 
-from api.bodies import parse_model
 from api.data_limits import retain, uncount
-from api.errors import InvalidField, forbidden, in_use, invalid_input, model_exists, not_found
-from api.http import (
+from api.lookups import VersionRef
+from api.services import Services
+from api.sites.sites import no_version
+from api.web.bodies import parse_model
+from api.web.errors import InvalidField, forbidden, in_use, invalid_input, model_exists, not_found
+from api.web.http import (
     PAGE_SIZE,
     Cursor,
     Members,
@@ -27,10 +30,7 @@ from api.http import (
     slice_of,
     walked_page,
 )
-from api.lookups import VersionRef
-from api.route import CURSOR, NO_BODY, TEXT, Answer, Body, Parameter, deletes, one_of, reads, stores
-from api.services import Services
-from api.sites.sites import no_version
+from api.web.route import CURSOR, NO_BODY, TEXT, Answer, Body, Parameter, deletes, one_of, reads, stores
 from director.core.data_bytes import ENTRY_BYTES
 from director.core.ids import MODEL_NAME, VERSION_ID
 from director.core.schema import Page

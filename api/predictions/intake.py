@@ -16,11 +16,8 @@ from msgspec import Raw
 from msgspec.structs import replace
 from starlette.responses import Response
 
-from api import bodies, errors
 from api.auth import give_back, refuse_full, reserve_compute
 from api.data_limits import DataLimit
-from api.errors import Moved, Problem
-from api.http import Request, base_url, json_response, watching
 from api.predictions.secrets import Secrets
 from api.predictions.shown import shown_to
 from api.predictions.streams import new_ticket
@@ -29,6 +26,9 @@ from api.predictions.waiters import Wait
 from api.services import Services
 from api.sites.placing import FILE, Submission, place
 from api.sites.sites import services_at, sites_of, where_it_is
+from api.web import bodies, errors
+from api.web.errors import Moved, Problem
+from api.web.http import Request, base_url, json_response, watching
 from director.broker.replies import Accepted
 from director.core.account_limits import Bucket
 from director.core.data_bytes import ENTRY_BYTES, Counted, at_creation, lasting

@@ -18,12 +18,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 from starlette.responses import Response
 
-from api.errors import InvalidField, forbidden, invalid_input
-from api.http import PAGE_SIZE, Cursor, Request, cursor_of, walked_page
 from api.predictions.shown import told
 from api.predictions.waiters import Glance
 from api.services import Services, services_of
 from api.sites.sites import sites_of
+from api.web.errors import InvalidField, forbidden, invalid_input
+from api.web.http import PAGE_SIZE, Cursor, Request, cursor_of, walked_page
 from director.broker.gatherer import LARGE_BYTES
 from director.core.errors import BackendUnavailable
 from director.core.ids import MODEL_NAME, VERSION_ID, Kind, PredictionId, is_prediction_id, lowest_id_at, site_of

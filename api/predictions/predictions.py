@@ -13,22 +13,22 @@ from typing import Annotated, Final, TypeVar
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from starlette.responses import Response
 
-from api import bodies, errors, route
 from api.auth import named, take
-from api.errors import Moved, Problem, ProblemDocument, input_too_large
-from api.http import Request, json_response, number_of, prediction_id_of, read_body, watching
 from api.lookups import VersionRef
 from api.predictions.intake import accept, submit
 from api.predictions.listing import list_of_kind
 from api.predictions.shown import shown_to
 from api.sites.sites import no_version, refuse_moved, sites_of, version_named
+from api.web import bodies, errors, route
+from api.web.errors import Moved, Problem, ProblemDocument, input_too_large
+from api.web.http import Request, json_response, number_of, prediction_id_of, read_body, watching
 from director.broker.replies import Redelivered
 from director.core.errors import BackendUnavailable, DirectorError
 from director.core.ids import MODEL_NAME, VERSION_ID, Kind, PredictionId
 from director.core.schema import Known, Prediction, Stored
 from director.core.view import PATHS, EventView, shown_event, view
-from director.diagnosis.findings import Finding, causes_of, swaps_of
-from director.diagnosis.story import Owed, Story, stage_of, tell
+from director.operate.findings import Finding, causes_of, swaps_of
+from director.operate.story import Owed, Story, stage_of, tell
 from director.store.catalog import Version
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import msgspec
 from msgspec import Raw, Struct
 
-from api.errors import invalid_field
+from api.web.errors import invalid_field
 
 PADDED_BYTES: Final = 64  # at least as long as what replaces a value
 MOST_VALUES: Final = 100  # their positions are one field of the record

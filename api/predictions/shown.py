@@ -5,7 +5,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from api.http import Request
+from api.web.http import Request
 from director.core.schema import Prediction, Stored
 from director.core.states import Status
 from director.core.view import view

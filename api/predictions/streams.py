@@ -14,10 +14,10 @@ from msgspec import Struct
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api.errors import Moved, data_removed, not_found, too_many_streams
-from api.http import Request, until_gone
 from api.predictions.stream_events import Mark
-from api.route import Answer, Parameter, Route
+from api.web.errors import Moved, data_removed, not_found, too_many_streams
+from api.web.http import Request, until_gone
+from api.web.route import Answer, Parameter, Route
 from director.core.ids import PredictionId, is_prediction_id
 
 STREAM: Final = {

@@ -16,9 +16,9 @@ from urllib.parse import unquote
 from jsonschema_rs import RegexOptions, ValidationError, validator_for
 from msgspec import Raw
 
-from api.errors import MAX_INVALID_FIELDS, InvalidField, Problem, shown, unusable_schema
-from api.http import decode_json
 from api.predictions.secrets import Secrets
+from api.web.errors import MAX_INVALID_FIELDS, InvalidField, Problem, shown, unusable_schema
+from api.web.http import decode_json
 from director.core.ids import Kind
 from director.store.catalog import Version
 

@@ -14,9 +14,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from api.errors import invalid_header
 from api.services import Services
 from api.sites.sites import Site, Sites
+from api.web.errors import invalid_header
 from director.broker.replies import Accepted, Bound
 from director.core.errors import BackendFull, BackendUnavailable, IdempotencyMismatch, QueueRefused, UnknownQueue
 from director.core.ids import PredictionId, created_ms_of, new_prediction_id

@@ -16,10 +16,10 @@ from director.broker.scripts import Scripts
 from director.core.errors import BackendUnavailable, SettingsError
 from director.core.ids import QueueName
 from director.core.settings import CommonSettings, load
-from director.diagnosis.overview import Overview
-from director.diagnosis.scaling import Scaling
 from director.files.data_files import DataFiles
 from director.local.home import Home, Nowhere
+from director.operate.overview import Overview
+from director.operate.scaling import Scaling
 from director.store.services import Services
 
 Done = TypeVar("Done")

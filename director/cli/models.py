@@ -37,7 +37,7 @@ group("hardware", "set gpu-t4 'Nvidia T4'")
 @operator("model", examples=("",))
 async def _list(backend: Backend, given: argparse.Namespace) -> Answer:
     """List every model, also those whose servers were never ready, with the state of their newest version."""
-    from director.diagnosis.views import stats_of_newcomers, words_of
+    from director.operate.views import stats_of_newcomers, words_of
 
     models = backend.catalog.models
     names = [name for _, name in await models.listed("latest")][::-1]

@@ -23,7 +23,7 @@ from director.core.errors import DirectorError
 from director.core.ids import LANES
 from director.core.states import Status
 from director.core.words import since, span
-from director.diagnosis.story import Ended, Holding, Owed, Story, Submitted
+from director.operate.story import Ended, Holding, Owed, Story, Submitted
 
 LOOK_S: Final = 0.15
 AWAY_LOOK_S: Final = 0.5

@@ -44,7 +44,7 @@ ACCOUNT: Final = arg("--account NAME", "only this account's predictions", defaul
 @operator("queues", examples=("", "--json"))
 async def _list(backend: Backend, given: argparse.Namespace) -> Answer:
     """Show every queue, and each model that has none yet because no server of it was ready."""
-    from director.diagnosis.views import stats_of_newcomers
+    from director.operate.views import stats_of_newcomers
 
     found, names = list[tuple[QueueName, QueueStats]](), await backend.queues.all()
     for start in range(0, len(names), AT_ONCE):
@@ -77,7 +77,7 @@ async def _show(backend: Backend, given: argparse.Namespace) -> Answer:
 async def _newcomer(backend: Backend, model: str) -> Answer | None:
     """Show a model that has no queue yet, with the servers that its directors wait for."""
     from director.cli.status import director_lines
-    from director.diagnosis.views import director_view
+    from director.operate.views import director_view
 
     found = [director_view(one) for one in await backend.directors.newcomers() if one.last.queue == model]
     if not found:
@@ -276,7 +276,7 @@ def report(
 
 def _row(queue: str, stats: QueueStats) -> Sequence[str]:
     counts = (stats.high, stats.normal, stats.low, stats.claimed, _slots(stats), stats.delayed, stats.dead)
-    from director.diagnosis.views import words_of
+    from director.operate.views import words_of
 
     return (queue, words_of(stats)[0], *map(str, counts), _mode(stats), _oldest(stats))
 

@@ -174,7 +174,7 @@ def _say_what_is_unused(own: "Model") -> None:
 )
 def _schema(given: argparse.Namespace) -> int:
     """Print the schema of a Cog model, as Cog's inspector finds it in the model's own Python. Nothing is written."""
-    from director.launcher.folder import find_folder, make_schema
+    from director.local.launcher.folder import find_folder, make_schema
 
     sys.stdout.write(make_schema(find_folder(given.folder, given.python)).decode())
     return 0
@@ -284,7 +284,7 @@ def _keeper(given: argparse.Namespace) -> int:
     examples=("--to /var/log/director/audit.jsonl",),
 )
 def _audit(given: argparse.Namespace) -> int:
-    from director.audit.feeder import serve
+    from director.operate.audit.feeder import serve
 
     asked = {name: getattr(given, name) for name in ("redis_url", "audit_to", "audit_name", "audit_once")}
     serve(load(AuditSettings, **asked))

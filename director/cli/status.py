@@ -19,7 +19,7 @@ from director.core.view import iso
 from director.core.words import several, since, size, span
 
 if TYPE_CHECKING:
-    from director.diagnosis.views import DeviceView, DirectorView, ModelOnDevice, ServerView
+    from director.operate.views import DeviceView, DirectorView, ModelOnDevice, ServerView
 
 COLUMNS: Final = ("director", "state", "slots", "holds", "version", "up", "last sign", "queues")
 WORDS: Final = ("director", "state", "version", "queues")
@@ -36,7 +36,7 @@ HANG: Final = 4  # indent of continued lines: the reason why a server is not rea
 )
 async def _directors(backend: Backend, given: argparse.Namespace) -> Answer:
     """Show every director with its model servers. A silent one is shown until a keeper removes it."""
-    from director.diagnosis.views import director_view
+    from director.operate.views import director_view
 
     newcomers = [one for one in await backend.directors.newcomers() if given.queue in ("", one.last.queue)]
     is_new = bool(given.queue and newcomers)  # the model has no queue yet, or its next version has none
@@ -52,7 +52,7 @@ async def _directors(backend: Backend, given: argparse.Namespace) -> Answer:
 @operator("devices", examples=("",))
 async def _devices(backend: Backend, given: argparse.Namespace) -> Answer:
     """Show the devices that models share: what is loaded, its memory, and what the swaps of the last hour took."""
-    from director.diagnosis.views import devices_of
+    from director.operate.views import devices_of
 
     found = devices_of(await backend.directors.of(await backend.queues.all()))
     empty = "no devices: `director run --config` with a [[device]] shares one among models"
@@ -145,7 +145,7 @@ def _doctor(given: argparse.Namespace) -> int:
     from director.broker.redis_client import client, describe
     from director.cli.backend import redis_url
     from director.core.settings import CommonSettings, load
-    from director.diagnosis.doctor import Finding, examine, has_failed, look
+    from director.operate.doctor import Finding, examine, has_failed, look
 
     settings = load(CommonSettings, redis_url=redis_url(given))
 

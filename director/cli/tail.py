@@ -10,7 +10,6 @@ from typing import Final, TypeVar
 import anyio
 import msgspec
 
-from director.audit.log import KINDS, AuditLog, Entry, Following
 from director.broker.keys import queue_partition
 from director.broker.replies import Replayed
 from director.cli.arguments import EXAMPLE_ID, JSON, REDIS, arg, command
@@ -23,6 +22,7 @@ from director.core.errors import BackendUnavailable, SettingsError
 from director.core.ids import PredictionId
 from director.core.states import TERMINAL
 from director.core.view import EventView, iso, shown_event
+from director.operate.audit.log import KINDS, AuditLog, Entry, Following
 
 T = TypeVar("T")
 

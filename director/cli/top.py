@@ -43,8 +43,8 @@ from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable, DirectorError
 from director.core.ids import QueueName
 from director.core.samples import PERIOD_S, Sample
-from director.diagnosis.overview import LONGEST_S, REST, Snapshot
-from director.diagnosis.views import QueueView
+from director.operate.overview import LONGEST_S, REST, Snapshot
+from director.operate.views import QueueView
 
 RESIZED: Final = "resized"
 ENDED: Final = "ended"

@@ -16,8 +16,8 @@ from director.cli.tables import fitted
 from director.core.ids import LANES, QueueName
 from director.core.samples import Sample
 from director.core.words import several, span
-from director.diagnosis.overview import Snapshot
-from director.diagnosis.views import QueueView
+from director.operate.overview import Snapshot
+from director.operate.views import QueueView
 from director.store.queues import Tenant
 
 View = Literal["queues", "queue", "directors", "findings"]

@@ -17,9 +17,9 @@ from director.core.errors import SettingsError
 from director.local.home import Home
 
 if TYPE_CHECKING:
-    from director.chaos.campaign import CampaignReport
-    from director.chaos.checker import Report
-    from director.simulate.trace import Trace
+    from director.lab.chaos.campaign import CampaignReport
+    from director.lab.chaos.checker import Report
+    from director.lab.simulate.trace import Trace
 
 MOST_SLOTS: Final = 4096
 MOST_PLAYS: Final = 12
@@ -99,8 +99,8 @@ def _simulate(given: argparse.Namespace) -> int:
 def _simulate_swaps(given: argparse.Namespace) -> int:
     from director.core.pool_file import read_pool
     from director.core.settings import DirectorSettings
-    from director.simulate.show import check
-    from director.simulate.swaps_report import plot_swaps, simulate_swaps, slots_at_once, swaps_text, timed_models
+    from director.lab.simulate.show import check
+    from director.lab.simulate.swaps_report import plot_swaps, simulate_swaps, slots_at_once, swaps_text, timed_models
 
     picture = Path(given.plot) if given.plot else None
     if picture is not None:
@@ -121,9 +121,9 @@ def _simulate_swaps(given: argparse.Namespace) -> int:
 def _simulate_queue(given: argparse.Namespace) -> int:
     import anyio
 
-    from director.simulate.play import tried
-    from director.simulate.report import simulate, trace_report
-    from director.simulate.show import check, plot, tables
+    from director.lab.simulate.play import tried
+    from director.lab.simulate.report import simulate, trace_report
+    from director.lab.simulate.show import check, plot, tables
 
     picture = Path(given.plot) if given.plot else None
     if picture is not None:
@@ -148,8 +148,8 @@ def _simulate_queue(given: argparse.Namespace) -> int:
 
 
 def _trace(given: argparse.Namespace, *, slots: int, models: Sequence[str] = ()) -> "Trace":
-    from director.simulate.reading import read
-    from director.simulate.trace import MadeOptions, made
+    from director.lab.simulate.reading import read
+    from director.lab.simulate.trace import MadeOptions, made
 
     if bool(given.file) == bool(given.made):
         raise SettingsError("give either a FILE or --made.")
@@ -181,9 +181,9 @@ def _chaos(given: argparse.Namespace) -> int:
     journals of callers, model servers and webhook receivers. The exit code is 1 if a promise was broken. The same seed
     makes the same faults.
     """
-    from director.chaos.checker import text
-    from director.chaos.run import chaos
-    from director.chaos.scene import Options
+    from director.lab.chaos.checker import text
+    from director.lab.chaos.run import chaos
+    from director.lab.chaos.scene import Options
 
     options = Options(
         seed=given.seed,
@@ -231,8 +231,8 @@ def _campaign(given: argparse.Namespace) -> int:
     campaign goes on where it was. The exit code is 1 if a promise was broken, a run broke off, or predictions are
     missing.
     """
-    from director.chaos.campaign import Campaign, campaign
-    from director.chaos.campaign_page import keep, text
+    from director.lab.chaos.campaign import Campaign, campaign
+    from director.lab.chaos.campaign_page import keep, text
 
     wanted = Campaign(
         seeds=tuple(range(1, given.seeds + 1)), predictions=given.predictions, leases=given.leases, kind=given.kind
@@ -255,8 +255,8 @@ def _check(given: argparse.Namespace) -> int:
     """Judge the journals of a campaign again, or those of one run that was kept. Nothing is used of what the runs
     reported. The exit code is 1 if a promise was broken, or a run of a campaign reported something else.
     """
-    from director.chaos import campaign_page, checker
-    from director.chaos.campaign import JOURNALS, checked
+    from director.lab.chaos import campaign_page, checker
+    from director.lab.chaos.campaign import JOURNALS, checked
 
     folder = Path(given.folder)
     if (folder / JOURNALS).is_dir():
@@ -289,7 +289,7 @@ group("bench", "latency", about="Measure the product.")
 )
 def _latency(given: argparse.Namespace) -> int:
     """Measure what a running `up` adds to a direct call of the model server."""
-    from director.bench.speed import latency, latency_text
+    from director.lab.bench.speed import latency, latency_text
 
     facts = latency(Home(Path(given.home)), rounds=given.n)
     return Answer(facts, lambda: latency_text(facts)).show(is_json=given.json)
@@ -305,7 +305,7 @@ def _latency(given: argparse.Namespace) -> int:
 )
 def _throughput(given: argparse.Namespace) -> int:
     """Measure how many predictions a second a running `up` makes, from the request to the answer."""
-    from director.bench.speed import throughput, throughput_text
+    from director.lab.bench.speed import throughput, throughput_text
 
     facts = throughput(Home(Path(given.home)), connections=given.connections, seconds=given.seconds)
     return Answer(facts, lambda: throughput_text(facts)).show(is_json=given.json)

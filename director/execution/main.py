@@ -23,8 +23,6 @@ from director.core.devices import Device
 from director.core.errors import SettingsError
 from director.core.pool_file import Hosted, PoolFile, label_of
 from director.core.settings import DirectorSettings
-from director.devices.garage import Garage
-from director.devices.host import Host, hosting
 from director.execution.consumer import LONGEST_S
 from director.execution.director import Director, Shared, check_settings
 from director.execution.heartbeat import LISTEN_S
@@ -32,6 +30,8 @@ from director.execution.metering import Metering
 from director.execution.moderation import Moderator
 from director.files.choose import BAD_S, StoreCheck, output_store_in
 from director.files.data_files import DataFiles
+from director.gpus.garage import Garage
+from director.gpus.host import Host, hosting
 from director.runtime import process
 from director.runtime.metrics import Pulse
 from director.runtime.tracing import Tracing

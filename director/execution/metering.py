@@ -17,9 +17,9 @@ from director.broker.replies import Requeued
 from director.core.ids import LANES, QueueName
 from director.core.schema import Record, TraceHeaders, spent_attempts
 from director.core.states import Status
-from director.devices.garage import Garage, SwapStep
 from director.execution.active_claims import ActiveClaims
 from director.execution.tracker import FAULTS, STOPS, VERDICTS, End, ErrorClass, Finish, GiveBack, Stop, Tracker
+from director.gpus.garage import Garage, SwapStep
 from director.runtime.metric_table import METRICS, QueueNames
 from director.runtime.metrics import Counter, RedisMeter, Registry, WebhookMeter
 from director.runtime.tracing import Facts, Span, Tracing, facts_of

@@ -18,8 +18,6 @@ from director.broker.redis_client import client
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable, UnknownQueue
 from director.core.settings import KeeperSettings
-from director.diagnosis.overview import Overview
-from director.diagnosis.scaling import Scaling
 from director.files.choose import StoreCheck, store_in
 from director.files.data_files import DataFiles
 from director.files.store import FileStore
@@ -33,6 +31,8 @@ from director.keeper.registry import Registry
 from director.keeper.shares import Shares
 from director.keeper.sweeps import Reconciler, Sampler, expire, promote, retire
 from director.keeper.tidier import Tidier
+from director.operate.overview import Overview
+from director.operate.scaling import Scaling
 from director.runtime import process
 from director.runtime.metrics import Pulse
 from director.runtime.process import Health, redis_check, serve_http

@@ -28,10 +28,10 @@ from director.core.ids import PredictionId, QueueName
 from director.core.policy import Lane
 from director.core.samples import Burns, burns
 from director.core.settings import KeeperSettings
-from director.diagnosis.overview import MOST_QUEUES, Overview
-from director.diagnosis.views import stats_of_newcomers
 from director.keeper.registry import Registry
 from director.keeper.shares import Shares
+from director.operate.overview import MOST_QUEUES, Overview
+from director.operate.views import stats_of_newcomers
 from director.runtime.metric_table import METRICS, OTHER, QueueNames
 from director.runtime.metrics import RedisMeter, WebhookMeter
 from director.runtime.metrics import Registry as Metrics

@@ -18,8 +18,8 @@ from director.broker.redis_client import ask, infos, pipelined, texts
 from director.core.clock import Clock
 from director.core.data_bytes import BUSY, Fullness, counted, fair_share, room_for_data
 from director.core.errors import BackendFull
-from director.diagnosis.findings import Holder
 from director.keeper.sweeps import each_account
+from director.operate.findings import Holder
 
 CALM_S: Final = 10.0  # between two looks while much memory is free
 LONGEST_S: Final = 60.0

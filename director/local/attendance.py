@@ -21,9 +21,9 @@ from director.broker.gatherer import Gatherer
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
-from director.launcher.folder import find_folder, fingerprint, keep_schema, make_schema
-from director.launcher.processes import UpError
 from director.local.home import Home, State
+from director.local.launcher.folder import find_folder, fingerprint, keep_schema, make_schema
+from director.local.launcher.processes import UpError
 from director.local.models import Served
 from director.local.supervisor import Supervisor
 from director.local.usage import example_input, output_of, usage

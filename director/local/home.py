@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Struct
 
 from director.core.errors import DirectorError
-from director.launcher.launch import last_lines, open_log
-from director.launcher.processes import Mark, UpError, is_alive
+from director.local.launcher.launch import last_lines, open_log
+from director.local.launcher.processes import Mark, UpError, is_alive
 
 UP: Final = "up"  # the name of `up` itself among the processes
 
@@ -34,7 +34,7 @@ class State(Struct, frozen=True, kw_only=True):
     webhook_allow: str = ""
     servers: dict[str, str] = {}  # model → URL of its model server
     pids: dict[str, int] = {}
-    started: dict[str, str] = {}  # for each pid, when its process started: see director.launcher.processes
+    started: dict[str, str] = {}  # for each pid, when its process started: see director.local.launcher.processes
 
     @property
     def is_up(self) -> bool:

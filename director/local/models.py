@@ -18,10 +18,10 @@ from msgspec.structs import replace
 from director.core.ids import MODEL_NAME, version_id
 from director.core.settings import PREFIX
 from director.examples import EXAMPLES, Example
-from director.launcher.folder import Folder, cog_command, model_environment
-from director.launcher.launch import LOOPBACK, server_environment, with_port
-from director.launcher.processes import UpError, free_port
 from director.local.home import Home
+from director.local.launcher.folder import Folder, cog_command, model_environment
+from director.local.launcher.launch import LOOPBACK, server_environment, with_port
+from director.local.launcher.processes import UpError, free_port
 from director.local.supervisor import Part
 
 COGLET_DIR: Final = "/tmp/coglet/predictions"  # noqa: S108 - coglet's own, whatever TMPDIR says

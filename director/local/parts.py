@@ -15,9 +15,9 @@ from director.broker.gatherer import Gatherer
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
-from director.launcher.launch import LOOPBACK
-from director.launcher.processes import UpError, free_port
 from director.local.home import Home
+from director.local.launcher.launch import LOOPBACK
+from director.local.launcher.processes import UpError, free_port
 from director.local.models import Served, Surroundings, ours, python_of_ours
 from director.local.supervisor import Part, Supervisor
 from director.store.catalog import Catalog

@@ -15,11 +15,11 @@ from anyio.abc import TaskGroup
 
 from director.core.model_config import check_server_url
 from director.core.runner_config import PRESET, runner_config, runner_fields, with_preset
-from director.launcher.folder import find_folder, keep_schema, make_schema
-from director.launcher.launch import LOOPBACK, PORT
-from director.launcher.processes import UpError, claimable
 from director.local.attendance import Attendant
 from director.local.home import Home, State
+from director.local.launcher.folder import find_folder, keep_schema, make_schema
+from director.local.launcher.launch import LOOPBACK, PORT
+from director.local.launcher.processes import UpError, claimable
 from director.local.models import (
     Model,
     Surroundings,

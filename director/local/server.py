@@ -22,9 +22,9 @@ from redis.asyncio import Redis
 
 from director.broker.redis_client import ask, client
 from director.core.errors import BackendUnavailable
-from director.launcher import child
-from director.launcher.processes import UpError, free_port
 from director.local.home import Home
+from director.local.launcher import child
+from director.local.launcher.processes import UpError, free_port
 from director.local.supervisor import Part
 
 VALKEY: Final = "valkey"  # the name of the part, whichever server it is

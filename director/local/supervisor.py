@@ -18,10 +18,10 @@ from anyio.abc import Process, TaskGroup
 from msgspec import Struct
 
 from director.core.errors import DirectorError
-from director.launcher import child
-from director.launcher.launch import cut_log, launch
-from director.launcher.processes import Mark, how_it_ended, mark, signal_group
 from director.local.home import Home
+from director.local.launcher import child
+from director.local.launcher.launch import cut_log, launch
+from director.local.launcher.processes import Mark, how_it_ended, mark, signal_group
 
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 10.0

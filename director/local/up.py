@@ -21,10 +21,10 @@ from director.broker.durability import Server, check
 from director.broker.redis_client import client, describe
 from director.core.errors import BackendUnavailable
 from director.core.settings import PREFIX, CommonSettings, load
-from director.launcher.processes import UpError, claimable, end, is_alive, mark
 from director.local import DEFAULT_HOME, parts
 from director.local.attendance import Attendant
 from director.local.home import UP, Home, State
+from director.local.launcher.processes import UpError, claimable, end, is_alive, mark
 from director.local.models import Model, Served, Surroundings, examples, labelled, served
 from director.local.parts import (
     Expected,

@@ -10,7 +10,7 @@ from typing import Final
 
 import anyio
 
-from director.chaos.plan import SERVER_KINDS
+from director.lab.chaos.plan import SERVER_KINDS
 from tests.bench import interpreter
 from tests.bench.benches.options import Options
 from tests.bench.capacity import inputs_of

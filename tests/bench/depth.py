@@ -14,8 +14,8 @@ from director.broker.gatherer import Gatherer
 from director.broker.scripts import Scripts
 from director.core.figures import percentile
 from director.core.ids import lowest_id_at
+from director.lab.simulate.play import AT_ONCE, INPUT, VirtualQueue
 from director.local.server import own_server
-from director.simulate.play import AT_ONCE, INPUT, VirtualQueue
 from tests.bench.figures import Figure, table
 from tests.bench.play import POLICY
 

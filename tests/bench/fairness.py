@@ -13,8 +13,8 @@ from director.broker.gatherer import Gatherer
 from director.broker.scripts import Scripts
 from director.core.figures import jain
 from director.core.policy import shard
+from director.lab.simulate.play import VirtualQueue
 from director.local.server import own_server
-from director.simulate.play import VirtualQueue
 from tests.bench.figures import Figure, table
 from tests.bench.play import POLICY, Load, Played, Tenant, play
 

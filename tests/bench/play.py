@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from director.core.ids import PredictionId
 from director.core.policy import Policy
 from director.core.schema import Claim
-from director.simulate.play import AT_ONCE, START_MS, VirtualQueue
+from director.lab.simulate.play import AT_ONCE, START_MS, VirtualQueue
 
 POLICY: Final = Policy()
 ROUND_TRIP_MS: Final = 1  # of a closed load: its next prediction comes after the slot has claimed again

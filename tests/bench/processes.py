@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from director.launcher import child as until_we_end
+from director.local.launcher import child as until_we_end
 
 ROOT: Final = Path(__file__).parents[2]
 SETTINGS: Final = ("DIRECTOR_", "OTEL_")  # of a service in use

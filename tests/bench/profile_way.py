@@ -28,14 +28,14 @@ from typing import Any, Final
 import uvloop
 from redis.asyncio import Redis
 
-from director.bench.load import Load, ask
 from director.broker import keys
 from director.broker.gatherer import Gatherer
 from director.broker.redis_client import client
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import queue_name
-from director.launcher.processes import free_port
+from director.lab.bench.load import Load, ask
+from director.local.launcher.processes import free_port
 from director.store.accounts import Accounts
 from director.store.catalog import Catalog
 from tests.bench.sides.ours import Answers

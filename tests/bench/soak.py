@@ -12,8 +12,8 @@ from typing import Any, Final
 import anyio.to_thread
 from msgspec import Struct
 
-from director.bench.load import ask, asked
-from director.launcher.processes import free_port
+from director.lab.bench.load import ask, asked
+from director.local.launcher.processes import free_port
 from tests.bench.benches.options import Found, Rounds
 from tests.bench.picture import Line, Panel, drawn
 from tests.bench.processes import Child

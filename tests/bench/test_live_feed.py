@@ -11,7 +11,7 @@ from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import QueueName, new_prediction_id
 from director.core.policy import Policy
-from director.diagnosis.overview import CloserLook, Overview
+from director.operate.overview import CloserLook, Overview
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.directors import Directors
 from director.store.owed import Owed

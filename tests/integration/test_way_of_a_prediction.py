@@ -26,7 +26,7 @@ import pytest
 from anyio.abc import Process
 from redis import Redis
 
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from tests.support import function_trace
 from tests.support.cog import cog_schema, cog_server, write_model
 from tests.support.eventually import eventually

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from redis import Redis, exceptions
 
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from tests.k8s.played_cluster import CLI
 from tests.k8s.test_redis_pods import NO_RETRIES, SECRETS, SOURCES, end, found_by_dns, program
 from tests.support.manifests import K8S

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from director.launcher.folder import COG
+from director.local.launcher.folder import COG
 from tests.support.manifests import K8S
 from tests.unit.cli.test_cli_lines import is_a_command
 

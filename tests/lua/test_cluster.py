@@ -21,7 +21,7 @@ from director.core.data_bytes import Counted
 from director.core.ids import lowest_id_at, partition_of, queue_name
 from director.core.policy import Policy
 from director.keeper.registry import Registry
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.lua.test_headers import NAMES
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver

@@ -3,11 +3,11 @@
 import re
 from pathlib import Path
 
-from director.audit.log import KINDS
 from director.broker import keys
 from director.core.ids import partition_of
 from director.core.schema import Claim
 from director.core.states import Status
+from director.operate.audit.log import KINDS
 from tests.support.queue_driver import ACCOUNT, QueueDriver
 
 SCRIPTS = Path(__file__).parents[2] / "lua"

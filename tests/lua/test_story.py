@@ -5,7 +5,7 @@ import pytest
 from director.broker import keys
 from director.core.ids import PredictionId
 from director.core.schema import Claim, Known
-from director.diagnosis.story import tell
+from director.operate.story import tell
 from tests.support.queue_driver import QueueDriver
 
 

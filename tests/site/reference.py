@@ -15,11 +15,11 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from api import errors
 from api.app import ROUTES
-from api.errors import Code, Refusal
-from api.openapi import encoded
-from api.reference import CHAPTERS, operation_html, operations, refusals_html, type_html
+from api.web import errors
+from api.web.errors import Code, Refusal
+from api.web.openapi import encoded
+from api.web.reference import CHAPTERS, operation_html, operations, refusals_html, type_html
 from director.broker import keys as broker_keys
 from director.cli.arguments import EXIT_CODES, CommandParser
 from director.cli.main import made_parser
@@ -34,7 +34,7 @@ from director.core.settings import (
 )
 from director.core.states import END_CODES, TERMINAL, TRANSITIONS, Status, WebhookEvent
 from director.core.view import PAUSED, REASONS
-from director.diagnosis.kinds import KINDS, Kind
+from director.operate.kinds import KINDS, Kind
 from director.runtime.metric_table import METRICS, Process
 from director.servers.runners import outcomes
 from tests.support.real_servers import CAPABILITIES, kept

@@ -16,15 +16,15 @@ from msgspec.structs import replace
 
 from api.app import Api, create_app
 from api.dashboard import elsewhere
-from api.route import Handler, Route
 from api.services import Meters
+from api.web.route import Handler, Route
 from director.broker.scripts import Scripts
 from director.core.errors import UnsafeBackend
 from director.core.ids import QueueName
 from director.core.schema import Claim
 from director.core.settings import ApiSettings
 from director.core.states import Status
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from director.runtime.tracing import Tracing
 from tests.support.servers import as_user
 

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Final
 
-from director.audit.feeder import ReceiverAway
-from director.audit.log import Batch, Cursor
 from director.broker import keys
 from director.core.ids import PredictionId, partition_of
+from director.operate.audit.feeder import ReceiverAway
+from director.operate.audit.log import Batch, Cursor
 from tests.support.queue_driver import QueueDriver
 
 STEPS: Final = ("accepted", "claimed", "ended")

@@ -11,7 +11,7 @@ from typing import Final
 import anyio
 import httpx
 
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from tests.support.api import eventually
 from tests.support.clients import install_aside
 

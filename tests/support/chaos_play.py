@@ -9,9 +9,13 @@ from typing import Any, Final, Literal
 from msgspec.structs import replace
 
 from api.predictions.stream_events import Frames, Mark
-from director.chaos.checker import Report, check
-from director.chaos.evidence import Rules
-from director.chaos.journal import (
+from director.core.errors import IdempotencyMismatch
+from director.core.ids import LANES, PredictionId, partition_of
+from director.core.schema import Claim
+from director.core.states import Status
+from director.lab.chaos.checker import Report, check
+from director.lab.chaos.evidence import Rules
+from director.lab.chaos.journal import (
     Answered,
     CogEnded,
     CogStarted,
@@ -26,12 +30,8 @@ from director.chaos.journal import (
     Sent,
     Visited,
 )
-from director.chaos.plan import SCHEDULE_S
-from director.chaos.rest import leftovers, predictions, server_log, size
-from director.core.errors import IdempotencyMismatch
-from director.core.ids import LANES, PredictionId, partition_of
-from director.core.schema import Claim
-from director.core.states import Status
+from director.lab.chaos.plan import SCHEDULE_S
+from director.lab.chaos.rest import leftovers, predictions, server_log, size
 from tests.support.event_stream import Told, take_apart
 from tests.support.queue_driver import ACCOUNT, QueueDriver
 

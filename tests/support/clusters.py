@@ -9,7 +9,7 @@ from typing import Any, Final
 from redis import Redis
 from redis.crc import key_slot
 
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from tests.support.sentinels import GUARDED, is_linked
 from tests.support.servers import Addressed, Kind, RedisServer, redis_server, wait_until
 

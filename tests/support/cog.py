@@ -17,7 +17,7 @@ import httpx
 from anyio.abc import Process
 from msgspec import Struct
 
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 
 START_LIMIT_S: Final = 30.0  # a bare model is READY in 0.3 s; a busy machine may take many times that
 LOG_TAIL: Final = 4000

@@ -19,8 +19,8 @@ from msgspec import Struct
 
 from director.core.devices import Device, Launch, Model
 from director.core.pool_file import Hosted
-from director.devices.host import Host, hosting
-from director.launcher.launch import launch
+from director.gpus.host import Host, hosting
+from director.local.launcher.launch import launch
 from tests.support.eventually import eventually
 from tests.support.fake_device import ADDRESS, FakeDevices
 

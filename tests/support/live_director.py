@@ -29,7 +29,7 @@ from director.execution.director import Director
 from director.execution.main import ALONE, opened
 from director.keeper.courier import INTERVAL_S, Breakers
 from director.keeper.keeper import Keeper
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from director.runtime.tracing import OFF, Tracing
 from director.store.services import Services
 from director.webhooks.sender import AllowList, Sender

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 
 START_LIMIT_S: Final = 30.0
 LOOK_S: Final = 0.005

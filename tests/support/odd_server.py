@@ -9,7 +9,7 @@ from typing import Final
 import anyio
 from msgspec import Struct, field
 
-from director.chaos.wire import BROKEN, Answer, Request, listening
+from director.lab.chaos.wire import BROKEN, Answer, Request, listening
 from tests.support.odd_answers import STATE, Row, whole
 from tests.support.scripted_cog import HEALTHY
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from director.core.devices import Device, Launch, Model, Place
 from director.core.pool_file import Hosted
-from director.devices.host import Held, LoadFailed
-from director.launcher.processes import free_port
+from director.gpus.host import Held, LoadFailed
+from director.local.launcher.processes import free_port
 
 DEVICE: Final = "gpu0"
 

@@ -17,7 +17,7 @@ import yaml
 from anyio.abc import Process, TaskGroup
 
 from director.execution import director
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from tests.support.eventually import eventually
 from tests.support.queue_driver import MODEL, VERSION
 

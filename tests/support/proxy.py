@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from director.chaos.proxy import Connection, Link
+from director.lab.chaos.proxy import Connection, Link
 
 
 class LosingProxy(Link):

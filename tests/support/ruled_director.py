@@ -15,9 +15,9 @@ from msgspec import Struct
 
 from director.cli.main import main
 from director.core.devices import Device, Model
-from director.devices import garage
-from director.devices.plan import Decision, Seen, plan
-from director.simulate.swaps import RULES, Standing, Timed
+from director.gpus import garage
+from director.gpus.plan import Decision, Seen, plan
+from director.lab.simulate.swaps import RULES, Standing, Timed
 
 
 class Look(Struct, frozen=True):

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from director.chaos.wire import BROKEN, Answer, listening
-from director.chaos.wire import Request as Exchange
+from director.lab.chaos.wire import BROKEN, Answer, listening
+from director.lab.chaos.wire import Request as Exchange
 
 HEALTHY: Final = {"status": "READY", "setup": {"started_at": "then"}, "version": {"coglet": "0.23.1"}}
 

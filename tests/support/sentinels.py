@@ -11,7 +11,7 @@ from typing import Any, Final
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from tests.support.servers import Addressed, RedisServer, binary, redis_server, wait_until
 
 NAME: Final = "mymaster"

@@ -18,10 +18,10 @@ from typing import Any, Final, Literal
 import pytest
 from redis import Redis, exceptions
 
-from director.chaos import far_host as far_hosts
-from director.chaos.far_host import FarHost
-from director.chaos.scene import MISSING, SteppedClock, find_library
-from director.launcher.processes import free_port
+from director.lab.chaos import far_host as far_hosts
+from director.lab.chaos.far_host import FarHost
+from director.lab.chaos.scene import MISSING, SteppedClock, find_library
+from director.local.launcher.processes import free_port
 
 Kind = Literal["valkey", "redis7"]
 

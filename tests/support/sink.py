@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from director.chaos import wire
+from director.lab.chaos import wire
 
 CHUNK: Final = b"x" * 65_536
 

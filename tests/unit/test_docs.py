@@ -5,7 +5,7 @@ import pytest
 
 from director.core.states import TERMINAL, TRANSITIONS
 from director.core.view import REASONS
-from director.diagnosis.kinds import KINDS
+from director.operate.kinds import KINDS
 from tests.site.commands import blocks_of
 
 ROOT = Path(__file__).parents[2]

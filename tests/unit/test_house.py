@@ -13,6 +13,7 @@ CORE = ("director", "director.core")
 BROKER = (*CORE, "director.broker")
 RUNTIME = (*BROKER, "director.runtime")
 STORE = (*RUNTIME, "director.files", "director.store")
+LOCAL = ("director.local.launcher", "director.local")
 MAY_IMPORT = {
     "director": ("director.cli",),
     "director.core": (),
@@ -20,31 +21,24 @@ MAY_IMPORT = {
     "director.runtime": BROKER,
     "director.files": BROKER,
     "director.store": (*RUNTIME, "director.files"),
-    "director.diagnosis": STORE,
+    "director.operate": STORE,
     "director.webhooks": STORE,
-    "director.launcher": CORE,
-    "director.local": (*STORE, "director.launcher"),
-    "api": (*STORE, "director.diagnosis"),
-    "director.audit": (*STORE, "director.webhooks"),
-    "director.keeper": (*STORE, "director.diagnosis", "director.webhooks"),
+    "director.operate.audit": (*STORE, "director.webhooks"),
+    "director.local.launcher": CORE,
+    "director.local": (*STORE, "director.local.launcher"),
+    "api": (*STORE, "director.operate"),
+    "director.keeper": (*STORE, "director.operate", "director.webhooks"),
     "director.servers": (*STORE, "director.webhooks"),
-    "director.devices": (*STORE, "director.launcher", "director.servers"),
-    "director.chaos": (*STORE, "director.local", "director.launcher"),
-    "director.simulate": (*STORE, "director.local", "director.launcher", "director.devices"),
-    "director.bench": (*STORE, "director.local", "director.launcher"),
-    "director.execution": (*STORE, "director.servers", "director.webhooks", "director.devices"),
+    "director.gpus": (*STORE, "director.local.launcher", "director.servers"),
+    "director.lab.chaos": (*STORE, *LOCAL),
+    "director.lab.simulate": (*STORE, *LOCAL, "director.gpus"),
+    "director.lab.bench": (*STORE, *LOCAL),
+    "director.lab": (),
+    "director.execution": (*STORE, "director.servers", "director.webhooks", "director.gpus"),
     "director.cli": (
-        *STORE,
-        *(
-            "director.diagnosis",
-            "director.webhooks",
-            "director.local",
-            "director.launcher",
-            "director.devices",
-            "director.audit",
-        ),
-        "director.keeper",
-        *("director.servers", "director.chaos", "director.simulate", "director.bench", "director.execution"),
+        *(*STORE, *LOCAL, "director.operate", "director.operate.audit", "director.webhooks", "director.keeper"),
+        *("director.gpus", "director.servers", "director.execution"),
+        *("director.lab.chaos", "director.lab.simulate", "director.lab.bench"),
     ),
 }
 PURE = (
@@ -69,18 +63,18 @@ PURE = (
     "director.core.states",
     "director.core.webhooks",
     "director.core.words",
-    "director.devices.plan",
-    "director.diagnosis.kinds",
-    "director.diagnosis.sizing",
-    "director.diagnosis.story",
+    "director.gpus.plan",
+    "director.operate.kinds",
+    "director.operate.sizing",
+    "director.operate.story",
     "director.execution.tracker",
     "director.execution.uploads",
     "director.runtime.metric_table",
     "director.runtime.tracing",
     "director.servers.runners.outcomes",
     "director.servers.runners.runner",
-    "director.simulate.swaps",
-    "director.simulate.trace",
+    "director.lab.simulate.swaps",
+    "director.lab.simulate.trace",
 )
 EDGES = ("redis", "httpx", "anyio", "starlette", "uvicorn", "asyncio", "socket", "time", "logging", "jsonschema_rs")
 # An optional extra, and a command that imports much: each is imported in a function, only if it is asked for
@@ -131,11 +125,11 @@ def is_ours(name: str) -> bool:
 
 
 def package_of(module: str) -> str:
-    """`director` itself is its version and `python -m director`."""
+    """The row that is nearest. `director` itself is its version and `python -m director`."""
     top, _, rest = module.partition(".")
-    if top != "director" or not rest or rest == "__main__" or "__init__" in rest:
+    if top == "director" and (rest == "__main__" or "__init__" in rest):
         return top
-    return f"director.{rest.partition('.')[0]}"
+    return next((row for row in sorted(MAY_IMPORT, key=len, reverse=True) if lies_in(module, (row,))), module)
 
 
 def imported(modules: Iterable[str], is_wrong: Callable[[str, str], bool]) -> set[tuple[str, str]]:

@@ -5,13 +5,13 @@ from typing import Final
 import pytest
 
 from api.app import ROUTES
-from api.errors import Code
-from api.reference import CHAPTERS
+from api.web.errors import Code
+from api.web.reference import CHAPTERS
 from director.core.settings import described
 from director.core.states import END_CODES, Status, WebhookEvent
 from director.core.view import PAUSED, REASONS
-from director.diagnosis.kinds import CODES, KINDS
 from director.execution.tracker import DRAINED, FAULTS, STOPS, VERDICTS
+from director.operate.kinds import CODES, KINDS
 from director.runtime.metric_table import METRICS
 from director.servers.runners.answers import SERVER_AUTH
 from director.servers.runners.http import MISMATCH

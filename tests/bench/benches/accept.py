@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import msgspec
 
-from director.bench.load import Load, ask
+from director.lab.bench.load import Load, ask
 from tests.bench.benches.options import Found, Options, Rounds
 from tests.bench.results import OURS
 from tests.bench.sides.others import bare

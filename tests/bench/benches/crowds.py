@@ -14,10 +14,10 @@ from typing import Final
 import httpx
 import msgspec
 
-from director.bench.load import ask
 from director.core.figures import percentile
 from director.core.schema import Claim
 from director.core.states import Status
+from director.lab.bench.load import ask
 from director.runtime.startup import raise_descriptor_limit
 from tests.bench.benches.options import Found, Options, Rounds
 from tests.bench.processes import Child, until

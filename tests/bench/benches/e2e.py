@@ -5,7 +5,7 @@ from typing import Final
 
 import anyio
 
-from director.bench.load import ask
+from director.lab.bench.load import ask
 from tests.bench.benches.options import Found, Options, Rounds
 from tests.bench.benches.service import Service, both
 from tests.bench.sides.ours import SLOTS

@@ -12,9 +12,9 @@ from typing import Final
 import msgspec
 
 from director import __version__
-from director.bench.load import ask
 from director.core.clock import SystemClock
 from director.execution.heartbeat import LONGEST_S
+from director.lab.bench.load import ask
 from director.store.directors import About, ServerFound
 from tests.bench.benches.batches import used_by
 from tests.bench.benches.options import Found, Options, Rounds

@@ -3,7 +3,7 @@
 from statistics import median
 from typing import Final
 
-from director.bench.load import Answered, Load, ask
+from director.lab.bench.load import Answered, Load, ask
 from tests.bench.benches.options import Found, Options, Rounds
 from tests.bench.benches.service import DIRECT, Both, both
 from tests.bench.results import OURS, Measured

@@ -7,7 +7,7 @@ from typing import Final
 
 import anyio.to_thread
 
-from director.bench.load import Load, ask
+from director.lab.bench.load import Load, ask
 from tests.bench.benches.options import Found, Options, Rounds
 from tests.bench.sides.others import bare, model_server
 from tests.bench.sides.servers import OwnRedis, own_redis

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from director.bench.load import Load
 from director.broker import keys
 from director.core.ids import partition_of_model
+from director.lab.bench.load import Load
 from director.runtime.startup import raise_descriptor_limit
 from tests.bench.benches.options import Found, Options, Rounds
 from tests.bench.processes import Child, until

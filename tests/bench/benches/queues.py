@@ -7,8 +7,8 @@ from typing import Final
 
 import httpx
 
-from director.bench.load import ask
-from director.launcher.processes import free_port
+from director.lab.bench.load import ask
+from director.local.launcher.processes import free_port
 from tests.bench.benches.options import Found, Options, Rounds
 from tests.bench.processes import until
 from tests.bench.sides.others import model_server

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from typing import Final
 
-from director.bench.load import ask
+from director.lab.bench.load import ask
 from tests.bench.benches.options import Found, Options, Rounds
 from tests.bench.processes import Child, until
 from tests.bench.sides.others import ModelServer, model_server

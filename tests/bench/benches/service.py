@@ -6,7 +6,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from director.bench.load import Load
+from director.lab.bench.load import Load
 from tests.bench.benches.options import Options
 from tests.bench.processes import Child
 from tests.bench.results import OURS

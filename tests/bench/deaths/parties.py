@@ -11,8 +11,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from director.chaos.wire import Answer, Request
-from director.launcher import child as until_we_end
+from director.lab.chaos.wire import Answer, Request
+from director.local.launcher import child as until_we_end
 from tests.bench.deaths.judge import Event, What
 
 JOB: Final = re.compile(rb'"(\w+-\d+)"')

@@ -11,9 +11,9 @@ from typing import Any, Final
 from msgspec import Struct
 
 from director.broker.redis_client import client
-from director.chaos.proxy import Link
-from director.chaos.servers import upstream
-from director.chaos.wire import listening
+from director.lab.chaos.proxy import Link
+from director.lab.chaos.servers import upstream
+from director.lab.chaos.wire import listening
 from tests.bench.deaths.faults import CUT_S, FREEZE_S, KINDS, WORKERS, Fault, Kind, planned
 from tests.bench.deaths.judge import LOAD, Event
 from tests.bench.deaths.parties import BACK_S, Journal, Model, Worker

@@ -9,8 +9,8 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from director.bench.load import Load
-from director.launcher.processes import free_port
+from director.lab.bench.load import Load
+from director.local.launcher.processes import free_port
 from tests.bench.processes import Child, child
 from tests.bench.sides.ours import INPUT, SLOTS, answers
 from tests.bench.sides.prototype.gathered import Gathered

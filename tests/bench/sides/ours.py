@@ -14,7 +14,6 @@ import httpx
 import msgspec
 from msgspec import Struct
 
-from director.bench.load import Load
 from director.broker.gatherer import Gatherer
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
@@ -22,7 +21,8 @@ from director.core.ids import PredictionId, QueueName, lowest_id_at, new_predict
 from director.core.policy import Policy, shard
 from director.core.states import Status
 from director.execution.consumer import MOST_AT_ONCE
-from director.launcher.processes import free_port
+from director.lab.bench.load import Load
+from director.local.launcher.processes import free_port
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.bench.processes import Child, child, until

@@ -18,7 +18,7 @@ from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.ids import QueueName
 from director.core.settings import ApiSettings
-from director.diagnosis.overview import CloserLook, Overview
+from director.operate.overview import CloserLook, Overview
 from director.store.accounts import Accounts
 from director.store.catalog import Catalog
 from director.store.directors import Directors

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from api import services
 from api.app import create_app
-from api.http import Request
 from api.services import Gate
+from api.web.http import Request
 from director.broker.gatherer import Gatherer
 from director.broker.redis_client import client
 from director.broker.scripts import Scripts

@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
 
 from api.admin.overview import MOST_SNAPSHOTS
 from api.app import ROUTES
-from api.openapi import encoded
+from api.web.openapi import encoded
 from tests.support.contract import Scene, scene
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 

@@ -8,9 +8,9 @@ from httpx import AsyncClient
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
-from api.bodies import CreatePrediction
-from api.http import Request
 from api.models import deployments
+from api.web.bodies import CreatePrediction
+from api.web.http import Request
 from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.errors import BackendUnavailable

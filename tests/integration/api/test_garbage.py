@@ -10,8 +10,8 @@ from starlette.responses import Response
 from uvicorn.server import ServerState
 
 from api.app import Http
-from api.errors import Problem, not_found
-from api.http import Request
+from api.web.errors import Problem, not_found
+from api.web.http import Request
 from director.runtime.bounded_http import Connections
 from tests.support.api import BASE, door_to
 from tests.support.eventually import eventually

@@ -10,12 +10,12 @@ from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.scripts import Scripts
-from director.chaos.client import status_of
-from director.chaos.wire import Caller
 from director.core.ids import PredictionId, QueueName, lowest_id_at, new_prediction_id
 from director.core.policy import shard
 from director.core.settings import ApiSettings
 from director.core.states import Status
+from director.lab.chaos.client import status_of
+from director.lab.chaos.wire import Caller
 from director.store.accounts import Accounts
 from tests.support.api import PlayedDirector, api_client, live_api
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, enqueue

@@ -11,7 +11,7 @@ import anyio
 import pytest
 from httpx import AsyncClient
 
-from api.http import Request
+from api.web.http import Request
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, site_of

@@ -20,7 +20,7 @@ from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.policy import Policy
 from director.core.settings import ApiSettings
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.api import api_client, live_api

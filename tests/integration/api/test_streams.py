@@ -20,7 +20,7 @@ from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.ids import QueueName
 from director.core.states import Status
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from director.store.accounts import Accounts
 from tests.integration.api.conftest import listeners
 from tests.support.api import LiveApi, PlayedDirector, live_api

@@ -10,12 +10,12 @@ import pytest
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.chaos.checker import text
-from director.chaos.journal import Arrived, Claimed
-from director.chaos.rest import server_log
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId
 from director.core.schema import Claim
+from director.lab.chaos.checker import text
+from director.lab.chaos.journal import Arrived, Claimed
+from director.lab.chaos.rest import server_log
 from tests.support.chaos_play import Play, PlayedRun
 from tests.support.eventually import eventually
 from tests.support.keyspace import leaks

@@ -13,7 +13,7 @@ from director.broker.gatherer import Call, Gatherer
 from director.broker.redis_client import ask, client
 from director.core.errors import BackendUnavailable
 from director.core.ids import lowest_id_at
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from tests.support.garbage import alive, uncollected
 from tests.support.servers import RedisServer
 

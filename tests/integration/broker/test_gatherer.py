@@ -20,7 +20,7 @@ from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, QueueName, lowest_id_at
 from director.core.policy import Policy
 from director.core.states import Status
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.proxy import LosingProxy, losing_proxy
 from tests.support.queue_driver import ACCOUNT, MODEL, QueueDriver, driving

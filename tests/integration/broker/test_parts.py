@@ -13,7 +13,7 @@ import pytest
 from director.broker import keys
 from director.broker.rights import PARTS
 from director.core.ids import queue_name
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from director.store.accounts import Accounts
 from tests.support.api import live_api
 from tests.support.eventually import eventually

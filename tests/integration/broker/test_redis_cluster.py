@@ -21,8 +21,8 @@ from director.core.errors import BackendUnavailable, UnsafeBackend
 from director.core.ids import PredictionId, queue_name
 from director.core.policy import Policy
 from director.core.settings import CommonSettings
-from director.diagnosis.doctor import examine, look
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
+from director.operate.doctor import examine, look
 from tests.support.clusters import RedisCluster, redis_cluster
 from tests.support.eventually import eventually
 from tests.support.kinds import whole

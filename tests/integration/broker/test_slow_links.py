@@ -13,9 +13,9 @@ from director.broker import gatherer as gatherers
 from director.broker.gatherer import Gatherer, Traffic
 from director.broker.redis_client import Pipes, client
 from director.broker.scripts import Scripts
-from director.chaos.proxy import Link
 from director.core.errors import BackendUnavailable
 from director.core.schema import Claim
+from director.lab.chaos.proxy import Link
 from director.store.accounts import Accounts
 from tests.support.api import live_api
 from tests.support.queue_driver import ACCOUNT, VERSION, QueueDriver, driving

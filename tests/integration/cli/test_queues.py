@@ -14,7 +14,7 @@ from director.cli.status import director_lines
 from director.core.errors import QueueRefused
 from director.core.policy import Objective, Objectives, Policy
 from director.core.samples import Burn, Burns
-from director.diagnosis.views import director_view
+from director.operate.views import director_view
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.directors import About, DirectorFound, HeartbeatFound, ServerFound

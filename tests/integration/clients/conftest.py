@@ -18,7 +18,7 @@ from director.broker.gatherer import Gatherer
 from director.broker.redis_client import client
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from director.store.accounts import Accounts
 from director.store.catalog import Catalog
 from director.store.models import Collection, Collections

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from api.app import ROUTES
-from api.openapi import encoded
+from api.web.openapi import encoded
 from tests.support.clients import javascript_client, javascript_package, python_with
 
 pytestmark = pytest.mark.heavy

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from director.core.ids import QueueName
-from director.diagnosis.findings import Finding
-from director.diagnosis.kinds import CODES
-from director.diagnosis.overview import OwedCount, Snapshot
-from director.diagnosis.views import DeviceView, DirectorView, ModelOnDevice, ServerView
+from director.operate.findings import Finding
+from director.operate.kinds import CODES
+from director.operate.overview import OwedCount, Snapshot
+from director.operate.views import DeviceView, DirectorView, ModelOnDevice, ServerView
 from director.store.accounts import Accounts
 from tests.integration.dashboard.conftest import ACCOUNT, MODEL, Place, opened
 from tests.support.browser import Window

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from director.core.ids import PredictionId
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from tests.support.embedding_server import embedding, embedding_server, tokens
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, Live

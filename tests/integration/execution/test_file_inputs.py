@@ -11,8 +11,8 @@ import replicate
 from anyio import to_thread
 from redis.asyncio import Redis
 
-from director.chaos.wire import Answer, Request, listening
 from director.core.ids import PredictionId
+from director.lab.chaos.wire import Answer, Request, listening
 from director.store.accounts import Accounts
 from director.store.catalog import Catalog
 from tests.support.api import LiveApi, live_api

@@ -10,7 +10,7 @@ import pytest
 from msgspec import Struct
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from director.runtime.metric_table import METRICS
 from director.store.accounts import Accounts
 from tests.support.api import live_api

@@ -15,7 +15,7 @@ from director.core.errors import SettingsError
 from director.core.webhooks import new_secret
 from director.execution import moderation
 from director.execution.tracker import Stop
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, Live, settings_for
 from tests.support.queue_driver import MODEL

@@ -12,7 +12,7 @@ import pytest
 from msgspec import Struct, field
 from redis.asyncio import Redis
 
-from director.chaos.wire import Answer, Request, listening
+from director.lab.chaos.wire import Answer, Request, listening
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, keeping, live_director
 from tests.support.servers import RedisServer

@@ -21,7 +21,7 @@ from director.core.policy import Policy
 from director.core.settings import DirectorSettings
 from director.execution.director import check_settings
 from director.execution.main import Pool, opened
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, Live, pool_process, settings_for, supervised_cog

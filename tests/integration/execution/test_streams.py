@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from director.execution.tracker import MOST_EVENTS
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from director.store.accounts import Accounts
 from tests.integration.execution.conftest import INPUTS
 from tests.support.api import live_api

@@ -19,7 +19,7 @@ from director.core.policy import Policy
 from director.core.settings import ApiSettings
 from director.files.choose import store_in
 from director.keeper.tidier import Tidied, Tidier
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.removal import Removal, TrainedVersions

@@ -13,7 +13,7 @@ import pytest
 from director.broker import keys
 from director.core.settings import ApiSettings
 from director.execution import run_files as storing
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from tests.integration.execution.test_files import FILES, INPUTS, SOURCE, fetched
 from tests.support.api import api_client
 from tests.support.bucket import AWS, bucket_url, moto_folder

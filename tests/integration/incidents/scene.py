@@ -28,8 +28,8 @@ from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import QueueName
 from director.core.policy import Policy
-from director.diagnosis.findings import Finding
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
+from director.operate.findings import Finding
 from director.store.accounts import SCOPES, Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.api import live_api
@@ -37,7 +37,7 @@ from tests.support.eventually import eventually
 from tests.support.live_director import Caller, keeper_process
 from tests.support.queue_driver import VERSION
 from tests.support.scrape import Scrape, scrape
-from tests.unit.diagnosis.test_alerts import FILE, RULES, Fault, told
+from tests.unit.operate.test_alerts import FILE, RULES, Fault, told
 
 LIMIT_S: Final = 60
 BEAT_S: Final = 1.0

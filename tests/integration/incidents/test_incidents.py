@@ -14,7 +14,7 @@ from director.broker import keys
 from director.core.errors import BackendUnavailable
 from director.core.policy import Policy
 from director.core.states import Status
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from director.store.directors import Directors
 from tests.integration.incidents.scene import Incident, Scene, scene
 from tests.support.cog import cog_process, write_model

@@ -15,10 +15,10 @@ from director.core.ids import QueueName
 from director.core.policy import Objective, Objectives, Policy
 from director.core.samples import MOST, PERIOD_S
 from director.core.settings import KeeperSettings
-from director.diagnosis.overview import CloserLook, Overview
 from director.keeper.metrics import CROWD, LOOK_S, SHARE, STALE_S, Observer
 from director.keeper.registry import Registry
 from director.keeper.shares import Shares
+from director.operate.overview import CloserLook, Overview
 from director.runtime.metric_table import QueueNames
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog

@@ -8,13 +8,13 @@ import pytest
 from msgspec import Struct
 
 from director.broker.scripts import Scripts
-from director.chaos.scene import SteppedClock
 from director.core.clock import SystemClock
 from director.core.ids import PredictionId, QueueName, new_prediction_id
 from director.core.policy import Policy
 from director.core.schema import Claim
 from director.keeper.reaper import Reaper, ServerTime
 from director.keeper.registry import Registry
+from director.lab.chaos.scene import SteppedClock
 from director.store.catalog import Catalog
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, driving, enqueue
 from tests.support.servers import stepped_server

@@ -21,7 +21,7 @@ from redis.asyncio import Redis
 
 from director.cli.main import made_parser
 from director.core.settings import ApiSettings, DirectorSettings, KeeperSettings
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from director.store.accounts import Accounts
 from tests.support.eventually import eventually
 from tests.support.servers import RedisServer

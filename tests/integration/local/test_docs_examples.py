@@ -12,7 +12,7 @@ import httpx
 import pytest
 from standardwebhooks import Webhook
 
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from tests.integration.local.test_up import PATIENCE_S, Started, environment, started, until
 from tests.support.clients import javascript_client
 

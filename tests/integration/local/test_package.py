@@ -13,7 +13,7 @@ import httpx
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from tests.integration.local.test_serve import written
 from tests.integration.local.test_up import PATIENCE_S, until
 from tests.support.clients import install_aside

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from tests.integration.local.test_up import director, environment, started
 from tests.site.commands import PageError, Terminals, blocks_of
 

@@ -18,8 +18,8 @@ import pytest
 import replicate
 from standardwebhooks import Webhook
 
-from director.chaos.wire import Answer, Request, listening
-from director.launcher.processes import is_alive, mark
+from director.lab.chaos.wire import Answer, Request, listening
+from director.local.launcher.processes import is_alive, mark
 from tests.integration.local.test_up import DIRECTOR, PATIENCE_S, Started, director, environment, until
 from tests.support.eventually import eventually
 

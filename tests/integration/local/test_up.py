@@ -19,8 +19,8 @@ import httpx
 import pytest
 from PIL import Image
 
-from director.launcher.processes import Mark, free_port, is_alive
 from director.local.home import UP, Home
+from director.local.launcher.processes import Mark, free_port, is_alive
 from tests.support.disk import fill, small_disk
 from tests.support.servers import redis_server
 

@@ -16,8 +16,6 @@ from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from director.chaos.far_host import FarHost
-from director.chaos.wire import BROKEN, Answer, Request, listening
 from director.core import sockets
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
@@ -29,6 +27,8 @@ from director.execution.uploads import DataUri
 from director.files import data_files
 from director.files.choose import LONGEST_S, StoreCheck, output_store_in, store_in
 from director.files.data_files import DataFiles
+from director.lab.chaos.far_host import FarHost
+from director.lab.chaos.wire import BROKEN, Answer, Request, listening
 from director.runtime import bounded_http
 from director.runtime.process import Health, serve_http
 from director.servers.runners import transport

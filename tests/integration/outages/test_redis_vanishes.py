@@ -17,8 +17,8 @@ from httpx import AsyncClient
 from msgspec import Struct
 
 from director.broker.redis_client import client
-from director.chaos.far_host import FarHost
-from director.launcher.processes import free_port
+from director.lab.chaos.far_host import FarHost
+from director.local.launcher.processes import free_port
 from director.store.accounts import Accounts
 from tests.support.api import live_api
 from tests.support.cog import cog_schema, cog_server, write_model

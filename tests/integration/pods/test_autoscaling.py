@@ -13,8 +13,8 @@ from redis.asyncio import Redis
 from director.broker.scripts import Scripts
 from director.core.ids import queue_name
 from director.core.settings import KeeperSettings
-from director.diagnosis import scaling
 from director.keeper import keeper
+from director.operate import scaling
 from tests.integration.broker.test_users import OF_KEDA
 from tests.support.autoscaler import Autoscaler, Number, autoscaled, trigger
 from tests.support.eventually import eventually

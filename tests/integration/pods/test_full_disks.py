@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from director.broker.redis_client import client
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from director.store.accounts import SCOPES, Accounts
 from tests.support.disk import fill, small_disk
 from tests.support.eventually import eventually

@@ -17,11 +17,11 @@ from anyio.abc import Process
 from redis.asyncio import Redis
 
 from director.broker.scripts import Scripts
-from director.devices.ownership import Record
 from director.examples import EXAMPLES
-from director.launcher.processes import Mark, family, free_port
+from director.gpus.ownership import Record
+from director.local.launcher.processes import Mark, family, free_port
 from director.store.catalog import Catalog
-from tests.integration.devices.test_swaps import callers
+from tests.integration.gpus.test_swaps import callers
 from tests.k8s.rules.settings import mounted
 from tests.support.eventually import eventually
 from tests.support.live_director import TERMINAL, Caller

@@ -17,7 +17,7 @@ from director.execution import main as directing_main
 from director.execution.main import opened
 from director.files import choose
 from director.keeper import keeper
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from director.runtime import process as health
 from director.runtime.process import Health, serve_http
 from director.store.directors import Directors

@@ -23,7 +23,7 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from director.broker.redis_client import client
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from director.store.accounts import SCOPES, Accounts
 from tests.integration.runtime.test_secrets_stay_out import REGISTERED, Processes, answers
 from tests.support.clients import javascript_client, run_script

@@ -17,9 +17,9 @@ import redis as sync_redis
 from msgspec import Raw
 
 from director.broker.redis_client import client
-from director.chaos import wire
 from director.core.runner_config import HttpConfig
-from director.launcher.processes import free_port
+from director.lab.chaos import wire
+from director.local.launcher.processes import free_port
 from director.servers.runners import RunnerOptions
 from director.servers.runners.http import HttpRunner
 from director.servers.runners.runner import RunRequest

@@ -7,7 +7,7 @@ from typing import Final
 import anyio
 import pytest
 
-from director.chaos.wire import BROKEN, Answer, Request, listening
+from director.lab.chaos.wire import BROKEN, Answer, Request, listening
 from director.servers.runners.cog import MAX_BODY
 from director.servers.runners.inbox import Inbox
 from director.servers.runners.runner import Ended, Outcome

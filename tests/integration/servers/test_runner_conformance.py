@@ -11,7 +11,7 @@ import pytest
 from msgspec import Raw
 
 from director.core.view import joined
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from director.servers.runners.inbox import Inbox
 from director.servers.runners.runner import Began, Ended, Health, HealthStatus, Outcome, Produced, RunEvent, Runner
 from tests.support.eventually import eventually

@@ -7,12 +7,12 @@ import pytest
 from redis import exceptions
 from redis.asyncio import Redis
 
-from director.audit.feeder import Fed, Feeder
-from director.audit.log import CHANGES, AuditLog
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable, SettingsError
 from director.core.ids import QueueName
+from director.operate.audit.feeder import Fed, Feeder
+from director.operate.audit.log import CHANGES, AuditLog
 from director.store.accounts import Accounts
 from director.store.administration import Administration, Suspensions
 from director.store.catalog import Catalog

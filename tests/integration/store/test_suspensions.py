@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from api.app import ROUTES
-from api.route import Route
+from api.web.route import Route
 from director.broker import keys
 from director.broker.scripts import Scripts
 from director.cli.main import main

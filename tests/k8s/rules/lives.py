@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Final
 
-from api.bodies import LONGEST_WAIT_S
-from director.devices.host import END_LIMIT_S
+from api.web.bodies import LONGEST_WAIT_S
 from director.execution.director import HAND_BACK_S, TELL_S
+from director.gpus.host import END_LIMIT_S
 from director.keeper.keeper import DRAIN_S
 from tests.k8s.rules.settings import director_settings, director_tables
 from tests.support.manifests import Manifest, Pod, picks, pods

@@ -9,7 +9,7 @@ import pytest
 
 from api.dashboard import ASSETS
 from director.core.settings import ApiSettings
-from director.diagnosis.views import SHOWN, QueueState
+from director.operate.views import SHOWN, QueueState
 from tests.support.api import api_client
 
 BROWSER: Final = {"Accept": "text/html,application/xhtml+xml"}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from api.errors import Problem
 from api.files.multipart import _part
+from api.web.errors import Problem
 
 
 def named(disposition: str | bytes) -> str | None:

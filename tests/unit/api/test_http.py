@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.errors import Problem
-from api.http import MAX_NESTING, decode_json, read_body
+from api.web.errors import Problem
+from api.web.http import MAX_NESTING, decode_json, read_body
 from tests.support.api import door_to
 
 MAX_BYTES = 1_000
@@ -55,7 +55,7 @@ async def test_a_length_of_ten_thousand_digits_is_too_large_too() -> None:
 
 
 async def test_a_body_that_never_comes_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.http.LONGEST_S", 0.01)
+    monkeypatch.setattr("api.web.http.LONGEST_S", 0.01)
 
     async def begun() -> AsyncIterator[bytes]:
         yield b"{"

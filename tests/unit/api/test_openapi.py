@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from api.app import ROUTES
-from api.examples import OF_OPERATIONS, OF_TYPES
 from api.files.outputs import Bytes
-from api.openapi import REFUSALS, encoded
-from api.route import Route
+from api.web.examples import OF_OPERATIONS, OF_TYPES
+from api.web.openapi import REFUSALS, encoded
+from api.web.route import Route
 
 DOCUMENT = msgspec.json.decode(encoded("https://api.example.com", ROUTES))
 # probes, pages for people, and what our own directors ask

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.bodies import affinity_digest, cancel_after_seconds, cost_units, preference, start_by_seconds
-from api.errors import Problem
+from api.web.bodies import affinity_digest, cancel_after_seconds, cost_units, preference, start_by_seconds
+from api.web.errors import Problem
 
 
 @pytest.mark.parametrize(

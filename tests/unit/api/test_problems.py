@@ -7,8 +7,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import errors as refusals
-from api.errors import InvalidField, Problem, Refusal
+from api.web import errors as refusals
+from api.web.errors import InvalidField, Problem, Refusal
 from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, UnknownQueue
 from tests.support.api import door_to
 

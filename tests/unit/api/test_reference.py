@@ -6,9 +6,9 @@ import httpx
 import msgspec
 
 from api.app import ROUTES
-from api.errors import Code
-from api.openapi import REFUSALS, encoded
-from api.reference import CHAPTERS, curl, operations, page
+from api.web.errors import Code
+from api.web.openapi import REFUSALS, encoded
+from api.web.reference import CHAPTERS, curl, operations, page
 from director.core.settings import ApiSettings
 from tests.support.api import api_client
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.bodies import parse_create, parse_model, parse_version
-from api.errors import Problem
 from api.lookups import VersionRef
+from api.web.bodies import parse_create, parse_model, parse_version
+from api.web.errors import Problem
 from director.core.states import WebhookEvent
 
 HEX = "9dcd6d78e7c6560c340d916fe32e9f24aabfa331e5cce95fe31f77fb03121426"

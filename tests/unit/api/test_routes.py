@@ -6,8 +6,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from api.app import Api
-from api.route import Route
 from api.services import Meters
+from api.web.route import Route
 
 
 async def show(request: Request) -> Response:

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from api.errors import Problem
 from api.predictions.secrets import DEEPEST, MOST_LOOKED_AT, MOST_PARTS, MOST_SCHEMAS, MOST_VALUES, Secrets
 from api.predictions.validation import InputSchema
+from api.web.errors import Problem
 from director.core.view import redacted
 
 SECRET = {"type": "string", "format": "password", "writeOnly": True, "x-cog-secret": True}

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from msgspec.structs import replace
 
-from api.errors import Problem
 from api.predictions.validation import InputSchema
+from api.web.errors import Problem
 from director.store.catalog import OPEN_SCHEMA, Version
 from tests.support.queue_driver import MODEL, VERSION
 

@@ -3,8 +3,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from director.chaos.campaign import Campaign, reported
-from director.chaos.plan import SERVER_KINDS
+from director.lab.chaos.campaign import Campaign, reported
+from director.lab.chaos.plan import SERVER_KINDS
 from tests.bench import results_page
 from tests.bench.results import Measured
 from tests.bench.results_page import MISSING, PAGE, campaign_tables, figures_tables, missing_table

@@ -24,9 +24,9 @@ from director.cli.top_screen import (
     waited,
 )
 from director.core.ids import QueueName
-from director.diagnosis.findings import Finding
-from director.diagnosis.overview import OwedCount, Snapshot
-from director.diagnosis.views import QueueView, Waiting, director_view
+from director.operate.findings import Finding
+from director.operate.overview import OwedCount, Snapshot
+from director.operate.views import QueueView, Waiting, director_view
 from director.store.directors import About, DirectorFound, HeartbeatFound, ServerFound
 from director.store.queues import Tenant
 from tests.unit.core.test_samples import NOW_MS, sample

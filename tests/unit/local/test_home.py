@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from director.launcher.processes import Mark, UpError, claimable, is_alive, mark
 from director.local.home import UP, Home, State
+from director.local.launcher.processes import Mark, UpError, claimable, is_alive, mark
 from director.local.server import EmbeddedServer, find_binary
 from director.local.up import down
 from director.runtime.startup import raise_descriptor_limit

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from director.launcher.folder import Folder
-from director.launcher.processes import UpError, free_port
 from director.local.home import Home
+from director.local.launcher.folder import Folder
+from director.local.launcher.processes import UpError, free_port
 from director.local.models import (
     Model,
     Surroundings,

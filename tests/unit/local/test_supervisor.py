@@ -9,9 +9,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from director.launcher.launch import LOG_KEPT_BYTES
-from director.launcher.processes import how_it_ended, is_alive, mark
 from director.local.home import Home
+from director.local.launcher.launch import LOG_KEPT_BYTES
+from director.local.launcher.processes import how_it_ended, is_alive, mark
 from director.local.supervisor import Part, Supervisor, supervising
 
 PATIENCE_S = 20

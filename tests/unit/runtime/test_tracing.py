@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from director.launcher.processes import free_port
+from director.local.launcher.processes import free_port
 from director.runtime.otel import SILENT
 from director.runtime.process import tracing_of
 from director.runtime.tracing import OFF

@@ -1,0 +1,216 @@
+"""Declare a route once, on its handler. The router, the check of scopes and the OpenAPI document come from this."""
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
+from itertools import pairwise
+from types import ModuleType
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import Meta, Struct
+from starlette.responses import Response
+
+from api.web.bodies import LARGEST_COST, LONGEST_AFFINITY, LONGEST_LIFE_S, SMALLEST_COST
+from api.web.examples import OUTPUT_NAME, PREDICTION_ID, STREAM_ADDRESS
+from api.web.examples import VERSION as EXAMPLE_VERSION
+from api.web.http import Request
+from director.core.account_limits import BucketName
+from director.core.ids import LANES, MODEL_NAME, QUEUE_END, VERSION_ID, PredictionId
+from director.core.schema import Page, Prediction
+from director.core.states import Status
+from director.store.accounts import ACCOUNT_NAME
+from director.store.models import SLUG
+
+JSON: Final = "application/json"
+TEXT: Final = "text/plain"
+Scope = Literal["read", "run", "admin"]
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Parameter(Struct, frozen=True):
+    """A part of the path, of the query, or a header. `type`: any type that msgspec can describe. A part of a path has
+    an example.
+    """
+
+    name: str
+    what: str
+    type: Any = str
+    place: Literal["path", "query", "header"] = "query"
+    example: str = ""
+
+
+class Body(Struct, frozen=True):
+    type: Any
+    media_type: str = JSON
+
+
+class Answer(Struct, frozen=True):
+    """An answer that is not a refusal. Without a type it has no body."""
+
+    what: str
+    type: Any = None
+    media_type: str = JSON
+    headers: tuple[str, ...] = ()
+
+
+class Route(Struct, eq=False):
+    """One method of one path, and how its handler is called. Use it as the handler's decorator. Without a name it is
+    not part of the contract: it has no base such as /v1, and the document omits it. `about`: what a caller should
+    know, in a few sentences. `parameters`: those of the query and headers. `scopes`: the token must have one of
+    these, and its account is in `request.account`; if none, no token is needed. `bucket`: the rate that the request
+    counts against: all that stores or runs something counts as a create. `frees`: it only ends or deletes, so a
+    suspended account may call it too.
+
+    `is_open`: its address is the permission, so scripts of any web page may read it.
+
+    `site`: whose services are in `request.services`: the home's, or those of the site that X-Site names. `of`: reads
+    from the path which prediction this is about. Then its id is in `request.prediction_id`, the services are those of
+    its site, and a handler that raises Moved is called again with those of the new site.
+    """
+
+    method: str
+    path: str
+    name: str = ""
+    summary: str = ""
+    about: str = ""
+    scopes: tuple[Scope, ...] = ()
+    bucket: BucketName = "read"
+    frees: bool = False
+    is_open: bool = False
+    site: Literal["home", "asked"] = "home"
+    of: Callable[[Request], PredictionId] | None = None
+    parameters: tuple[Parameter, ...] = ()
+    body: Body | None = None
+    answers: Mapping[int, Answer] = {}
+    refusals: Collection[int] = ()
+    handler: Handler = None  # type: ignore[assignment] # `__call__` sets it
+
+    @property
+    def all_parameters(self) -> list[Parameter]:
+        places = [(before, part[1:-1]) for before, part in pairwise(self.path.split("/")) if part.startswith("{")]
+        return [*(IN_PATH.get(f"{before}/{name}") or IN_PATH[name] for before, name in places), *self.parameters]
+
+    @property
+    def refused(self) -> frozenset[int]:
+        """Return all statuses of refusals: `refusals`, and those that follow from what the route takes."""
+        found = {431, *self.refusals}
+        if self.scopes:
+            found |= {401, 403, 429, 503}
+        if self.body is not None:
+            found |= {400, 408, 413} if self.body.media_type == TEXT else {400, 408, 413, 422}
+        if "{" in self.path and self.method != "OPTIONS":
+            found.add(404)
+        if any(parameter.name == "cursor" for parameter in self.parameters):
+            found |= {400, 422}
+        return frozenset(found)
+
+    def __call__(self, handler: Handler) -> Handler:
+        self.handler = handler
+        _DECLARED.setdefault(handler.__module__, []).append(self)
+        return handler
+
+
+_DECLARED: Final[dict[str, list[Route]]] = {}
+
+
+def routes_of(*modules: ModuleType) -> tuple[Route, ...]:
+    return tuple(route for module in modules for route in _DECLARED[module.__name__])
+
+
+def one_of(*words: str) -> Any:
+    return Annotated[str, Meta(extra_json_schema={"enum": list(words)})]
+
+
+# 404: the prediction that an Idempotency-Key names is gone. 500: the model's schema is unusable.
+CREATE: Final = frozenset({402, 404, 500})
+NO_BODY: Final = Answer("Done; there is no body.")
+SHOWN: Final = {200: Answer("As it is now.", Prediction)}
+LISTED: Final = {200: Answer("A page, newest first.", Page[Prediction])}
+MADE: Final = ("Location", "Preference-Applied", "Idempotency-Replayed")
+CREATED: Final = {
+    201: Answer("Accepted; where it was waited for, it has ended.", Prediction, headers=MADE),
+    202: Answer("Accepted, and has not ended in the time that it was waited for.", Prediction, headers=MADE),
+}
+
+
+Id = Annotated[str, Meta(pattern="^[0-9a-hjkmnp-tv-z]{26}$")]
+NamePart = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9._-]{0,63}$")]
+CURSOR: Final = Parameter("cursor", "The place where the page begins. `next` and `previous` of another page have it.")
+# The parts of paths, by their own name, or by the part before and their name
+IN_PATH: Final = {
+    "owner": Parameter("owner", "The account that the model or deployment belongs to.", NamePart, "path", "acme"),
+    "name": Parameter("name", "The name of the model or deployment.", NamePart, "path", "painter"),
+    "id": Parameter("id", "The id of a prediction.", Id, "path", PREDICTION_ID),
+    "version": Parameter(
+        "version",
+        "The first 12 digits of a version. Queues of another kind of run have `~training` or `~procedure` behind them.",
+        Annotated[str, Meta(pattern=QUEUE_END)],
+        "path",
+        EXAMPLE_VERSION[:12],
+    ),
+    "versions/id": Parameter(
+        "id", "The id of a version.", Annotated[str, Meta(pattern=VERSION_ID)], "path", EXAMPLE_VERSION
+    ),
+    "files/id": Parameter("id", "The id of a file.", Id, "path", PREDICTION_ID),
+    "download/name": Parameter("name", "Any name. Only its ending matters to a reader.", str, "path", "cat.png"),
+    "outputs/name": Parameter("name", "The name of the file.", str, "path", OUTPUT_NAME),
+    "accounts/name": Parameter("name", "The account.", Annotated[str, Meta(pattern=ACCOUNT_NAME)], "path", "acme"),
+    "tokens/id": Parameter("id", "The id of a token. It is no secret.", str, "path", "7f3c1a9be2d04856"),
+    "collections/slug": Parameter("slug", "The collection.", Annotated[str, Meta(pattern=SLUG)], "path", "best"),
+    "streams/address": Parameter(
+        "address", "The last part of `urls.stream`. It is the permission.", str, "path", STREAM_ADDRESS
+    ),
+}
+
+
+FILTERS: Final = (
+    CURSOR,
+    Parameter("created_after", "A date and time as in RFC 3339, such as 2026-11-23T04:00:00Z."),
+    Parameter("created_before", "A date and time as in RFC 3339, such as 2026-11-23T04:00:00Z."),
+    Parameter("status", "Only those with this status.", one_of(*Status)),
+    Parameter("model", "Only those of this model, `owner/name`.", Annotated[str, Meta(pattern=MODEL_NAME)]),
+    Parameter("version", "Only those of this version.", Annotated[str, Meta(pattern=VERSION_ID)]),
+    Parameter("account", "Those of this account. Needs the scope `admin`.", Annotated[str, Meta(pattern=ACCOUNT_NAME)]),
+    Parameter("limit", "At most so many; 100 without.", Annotated[int, Meta(ge=1, le=100)]),
+    Parameter("source", "Replicate's filter. `web` finds nothing here.", one_of("api", "web")),
+)
+
+WAIT: Final = Parameter(
+    "Prefer", "`wait` or `wait=n` holds the response until the end, or for n seconds, at most 60.", place="header"
+)
+# How to run a prediction. All but WAIT apply to each prediction of a batch
+HOW: Final = (
+    Parameter(
+        "Cancel-After",
+        "A duration such as 90s or 1h30m, from 5 s to 24 h. A prediction that has not ended by then is ended.",
+        place="header",
+    ),
+    Parameter(
+        "X-Start-By", f"1 to {LONGEST_LIFE_S} seconds. A prediction that has not begun by then fails.", place="header"
+    ),
+    Parameter("X-Priority", "The lane. The token must be allowed to use it.", one_of(*LANES), "header"),
+    Parameter("X-Site", "The name of one of several sites. It has no effect with one site.", place="header"),
+    Parameter(
+        "X-Cost",
+        f"The cost compared with other predictions of the model, from {SMALLEST_COST} to {LARGEST_COST}. Default: 1.",
+        place="header",
+    ),
+    Parameter(
+        "X-Affinity-Key",
+        "Predictions with the same key prefer the same model server, which is warm for them.",
+        Annotated[str, Meta(min_length=1, max_length=LONGEST_AFFINITY)],
+        "header",
+    ),
+    Parameter(
+        "Idempotency-Key",
+        "For a day, the same request with the same key makes no second prediction.",
+        Annotated[str, Meta(min_length=1, max_length=255)],
+        "header",
+    ),
+)
+
+reads: Final = partial(Route, "GET", scopes=("read",))
+changes: Final = partial(Route, scopes=("run",))
+stores: Final = partial(changes, bucket="create")
+deletes: Final = partial(changes, "DELETE", answers={204: NO_BODY}, frees=True)
+creates: Final = partial(changes, "POST", bucket="create", answers=CREATED, refusals=CREATE)
+administers: Final = partial(Route, scopes=("admin",), site="asked")

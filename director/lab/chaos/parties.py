@@ -1,0 +1,301 @@
+"""Serve a scripted model, or receive webhooks: `python -m director.lab.chaos.parties cog PORT JOURNAL NAME SLOTS`, or
+`sink PORT JOURNAL SECRETS`. The model server speaks the part of Cog that a director depends on. It records each run
+before anything of it can be seen, and its end before the answer leaves. The sink checks signatures with its own
+implementation of Standard Webhooks.
+"""
+
+import asyncio
+import base64
+import hmac
+import itertools
+import os
+import signal
+import sys
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from director.core.states import TERMINAL
+from director.lab.chaos.journal import CogEnded, CogStarted, Delivered, Fault, Journal, now_ms
+from director.lab.chaos.wire import BROKEN, Answer, Caller, Handler, Request, Unanswered, listening
+
+STARTED_AT: Final = f"{now_ms()}"
+SLOW_CANCEL_S: Final = 1.0
+CALLBACK_S: Final = 2.0
+CRASHED: Final = 139
+FILL: Final = "x" * 1_000
+JSON_OBJECT: Final = {"type": "object"}
+# an iterator, so that predictions have event streams
+ITERATOR: Final = {"type": "array", "items": JSON_OBJECT, "x-cog-array-type": "iterator"}
+SCHEMA: Final = {
+    "openapi": "3.0.2",
+    "info": {"title": "Cog", "version": "0.1.0"},
+    "paths": {"/predictions": {"post": {}}},
+    "components": {"schemas": {"Input": JSON_OBJECT, "Output": ITERATOR}},
+}
+
+MODES: Final = {"ok": Answer(200), "error": Answer(500), "reset": BROKEN}
+OK: Final = 200
+TOLERANCE_S: Final = 300
+MISSING_S: Final = 12.0  # four attempts of the schedule, after 0, 2, 7 and 22 s
+
+SICK: Final = "CUDA error: device-side assert triggered"
+FROZEN_S: Final = 2.0
+FROZEN: Final = "stop_by_input"
+
+Outcome = Literal["ok", "fail", "crash", "hang", "slow_cancel", "sick", "freeze"]
+
+
+class Odd(Struct, frozen=True):
+    """An odd answer of a server that is ready, and what it must come to: docs/explanation/outcomes.md. OUTPUT in `body`
+    stands for the run's output.
+    """
+
+    body: bytes
+    outcome: Literal["succeeded", "failed"] = "failed"
+    status: int = OK
+    type: str = "application/json"
+
+
+ODD: Final = {
+    "no JSON": Odd(b"Internal Server Error"),
+    "plain text": Odd(b"done", type="text/plain"),
+    "NaN": Odd(b'{"status": "succeeded", "output": NaN}'),
+    "empty": Odd(b""),
+    "a list": Odd(b"[1]"),
+    "status of another type": Odd(b'{"status": 5, "output": OUTPUT}'),
+    "500 of a ready server": Odd(b"Internal Server Error", status=500, type="text/plain"),
+    "half a surrogate pair": Odd(b'{"status": "succeeded", "output": OUTPUT, "logs": "\\ud83d"}', "succeeded"),
+    "logs of another type": Odd(b'{"status": "succeeded", "output": OUTPUT, "logs": ["a"]}', "succeeded"),
+}
+
+
+class Script(Struct, frozen=True):
+    """Runs with the same `until_ms` end at the same moment. `fill` is bytes in each output. A `sick` run fails with the
+    words of a sick accelerator. A `freeze` stops the whole server for a moment. `odd`: its answer, one of `ODD`.
+    """
+
+    ms: float = 0.0
+    outcome: Outcome = "ok"
+    outputs: int = 1
+    until_ms: int = 0
+    fill: int = 0
+    odd: str = ""
+
+
+class Create(Struct, frozen=True):
+    input: Script
+    webhook: str = ""
+    webhook_events_filter: tuple[str, ...] = ()
+
+
+class Snapshot(Struct, omit_defaults=True, kw_only=True):
+    id: str
+    status: str
+    output: list[dict[str, str | int]] | None = None
+    error: str | None = None
+
+
+class Run(Struct, kw_only=True, eq=False):
+    """`asked` is the time at which it learned that it should stop, or 0."""
+
+    id: str
+    name: str
+    create: Create
+    gone: asyncio.Event
+    cancel: asyncio.Event
+    output: list[dict[str, str | int]]
+    asked: int = 0
+
+
+class Cog:
+    def __init__(self, name: str, slots: int, journal: Journal) -> None:
+        self._name, self._slots, self._journal = name, slots, journal
+        self._runs: dict[str, Run] = {}
+        self._numbers = itertools.count(1)
+
+    async def __call__(self, request: Request) -> Answer:
+        match request.method, *request.path.strip("/").split("/"):
+            case "GET", "health-check":
+                return _json({"status": "READY", "setup": {"started_at": STARTED_AT}, "version": {"coglet": "0.23.1"}})
+            case "GET", "openapi.json":
+                return _json(SCHEMA)
+            case "PUT", "predictions", prediction_id:
+                return await self._predict(prediction_id, request)
+            case "POST", "predictions", prediction_id, "cancel" if prediction_id in self._runs:
+                self._runs[prediction_id].cancel.set()
+                return _json({})
+            case "POST", "shutdown":
+                asyncio.get_running_loop().call_later(0.05, os._exit, 0)
+                return _json({})
+            case _:
+                return _json({}, status=404)
+
+    async def _predict(self, prediction_id: str, request: Request) -> Answer:
+        if prediction_id in self._runs:
+            return _json(Snapshot(id=prediction_id, status="processing"), status=202)
+        if len(self._runs) >= self._slots:
+            return _json({"error": "no slot"}, status=409)
+        run = Run(
+            id=prediction_id,
+            name=f"{self._name}-{os.getpid()}-{next(self._numbers)}",
+            create=msgspec.json.decode(request.body, type=Create),
+            gone=request.gone,
+            cancel=asyncio.Event(),
+            output=[],
+        )
+        self._runs[prediction_id] = run
+        self._journal.write(CogStarted(at=now_ms(), id=run.id, run=run.name, server=self._name, pid=os.getpid()))
+        try:
+            ended = await self._play(run)
+        finally:
+            del self._runs[prediction_id]
+        odd = "" if ended == "canceled" else run.create.input.odd
+        self._journal.write(CogEnded(at=now_ms(), id=run.id, run=run.name, outcome=ended, asked=run.asked, odd=odd))
+        if odd:
+            return _odd(ODD[odd], run)
+        snapshot = Snapshot(id=run.id, status=ended, output=run.output or None)
+        if ended == "failed":
+            snapshot.error = SICK if run.create.input.outcome == "sick" else "Prediction failed: as scripted"
+        await self._call_back(run, "completed", snapshot)
+        return _json(snapshot)
+
+    async def _play(self, run: Run) -> Literal["succeeded", "failed", "canceled"]:
+        script = run.create.input
+        if script.outcome == "hang":
+            await _stopped(run, None)
+            return "canceled"
+        for number in range(script.outputs):
+            rest_s = max(script.ms / 1000 / max(1, script.outputs), (script.until_ms - now_ms()) / 1000)
+            if await _stopped(run, rest_s):
+                if script.outcome == "slow_cancel":
+                    await asyncio.sleep(SLOW_CANCEL_S)
+                return "canceled"
+            fill = {"fill": FILL * (script.fill // len(FILL))} if script.fill else {}
+            run.output.append({"run": run.name, "i": number, **fill})
+            if number + 1 < script.outputs:
+                await self._call_back(run, "output", Snapshot(id=run.id, status="processing", output=run.output))
+        if script.outcome == "freeze":
+            self._freeze()
+        if script.outcome == "crash":
+            self._journal.write(CogEnded(at=now_ms(), id=run.id, run=run.name, outcome="crashed"))
+            os._exit(CRASHED)
+        if script.odd:
+            return ODD[script.odd].outcome
+        return "failed" if script.outcome in ("fail", "sick") else "succeeded"
+
+    def _freeze(self) -> None:
+        """Stop the whole server, as a run can that never yields. It is recorded as a fault, because others wait for it.
+        Its end is recorded first: the server may be killed meanwhile.
+        """
+        line = Fault(at=now_ms(), kind=FROZEN, target=self._name, phase="begin", pid=os.getpid())
+        self._journal.write(line)
+        self._journal.write(replace(line, at=line.at + int(FROZEN_S * 1000), phase="end"))
+        time.sleep(FROZEN_S)
+
+    async def _call_back(self, run: Run, event: str, snapshot: Snapshot) -> None:
+        create = run.create
+        if create.webhook and event in create.webhook_events_filter:
+            host, _, path = create.webhook.removeprefix("http://").partition("/")
+            caller = Caller(host)
+            with suppress(Unanswered), closing(caller):
+                await caller.ask("POST", f"/{path}", msgspec.json.encode(snapshot), within_s=CALLBACK_S)
+
+
+async def _stopped(run: Run, within_s: float | None) -> bool:
+    waits = [asyncio.create_task(event.wait()) for event in (run.cancel, run.gone)]
+    done, _ = await asyncio.wait(waits, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    if done:
+        run.asked = now_ms()
+    return bool(done)
+
+
+def _json(body: object, *, status: int = 200) -> Answer:
+    return Answer(status, msgspec.json.encode(body))
+
+
+def _odd(odd: Odd, run: Run) -> Answer:
+    body = odd.body.replace(b"OUTPUT", msgspec.json.encode(run.output))
+    return Answer(odd.status, body, {"content-type": odd.type})
+
+
+class Body(Struct, frozen=True):
+    id: str
+    status: str
+
+
+class Sink:
+    """`secrets` is by tenant. `PUT /mode/ok`, `/mode/error` (answer 500) and `/mode/reset` (break the connection) set
+    how it answers. `/dead` is another receiver of the same host, which never answers. `/missing` is one that answers
+    404 to each webhook for its first seconds.
+    """
+
+    def __init__(self, journal: Journal, secrets: dict[str, str]) -> None:
+        self._journal = journal
+        self._secrets = secrets
+        self._answer = MODES["ok"]
+        self._first: dict[str, float] = {}  # when each webhook came that is missing at first
+
+    async def __call__(self, request: Request) -> Answer:
+        match request.method, *request.path.strip("/").split("/"):
+            case "POST", "hook" | "missing" as receiver, tenant:
+                body, name = msgspec.json.decode(request.body, type=Body), request.headers.get("webhook-id", "")
+                answer = self._answer
+                if receiver == "missing" and body.status in TERMINAL and answer.status == OK:
+                    now = time.monotonic()
+                    answer = answer if now - self._first.setdefault(body.id, now) > MISSING_S else Answer(404)
+                is_valid, answered = is_signed(request, self._secrets[tenant]), answer.status
+                line = Delivered(
+                    at=now_ms(), id=body.id, webhook_id=name, status=body.status, answered=answered, signed=is_valid
+                )
+                self._journal.write(line)
+                return answer
+            case "POST", "dead":
+                await request.gone.wait()
+                return BROKEN
+            case "PUT", "mode", mode if mode in MODES:
+                self._answer = MODES[mode]
+                return Answer()
+            case "GET", "health":
+                return Answer()
+            case _:
+                return Answer(404)
+
+
+def is_signed(request: Request, secret: str) -> bool:
+    message_id = request.headers.get("webhook-id", "")
+    timestamp = request.headers.get("webhook-timestamp", "")
+    if not timestamp.isdecimal() or abs(time.time() - int(timestamp)) > TOLERANCE_S:
+        return False
+    signed = f"{message_id}.{timestamp}.".encode() + request.body
+    key = base64.b64decode(secret.partition("_")[2])
+    expected = "v1," + base64.b64encode(hmac.digest(key, signed, "sha256")).decode()
+    given = request.headers.get("webhook-signature", "").split(" ")
+    return any(hmac.compare_digest(expected, signature) for signature in given)
+
+
+def main() -> None:
+    kind, port, journal, *rest = sys.argv[1:]
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    lines = Journal(Path(journal))
+    if kind == "sink":
+        party: Handler = Sink(lines, msgspec.json.decode(Path(rest[0]).read_bytes()))
+    else:
+        party = Cog(rest[0], int(rest[1]), lines)
+    asyncio.run(_serve(party, int(port)))
+
+
+async def _serve(handler: Handler, port: int) -> None:
+    async with listening(handler, port):
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Check that a small campaign catches sabotaged builds, each a whole service with one rule taken out."""
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+from msgspec import Struct
+from msgspec.structs import replace
+
+from director.lab.chaos.campaign import Campaign, campaign, checked
+from director.lab.chaos.campaign_page import text
+from director.lab.chaos.plan import CLUSTER, SENTINEL, SINGLE, ServerKind
+from tests.support.release import sabotaged
+
+SMALL: Final = Campaign(seeds=(1,), predictions=2_000, leases=(3.0,))
+# The receiver gets the prediction as GET shows it once the end is written
+WEBHOOK_FIRST: Final = """\
+                if run._outbox is not None and isinstance(end, tracker.Finish):
+                    record = msgspec.structs.replace(claim.record, status=end.status)
+                    early = msgspec.structs.replace(run._outbox._snapshot(None), record=record)
+                    await run._outbox._post.webhooks.send(early, "completed")
+"""
+
+
+class Sabotage(Struct, frozen=True):
+    """The file, the place in it, what stands there instead, and one of the promises that it breaks."""
+
+    file: str
+    old: str
+    new: str
+    breaks: str
+
+
+SABOTAGES: Final = {
+    "a token is not compared": Sabotage("lua/finish.lua", "if r.token ~= token then return 'lost' end", "", "I4"),
+    "a prediction is acknowledged before its end is written": Sabotage(
+        "lua/claim.lua",
+        "  leases[#leases + 1] = now + lease_ms\n  leases[#leases + 1] = id\n",
+        "  share.take_away(id, r) redis.call('ZREM', keys.queue(queue, 'live'), id)\n",
+        "I1",
+    ),
+    "a retry is lost": Sabotage(
+        "lua/lib/requeue.lua",
+        "  local placed = requeue.file_when_due(id, r, delay_ms > 0 and now + delay_ms or '')\n",
+        "  local placed = { 'stream', '', 'mid', '', 'charged', '' }\n"
+        "  redis.call('ZREM', keys.queue(r.queue, 'live'), id)\n",
+        "I1",
+    ),
+    "a webhook is sent before the end is written": Sabotage(
+        "director/execution/executor.py",
+        "                finished = await run.settle(end)\n",
+        f"{WEBHOOK_FIRST}                finished = await run.settle(end)\n",
+        "I3",
+    ),
+    "a turn costs its account nothing": Sabotage(
+        "lua/lib/share.lua",
+        "turn.own, turn.has_moved = turn.own + r.charged / share.limits_of(queue, tenant), true",
+        "turn.has_moved = true",
+        "I14",
+    ),
+    "a connection that the kernel gave up is read again and again": Sabotage(
+        "director/broker/connections.py",
+        "        except OSError as exc:  # a limit of ours arrives here as a cancellation\n",
+        "        except ZeroDivisionError as exc:\n",
+        "I23",
+    ),
+    "what others deliver at its host brings forward what a receiver refused": Sabotage(
+        "director/webhooks/delivery.py",
+        "is_missed=delivery.is_missed and not is_asked and not is_early,",
+        "is_missed=True,",
+        "I24",
+    ),
+    "an answer that cannot be read is taken for a death": Sabotage(
+        "director/servers/runners/outcomes.py",
+        "    Seen.UNREADABLE: Rule(Outcome.FAILED,",
+        "    Seen.UNREADABLE: Rule(Outcome.LOST,",
+        "I25",
+    ),
+}
+
+
+# A failover explains losses of its own, and must not hide these
+ON_SEVERAL: Final = [
+    (kind, name)
+    for kind in (SENTINEL, CLUSTER)
+    for name in ("a token is not compared", "a prediction is acknowledged before its end is written")
+]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("kind", "name"), [*((SINGLE, name) for name in SABOTAGES), *ON_SEVERAL])
+def test_a_sabotaged_build_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: ServerKind, name: str
+) -> None:
+    one = SABOTAGES[name]
+    monkeypatch.setenv("PYTHONPATH", str(sabotaged(tmp_path / "build", one.file, one.old, one.new)))
+    *_, report = campaign(replace(SMALL, kind=kind), tmp_path / "out", disk_gb=20, faketime="", say=print)
+    assert [each.what for each in report.outcomes] == ["judged"], (
+        "it is caught by the checker, and not by a failed start"
+    )
+    assert one.breaks in report.breaches, text(report)
+    assert checked(tmp_path / "out", print).breaches == report.breaches
