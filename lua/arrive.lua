@@ -58,11 +58,11 @@ for i = 11, #ARGV, 2 do
     end
   end
 end
-local tenant = r.account
+local account = r.account
 r.queue, r.mid, r.token, r.charged = queue, '', '', ''
 r.arrival = tonumber(r.arrival) - requeue.OLDER
 
-if ARGV[9] ~= '0' then requeue.take_over_limits(queue, tenant, ARGV[7], ARGV[8], ARGV[9]) end
+if ARGV[9] ~= '0' then requeue.take_over_limits(queue, account, ARGV[7], ARGV[8], ARGV[9]) end
 redis.call('SET', KEYS[2], move .. ' here', 'PX', requeue.CAME_TTL_MS)
 if former then redis.call('ZREM', keys.queue(former.queue, 'leaving'), id) end
 redis.call('UNLINK', KEYS[1], keys.events(id))
@@ -72,7 +72,7 @@ if held ~= '' then redis.call('SET', KEYS[3], held, 'PX', held_ttl, 'NX') end
 local placed = requeue.put_in(id, r, r.due, r.created)
 redis.call('HSET', KEYS[1], unpack(fields))
 redis.call('HSET', KEYS[1], 'queue', queue, 'version', version, 'token', '', 'arrival', string.format('%d', r.arrival), unpack(placed))
-log.write('moved', id, queue, tenant, now, queue)
+log.write('moved', id, queue, account, now, queue)
 -- its caller canceled it here while it was away, and no mover passed that on
 if former and former.moved == '' and former.cancel == 'user' then ends.end_now(id, records.read(id), 'canceled', {}, now) end
 return 'here'

@@ -1,9 +1,9 @@
 #!lua flags=allow-oom
 -- claim: hand out up to `count` waiting predictions to one consumer, each with a lease and a fencing token. Ends work that
--- is canceled or past its deadline, at most 64 entries a call.
+-- is canceled or past its deadline. Looks at no more than 64 entries in all.
 --
 -- A call 1. answers again if it is repeated, 2. hands out nothing while the queue is paused or its breaker open, 3. takes the
--- lane whose turn it is (8 : 3 : 1) until it has enough, 4. writes what steps 1 to 3 gathered. Of a lane it first reads the
+-- lane whose turn it is (8 : 3 : 1) until it has enough, 4. writes what step 3 gathered. Of a lane it first reads the
 -- streams, where entries are ready. Once those are empty it admits predictions from the backlogs: one after the other from
 -- the account with the least virtual time. An entry whose prediction has ended, is late or may not run is taken out on the way.
 --
@@ -15,11 +15,11 @@
 --   ARGV[3]  nonce      new for each call, kept when a call is repeated; token = nonce .. '-' .. index
 --   ARGV[4]  count
 --   ARGV[5]  lease_ms
---   ARGV[6]  claims     most claims that one prediction may ever have
+--   ARGV[6]  most_claims  that one prediction may ever have
 --   ARGV[7]  now_ms     '' for the server's clock
 --   ARGV[8]  budget     most that all handed out may cost together, '' for no limit
 --   ARGV[9]  alone      '1': the first is taken at any cost, so that a large one is not stuck for ever
---   ARGV[10] warm       the affinity key that the consumer served last. Within the tenant whose turn it is, one of the
+--   ARGV[10] warm       the affinity key that the consumer served last. Within the account whose turn it is, one of the
 --                       first few with this key goes first; '' for none
 --   Returns  {state, why, {id, input, record as a flat list}, …}
 --            state: 'ok', 'paused', 'open' (the breaker is open), or 'unknown' for a queue that is not registered
@@ -37,7 +37,7 @@
 -- uses ends:     bury, end_if_late, end_now
 
 local meta, queue, consumer, nonce = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
-local most, lease_ms, claims, now = tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6]), keys.clock(ARGV[7])
+local count, lease_ms, most_claims, now = tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6]), keys.clock(ARGV[7])
 local now_text = string.format('%d', now)
 local budget, alone, warm = tonumber(ARGV[8]), ARGV[9] == '1', ARGV[10]
 local SHARES = { high = 8, normal = 3, low = 1 }
@@ -47,12 +47,14 @@ local state = redis.call('HMGET', meta, 'streams', 'paused', 'probe', 'breaker',
   'mask:high', 'mask:normal', 'mask:low', 'next:high', 'next:normal', 'next:low', 'ready:high', 'ready:normal', 'ready:low',
   'backlogged:high', 'backlogged:normal', 'backlogged:low', 'credit:high', 'credit:normal', 'credit:low',
   'within:high', 'within:normal', 'within:low')
-local streams, paused, probe, breaker = state[1], state[2], state[3], state[4]
+local streams, paused, probe, breaker_state, open_until, cool_ms = unpack(state, 1, 6)
 if not streams then return { 'unknown' } end
 
 -- ── 1. a repeated call ──────────────────────────────────────────────────────────────────────────────────────────────
 
--- The reply to this call was lost: answer it again. Claims that were lost meanwhile are left out.
+-- The reply to this call was lost: answer it again, with what its consumer still holds: those with another token are left
+-- out. `last` is written only by calls that handed out something, so the repeat of another call hands out. Why it had ended
+-- is not kept.
 local last = redis.call('HGET', keys.queue(queue, 'last'), consumer) or ''
 if string.match(last, '^%S+') == nonce then
   local again = { 'ok', 'count' }
@@ -70,13 +72,16 @@ end
 
 if paused == '1' then return { 'paused' } end
 -- A probe whose record is gone will never have a result: another prediction tries.
-local is_probe = (breaker == 'open' and breaker.is_cool(state[5], state[6], now))
-  or (breaker == 'probing' and redis.call('EXISTS', keys.record(probe)) == 0)
-if not is_probe and (breaker or '') ~= '' then return { 'open' } end
-if is_probe then most = math.min(most, 1) end -- a claim with count 0 only repeats a former answer
+local is_probe = (breaker_state == 'open' and breaker.is_cool(open_until, cool_ms, now))
+  or (breaker_state == 'probing' and redis.call('EXISTS', keys.record(probe)) == 0)
+if not is_probe and (breaker_state or '') ~= '' then return { 'open' } end
+if is_probe then count = math.min(count, 1) end -- 0: a call that only asks for a former answer hands out nothing
 
 -- ── 3. hand out ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
+-- Written at once: what is read from the streams, admitted, ended or put back, and the claim in each record. At the end of
+-- the call: leases, counts, clocks, and where reading and credit stand.
+--
 -- By lane. mask: the streams that may hold work, a bit each. next_stream: where reading goes on. entries_ready, backlogged:
 -- how many wait in its streams and in its backlogs. credit: see `pay`. within: its objective in ms, if it has one.
 local mask, next_stream, entries_ready, backlogged, credit, within = {}, {}, {}, {}, {}, {}
@@ -85,7 +90,8 @@ for i, lane in ipairs(share.LANES) do
   entries_ready[lane], backlogged[lane] = state[12 + i] or '0', state[15 + i] or '0'
   credit[lane], within[lane] = tonumber(state[18 + i] or 0), tonumber(state[21 + i])
 end
--- scanned: entries looked at. spent: cost of what was handed out. stopped: 'budget' once it is reached. fault: of one record.
+-- scanned: how much was looked at: entries, admissions that were tried, and each fault once more. spent: cost of what was
+-- handed out. stopped: 'budget' once it is reached. fault: the last error, replied if nothing was handed out.
 local scanned, spent, stopped, fault = 0, 0, nil, nil
 
 -- Return the cost of the first undelivered entry of a stream, or nil.
@@ -98,14 +104,17 @@ end
 -- Read up to `most` entries of a stream: {entry id, {'id', prediction id, …}}, …
 local function read_from(stream, most)
   local reply = redis.pcall('XREADGROUP', 'GROUP', keys.GROUP, consumer, 'COUNT', most, 'STREAMS', stream, '>')
-  if reply and reply.err then -- NOGROUP: the first read, or the group was lost. From 0: entries are judged by record
+  -- NOGROUP: the first read, or the group was lost. Then all entries come again, and `may_go` judges each by its record:
+  -- one that has ended is dropped, one that is claimed stays pending. Another error comes again below, and is raised.
+  if reply and reply.err then
     redis.call('XGROUP', 'CREATE', stream, keys.GROUP, '0', 'MKSTREAM')
     reply = redis.call('XREADGROUP', 'GROUP', keys.GROUP, consumer, 'COUNT', most, 'STREAMS', stream, '>')
   end
   return reply and reply[1][2] or {}
 end
 
--- Its tenant is paused or at its limit: return it to the head of its backlog, uncounted.
+-- Its account is paused or at its limit: return it to its backlog, where its arrival puts it to the head. No attempt is
+-- counted. `leave_turns` reads what is gathered, so it is flushed before. The charge is taken back at the end of the call.
 local function put_back(id, r)
   share.take_away(id, r)
   pending.add_to_backlog(share.backlog(queue, r.lane, r.account), id, r)
@@ -115,18 +124,19 @@ local function put_back(id, r)
   pending.correct_charge(r, 0)
 end
 
--- True if this entry may be handed out. Else end or drop it.
+-- True if this entry may be handed out. Else end, drop or put it back. The test comes first, on the few fields that were
+-- read. Only what does not pass is read as a whole.
 local function may_go(id, r, input, stream, mid)
   if not r or records.TERMINAL[r.status] or r.mid ~= mid then
     redis.call('XACK', stream, keys.GROUP, mid)
     redis.call('XDEL', stream, mid)
     return false
   end
-  if r.token ~= '' then return false end -- claimed, only its pending entry was lost: its lease decides
-  local is_used_up, may = tonumber(r.claims) >= claims, share.may_run(queue, r.account)
+  if r.token ~= '' then return false end -- claimed, only its pending entry was lost: it is pending again, its lease decides
+  local is_used_up, may = tonumber(r.claims) >= most_claims, share.may_run(queue, r.account)
   local may_be_late = records.past(r.deadline, now) or records.past(r.start_by, now)
   if input and not may_be_late and not is_used_up and may then return true end
-  local charged = r.charged -- of one that was admitted just now, this and its place are not in its record yet
+  local charged = r.charged -- of one that was admitted just now, its charge and place are not in its record yet
   r = records.read(id)
   r.stream, r.mid, r.charged = string.match(stream, '%d+$'), mid, charged
   if ends.end_if_late(id, r, now) then
@@ -138,7 +148,7 @@ local function may_go(id, r, input, stream, mid)
   elseif not share.may_run(queue, r.account) then
     put_back(id, r)
   else
-    return true
+    return true -- it had begun once, so that its `start_by` no longer counts
   end
   return false
 end
@@ -161,7 +171,7 @@ local function note_start(r)
   pending.count('tally', (waited_ms <= within[r.lane] and 'met:' or 'missed:') .. r.lane, 1)
 end
 
--- One more of its tenant runs. Only a tenant with limits can reach one, and that is checked at once.
+-- One more of its account runs. Only an account with limits can reach one, and that is checked at once.
 local function note_claim(r)
   pending.count_ready(r, -1)
   pending.count('queued', r.account, -1)
@@ -171,8 +181,8 @@ local function note_claim(r)
   share.note_running(queue, r.account)
 end
 
--- Write the claim into the record and reply it. Its place is already written, unless it was admitted just now: then
--- `charged` is set.
+-- Write the claim into the record and reply it. The place of one that was admitted just now (`charged` is set) is written
+-- with it. What can fail on a bad record comes first.
 local remembered, leases = { nonce }, {}
 local reply = { 'ok', 'count' }
 local function hand_out(stream, mid, id, input, r)
@@ -202,8 +212,8 @@ local function hand_out(stream, mid, id, input, r)
   reply[#reply + 1] = { id, input, shown }
 end
 
--- Every stream of the lane was read to its end: nothing is ready, even if a lost key made the count wrong.
-local function read_to_the_end(lane, number)
+-- A stream was read to its end. After the last one of its lane nothing is ready, even if a lost key made the count wrong.
+local function note_empty(lane, number)
   mask[lane] = ready.without_bit(mask[lane], number)
   if mask[lane] ~= 0 or entries_ready[lane] == '0' then return end
   pending.write_counts(queue)
@@ -211,13 +221,14 @@ local function read_to_the_end(lane, number)
 end
 
 -- Entries that this call read and judges next, with the records of those that it admitted.
-local streams_of, mids, ids, records = {}, {}, {}, {}
+local streams_of, mids, ids, admitted_records = {}, {}, {}, {}
 local function add_entry(stream, entry, r)
   local i = #ids + 1
-  streams_of[i], mids[i], ids[i], records[i] = stream, entry[1], entry[2][2], r
+  streams_of[i], mids[i], ids[i], admitted_records[i] = stream, entry[1], entry[2][2], r
 end
 
--- Read up to `most` entries of the lane's streams: each stream once, and then in the order of single reads in turn.
+-- Read up to `most` entries of the lane's streams: each stream once, so 7 of three streams are 2, 2 and 3. They are handed
+-- out in the order of single reads in turn. With a budget `most` is 1, and only the cost of that one is looked at.
 local function read_ready(lane, most)
   local numbers, rest, number = {}, mask[lane], next_stream[lane]
   while rest ~= 0 do
@@ -234,7 +245,8 @@ local function read_ready(lane, most)
     if #entries > 0 and #entries == longest then next_stream[lane] = (each + 1) % 32 end
     -- A stream with fewer entries than wanted is at its end. The last one of the lane counts so only if the call found nothing:
     -- else the mask would say that nothing is ready while entries of this call are not handed out yet.
-    if #entries < wanted and (longest == 0 or ready.without_bit(mask[lane], each) ~= 0) then read_to_the_end(lane, each) end
+    local is_last_with_news = longest > 0 and ready.without_bit(mask[lane], each) == 0
+    if #entries < wanted and not is_last_with_news then note_empty(lane, each) end
   end
   for row = 1, longest do
     for i, entries in ipairs(came) do
@@ -243,7 +255,8 @@ local function read_ready(lane, most)
   end
 end
 
--- No tenant has a turn. If none can have lost its turn, no backlog is left, even if a lost key made the count wrong.
+-- No account has a turn. Without limits and pauses every account with a backlog has one, so then no backlog is left, even if
+-- a lost key made the count wrong.
 local function clear_backlog_count(lane)
   if backlogged[lane] == '0' or share.has_any(queue, 'limits') or share.has_any(queue, 'held') or share.has_any(queue, 'suspended') then
     return
@@ -253,7 +266,8 @@ local function clear_backlog_count(lane)
   redis.call('HSET', meta, 'backlogged:' .. lane, 0)
 end
 
--- Admit up to `most` predictions in turn, and read them.
+-- Admit up to `most` predictions in turn, and read them. `share.admit` has written the entries, the backlogs and the turns.
+-- The records get their places with the claim, or here.
 local function admit(lane, most)
   local admitted, looked, is_last = share.admit(queue, lane, warm, most, SCAN - scanned, streams, fits)
   local wanted, came, of = {}, {}, {}
@@ -262,18 +276,22 @@ local function admit(lane, most)
   for _, r in ipairs(admitted) do wanted[r.stream] = (wanted[r.stream] or 0) + 1 end
   for number, due in pairs(wanted) do
     local stream = keys.stream(queue, lane, number)
-    for _, entry in ipairs(read_from(stream, due)) do came[entry[2][2]], of[entry[2][2]] = entry, stream end
+    for _, entry in ipairs(read_from(stream, due)) do
+      local place = number .. ' ' .. entry[1]
+      came[place], of[place] = entry, stream
+    end
   end
   for _, r in ipairs(admitted) do
-    if came[r.id] then
-      add_entry(of[r.id], came[r.id], r)
-      came[r.id] = nil
-    else -- its group was lost, or the stream had entries where no claim looked: they are read first
+    local place = r.stream .. ' ' .. r.mid
+    if came[place] then
+      add_entry(of[place], came[place], r)
+      came[place] = nil
+    else -- its group was lost, or the stream had entries whose bit of the mask was missing: they are read first
       mask[lane] = ready.with_bit(mask[lane], r.stream)
       redis.call('HSET', keys.record(r.id), 'stream', r.stream, 'mid', r.mid, 'charged', r.charged, 'arrival', r.arrival)
     end
   end
-  for id, entry in pairs(came) do add_entry(of[id], entry) end
+  for place, entry in pairs(came) do add_entry(of[place], entry) end
 end
 
 -- Hand out up to `most` of a lane: those that are ready first. Returns whether it handed out any. What fails in one record
@@ -282,7 +300,7 @@ local function take(lane, most)
   local before = #reply
   repeat
     local is_ready = mask[lane] ~= 0
-    streams_of, mids, ids, records = {}, {}, {}, {}
+    streams_of, mids, ids, admitted_records = {}, {}, {}, {}
     if is_ready then
       read_ready(lane, math.min(most, SCAN - scanned))
       scanned = scanned + #ids
@@ -293,10 +311,11 @@ local function take(lane, most)
     for i, id in ipairs(ids) do input_keys[i] = keys.input(id) end
     local inputs = #ids > 0 and redis.call('MGET', unpack(input_keys))
     for i, id in ipairs(ids) do
-      local is_done, err = pcall(hand_out, streams_of[i], mids[i], id, inputs[i], records[i])
+      local is_done, err = pcall(hand_out, streams_of[i], mids[i], id, inputs[i], admitted_records[i])
       if not is_done then fault, scanned = records.as_reply(err), scanned + 1 end
     end
-    if #reply > before or stopped or (#ids == 0 and not is_ready and mask[lane] == 0) then break end
+    local is_exhausted = #ids == 0 and not is_ready and mask[lane] == 0
+    if #reply > before or stopped or is_exhausted then break end
   until scanned >= SCAN
   return #reply > before
 end
@@ -315,7 +334,8 @@ local function has_others(lane)
 end
 
 -- 8 : 3 : 1, spread out and work-conserving. Of the lanes with work the one with the most credit goes first, and pays what
--- all of them are credited. An empty lane neither saves nor owes credit, so a high lane goes first.
+-- all of them are credited. A lane without work is set to 0: it neither saves nor owes. At the same credit a high lane goes
+-- first.
 local function pay(lane)
   local whole = 0
   for _, each in ipairs(share.LANES) do
@@ -326,7 +346,9 @@ local function pay(lane)
   credit[lane] = credit[lane] - whole
 end
 
--- Hand out up to `most` of the lane whose turn it is; one if other lanes have work too. Returns whether it did any.
+-- Hand out up to `most` of the lane whose turn it is, else of the next one. Returns whether it did any. One at a time if
+-- other lanes have work too, if the next one must be judged by what this one costs (a budget) or leaves free (a limit), and
+-- for a probe. A budget that is reached ends the call: a smaller one of another lane would overtake for ever.
 local function take_any(most)
   local tried = {}
   for _ = 1, #share.LANES do
@@ -346,8 +368,8 @@ local function take_any(most)
   return false
 end
 
-while #reply - 2 < most do -- its first two are the state and why it ended
-  if scanned >= SCAN or not take_any(most - #reply + 2) then
+while #reply - 2 < count do -- the first two are the state and why it ended
+  if scanned >= SCAN or not take_any(count - (#reply - 2)) then
     reply[2] = stopped or (scanned >= SCAN and 'bound') or 'empty'
     break
   end
@@ -374,6 +396,8 @@ local left = mask.high + mask.normal + mask.low > 0 or redis.call('EXISTS', keys
   keys.queue(queue, 'vtime:normal'), keys.queue(queue, 'vtime:low')) > 0
 -- A wakeup reaches one consumer, so remaining work wakes another one. That also holds for an empty answer if the scan's
 -- bound or the budget stopped the claim. A consumer without room does not wait for a wakeup again, so nothing spins.
-local is_for_others = #reply > 2 and not is_probe or #reply == 2 and (scanned >= SCAN or stopped)
+local has_any = #reply > 2
+local is_for_others = (has_any and not is_probe) or (not has_any and (scanned >= SCAN or stopped))
 if left and is_for_others then ready.ring(queue) end
-return #reply == 2 and fault or reply
+if fault and not has_any then return fault end
+return reply

@@ -24,11 +24,11 @@ if m.streams == '' then return {} end
 local function withheld()
   local sum, whose = 0, {}
   for what, draw in pairs({ held = 'SRANDMEMBER', suspended = 'HRANDFIELD', limits = 'HRANDFIELD' }) do
-    for _, tenant in ipairs(redis.call(draw, keys.queue(queue, what), LOOK_AT)) do
-      local _, most = share.limits_of(queue, tenant)
-      local may = share.is_held(queue, tenant) and 0 or math.max(0, (most or math.huge) - pending.counted(queue, 'running', tenant))
-      local stays = pending.counted(queue, 'queued', tenant) - may
-      if stays > 0 and not whose[tenant] then sum, whose[tenant] = sum + stays, true end
+    for _, account in ipairs(redis.call(draw, keys.queue(queue, what), LOOK_AT)) do
+      local _, most = share.limits_of(queue, account)
+      local may = share.is_held(queue, account) and 0 or math.max(0, (most or math.huge) - pending.counted(queue, 'running', account))
+      local stays = pending.counted(queue, 'queued', account) - may
+      if stays > 0 and not whose[account] then sum, whose[account] = sum + stays, true end
     end
   end
   return sum, whose

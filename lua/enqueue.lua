@@ -12,7 +12,7 @@
 --   ARGV[3]  fingerprint   of the body, '' without an idempotency key
 --   ARGV[4]  idem_ttl_ms
 --   ARGV[5]  now_ms        '' for the server's clock
---   ARGV[6]  weight        this, most_running and most_queued are its tenant's, as of revision limits_rev
+--   ARGV[6]  weight        this, most_running and most_queued are its account's, as of revision limits_rev
 --   ARGV[7]  most_running  '' for no limit
 --   ARGV[8]  most_queued   '' for no limit
 --   ARGV[9]  limits_rev
@@ -63,12 +63,12 @@ local function one_leaves_ms(m)
   return math.ceil(math.min(60000, math.max(1000, tonumber(m.service_ms) / math.max(1, tonumber(m.slots)))))
 end
 
--- Return the refusal of one more prediction of this tenant as a reply, or nil.
-local function refusal(m, tenant, most_queued, now)
+-- Return the refusal of one more prediction of this account as a reply, or nil.
+local function refusal(m, account, most_queued, now)
   local may_be_tried = m.breaker == 'open' and breaker.is_cool(m.open_until, m.cool_ms, now) -- and where nothing waits, only with what comes
   if m.breaker ~= '' and m.breaker_mode == 'fail' and not may_be_tried then
     return { 'refused', 'breaker_open', '', math.max(1000, tonumber(m.open_until) - now), '' }
-  elseif most_queued ~= '' and pending.counted(queue, 'queued', tenant) >= tonumber(most_queued) then
+  elseif most_queued ~= '' and pending.counted(queue, 'queued', account) >= tonumber(most_queued) then
     return { 'refused', 'too_many_queued', most_queued, one_leaves_ms(m), '' }
   elseif m.mode == 'bounded' and how_many_live() - m.claimed >= tonumber(m.max_queued) then
     return { 'refused', 'queue_full', m.max_queued, one_leaves_ms(m), '' }
@@ -103,7 +103,7 @@ local function accept(key, arg, last)
   local r = { account = '', queue = '', lane = '', shard = '', cost = '', arrival = '', token = '', mid = '', begun = '',
     deadline = '', start_by = '' }
   for i = arg + 13, arg + 21, 2 do r[ARGV[i]] = ARGV[i + 1] end
-  local tenant, lane = r.account, r.lane
+  local account, lane = r.account, r.lane
   queue = r.queue
   if not looks[lane] then
     write_so_far()
@@ -112,13 +112,13 @@ local function accept(key, arg, last)
   local m = looks[lane]
   m.lane.number = nil
   if m.streams == '' then return { 'unknown' } end
-  local refused = refusal(m, tenant, ARGV[arg + 8], now)
+  local refused = refusal(m, account, ARGV[arg + 8], now)
   if refused then return refused end
 
-  local new_limits = share.bring_limits(queue, tenant, ARGV[arg + 6], ARGV[arg + 7], ARGV[arg + 9])
+  local new_limits = share.bring_limits(queue, account, ARGV[arg + 6], ARGV[arg + 7], ARGV[arg + 9])
   local hope, runs = outlook.of(nil, r, now, m)
   if start_by_ms ~= '' and hope[3] ~= '' and hope[3] > tonumber(start_by_ms) then
-    share.brought[tenant] = nil -- the stored ones hold for the next item
+    share.brought[account] = nil -- the stored ones hold for the next item
     return { 'refused', 'cannot_start_in_time', math.floor(start_by_ms / 1000), math.min(3600000, hope[3] - start_by_ms), hope[3] }
   end
 
@@ -126,8 +126,8 @@ local function accept(key, arg, last)
   live[#live + 1], live[#live + 2] = now, id
   if new_limits then
     write_so_far()
-    share.write_limits(queue, tenant, new_limits)
-    share.update_turns(queue, tenant) -- without a limit no other step would give turns to its other lanes
+    share.write_limits(queue, account, new_limits)
+    share.update_turns(queue, account) -- without a limit no other step would give turns to its other lanes
   end
   arrivals = (arrivals or m.arrivals) + 1
   pending.count('meta', 'arrivals', 1)
@@ -139,8 +139,8 @@ local function accept(key, arg, last)
   for _, other in pairs(looks) do
     other['ready:' .. lane], other['backlogged:' .. lane] = m.lane.ready, m.lane.backlogged
   end
-  if outlook.lines_up[lane] and not outlook.place_in(outlook.lines_up[lane], tenant) then outlook.lines_up[lane] = nil end
-  pending.count('queued', tenant, 1)
+  if outlook.lines_up[lane] and not outlook.place_in(outlook.lines_up[lane], account) then outlook.lines_up[lane] = nil end
+  pending.count('queued', account, 1)
   pending.count('tally', 'accepted:' .. lane, 1)
 
   local at = string.format('%d', now)
@@ -167,7 +167,7 @@ local function accept(key, arg, last)
   if records.soonest(r) then deadlines[#deadlines + 1], deadlines[#deadlines + 2] = records.soonest(r), id end
   redis.call('RPUSH', keys.events(id), 'created ' .. at .. ' ')
   if fingerprint ~= '' then redis.call('SET', KEYS[key + 3], id .. ' ' .. fingerprint, 'PX', ARGV[arg + 4]) end
-  log.write('accepted', id, queue, tenant, at, lane)
+  log.write('accepted', id, queue, account, at, lane)
   accepted[id] = now
   return { 'created', now, r.deadline, hope }
 end

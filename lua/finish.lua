@@ -72,7 +72,7 @@ local function finish(key, arg, last)
     ran_ms = ran_ms, grace_ms = ARGV[arg + 10], ended = token, served_s = served_ms / 1000, over_ms = over_ms, shown = shown,
   }, now)
   queue, ended[id] = r.queue, token
-  if share.has_any(queue, 'limits') then share.flush(queue) end -- whether a tenant may run again changes with each end
+  if share.has_any(queue, 'limits') then share.flush(queue) end -- whether a account may run again changes with each end
   return 'finished', own
 end
 

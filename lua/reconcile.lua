@@ -28,7 +28,7 @@ local function is_waiting(id, r)
   return newest and newest[1] == r.mid
 end
 
--- Make claims look into its stream or its tenant's backlog. Returns true if they did not.
+-- Make claims look into its stream or its account's backlog. Returns true if they did not.
 local function offer_again(r)
   if r.mid ~= '' then
     local mask = ready.mask_of(queue, r.lane)
@@ -49,7 +49,7 @@ local function time_again(id, r)
   return true
 end
 
--- Nothing is live: clear the counts per tenant, which a lost key may have made wrong.
+-- Nothing is live: clear the counts per account, which a lost key may have made wrong.
 local function forget_counts()
   for _, lane in ipairs(share.LANES) do
     if redis.call('EXISTS', keys.queue(queue, 'vtime:' .. lane)) == 1 then return end -- `live` was lost, not they

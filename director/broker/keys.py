@@ -335,19 +335,19 @@ last = _of_queue(
 )
 """hash · consumer → nonce and ids of its last claim, so that a repeated call gets the same answer."""
 vtime = _of_queue_and("vtime", grows="callers: one of each account")
-"""zset · tenants that claims admit from → virtual time: served cost ÷ weight. Gone when no backlog may enter."""
+"""zset · accounts that claims admit from → virtual time: served cost ÷ weight. Gone when no backlog may enter."""
 debt = _of_queue_and("debt", grows="callers: one of each account")
-"""zset · other tenants whose virtual time is ahead of the lane's. Gone with `vtime`."""
+"""zset · other accounts whose virtual time is ahead of the lane's. Gone with `vtime`."""
 queued = _of_queue("queued", grows="callers: one of each account")
-"""hash · tenant → number of its waiting and delayed predictions. Fields go at zero."""
+"""hash · account → number of its waiting and delayed predictions. Fields go at zero."""
 running = _of_queue("running", grows="callers: one of each account")
-"""hash · tenant → number of its claims. Fields go at zero."""
+"""hash · account → number of its claims. Fields go at zero."""
 limits = _of_queue("limits", permanent="one field per account that has limits", grows="callers: one of each account")
-"""hash · tenant → `<weight> <most running> <revision>`. By enqueue and limit."""
+"""hash · account → `<weight> <most running> <revision>`. By enqueue and limit."""
 held = _of_queue("held", permanent="accounts that an operator paused", grows="operators: one of each account")
-"""set · tenants that an operator paused."""
+"""set · accounts that an operator paused."""
 suspended = _of_queue("suspended", permanent="accounts that are suspended", grows="operators: one of each account")
-"""hash · tenants whose account is suspended → revision of the suspension. Written by pause."""
+"""hash · suspended accounts → revision of the suspension. Written by pause."""
 slots = _of_queue(
     "slots", permanent="one field per director, removed with its consumer", grows="directors: one field of each"
 )
@@ -381,9 +381,9 @@ def stream(queue: QueueName, lane: str, number: int) -> str:
 
 
 @_grows("callers: counted, with the prediction")
-def backlog(queue: QueueName, lane: str, tenant: str) -> str:
-    """zset · a tenant's predictions that wait behind the ready tier → number of arrival. Emptied by claims and ends."""
-    return f"{tag(queue_partition(queue))}:q:{queue}:backlog:{lane}:{tenant}"
+def backlog(queue: QueueName, lane: str, account: str) -> str:
+    """zset · a account's predictions that wait behind the ready tier → number of arrival. Emptied by claims and ends."""
+    return f"{tag(queue_partition(queue))}:q:{queue}:backlog:{lane}:{account}"
 
 
 PERMANENT["s"] = "a work stream: emptied by XACK and XDEL, never dropped, or its group and last id would be lost"

@@ -8,7 +8,7 @@
 --                may_run
 
 outlook.TURNS_OF = { high = 8, normal = 3, low = 1 }
-outlook.LOOK = 32 -- most tenants, and most entries of a stream, that are counted
+outlook.LOOK = 32 -- most accounts, and most entries of a stream, that are counted
 outlook.P90 = 1.2816
 
 -- Undelivered entries of each stream of a lane that may hold any, by its mask.
@@ -38,7 +38,7 @@ function outlook.ahead_in_streams(own, before, depth, turn)
   return sum
 end
 
--- The tenants that have turns in a lane, by place: name, virtual time, and what it has waiting. Read once for a call.
+-- The accounts that have turns in a lane, by place: name, virtual time, and what it has waiting. Read once for a call.
 outlook.lines_up = {}
 function outlook.line_up(queue, lane)
   local up = outlook.lines_up[lane]
@@ -52,22 +52,22 @@ function outlook.line_up(queue, lane)
   return up
 end
 
--- Return the tenant's place in the line, or nil.
-function outlook.place_in(up, tenant)
+-- Return the account's place in the line, or nil.
+function outlook.place_in(up, account)
   for i, name in ipairs(up.names) do
-    if name == tenant then return i end
+    if name == account then return i end
   end
 end
 
--- Entries that leave backlogs before the one at `rank` of its tenant's: each tenant's share by weight, at most what it
--- has waiting. That number includes other lanes, because one call then reads it for all tenants.
+-- Entries that leave backlogs before the one at `rank` of its account's: each account's share by weight, at most what it
+-- has waiting. That number includes other lanes, because one call then reads it for all accounts.
 function outlook.ahead_in_backlogs(r, rank, each_s)
-  local queue, lane, tenant = r.queue, r.lane, r.account
+  local queue, lane, account = r.queue, r.lane, r.account
   local up = outlook.line_up(queue, lane)
-  local place = outlook.place_in(up, tenant)
-  local own = place and up.times[place] or tonumber(redis.call('ZSCORE', keys.queue(queue, 'vtime:' .. lane), tenant)
-    or redis.call('ZSCORE', keys.queue(queue, 'debt:' .. lane), tenant) or share.lane_clock(queue, lane))
-  local turn = own + rank * each_s / share.limits_of(queue, tenant) -- the virtual time at which it is admitted
+  local place = outlook.place_in(up, account)
+  local own = place and up.times[place] or tonumber(redis.call('ZSCORE', keys.queue(queue, 'vtime:' .. lane), account)
+    or redis.call('ZSCORE', keys.queue(queue, 'debt:' .. lane), account) or share.lane_clock(queue, lane))
+  local turn = own + rank * each_s / share.limits_of(queue, account) -- the virtual time at which it is admitted
   local sum, others, later = rank, 0, pending.counts.queued or {}
   local times, queued, are_equal = up.times, up.waiting, not share.has_any(queue, 'limits')
   for i, other in ipairs(up.names) do

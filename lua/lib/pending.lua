@@ -44,7 +44,7 @@ function pending.count(what, field, by)
   sums[field] = (sums[field] or 0) + by
 end
 
--- A counter of a tenant is removed at zero, so that a queue remembers only tenants with work.
+-- A counter of a account is removed at zero, so that a queue remembers only accounts with work.
 pending.OF_TENANTS = { queued = true, running = true }
 function pending.write_counts(queue)
   for what, sums in pairs(pending.counts) do
@@ -60,9 +60,9 @@ function pending.write_counts(queue)
   pending.fields = {}
 end
 
-function pending.counted(queue, what, tenant)
-  local later = pending.counts[what] and pending.counts[what][tenant] or 0
-  return tonumber(redis.call('HGET', keys.queue(queue, what), tenant) or 0) + later
+function pending.counted(queue, what, account)
+  local later = pending.counts[what] and pending.counts[what][account] or 0
+  return tonumber(redis.call('HGET', keys.queue(queue, what), account) or 0) + later
 end
 
 -- Count an entry that came into the streams, or left them because it was handed out or ended.
@@ -94,4 +94,4 @@ end
 
 -- Write what the steps so far hold back: at the script's end, and before anything that reads it. Removals are last: after a
 -- fault of what predictions share, each is still live and has its lease.
-pending.ended_of = {} -- tenants
+pending.ended_of = {} -- accounts

@@ -64,7 +64,7 @@ function ready.offer(queue, lane, number, mask)
   ready.ring(queue)
 end
 
--- The stream of its tenant's shard with the fewest waiting. `look`: from share.look_at_lane; it keeps the answer.
+-- The stream of its account's shard with the fewest waiting. `look`: from share.look_at_lane; it keeps the answer.
 function ready.choose_stream(r, look)
   if look.number then return look.number end
   local least

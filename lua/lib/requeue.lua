@@ -41,11 +41,11 @@ end
 function requeue.spread(jitter, k) return k == 1 and jitter or (jitter + k * 0.6180339887) % 1 end
 
 -- Write the limits of an account that came with its prediction, unless the queue knows newer ones.
-function requeue.take_over_limits(queue, tenant, weight, most_running, revision)
-  local text = share.bring_limits(queue, tenant, weight, most_running, revision)
+function requeue.take_over_limits(queue, account, weight, most_running, revision)
+  local text = share.bring_limits(queue, account, weight, most_running, revision)
   if not text then return end
-  share.write_limits(queue, tenant, text)
-  share.update_turns(queue, tenant)
+  share.write_limits(queue, account, text)
+  share.update_turns(queue, account)
 end
 
 -- Take its claim away and put it back, or end it if it may not run again. Returns its new state in one word.

@@ -1,5 +1,5 @@
 -- lib/share: decide whose turn it is. While slots are free, a prediction goes straight into a stream. Else it joins its
--- tenant's backlog. A claim that finds the streams empty admits the oldest prediction of the tenant with the least virtual
+-- account's backlog. A claim that finds the streams empty admits the oldest prediction of the account with the least virtual
 -- time (served cost ÷ weight). An entry put into a stream before its turn would be served out of turn.
 --
 -- uses keys:     queue, record, stream
@@ -10,9 +10,9 @@
 -- uses estimate: expected_s
 
 share.LANES = { 'high', 'normal', 'low' }
-share.LOOK_AHEAD = 8 -- entries of the tenant's backlog that are read at once, or searched for a warm affinity key
+share.LOOK_AHEAD = 8 -- entries of the account's backlog that are read at once, or searched for a warm affinity key
 
-function share.backlog(queue, lane, tenant) return keys.queue(queue, 'backlog:' .. lane .. ':' .. tenant) end
+function share.backlog(queue, lane, account) return keys.queue(queue, 'backlog:' .. lane .. ':' .. account) end
 
 -- Most queues have no limits and pauses: one command tells so. This is read once, since a script runs alone.
 share.asked = {}
@@ -33,10 +33,10 @@ end
 -- Limits that came with a submit count before they are written.
 share.brought = {}
 
--- (weight, most running or nil) of a tenant.
-function share.limits_of(queue, tenant)
-  if share.brought[tenant] then return unpack(share.brought[tenant], 1, 2) end
-  local text = share.has_any(queue, 'limits') and redis.call('HGET', keys.queue(queue, 'limits'), tenant)
+-- (weight, most running or nil) of a account.
+function share.limits_of(queue, account)
+  if share.brought[account] then return unpack(share.brought[account], 1, 2) end
+  local text = share.has_any(queue, 'limits') and redis.call('HGET', keys.queue(queue, 'limits'), account)
   if not text then return 1, nil end
   local weight, most = string.match(text, '^(%S+) (%S*) ')
   return tonumber(weight), tonumber(most)
@@ -44,37 +44,37 @@ end
 
 -- Each submit brings its account's limits. Returns the text to write, or nil. `revision` counts an operator's changes:
 -- an older one, which an API may have for a few seconds, changes nothing.
-function share.bring_limits(queue, tenant, weight, most_running, revision)
+function share.bring_limits(queue, account, weight, most_running, revision)
   local text = weight .. ' ' .. most_running .. ' ' .. revision
-  local known = share.has_any(queue, 'limits') and redis.call('HGET', keys.queue(queue, 'limits'), tenant) or '1  0'
+  local known = share.has_any(queue, 'limits') and redis.call('HGET', keys.queue(queue, 'limits'), account) or '1  0'
   if known == text or tonumber(string.match(known, '%S+$')) > tonumber(revision) then return nil end
-  share.brought[tenant] = { tonumber(weight), tonumber(most_running) }
+  share.brought[account] = { tonumber(weight), tonumber(most_running) }
   return text
 end
 
-function share.write_limits(queue, tenant, text)
+function share.write_limits(queue, account, text)
   local key = keys.queue(queue, 'limits')
   if text == '1  0' then
-    redis.call('HDEL', key, tenant)
+    redis.call('HDEL', key, account)
   else
-    redis.call('HSET', key, tenant, text)
+    redis.call('HSET', key, account, text)
   end
   share.asked[queue].limits = true
 end
 
-function share.is_suspended(queue, tenant)
-  return share.has_any(queue, 'suspended') and redis.call('HEXISTS', keys.queue(queue, 'suspended'), tenant) == 1
+function share.is_suspended(queue, account)
+  return share.has_any(queue, 'suspended') and redis.call('HEXISTS', keys.queue(queue, 'suspended'), account) == 1
 end
 
-function share.is_held(queue, tenant)
-  return share.is_suspended(queue, tenant) or (share.has_any(queue, 'held') and redis.call('SISMEMBER', keys.queue(queue, 'held'), tenant) == 1)
+function share.is_held(queue, account)
+  return share.is_suspended(queue, account) or (share.has_any(queue, 'held') and redis.call('SISMEMBER', keys.queue(queue, 'held'), account) == 1)
 end
 
--- True if one more prediction of this tenant may run now.
-function share.may_run(queue, tenant)
-  if share.is_held(queue, tenant) then return false end
-  local _, most = share.limits_of(queue, tenant)
-  return not most or pending.counted(queue, 'running', tenant) < most
+-- True if one more prediction of this account may run now.
+function share.may_run(queue, account)
+  if share.is_held(queue, account) then return false end
+  local _, most = share.limits_of(queue, account)
+  return not most or pending.counted(queue, 'running', account) < most
 end
 function share.write_clocks(queue)
   for lane, own in pairs(pending.clocks) do
@@ -87,53 +87,53 @@ function share.lane_clock(queue, lane)
   return pending.clocks[lane] or tonumber(redis.call('HGET', keys.queue(queue, 'meta'), 'clock:' .. lane) or 0)
 end
 
--- Keep the virtual time of a tenant without a turn only while it is ahead of the lane's: else it has no meaning.
-function share.keep_debt(queue, lane, tenant, own)
+-- Keep the virtual time of a account without a turn only while it is ahead of the lane's: else it has no meaning.
+function share.keep_debt(queue, lane, account, own)
   if own > share.lane_clock(queue, lane) then
-    redis.call('ZADD', keys.queue(queue, 'debt:' .. lane), own, tenant)
+    redis.call('ZADD', keys.queue(queue, 'debt:' .. lane), own, account)
   else
-    redis.call('ZREM', keys.queue(queue, 'debt:' .. lane), tenant)
+    redis.call('ZREM', keys.queue(queue, 'debt:' .. lane), account)
   end
 end
 
--- Give turns to a tenant that has a backlog and may run. Time before it came is not owed. Returns true if it is new.
-function share.join_turns(queue, lane, tenant)
+-- Give turns to a account that has a backlog and may run. Time before it came is not owed. Returns true if it is new.
+function share.join_turns(queue, lane, account)
   local vtime, debt = keys.queue(queue, 'vtime:' .. lane), keys.queue(queue, 'debt:' .. lane)
-  if redis.call('ZSCORE', vtime, tenant) then return false end
-  local own = redis.call('ZSCORE', debt, tenant)
-  if own then redis.call('ZREM', debt, tenant) end
-  redis.call('ZADD', vtime, math.max(own or 0, share.lane_clock(queue, lane)), tenant)
+  if redis.call('ZSCORE', vtime, account) then return false end
+  local own = redis.call('ZSCORE', debt, account)
+  if own then redis.call('ZREM', debt, account) end
+  redis.call('ZADD', vtime, math.max(own or 0, share.lane_clock(queue, lane)), account)
   return true
 end
 
-function share.leave_turns(queue, lane, tenant)
+function share.leave_turns(queue, lane, account)
   local vtime = keys.queue(queue, 'vtime:' .. lane)
-  local own = redis.call('ZSCORE', vtime, tenant)
+  local own = redis.call('ZSCORE', vtime, account)
   if not own then return end
-  redis.call('ZREM', vtime, tenant)
-  if redis.call('EXISTS', vtime) == 0 then -- no tenant waits for a turn: past service is forgotten
+  redis.call('ZREM', vtime, account)
+  if redis.call('EXISTS', vtime) == 0 then -- no account waits for a turn: past service is forgotten
     redis.call('DEL', keys.queue(queue, 'debt:' .. lane))
     redis.call('HDEL', keys.queue(queue, 'meta'), 'clock:' .. lane)
     pending.clocks[lane] = nil
   else
-    share.keep_debt(queue, lane, tenant, tonumber(own))
+    share.keep_debt(queue, lane, account, tonumber(own))
   end
 end
 
--- Move a tenant's virtual time by these seconds, one after the other, while there is another tenant to compare with.
-function share.charge(queue, lane, tenant, ...)
-  local vtime, weight = keys.queue(queue, 'vtime:' .. lane), share.limits_of(queue, tenant)
-  local own, least = redis.call('ZSCORE', vtime, tenant), -math.huge
+-- Move a account's virtual time by these seconds, one after the other, while there is another account to compare with.
+function share.charge(queue, lane, account, ...)
+  local vtime, weight = keys.queue(queue, 'vtime:' .. lane), share.limits_of(queue, account)
+  local own, least = redis.call('ZSCORE', vtime, account), -math.huge
   local has_turns = own
   if not has_turns then
     if redis.call('EXISTS', vtime) == 0 then return end
-    own, least = redis.call('ZSCORE', keys.queue(queue, 'debt:' .. lane), tenant) or 0, share.lane_clock(queue, lane)
+    own, least = redis.call('ZSCORE', keys.queue(queue, 'debt:' .. lane), account) or 0, share.lane_clock(queue, lane)
   end
   for i = 1, select('#', ...) do own = math.max(own, least) + select(i, ...) / weight end
   if has_turns then
-    redis.call('ZADD', vtime, own, tenant)
+    redis.call('ZADD', vtime, own, account)
   else
-    share.keep_debt(queue, lane, tenant, own)
+    share.keep_debt(queue, lane, account, own)
   end
 end
 
@@ -146,23 +146,23 @@ function share.take_from_backlog(id, r)
   return true
 end
 
--- Whether a tenant may run may have changed: give it turns in all its lanes, or in none. This is done at once, not by
--- claims: a claim looks at a bounded number of tenants, and finds no work if all of these are at their limits.
-function share.update_turns(queue, tenant)
-  local may = share.may_run(queue, tenant)
+-- Whether a account may run may have changed: give it turns in all its lanes, or in none. This is done at once, not by
+-- claims: a claim looks at a bounded number of accounts, and finds no work if all of these are at their limits.
+function share.update_turns(queue, account)
+  local may = share.may_run(queue, account)
   for _, lane in ipairs(share.LANES) do
     if not may then
-      share.leave_turns(queue, lane, tenant)
-    elseif redis.call('EXISTS', share.backlog(queue, lane, tenant)) == 1 and share.join_turns(queue, lane, tenant) then
+      share.leave_turns(queue, lane, account)
+    elseif redis.call('EXISTS', share.backlog(queue, lane, account)) == 1 and share.join_turns(queue, lane, account) then
       ready.ring(queue)
     end
   end
 end
 
--- One more of the tenant's runs, or one less. Only a tenant with limits can reach one.
-function share.note_running(queue, tenant)
-  local _, most = share.limits_of(queue, tenant)
-  if most then share.update_turns(queue, tenant) end
+-- One more of the account's runs, or one less. Only a account with limits can reach one.
+function share.note_running(queue, account)
+  local _, most = share.limits_of(queue, account)
+  if most then share.update_turns(queue, account) end
 end
 
 -- ── in and out ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -175,18 +175,18 @@ function share.look_at_lane(queue, lane)
     claimed = redis.call('ZCARD', keys.queue(queue, 'lease')), mask = tonumber(m[4] or 0), streams = m[5] }
 end
 
--- True if no tenant waits for a turn in the lane, and a slot is free beyond the ready entries.
+-- True if no account waits for a turn in the lane, and a slot is free beyond the ready entries.
 function share.is_calm(look)
   return look.backlogged <= 0 and look.ready < math.max(1, look.slots - look.claimed)
 end
 
 -- Put a waiting prediction in line. Returns its stream and entry, '' in a backlog. A prediction that was handed out before
--- goes to the head of its tenant's backlog, by its arrival. `look`: the result of share.look_at_lane, if at hand; it is kept up
+-- goes to the head of its account's backlog, by its arrival. `look`: the result of share.look_at_lane, if at hand; it is kept up
 -- to date. What predictions share is written by share.flush.
 share.backlog_depths, share.has_turns = {}, {}
 function share.file(id, r, look)
-  local queue, lane, tenant = r.queue, r.lane, r.account
-  local may = share.may_run(queue, tenant)
+  local queue, lane, account = r.queue, r.lane, r.account
+  local may = share.may_run(queue, account)
   if may then look = look or share.look_at_lane(queue, lane) end
   if may and share.is_calm(look) then
     local number, mid = ready.add_entry(id, r, ready.choose_stream(r, look))
@@ -197,12 +197,12 @@ function share.file(id, r, look)
     look.mask = ready.with_bit(look.mask, number)
     return number, mid
   end
-  local backlog = share.backlog(queue, lane, tenant)
+  local backlog = share.backlog(queue, lane, account)
   pending.add_to_backlog(backlog, id, r)
   if look then look.backlogged = look.backlogged + 1 end
   if share.backlog_depths[backlog] then share.backlog_depths[backlog] = share.backlog_depths[backlog] + 1 end
   if may then
-    if not share.has_turns[backlog] then share.join_turns(queue, lane, tenant) end
+    if not share.has_turns[backlog] then share.join_turns(queue, lane, account) end
     share.has_turns[backlog] = true
     ready.ring(queue)
   end
@@ -214,13 +214,13 @@ function share.flush(queue)
     pending.joining[backlog] = nil
   end
   for lane, of in pairs(pending.corrections) do
-    for tenant, all in pairs(of) do share.charge(queue, lane, tenant, unpack(all)) end
+    for account, all in pairs(of) do share.charge(queue, lane, account, unpack(all)) end
     pending.corrections[lane] = nil
   end
   pending.write_counts(queue)
-  for tenant in pairs(pending.ended_of) do
-    share.note_running(queue, tenant)
-    pending.ended_of[tenant] = nil
+  for account in pairs(pending.ended_of) do
+    share.note_running(queue, account)
+    pending.ended_of[account] = nil
   end
   pending.write_removals(queue)
 end
@@ -232,8 +232,8 @@ function share.file_now(id, r)
   return { 'stream', stream, 'mid', mid, 'charged', '' }
 end
 
-function share.count_now(queue, what, tenant, by)
-  pending.count(what, tenant, by)
+function share.count_now(queue, what, account, by)
+  pending.count(what, account, by)
   share.flush(queue)
 end
 
@@ -246,12 +246,12 @@ end
 
 share.EMPTY_LINE = {}
 
--- The turns of a lane: its tenants with the least virtual time, each with the first entries of its backlog. They are read
--- once, played forward, and written once. As many turns can be given as tenants were read: no other's time comes before.
+-- The turns of a lane: its accounts with the least virtual time, each with the first entries of its backlog. They are read
+-- once, played forward, and written once. As many turns can be given as accounts were read: no other's time comes before.
 function share.read_turns(queue, lane, most)
   local turns, least = {}, redis.call('ZRANGE', keys.queue(queue, 'vtime:' .. lane), 0, most - 1, 'WITHSCORES')
   for i = 1, #least, 2 do
-    turns[#turns + 1] = { tenant = least[i], own = tonumber(least[i + 1]), line = share.EMPTY_LINE, admitted = {},
+    turns[#turns + 1] = { account = least[i], own = tonumber(least[i + 1]), line = share.EMPTY_LINE, admitted = {},
       backlog = share.backlog(queue, lane, least[i]), is_whole = false, has_moved = false, is_over = false }
   end
   turns.length = math.max(share.LOOK_AHEAD, math.floor(2 * most / #least) + 1)
@@ -261,7 +261,7 @@ end
 function share.least_of(turns)
   local best
   for _, turn in ipairs(turns) do
-    local is_tied = best and turn.own == best.own and turn.tenant < best.tenant
+    local is_tied = best and turn.own == best.own and turn.account < best.account
     if not turn.is_over and (not best or turn.own < best.own or is_tied) then best = turn end
   end
   return best
@@ -287,12 +287,12 @@ function share.write_turns(queue, lane, turns)
     share.write_line(turn)
     if turn.has_moved then
       moved[#moved + 1] = turn.own
-      moved[#moved + 1] = turn.tenant
+      moved[#moved + 1] = turn.account
     end
   end
   if #moved > 0 then redis.call('ZADD', keys.queue(queue, 'vtime:' .. lane), unpack(moved)) end
   for _, turn in ipairs(turns) do
-    if turn.is_over then share.leave_turns(queue, lane, turn.tenant) end
+    if turn.is_over then share.leave_turns(queue, lane, turn.account) end
   end
 end
 
@@ -323,8 +323,8 @@ end
 
 -- Admit up to `most` predictions of a lane in turn, and charge their expected time. The lane's streams are empty, so any
 -- stream of a shard will do. Places are noted in the records: the caller writes these, the counts and, at its end, the
--- clock. Returns records with `id`, how many it looked at, and true if no tenant has a turn. Moves what is out of place: a
--- tenant that may not run now, an id that does not wait.
+-- clock. Returns records with `id`, how many it looked at, and true if no account has a turn. Moves what is out of place: a
+-- account that may not run now, an id that does not wait.
 function share.admit(queue, lane, warm, most, looks, streams, fits)
   local admitted, looked, turns, is_last = {}, 0, nil, false
   while #admitted < most and looked < looks do
@@ -332,16 +332,16 @@ function share.admit(queue, lane, warm, most, looks, streams, fits)
     local turn = share.least_of(turns)
     is_last = not turn
     if is_last then break end
-    local tenant, place = turn.tenant, share.next_in_line(turn, turns.length, warm)
+    local account, place = turn.account, share.next_in_line(turn, turns.length, warm)
     local id = share.line_of(turn, turns.length)[place]
-    local r, may = id and share.read_waiting(id), share.may_run(queue, tenant)
+    local r, may = id and share.read_waiting(id), share.may_run(queue, account)
     looked = looked + 1
     if id and may and r and not records.TERMINAL[r.status] and r.token == '' and r.mid == '' then
       if not fits(tonumber(r.cost)) then break end
       r.stream, r.mid = ready.add_entry(id, r, string.match(r.shard, '%d+') % streams)
       r.charged = estimate.expected_s(r)
       pending.clocks[lane] = turn.own
-      turn.own, turn.has_moved = turn.own + r.charged / share.limits_of(queue, tenant), true
+      turn.own, turn.has_moved = turn.own + r.charged / share.limits_of(queue, account), true
       turn.admitted[#turn.admitted + 1] = table.remove(turn.line, place)
       turn.is_over = #share.line_of(turn, turns.length) == 0
       pending.count('meta', 'backlogged:' .. lane, -1)
@@ -352,9 +352,9 @@ function share.admit(queue, lane, warm, most, looks, streams, fits)
       share.write_turns(queue, lane, turns)
       turns = nil
       if id and may then
-        share.take_from_backlog(id, { queue = queue, lane = lane, account = tenant })
+        share.take_from_backlog(id, { queue = queue, lane = lane, account = account })
       else
-        share.leave_turns(queue, lane, tenant)
+        share.leave_turns(queue, lane, account)
       end
     end
   end
