@@ -382,7 +382,7 @@ def stream(queue: QueueName, lane: str, number: int) -> str:
 
 @_grows("callers: counted, with the prediction")
 def backlog(queue: QueueName, lane: str, account: str) -> str:
-    """zset · a account's predictions that wait behind the ready tier → number of arrival. Emptied by claims and ends."""
+    """zset · an account's predictions behind the ready tier → number of arrival. Emptied by claims and ends."""
     return f"{tag(queue_partition(queue))}:q:{queue}:backlog:{lane}:{account}"
 
 
