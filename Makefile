@@ -67,7 +67,7 @@ bench: $(READY)  ## measure it beside what others do: make bench ARGS="--only dr
 bench-check: $(READY)  ## fail where a ratio became 15 % worse than the one that was kept
 	@$(BIN)/python -m tests.bench check $(ARGS)
 
-bench-keep: $(READY)  ## keep the latest results to compare with, and put them into tests/bench/README.md
+bench-keep: $(READY)  ## keep the latest results to compare with, and put them into docs/reference/internals/benches.md
 	@$(BIN)/python -m tests.bench keep $(ARGS)
 
 deaths: $(READY)  ## kill workers and Redis under ours and other queues, in 15 minutes: make deaths ARGS="--sides ours,bullmq"

@@ -22,7 +22,7 @@ from director.servers.runners.runner import Ended, Logged, Outcome, Produced, Ru
 
 MOST_METRICS_BYTES: Final = 64 * 1024
 MOST_ERROR_CHARS: Final = 16 * 1024
-MOST_EVENTS: Final = 100_000  # shown of one attempt: see README.md, "What is kept of a run's progress"
+MOST_EVENTS: Final = 100_000  # shown of one attempt: see docs/reference/internals/director.md
 LINE_SOUGHT_CHARS: Final = 4096
 NULL: Final = Raw(b"null")
 # The wait for a server that had no room, unless the server says how long itself

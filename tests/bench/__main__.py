@@ -34,7 +34,7 @@ from tests.bench.tables import pace_table, peers_table, put_into, targets_table
 
 FOLDER: Final = Path(__file__).parent
 KEPT: Final = FOLDER / "history.jsonl"
-README: Final = FOLDER / "README.md"
+PAGE: Final = ROOT / "docs/reference/internals/benches.md"
 CAPACITY: Final = ROOT / "docs/explanation/capacity.md"
 PICTURES: Final = ROOT / "docs/assets"
 RESULTS: Final = ROOT / ".bench" / "results.jsonl"
@@ -211,7 +211,7 @@ def _tables(given: argparse.Namespace) -> int:
 
 def tables_of(results: dict[str, Result], runs: Sequence[Result] = ()) -> dict[Path, dict[str, str]]:
     return {
-        README: {"targets": targets_table(results, runs), "peers": peers_table(results)},
+        PAGE: {"targets": targets_table(results, runs), "peers": peers_table(results)},
         ROOT / "docs/explanation/performance.md": {"pace": pace_table(results)},
         CAPACITY: {"capacity": _capacity(results), "curves": scale_table(results)},
         ROOT / "docs/results.md": {

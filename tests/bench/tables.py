@@ -1,4 +1,4 @@
-"""Turn results into tables for the terminal and for the README between its marks."""
+"""Turn results into tables for the terminal and for the page of the benches between its marks."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 from msgspec import Struct
 
-from tests.support.manifests import K8S, Manifest, Pod, overlay, picks, pods
+from tests.support.manifests import PAGE, Manifest, Pod, overlay, picks, pods
 
 pytestmark = pytest.mark.kubectl
 HOSTNAME, ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
@@ -170,7 +170,7 @@ def test_three_nodes_of_four_cores_hold_an_overlay(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["small", "ha"])
 def test_the_page_says_how_much_an_overlay_requests(name: str) -> None:
-    page = (K8S / "README.md").read_text()
+    page = PAGE.read_text()
     [row] = re.findall(rf"^\| `{name}` \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
     figures = [total(name, what, at_most=most) for what in ("cpu", "memory") for most in (False, True)]
     assert [float(each) for each in row] == [round(each, 1) for each in figures]

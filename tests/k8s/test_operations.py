@@ -25,7 +25,7 @@ from director.local.home import Nowhere
 from tests.support.manifests import K8S, Manifest, environment, overlay, pods
 
 ROOT = K8S.parent
-PAGES = ("docs/how-to/kubernetes.md", "k8s/README.md", "k8s/verify.sh")
+PAGES = ("docs/how-to/kubernetes.md", "docs/reference/internals/manifests.md", "k8s/verify.sh")
 KINDS = {"deploy": "Deployment", "deployment": "Deployment", "statefulset": "StatefulSet", "service": "Service"}
 
 pytestmark = pytest.mark.kubectl

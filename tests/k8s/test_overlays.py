@@ -8,7 +8,7 @@ import yaml
 
 from tests.k8s.rules import complaints
 from tests.k8s.schemas import VERSIONS, misfits
-from tests.support.manifests import K8S, OVERLAYS, applied, kept, manifests, overlay, pods
+from tests.support.manifests import K8S, OVERLAYS, PAGE, applied, kept, manifests, overlay, pods
 
 pytestmark = pytest.mark.kubectl
 
@@ -97,7 +97,7 @@ def test_the_snapshot_is_of_the_disk_of_redis() -> None:
 
 
 def test_the_readme_shows_the_pool_as_it_is() -> None:
-    shown = re.findall(r"```yaml\n(.*?)```", (K8S / "README.md").read_text(), re.DOTALL)
+    shown = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     folder = K8S / "overlays/small/pool"
     for text, name in zip(shown, ("kustomization.yaml", "pool.yaml"), strict=True):
         assert yaml.safe_load(text) == yaml.safe_load((folder / name).read_text())

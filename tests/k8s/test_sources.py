@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from director.local.launcher.folder import COG
-from tests.support.manifests import K8S
+from tests.support.manifests import K8S, PAGE
 from tests.unit.cli.test_cli_lines import is_a_command
 
 ROOT = K8S.parent
@@ -66,7 +66,7 @@ def test_git_ignores_the_secrets_files() -> None:
 
 
 def test_the_operations_page_shows_only_existing_commands() -> None:
-    text = (K8S / "README.md").read_text()
+    text = PAGE.read_text()
     shown = {tuple(words.split()) for words in re.findall(r"(?:`|-- )director ((?:[a-z-]+ ?)+)", text)}
     assert ("token", "create", "--account", "me") in {words[:4] for words in shown}
     assert [words for words in sorted(shown) if not is_a_command(words)] == []
@@ -128,9 +128,9 @@ def test_manifests_name_this_release() -> None:
     found = re.search(r'^version = "([\d.]+?)(\.dev\d+)?"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert found
     named: dict[str, set[str]] = {}
-    for path in (*sorted(K8S.rglob("*.yaml")), K8S / "README.md", K8S / "Containerfile"):
+    for path in (*sorted(K8S.rglob("*.yaml")), PAGE, K8S / "README.md", K8S / "Containerfile"):
         for release in re.findall(r"\bdirector(?:-hello)?(?::|, newTag: )(\d+\.[\w.]+)", path.read_text()):
-            named.setdefault(release, set()).add(str(path.relative_to(K8S)))
+            named.setdefault(release, set()).add(str(path.relative_to(ROOT)))
     assert named.keys() == {found[1]}, f"put {found[1]} in place of the others: {named}"
     chart = yaml.safe_load((K8S / "chart/Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (found[1], found[1])

@@ -42,7 +42,7 @@ CLAIMED: Final = 300
 EVENTS: Final = 2_000
 LARGE: Final = 1 << 20
 
-# The bounds of one call. lua/README.md states them
+# The bounds of one call. docs/reference/internals/scripts.md states them
 MOST_COMMANDS: Final = 3_000
 SLOWEST_US: Final = 50_000
 SMALL_REPLY: Final = 8 * 1024

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 ROOT: Final = Path(__file__).parents[2]
 K8S: Final = ROOT / "k8s"
+PAGE: Final = ROOT / "docs/reference/internals/manifests.md"
 OVERLAYS: Final = ("ha", "kind", "multi-pool", "shared", "small")
 WORKLOADS: Final = ("Deployment", "StatefulSet", "Job", "CronJob", "DaemonSet")
 

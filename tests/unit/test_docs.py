@@ -7,6 +7,7 @@ from director.core.states import TERMINAL, TRANSITIONS
 from director.core.view import REASONS
 from director.operate.kinds import KINDS
 from tests.site.commands import blocks_of
+from tests.unit.test_house import MAY_IMPORT
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("api", "director", "k8s", "lua", "tests")
@@ -15,6 +16,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "SECURITY.md",
+    ROOT / "CHANGELOG.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     *READMES,
 ]
@@ -30,6 +32,7 @@ USERS = {"predict.py", "run.py"}  # a file of the reader's own
 WRITTEN = re.compile(r"^<!-- file: (\S+) -->$", re.MULTILINE)  # by the reader, as the page shows
 PYTHON_FILE = re.compile(r"`([\w/-]+\.py)`")
 PLACEHOLDER = re.compile(r"\{\w+\}")
+TREE_LINE = re.compile(r"^[│ ] {4}(\w+) +([\d,]+)   ", re.MULTILINE)
 ARROW = re.compile(r"^ +(\S+) --> (\S+)$", re.MULTILINE)
 
 
@@ -65,6 +68,31 @@ def is_there(page: Path, link: str) -> bool:
     path, _, anchor = link.partition("#")
     target = page.parent / path if path else page
     return target.exists() and (not anchor or anchor in anchors(target))
+
+
+@pytest.mark.parametrize("page", READMES, ids=name_of)
+def test_readme_of_a_package_has_at_most_60_lines(page: Path) -> None:
+    assert page.read_text(encoding="utf-8").count("\n") <= 60, "move what is more to docs/reference/internals"
+
+
+def test_tree_in_the_readme_shows_every_package_with_its_lines() -> None:
+    text = (ROOT / "director/README.md").read_text(encoding="utf-8")
+    shown = {name: int(lines.replace(",", "")) for name, lines in TREE_LINE.findall(text)}
+    packages = {path.parent.name: path.parent for path in (ROOT / "director").glob("*/__init__.py")}
+    assert set(shown) == set(packages)
+    for name, lines in shown.items():
+        found = sum(path.read_bytes().count(b"\n") for path in packages[name].rglob("*.py"))
+        assert abs(found - lines) <= max(found // 10, 100), f"{name} has {found:,} lines"
+    engine = sum(list(shown.values())[:9])
+    assert {round(engine, -3)} == {int(lines.replace(",", "")) for lines in re.findall(r"([\d,]+) lines", text)}
+
+
+def test_table_of_packages_on_the_page_has_the_rows_of_the_test_of_imports() -> None:
+    page = (ROOT / "docs/explanation/architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?) \|", page.partition("## Packages")[2], re.MULTILINE)
+    named = set(re.findall(r"`([\w.]+)`", "".join(rows)))
+    not_in_test = {"lua", "director.examples"}
+    assert named - not_in_test == set(MAY_IMPORT) - {"director", "director.lab"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -67,9 +67,9 @@ def test_given_up_words_stay_out() -> None:
     assert found == []
 
 
-# Sentences of a page of the site, without code, tables and headings
+# Sentences of a page of the site, without code, tables, headings and what a program wrote between two marks
 MOST_WORDS = 18
-BLOCKS = re.compile(r"(?s:^```.*?^```)|^ {4}.*$|^[|#<].*$", re.MULTILINE)
+BLOCKS = re.compile(r"(?s:^```.*?^```|^<!-- ([^\n]+) -->$.*?^<!-- /\1 -->$)|^ {4}.*$|^[|#<].*$", re.MULTILINE)
 BULLET = re.compile(r"^ *(?:[-*]|\d+\.) +", re.MULTILINE)
 LINKED = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 # not within `a.b` or 0.6

@@ -158,7 +158,7 @@ zrange tokens:a 0 1
 zrevrangebylex {a:a}:listing + -
 """.strip().splitlines(),
 }
-# Which part calls which script: the table in lua/README.md, and what each reads
+# Which part calls which script: the table in docs/reference/internals/scripts.md, and what each reads
 SCRIPTS: dict[Part, str] = {
     "api": """
 amend arrive bind bound cancel configure delist demand depart deploy drop enlist enqueue erase get limit migrate note
