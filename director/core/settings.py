@@ -159,7 +159,7 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     concurrent_predictions: Positive = 1
     """Predictions that one model server runs at once."""
     max_failures: Natural = 5
-    """Lost or refused runs in a row after which a server rests and restarts; 0: never."""
+    """Lost or refused runs in a row after which a server rests; 0: never."""
     count_model_failures: bool = False
     """Whether errors that the model's own code raises count for DIRECTOR_MAX_FAILURES too."""
     setup_retry_s: Seconds = 0

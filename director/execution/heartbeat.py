@@ -67,7 +67,7 @@ class SelfReport:
         known, now_ms = self._states, self.clock.now_ms()
         self._states = {}
         for server in servers:
-            url, state = server.runner.url, _state(server)
+            url, state = server.runner.url, server.state
             before = known.get(url)
             self._states[url] = before if before is not None and before[0] == state else (state, now_ms)
         about = About(
@@ -91,20 +91,12 @@ class SelfReport:
             state=state,
             since_ms=since_ms,
             slots=server.usable,
-            detail=server.trouble[:LONGEST_DETAIL],
+            detail=server.detail[:LONGEST_DETAIL],
             failed_starts=server.failed_starts if server.gate.state == "open" else 0,  # a load is counted beside it
             log=server.setup_log,
             has_schema=server.has_schema,
             is_other_version=server.is_other_version,
         )
-
-
-def _state(server: Server) -> str:
-    if server.gate.state != "open":
-        return server.gate.state
-    if server.is_resting:
-        return "resting"
-    return "doubted" if server.health.can_run and server.doubt.is_set() else server.health.status.value
 
 
 @dataclass(eq=False, kw_only=True)

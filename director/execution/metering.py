@@ -24,7 +24,7 @@ from director.runtime.metric_table import METRICS, QueueNames
 from director.runtime.metrics import Counter, RedisMeter, Registry, WebhookMeter
 from director.runtime.tracing import Facts, Span, Tracing, facts_of
 from director.servers.runners.runner import Ended, HealthStatus, Outcome
-from director.servers.servers import Server, Servers
+from director.servers.servers import Servers
 from director.store.directors import EndsFound
 
 MOST_QUEUES: Final = 500
@@ -116,7 +116,7 @@ class Metering(Collector):
             queue = director.queue()
             for name, value in zip(SHOWN, (director.permits, director.used, len(director.claims)), strict=False):
                 families[name].add_metric((queue,), value)
-            states = [_state(server) for server in list(director.servers.all)]
+            states = [server.state for server in list(director.servers.all)]
             for state in STATES:
                 families["director_servers"].add_metric((queue, state), states.count(state))
         for device, (taken, size) in (self._garage.memory if self._garage else {}).items():
@@ -223,14 +223,6 @@ class QueueSeries:
 
 def error_label(code: str) -> str:
     return code if not code or code in KNOWN else OTHER
-
-
-def _state(server: Server) -> str:
-    if server.gate.state != "open":
-        return server.gate.state
-    if server.doubt.is_set():
-        return "doubted"
-    return "resting" if server.is_resting else server.health.status
 
 
 def metrics_of(record: Record, tracker: Tracker, *, setup_wait_s: float, ahead_s: float = 0) -> dict[str, float]:

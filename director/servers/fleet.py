@@ -33,6 +33,7 @@ END_AGAIN_S: Final = 15.0  # a server takes up to 11 s to end
 SLOW_START_S: Final = 60.0
 # coglet starts its worker as `python`; if that one has no coglet, the server reports STARTING for ever
 LIKELY_SLOW: Final = "it loads large weights, or its worker did not start: the `python` of its PATH must have cog"
+ACQUIT_S: Final = 1.0  # a server that is about to end may still say that it is ready
 STRANGER_S: Final = 5.0  # BUSY for this long while nothing of ours runs there: its count and ours differ
 
 PAUSES: Final[dict[HealthStatus, float]] = {
@@ -53,8 +54,9 @@ LEVELS: Final[dict[HealthStatus, int]] = {
 
 
 class Recovery(Struct, eq=False):
-    """Decides when a broken server is asked to end so that a fresh one comes: never while it runs something, and ever
-    less often if a restart did not help. `waits`: how long each status may last before that; for ever if missing or 0.
+    """Decides when a broken server is asked to end so that a fresh one comes: never while it runs something or does not
+    let us in, and ever less often if a restart did not help. `waits`: how long each status may last before that; for
+    ever if missing or 0.
     """
 
     waits: Mapping[HealthStatus, float]
@@ -65,7 +67,7 @@ class Recovery(Struct, eq=False):
     def is_due(self, health: Health, now: float, *, is_idle: bool) -> bool:
         if health.can_run:
             self.tries = 0
-        wait_s = self.waits.get(health.status, 0.0)
+        wait_s = 0.0 if health.is_locked else self.waits.get(health.status, 0.0)
         if not wait_s or not is_idle:
             self.seen = None
             return False
@@ -101,6 +103,7 @@ class Watch(Struct, eq=False):
     is_registered: bool = False
     asked_to_end_at: float | None = None
     stranger: tuple[float, int] | None = None  # since when, and the count of runs then
+    doubted_at: float | None = None
     turn: int = 0  # of the gate, as of the last look
     recovery: Recovery = msgspec.field(default_factory=lambda: Recovery({}))
 
@@ -139,9 +142,7 @@ class Watch(Struct, eq=False):
             self.asked_to_end_at = self.stranger = None
         self._judge_start(health)
         self._judge_count(health, started)
-        # A restart that is only counted ends no run, so it need not wait for the others
-        is_harmless = not server.busy or not server.runner.capabilities.restarts
-        if health.status is HealthStatus.DEFUNCT or (server.doubt.is_set() and health.can_run and is_harmless):
+        if health.status is HealthStatus.DEFUNCT or self._is_restart_due(health):
             await self._end_server()
             health = replace(health, status=HealthStatus.DEFUNCT)
         elif server.runner.capabilities.restarts and self.recovery.is_due(
@@ -160,6 +161,28 @@ class Watch(Struct, eq=False):
         await self._note_end_of_setup(health)
         return health
 
+    def _is_restart_due(self, health: Health) -> bool:
+        """Judge a server in doubt. One that is ready is not restarted for what it answered, and has the doubt taken off
+        it. One that hangs, or is busy with nothing of ours, does not get its slot back otherwise.
+        """
+        server, now = self.server, self.clock.monotonic()
+        if not server.doubt.is_set():
+            self.doubted_at = None
+            return False
+        self.doubted_at = now if self.doubted_at is None else self.doubted_at
+        if not health.can_run:
+            return False
+        if not server.runner.capabilities.restarts:  # it is only counted, which ends no run
+            return True
+        if health.status is HealthStatus.READY and not server.hangs:
+            is_ending = self.asked_to_end_at is not None and now - self.asked_to_end_at < END_AGAIN_S
+            if now - self.doubted_at >= ACQUIT_S and not is_ending:
+                log.info("a model server that a run found dead is ready", extra={"server": server.runner.url})
+                self.doubted_at = None
+                self.servers.acquit(server)
+            return False
+        return not server.busy
+
     async def _note_end_of_setup(self, health: Health) -> None:
         """Record the end of a setup once for each start. This comes last, since no work waits for it."""
         setup = health.since, health.can_run
@@ -177,7 +200,7 @@ class Watch(Struct, eq=False):
         server = self.server
         is_new = health.since not in ("", server.since)
         if is_new or (not health.can_run and not server.since):
-            server.doubt.clear()
+            self.servers.acquit(server)
         if is_new:
             self.servers.started(server, health.since)
             self.asked_to_end_at = self.stranger = None

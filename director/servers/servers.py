@@ -1,8 +1,8 @@
 """Know all model servers of this director, the permits for their slots, which of them can run, and what the end of a
 run says about its server.
 
-Never asks a server anything: the watch reports each look at one. A server that keeps failing rests (`Trust`), a
-server that needs a restart is in doubt until the watch has seen to that, and neither holds up the others.
+Never asks a server anything: the watch reports each look at one. A server that keeps failing rests (`Trust`). A server
+that a run found dead is in doubt until the watch has asked it. Neither holds up the others.
 """
 
 import asyncio
@@ -58,21 +58,15 @@ AGAINST: Final = frozenset({Outcome.FAILED, Outcome.CANCELED, Outcome.LOST, Outc
 SICKNESS: Final = re.compile(
     r"\b(?:CUDA|cuDNN|cuBLAS|NCCL)[ _]|\bHIP error|out of memory|device-side assert", re.IGNORECASE
 )
-# The outcomes that a restart may help against. A server that refuses has no room, or lets others go first
-MENDED_BY_A_START: Final = frozenset({Outcome.FAILED, Outcome.LOST})
 MOST_REFUSED: Final = 1000  # predictions that are remembered for having been refused
-
-
-class Rest(Struct, frozen=True, kw_only=True):
-    seconds: float
-    restart: bool
 
 
 class Trust:
     """The trust in one server, by how its last runs ended. `most`: failures in a row after which it rests; 0 for never.
 
     Some servers answer health checks well and fail every run at once: one with a broken GPU would drain a queue. Each
-    rest is twice as long as the last, and after it the server runs one prediction at a time until a run succeeds.
+    rest is twice as long as the last, and after it the server runs one prediction at a time until a run succeeds. It is
+    not restarted, since what fails may be the inputs: an operator sees that it rests.
 
     Errors that the model's own code raises mostly come from inputs, so they count only if they have words of sickness,
     or of a dead engine (`by_words`), and come from two accounts. With `counts_failed` they all count. Failures of a
@@ -86,11 +80,14 @@ class Trust:
         self._rests = 0
         self._died = ""
         self._accused_by = ""
-        self._is_restarted = False
 
     @property
     def is_on_trial(self) -> bool:
         return self._rests > 0
+
+    @property
+    def failures_in_words(self) -> str:
+        return f"{self.failures} runs in a row failed on it"
 
     def note(
         self,
@@ -101,14 +98,13 @@ class Trust:
         by_words: bool = False,
         account: str = "",
         error: str = "",
-    ) -> Rest | None:
+    ) -> float | None:
         """Count the end of a run on the start `since` of the server: all runs that one death ends are one failure.
         `account`: whose run it was. With `counts_failed` it is '' if no other account could suffer by its failures.
-        Returns a rest if one is due.
+        Returns the seconds of a rest if one is due.
         """
         if outcome is Outcome.SUCCEEDED:
             self.failures = self._rests = 0
-            self._is_restarted = False
             self._accused_by = ""
             return None
         is_said = outcome is Outcome.FAILED or by_words
@@ -129,14 +125,15 @@ class Trust:
         self.failures += 1
         if self.failures < self._most and not self._rests:
             return None
-        # A second restart would not help where the first did not: an account's inputs may be what fails
-        restart = outcome in MENDED_BY_A_START and not is_dead and not self._is_restarted
-        self._is_restarted |= restart
-        return self.rest(restart=restart)
+        return self.rest()
 
-    def rest(self, *, restart: bool = False) -> Rest:
+    def rest(self) -> float:
         self._rests += 1
-        return Rest(seconds=min(LONGEST_S, FIRST_S * 2.0 ** min(self._rests - 1, MOST_DOUBLINGS)), restart=restart)
+        return min(LONGEST_S, FIRST_S * 2.0 ** min(self._rests - 1, MOST_DOUBLINGS))
+
+    def acquit(self) -> None:
+        """Note that the server is alive after all: the next death that a run finds is another failure."""
+        self._died = ""
 
     def went_well_elsewhere(self, account: str) -> None:
         """Note a success on another server: failures here may not come from what the account sends."""
@@ -190,8 +187,8 @@ class Server(Struct, eq=False):
     `is_reserved`: for one run alone, so that it gives no permits. `has_schema`: it showed one when it was ready.
     `is_other_version`: that is not the schema of the version that is served.
     `setup_log`: the last lines of its last setup, if that failed.
-    `doubt`: set when it needs a restart; it gets no work until the watch has seen to that. `refusal`: why it did not
-    let the director in; '' otherwise.
+    `doubt`: set when a run found it dead or without the slot that it should have; it gets no work until the watch has
+    asked it. `hangs`: a run there does not stop. `refusal`: why it did not let the director in; '' otherwise.
     """
 
     runner: Runner
@@ -202,6 +199,7 @@ class Server(Struct, eq=False):
     gate: Gate = msgspec.field(default_factory=Gate)
     doubt: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     trust: Trust = msgspec.field(default_factory=Trust)
+    hangs: bool = False
     is_resting: bool = False
     refusal: str = ""
     fewer: int | None = None
@@ -247,6 +245,26 @@ class Server(Struct, eq=False):
         return self.health.is_locked or (self.is_resting and bool(self.refusal))
 
     @property
+    def is_on_trial(self) -> bool:
+        """Whether it has rested for its failures, and no run has succeeded since."""
+        return self.can_run and self.trust.is_on_trial
+
+    @property
+    def state(self) -> str:
+        """Its state in reports. One that is on trial still rests there: a rest is short, and what is broken stays."""
+        if self.gate.state != "open":
+            return self.gate.state
+        if self.is_resting or self.is_on_trial:
+            return "resting"
+        return "doubted" if self.health.can_run and self.doubt.is_set() else self.health.status.value
+
+    @property
+    def detail(self) -> str:
+        if not self.is_on_trial:
+            return self.trouble
+        return f"{SERVER_AUTH}: {self.refusal}" if self.refusal else f"on trial: {self.trust.failures_in_words}"
+
+    @property
     def trouble(self) -> str:
         if self.can_run:
             return ""
@@ -255,7 +273,7 @@ class Server(Struct, eq=False):
         if self.is_locked:
             return f"{SERVER_AUTH}: {self.refusal or self.health.detail}"
         if self.is_resting:
-            return f"resting: {self.trust.failures} runs in a row failed on it"
+            return f"resting: {self.trust.failures_in_words}"
         return f"{self.health.status}: {self.health.detail}"
 
     def take_slot(self) -> "list[Permit]":
@@ -517,7 +535,7 @@ class Servers:
         if state in ("loading", "at_rest"):
             gate.turn += 1
             server.health = UNSEEN
-            server.doubt.clear()
+            self.acquit(server)
         if state == "at_rest":
             gate.watched.clear()
         else:
@@ -543,16 +561,25 @@ class Servers:
     def started(self, server: Server, since: str) -> None:
         """Take in a new start of the server: it has all its slots again, and is not in doubt."""
         server.since, server.fewer = since, None
-        server.doubt.clear()
+        self.acquit(server)
 
-    def doubt(self, permit: Permit) -> None:
-        """Ask for a restart of the permit's server, unless it was restarted since."""
+    def doubt(self, permit: Permit, *, hangs: bool = True) -> None:
+        """Give the permit's server no work, unless it was restarted since. The watch restarts it if it is not ready, or
+        if it `hangs`: a run there does not stop.
+        """
         if permit.since == permit.server.since:
+            permit.server.hangs |= hangs
             self.distrust(permit.server)
 
     def distrust(self, server: Server) -> None:
         server.doubt.set()
         self.on_news()
+
+    def acquit(self, server: Server) -> None:
+        """End the doubt about a server that is alive, or has started again."""
+        server.hangs = False
+        server.doubt.clear()
+        server.trust.acquit()
 
     def refused(self, permit: Permit, ended: Ended, run: str) -> Ended:
         """Return the end with its `refusals`, if the server had nothing else to do."""
@@ -565,7 +592,7 @@ class Servers:
         """Judge the server by the end of an account's run. `unasked`: the run was not asked to stop."""
         server, batch = permit.server, permit.batch
         if ended.server_is_dead and not (ended.has_no_slot and self._found_fewer(permit)):
-            self.doubt(permit)
+            self.doubt(permit, hangs=ended.hangs)
         if ended.goes_on is not None:
             self.permits.extend(server, ended.goes_on)
         # A prediction that is refused again says nothing new of the server
@@ -588,7 +615,7 @@ class Servers:
             return
         if not counts:
             return
-        rest = server.trust.note(
+        rest_s = server.trust.note(
             ended.outcome,
             since=permit.since,
             is_dead=ended.server_is_dead,
@@ -596,19 +623,17 @@ class Servers:
             account=suspect if server.trust.counts_failed else account,
             error=ended.error or "",
         )
-        if rest is None:
+        if rest_s is None:
             return
-        facts = {"server": server.runner.url, "failures": server.trust.failures, "rest_s": rest.seconds}
+        facts = {"server": server.runner.url, "failures": server.trust.failures, "rest_s": rest_s}
         log.warning("a model server keeps failing and gets no work for some time", extra=facts)
         server.refusal = ""
-        self._rest(server, rest.seconds)
-        if rest.restart:
-            self.doubt(permit)
+        self._rest(server, rest_s)
 
     def _found_fewer(self, permit: Permit) -> bool:
-        """Judge a server that is full although our count has a free slot. True if no restart is needed for that.
-        It has lost a slot, and gets it back by a restart. If it is soon full again, it never had as many slots as
-        configured, and gets fewer runs instead. With no other run of ours on it, each time is a reason to restart it.
+        """Judge a server that is full although our count has a free slot. True if it need not be asked for that. If it
+        is soon full again, it has fewer slots than configured, or has lost one, and gets fewer runs. With no other run
+        of ours on it, each time is a reason to ask it: one that stays busy is restarted.
         """
         server = permit.server
         if permit.since != server.since or server.running < 2:
@@ -621,7 +646,7 @@ class Servers:
             return False
         server.fewer = max(1, server.usable - 1)
         log.error(
-            "DIRECTOR_CONCURRENT_PREDICTIONS is more than the model server has slots",
+            "DIRECTOR_CONCURRENT_PREDICTIONS is more than the model server has free slots",
             extra={"server": server.runner.url, "told": server.slots, "slots": server.fewer},
         )
         return True
@@ -634,11 +659,11 @@ class Servers:
         return "" if self._now() - self._alone_since >= ALONE_S else account
 
     def _lock(self, server: Server, refusal: str) -> None:
-        rest = server.trust.rest()
-        facts = {"server": server.runner.url, "why": refusal, "code": SERVER_AUTH, "rest_s": rest.seconds}
+        rest_s = server.trust.rest()
+        facts = {"server": server.runner.url, "why": refusal, "code": SERVER_AUTH, "rest_s": rest_s}
         log.error("a model server does not let the director in and gets no work for some time", extra=facts)
         server.refusal = refusal
-        self._rest(server, rest.seconds)
+        self._rest(server, rest_s)
 
     def _rest(self, server: Server, seconds: float) -> None:
         server.is_resting = True

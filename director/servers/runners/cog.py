@@ -47,7 +47,8 @@ LONGEST_S: Final = 0.25
 MAX_HEALTH_BODY: Final = 8 * MIB  # mostly what setup printed
 MAX_OPENAPI_BODY: Final = 1 * MIB
 
-# We never ask for more than its slots, so a run that no director owns holds one, or it lost one. A restart helps both
+# We never ask for more than its slots, so a run that no director owns holds one, or it lost one. If it stays busy with
+# nothing of ours, a restart helps against both
 NO_SLOT: Final = Ended(
     outcome=Outcome.REFUSED, error="The model server had no free slot", server_is_dead=True, has_no_slot=True
 )
@@ -57,6 +58,7 @@ STRANGER_STAYS: Final = Ended(
     outcome=Outcome.LOST,
     error="An earlier run of this prediction does not end on the model server, though it was canceled",
     server_is_dead=True,
+    hangs=True,
 )
 
 

@@ -180,7 +180,8 @@ class Remainder(Protocol):
 class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
     """The one last event. A field that the server did not report is None: the tracker then keeps what progress showed.
 
-    `retry_after_s`: the server's own wish on a refusal. `server_is_dead`: give it no more work before a restart.
+    `retry_after_s`: the server's own wish on a refusal. `server_is_dead`: give it no more work before it was asked.
+    `hangs`: an earlier run there does not stop, so that only a restart helps.
     `has_no_slot`: it stayed full although our count has a free slot. `is_locked`: it does not let the director in, so
     send nothing there. `code`: overrides the code of the outcome. `goes_on`: the rest of the run, which uses its slot
     on the server until it is over. `in_doubt`: the health of the server decides what it means (`outcomes.settled`);
@@ -196,6 +197,7 @@ class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
     metrics: dict[str, Raw] = msgspec.field(default_factory=dict)
     retry_after_s: float | None = None
     server_is_dead: bool = False
+    hangs: bool = False
     has_no_slot: bool = False
     is_locked: bool = False
     code: str = ""

@@ -1,12 +1,12 @@
 import pytest
 
 from director.servers.runners.runner import Outcome
-from director.servers.servers import LONGEST_S, Rest, Trust
+from director.servers.servers import LONGEST_S, Trust
 
 FAILED = Outcome.FAILED
 
 
-def noted(trust: Trust, *outcomes: Outcome, is_dead: bool = False) -> list[Rest | None]:
+def noted(trust: Trust, *outcomes: Outcome, is_dead: bool = False) -> list[float | None]:
     return [trust.note(outcome, since="first", is_dead=is_dead) for outcome in outcomes]
 
 
@@ -18,24 +18,18 @@ def test_a_success_in_between_forgives_all() -> None:
 
 def test_each_failure_on_trial_doubles_the_rest_up_to_a_minute() -> None:
     rests = noted(Trust(2, counts_failed=True), *[FAILED] * 10)[1:]
-    assert [rest.seconds for rest in rests if rest] == [1, 2, 4, 8, 16, 32, *[LONGEST_S] * 3]
+    assert [rest for rest in rests if rest] == [1, 2, 4, 8, 16, 32, *[LONGEST_S] * 3]
 
 
 def test_server_that_fails_for_days_rests_a_minute_each_time() -> None:
-    assert noted(Trust(1, counts_failed=True), *[FAILED] * 2000)[-1] == Rest(seconds=LONGEST_S, restart=False)
-
-
-def test_no_second_restart_until_a_run_succeeds() -> None:
-    trust = Trust(1, counts_failed=True)
-    rests = noted(trust, Outcome.REFUSED, FAILED, FAILED, Outcome.LOST, Outcome.SUCCEEDED, FAILED)
-    assert [rest.restart for rest in rests if rest] == [False, True, False, False, True]
+    assert noted(Trust(1, counts_failed=True), *[FAILED] * 2000)[-1] == LONGEST_S
 
 
 def test_a_success_ends_the_trial_and_the_doubling() -> None:
     trust = Trust(1, counts_failed=True)
     noted(trust, FAILED, FAILED, Outcome.SUCCEEDED)
     assert not trust.is_on_trial
-    assert noted(trust, FAILED) == [Rest(seconds=1, restart=True)]
+    assert noted(trust, FAILED) == [1]
 
 
 def test_refused_input_is_not_a_failure_of_the_server() -> None:
@@ -45,15 +39,23 @@ def test_refused_input_is_not_a_failure_of_the_server() -> None:
 def test_all_runs_lost_to_one_death_are_one_failure() -> None:
     trust = Trust(2, counts_failed=True)
     assert noted(trust, *[Outcome.LOST] * 8, is_dead=True) == [None] * 8
-    assert trust.note(Outcome.LOST, since="second", is_dead=True) == Rest(seconds=1, restart=False)
+    assert trust.note(Outcome.LOST, since="second", is_dead=True) == 1
+
+
+def test_each_death_of_a_server_that_proved_alive_is_a_failure() -> None:
+    trust = Trust(3)
+    for _ in range(2):
+        assert noted(trust, *[Outcome.LOST] * 8, is_dead=True) == [None] * 8
+        trust.acquit()
+    assert noted(trust, Outcome.LOST, is_dead=True) == [1]
 
 
 def test_repeated_failures_of_one_account_count_once() -> None:
     trust = Trust(2, counts_failed=True)
     assert [trust.note(FAILED, since="first", account="a") for _ in range(20)] == [None] * 20
-    assert trust.note(FAILED, since="first", account="b") == Rest(seconds=1, restart=True)
+    assert trust.note(FAILED, since="first", account="b") == 1
     assert trust.note(FAILED, since="first", account="b") is None, "nor does it lengthen the rest"
-    assert trust.note(FAILED, since="first", account="a") == Rest(seconds=2, restart=False)
+    assert trust.note(FAILED, since="first", account="a") == 2
 
 
 def test_failures_count_each_time_if_the_account_succeeds_elsewhere() -> None:
@@ -62,7 +64,7 @@ def test_failures_count_each_time_if_the_account_succeeds_elsewhere() -> None:
     for _ in range(3):
         rests.append(trust.note(FAILED, since="first", account="a"))
         trust.went_well_elsewhere("a")
-    assert rests == [None, None, Rest(seconds=1, restart=True)]
+    assert rests == [None, None, 1]
 
 
 @pytest.mark.parametrize("outcome", [Outcome.LOST, Outcome.REFUSED, Outcome.CANCELED])
@@ -86,7 +88,7 @@ def test_errors_of_the_model_itself_never_count() -> None:
 def test_words_of_sickness_count_from_two_accounts_only() -> None:
     trust = Trust(2)
     rests = [trust.note(FAILED, since="first", account=each, error="CUDA error: no device") for each in "aaaabba"]
-    assert rests == [None] * 6 + [Rest(seconds=1, restart=True)]
+    assert rests == [None] * 6 + [1]
 
 
 @pytest.mark.parametrize(
@@ -128,11 +130,11 @@ def test_success_elsewhere_does_not_acquit_a_sick_server() -> None:
     trust = Trust(1)
     assert trust.note(FAILED, since="first", account="a", error="CUDA error") is None
     trust.went_well_elsewhere("a")
-    assert trust.note(FAILED, since="first", account="b", error="CUDA error") == Rest(seconds=1, restart=True)
+    assert trust.note(FAILED, since="first", account="b", error="CUDA error") == 1
 
 
 def test_error_of_the_model_ends_the_trial_of_a_server() -> None:
     trust = Trust(1)
-    assert noted(trust, Outcome.LOST) == [Rest(seconds=1, restart=True)]
+    assert noted(trust, Outcome.LOST) == [1]
     assert trust.note(FAILED, since="first", error="ValueError: no") is None
     assert not trust.is_on_trial

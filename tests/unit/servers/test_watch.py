@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from director.core.errors import BackendUnavailable
-from director.servers.fleet import END_AGAIN_S, LATER_S, SLOW_START_S, STRANGER_S, UNHEALTHY_S, Watch
-from director.servers.runners.runner import Capabilities, Health, HealthStatus, Setup
-from director.servers.servers import Server, Servers
+from director.servers.fleet import ACQUIT_S, END_AGAIN_S, LATER_S, SLOW_START_S, STRANGER_S, UNHEALTHY_S, Watch
+from director.servers.runners.runner import Capabilities, Ended, Health, HealthStatus, Outcome, Setup
+from director.servers.servers import Server, Servers, Trust
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
 from tests.support.scripted_runner import ScriptedRunner
@@ -54,9 +54,15 @@ class Watched:
         return await self.watch.run_once()
 
     async def doubt(self) -> None:
-        """A run on it shows that it needs a new start."""
+        """A run on it does not stop."""
         [permit] = await self.servers.permits.wait()
         self.servers.doubt(permit)
+        self.servers.permits.release(permit)
+
+    async def lose(self) -> None:
+        """A run on it is lost."""
+        [permit] = await self.servers.permits.wait()
+        self.servers.ended(permit, Ended(outcome=Outcome.LOST, server_is_dead=True), unasked=True)
         self.servers.permits.release(permit)
 
 
@@ -96,7 +102,56 @@ async def test_watch_goes_on_after_a_fault(watched: Watched, caplog: Any) -> Non
     watching.cancel()
 
 
-async def test_doubted_server_gets_no_work_until_its_restart(watched: Watched) -> None:
+async def test_ready_server_is_not_restarted_for_the_runs_it_lost(watched: Watched) -> None:
+    watched.server.trust = Trust(5)
+    for _ in range(5):
+        await watched.look(READY)
+        await watched.lose()
+        assert not watched.servers.any_ready(), "it is asked first"
+        await watched.look(READY)
+        watched.clock.pass_time(ACQUIT_S)
+        await watched.look(READY)
+    assert (watched.runner.shutdowns, watched.server.doubt.is_set()) == (0, False)
+    assert watched.server.state == "resting", "it rests instead"
+
+
+async def test_lost_server_that_ends_a_little_later_gets_no_work_meanwhile(watched: Watched) -> None:
+    await watched.look(READY)
+    await watched.lose()
+    watched.clock.pass_time(ACQUIT_S / 2)
+    for health in (READY, AWAY):
+        await watched.look(health)
+        assert not watched.servers.any_ready()
+    await watched.look(replace(READY, since="second"))
+    assert watched.servers.any_ready()
+    assert watched.runner.shutdowns == 0
+
+
+async def test_server_that_stays_busy_with_nothing_of_ours_is_restarted(watched: Watched) -> None:
+    await watched.look(READY)
+    await watched.lose()
+    await watched.look(BUSY)
+    assert watched.runner.shutdowns == 1
+
+
+async def test_server_that_did_not_end_and_is_ready_gets_work(watched: Watched) -> None:
+    await watched.look(READY)
+    await watched.lose()
+    await watched.look(BUSY)
+    watched.clock.pass_time(END_AGAIN_S)
+    await watched.look(READY)
+    assert watched.servers.any_ready()
+    assert watched.runner.shutdowns == 1
+
+
+async def test_server_that_refuses_our_key_is_not_restarted(watched: Watched) -> None:
+    for _ in range(3):
+        await watched.look(replace(ILL, is_locked=True))
+        watched.clock.pass_time(10 * UNHEALTHY_S)
+    assert watched.runner.shutdowns == 0
+
+
+async def test_hanging_server_gets_no_work_until_its_restart(watched: Watched) -> None:
     await watched.look(READY)
     await watched.doubt()
     assert (await watched.look(READY)).status is HealthStatus.DEFUNCT
