@@ -135,7 +135,7 @@ async def list_files(request: Request) -> Response:
     bound = {} if cursor is None else {"high" if newest_first else "low": f"({cursor.at}"}
     found = await services.caller_files.ids(account.name, count=PAGE_SIZE + 1, newest_first=newest_first, **bound)
     ids = found[:PAGE_SIZE]
-    known = await services.caller_files.known(account.name, ids)
+    known = await services.caller_files.find(account.name, ids)
     views = [_view(known[file_id], base) for file_id in ids if file_id in known]
     return walked_page(request, PATH, views, ids, has_more=len(found) > PAGE_SIZE)
 

@@ -37,7 +37,7 @@ from director.core.ids import LANES, PredictionId, lowest_id_at, new_prediction_
 from director.core.policy import shard
 from director.core.schema import NewPrediction, Outlook, Stored, TraceHeaders
 from director.core.states import Status, WebhookEvent
-from director.core.view import address, redacted, view
+from director.core.view import address, redact, view
 from director.runtime import crash
 from director.runtime.tracing import Facts, Span, trace_headers
 from director.store.accounts import Account
@@ -133,7 +133,7 @@ def _marked(asked: bodies.CreatePrediction, secrets: Secrets) -> bodies.CreatePr
     the same key with another secret value is the same request.
     """
     marked = secrets.mark(asked.input)
-    body = asked.body.replace(bytes(asked.input), redacted(marked.input, marked.secret))
+    body = asked.body.replace(bytes(asked.input), redact(marked.input, marked.secret))
     return replace(asked, input=Raw(marked.input), secret=marked.secret, body=body)
 
 

@@ -26,7 +26,7 @@ from director.broker.replies import Redelivered
 from director.core.errors import BackendUnavailable, DirectorError
 from director.core.ids import MODEL_NAME, VERSION_ID, Kind, PredictionId
 from director.core.schema import Known, Prediction, Stored
-from director.core.view import PATHS, EventView, shown_event, view
+from director.core.view import PATHS, EventView, show_event, view
 from director.operate.findings import Finding, causes_of, swaps_of
 from director.operate.story import Owed, Story, stage_of, tell
 from director.store.catalog import Version
@@ -358,7 +358,7 @@ async def get_events(request: Request) -> Response:
     if not page.last:
         return json_response(Events(events=(), next=after, data_removed=True))
     following = page.events[-1].seq if page.events else after
-    return json_response(Events(events=tuple(map(shown_event, page.events)), next=following))
+    return json_response(Events(events=tuple(map(show_event, page.events)), next=following))
 
 
 # A receiver is shown by its host and never by its URL, which may hold a secret.

@@ -111,7 +111,7 @@ HOST: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::(?P<port>\d
 UNSENT: Final = "nothing was sent"
 
 # A Redis that takes nothing for so long is left before: see `Patience`
-PROBES: Final = [*sockets.probes(), *sockets.unacknowledged(sockets.GONE_S)]
+PROBES: Final = [*sockets.probes(), *sockets.limit_unacknowledged(sockets.GONE_S)]
 
 
 class _Reading(_AsyncHiredisParser):

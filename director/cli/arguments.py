@@ -64,7 +64,7 @@ class CommandParser(argparse.ArgumentParser):
             return "\n".join([super().format_help(), *shown])
         from director.core import settings
 
-        rows = settings.described(getattr(settings, self.settings))
+        rows = settings.describe(getattr(settings, self.settings))
         lines = [f"  {name}{f' ({default})' if default else ''}\n      {text}" for name, default, text in rows]
         return "\n".join([super().format_help(), *shown, "environment (default):", *lines, ""])
 

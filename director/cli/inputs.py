@@ -195,7 +195,7 @@ def _decoded(text: str) -> tuple[bytes, str]:
     if (uri := read_data_uri(text.encode())) is None:
         raise FileFault(NO_FILE)
     try:
-        return uri.decoded(), uri.content_type.partition(";")[0]
+        return uri.decode(), uri.content_type.partition(";")[0]
     except ValueError as exc:
         raise FileFault(f"the output is no valid data URI ({exc}). Leave --output out to see it.") from exc
 

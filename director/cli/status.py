@@ -128,7 +128,7 @@ def _server(server: "ServerView", now_ms: int, *, is_alive: bool) -> list[str]:
 async def _scale(backend: Backend, given: argparse.Namespace) -> Answer:
     """Show how many directors a queue needs, how many predictions could run, and how many run."""
     try:
-        queue = await backend.scaling.named(given.queue)
+        queue = await backend.scaling.find(given.queue)
         scale = await backend.scaling.of(queue)
     except UnknownQueue as exc:
         raise unknown_queue(given.queue) from exc

@@ -21,7 +21,7 @@ from director.cli.tables import cut, json_line, line_width, print_json
 from director.core.errors import BackendUnavailable, SettingsError
 from director.core.ids import PredictionId
 from director.core.states import TERMINAL
-from director.core.view import EventView, iso, shown_event
+from director.core.view import EventView, iso, show_event
 from director.operate.audit.log import KINDS, AuditLog, Entry, Following
 
 T = TypeVar("T")
@@ -129,7 +129,7 @@ async def _follow_one(backend: Backend, prediction_id: PredictionId, *, is_json:
         page = await _asked(read)
         if page is None:
             raise SettingsError(f"there is no prediction {prediction_id}, or it was removed.")
-        for event in map(shown_event, page.events):
+        for event in map(show_event, page.events):
             if is_json:
                 print_json(event)
             else:

@@ -1,5 +1,5 @@
 """The loops of `director top`: read Redis, follow keys, and draw. It reads Redis for at most a hundredth of its time
-(see diagnosis/overview.py).
+(see operate/overview.py).
 """
 
 import argparse

@@ -67,13 +67,13 @@ class AccountLimits(Struct, frozen=True, kw_only=True):
         try:
             return msgspec.convert({**msgspec.structs.asdict(self), **given}, AccountLimits, strict=False)
         except msgspec.ValidationError as exc:
-            raise SettingsError(_explained(exc)) from exc
+            raise SettingsError(_explain(exc)) from exc
 
 
 UNLIMITED: Final = AccountLimits()
 
 
-def _explained(exc: msgspec.ValidationError) -> str:
+def _explain(exc: msgspec.ValidationError) -> str:
     name = str(exc).partition(" - at `$.")[2].rstrip("`")
     fields = cast(StructType, type_info(AccountLimits)).fields
     [asked] = (field.type for field in fields if field.name == name)

@@ -93,7 +93,7 @@ def until_ms(from_ms: int, ttl_ms: int) -> int:
     return -(-(from_ms + ttl_ms) // width) * width
 
 
-def counted(fields: Iterable[tuple[str, str]], *, now_ms: int) -> int:
+def count_bytes(fields: Iterable[tuple[str, str]], *, now_ms: int) -> int:
     """Return the bytes that count, of the buckets that `lua/lib/data.lua` keeps."""
     total = 0
     for name, value in fields:

@@ -34,7 +34,7 @@ class DataUri(Struct, frozen=True):
     def size(self) -> int:
         return len(self.body)
 
-    def decoded(self) -> bytes:
+    def decode(self) -> bytes:
         """Return the file. Raises ValueError if the body is not valid base64."""
         data = unquote_to_bytes(self.body) if b"%" in self.body else self.body
         if not self.is_base64:

@@ -110,7 +110,7 @@ def read_device(table: Mapping[str, Any], others: Sequence[Device]) -> Device:
     try:
         device = msgspec.convert(given, Device)
     except msgspec.ValidationError as exc:
-        raise WrongField(_said(exc)) from exc
+        raise WrongField(_describe(exc)) from exc
     if device.name in (ANY, *(other.name for other in others)):
         raise WrongField(f"`name`: {device.name!r} is taken")
     return device
@@ -139,7 +139,7 @@ def read_hosted(
         launch = msgspec.convert({name: value for name, value in given.items() if name in LAUNCH}, Launch)
         model = msgspec.convert({name: value for name, value in given.items() if name in TERMS} | rest, Model)
     except msgspec.ValidationError as exc:
-        raise WrongField(_said(exc)) from exc
+        raise WrongField(_describe(exc)) from exc
     if bool(launch.command) == bool(launch.folder):
         raise WrongField("`command`: give either this or `folder`")
     if bool(launch.sleep) != bool(launch.wake):
@@ -225,7 +225,7 @@ def _bytes(field: str, text: object) -> int:
     return number
 
 
-def _said(exc: msgspec.ValidationError) -> str:
+def _describe(exc: msgspec.ValidationError) -> str:
     """Return field and reason. A wrong name of a variable stands at a key in the field."""
     text = str(exc).replace(" - at `key` in `$.", " (a name in it) - at `$.")
     name, reason = mistake(msgspec.ValidationError(text))

@@ -26,10 +26,10 @@ FOUR_NUMBERS: Final = re.compile(r"[0-9]+(\.[0-9]+){3}")
 def check_server_url(url: str, *, said_as: str = "--server") -> None:
     """Raises SettingsError that says what is wrong with the URL. `said_as`: the option or field that gave it."""
     if why := _what_is_wrong(url):
-        raise SettingsError(f"The {said_as} URL {_shown(url)!r} {why}. Give it like http://127.0.0.1:5000.")
+        raise SettingsError(f"The {said_as} URL {_hide_password(url)!r} {why}. Give it like http://127.0.0.1:5000.")
 
 
-def _shown(url: str) -> str:
+def _hide_password(url: str) -> str:
     # cut all before the last @: a password that was not escaped must not come through
     return url.rpartition("@")[2].partition("?")[0].partition("#")[0]
 
@@ -89,7 +89,7 @@ class _ModelConfig(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     slots: Annotated[int, Meta(ge=1, le=1024)] | None = None
 
 
-def _bounded(setting: Any) -> Any:
+def _add_bounds(setting: Any) -> Any:
     bounds = getattr(setting, "__metadata__", ())
     most = MOST.get(setting.__origin__) if bounds and all(meta.le is None for meta in bounds) else None
     return setting if most is None else Annotated[setting, Meta(le=most)]
@@ -107,7 +107,7 @@ else:
         "ModelConfig",
         # the order in which answers show them
         [
-            *((name, _bounded(SETTINGS[name]) | None, None) for name in LIVE_SETTINGS),
+            *((name, _add_bounds(SETTINGS[name]) | None, None) for name in LIVE_SETTINGS),
             ("objectives", dict[Lane, Objective] | None, None),
         ],
         bases=(_ModelConfig,),
@@ -147,7 +147,7 @@ def usable(config: ModelConfig) -> tuple[ModelConfig, Sequence[str]]:
     if not wrong:
         return config, ()
     servers = tuple(url for url in config.servers or () if url not in wrong)
-    return replace(config, servers=servers or None), [f"{_shown(url)!r} {why}" for url, why in wrong.items()]
+    return replace(config, servers=servers or None), [f"{_hide_password(url)!r} {why}" for url, why in wrong.items()]
 
 
 def over(config: ModelConfig, settings: DirectorSettings) -> DirectorSettings:

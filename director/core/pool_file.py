@@ -91,12 +91,12 @@ def read_pool(path: Path, base: DirectorSettings) -> PoolFile:
     document = _document(path)
     devices: list[Device] = []
     for number, table in enumerate(_tables(path, document, "device", most=MOST_DEVICES), start=1):
-        with _named(path, "device", number, table):
+        with _name_table(path, "device", number, table):
             devices.append(read_device(table, devices))
     settings: list[DirectorSettings] = []
     found: dict[str, Found] = {}
     for number, table in enumerate(_tables(path, document, "model", most=MOST_MODELS), start=1):
-        with _named(path, "model", number, table):
+        with _name_table(path, "model", number, table):
             settings.append(_settings(table, base, path.parent))
             _check_beside(settings)
             if hosted := {name: value for name, value in table.items() if name in HOSTED}:
@@ -115,7 +115,7 @@ def read_pool(path: Path, base: DirectorSettings) -> PoolFile:
 
 
 @contextmanager
-def _named(path: Path, kind: str, number: int, table: Mapping[str, Any]) -> Iterator[None]:
+def _name_table(path: Path, kind: str, number: int, table: Mapping[str, Any]) -> Iterator[None]:
     """Say of an error in which table it is."""
     try:
         yield

@@ -59,11 +59,11 @@ class Template:
 
     def fill(self, given: Raw, *others: Raw) -> bytes:
         """Return the JSON to send for this input, or for several whose `shared` is equal."""
-        return _encoded(_filled(self._parts, given, (given, *others)))
+        return _encode(_fill(self._parts, given, (given, *others)))
 
     def shared(self, given: Raw) -> bytes:
         """Return what is sent besides `$each`. Inputs that differ in it cannot be sent together."""
-        return _encoded(_filled(self._parts, given, ()))
+        return _encode(_fill(self._parts, given, ()))
 
     def has_list(self, given: Raw) -> bool:
         """Whether what this input has for the `$each` is a list by itself."""
@@ -72,7 +72,7 @@ class Template:
 
     def fill_list(self, given: Raw) -> bytes:
         """Return the JSON to send for an input whose `$each` is a list by itself."""
-        return _encoded(_filled(self._parts, given, None))
+        return _encode(_fill(self._parts, given, None))
 
     def missing(self, given: Raw) -> Pointer | None:
         return next((part.pointer for part in self._each if part.find(given) is msgspec.UNSET), None)
@@ -89,9 +89,9 @@ class _Reader:
             raise ValueError(f"a template has at most {MOST_PLACES} values, {MOST_DEPTH} deep")
         match value:
             case {"$input": pointer}:
-                return _taken(value, INPUT, pointer, place)
+                return _parse_placeholder(value, INPUT, pointer, place)
             case {"$each": pointer}:
-                self.each.append(_taken(value, EACH, pointer, place))
+                self.each.append(_parse_placeholder(value, EACH, pointer, place))
                 return self.each[-1]
             case dict():
                 escaped = {name: name.replace("~", "~0").replace("/", "~1") for name in value}
@@ -106,7 +106,7 @@ class _Reader:
                 raise ValueError(f"at {place or 'its top'} is a value that JSON has no way to write")
 
 
-def _taken(value: dict[str, Any], what: str, pointer: Any, place: str) -> _Taken:
+def _parse_placeholder(value: dict[str, Any], what: str, pointer: Any, place: str) -> _Taken:
     where = place or "its top"
     if unknown := set(value) - {what, DEFAULT}:
         raise ValueError(f"at {where} beside {what} is {min(map(str, unknown))!r}, where only {DEFAULT} can be")
@@ -118,7 +118,7 @@ def _taken(value: dict[str, Any], what: str, pointer: Any, place: str) -> _Taken
         raise ValueError(f"at {where}: {exc}") from exc
 
 
-def _filled(part: Any, given: Raw, together: Sequence[Raw] | None) -> Any:
+def _fill(part: Any, given: Raw, together: Sequence[Raw] | None) -> Any:
     match part:
         case _Taken(is_each=True) if together is None:
             return part.find(given)
@@ -127,15 +127,15 @@ def _filled(part: Any, given: Raw, together: Sequence[Raw] | None) -> Any:
         case _Taken():
             return part.find(given)
         case dict():
-            values = ((name, _filled(inner, given, together)) for name, inner in part.items())
+            values = ((name, _fill(inner, given, together)) for name, inner in part.items())
             return {name: value for name, value in values if value is not msgspec.UNSET}
         case list():
-            return [value for inner in part if (value := _filled(inner, given, together)) is not msgspec.UNSET]
+            return [value for inner in part if (value := _fill(inner, given, together)) is not msgspec.UNSET]
         case _:
             return part
 
 
-def _encoded(filled: Any) -> bytes:
+def _encode(filled: Any) -> bytes:
     return msgspec.json.encode(None if filled is msgspec.UNSET else filled)
 
 
@@ -283,15 +283,15 @@ class PollingConfig(MappedConfig, frozen=True, kw_only=True, tag="polling"):
         """Return the configuration with this id of a run in its pointers. Raises ValueError if it cannot be there."""
         escaped = run_id.replace("~", "~0").replace("/", "~1")
 
-        def placed(pointer: Pointer) -> Pointer:
+        def place_id(pointer: Pointer) -> Pointer:
             return Pointer(pointer.text.replace("{id}", escaped)) if "{id}" in pointer.text else pointer
 
         return replace(
             self,
-            status=placed(self.status),
-            output=placed(self.output),
-            error=None if self.error is None else placed(self.error),
-            metrics={name: placed(pointer) for name, pointer in self.metrics.items()},
+            status=place_id(self.status),
+            output=place_id(self.output),
+            error=None if self.error is None else place_id(self.error),
+            metrics={name: place_id(pointer) for name, pointer in self.metrics.items()},
         )
 
 
@@ -362,7 +362,7 @@ def _text(given: str) -> tuple[bytes | str, bool]:
 
 def decode_runner_config(text: bytes | str, *, kind: str = "", is_toml: bool = False) -> RunnerConfig:
     """Decode JSON or TOML. `kind` is the default kind. A `preset` gives missing fields. Raises WrongRunnerConfig."""
-    return _converted(_fields(text, is_toml), kind)
+    return _convert(_fields(text, is_toml), kind)
 
 
 def _fields(text: bytes | str, is_toml: bool) -> dict[str, Any]:
@@ -376,7 +376,7 @@ def _fields(text: bytes | str, is_toml: bool) -> dict[str, Any]:
         raise WrongRunnerConfig(f"it cannot be read: {exc}") from exc
 
 
-def _converted(fields: dict[str, Any], kind: str) -> RunnerConfig:
+def _convert(fields: dict[str, Any], kind: str) -> RunnerConfig:
     given = with_preset(fields)
     if kind and given.setdefault("kind", kind) != kind:
         raise WrongRunnerConfig(f"`kind` is {given['kind']!r}, and the runner is {kind!r}")

@@ -120,7 +120,7 @@ class Record(RequestFacts, frozen=True, kw_only=True):
     leaving: str = ""  # site of the Redis server that it is moving to
     moved: str = ""  # site of the server that has it now, with all its data
     moves: int = 0  # number of moves to another server
-    history: str = ""  # attempts that did not end it, see `spent_attempts`
+    history: str = ""  # attempts that did not end it, see `parse_history`
 
     @property
     def is_terminal(self) -> bool:
@@ -334,7 +334,7 @@ class Spent(Struct, frozen=True):
     code: str
 
 
-def spent_attempts(history: str) -> tuple[Spent, ...]:
+def parse_history(history: str) -> tuple[Spent, ...]:
     """Parse a history, oldest first: number, holder, claimed, ended and code of each, separated by semicolons."""
     attempts = (line.split(" ", 4) for line in history.split(";") if line)
     return tuple(

@@ -332,14 +332,14 @@ def mistake(exc: msgspec.ValidationError) -> tuple[str, str]:
     return name, IN_WORDS.get(name, reason)
 
 
-def described(cls: type[CommonSettings]) -> list[tuple[str, str, str]]:
+def describe(cls: type[CommonSettings]) -> list[tuple[str, str, str]]:
     """Return (variable, default, description) of each setting, for the reference and `--help`."""
     declaring = [each for each in cls.mro() if issubclass(each, CommonSettings)]
     texts = {name: text for each in reversed(declaring) for name, text in _texts(each)}
     rows = []
     for field in msgspec.structs.fields(cls):
         text = texts.get(field.name, "").replace("{values}", ", ".join(map(str, get_args(field.type))))
-        rows.append((PREFIX + field.name.upper(), _shown(field.default), text))
+        rows.append((PREFIX + field.name.upper(), _show(field.default), text))
     return rows
 
 
@@ -354,7 +354,7 @@ def _texts(cls: type[CommonSettings]) -> Iterator[tuple[str, str]]:
                 yield name, " ".join(words.split())
 
 
-def _shown(default: object) -> str:
+def _show(default: object) -> str:
     """Return a default as a variable has it."""
     if default in ("", (), None):
         return ""

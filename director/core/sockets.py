@@ -26,7 +26,7 @@ def probes() -> list[Option]:
     return [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *known]
 
 
-def unacknowledged(limit_s: float) -> list[Option]:
+def limit_unacknowledged(limit_s: float) -> list[Option]:
     """Return the option that ends a connection whose bytes are not acknowledged for `limit_s`; 0: the kernel's default.
 
     It also ends one to a machine that is alive, if its process reads nothing and its buffers are full. It holds in

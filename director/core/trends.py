@@ -66,7 +66,7 @@ def quantile_s(counts: Mapping[int, int], part: float) -> float | None:
     return None
 
 
-def thinned(counts: Mapping[int, int], most: int) -> Mapping[int, int]:
+def thin(counts: Mapping[int, int], most: int) -> Mapping[int, int]:
     width = 1
     while len({number // width for number in counts}) > most:
         width *= 2
@@ -78,7 +78,7 @@ def thinned(counts: Mapping[int, int], most: int) -> Mapping[int, int]:
     return found
 
 
-def merged(points: Iterable[Point], *, at_s: int) -> Point:
+def merge(points: Iterable[Point], *, at_s: int) -> Point:
     succeeded = failed = canceled = 0
     waits, runs = Counter[int](), Counter[int]()
     for one in points:
@@ -93,11 +93,11 @@ def steps_of(points: Iterable[Point], step: Step) -> list[Point]:
     found: dict[int, list[Point]] = {}
     for one in points:
         found.setdefault(step.start(one.at_s), []).append(one)
-    return [merged(some, at_s=at_s) for at_s, some in sorted(found.items())]
+    return [merge(some, at_s=at_s) for at_s, some in sorted(found.items())]
 
 
 def line_of(point: Point, *, most: int = MOST_BUCKETS) -> str:
-    counts = (_text(thinned(point.waits, most)), _text(thinned(point.runs, most)))
+    counts = (_text(thin(point.waits, most)), _text(thin(point.runs, most)))
     return " ".join(map(str, (point.at_s, point.succeeded, point.failed, point.canceled, *counts)))
 
 

@@ -57,10 +57,10 @@ def view(stored: Stored) -> Prediction:
 
 def public_input(record: Record, given: Raw) -> Raw:
     """Return the input without its secret values. The only way in which an input is shown."""
-    return Raw(redacted(bytes(given), record.secret)) if record.secret else given
+    return Raw(redact(bytes(given), record.secret)) if record.secret else given
 
 
-def redacted(given: bytes, secret: str) -> bytes:
+def redact(given: bytes, secret: str) -> bytes:
     """Replace the values that `secret` of the record names, whether they were overwritten before or not."""
     shown: list[bytes] = []
     at = 0
@@ -133,10 +133,10 @@ def fold(events: Sequence[Event]) -> tuple[Raw | None, str]:
             items.append(event.data)
         elif event.kind == "logs":
             logs.append(msgspec.json.decode(event.data, type=str))
-    return joined(items), "".join(logs)
+    return join(items), "".join(logs)
 
 
-def joined(items: Sequence[bytes]) -> Raw | None:
+def join(items: Sequence[bytes]) -> Raw | None:
     return Raw(b"[" + b",".join(items) + b"]") if items else None
 
 
@@ -195,7 +195,7 @@ class DeliveryAttempt(Struct, frozen=True, kw_only=True):
     rule: str | None = None
 
 
-def shown_event(event: Event) -> EventView:
+def show_event(event: Event) -> EventView:
     data = DATA[event.kind](event) if event.kind in DATA else Raw(event.data or b"null")
     return EventView(event.seq % LIFE, event.kind, iso(event.at), data)
 
@@ -219,7 +219,7 @@ def _status(event: Event) -> Raw:
     return Raw(msgspec.json.encode({"status": event.data.decode()}))
 
 
-def _given_back(event: Event) -> Raw:
+def _show_release(event: Event) -> Raw:
     code, director, *_ = [*event.data.decode().split(" "), ""]
     return Raw(msgspec.json.encode({"code": code, "director": director}))
 
@@ -232,8 +232,8 @@ def _webhook(event: Event) -> Raw:
 
 DATA: Final[Mapping[str, Callable[[Event], Raw]]] = {
     "completed": _status,
-    "released": _given_back,
-    "restarted": _given_back,
-    "retried": _given_back,
+    "released": _show_release,
+    "restarted": _show_release,
+    "retried": _show_release,
     "webhook": _webhook,
 }

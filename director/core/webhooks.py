@@ -99,7 +99,7 @@ def new_secret() -> str:
     return PREFIX + base64.b64encode(randomness.token_bytes(32)).decode()
 
 
-def signed_headers(secrets: Sequence[str], *, message_id: str, timestamp_s: int, body: bytes) -> dict[str, str]:
+def sign_headers(secrets: Sequence[str], *, message_id: str, timestamp_s: int, body: bytes) -> dict[str, str]:
     """Return the three headers of one attempt. All attempts share the id but not the timestamp."""
     return {
         "webhook-id": message_id,

@@ -82,7 +82,7 @@ async def run(
     with process.one_error(), anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with opened(settings, models, sharing=sharing) as pool, anyio.create_task_group() as tasks:
             tasks.start_soon(pool.direct, started)
-            await process.drained(signals, pool.drain)
+            await process.drain_on_signal(signals, pool.drain)
             tasks.cancel_scope.cancel()
     log.info("director ended")
 

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from director.broker.replies import Requeued
 from director.core.ids import LANES, QueueName
-from director.core.schema import Record, TraceHeaders, spent_attempts
+from director.core.schema import Record, TraceHeaders, parse_history
 from director.core.states import Status
 from director.execution.active_claims import ActiveClaims
 from director.execution.tracker import FAULTS, STOPS, VERDICTS, End, ErrorClass, Finish, GiveBack, Stop, Tracker
@@ -263,7 +263,7 @@ class ClaimSpans:
         self._facts = {**facts_of(tracing, record), "attempt": record.attempt} if tracing.is_on else None
         self._run: Span | None = None
         if tracing.is_on and record.claimed is not None:
-            spent = spent_attempts(record.history)
+            spent = parse_history(record.history)
             since = spent[-1].ended if spent else record.created
             wait = tracing.begin("wait", record.trace, at_ms=since, facts=self._facts)
             wait.end(at_ms=record.claimed)

@@ -18,7 +18,7 @@ from director.core.clock import Clock
 from director.core.errors import SettingsError
 from director.core.schema import Record
 from director.core.settings import DirectorSettings
-from director.core.webhooks import sign, signed_headers
+from director.core.webhooks import sign, sign_headers
 from director.execution.tracker import Judged, Verdict
 from director.servers.runners.answers import Unreadable, one_line, read_json
 from director.servers.runners.transport import read_chunks
@@ -96,7 +96,7 @@ class Moderator:
         await self._http.aclose()
 
     async def _ask(self, record: Record, body: bytes) -> Judged | str:
-        headers = signed_headers(
+        headers = sign_headers(
             [self.settings.moderation_secret],
             message_id=message_id(record.id, f"moderation_{record.claims}", revivals=record.revivals),
             timestamp_s=self.clock.now_ms() // 1000,

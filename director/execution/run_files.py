@@ -153,7 +153,7 @@ class Storing:
 
 def _named(prediction_id: PredictionId, file: DataUri) -> tuple[FileName, bytes] | None:
     try:
-        data = file.decoded()
+        data = file.decode()
     except ValueError:
         return None
     return file_name(prediction_id, data, content_type=file.content_type), data
@@ -181,7 +181,7 @@ class FileInputs:
         ids = list(dict.fromkeys(file_id for _, file_id in named(given)))[:MOST_FILES]
         if not ids:
             return given
-        known = await self._files.known(record.account, ids)
+        known = await self._files.find(record.account, ids)
         if takes_bytes and (read := await self._read(known.values())):
             return filled(given, read)
         expires_s = math.ceil(self._clock.now_ms() / 1000 + self.settings.run_limit_s + FETCH_S)

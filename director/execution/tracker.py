@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from director.core.schema import NewEvent, Record
 from director.core.states import Status, WebhookEvent
-from director.core.view import LINES_DROPPED, joined
+from director.core.view import LINES_DROPPED, join
 from director.execution.uploads import Upload, Uploaded, Uploads
 from director.servers.runners import runner
 from director.servers.runners.outcomes import REFUSALS_OF_AN_ATTEMPT
@@ -317,7 +317,7 @@ class Tracker:
 
     @property
     def output(self) -> Raw | None:
-        return None if self._is_moderated else joined(self._items)
+        return None if self._is_moderated else join(self._items)
 
     @property
     def logs(self) -> str:
@@ -468,7 +468,7 @@ class Tracker:
 
     def _end(self, ended: Ended) -> End:
         if ended.output is None and self._items:
-            ended = replace(ended, output=joined(self._items))
+            ended = replace(ended, output=join(self._items))
         if ended.logs is None and self._logs:
             ended = replace(ended, logs=self.logs)
         return end_of(ended, self.stopped, self.limits, has_begun=self.began_at is not None)

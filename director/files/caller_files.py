@@ -70,14 +70,14 @@ class CallerFiles:
         await pipelined(self._redis, write, transaction=True)
         # take some expired files off the list: more than one came
         old = await self.ids(file.account, high=f"({oldest}", count=MOST_TRIMMED, newest_first=False)
-        alive = await self.known(file.account, old)
+        alive = await self.find(file.account, old)
         if gone := [file_id for file_id in old if file_id not in alive]:
             await ask(lambda: self._redis.zrem(listing, *gone))
 
     async def get(self, account: str, file_id: FileId) -> CallerFile | None:
-        return (await self.known(account, [file_id])).get(file_id)
+        return (await self.find(account, [file_id])).get(file_id)
 
-    async def known(self, account: str, ids: Sequence[FileId]) -> Mapping[FileId, CallerFile]:
+    async def find(self, account: str, ids: Sequence[FileId]) -> Mapping[FileId, CallerFile]:
         if not ids:
             return {}
         found = await ask(lambda: self._redis.mget([keys.file(account, file_id) for file_id in ids]))

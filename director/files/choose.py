@@ -52,20 +52,20 @@ class ApiFiles(LinkedStore):
 
     async def put(self, name: FileName, data: bytes | AsyncIterator[bytes], *, content_type: str) -> None:
         headers = {"Content-Type": content_type}
-        await self._ordered("PUT", f"/outputs/{name}", "put", str(name), content=data, headers=headers)
+        await self._send_order("PUT", f"/outputs/{name}", "put", str(name), content=data, headers=headers)
 
     async def remove(self, prediction_id: PredictionId) -> None:
-        await self._ordered("DELETE", f"/predictions/{prediction_id}/outputs", "remove", prediction_id)
+        await self._send_order("DELETE", f"/predictions/{prediction_id}/outputs", "remove", prediction_id)
 
     async def open(self, name: FileName) -> OpenFile:
-        body = (await self._ordered("GET", f"/outputs/{name}", "get", str(name))).content
+        body = (await self._send_order("GET", f"/outputs/{name}", "get", str(name))).content
 
         async def read(start: int, stop: int) -> AsyncGenerator[bytes, None]:
             yield body[start:stop]
 
         return OpenFile(PLAIN_TYPE, len(body), read)
 
-    async def _ordered(self, method: str, path: str, verb: str, what: str, **given: Any) -> httpx.Response:
+    async def _send_order(self, method: str, path: str, verb: str, what: str, **given: Any) -> httpx.Response:
         expires_s = self._clock.now_ms() // 1000 + ORDER_S
         query = await self._links.order(verb, what, expires_s=expires_s)
         answer = await self._ask(method, f"{path}?{query}", **given)

@@ -51,13 +51,13 @@ class Tries:
             return True
         is_due = self._clock.monotonic() >= self._away_until
         if is_due:
-            self.failed()  # until it answers this caller
+            self.note_failure()  # until it answers this caller
         return is_due
 
-    def failed(self) -> None:
+    def note_failure(self) -> None:
         self._away_until = self._clock.monotonic() + AWAY_S
 
-    def answered(self) -> None:
+    def note_answer(self) -> None:
         self._away_until = 0.0
 
 
@@ -85,10 +85,10 @@ class DataFiles:
                 reference = Reference(digest[:32], len(data))
                 await self._store.put(_name(prediction_id, reference), data, content_type=JSON)
         except Exception as exc:  # noqa: BLE001 - any store may raise anything
-            self._puts.failed()
+            self._puts.note_failure()
             log.warning("data stays in Redis", extra={"prediction": prediction_id, "error": type(exc).__name__})
             return data
-        self._puts.answered()
+        self._puts.note_answer()
         return bytes(reference)
 
     async def drop(self, prediction_id: PredictionId) -> None:
@@ -130,10 +130,10 @@ class DataFiles:
         except Exception as exc:  # any store may raise anything
             # an error comes at once, and may concern one file; silence would hold a slot for each prediction
             if isinstance(exc, TimeoutError):
-                self._reads.failed()
+                self._reads.note_failure()
             why = type(exc).__name__
             raise BackendUnavailable(f"data of {prediction_id} cannot be read from the file store: {why}") from exc
-        self._reads.answered()
+        self._reads.note_answer()
         return data
 
 

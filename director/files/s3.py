@@ -121,7 +121,7 @@ class S3Files(LinkedStore):
                 yield bytes(chunk)
 
     async def callers(self, most: int) -> AsyncIterator[list[CallerFileName]]:
-        async for page in self._listed(CALLERS, CallerFileName.parse):
+        async for page in self._list(CALLERS, CallerFileName.parse):
             for start in range(0, len(page), most):
                 yield page[start : start + most]
 
@@ -130,7 +130,7 @@ class S3Files(LinkedStore):
 
     async def holders(self, most: int) -> AsyncIterator[list[PredictionId]]:
         before = ""
-        async for page in self._listed(OUTPUTS, _holder):
+        async for page in self._list(OUTPUTS, _holder):
             # a page may begin amid the files of one prediction
             holders = [each for each in dict.fromkeys(page) if each != before]
             before = page[-1] if page else before
@@ -142,7 +142,7 @@ class S3Files(LinkedStore):
         if keys:
             await obstore.delete_async(self._bucket, keys)
 
-    async def _listed(self, below: str, read: Callable[[str], T | None]) -> AsyncIterator[list[T]]:
+    async def _list(self, below: str, read: Callable[[str], T | None]) -> AsyncIterator[list[T]]:
         async for page in self._pages(below):
             named: Iterable[T | None] = (read(key.removeprefix(f"{below}/")) for key in page)
             yield [each for each in named if each is not None]

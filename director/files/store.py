@@ -169,7 +169,7 @@ class Links:
         self._secret = ""
         self._read_at = 0.0
 
-    async def signed(self, name: str, *, base: str, expires_s: int) -> str:
+    async def sign(self, name: str, *, base: str, expires_s: int) -> str:
         signature = await self._signature(name, str(expires_s))
         return f"{base}/v1/outputs/{name}?expires={expires_s}&signature={signature}"
 
@@ -181,12 +181,12 @@ class Links:
 
     async def download(self, owner: str, file_id: FileId, *, name: str, base: str, expires_s: int) -> str:
         """Return the address of a caller's file. It ends with `name`, since model servers look at it."""
-        signature = _download_signature(await self._known(), owner, file_id, str(expires_s))
+        signature = _download_signature(await self._read_secret(), owner, file_id, str(expires_s))
         query = urlencode({"owner": owner, "expiry": expires_s, "signature": signature})
         return f"{base}/v1/files/{file_id}/download/{quote(name, safe='')}?{query}"
 
     async def may_download(self, owner: str, file_id: FileId, *, expiry: str, signature: str) -> bool:
-        right = _download_signature(await self._known(), owner, file_id, expiry)
+        right = _download_signature(await self._read_secret(), owner, file_id, expiry)
         return _matches(right, signature) and self._is_in_future(expiry)
 
     async def order(self, verb: str, what: str, *, expires_s: int) -> str:
@@ -201,12 +201,12 @@ class Links:
     async def _signature(self, name: str, expires: str) -> str:
         # neither part has a line break, so the signed text can be read in one way only
         signed = f"{name}\n{expires}".encode(errors="replace")
-        return hmac.digest((await self._known()).encode(), signed, hashlib.sha256).hex()
+        return hmac.digest((await self._read_secret()).encode(), signed, hashlib.sha256).hex()
 
     def _is_in_future(self, expires: str) -> bool:
         return int(expires) * 1000 > self._clock.now_ms()  # always a number, since we signed it
 
-    async def _known(self) -> str:
+    async def _read_secret(self) -> str:
         now_s = self._clock.monotonic()
         if not self._secret or now_s - self._read_at > FRESH_S:
             try:
@@ -243,7 +243,7 @@ class LinkedStore:
         self._links = links
 
     async def url(self, name: FileName, *, base: str, expires_s: int) -> str:
-        return await self._links.signed(str(name), base=base, expires_s=expires_s)
+        return await self._links.sign(str(name), base=base, expires_s=expires_s)
 
     async def fetch_url(self, name: CallerFileName, *, shown: str, base: str, expires_s: int) -> str:
         return await self._links.download(name.account, name.id, name=shown, base=base, expires_s=expires_s)

@@ -69,7 +69,7 @@ async def run(settings: KeeperSettings, *, started: Callable[[int], None]) -> No
             tasks.start_soon(keeper.keep)
             tasks.start_soon(keeper.measure)
             tasks.start_soon(keeper.serve_health, started)
-            await process.drained(signals, keeper.drain)
+            await process.drain_on_signal(signals, keeper.drain)
             tasks.cancel_scope.cancel()
     log.info("keeper ended")
 
@@ -194,7 +194,7 @@ def scale_route(scaling: Scaling, token: str) -> Route:
         # owner/name/version, as the admin API writes a queue
         name = f"{parts[0]}/{parts[1]}:{parts[2]}" if len(parts) == 3 else "/".join(parts)
         try:
-            return _json(200, await scaling.of(await scaling.named(name)))
+            return _json(200, await scaling.of(await scaling.find(name)))
         except UnknownQueue:
             return _json(404, {"detail": "There is no such queue, nor a model of this name that has a version."})
         except BackendUnavailable:

@@ -16,7 +16,7 @@ from msgspec import Struct
 from director.broker import keys
 from director.broker.redis_client import ask, infos, pipelined, texts
 from director.core.clock import Clock
-from director.core.data_bytes import BUSY, Fullness, counted, fair_share, room_for_data
+from director.core.data_bytes import BUSY, Fullness, count_bytes, fair_share, room_for_data
 from director.core.errors import BackendFull
 from director.keeper.sweeps import each_account
 from director.operate.findings import Holder
@@ -80,6 +80,6 @@ class Shares:
     async def _held(self) -> Mapping[str, int]:
         now_ms, held = self._clock.now_ms(), dict[str, int]()
         async for name, fields in each_account(self._redis, lambda pipe, name: pipe.hgetall(keys.data(name))):
-            if size := counted(texts(fields).items(), now_ms=now_ms):
+            if size := count_bytes(texts(fields).items(), now_ms=now_ms):
                 held[name] = size
         return held

@@ -51,7 +51,7 @@ class State(Struct, frozen=True, kw_only=True):
         started = {name: one.started for name, one in processes.items()}
         return msgspec.structs.replace(self, pids=pids, started=started)
 
-    def stopped(self) -> "State":
+    def without_processes(self) -> "State":
         return msgspec.structs.replace(self, pids={}, started={}, servers={})
 
 
@@ -83,7 +83,7 @@ class Home:
             raise UpError(f"Cannot make {exc.filename}: {exc.strerror}. Choose another folder with --home.") from exc
 
     @contextmanager
-    def locked(self) -> Generator[None, None, None]:
+    def lock(self) -> Generator[None, None, None]:
         """Hold the lock of this home. It ends with its process. Raises UpError if another `up` holds it."""
         with (self.path / "lock").open("a") as file:
             try:

@@ -82,13 +82,13 @@ def _example(example: Example) -> Model:
     )
 
 
-def checked_name(name: str) -> str:
+def check_name(name: str) -> str:
     if not re.fullmatch(MODEL_NAME, name):
         raise UpError(f"{name} is not the name of a model: give owner/name in lower case, such as acme/painter.")
     return name
 
 
-def labelled(models: Sequence[Model]) -> list[Model]:
+def label(models: Sequence[Model]) -> list[Model]:
     """Give each model a label of its own: the part after the slash, with a number where that is taken."""
     taken: set[str] = set()
     named = []
@@ -100,7 +100,7 @@ def labelled(models: Sequence[Model]) -> list[Model]:
     return named
 
 
-def served(model: Model, around: Surroundings) -> Served:
+def plan_processes(model: Model, around: Surroundings) -> Served:
     """Return the processes of a model. Each call takes new ports."""
     health_port, upload_secret = free_port(), secrets.token_urlsafe(24)
     url, server = _server(

@@ -23,12 +23,12 @@ from director.local.launcher.processes import UpError, claimable
 from director.local.models import (
     Model,
     Surroundings,
-    checked_name,
-    labelled,
-    served,
+    check_name,
+    label,
+    plan_processes,
 )
 from director.local.supervisor import Supervisor, until_signal
-from director.local.up import LOCAL, STOPPED, Options, connected, follow, program_name, up
+from director.local.up import LOCAL, STOPPED, Options, connect, follow, program_name, up
 from director.runtime.startup import raise_descriptor_limit
 
 LOOK_S: Final = 1.0
@@ -41,7 +41,7 @@ def own_folder(name: str, folder: Path, *, python: str = "", slots: int | None =
     """Check the folder and its Python, make its schema, and return the model. `slots`: None for that of cog.yaml.
     Raises UpError with the next step.
     """
-    checked_name(name)
+    check_name(name)
     found = find_folder(folder, python)
     keep_schema(found, make_schema(found))
     return Model(name=name, label="", folder=found, slots=slots or found.said.concurrency or 1)
@@ -61,7 +61,7 @@ def own_server(
     alone it speaks as OpenAI's API, such as vLLM's. The port of a URL beside it is the one that its server listens on.
     Raises UpError and SettingsError.
     """
-    checked_name(name)
+    check_name(name)
     url, path = _base_and_path(openai or http, has_command=bool(command)) if openai or http else ("", "")
     fields = runner_fields(config) if config else {}
     if preset and fields.setdefault(PRESET, preset) != preset:
@@ -153,9 +153,9 @@ class _Beside:
             files_dir=state.files_dir or str(self._home.files),
             webhook_allow=state.webhook_allow or LOCAL,
         )
-        async with connected(state.redis_url) as redis:
-            for model in labelled(self._options.models):
-                one = served(model, around)
+        async with connect(state.redis_url) as redis:
+            for model in label(self._options.models):
+                one = plan_processes(model, around)
                 if one.server is not None:
                     supervisor.start([one.server])
                 supervisor.start([one.director])

@@ -60,7 +60,7 @@ class EmbeddedServer:
         self._socket = folder / "valkey.sock"
         if len(bytes(self._socket)) < SOCKET_PATH_BYTES:
             self.url = f"unix://{quote(str(self._socket))}"
-            self._listen = f"port 0\nunixsocket {_quoted(self._socket)}\nunixsocketperm 700"
+            self._listen = f"port 0\nunixsocket {_quote(self._socket)}\nunixsocketperm 700"
         else:
             # any user of this machine reaches a loopback port, so this one has a password
             port, password = free_port(), secrets.token_urlsafe(24)
@@ -82,7 +82,7 @@ class EmbeddedServer:
                 f"destroy it. Stop it first: `redis-cli -s {self._socket} shutdown`."
             )
         self._config.touch(mode=0o600)
-        config = CONFIG.format(dir=_quoted(self._folder), listen=self._listen, limit=_limit())
+        config = CONFIG.format(dir=_quote(self._folder), listen=self._listen, limit=_limit())
         self._config.write_text(config + self._settings)
 
     def _is_answered(self) -> bool:
@@ -123,7 +123,7 @@ def _limit() -> str:
     return f"maxmemory {size // 2}"
 
 
-def _quoted(path: Path) -> str:
+def _quote(path: Path) -> str:
     escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
@@ -152,7 +152,7 @@ def _running(server: EmbeddedServer, home: Home) -> Generator["subprocess.Popen[
     try:
         # through `child`, so that it does not outlive us; in its own session, so that Ctrl-C reaches us first
         process = subprocess.Popen(
-            child.bound(*part.command),
+            child.bind_to_parent(*part.command),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

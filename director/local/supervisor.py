@@ -154,7 +154,7 @@ class Supervisor:
         part, log = kept.part, self.home.open_log(kept.part.name)
         kept.log_start = os.fstat(log).st_size
         try:
-            process = await launch(child.bound(*part.command), env=part.env, cwd=part.cwd, output=log)
+            process = await launch(child.bind_to_parent(*part.command), env=part.env, cwd=part.cwd, output=log)
         finally:
             os.close(log)
         found = mark(process.pid)

@@ -25,7 +25,7 @@ from director.local import DEFAULT_HOME, parts
 from director.local.attendance import Attendant
 from director.local.home import UP, Home, State
 from director.local.launcher.processes import UpError, claimable, end, is_alive, mark
-from director.local.models import Model, Served, Surroundings, examples, labelled, served
+from director.local.models import Model, Served, Surroundings, examples, label, plan_processes
 from director.local.parts import (
     Expected,
     answers_200,
@@ -84,7 +84,7 @@ def up(options: Options, say: Callable[[str], None]) -> int:
     raise_descriptor_limit()
     home = Home(options.home)
     home.make()
-    with home.locked():
+    with home.lock():
         end_leftovers(home)
         port = claimable(options.host, options.port)
         say(f"starting in {home.shown}")
@@ -92,7 +92,7 @@ def up(options: Options, say: Callable[[str], None]) -> int:
             return anyio.run(Up(options, home, port, say).run)
         finally:
             with suppress(OSError):  # a full disk: the next `up` finds that nothing of it is alive
-                home.write(home.read().stopped())
+                home.write(home.read().without_processes())
 
 
 class Up:
@@ -102,7 +102,7 @@ class Up:
         self._say = say
         self._port = port
         self._url = f"http://{_in_url(WILDCARDS.get(options.host, options.host))}:{port}"
-        self._state = msgspec.structs.replace(home.read().stopped(), url=self._url)
+        self._state = msgspec.structs.replace(home.read().without_processes(), url=self._url)
         self._is_ready = False
         self._is_noted = True
 
@@ -123,9 +123,9 @@ class Up:
             files_dir=os.environ.get(PREFIX + "FILES_DIR", "") or str(self._home.files),
             webhook_allow=",".join(filter(None, [os.environ.get(PREFIX + "WEBHOOK_ALLOW", ""), LOCAL])),
         )
-        async with connected(redis_url) as redis:
+        async with connect(redis_url) as redis:
             token = await Accounts(redis).create_token(ACCOUNT, scopes=SCOPES, token=self._state.token or None)
-            all_served = [served(one, around) for one in labelled([*self._examples(), *self._options.models])]
+            all_served = [plan_processes(one, around) for one in label([*self._examples(), *self._options.models])]
             self._state = msgspec.structs.replace(
                 self._state,
                 token=token,
@@ -181,7 +181,7 @@ class Up:
             embedded.prepare()
             url = embedded.url
             self._supervisor.start([embedded.part(self._home.path)])
-        async with connected(url) as redis:
+        async with connect(url) as redis:
             found = await self._until_it_answers(redis, url)
         self._say(f"{found.kind} {found.version} is ready")
         return url, found
@@ -236,7 +236,7 @@ def program_name() -> str:
     return "director" if typed == shutil.which("director") else shlex.quote(typed)
 
 
-def connected(url: str) -> AbstractAsyncContextManager[Redis]:
+def connect(url: str) -> AbstractAsyncContextManager[Redis]:
     return aclosing(client(url, name="director-up"))
 
 
@@ -297,5 +297,5 @@ def end_leftovers(home: Home) -> bool:
     for one in reversed(left):
         end(one, grace_s=PART_GRACE_S)
     if state.pids:
-        home.write(state.stopped())
+        home.write(state.without_processes())
     return bool(left)

@@ -56,7 +56,7 @@ def usage(
         body=shlex.quote(json.dumps({"input": given})),
         call=call,
         program=program,
-        inputs="".join(f" -i {shlex.quote(f'{name}={_typed(value)}')}" for name, value in given.items()),
+        inputs="".join(f" -i {shlex.quote(f'{name}={_as_typed(value)}')}" for name, value in given.items()),
         home=unusual(home),
     )
 
@@ -108,7 +108,7 @@ def example_value(schema: Any, schemas: Mapping[str, Any], depth: int = 0) -> An
     return FALLBACK.get(str(kind), TEXT)
 
 
-def _typed(value: Any) -> str:
+def _as_typed(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 

@@ -81,8 +81,8 @@ async def look(redis: Redis, settings: CommonSettings, clock: Clock) -> Look:
         config=config,
         refused=await refused(one),
         cluster=await ask(lambda: untyped.execute_command("CLUSTER INFO")) if info.get("cluster_enabled") else {},
-        time_ms=[await _timed_ms(one.time) for _ in range(PINGS)],  # a server with a full disk refuses even PING
-        script_ms=[await _timed_ms(lambda: one.evalsha(sha, 0)) for _ in range(SCRIPTS)],
+        time_ms=[await _time_ms(one.time) for _ in range(PINGS)],  # a server with a full disk refuses even PING
+        script_ms=[await _time_ms(lambda: one.evalsha(sha, 0)) for _ in range(SCRIPTS)],
         skew_s=skew_s,
         certificate_left_s=await _certificate_left_s(one, clock),
         queues=len(seen.queues) + seen.more_queues,
@@ -90,7 +90,7 @@ async def look(redis: Redis, settings: CommonSettings, clock: Clock) -> Look:
     )
 
 
-async def _timed_ms(send: Callable[[], Awaitable[Any]]) -> float:
+async def _time_ms(send: Callable[[], Awaitable[Any]]) -> float:
     began = time.perf_counter()
     await ask(send)
     return (time.perf_counter() - began) * 1000

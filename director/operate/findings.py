@@ -45,7 +45,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     log: str = ""
 
 
-def _found(
+def _make_finding(
     code: Code, queue: QueueName | None = None, *, level: Level | None = None, log: str = "", **facts: object
 ) -> Finding:
     kind = KINDS[code]
@@ -218,7 +218,7 @@ def _directors_gone(situation: Situation) -> Iterator[Finding]:
             left = sum(one.is_alive and one.last.state != "draining" for one, _ in there[queue])
             others = f"{several(left, 'director')} left: another one runs again what it had"
             names = some([f"{one.name}, {span(one.silent_ms / 1000)} ago" for one in missed])
-            yield _found(
+            yield _make_finding(
                 "director_gone",
                 queue,
                 level="bad" if held or not left else "warn",
@@ -241,7 +241,7 @@ def _servers_unwell(situation: Situation) -> Iterator[Finding]:
                 is_hard = KINDS[code].level == "bad" and not stats.slots
                 level: Level = "bad" if is_hard else "warn"
                 log = next((one.log for one in found if one.log), "")
-                one = _found(code, queue, level=level, servers=servers, waits=waits(stats), log=log)
+                one = _make_finding(code, queue, level=level, servers=servers, waits=waits(stats), log=log)
                 # a model without a queue has no other place where its directors stand
                 yield one if ":" in queue else replace(one, ask=f"director directors --queue {queue}")
 
@@ -258,19 +258,19 @@ def _devices(situation: Situation) -> Iterator[Finding]:
         if shelf is None or stats is None:
             continue
         if shelf.overdue_s:
-            yield _found("server_stays", queue, ago=span(shelf.overdue_s))
+            yield _make_finding("server_stays", queue, ago=span(shelf.overdue_s))
         if shelf.failed:
             level: Level = "bad" if work_of(stats) else "warn"
             loads = several(shelf.failed, "load")
             last = [line.strip().rstrip(".") for line in shelf.why.strip().splitlines()[-2:]]  # why, and how it ended
             why = "; ".join(last) or "it does not say why"
-            yield _found("load_fails", queue, level=level, loads=loads, why=why, waits=waits(stats))
+            yield _make_finding("load_fails", queue, level=level, loads=loads, why=why, waits=waits(stats))
         elif shelf.is_stuck and work_of(stats):
-            yield _found("no_room", queue, why=shelf.why, waits=waits(stats))
+            yield _make_finding("no_room", queue, why=shelf.why, waits=waits(stats))
     for device in devices_of(situation.directors):
         if device.swaps >= LEAST_LOADS and device.lost_s > THRASH * 3600:
             most = sorted(device.models, key=lambda model: -model.lost_s)
-            yield _found(
+            yield _make_finding(
                 "swaps_thrash",
                 loads=several(device.swaps, "load"),
                 device=device.name,
@@ -354,7 +354,7 @@ TROUBLED: Final[Mapping[Code, str]] = {
 }
 
 
-def shown(queue: QueueName, stats: QueueStats, findings: Sequence[Finding]) -> QueueView:
+def show_queue(queue: QueueName, stats: QueueStats, findings: Sequence[Finding]) -> QueueView:
     """Return a queue as the page, `top` and `queues` show it: one judgement for all."""
     view = view_of(queue, stats)
     found = next((one for one in findings if one.queue == queue and one.code in TROUBLED), None)
@@ -364,7 +364,7 @@ def shown(queue: QueueName, stats: QueueStats, findings: Sequence[Finding]) -> Q
 
 
 def away(reason: str) -> Finding:
-    return _found("redis_away", reason=reason)
+    return _make_finding("redis_away", reason=reason)
 
 
 def is_slow(answer_ms: float) -> bool:
@@ -378,10 +378,10 @@ def writes_to_disk(info: Mapping[str, object]) -> bool:
 
 def _redis(situation: Situation) -> Iterator[Finding]:
     if not situation.closer.writes_to_disk:
-        yield _found("redis_disk")
+        yield _make_finding("redis_disk")
     took_ms = situation.closer.redis_ms
     if is_slow(took_ms):
-        yield _found("redis_slow", took_ms=took_ms, slow_ms=SLOW_MS)
+        yield _make_finding("redis_slow", took_ms=took_ms, slow_ms=SLOW_MS)
 
 
 def _keeper(situation: Situation) -> Iterator[Finding]:
@@ -396,7 +396,7 @@ def _keeper(situation: Situation) -> Iterator[Finding]:
         if count
     ]
     if late:
-        yield _found("keeper_silent", late=some(late), late_s=LATE_MS // 1000)
+        yield _make_finding("keeper_silent", late=some(late), late_s=LATE_MS // 1000)
 
 
 def _files(situation: Situation) -> Iterator[Finding]:
@@ -405,14 +405,14 @@ def _files(situation: Situation) -> Iterator[Finding]:
     away += [f"the director {one.name}: {one.last.about.files}" for one in directors]
     if away:
         processes = some(away)
-        yield _found("files_away", processes=processes[0].upper() + processes[1:])
+        yield _make_finding("files_away", processes=processes[0].upper() + processes[1:])
 
 
 def _webhooks(situation: Situation) -> Iterator[Finding]:
     if late := situation.owed_late:
-        yield _found("webhooks_late", webhooks=several(late, "webhook"), late_s=LATE_MS // 1000)
+        yield _make_finding("webhooks_late", webhooks=several(late, "webhook"), late_s=LATE_MS // 1000)
     for one in situation.closer.failing:
-        yield _found(
+        yield _make_finding(
             "receiver_dead",
             host=one.host,
             webhooks=several(one.count, "webhook"),
@@ -429,10 +429,10 @@ def _queues(situation: Situation) -> Iterator[Finding]:
         if work_of(stats) and state_of(replace(stats, breaker="")) == "no_director":
             none = f"no director sent a heartbeat within {ALIVE_S:.0f} s: the last one drained, or left long ago"
             why = "all of its directors are about to end" if stats.directors else none
-            yield _found("queue_not_served", queue, waits=waiting, why=why, model=queue.rpartition(":")[0])
+            yield _make_finding("queue_not_served", queue, waits=waiting, why=why, model=queue.rpartition(":")[0])
         if state == "breaker_open" or (state == "paused" and work_of(stats)):
             code: Code = "breaker_open" if state == "breaker_open" else "queue_paused"
-            yield _found(code, queue, waits=waiting, pause=_pause(stats, situation.closer.now_ms))
+            yield _make_finding(code, queue, waits=waiting, pause=_pause(stats, situation.closer.now_ms))
 
 
 def _pause(stats: QueueStats, now_ms: int) -> str:
@@ -453,7 +453,7 @@ def _objectives(situation: Situation) -> Iterator[Finding]:
                 code: Code = "objective_burning" if is_hot else "objective_missed"
                 burn = windows["5m" if is_hot else "1h"]
                 judged = burn.met + burn.missed
-                yield _found(code, queue, lane=lane, missed=burn.missed, judged=judged, rate=burn.rate)
+                yield _make_finding(code, queue, lane=lane, missed=burn.missed, judged=judged, rate=burn.rate)
 
 
 def oldest_runs(directors: Sequence[DirectorFound]) -> dict[QueueName, list[tuple[DirectorFound, RunFound]]]:
@@ -488,7 +488,7 @@ def _hanging(situation: Situation) -> Iterator[Finding]:
         if age_s <= longest_s:
             continue
         is_well = not any(server.state in UNWELL for server in _servers(director))
-        yield _found(
+        yield _make_finding(
             "run_hangs",
             queue,
             level="bad" if work_of(stats) and stats.claimed >= stats.slots else "warn",
@@ -498,11 +498,11 @@ def _hanging(situation: Situation) -> Iterator[Finding]:
             usual=_usual(usual.mean_s if usual.runs >= KNOWN_RUNS else None),
             limit=span(run.limit_s),
             waits=waits(stats),
-            bound=_bound(queue, run, longest_s) if usual.runs >= KNOWN_RUNS else "",
+            bound=_propose_limit(queue, run, longest_s) if usual.runs >= KNOWN_RUNS else "",
         )
 
 
-def _bound(queue: QueueName, run: RunFound, longest_s: float) -> str:
+def _propose_limit(queue: QueueName, run: RunFound, longest_s: float) -> str:
     """Propose a run limit by what is usual. The longest usual run has room in it twice."""
     bound_s = math.ceil(2 * longest_s / 60) * 60
     if bound_s >= run.limit_s / 2:
@@ -568,7 +568,7 @@ def _failing(situation: Situation) -> Iterator[Finding]:
             continue
         if one.in_a_row >= TIMED_OUT and (one.is_recent or stats.live):
             ran_s = failures.get(one.last, Failure()).ran_s
-            yield _found(
+            yield _make_finding(
                 "runs_time_out",
                 queue,
                 runs=several(one.in_a_row, "run"),
@@ -580,7 +580,7 @@ def _failing(situation: Situation) -> Iterator[Finding]:
             )
         elif 2 * one.failed - one.ended >= MORE_FAIL:
             is_most = one.failed >= MOST_FAIL * one.ended and one.ended >= 2 * MORE_FAIL
-            yield _found(
+            yield _make_finding(
                 "model_failing",
                 queue,
                 level="bad" if is_most else "warn",
@@ -601,9 +601,9 @@ def _memory(situation: Situation) -> Iterator[Finding]:
         code: Code = "redis_full" if memory.part >= 1 else "redis_filling"
         used, limit = bytes_in_words(memory.used), bytes_in_words(memory.limit)
         most = f", {bytes_in_words(holder.bytes)} of them by {holder.account}" if holder and fills else ""
-        yield _found(code, level=level, used=used, limit=limit, most=most)
+        yield _make_finding(code, level=level, used=used, limit=limit, most=most)
     if holder and fills:
-        yield _found(
+        yield _make_finding(
             "account_holds_most",
             account=holder.account,
             its=bytes_in_words(holder.bytes),
@@ -630,7 +630,9 @@ def _expiring(situation: Situation) -> Iterator[Finding]:
         accounts = some(sorted({one.account for one in expiring}))
         left = span((expiring[0].at_ms - situation.closer.now_ms) / 1000)
         tokens = several(len(expiring), "token")
-        yield _found("token_expires", tokens=tokens, accounts=accounts, days=SOON_DAYS, id=expiring[0].id, left=left)
+        yield _make_finding(
+            "token_expires", tokens=tokens, accounts=accounts, days=SOON_DAYS, id=expiring[0].id, left=left
+        )
 
 
 ROLES: Final[Mapping[Role, str]] = {"api": "the API process", "keeper": "the keeper"}
@@ -648,7 +650,7 @@ def _clocks(situation: Situation) -> Iterator[Finding]:
     ]
     if wrong:
         clocks = some(wrong)
-        yield _found("clock_off", clocks=clocks[0].upper() + clocks[1:])
+        yield _make_finding("clock_off", clocks=clocks[0].upper() + clocks[1:])
 
 
 def _releases(situation: Situation) -> Iterator[Finding]:
@@ -658,7 +660,7 @@ def _releases(situation: Situation) -> Iterator[Finding]:
     others = [f"{name} has {version}" for name, version in releases.items() if version not in ("", __version__)]
     if others:
         names, count = some(others), len(others)
-        yield _found("former_release", others=count, all=len(releases), ours=__version__, names=names)
+        yield _make_finding("former_release", others=count, all=len(releases), ours=__version__, names=names)
 
 
 def _flooding(situation: Situation) -> Iterator[Finding]:
@@ -666,7 +668,9 @@ def _flooding(situation: Situation) -> Iterator[Finding]:
         waiting = work_of(situation.queues[queue])
         if waiting >= CROWDED and one.accounts > 1 and one.waiting >= FLOOD * waiting:
             others = several(one.accounts - 1, "other account")
-            yield _found("tenant_flooding", queue, account=one.account, its=one.waiting, waiting=waiting, others=others)
+            yield _make_finding(
+                "tenant_flooding", queue, account=one.account, its=one.waiting, waiting=waiting, others=others
+            )
 
 
 def _dead(situation: Situation) -> Iterator[Finding]:
@@ -677,7 +681,9 @@ def _dead(situation: Situation) -> Iterator[Finding]:
                 ago, ends = span((situation.closer.now_ms - letter.at_ms) / 1000), ", ".join(letter.codes)
                 newest = f" The newest, {letter.id}, {ago} ago: {ends}. Its input may be what breaks servers."
                 show = f"show {letter.id}"
-            yield _found("dead_letters", queue, predictions=several(stats.dead, "prediction"), newest=newest, show=show)
+            yield _make_finding(
+                "dead_letters", queue, predictions=several(stats.dead, "prediction"), newest=newest, show=show
+            )
 
 
 FINDERS: Final[tuple[Callable[[Situation], Iterator[Finding]], ...]] = (

@@ -23,7 +23,7 @@ from director.core.data_bytes import Fullness
 from director.core.ids import PredictionId, QueueName
 from director.core.policy import LATE_MS
 from director.core.samples import Burns, Sample, burns
-from director.core.schema import spent_attempts
+from director.core.schema import parse_history
 from director.core.view import iso
 from director.operate import findings
 from director.operate.findings import (
@@ -38,7 +38,7 @@ from director.operate.findings import (
     Situation,
     Usual,
     find,
-    shown,
+    show_queue,
     work_of,
 )
 from director.operate.views import (
@@ -109,21 +109,21 @@ class Overview:
 
     async def look(self) -> Snapshot:
         at, self._spent_s = iso(self._clock.now_ms()), 0.0
-        names = await self._timed(self._queues.all())
+        names = await self._time(self._queues.all())
         seen, queues = names[:MOST_QUEUES], dict[QueueName, QueueStats]()
         for start in range(0, len(seen), SLICE):
-            queues |= await self._timed(self._queues.stats_of(seen[start : start + SLICE]))
+            queues |= await self._time(self._queues.stats_of(seen[start : start + SLICE]))
             await self._clock.sleep(BREATH_S)
-        newcomers = await self._timed(self._directors.newcomers())
+        newcomers = await self._time(self._directors.newcomers())
         queues = stats_of_newcomers(newcomers) | queues
-        count, late = await self._timed(self._owed.count())
-        situation, found = await self._timed(self.judge(queues, newcomers, owed=count, owed_late=late))
+        count, late = await self._time(self._owed.count())
+        situation, found = await self._time(self.judge(queues, newcomers, owed=count, owed_late=late))
         directors = situation.directors
         self._took.append(self._spent_s)
         self._seen = len(queues)
         return Snapshot(
             at=at,
-            queues=[shown(*one, found) for one in queues.items()],
+            queues=[show_queue(*one, found) for one in queues.items()],
             more_queues=len(names) - len(seen),
             directors=[director_view(one) for one in directors[:MOST_DIRECTORS]],
             more_directors=max(0, len(directors) - MOST_DIRECTORS),
@@ -158,7 +158,7 @@ class Overview:
         longest_s = LONGEST_S * max(1.0, self._seen / MANY)
         return min(max(SHORTEST_S, REST * min(self._took, default=0)), longest_s)
 
-    async def _timed(self, asked: Awaitable[T]) -> T:
+    async def _time(self, asked: Awaitable[T]) -> T:
         began = self._clock.monotonic()
         answer = await asked
         self._spent_s += self._clock.monotonic() - began
@@ -192,12 +192,14 @@ class CloserLook:
     _owed: Owed
 
     async def look(self, queues: Stats, directors: Sequence[DirectorFound] = (), *, owed: int) -> Closer:
-        now_ms, answer_ms = await self._answered()
+        now_ms, answer_ms = await self._measure_redis()
         holder, expiring = await self._of_accounts(now_ms)
         return Closer(
             now_ms=now_ms,
             redis_ms=answer_ms,
-            neglected=await self._neglected([queue for queue, stats in queues.items() if stats.live], now_ms - LATE_MS),
+            neglected=await self._find_neglected(
+                [queue for queue, stats in queues.items() if stats.live], now_ms - LATE_MS
+            ),
             heaviest=await self._heaviest(queues),
             letters=await self._letters([queue for queue, stats in queues.items() if stats.dead][:MOST_LETTERS]),
             burns=await self._burns(queues, now_ms),
@@ -252,7 +254,7 @@ class CloserLook:
         expiring = [Expiry(account, token, at_ms) for account, _, token, at_ms in named]
         return None if written is None else msgspec.json.decode(written, type=Holder), expiring
 
-    async def _answered(self) -> tuple[int, float]:
+    async def _measure_redis(self) -> tuple[int, float]:
         took = []
         for _ in range(TRIES):
             began = time.perf_counter()
@@ -260,7 +262,7 @@ class CloserLook:
             took.append((time.perf_counter() - began) * 1000)
         return now_ms, min(took)
 
-    async def _neglected(self, queues: Sequence[QueueName], before_ms: int) -> dict[QueueName, Neglected]:
+    async def _find_neglected(self, queues: Sequence[QueueName], before_ms: int) -> dict[QueueName, Neglected]:
         found: dict[QueueName, Neglected] = {}
         for start in range(0, len(queues), AT_ONCE):
             some = queues[start : start + AT_ONCE]
@@ -293,7 +295,7 @@ class CloserLook:
         )
         return {
             queue: Letter(
-                id=text(name), at_ms=int(at), codes=tuple(spent.code for spent in spent_attempts(text(history or b"")))
+                id=text(name), at_ms=int(at), codes=tuple(spent.code for spent in parse_history(text(history or b"")))
             )
             for (queue, name, at), history in zip(named, histories, strict=True)
         }

@@ -16,7 +16,7 @@ from director.core.errors import UnknownQueue
 from director.core.ids import MODEL_NAME, QUEUE_NAME, QueueName, queue_name
 from director.core.policy import Lane
 from director.core.samples import PERIOD_S, arrivals_s
-from director.operate.sizing import Bounds, Load, wanted
+from director.operate.sizing import Bounds, Load, count_wanted
 from director.store.catalog import Catalog
 from director.store.deployments import MOST, Deployments
 from director.store.queues import QueueHistory
@@ -42,7 +42,7 @@ class Scaling:
     _clock: Clock
     _bounds: dict[str, tuple[float, dict[QueueName, Bounds]]] = field(default_factory=dict)
 
-    async def named(self, name: str) -> QueueName:
+    async def find(self, name: str) -> QueueName:
         """Return the queue of this name, or of the latest version of the model of this name. Raises UnknownQueue."""
         if re.fullmatch(MODEL_NAME, name) and (model := await self._catalog.model(name)) and model.latest:
             return queue_name(model.name, model.latest)
@@ -65,7 +65,7 @@ class Scaling:
             slots_each=demand.slots_each or None,
             is_paused=demand.paused,
         )
-        count = wanted(load, demand.objectives, await self._bounds_of(queue))
+        count = count_wanted(load, demand.objectives, await self._bounds_of(queue))
         return Scale(wanted=count, runnable=demand.runnable, running=demand.running)
 
     async def _bounds_of(self, queue: QueueName) -> Bounds:
@@ -75,11 +75,11 @@ class Scaling:
         if read_s is None or now_s - read_s >= BOUNDS_S:
             if len(self._bounds) >= MOST_OWNERS:
                 self._bounds.clear()
-            bounds = await self._said_by(owner)
+            bounds = await self._read_bounds(owner)
             self._bounds[owner] = now_s, bounds
         return bounds.get(queue, Bounds())
 
-    async def _said_by(self, owner: str) -> dict[QueueName, Bounds]:
+    async def _read_bounds(self, owner: str) -> dict[QueueName, Bounds]:
         """Combine the owner's deployments. Those of one version share its directors: the largest numbers serve all."""
         said: dict[QueueName, Bounds] = {}
         deployments = Deployments(self._redis, self._scripts, self._clock)

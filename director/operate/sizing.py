@@ -42,7 +42,7 @@ class Bounds(Struct, frozen=True, kw_only=True):
     most: int | None = None
 
 
-def wanted(load: Load, objectives: Objectives, bounds: Bounds = Bounds()) -> int:  # noqa: B008 - it is frozen
+def count_wanted(load: Load, objectives: Objectives, bounds: Bounds = Bounds()) -> int:  # noqa: B008 - it is frozen
     """Return directors: at least one while anything can run or runs. A paused queue keeps what runs."""
     each = load.slots_each or 1.0
     holding = math.ceil(load.running / each)

@@ -10,7 +10,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from director.core.ids import PredictionId, QueueName
 from director.core.policy import LATE_MS
-from director.core.schema import Eta, Known, Outlook, Place, Record, spent_attempts
+from director.core.schema import Eta, Known, Outlook, Place, Record, parse_history
 from director.core.states import Status
 from director.core.view import DeliveryAttempt, delivery_attempt, iso, place
 from director.core.webhooks import host_of
@@ -159,12 +159,12 @@ def tell(
         queue_name=record.queue,
         status=record.status,
         now=iso(known.now),
-        submitted=_submitted(known),
-        held=tuple(_held(known)),
+        submitted=_tell_submission(known),
+        held=tuple(_list_claims(known)),
         next=tuple(_next(known)),
         queue=place(known.outlook, record) if known.outlook else UNSET,
-        ended=_ended(record),
-        webhook=_owed(known),
+        ended=_tell_end(record),
+        webhook=_tell_webhook(known),
         has_events=bool(known.events),
         causes=causes,
         swaps=swaps or UNSET,
@@ -179,22 +179,22 @@ def stage_of(known: Known) -> Stage | None:
     return "runs" if known.record.token else "waits"
 
 
-def _submitted(known: Known) -> Submitted:
+def _tell_submission(known: Known) -> Submitted:
     record, told = known.record, None
     if record.place:
         position, ahead = map(int, record.place.split())
         eta = None if record.eta90 is None else Eta((record.eta50 or 0) / 1000, record.eta90 / 1000)
         told = Told(position, ahead, eta)
-    at, revived_at = iso(record.created), _iso(_revived(known))
+    at, revived_at = iso(record.created), _iso(_find_revival(known))
     return Submitted(at, record.lane, record.account, told, record.revivals, revived_at)
 
 
-def _revived(known: Known) -> int | None:
+def _find_revival(known: Known) -> int | None:
     return next((event.at for event in known.events if event.kind == "revived"), None)
 
 
-def _held(known: Known) -> Iterator[Holding]:
-    record, revived = known.record, _revived(known)
+def _list_claims(known: Known) -> Iterator[Holding]:
+    record, revived = known.record, _find_revival(known)
     starts = sorted(event.at for event in known.events if event.kind == "started")
     since: int | None = record.created
     for stay in _stays(known):
@@ -220,13 +220,13 @@ def _held(known: Known) -> Iterator[Holding]:
 
 def _stays(known: Known) -> list[Stay]:
     """Combine spent attempts from the record, released claims from the events while they last, and the last claim."""
-    history = spent_attempts(known.record.history)
+    history = parse_history(known.record.history)
     spent = [Stay(one.number, one.director, one.claimed, one.ended, one.code) for one in history]
     back = []
     for event in known.events:
         if event.kind == "released":
             code, director, claimed, *_ = [*event.data.decode().split(" "), "", ""]
-            number = 1 + sum((_revived(known) or 0) <= one.ended <= event.at for one in history)
+            number = 1 + sum((_find_revival(known) or 0) <= one.ended <= event.at for one in history)
             back.append(Stay(number, director, int(claimed) if claimed else None, event.at, code, is_spent=False))
     before = sorted([*spent, *back], key=lambda stay: stay.ended or 0)
     return [*before, *_last(known, before)]
@@ -244,7 +244,7 @@ def _last(known: Known, before: Sequence[Stay]) -> list[Stay]:
     return [Stay(record.attempt, record.holder, record.claimed, record.completed, how)]
 
 
-def _ended(record: Record) -> Ended | None:
+def _tell_end(record: Record) -> Ended | None:
     if record.completed is None:
         return None
     return Ended(
@@ -257,7 +257,7 @@ def _ended(record: Record) -> Ended | None:
     )
 
 
-def _owed(known: Known) -> Owed | None:
+def _tell_webhook(known: Known) -> Owed | None:
     record = known.record
     if not record.webhook:
         return None
@@ -276,7 +276,7 @@ def _next(known: Known) -> Iterator[Coming]:
     if known.record.is_terminal:
         yield from _after_its_end(known)
     else:
-        yield from _held_on(known) if known.record.token else _waited_for(known)
+        yield from _list_holds(known) if known.record.token else _list_causes(known)
         yield from _limits(known.record)
 
 
@@ -287,14 +287,14 @@ def _after_its_end(known: Known) -> Iterator[Coming]:
         detail = f"attempt {record.tellings + 1} to deliver its webhook, at the latest{last}"
         yield Coming("webhook", iso(known.owed), detail)
     if known.is_dead:
-        codes = ", ".join(one.code for one in spent_attempts(record.history))
+        codes = ", ".join(one.code for one in parse_history(record.history))
         detail = f"it is a dead letter: its attempts ended with {codes}. An operator may revive it"
         yield Coming("dead_letter", None, detail)
     elif known.owed is None:
         yield Coming("nothing", None, "it has ended")
 
 
-def _waited_for(known: Known) -> Iterator[Coming]:
+def _list_causes(known: Known) -> Iterator[Coming]:
     attempt = _attempt(known.record.attempt + 1, known.attempts)
     if known.record.leaving:
         yield Coming("move", None, "it is on its way to another Redis server: `director queues migrate` continues")
@@ -328,7 +328,7 @@ STOPPED: Final = {
 }
 
 
-def _held_on(known: Known) -> Iterator[Coming]:
+def _list_holds(known: Known) -> Iterator[Coming]:
     record = known.record
     if record.cancel:
         yield Coming("cancel", None, f"{record.holder} was asked to stop it")

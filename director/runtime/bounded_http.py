@@ -148,7 +148,7 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         # a client that vanished takes its answer into the kernel's buffers, which send it for a quarter of an hour
-        for option in sockets.unacknowledged(STALL_S):
+        for option in sockets.limit_unacknowledged(STALL_S):
             transport.get_extra_info("socket").setsockopt(*option)
         self._head_began = self.loop.time()
         self._is_probe = not self._places.enter(self)

@@ -206,7 +206,7 @@ class Metric(Struct, frozen=True, array_like=True):
     buckets: tuple[float, ...]
 
 
-def _parsed(table: str) -> Iterator[Metric]:
+def _parse(table: str) -> Iterator[Metric]:
     lines = iter(table.strip().splitlines())
     by: list[str] = []
     for line in lines:
@@ -219,7 +219,7 @@ def _parsed(table: str) -> Iterator[Metric]:
         yield msgspec.convert((name, kind, by, next(lines).strip(), labels, buckets), Metric)
 
 
-METRICS: Final = tuple(_parsed(TABLE))
+METRICS: Final = tuple(_parse(TABLE))
 
 
 class QueueNames:

@@ -150,13 +150,13 @@ class Registry:
             self.limited.labels(limit)
 
     def counter(self, name: str) -> Series[Counter]:
-        return self._kept(Series(self._row(name, "counter"), Counter))
+        return self._keep(Series(self._row(name, "counter"), Counter))
 
     def histogram(self, name: str) -> Series[Histogram]:
-        return self._kept(Series(self._row(name, "histogram"), Histogram))
+        return self._keep(Series(self._row(name, "histogram"), Histogram))
 
     def summary(self, name: str) -> Series[Summary]:
-        return self._kept(Series(self._row(name, "summary"), Summary))
+        return self._keep(Series(self._row(name, "summary"), Summary))
 
     def gauge(self, name: str) -> Gauge:
         row = self._row(name, "gauge")
@@ -199,7 +199,7 @@ class Registry:
         self.names.add(name)
         return row
 
-    def _kept(self, series: Series[Child]) -> Series[Child]:
+    def _keep(self, series: Series[Child]) -> Series[Child]:
         self._series.append(series)
         self._prometheus.register(series)
         return series

@@ -71,7 +71,7 @@ class OtelTracing(Tracing):
         if parent is not None:
             context = otel.set_span_in_context(otel.NonRecordingSpan(parent), context)
         span = self._tracer.start_span(
-            name, context, KINDS[kind], attributes=_named(facts or NO_TRACE), start_time=_ns(at_ms)
+            name, context, KINDS[kind], attributes=_name(facts or NO_TRACE), start_time=_ns(at_ms)
         )
         return _OtelSpan(span)
 
@@ -93,7 +93,7 @@ class _OtelSpan(Span):
 
     def end(self, facts: Facts | None = None, *, error: str = "", at_ms: int | None = None) -> None:
         if facts:
-            self._span.set_attributes(_named(facts))
+            self._span.set_attributes(_name(facts))
         if error:
             self._span.set_attribute("error.type", error)
             self._span.set_status(otel.StatusCode.ERROR, error)
@@ -144,7 +144,7 @@ def _headers(context: otel.SpanContext) -> TraceHeaders:
     return {"traceparent": parent, "tracestate": state} if state else {"traceparent": parent}
 
 
-def _named(facts: Facts) -> dict[str, str | int | float | bool]:
+def _name(facts: Facts) -> dict[str, str | int | float | bool]:
     return {name if "." in name else f"director.{name}": fact for name, fact in facts.items()}
 
 

@@ -16,7 +16,7 @@ NAME: Final = "api"
 
 def main() -> int:
     folder = Path(director.__file__).parents[1] / NAME
-    if getattr(_loaded(folder), "PART_OF", "") != director.DISTRIBUTION:
+    if getattr(_load(folder), "PART_OF", "") != director.DISTRIBUTION:
         sys.stderr.write(
             f"director api: {folder} belongs to another program. Install Director in an environment of its own: "
             "`pipx install` or `uv tool install` makes one.\n"
@@ -26,7 +26,7 @@ def main() -> int:
     return 0
 
 
-def _loaded(folder: Path) -> ModuleType | None:
+def _load(folder: Path) -> ModuleType | None:
     """Make this folder what `import api` gives. Return None if it has no package."""
     spec = spec_from_file_location(NAME, folder / "__init__.py", submodule_search_locations=[str(folder)])
     if spec is None or spec.loader is None or not (folder / "__init__.py").is_file():

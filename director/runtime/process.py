@@ -78,7 +78,7 @@ def _first(group: ExceptionGroup[DirectorError]) -> DirectorError:
     return _first(inner) if isinstance(inner, ExceptionGroup) else inner
 
 
-async def drained(signals: AsyncIterator[signal.Signals], drain: Callable[[], Awaitable[None]]) -> None:
+async def drain_on_signal(signals: AsyncIterator[signal.Signals], drain: Callable[[], Awaitable[None]]) -> None:
     release_sigterm()
     async for _ in signals:
         break
@@ -110,17 +110,17 @@ class Health:
     def app(self, routes: Sequence[BaseRoute] = ()) -> Starlette:
         own = [Route("/livez", self._livez), Route("/readyz", self._readyz)]
         if self.metrics is not None:
-            own.append(Route("/metrics", partial(_scraped, self.metrics)))
+            own.append(Route("/metrics", partial(_serve_metrics, self.metrics)))
         return Starlette(routes=[*own, *routes])
 
     async def missing(self) -> dict[str, str]:
         asked = self.checks.copy()  # a copy: the process may replace its checks meanwhile
-        reasons = await asyncio.gather(*(_asked(check) for check in asked.values()))
+        reasons = await asyncio.gather(*(_ask(check) for check in asked.values()))
         return {name: reason for name, reason in zip(asked, reasons, strict=True) if reason}
 
     async def files(self) -> dict[str, str]:
         """Return what is wrong with the store of files, as a fact."""
-        reason = await _asked(self.store_check) if self.store_check is not None else ""
+        reason = await _ask(self.store_check) if self.store_check is not None else ""
         return {"files": reason} if reason else {}
 
     async def _livez(self, _: Request) -> Response:
@@ -134,12 +134,12 @@ class Health:
         return _json(body, status=503 if missing else 200)
 
 
-async def _scraped(metrics: Registry, request: Request) -> Response:
+async def _serve_metrics(metrics: Registry, request: Request) -> Response:
     text, kind = await metrics.page(request.headers.get("accept", ""))
     return Response(text, headers={"Content-Type": kind})
 
 
-async def _asked(check: Check) -> str:
+async def _ask(check: Check) -> str:
     with anyio.move_on_after(CHECK_S):
         return await check()
     return f"no answer within {CHECK_S:g} s"

@@ -19,7 +19,7 @@ from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text, texts
 from director.core.account_limits import DEFAULT, UNLIMITED, AccountLimits
 from director.core.clock import Clock, SystemClock
-from director.core.data_bytes import counted
+from director.core.data_bytes import count_bytes
 from director.core.errors import BackendUnavailable, SettingsError
 from director.core.ids import LANES
 from director.core.webhooks import new_secret
@@ -494,7 +494,7 @@ def _usage(found: Sequence[Any], *, day: int, over: int, now_ms: int) -> Usage:
         total_spent_s=total_spent_ms / 1000,
         total_reserved_s=total_reserved_ms / 1000,
         stored_bytes=max(0, int(stored or 0) - over),
-        data_bytes=counted(texts(data).items(), now_ms=now_ms),
+        data_bytes=count_bytes(texts(data).items(), now_ms=now_ms),
     )
 
 

@@ -19,7 +19,7 @@ from director.broker.redis_client import pipelined, text
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.ids import PredictionId, QueueName, created_ms_of, is_prediction_id
-from director.core.schema import Record, spent_attempts
+from director.core.schema import Record, parse_history
 from director.core.view import iso, public_input
 from director.files.data_files import DataAway
 from director.store.changes import ChangeKind, Changes
@@ -246,7 +246,7 @@ def attempts_of(history: str) -> tuple[Attempt, ...]:
             ended_at=iso(spent.ended),
             code=spent.code,
         )
-        for spent in spent_attempts(history)
+        for spent in parse_history(history)
     )
 
 

@@ -14,7 +14,7 @@ from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text
 from director.core.errors import IdempotencyMismatch
 from director.core.ids import Kind, PredictionId, QueueName, is_prediction_id
-from director.core.schema import Stored, reference_in, spent_attempts
+from director.core.schema import Stored, parse_history, reference_in
 from director.core.states import TERMINAL, Status
 from director.core.view import iso
 
@@ -214,7 +214,7 @@ def _view(name: PredictionId, fields: Sequence[str], lease: float | None, due: f
     account, status, lane, created, started, attempt, holder, claimed, history = fields
     if not status or status in TERMINAL:
         return None
-    is_running, spent = lease is not None, spent_attempts(history)
+    is_running, spent = lease is not None, parse_history(history)
     return LiveView(
         id=name,
         state="running" if is_running else "waiting" if due is None else "delayed",

@@ -23,7 +23,7 @@ from director.core.trends import (
     Range,
     Step,
     line_of,
-    merged,
+    merge,
     parse_all,
     steps_of,
 )
@@ -65,7 +65,7 @@ class Trends:
             lists = {step.name: await self._read(some, step) for step in STEPS[: last + 1]}
             for place, queue in enumerate(some):
                 points = _joined({name: of_step[place] for name, of_step in lists.items()}, last, now_s=now_s)
-                found[queue] = Trend(points, merged(points, at_s=points[0].at_s if points else int(now_s)))
+                found[queue] = Trend(points, merge(points, at_s=points[0].at_s if points else int(now_s)))
             await anyio.lowlevel.checkpoint()
         return found
 
@@ -89,7 +89,7 @@ class Trends:
             return
         at_s = next(iter(points.values())).at_s
         busiest = nlargest(most, points.items(), key=lambda one: (one[1].ended, one[0]))
-        await self._write(STEPS[0], [(ALL, [merged(points.values(), at_s=at_s)])])
+        await self._write(STEPS[0], [(ALL, [merge(points.values(), at_s=at_s)])])
         await self._write(STEPS[0], [(queue, [point]) for queue, point in busiest])
         await self._note([queue for queue, _ in busiest], at_s, most)
 

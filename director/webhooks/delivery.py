@@ -102,7 +102,7 @@ class Schedule(Struct, frozen=True):
             (wait_s for wait_s, end_s in zip(self.waits_s, ends_s, strict=True) if owed_s < end_s), self.waits_s[-1]
         )
 
-    def noted(self, delivery: Delivery, *, steps: int, owed_s: float, jitter: float, is_early: bool = False) -> Noted:
+    def judge(self, delivery: Delivery, *, steps: int, owed_s: float, jitter: float, is_early: bool = False) -> Noted:
         """Judge an attempt after `steps` others, of a webhook owed for `owed_s`. `jitter` is random, from 0 to 1."""
         ends: tuple[tuple[bool, Outcome], ...] = (
             (delivery.ok, "delivered"),
@@ -221,7 +221,7 @@ class Webhooks:
         else:
             delivery = await self.send(stored, WebhookEvent.COMPLETED, attempt=record.tellings + 1)
         crash.at("after_webhook")
-        result = self._schedule.noted(
+        result = self._schedule.judge(
             delivery,
             steps=steps,
             owed_s=owed_s,

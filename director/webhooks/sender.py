@@ -28,7 +28,7 @@ from msgspec import Struct
 from director import __version__
 from director.core.errors import DirectorError, SettingsError
 from director.core.schema import NO_TRACE, TraceHeaders
-from director.core.webhooks import HOST_NAME, WebhookUrl, read_webhook_url, signed_headers
+from director.core.webhooks import HOST_NAME, WebhookUrl, read_webhook_url, sign_headers
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -176,7 +176,7 @@ async def system_resolve(host: str, port: int) -> Sequence[str]:
     return [str(sockaddr[0]) for _, _, _, _, sockaddr in answers]
 
 
-async def checked_address(url: str, allow: AllowList, *, resolve: Resolve = system_resolve) -> Target:
+async def check_address(url: str, allow: AllowList, *, resolve: Resolve = system_resolve) -> Target:
     """Return the target of this URL, which must be https unless the operator allows its host.
 
     Raises Refused or Unresolved. One answer that is not public refuses the host: a connection might use any.
@@ -259,7 +259,7 @@ class FairPlaces:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     @asynccontextmanager
-    async def taken(self, account: str) -> AsyncIterator[None]:
+    async def take(self, account: str) -> AsyncIterator[None]:
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(account, deque()).append(place)
         self._grant()
@@ -348,10 +348,10 @@ class Sender:
         if of_host is None:
             of_host = self._by_host[host] = FairPlaces(AT_ONCE_PER_HOST, each=AT_ONCE_PER_ACCOUNT)
         # in this order, so that a wait for one host holds nothing of all
-        async with of_host.taken(account), self._all.taken(account):
+        async with of_host.take(account), self._all.take(account):
             # receivers refuse a timestamp that is five minutes old, and the wait for a connection may be longer
             sent_at_s = now_s + clock() - asked_at_s
-            headers = signed_headers(secrets, message_id=message_id, timestamp_s=int(sent_at_s), body=body)
+            headers = sign_headers(secrets, message_id=message_id, timestamp_s=int(sent_at_s), body=body)
             began_s = clock()
             delivery = await self._attempt(url, {**trace, **headers}, body, sent_at_s)
             self.on_sent(delivery.ok, clock() - began_s)
@@ -364,8 +364,8 @@ class Sender:
         delivery: Delivery | None = None
         try:
             async with asyncio.timeout(self.timeout_s):
-                target = await checked_address(url, self.allow, resolve=self._resolve)
-                response = await self._answered(target, headers, body)
+                target = await check_address(url, self.allow, resolve=self._resolve)
+                response = await self._send(target, headers, body)
                 try:
                     delivery = _judge(response, sent_at_s)
                     await _read(response)
@@ -384,7 +384,7 @@ class Sender:
         # a status is the verdict, even if the receiver breaks off afterwards
         return delivery or Delivery(ok=False, reason=reason)
 
-    async def _answered(self, target: Target, headers: dict[str, str], body: bytes) -> httpx.Response:
+    async def _send(self, target: Target, headers: dict[str, str], body: bytes) -> httpx.Response:
         """Send to the first address that can be connected to: a receiver may listen on some of them only. After the
         connection nothing is sent twice.
         """

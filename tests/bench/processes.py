@@ -79,7 +79,7 @@ def child(name: str, command: Sequence[str], *, cwd: Path = ROOT, **env: Any) ->
     with tempfile.NamedTemporaryFile(prefix=f"director-bench-{name}-") as log:
         process = subprocess.Popen(
             # by way of that, so that it does not outlive us, however we end
-            until_we_end.bound(*command),
+            until_we_end.bind_to_parent(*command),
             cwd=cwd,
             env=environment(**env),
             stdin=subprocess.DEVNULL,

@@ -11,7 +11,7 @@ import pytest
 
 from director.broker import keys
 from director.broker.scripts import Scripts
-from director.core.data_bytes import FOR_EVER_MS, NOTHING, Counted, counted
+from director.core.data_bytes import FOR_EVER_MS, NOTHING, Counted, count_bytes
 from director.core.ids import PredictionId, lowest_id_at, new_prediction_id
 from director.core.policy import Policy
 from tests.support.former_scripts import FormerScripts
@@ -136,9 +136,9 @@ async def test_bytes_of_an_account_never_go_below_zero_and_end(drivers: Drivers,
                 await who.recount(ACCOUNT, coin.randrange(50), until_ms=now + 30, now_ms=now)
         buckets = {key.decode(): value.decode() for key, value in (await redis.hgetall(keys.data(ACCOUNT))).items()}
         assert all(int(value.partition(" ")[0]) >= 0 for value in buckets.values()), buckets
-        assert reader.counted(buckets.items(), now_ms=now) == counted(buckets.items(), now_ms=now)
+        assert reader.counted(buckets.items(), now_ms=now) == count_bytes(buckets.items(), now_ms=now)
     retained = int(buckets.get(str(FOR_EVER_MS), "0"))
-    assert counted(buckets.items(), now_ms=now + 90) == retained, "all else has ended"
+    assert count_bytes(buckets.items(), now_ms=now + 90) == retained, "all else has ended"
     await theirs.recount(ACCOUNT, 0, until_ms=now + 30, now_ms=now + 90)
     await ours.recount(ACCOUNT, 0, until_ms=now + 30, retained=7, was_retained=retained, now_ms=now + 90)
     assert await redis.hgetall(keys.data(ACCOUNT)) == {str(FOR_EVER_MS).encode(): b"7"}, "a keeper's pass sets it right"

@@ -30,7 +30,7 @@ from director.core.settings import (
     CommonSettings,
     DirectorSettings,
     KeeperSettings,
-    described,
+    describe,
 )
 from director.core.states import END_CODES, TERMINAL, TRANSITIONS, Status, WebhookEvent
 from director.core.view import PAUSED, REASONS
@@ -68,11 +68,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def setting_rows(process: str) -> list[tuple[str, str, str, str]]:
     """Return variable, type, default and meaning of each setting of a process; "" for those that all have."""
     cls = PROCESSES.get(process, CommonSettings)
-    common = {name for name, _, _ in described(CommonSettings)} if process else set()
+    common = {name for name, _, _ in describe(CommonSettings)} if process else set()
     types = {field.name.upper(): field.type for field in msgspec.structs.fields(cls)}
     return [
         (name, type_name(types[name.removeprefix("DIRECTOR_")]), default, text)
-        for name, default, text in described(cls)
+        for name, default, text in describe(cls)
         if name not in common
     ]
 

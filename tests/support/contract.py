@@ -117,7 +117,7 @@ async def _files(store: LocalFiles, redis: Redis, caller: httpx.AsyncClient) -> 
     address = await links.download(ACCOUNT, given, name="a.txt", base="", expires_s=LATER_S)
     output = FileName(PredictionId("0" * 26), "0" * 32, "png")
     await store.put(output, b"png", content_type="image/png")
-    shown = await links.signed(str(output), base="", expires_s=LATER_S)
+    shown = await links.sign(str(output), base="", expires_s=LATER_S)
     return {
         "files": (Real(path={"id": given, "name": "a.txt"}, query=_query(address)),),
         "outputs": (Real(path={"name": str(output)}, query=_query(shown)),),

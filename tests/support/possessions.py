@@ -145,8 +145,8 @@ class Maker:
         links, expires_s = Links(self._redis, SystemClock()), 4_000_000_000
         right = await links.download(OWNER, file, name="x", base=BASE, expires_s=expires_s)
         wrong = await links.download(STRANGER, file, name="x", base=BASE, expires_s=expires_s)
-        shown = await links.signed(str(made), base=BASE, expires_s=expires_s)
-        other = await links.signed(str(made).replace("0" * 32, "1" * 32), base=BASE, expires_s=expires_s)
+        shown = await links.sign(str(made), base=BASE, expires_s=expires_s)
+        other = await links.sign(str(made).replace("0" * 32, "1" * 32), base=BASE, expires_s=expires_s)
         self._things |= {"file": file, "made": str(made), "right_download": right, "right_output": shown}
         self._things |= {"wrong_download": urlsplit(wrong).query, "wrong_output": urlsplit(other).query}
 

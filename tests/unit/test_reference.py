@@ -7,7 +7,7 @@ import pytest
 from api.app import ROUTES
 from api.web.errors import Code
 from api.web.reference import CHAPTERS
-from director.core.settings import described
+from director.core.settings import describe
 from director.core.states import END_CODES, Status, WebhookEvent
 from director.core.view import PAUSED, REASONS
 from director.execution.tracker import DRAINED, FAULTS, STOPS, VERDICTS
@@ -50,7 +50,7 @@ def test_each_route_is_in_the_reference() -> None:
 
 @pytest.mark.parametrize("process", PROCESSES)
 def test_each_setting_is_in_the_reference_with_its_meaning(process: str) -> None:
-    for name, _, text in described(PROCESSES[process]):
+    for name, _, text in describe(PROCESSES[process]):
         assert f"| `{name}` |" in REFERENCE
         assert text.endswith((".", "`.")), name
 

@@ -130,7 +130,7 @@ def _home(options: Options, say: Callable[[str], None]) -> Generator[Home]:
         raise UpError(f"{home.shown} has been used. Choose a new folder with --home, or leave it out.")
     say(f"seed {options.seed}: {options.seconds:g} s with a lease of {options.lease_s:g} s, in {home.path}")
     try:
-        with home.locked():
+        with home.lock():
             yield home
     except DirectorError as exc:
         raise UpError(f"{exc} Journals and logs stay in {options.kept_in or home.path}.") from exc
@@ -308,7 +308,7 @@ class Run:
         log = scene.home.open_log(name)
         try:
             done = await anyio.run_process(
-                child.bound(*command),
+                child.bind_to_parent(*command),
                 input=msgspec.json.encode(errand),
                 stderr=log,
                 check=False,

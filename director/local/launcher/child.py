@@ -11,7 +11,7 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
-def bound(*command: str) -> list[str]:
+def bind_to_parent(*command: str) -> list[str]:
     """Return the command line that runs `command` until this process ends."""
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 

@@ -77,7 +77,7 @@ def cog_yaml_of(said: Mapping[str, Any], *, python: Path) -> CogYaml:
             else []
         ),
         *_packages(build or {}, python),
-        *_unused(said, build or {}),
+        *_find_unused(said, build or {}),
     ]
     predict = said.get("predict") or said.get("run")
     return CogYaml(
@@ -105,7 +105,7 @@ def _packages(build: Mapping[str, Any], python: Path) -> Iterator[str]:
             yield f"`build.{key}` of cog.yaml is not installed here. Install what is missing {where}: {names}"
 
 
-def _unused(said: Mapping[str, Any], build: Mapping[str, Any]) -> Iterator[str]:
+def _find_unused(said: Mapping[str, Any], build: Mapping[str, Any]) -> Iterator[str]:
     others: Sequence[str] = [
         *(f"build.{key}" for key, value in build.items() if key not in {*PACKAGES, *FREE} and value),
         *(key for key in said if key not in USED),

@@ -43,8 +43,7 @@ def main() -> None:
     enums: dict[str, Any] = {}
     without = secrets_without_default(source, name, info.inputs)
     fields = {
-        key: described(each, enums, is_optional=is_optional(each) or key in without)
-        for key, each in info.inputs.items()
+        key: describe(each, enums, is_optional=is_optional(each) or key in without) for key, each in info.inputs.items()
     }
     required = [key for key, each in info.inputs.items() if is_required(each) and key not in without]
     shown = {"title": "Input", "type": "object", "properties": fields, **({"required": required} if required else {})}
@@ -64,7 +63,7 @@ def load(file: str) -> str:
     return name
 
 
-def described(field: Any, enums: dict[str, Any], *, is_optional: bool) -> dict[str, Any]:
+def describe(field: Any, enums: dict[str, Any], *, is_optional: bool) -> dict[str, Any]:
     """Return an input as `cog build` writes it. Its choices are a component of their own."""
     title = field.name.replace("_", " ").title()
     kind = field.type.json_type()

@@ -117,7 +117,7 @@ def make_schema(folder: Folder) -> bytes:
     """
     # Like the parts of an `up` it must not outlive us: a model's import may take minutes
     with subprocess.Popen(
-        child.bound(str(folder.python), str(DESCRIBE), folder.predict),
+        child.bind_to_parent(str(folder.python), str(DESCRIBE), folder.predict),
         cwd=folder.path,
         env=model_environment(folder),
         stdin=subprocess.DEVNULL,

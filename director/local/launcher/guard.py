@@ -59,7 +59,7 @@ class Guard:
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._server = subprocess.Popen(
-            child.bound(*task["command"]),
+            child.bind_to_parent(*task["command"]),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

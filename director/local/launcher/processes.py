@@ -41,7 +41,7 @@ class Mark(NamedTuple):
 
 def mark(pid: int) -> Mark | None:
     """Return None if no process has this pid, or a zombie."""
-    started = _started_on_linux(pid) if sys.platform == "linux" else _started_elsewhere(pid)
+    started = _read_start_on_linux(pid) if sys.platform == "linux" else _read_start_elsewhere(pid)
     return Mark(pid, started) if started else None
 
 
@@ -57,7 +57,7 @@ def signal_group(leader: int, number: signal.Signals) -> None:
 def until_stopped(pid: int) -> None:
     """Wait until a process that got SIGSTOP stands still: a system call, such as a sync, ends first."""
     give_up = time.monotonic() + STOP_S
-    while time.monotonic() < give_up and _told_of(pid, "stat=")[:1] not in ("T", "Z", ""):
+    while time.monotonic() < give_up and _ask_ps(pid, "stat=")[:1] not in ("T", "Z", ""):
         time.sleep(SOON_S)
 
 
@@ -81,10 +81,10 @@ def family(leader: Mark, word: str) -> list[Mark]:
     and those with `word` in their environment, which a process inherits that has left both. Only Linux can tell.
     """
     # a process that starts another and ends during a look hides it from that look: it is not listed yet
-    return _found(leader, word) or _found(leader, word)
+    return _find(leader, word) or _find(leader, word)
 
 
-def _found(leader: Mark, word: str) -> list[Mark]:
+def _find(leader: Mark, word: str) -> list[Mark]:
     stats = {pid: stat for pid in _pids() if (stat := _stat(pid))}
     if leader.pid in stats:
         leads = _mark_of(leader.pid, stats[leader.pid]) == leader
@@ -135,7 +135,7 @@ def _mark_of(pid: int, stat: Sequence[str]) -> Mark:
     return Mark(pid, f"{stat[STARTED]}@{_boot()}")
 
 
-def _started_on_linux(pid: int) -> str:
+def _read_start_on_linux(pid: int) -> str:
     stat = _stat(pid)
     return _mark_of(pid, stat).started if stat and stat[STATE] not in GONE else ""
 
@@ -148,12 +148,12 @@ def _boot() -> str:
         return "unknown"
 
 
-def _started_elsewhere(pid: int) -> str:
-    state, _, started = _told_of(pid, "stat=,lstart=").partition(" ")
+def _read_start_elsewhere(pid: int) -> str:
+    state, _, started = _ask_ps(pid, "stat=,lstart=").partition(" ")
     return "" if state.startswith("Z") else started.strip()
 
 
-def _told_of(pid: int, columns: str) -> str:
+def _ask_ps(pid: int, columns: str) -> str:
     answer = subprocess.run(["/bin/ps", "-o", columns, "-p", str(pid)], capture_output=True, text=True, check=False)
     return answer.stdout.strip()
 

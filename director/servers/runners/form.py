@@ -51,7 +51,7 @@ def _file(name: str, value: Raw) -> tuple[bytes, bytes]:
     if uri is None:
         raise FormFault(f"{name} has to be a file: a data URI, or the address of a file that you uploaded to /v1/files")
     try:
-        data = uri.decoded()
+        data = uri.decode()
     except ValueError as exc:
         raise FormFault(f"{name} is a data URI whose base64 cannot be read") from exc
     kind = uri.content_type.partition(";")[0]

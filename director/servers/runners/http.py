@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from director.core.json_pointer import WHOLE, Pointer
 from director.core.runner_config import BatchConfig, HttpConfig
-from director.core.view import joined
+from director.core.view import join
 from director.servers.runners import answers, form, outcomes
 from director.servers.runners.http_base import MappedRunner, Reporter, RunnerOptions, StreamReader, receive, unpacked
 from director.servers.runners.outcomes import Seen
@@ -129,7 +129,7 @@ class _Reader(StreamReader[Ended]):
 
     def with_output(self, ended: Ended | None) -> Ended:
         """Return the end. A stream that came whole has all of the output, since it has no sign of its end."""
-        output = joined(self._items)
+        output = join(self._items)
         if ended is None:
             empty = outcomes.end(Seen.UNREADABLE, "The model server's stream is empty")
             ended = empty if output is None else Ended(outcome=Outcome.SUCCEEDED)

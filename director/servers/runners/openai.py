@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from director.core.runner_config import OpenAiConfig
 from director.core.schema import TraceHeaders
-from director.core.view import joined
+from director.core.view import join
 from director.servers.runners import answers, openapi, outcomes
 from director.servers.runners.http_base import HttpBase, Reporter, RunnerOptions, StreamReader, receive, unpacked
 from director.servers.runners.outcomes import Seen
@@ -460,7 +460,7 @@ class _Reader(StreamReader[Ended]):
         return outcomes.end(Seen.UNREADABLE, f"{NOT_STREAMED}: {answers.excerpt(answer.body)}")
 
     def with_output(self, ended: Ended) -> Ended:
-        output = joined(self._items)
+        output = join(self._items)
         if ended.outcome is Outcome.SUCCEEDED and (self._is_more or output is None):
             try:
                 output = self._object()

@@ -48,8 +48,8 @@ SHORTEST_KEY: Final = 8
 # nothing of a large one while its server is busy, so there the kernel decides, after a quarter of an hour
 PROBES: Final = sockets.probes()
 SMALL_BYTES: Final = 32 * 1024
-SMALL_ARRIVES: Final = sockets.unacknowledged(sockets.GONE_S)
-LARGE_ARRIVES: Final = sockets.unacknowledged(0)
+SMALL_ARRIVES: Final = sockets.limit_unacknowledged(sockets.GONE_S)
+LARGE_ARRIVES: Final = sockets.limit_unacknowledged(0)
 
 MOST_BESIDE: Final = 100 * 1024  # of heads, trailers and chunk framing, before more of the body comes
 MOST_WAITING: Final = 256 * 1024  # of the body, before the server has to wait

@@ -72,7 +72,7 @@ class Command(Struct, frozen=True, kw_only=True):
         """Start it in a session of its own. `talks`: its standard input and output are pipes, else they go nowhere."""
         with log.open("ab") as file:
             return await asyncio.create_subprocess_exec(
-                *until_we_end.bound(*self.words),
+                *until_we_end.bind_to_parent(*self.words),
                 cwd=self.folder,
                 env=self.env,
                 stdin=asyncio.subprocess.PIPE if talks else asyncio.subprocess.DEVNULL,

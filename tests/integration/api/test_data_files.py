@@ -186,7 +186,7 @@ async def test_no_public_address_leads_to_data(api: httpx.AsyncClient, redis: Re
     prediction_id = (await create(api)).json()["id"]
     [path] = folder.rglob("*.data~")
     name, expires_s = f"{prediction_id}-{path.name}", SystemClock().now_ms() // 1000 + 60
-    url = await Links(redis, SystemClock()).signed(name, base="", expires_s=expires_s)
+    url = await Links(redis, SystemClock()).sign(name, base="", expires_s=expires_s)
     assert (await api.get(url)).status_code == 404
     assert (await api.get(f"/internal/outputs/{name}?{url.partition('?')[2]}")).status_code == 403
 

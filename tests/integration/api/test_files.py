@@ -205,7 +205,7 @@ async def test_head_request_reads_no_bytes(api: AsyncClient, redis: Redis, monke
 
 async def test_address_is_signed_as_replicate_documents(api: AsyncClient, redis: Redis) -> None:
     file, expiry = await upload(api), SystemClock().now_ms() // 1000 + 60
-    secret = await Links(redis, SystemClock())._known()
+    secret = await Links(redis, SystemClock())._read_secret()
     signed = hmac.digest(secret.encode(), f"{ACCOUNT} {file['id']} {expiry}".encode(), "sha256")
     query = f"owner={ACCOUNT}&expiry={expiry}&signature={quote(base64.b64encode(signed), safe='')}"
     assert (await api.get(f"/v1/files/{file['id']}/download?{query}")).content == DATA

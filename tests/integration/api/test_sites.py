@@ -275,13 +275,13 @@ async def test_moved_prediction_has_its_files_webhook_and_deletion_where_it_is(
         name = file_name(prediction_id, b"cat", content_type="text/plain")
         order = await links.order("put", str(name), expires_s=expires_s)
         assert (await api.put(f"/internal/outputs/{name}?{order}", content=b"cat")).status_code == 204
-        assert (await api.get(await links.signed(str(name), base=BASE, expires_s=expires_s))).content == b"cat"
+        assert (await api.get(await links.sign(str(name), base=BASE, expires_s=expires_s))).content == b"cat"
         assert (await api.get(f"/v1/outputs/{name}")).status_code == 403
         await us.director.finish(await us.director.claim(), output=b'"hi"')
         assert (await api.post(f"{path}/webhooks/redeliver")).status_code == 200
         assert (await api.delete(path)).status_code == 204
         assert (await api.get(path)).status_code == 404
-        assert (await api.get(await links.signed(str(name), base=BASE, expires_s=expires_s))).status_code == 404
+        assert (await api.get(await links.sign(str(name), base=BASE, expires_s=expires_s))).status_code == 404
 
 
 async def test_first_site_that_knows_a_model_decides_who_learns_what_it_waits_for(

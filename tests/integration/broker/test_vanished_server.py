@@ -49,7 +49,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the kernel give up before any limit of a call: then a wait ends with ETIMEDOUT and not with its limit."""
     monkeypatch.setattr(sockets, "IDLE_S", 1)
     monkeypatch.setattr(sockets, "EVERY_S", 1)
-    monkeypatch.setattr(connections, "PROBES", [*sockets.probes(), *sockets.unacknowledged(1)])
+    monkeypatch.setattr(connections, "PROBES", [*sockets.probes(), *sockets.limit_unacknowledged(1)])
 
 
 @pytest.fixture

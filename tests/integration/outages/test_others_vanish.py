@@ -98,7 +98,7 @@ async def test_request_to_a_model_server_that_vanished_just_before_it_ends(
     far: FarHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Probes are sent on idle connections only: what was not acknowledged has a limit of its own."""
-    monkeypatch.setattr(transport, "SMALL_ARRIVES", sockets.unacknowledged(1))
+    monkeypatch.setattr(transport, "SMALL_ARRIVES", sockets.limit_unacknowledged(1))
     async with silent(far) as url:
         client = OneServer(url)
         (await client.send("GET", "/health-check")).whole()

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from director.core.view import joined
+from director.core.view import join
 from director.local.launcher.processes import free_port
 from director.servers.runners.inbox import Inbox
 from director.servers.runners.runner import Began, Ended, Health, HealthStatus, Outcome, Produced, RunEvent, Runner
@@ -62,7 +62,7 @@ def output(events: list[RunEvent]) -> Raw | None:
     """Return the output as the tracker takes it: from the end, or else from the events before it."""
     ended = the_end(events)
     produced = [bytes(event.item) for event in events if isinstance(event, Produced)]
-    return ended.output if ended.output is not None else joined(produced)
+    return ended.output if ended.output is not None else join(produced)
 
 
 def is_well_formed(events: list[RunEvent]) -> bool:

@@ -10,7 +10,7 @@ from typing import Final
 from director.cli.main import made_parser
 from director.core.errors import DirectorError
 from director.core.pool_file import PoolFile, Table, read_pool
-from director.core.settings import ApiSettings, CommonSettings, DirectorSettings, KeeperSettings, described, load
+from director.core.settings import ApiSettings, CommonSettings, DirectorSettings, KeeperSettings, describe, load
 from director.execution.director import check_settings
 from tests.support.manifests import Manifest, Pod, environment, pods
 
@@ -28,7 +28,7 @@ BESIDE: Final = re.compile(
 
 def is_given_what_it_reads(objects: list[Manifest]) -> Iterator[str]:
     """Each variable is one that its process knows, with a value that it takes; each command line is one."""
-    everybody = {name for cls in SETTINGS.values() for name, _, _ in described(cls)} | {"DIRECTOR_URL"}
+    everybody = {name for cls in SETTINGS.values() for name, _, _ in describe(cls)} | {"DIRECTOR_URL"}
     for pod in pods(objects):
         for container in pod.containers:
             if not _is_ours(container):
@@ -39,7 +39,7 @@ def is_given_what_it_reads(objects: list[Manifest]) -> Iterator[str]:
             if cls is None or not _parses(command):
                 yield f"{where}: `director {shlex.join(command)}` is no command line"
                 continue
-            known = {name for name, _, _ in described(cls)}
+            known = {name for name, _, _ in describe(cls)}
             for each in container.get("env", []):
                 if each["name"] not in known and not BESIDE.fullmatch(each["name"]):
                     yield f"{where}: {each['name']} is nothing that it reads"

@@ -9,7 +9,7 @@ from msgspec import Raw
 from api.predictions.secrets import DEEPEST, MOST_LOOKED_AT, MOST_PARTS, MOST_SCHEMAS, MOST_VALUES, Secrets
 from api.predictions.validation import InputSchema
 from api.web.errors import Problem
-from director.core.view import redacted
+from director.core.view import redact
 
 SECRET = {"type": "string", "format": "password", "writeOnly": True, "x-cog-secret": True}
 HIDDEN = "[REDACTED]"
@@ -29,7 +29,7 @@ def secrets(properties: dict[str, Any], **others: Any) -> Secrets:
 def shown(found: Secrets, given: Any) -> Any:
     marked = found.mark(Raw(msgspec.json.encode(given)))
     assert msgspec.json.decode(marked.input) == given, "the model gets what was sent"
-    return msgspec.json.decode(redacted(marked.input, marked.secret))
+    return msgspec.json.decode(redact(marked.input, marked.secret))
 
 
 @pytest.mark.parametrize("word", [{"x-cog-secret": True}, {"writeOnly": True}, {"format": "password"}])
@@ -84,7 +84,7 @@ def test_secrets_are_hidden_wherever_they_lie(part: dict[str, Any], given: Any, 
 
 def test_a_member_that_comes_twice_hides_both_values() -> None:
     marked = secrets({"token": SECRET}).mark(Raw(b'{"token": "hush", "token":"hush too"}'))
-    assert msgspec.json.decode(redacted(marked.input, marked.secret)) == {"token": HIDDEN}
+    assert msgspec.json.decode(redact(marked.input, marked.secret)) == {"token": HIDDEN}
     assert b'"hush"' not in marked.input
 
 
@@ -128,7 +128,7 @@ def test_root_that_is_secret_hides_each_member() -> None:
 
 
 def test_input_that_is_gone_is_shown_as_an_empty_object() -> None:
-    assert redacted(b"{}", "10 74") == b"{}"
+    assert redact(b"{}", "10 74") == b"{}"
 
 
 def test_too_many_values_that_may_be_secret_are_refused() -> None:

@@ -8,7 +8,7 @@ from director.core.data_bytes import (
     BUCKETS,
     SHORT,
     Fullness,
-    counted,
+    count_bytes,
     fair_share,
     lasting,
     room_for_data,
@@ -104,7 +104,7 @@ def test_a_lifetime_has_few_buckets() -> None:
 
 
 def test_only_what_has_not_expired_counts() -> None:
-    assert counted([("10", "1"), ("20", "2"), ("old", "4 20"), ("15", "8")], now_ms=14) == 14
+    assert count_bytes([("10", "1"), ("20", "2"), ("old", "4 20"), ("15", "8")], now_ms=14) == 14
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from director.core.schema import Event
-from director.core.view import shown_event
+from director.core.view import show_event
 
 AT = 1_800_000_000_000
 LATER = {"next_at": "2027-01-15T08:00:05.000Z"}
@@ -44,5 +44,5 @@ ATTEMPT = {"event": "completed", "attempt": 2, "host": "h.example", "rule": None
     ],
 )
 def test_an_event_is_shown_with_what_belongs_to_it(kind: str, data: bytes, shown: Any) -> None:
-    wire = json.loads(msgspec.json.encode(shown_event(Event(7, kind, AT, data))))
+    wire = json.loads(msgspec.json.encode(show_event(Event(7, kind, AT, data))))
     assert wire == {"seq": 7, "type": kind, "at": "2027-01-15T08:00:00.000Z", "data": shown}

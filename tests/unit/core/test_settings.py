@@ -8,7 +8,7 @@ from director.core.settings import (
     CommonSettings,
     DirectorSettings,
     KeeperSettings,
-    described,
+    describe,
     load,
 )
 
@@ -74,6 +74,6 @@ def test_a_wrong_value_names_its_variable_and_what_it_should_be(name: str, value
 
 @pytest.mark.parametrize("cls", ALL)
 def test_every_setting_is_described_for_people(cls: type[CommonSettings]) -> None:
-    rows = described(cls)
+    rows = describe(cls)
     assert [name for name, _, _ in rows] == [PREFIX + name.upper() for name in cls.__struct_fields__]
     assert all(text.endswith(".") for _, _, text in rows)

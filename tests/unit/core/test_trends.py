@@ -12,12 +12,12 @@ from director.core.trends import (
     Point,
     bucket,
     line_of,
-    merged,
+    merge,
     parse,
     parse_all,
     quantile_s,
     steps_of,
-    thinned,
+    thin,
 )
 
 
@@ -53,7 +53,7 @@ def test_a_line_brings_its_point_back() -> None:
 
 def test_a_wide_spread_keeps_its_sum_and_about_its_quantiles() -> None:
     spread = {number: 1 + number % 3 for number in range(85)}
-    kept = thinned(spread, MOST_BUCKETS)
+    kept = thin(spread, MOST_BUCKETS)
     assert len(kept) <= MOST_BUCKETS
     assert sum(kept.values()) == sum(spread.values())
     truth_s, found_s = quantile_s(spread, 0.5), quantile_s(kept, 0.5)
@@ -67,7 +67,7 @@ def test_merged_steps_have_the_sums() -> None:
     first, second = steps_of(points, STEPS[1])
     assert (first.at_s, first.succeeded, first.runs) == (0, 1, {7: 50})
     assert (second.at_s, second.succeeded, second.failed, second.waits, second.runs) == (60, 2, 4, {5: 2}, {7: 170})
-    assert merged(points, at_s=0) == merged([first, second], at_s=0)
+    assert merge(points, at_s=0) == merge([first, second], at_s=0)
 
 
 def test_each_step_fills_the_next_before_its_lines_go() -> None:

@@ -6,7 +6,7 @@ import pytest
 from replicate.webhook import Webhooks, WebhookSigningSecret
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from director.core.webhooks import new_secret, sign, signed_headers
+from director.core.webhooks import new_secret, sign, sign_headers
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 BODY = '{"status":"succeeded","output":["ü","\\n"]}'.encode()
@@ -30,7 +30,7 @@ def test_the_standard_library_signs_the_same(size: int) -> None:
 
 def test_during_a_rotation_either_secret_verifies_and_no_other() -> None:
     old, new = new_secret(), new_secret()
-    signed = signed_headers([new, old], message_id="p1", timestamp_s=int(time.time()), body=BODY)
+    signed = sign_headers([new, old], message_id="p1", timestamp_s=int(time.time()), body=BODY)
     for secret in (old, new):
         Webhook(secret).verify(BODY, signed)
         Webhooks.validate(headers=signed, body=BODY.decode(), secret=WebhookSigningSecret(key=secret))

@@ -82,7 +82,7 @@ def test_data_uri_is_decoded_however_it_is_written(text: str, kind: str | None) 
     assert found is not None
     [file] = found.files
     assert isinstance(file, DataUri)
-    assert file.decoded() == BYTES
+    assert file.decode() == BYTES
     assert kind is None or file.content_type == kind
 
 
@@ -91,7 +91,7 @@ def test_invalid_base64_is_refused(body: str) -> None:
     found = read_data_uri(f"data:image/png;base64,{body}".encode())
     assert found is not None
     with pytest.raises(ValueError, match=r"."):
-        found.decoded()
+        found.decode()
 
 
 def test_the_name_of_a_member_is_no_file() -> None:
@@ -125,14 +125,14 @@ def test_a_file_is_read_as_its_head_says(uri: str, kind: str, data: bytes) -> No
         found = find(output, inline=0)
         assert found is not None
         [file] = found.files
-        assert (file.content_type, file.decoded()) == (kind, data)
+        assert (file.content_type, file.decode()) == (kind, data)
 
 
 def test_what_is_not_base64_though_it_says_so_cannot_be_decoded() -> None:
     found = find(raw("data:image/png;base64,*** no ***"), inline=0)
     assert found is not None
     with pytest.raises(ValueError):
-        found.files[0].decoded()
+        found.files[0].decode()
 
 
 texts = st.text(max_size=20) | st.sampled_from(

@@ -208,7 +208,7 @@ async def test_address_is_valid_for_its_file_until_it_expires(redis: Redis) -> N
     clock = FakeClock()
     links = Links(redis, clock)
     expires_s = clock.now_ms() // 1000 + 60
-    url = await links.signed("a.png", base="http://x", expires_s=expires_s)
+    url = await links.sign("a.png", base="http://x", expires_s=expires_s)
     start, _, signature = url.partition("&signature=")
     assert start == f"http://x/v1/outputs/a.png?expires={expires_s}"
 
@@ -232,10 +232,10 @@ async def test_address_is_valid_for_its_file_until_it_expires(redis: Redis) -> N
 async def test_all_processes_share_a_secret_that_survives_an_emptied_server(redis: Redis) -> None:
     clock = FakeClock()
     first, second = Links(redis, clock), Links(redis, clock)
-    url = await first.signed("a", base="", expires_s=10**10)
-    assert await second.signed("a", base="", expires_s=10**10) == url
+    url = await first.sign("a", base="", expires_s=10**10)
+    assert await second.sign("a", base="", expires_s=10**10) == url
     await redis.flushall()
     clock.pass_time(10)
-    assert await second.signed("a", base="", expires_s=10**10) == url
+    assert await second.sign("a", base="", expires_s=10**10) == url
     assert await redis.get(keys.secret("outputs"))
-    assert await Links(redis, clock).signed("a", base="", expires_s=10**10) == url
+    assert await Links(redis, clock).sign("a", base="", expires_s=10**10) == url

@@ -12,8 +12,8 @@ from director.local.launcher.processes import UpError, free_port
 from director.local.models import (
     Model,
     Surroundings,
-    labelled,
-    served,
+    label,
+    plan_processes,
 )
 from director.local.serve import own_server
 
@@ -22,7 +22,7 @@ HERE = Path(sys.executable)
 
 def test_models_of_one_short_name_have_processes_of_different_names() -> None:
     models = [Model(name=name, label="") for name in ("a/painter", "b/painter", "c/other")]
-    assert [model.label for model in labelled(models)] == ["painter", "painter-2", "other"]
+    assert [model.label for model in label(models)] == ["painter", "painter-2", "other"]
 
 
 def around(tmp_path: Path) -> Surroundings:
@@ -34,7 +34,7 @@ def test_model_server_gets_neither_our_settings_nor_the_address_of_redis(
 ) -> None:
     monkeypatch.setenv("DIRECTOR_REDIS_URL", "redis://:hush@db")
     model = Model(name="acme/painter", label="painter", folder=Folder(path=tmp_path, predict="p.py:P", python=HERE))
-    one = served(model, around(tmp_path))
+    one = plan_processes(model, around(tmp_path))
     assert one.server is not None
     assert not [name for name in one.server.env if name.startswith("DIRECTOR_")]
     assert one.server.env["COG_PREDICT_TYPE_STUB"] == "p.py:P"
@@ -47,7 +47,7 @@ def test_model_server_gets_neither_our_settings_nor_the_address_of_redis(
 
 def test_command_is_started_with_its_port_and_driven_as_openais_api(tmp_path: Path) -> None:
     command = f"{HERE} serve 'a model' --port {{port}}"
-    one = served(own_server("acme/llm", command=command), around(tmp_path))
+    one = plan_processes(own_server("acme/llm", command=command), around(tmp_path))
     assert one.server is not None
     port = one.server.env["PORT"]
     assert one.server.command == [str(HERE), "serve", "a model", "--port", port]
@@ -84,7 +84,7 @@ def test_command_that_cannot_start_is_refused_before_anything_starts(command: st
     ],
 )
 def test_running_server_is_not_started_again(tmp_path: Path, given: dict[str, str], runner: str, config: str) -> None:
-    one = served(own_server("acme/llm", **given), around(tmp_path))
+    one = plan_processes(own_server("acme/llm", **given), around(tmp_path))
     assert one.server is None
     assert one.director.env["DIRECTOR_SERVERS"] == "http://127.0.0.1:8000"
     assert (one.director.env["DIRECTOR_RUNNER"], one.director.env["DIRECTOR_RUNNER_CONFIG"]) == (runner, config)
@@ -96,7 +96,7 @@ def test_runner_config_in_a_file_is_read_where_the_command_is_typed(
     (tmp_path / "counter.toml").write_text('path = "/count"\n')
     monkeypatch.chdir(tmp_path)
     own = own_server("acme/counter", http="http://127.0.0.1:8000", config="counter.toml")
-    one = served(own, around(tmp_path))
+    one = plan_processes(own, around(tmp_path))
     assert one.director.env["DIRECTOR_RUNNER_CONFIG"] == '{"path":"/count"}'
 
 
@@ -105,7 +105,7 @@ def test_command_listens_at_the_port_of_the_url(tmp_path: Path, given: dict[str,
     port = free_port()
     [(kind, url)] = given.items()
     address = url.replace("{free}", str(port))
-    one = served(own_server("acme/m", **{kind: address}, command=f"{HERE} --port {{port}}"), around(tmp_path))
+    one = plan_processes(own_server("acme/m", **{kind: address}, command=f"{HERE} --port {{port}}"), around(tmp_path))
     assert one.server is not None
     assert (one.server.command[-1], one.server.env["PORT"]) == (str(port), str(port))
     assert one.director.env["DIRECTOR_SERVERS"] == address.rpartition("/")[0]
@@ -113,7 +113,7 @@ def test_command_listens_at_the_port_of_the_url(tmp_path: Path, given: dict[str,
 
 @pytest.mark.parametrize("http", ["/up", "http://127.0.0.1/up", "http://127.0.0.1:{port}/up"])
 def test_command_without_a_port_in_the_url_gets_a_free_one(tmp_path: Path, http: str) -> None:
-    one = served(own_server("acme/m", http=http, command=f"{HERE} --port {{port}}"), around(tmp_path))
+    one = plan_processes(own_server("acme/m", http=http, command=f"{HERE} --port {{port}}"), around(tmp_path))
     assert one.server is not None
     assert one.director.env["DIRECTOR_SERVERS"] == f"http://127.0.0.1:{one.server.env['PORT']}"
     assert '"path":"/up"' in one.director.env["DIRECTOR_RUNNER_CONFIG"]
@@ -128,7 +128,7 @@ def test_command_without_a_port_in_the_url_gets_a_free_one(tmp_path: Path, http:
     ],
 )
 def test_command_may_start_a_server_of_any_kind(tmp_path: Path, given: dict[str, str], runner: str) -> None:
-    one = served(own_server("acme/m", command=f"{HERE} {{port}}", **given), around(tmp_path))
+    one = plan_processes(own_server("acme/m", command=f"{HERE} {{port}}", **given), around(tmp_path))
     assert one.director.env["DIRECTOR_RUNNER"] == runner
 
 

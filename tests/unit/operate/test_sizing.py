@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from director.core.policy import Objective, Objectives
-from director.operate.sizing import Bounds, Load, wanted
+from director.operate.sizing import Bounds, Load, count_wanted
 
 IDLE = Load(waiting={}, runnable=0, running=0, arrivals_s={}, service_s=1.0, slots_each=1.0)
 SOON: Objectives = {"normal": Objective(share=0.95, within_s=10)}
@@ -36,35 +36,35 @@ def waiting(count: int, *, running: int = 0) -> Load:
 @given(load=loads, objectives=objectives, least=st.integers(0, 9), most=st.none() | st.integers(0, 9))
 def test_queue_with_work_wants_at_least_one(load: Load, objectives: Objectives, least: int, most: int | None) -> None:
     has_work = load.running or (load.runnable and not load.is_paused)
-    assert not has_work or wanted(load, objectives, Bounds(least=least, most=most)) >= 1
+    assert not has_work or count_wanted(load, objectives, Bounds(least=least, most=most)) >= 1
 
 
 @given(load=loads, objectives=objectives, more=st.floats(0, 50), lane=st.sampled_from(("high", "normal", "low")))
 def test_more_arrivals_never_want_fewer_directors(load: Load, objectives: Objectives, more: float, lane: str) -> None:
     busier = replace(load, arrivals_s={**load.arrivals_s, lane: load.arrivals_s[lane] + more})  # type: ignore[index,dict-item]
-    assert wanted(busier, objectives) >= wanted(load, objectives)
+    assert count_wanted(busier, objectives) >= count_wanted(load, objectives)
 
 
 @given(load=loads, objectives=objectives, more=st.integers(0, 1000))
 def test_more_runnable_work_never_wants_fewer_directors(load: Load, objectives: Objectives, more: int) -> None:
-    assert wanted(replace(load, runnable=load.runnable + more), objectives) >= wanted(load, objectives)
+    assert count_wanted(replace(load, runnable=load.runnable + more), objectives) >= count_wanted(load, objectives)
 
 
 @given(load=loads, objectives=objectives, most=st.integers(1, 20))
 def test_maximum_holds_except_for_running_work_of_a_paused_queue(load: Load, objectives: Objectives, most: int) -> None:
-    assert wanted(replace(load, is_paused=False), objectives, Bounds(most=most)) <= most
+    assert count_wanted(replace(load, is_paused=False), objectives, Bounds(most=most)) <= most
 
 
 @given(load=loads, objectives=objectives)
 def test_paused_queue_wants_only_running_work(load: Load, objectives: Objectives) -> None:
     each = load.slots_each or 1
-    told = wanted(replace(load, is_paused=True), objectives, Bounds(least=3))
+    told = count_wanted(replace(load, is_paused=True), objectives, Bounds(least=3))
     assert told == math.ceil(load.running / each)
 
 
 @given(load=loads, objectives=objectives)
 def test_running_work_keeps_its_directors(load: Load, objectives: Objectives) -> None:
-    assert wanted(load, objectives) * (load.slots_each or 1) >= load.running
+    assert count_wanted(load, objectives) * (load.slots_each or 1) >= load.running
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_running_work_keeps_its_directors(load: Load, objectives: Objectives) ->
     ],
 )
 def test_waiting_work_starts_in_time(count: int, running: int, service_s: float, expected: int) -> None:
-    assert wanted(replace(waiting(count, running=running), service_s=service_s), SOON) == expected
+    assert count_wanted(replace(waiting(count, running=running), service_s=service_s), SOON) == expected
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_waiting_work_starts_in_time(count: int, running: int, service_s: float,
 )
 def test_random_arrivals_start_in_time(arrivals_s: float, within_s: float, expected: int) -> None:
     load = replace(IDLE, arrivals_s={"normal": arrivals_s})
-    assert wanted(load, {"normal": Objective(share=0.95, within_s=within_s)}) == expected
+    assert count_wanted(load, {"normal": Objective(share=0.95, within_s=within_s)}) == expected
 
 
 ONE_A_S = {"normal": 1.0}
@@ -114,4 +114,4 @@ LANES: Objectives = {"high": Objective(share=0.95, within_s=1), "low": Objective
 def test_directors_are_wanted_for_work_that_can_run(
     load: Load, objectives: Objectives, least: int, expected: int
 ) -> None:
-    assert wanted(load, objectives, Bounds(least=least)) == expected
+    assert count_wanted(load, objectives, Bounds(least=least)) == expected

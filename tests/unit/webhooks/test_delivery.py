@@ -10,7 +10,7 @@ from director.core.errors import SettingsError
 from director.core.ids import PredictionId, new_prediction_id
 from director.core.schema import Stored
 from director.core.states import Status
-from director.core.webhooks import new_secret, signed_headers
+from director.core.webhooks import new_secret, sign_headers
 from director.files.data_files import DataAway
 from director.webhooks.delivery import LONGEST_S, SCHEDULE, Noted, Schedule, Webhooks, message_id
 from director.webhooks.sender import Delivery
@@ -30,7 +30,7 @@ def noted(
 ) -> Noted:
     """Judge an attempt whose time is that of its step, or `owed_s`."""
     passed_s = sum(SCHEDULE.waits_s[:steps]) if owed_s is None else owed_s
-    return SCHEDULE.noted(delivery, steps=steps, owed_s=passed_s, jitter=jitter, is_early=is_early)
+    return SCHEDULE.judge(delivery, steps=steps, owed_s=passed_s, jitter=jitter, is_early=is_early)
 
 
 def failed(delay_s: float, *, is_asked: bool = False, is_early: bool = False) -> Noted:
@@ -154,7 +154,7 @@ def test_jitter_spreads() -> None:
 
 def test_schedule_is_read_from_one_setting() -> None:
     assert Schedule.parse("0.2s, 30s,5m , 1.5h").waits_s == (0.2, 30.0, 300.0, 5400.0)
-    assert Schedule.parse("1s").noted(FAILED, steps=1, owed_s=1.0, jitter=0.5).outcome == "given_up"
+    assert Schedule.parse("1s").judge(FAILED, steps=1, owed_s=1.0, jitter=0.5).outcome == "given_up"
 
 
 @pytest.mark.parametrize("text", ["", "5", "5s,", "0s", "-1s", "5s 6s", "5d", "1e3s", "nans", "5S"])
@@ -173,7 +173,7 @@ def test_message_id_is_of_its_prediction_and_can_be_signed() -> None:
     prediction_id = new_prediction_id(model="acme/echo", now_ms=1)
     assert message_id(prediction_id, "completed") == f"msg_{prediction_id}_completed"
     named = message_id(prediction_id, "output_1_3")
-    assert signed_headers([new_secret()], message_id=named, timestamp_s=1, body=b"")["webhook-id"] == named
+    assert sign_headers([new_secret()], message_id=named, timestamp_s=1, body=b"")["webhook-id"] == named
 
 
 class Parts:

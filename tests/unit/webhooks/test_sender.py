@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from director.core.errors import SettingsError
 from director.core.webhooks import parse_webhook_url, read_webhook_url
-from director.webhooks.sender import AllowList, Refused, Resolve, Unresolved, checked_address, is_public
+from director.webhooks.sender import AllowList, Refused, Resolve, Unresolved, check_address, is_public
 
 NOTHING_ALLOWED = AllowList()
 LOOPBACK = AllowList.parse("loopback")
@@ -90,7 +90,7 @@ async def test_a_host_that_leads_inside_is_refused_for_its_address(host: str) ->
     url = f"https://{host}/hook"
     assert parse_webhook_url(url) is None  # its spelling is no reason
     with pytest.raises(Refused, match=r"is not a public address$"):
-        await checked_address(url, NOTHING_ALLOWED, resolve=resolve)
+        await check_address(url, NOTHING_ALLOWED, resolve=resolve)
 
 
 @pytest.mark.parametrize("host", MALFORMED)
@@ -98,7 +98,7 @@ async def test_a_malformed_host_is_refused_before_anyone_is_asked(host: str) -> 
     url = f"https://{host}/hook"
     assert parse_webhook_url(url)
     with pytest.raises(Refused, match=r"^the URL "):
-        await checked_address(url, NOTHING_ALLOWED, resolve=answering())
+        await check_address(url, NOTHING_ALLOWED, resolve=answering())
 
 
 @pytest.mark.parametrize(
@@ -116,32 +116,32 @@ async def test_a_malformed_host_is_refused_before_anyone_is_asked(host: str) -> 
     ],
 )
 async def test_a_public_address_is_handed_out_to_connect_to(url: str, ip: str, port: int) -> None:
-    target = await checked_address(url, NOTHING_ALLOWED, resolve=resolve)
+    target = await check_address(url, NOTHING_ALLOWED, resolve=resolve)
     assert (target.ips[0], target.url.port) == (ip, port)
 
 
 @pytest.mark.parametrize("port", [22, 25, 80, 6379, 8000, 8080, 65535])
 async def test_public_host_on_a_port_other_than_https_is_refused(port: int) -> None:
     with pytest.raises(Refused, match=f"port {port} is not one of 443, 8443") as caught:
-        await checked_address(f"https://public.example:{port}/", NOTHING_ALLOWED, resolve=resolve)
+        await check_address(f"https://public.example:{port}/", NOTHING_ALLOWED, resolve=resolve)
     assert caught.value.rule == "port_not_allowed"
 
 
 @pytest.mark.parametrize("url", ["http://93.184.215.14/", "http://public.example:443/", "HTTP://public.example:8443/"])
 async def test_public_host_needs_tls_unless_the_operator_allows_it(url: str) -> None:
     with pytest.raises(Refused, match=r"use https://$") as caught:
-        await checked_address(url, NOTHING_ALLOWED, resolve=resolve)
+        await check_address(url, NOTHING_ALLOWED, resolve=resolve)
     assert caught.value.rule == "http_not_allowed"
     allowed = AllowList.parse("public.example, 93.184.215.0/24")
-    assert (await checked_address(url, allowed, resolve=resolve)).ips == ("93.184.215.14",)
+    assert (await check_address(url, allowed, resolve=resolve)).ips == ("93.184.215.14",)
 
 
 async def test_host_is_resolved_once_and_the_checked_address_is_used() -> None:
     rebinding = answering(["93.184.215.14"], ["127.0.0.1"])
-    target = await checked_address("https://public.example/", NOTHING_ALLOWED, resolve=rebinding)
+    target = await check_address("https://public.example/", NOTHING_ALLOWED, resolve=rebinding)
     assert target.ips == ("93.184.215.14",)
     with pytest.raises(Refused):  # the next attempt asks again, and sees the change
-        await checked_address("https://public.example/", NOTHING_ALLOWED, resolve=rebinding)
+        await check_address("https://public.example/", NOTHING_ALLOWED, resolve=rebinding)
 
 
 @pytest.mark.parametrize("error", [socket.gaierror(-2, "unknown"), UnicodeError("label too long"), None])
@@ -152,7 +152,7 @@ async def test_host_without_an_address_breaks_no_rule(error: Exception | None) -
         return []
 
     with pytest.raises(Unresolved, match=r"nowhere\.example does not resolve"):
-        await checked_address("https://nowhere.example/", NOTHING_ALLOWED, resolve=ask)
+        await check_address("https://nowhere.example/", NOTHING_ALLOWED, resolve=ask)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ async def test_host_without_an_address_breaks_no_rule(error: Exception | None) -
     ],
 )
 async def test_what_the_operator_allows_is_reached_on_any_port(allow: str, url: str, ip: str) -> None:
-    assert (await checked_address(url, AllowList.parse(allow), resolve=resolve)).ips[0] == ip
+    assert (await check_address(url, AllowList.parse(allow), resolve=resolve)).ips[0] == ip
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ async def test_what_the_operator_allows_is_reached_on_any_port(allow: str, url: 
 )
 async def test_what_the_operator_allows_opens_nothing_else(allow: str, url: str) -> None:
     with pytest.raises(Refused):
-        await checked_address(url, AllowList.parse(allow), resolve=resolve)
+        await check_address(url, AllowList.parse(allow), resolve=resolve)
 
 
 def test_an_allow_list_is_read_from_one_setting() -> None:

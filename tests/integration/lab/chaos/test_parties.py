@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from director.core.runner_config import CogConfig
-from director.core.webhooks import new_secret, signed_headers
+from director.core.webhooks import new_secret, sign_headers
 from director.lab.chaos.journal import CogEnded, Delivered, Fault, Journal, Line, read
 from director.lab.chaos.parties import ODD, Cog, Sink
 from director.lab.chaos.proxy import Link
@@ -135,7 +135,7 @@ async def sink(folder: Path, secret: str) -> AsyncIterator[str]:
 
 
 async def deliver(url: str, secret: str, *, body: bytes = b'{"id":"one","status":"succeeded"}') -> int:
-    headers = signed_headers([secret], message_id="msg_one_completed", timestamp_s=int(time.time()), body=body)
+    headers = sign_headers([secret], message_id="msg_one_completed", timestamp_s=int(time.time()), body=body)
     caller = Caller(url)
     try:
         return (await caller.ask("POST", "/hook/3", body, headers=headers, within_s=5)).status
