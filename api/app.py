@@ -19,19 +19,21 @@ from starlette.routing import Router, compile_path
 from starlette.types import Lifespan, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HEADER_VALUE_RE, STATUS_LINE, RequestResponseCycle
 
-from api import auth, dashboard, health
+from api import dashboard
+from api.accounts import account
+from api.accounts.auth import authenticate
 from api.admin import accounts as admin_accounts
-from api.admin import dead, overview, queues, system
+from api.admin import dead, health, overview, queues, system
 from api.admin import models as admin_models
 from api.admin import predictions as admin_predictions
 from api.files import files, outputs
 from api.models import collections, deployments, models
 from api.predictions import predictions, streams
-from api.services import NO_ROUTE, Meters
+from api.services.meters import NO_ROUTE, Meters
 from api.sites.sites import Plan, State, all_running, answer_at_site
 from api.web import openapi, reference
 from api.web.cors import Origins, may_read
-from api.web.errors import head_too_large, invalid_host, is_expected, problem_of, too_many_connections
+from api.web.errors import Code, head_too_large, invalid_host, is_expected, problem_of, too_many_connections
 from api.web.http import Request, allowed_hosts, carry, names_allowed_host, proxy_networks
 from api.web.route import Handler, Route, routes_of
 from director.core.clock import Clock, SystemClock
@@ -42,7 +44,7 @@ from director.runtime.process import tracing_of
 from director.runtime.tracing import Tracing
 
 ROUTES: Final = routes_of(
-    *(predictions, streams, models, collections, deployments, files, outputs, auth, openapi, reference),
+    *(predictions, streams, models, collections, deployments, files, outputs, account, openapi, reference),
     *(dead, admin_accounts, admin_models, admin_predictions, queues, overview, system, health, dashboard),
 )
 
@@ -64,7 +66,7 @@ def create_app(
     is too weak. `tracing` replaces the environment's. Raises SettingsError for an invalid address or file of sites.
     """
     proxy_networks(settings.trusted_proxies)
-    hosts, plan, meters, origins = allowed_hosts(settings), Plan.of(settings), Meters(), Origins.of(settings)
+    hosts, plan, meters, origins = allowed_hosts(settings), Plan.of(settings), Meters(Code), Origins.of(settings)
 
     @asynccontextmanager
     async def lifespan(_app: Any) -> AsyncIterator[State]:
@@ -122,7 +124,7 @@ class Api:
     def _refusal(self, exc: Exception) -> Response:
         # Not in the caller. Its frame would hold the refusal, whose traceback holds the frame.
         refusal = problem_of(exc)
-        self.meters.refused(refusal)
+        self.meters.refused(refusal.code)
         return refusal.response()
 
     def _counted(self, response: Response, scope: Scope, began: float) -> Response:
@@ -156,7 +158,7 @@ class Api:
             may_send = self._origins.preflight(request.headers, methods) if may_read(read_by) else {}
             return Response(status_code=204, headers={**headers, **may_send})
         if route.scopes:
-            request.account = await auth.authenticate(request, *route.scopes, bucket=route.bucket, frees=route.frees)
+            request.account = await authenticate(request, *route.scopes, bucket=route.bucket, frees=route.frees)
         return await answer_at_site(request, route)
 
     def _is_host_right(self, request: Request) -> bool:

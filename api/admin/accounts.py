@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import asdict
 from starlette.responses import Response
 
-from api.auth import named
+from api.accounts.auth import named
 from api.sites.sites import others
 from api.web.errors import account_exists, invalid_field, not_found
 from api.web.http import Request, cursor_of, decoded, json_response, page_after, page_response

@@ -9,7 +9,7 @@ from msgspec import Meta, Raw, Struct, field
 from msgspec.structs import asdict
 from starlette.responses import Response
 
-from api.auth import named
+from api.accounts.auth import named
 from api.web.errors import InvalidField, invalid_field, invalid_input, not_found, secrets_gone
 from api.web.http import PAGE_SIZE, Cursor, Request, cursor_of, decoded, json_response, page_response, prediction_id_of
 from api.web.route import CURSOR, Answer, Body, Parameter, administers

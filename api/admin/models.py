@@ -8,8 +8,8 @@ from typing import Final
 from msgspec import Struct
 from starlette.responses import Response
 
-from api.auth import named
-from api.web.bodies import parse_model
+from api.accounts.auth import named
+from api.predictions.bodies import parse_model
 from api.web.errors import config_changed, invalid_field, invalid_header, newer_release, not_found
 from api.web.http import Request, decoded, json_response
 from api.web.route import NO_BODY, Answer, Body, Parameter, administers

@@ -10,13 +10,13 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from msgspec.structs import asdict, replace
 from starlette.responses import Response
 
-from api.auth import named
+from api.accounts.auth import named
 from api.predictions.intake import enter
-from api.predictions.listing import Filters, created_ms
+from api.predictions.listing import FILTERS, Filters, created_ms
 from api.predictions.streams import new_ticket
 from api.web.errors import InvalidField, invalid_field, invalid_input, not_found
 from api.web.http import PAGE_SIZE, Cursor, Request, cursor_of, decoded, json_response, page_response, prediction_id_of
-from api.web.route import CURSOR, FILTERS, Answer, Body, Parameter, administers, one_of
+from api.web.route import CURSOR, Answer, Body, Parameter, administers, one_of
 from director.core.errors import SettingsError
 from director.core.ids import PredictionId, is_prediction_id
 from director.core.schema import Page

@@ -9,8 +9,8 @@ from msgspec import Meta, Struct
 from msgspec.structs import asdict
 from starlette.responses import Response
 
+from api.accounts.auth import named
 from api.admin.models import ConfigView
-from api.auth import named
 from api.web.errors import invalid_field, not_found
 from api.web.http import (
     PAGE_SIZE,

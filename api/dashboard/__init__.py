@@ -2,7 +2,6 @@
 relative: a proxy may serve it below a path of its own.
 """
 
-import hashlib
 import re
 from importlib.resources import files
 from pathlib import PurePosixPath
@@ -13,7 +12,7 @@ from msgspec import Struct
 from starlette.responses import Response
 
 from api.web.errors import not_found
-from api.web.http import Request
+from api.web.http import PAGE_HEADERS, Request, answer_unless_known, etag_of
 from api.web.route import Route
 
 TYPES: Final = {
@@ -39,14 +38,7 @@ POLICY: Final = "; ".join(
         "trusted-types 'none'",
     )
 )
-HEADERS: Final = {
-    "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # revalidated each time, usually with a 304: an upgrade shows at once
-}
+HEADERS: Final = {**PAGE_HEADERS, "Content-Security-Policy": POLICY}
 
 
 MODEL_PATH: Final = re.compile("/(?!v1/)[a-z0-9][a-z0-9._-]*/[a-z0-9][a-z0-9._-]*")
@@ -69,7 +61,7 @@ def _assets() -> dict[str, Asset]:
                 waiting.append((path / entry.name, entry))
             elif (kind := TYPES.get(PurePosixPath(entry.name).suffix)) is not None:
                 body = entry.read_bytes()
-                found[str(path / entry.name)] = Asset(body, kind, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+                found[str(path / entry.name)] = Asset(body, kind, etag_of(body))
     return found
 
 
@@ -111,7 +103,4 @@ def _shown(view: str) -> Response:
 
 
 def _served(request: Request, found: Asset) -> Response:
-    headers = {**HEADERS, "ETag": found.etag}
-    if found.etag in request.headers.get("if-none-match", ""):
-        return Response(status_code=304, headers=headers)
-    return Response(found.body, headers=headers, media_type=found.media_type)
+    return answer_unless_known(request, found.body, etag=found.etag, headers=HEADERS, media_type=found.media_type)

@@ -17,10 +17,10 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.structs import replace
 from starlette.responses import Response
 
-from api.data_limits import DataLimit
+from api.accounts.limits import DataLimit
 from api.files.multipart import Form, Part
 from api.files.outputs import BYTES, PART, store_of, stored_response
-from api.services import Services
+from api.services.services import Services
 from api.web import errors
 from api.web.errors import InvalidField, Problem
 from api.web.http import PAGE_SIZE, Request, base_url, cursor_of, decode_json, json_response, walked_page

@@ -8,9 +8,9 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from api.lookups import Card
 from api.models.models import ModelView, fitting, shown_models
-from api.services import Services
+from api.services.lookups import Card
+from api.services.services import Services
 from api.web.errors import invalid_field, malformed, not_found
 from api.web.http import PAGE_SIZE, Request, cursor_of, json_response, page_after, page_response, read_body
 from api.web.route import CURSOR, TEXT, Answer, Body, Parameter, Route, reads

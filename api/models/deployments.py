@@ -11,16 +11,16 @@ from msgspec import Meta, Struct
 from msgspec.structs import asdict
 from starlette.responses import Response
 
-from api.auth import AccountView
-from api.data_limits import retain, uncount
-from api.lookups import VersionRef
+from api.accounts.account import AccountView
+from api.accounts.limits import retain, uncount
 from api.models.models import SKU, Hardware, Name
+from api.predictions.bodies import HOW, MODEL, VERSION, WAIT, PredictionRequest, creates, read_create
 from api.predictions.intake import submit
+from api.services.lookups import VersionRef
 from api.sites.sites import others, version_named
-from api.web.bodies import MODEL, VERSION, PredictionRequest, read_create
 from api.web.errors import InvalidField, deployment_disabled, invalid_input, invalid_version, not_found, unavailable
 from api.web.http import Members, Request, cursor_of, json_response, page_response, read_body, slice_of
-from api.web.route import CURSOR, HOW, WAIT, Answer, Body, creates, deletes, reads, stores
+from api.web.route import CURSOR, Answer, Body, deletes, reads, stores
 from director.core.data_bytes import ENTRY_BYTES
 from director.core.ids import MODEL_NAME, VERSION_ID, model_and_kind
 from director.core.schema import Page

@@ -11,11 +11,11 @@ from msgspec import Meta, Raw, Struct, convert
 from msgspec.structs import asdict
 from starlette.responses import Response
 
-from api.data_limits import retain, uncount
-from api.lookups import VersionRef
-from api.services import Services
+from api.accounts.limits import retain, uncount
+from api.predictions.bodies import parse_model
+from api.services.lookups import VersionRef
+from api.services.services import Services
 from api.sites.sites import no_version
-from api.web.bodies import parse_model
 from api.web.errors import InvalidField, forbidden, in_use, invalid_input, model_exists, not_found
 from api.web.http import (
     PAGE_SIZE,

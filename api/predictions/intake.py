@@ -16,17 +16,17 @@ from msgspec import Raw
 from msgspec.structs import replace
 from starlette.responses import Response
 
-from api.auth import give_back, refuse_full, reserve_compute
-from api.data_limits import DataLimit
+from api.accounts.limits import DataLimit, give_back, refuse_full, reserve_compute
+from api.predictions import bodies
 from api.predictions.secrets import Secrets
 from api.predictions.shown import shown_to
 from api.predictions.streams import new_ticket
 from api.predictions.validation import InputSchema
-from api.predictions.waiters import Wait
-from api.services import Services
+from api.services.services import Services
+from api.services.waiters import Wait
 from api.sites.placing import FILE, Submission, place
 from api.sites.sites import services_at, sites_of, where_it_is
-from api.web import bodies, errors
+from api.web import errors
 from api.web.errors import Moved, Problem
 from api.web.http import Request, base_url, json_response, watching
 from director.broker.replies import Accepted

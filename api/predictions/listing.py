@@ -12,26 +12,27 @@ from collections import ChainMap
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from re import fullmatch
-from typing import Final, NamedTuple, TypeVar
+from typing import Annotated, Final, NamedTuple, TypeVar
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 from starlette.responses import Response
 
 from api.predictions.shown import told
-from api.predictions.waiters import Glance
-from api.services import Services, services_of
+from api.services.services import Services
 from api.sites.sites import sites_of
 from api.web.errors import InvalidField, forbidden, invalid_input
-from api.web.http import PAGE_SIZE, Cursor, Request, cursor_of, walked_page
+from api.web.http import PAGE_SIZE, Cursor, Request, cursor_of, services_of, walked_page
+from api.web.route import CURSOR, Answer, Parameter, one_of
 from director.broker.gatherer import LARGE_BYTES
 from director.core.errors import BackendUnavailable
 from director.core.ids import MODEL_NAME, VERSION_ID, Kind, PredictionId, is_prediction_id, lowest_id_at, site_of
-from director.core.schema import Prediction, Record, Stored
+from director.core.schema import Page, Prediction, Record, Stored
 from director.core.states import Status
 from director.core.view import PATHS, view
 from director.files.data_files import DataAway
 from director.store.accounts import ACCOUNT_NAME
+from director.store.glances import Glance
 
 Found = TypeVar("Found")
 
@@ -54,6 +55,19 @@ KNOWN: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
     ),
     "source": (f"Must be one of {', '.join(MADE_IN)}", lambda text: text in MADE_IN),
 }
+
+FILTERS: Final = (
+    CURSOR,
+    Parameter("created_after", "A date and time as in RFC 3339, such as 2026-11-23T04:00:00Z."),
+    Parameter("created_before", "A date and time as in RFC 3339, such as 2026-11-23T04:00:00Z."),
+    Parameter("status", "Only those with this status.", one_of(*Status)),
+    Parameter("model", "Only those of this model, `owner/name`.", Annotated[str, Meta(pattern=MODEL_NAME)]),
+    Parameter("version", "Only those of this version.", Annotated[str, Meta(pattern=VERSION_ID)]),
+    Parameter("account", "Those of this account. Needs the scope `admin`.", Annotated[str, Meta(pattern=ACCOUNT_NAME)]),
+    Parameter("limit", "At most so many; 100 without.", Annotated[int, Meta(ge=1, le=100)]),
+    Parameter("source", "Replicate's filter. `web` finds nothing here.", one_of("api", "web")),
+)
+LISTED: Final = {200: Answer("A page, newest first.", Page[Prediction])}
 
 
 class Filters(Struct, frozen=True):

@@ -13,13 +13,15 @@ from typing import Annotated, Final, TypeVar
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from starlette.responses import Response
 
-from api.auth import named, take
-from api.lookups import VersionRef
+from api.accounts.auth import named
+from api.accounts.limits import take
+from api.predictions import bodies
 from api.predictions.intake import accept, submit
-from api.predictions.listing import list_of_kind
+from api.predictions.listing import FILTERS, LISTED, list_of_kind
 from api.predictions.shown import shown_to
+from api.services.lookups import VersionRef
 from api.sites.sites import no_version, refuse_moved, sites_of, version_named
-from api.web import bodies, errors, route
+from api.web import errors, route
 from api.web.errors import Moved, Problem, ProblemDocument, input_too_large
 from api.web.http import Request, json_response, number_of, prediction_id_of, read_body, watching
 from director.broker.replies import Redelivered
@@ -33,9 +35,10 @@ from director.store.catalog import Version
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+SHOWN: Final = {200: route.Answer("As it is now.", Prediction)}
 
 
-@route.creates(
+@bodies.creates(
     "/predictions",
     name="predictions.create",
     summary="Create a prediction",
@@ -43,7 +46,7 @@ T = TypeVar("T")
         "The body names a version or a model. The input is checked against its schema before anything is queued. "
         "The answer comes at once with the status `starting`, or with `Prefer: wait` once the prediction has ended."
     ),
-    parameters=(route.WAIT, *route.HOW),
+    parameters=(bodies.WAIT, *bodies.HOW),
     body=route.Body(bodies.VersionPredictionRequest),
 )
 async def create(request: Request) -> Response:
@@ -59,7 +62,7 @@ async def _version(request: Request, asked: bodies.CreatePrediction) -> Version:
     return version
 
 
-@route.creates(
+@bodies.creates(
     "/models/{owner}/{name}/predictions",
     name="models.predictions.create",
     summary="Create a prediction of a model",
@@ -67,7 +70,7 @@ async def _version(request: Request, asked: bodies.CreatePrediction) -> Version:
         "The model's latest version runs it, also while a newer one is being set up. The answer is the same as for "
         "`POST /predictions`."
     ),
-    parameters=(route.WAIT, *route.HOW),
+    parameters=(bodies.WAIT, *bodies.HOW),
     body=route.Body(bodies.PredictionRequest),
 )
 async def create_of_model(request: Request) -> Response:
@@ -145,7 +148,7 @@ async def delete(request: Request) -> Response:
 # Each kind waits in queues of its own, trainings for directors of their kind.
 
 
-@route.creates(
+@bodies.creates(
     "/procedures",
     name="procedures.create",
     summary="Create a procedure",
@@ -153,7 +156,7 @@ async def delete(request: Request) -> Response:
         "A procedure runs like a prediction and waits in a queue of its own. Long runs of one kind then do not "
         "delay short ones of the other."
     ),
-    parameters=(route.WAIT, *route.HOW),
+    parameters=(bodies.WAIT, *bodies.HOW),
     body=route.Body(bodies.VersionPredictionRequest),
 )
 async def create_procedure(request: Request) -> Response:
@@ -164,7 +167,7 @@ async def create_procedure(request: Request) -> Response:
     return await submit(request, await _of_kind(request, version, "procedure"), asked)
 
 
-@route.creates(
+@bodies.creates(
     "/models/{owner}/{name}/versions/{id}/trainings",
     name="trainings.create",
     summary="Create a training",
@@ -172,7 +175,7 @@ async def create_procedure(request: Request) -> Response:
         "A training makes a version of the model in `destination`, which must be yours. A version that no director "
         "ever trained is refused with 422 `kind_not_served`."
     ),
-    parameters=(route.WAIT, *route.HOW),
+    parameters=(bodies.WAIT, *bodies.HOW),
     body=route.Body(bodies.TrainingRequest),
 )
 async def create_training(request: Request) -> Response:
@@ -210,8 +213,8 @@ def _serve(kind: Kind) -> None:
             f"Pages have up to 100 {path}, the newest first, with those that have not ended. Follow `next` to older "
             "ones. A page with large outputs is shorter, and has a `next` all the same."
         ),
-        parameters=route.FILTERS,
-        answers=route.LISTED,
+        parameters=FILTERS,
+        answers=LISTED,
     )
     async def list_runs(request: Request) -> Response:
         return await list_of_kind(request, kind)
@@ -227,7 +230,7 @@ def _serve(kind: Kind) -> None:
         ),
         scopes=("read", "admin"),
         of=prediction_id_of,
-        answers=route.SHOWN,
+        answers=SHOWN,
     )
     async def get(request: Request) -> Response:
         return await _shown(request, kind)
@@ -245,7 +248,7 @@ def _serve(kind: Kind) -> None:
         scopes=("run", "admin"),
         frees=True,
         of=prediction_id_of,
-        answers=route.SHOWN,
+        answers=SHOWN,
     )
     async def cancel(request: Request) -> Response:
         return await _canceled(request, kind)
@@ -463,7 +466,7 @@ class BatchResults(Struct, frozen=True):
         " not stop the others. The headers apply to each of them. The response is never held."
     ),
     bucket="create",
-    parameters=route.HOW,
+    parameters=bodies.HOW,
     body=route.Body(bodies.BatchRequest),
     answers={200: route.Answer("What became of each, in the order of the request.", BatchResults)},
 )

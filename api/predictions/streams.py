@@ -14,7 +14,7 @@ from msgspec import Struct
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api.predictions.stream_events import Mark
+from api.services.stream_events import Mark
 from api.web.errors import Moved, data_removed, not_found, too_many_streams
 from api.web.http import Request, until_gone
 from api.web.route import Answer, Parameter, Route

@@ -14,7 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from api.services import Services
+from api.services.services import Services
 from api.sites.sites import Site, Sites
 from api.web.errors import invalid_header
 from director.broker.replies import Accepted, Bound

@@ -17,12 +17,13 @@ from msgspec import Struct
 from starlette.requests import Request as BaseRequest
 from starlette.responses import Response
 
-from api.lookups import Cache, VersionRef
-from api.services import Clients, Meters, Services, services_of
+from api.services.lookups import Cache, VersionRef
+from api.services.meters import Meters
+from api.services.services import Clients, Services
 from api.sites import table
 from api.sites.table import Candidate, QueueReport, SiteRow, SiteTable
 from api.web.errors import Moved, Problem, Refusal, invalid_header, not_found, shown
-from api.web.http import Request
+from api.web.http import Request, services_of
 from api.web.route import Route
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable, UnknownQueue, UnsafeBackend

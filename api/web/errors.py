@@ -154,6 +154,11 @@ class Problem(Exception):
     def status(self) -> int:
         return self.document.status
 
+    @property
+    def code(self) -> str:
+        """Return the word by which logs and metrics name it."""
+        return self.document.code or str(self.status)
+
     def response(self) -> Response:
         return Response(msgspec.json.encode(self.document), self.status, headers=self.headers, media_type=MEDIA_TYPE)
 

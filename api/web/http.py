@@ -9,6 +9,7 @@ import asyncio
 import base64
 import binascii
 import codecs
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from starlette.requests import Request as BaseRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api.services import Services, services_of
+from api.services.services import Services
 from api.web.errors import (
     MAX_INVALID_FIELDS,
     InvalidField,
@@ -89,6 +90,14 @@ SCHEMES: Final = ("http", "https")
 LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 
 PAGE_SIZE: Final = 100
+# of an HTML page of ours; each adds a Content-Security-Policy
+PAGE_HEADERS: Final = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",  # revalidated each time, usually with a 304: an upgrade shows at once
+}
 PLACE: Final = re.compile(r"([np])([0-9A-Za-z._/:~-]{1,300})")
 
 
@@ -273,6 +282,21 @@ def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | Non
     return Response(msgspec.json.encode(body), status, headers=headers, media_type=MEDIA_TYPE)
 
 
+def etag_of(body: bytes) -> str:
+    return f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+
+
+def answer_unless_known(
+    request: BaseRequest, body: bytes, *, etag: str, headers: Mapping[str, str], media_type: str
+) -> Response:
+    """Answer 304 to a client that has these very bytes."""
+    headers = {**headers, "ETag": etag}
+    known = {each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")}
+    if known & {etag, "*"}:
+        return Response(status_code=304, headers=headers)
+    return Response(body, headers=headers, media_type=media_type)
+
+
 def raw(headers: Mapping[str, str]) -> RawHeaders:
     return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
@@ -280,6 +304,11 @@ def raw(headers: Mapping[str, str]) -> RawHeaders:
 def carry(request: BaseRequest, headers: RawHeaders) -> None:
     state = request.scope["state"]
     state["carried"] = (*state.get("carried", ()), *headers)
+
+
+def services_of(request: BaseRequest) -> Services:
+    services: Services = request.scope["state"]["services"]  # called often, and `request.state` is slow
+    return services
 
 
 def base_url(request: BaseRequest) -> str:

@@ -1,6 +1,5 @@
 """Build the OpenAPI 3.1 document of the API from its routes and the types that handlers encode, and serve it."""
 
-import hashlib
 from collections.abc import Iterable
 from functools import cache
 from http import HTTPStatus
@@ -12,7 +11,7 @@ from starlette.responses import Response
 
 from api.web import examples
 from api.web.errors import MEDIA_TYPE, ProblemDocument
-from api.web.http import Request, base_url
+from api.web.http import Request, answer_unless_known, base_url, etag_of
 from api.web.route import Answer, Parameter, Route
 from director import __version__
 
@@ -201,9 +200,5 @@ def _refusal(status: int) -> str:
 )
 async def get_document(request: Request) -> Response:
     body = encoded(base_url(request), request.app.routes)
-    tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-    headers = {"ETag": tag, "Cache-Control": "no-cache", "Vary": "Host"}
-    known = {each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")}
-    if known & {tag, "*"}:
-        return Response(status_code=304, headers=headers)
-    return Response(body, headers=headers, media_type="application/json")
+    headers = {"Cache-Control": "no-cache", "Vary": "Host"}
+    return answer_unless_known(request, body, etag=etag_of(body), headers=headers, media_type="application/json")

@@ -2,7 +2,6 @@
 script, and every text of the document is escaped.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,8 +14,7 @@ import msgspec
 from msgspec import Struct
 from starlette.responses import Response
 
-from api.dashboard import HEADERS
-from api.web.http import Request
+from api.web.http import PAGE_HEADERS, Request, answer_unless_known, etag_of
 from api.web.openapi import encoded
 from api.web.route import Route
 
@@ -266,14 +264,12 @@ def page(document: Mapping[str, Any]) -> str:
 @cache
 def _rendered(routes: tuple[Route, ...]) -> tuple[bytes, str]:
     body = page(msgspec.json.decode(encoded("", routes))).encode()
-    return body, f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    return body, etag_of(body)
 
 
 @Route("GET", "/docs")
 async def get_reference(request: Request) -> Response:
     """Serve the page to everyone, like the document. Each process renders it once, in 40 ms."""
     body, etag = _rendered(request.app.routes)
-    headers = {**HEADERS, "Content-Security-Policy": POLICY, "ETag": etag}
-    if etag in request.headers.get("if-none-match", ""):
-        return Response(status_code=304, headers=headers)
-    return Response(body, headers=headers, media_type="text/html; charset=utf-8")
+    headers = {**PAGE_HEADERS, "Content-Security-Policy": POLICY}
+    return answer_unless_known(request, body, etag=etag, headers=headers, media_type="text/html; charset=utf-8")

@@ -9,14 +9,11 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from api.web.bodies import LARGEST_COST, LONGEST_AFFINITY, LONGEST_LIFE_S, SMALLEST_COST
 from api.web.examples import OUTPUT_NAME, PREDICTION_ID, STREAM_ADDRESS
 from api.web.examples import VERSION as EXAMPLE_VERSION
 from api.web.http import Request
 from director.core.account_limits import BucketName
-from director.core.ids import LANES, MODEL_NAME, QUEUE_END, VERSION_ID, PredictionId
-from director.core.schema import Page, Prediction
-from director.core.states import Status
+from director.core.ids import QUEUE_END, VERSION_ID, PredictionId
 from director.store.accounts import ACCOUNT_NAME
 from director.store.models import SLUG
 
@@ -120,16 +117,7 @@ def one_of(*words: str) -> Any:
     return Annotated[str, Meta(extra_json_schema={"enum": list(words)})]
 
 
-# 404: the prediction that an Idempotency-Key names is gone. 500: the model's schema is unusable.
-CREATE: Final = frozenset({402, 404, 500})
 NO_BODY: Final = Answer("Done; there is no body.")
-SHOWN: Final = {200: Answer("As it is now.", Prediction)}
-LISTED: Final = {200: Answer("A page, newest first.", Page[Prediction])}
-MADE: Final = ("Location", "Preference-Applied", "Idempotency-Replayed")
-CREATED: Final = {
-    201: Answer("Accepted; where it was waited for, it has ended.", Prediction, headers=MADE),
-    202: Answer("Accepted, and has not ended in the time that it was waited for.", Prediction, headers=MADE),
-}
 
 
 Id = Annotated[str, Meta(pattern="^[0-9a-hjkmnp-tv-z]{26}$")]
@@ -162,55 +150,8 @@ IN_PATH: Final = {
 }
 
 
-FILTERS: Final = (
-    CURSOR,
-    Parameter("created_after", "A date and time as in RFC 3339, such as 2026-11-23T04:00:00Z."),
-    Parameter("created_before", "A date and time as in RFC 3339, such as 2026-11-23T04:00:00Z."),
-    Parameter("status", "Only those with this status.", one_of(*Status)),
-    Parameter("model", "Only those of this model, `owner/name`.", Annotated[str, Meta(pattern=MODEL_NAME)]),
-    Parameter("version", "Only those of this version.", Annotated[str, Meta(pattern=VERSION_ID)]),
-    Parameter("account", "Those of this account. Needs the scope `admin`.", Annotated[str, Meta(pattern=ACCOUNT_NAME)]),
-    Parameter("limit", "At most so many; 100 without.", Annotated[int, Meta(ge=1, le=100)]),
-    Parameter("source", "Replicate's filter. `web` finds nothing here.", one_of("api", "web")),
-)
-
-WAIT: Final = Parameter(
-    "Prefer", "`wait` or `wait=n` holds the response until the end, or for n seconds, at most 60.", place="header"
-)
-# How to run a prediction. All but WAIT apply to each prediction of a batch
-HOW: Final = (
-    Parameter(
-        "Cancel-After",
-        "A duration such as 90s or 1h30m, from 5 s to 24 h. A prediction that has not ended by then is ended.",
-        place="header",
-    ),
-    Parameter(
-        "X-Start-By", f"1 to {LONGEST_LIFE_S} seconds. A prediction that has not begun by then fails.", place="header"
-    ),
-    Parameter("X-Priority", "The lane. The token must be allowed to use it.", one_of(*LANES), "header"),
-    Parameter("X-Site", "The name of one of several sites. It has no effect with one site.", place="header"),
-    Parameter(
-        "X-Cost",
-        f"The cost compared with other predictions of the model, from {SMALLEST_COST} to {LARGEST_COST}. Default: 1.",
-        place="header",
-    ),
-    Parameter(
-        "X-Affinity-Key",
-        "Predictions with the same key prefer the same model server, which is warm for them.",
-        Annotated[str, Meta(min_length=1, max_length=LONGEST_AFFINITY)],
-        "header",
-    ),
-    Parameter(
-        "Idempotency-Key",
-        "For a day, the same request with the same key makes no second prediction.",
-        Annotated[str, Meta(min_length=1, max_length=255)],
-        "header",
-    ),
-)
-
 reads: Final = partial(Route, "GET", scopes=("read",))
 changes: Final = partial(Route, scopes=("run",))
 stores: Final = partial(changes, bucket="create")
 deletes: Final = partial(changes, "DELETE", answers={204: NO_BODY}, frees=True)
-creates: Final = partial(changes, "POST", bucket="create", answers=CREATED, refusals=CREATE)
 administers: Final = partial(Route, scopes=("admin",), site="asked")

@@ -6,7 +6,7 @@ import anyio
 import pytest
 from redis.asyncio import Redis
 
-from api.admin.watching import Watching
+from api.services.watching import Watching
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import QueueName, new_prediction_id

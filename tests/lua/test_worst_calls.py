@@ -12,7 +12,7 @@ import pytest
 from msgspec import Struct
 
 from api.predictions.predictions import MOST_BYTES, MOST_IN_PAGE
-from api.predictions.stream_readers import PAGE_BYTES, PAGE_EVENTS
+from api.services.stream_readers import PAGE_BYTES, PAGE_EVENTS
 from director.broker import keys
 from director.broker.gatherer import Arg, Gatherer
 from director.broker.redis_client import client

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from api.app import Api, create_app
 from api.dashboard import elsewhere
-from api.services import Meters
+from api.services.meters import Meters
 from api.web.route import Handler, Route
 from director.broker.scripts import Scripts
 from director.core.errors import UnsafeBackend

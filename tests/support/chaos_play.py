@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from msgspec.structs import replace
 
-from api.predictions.stream_events import Frames, Mark
+from api.services.stream_events import Frames, Mark
 from director.core.errors import IdempotencyMismatch
 from director.core.ids import LANES, PredictionId, partition_of
 from director.core.schema import Claim

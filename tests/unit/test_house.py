@@ -13,6 +13,7 @@ CORE = ("director", "director.core")
 BROKER = (*CORE, "director.broker")
 RUNTIME = (*BROKER, "director.runtime")
 STORE = (*RUNTIME, "director.files", "director.store")
+WEB = (*STORE, "api.services", "api.web")
 LOCAL = ("director.local.launcher", "director.local")
 MAY_IMPORT = {
     "director": ("director.cli",),
@@ -26,7 +27,25 @@ MAY_IMPORT = {
     "director.operate.audit": (*STORE, "director.webhooks"),
     "director.local.launcher": CORE,
     "director.local": (*STORE, "director.local.launcher"),
-    "api": (*STORE, "director.operate"),
+    "api.services": (*STORE, "director.operate"),
+    "api.web": (*STORE, "api.services"),
+    "api.dashboard": WEB,
+    "api.sites": WEB,
+    "api.accounts": WEB,
+    "api.files": (*WEB, "api.sites", "api.accounts"),
+    "api.predictions": (*WEB, "api.sites", "api.accounts", "director.operate"),
+    "api.models": (*WEB, "api.sites", "api.accounts", "api.predictions"),
+    "api.admin": (*WEB, "api.sites", "api.accounts", "api.predictions", "director.operate"),
+    "api": (
+        *WEB,
+        "api.dashboard",
+        "api.sites",
+        "api.files",
+        "api.accounts",
+        "api.predictions",
+        "api.models",
+        "api.admin",
+    ),
     "director.keeper": (*STORE, "director.operate", "director.webhooks"),
     "director.servers": (*STORE, "director.webhooks"),
     "director.gpus": (*STORE, "director.local.launcher", "director.servers"),
@@ -42,7 +61,7 @@ MAY_IMPORT = {
     ),
 }
 PURE = (
-    "api.predictions.stream_events",
+    "api.services.stream_events",
     "api.sites.table",
     "director.broker.keys",
     "director.core.account_limits",

@@ -12,7 +12,7 @@ from httpx import AsyncClient
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
-from api.admin.watching import Watching
+from api.services.watching import Watching
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable

@@ -11,9 +11,9 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from api import services
 from api.app import create_app
-from api.services import Gate
+from api.services import gate
+from api.services.gate import Gate
 from api.web.http import Request
 from director.broker.gatherer import Gatherer
 from director.broker.redis_client import client
@@ -149,7 +149,7 @@ async def test_readiness_names_the_durability_level(settings: ApiSettings, token
 
 
 async def test_readiness_is_checked_once_a_second(settings: ApiSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    checks, check = 0, services.check
+    checks, check = 0, gate.check
 
     async def counted(*given: Any) -> Any:
         nonlocal checks
@@ -157,7 +157,7 @@ async def test_readiness_is_checked_once_a_second(settings: ApiSettings, monkeyp
         return await check(*given)
 
     async with api_client(settings) as api:
-        monkeypatch.setattr(services, "check", counted)
+        monkeypatch.setattr(gate, "check", counted)
         answers = await asyncio.gather(*(api.get("/readyz") for _ in range(50)))
         assert [answer.status_code for answer in answers] == [200] * 50
         assert checks <= 2

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from api.models import deployments
-from api.web.bodies import CreatePrediction
+from api.predictions.bodies import CreatePrediction
 from api.web.http import Request
 from director.broker import keys
 from director.broker.scripts import Scripts

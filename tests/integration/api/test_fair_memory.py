@@ -10,8 +10,8 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from api import services
 from api.admin.accounts import DAY_MS
+from api.services import memory as api_memory
 from director.broker import keys
 from director.broker.redis_client import client
 from director.broker.scripts import Scripts
@@ -102,7 +102,7 @@ async def town(room: int) -> AsyncGenerator[Town]:
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(services, "MEMORY_FRESH_S", LOOK_S)
+    monkeypatch.setattr(api_memory, "MEMORY_FRESH_S", LOOK_S)
 
 
 def refusals(town: Town, names: list[str]) -> Answers:
@@ -132,7 +132,7 @@ async def test_an_account_that_goes_on_after_a_refusal_has_no_others_refused(mon
         await place.settle("hoarder", "small")
         await place.hoard("hoarder", 256 << 10)
         # no other look forgets what was refused
-        monkeypatch.setattr(services, "MEMORY_FRESH_S", services.MEMORY_STALE_S)
+        monkeypatch.setattr(api_memory, "MEMORY_FRESH_S", api_memory.MEMORY_STALE_S)
         for size in 40 * [256 << 10]:
             assert refusal(await place.create("hoarder", size)) == SHORT
         assert (await place.create("small", 100)).status_code == 201
@@ -211,10 +211,10 @@ async def test_memory_that_is_not_short_refuses_none() -> None:
 async def test_a_look_of_long_ago_refuses_none() -> None:
     async with town(8 * MB) as place:
         clock = FakeClock()
-        looked = services.Memory(place.redis, clock)
+        looked = api_memory.Memory(place.redis, clock)
         await looked.look()
         assert looked.share(64 * MB) is not None
-        clock.pass_time(services.MEMORY_STALE_S + 1)
+        clock.pass_time(api_memory.MEMORY_STALE_S + 1)
         assert looked.share(64 * MB) is None
         looked.release()
 

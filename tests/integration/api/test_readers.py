@@ -11,10 +11,10 @@ import anyio
 import pytest
 from redis.asyncio import Redis
 
-from api.predictions import stream_readers as api_readers
-from api.predictions.stream_events import KEEP_ALIVE, REMOVED, Mark
-from api.predictions.stream_readers import LargeTurns, Readers
-from api.predictions.waiters import Waiters
+from api.services import stream_readers as api_readers
+from api.services.stream_events import KEEP_ALIVE, REMOVED, Mark
+from api.services.stream_readers import LargeTurns, Readers
+from api.services.waiters import Waiters
 from director.broker import keys
 from director.broker.replies import Replayed
 from director.broker.scripts import Scripts

@@ -21,7 +21,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from api.predictions import intake
-from api.predictions import waiters as api_waiters
+from api.services import waiters as api_waiters
 from director.broker import keys
 from director.broker.gatherer import LARGE_BYTES
 from director.broker.replies import Accepted
@@ -32,6 +32,7 @@ from director.core.ids import PredictionId, QueueName, queue_name
 from director.core.policy import Policy
 from director.core.schema import Claim, Stored
 from director.core.states import Status
+from director.store import glances
 from director.store.accounts import Accounts
 from director.store.predictions import heard
 from tests.integration.api.conftest import Served, listeners, no_faults
@@ -204,10 +205,10 @@ async def test_failed_look_without_remaining_waiters_reports_no_fault(
         await may_fail.wait()
         raise BackendUnavailable("away")
 
-    monkeypatch.setattr(api_waiters, "pipelined", away)
+    monkeypatch.setattr(glances, "pipelined", away)
     with no_faults():
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(api_waiters.Glances(redis).has_ended, driver.new_id())
+            tasks.start_soon(glances.Glances(redis).has_ended, driver.new_id())
             await is_asked.wait()
             tasks.cancel_scope.cancel()
         may_fail.set()

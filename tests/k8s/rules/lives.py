@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Final
 
-from api.web.bodies import LONGEST_WAIT_S
+from api.predictions.bodies import LONGEST_WAIT_S
 from director.execution.director import HAND_BACK_S, TELL_S
 from director.gpus.host import END_LIMIT_S
 from director.keeper.keeper import DRAIN_S

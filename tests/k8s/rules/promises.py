@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 from urllib.parse import urlsplit
 
-from api.web.bodies import LONGEST_WAIT_S
+from api.predictions.bodies import LONGEST_WAIT_S
 from director.broker import keys
 from director.core.ids import queue_name
 from tests.k8s.rules.settings import director_settings

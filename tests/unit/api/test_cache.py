@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
-from api import lookups
-from api.lookups import Cache
+from api.services import lookups
+from api.services.lookups import Cache
 from tests.support.clock import FakeClock
 from tests.support.garbage import alive, uncollected
 

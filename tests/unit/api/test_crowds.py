@@ -3,9 +3,9 @@ from typing import Any
 import anyio
 import pytest
 
-from api.predictions import stream_readers, waiters
-from api.predictions.stream_readers import Readers
-from api.predictions.waiters import Wait, Waiters
+from api.services import stream_readers, waiters
+from api.services.stream_readers import Readers
+from api.services.waiters import Wait, Waiters
 from director.core.clock import SystemClock
 
 MANY = 10_000

@@ -2,7 +2,7 @@
 
 import pytest
 
-from api.places import Places
+from api.services.places import Places
 
 
 def places(**held: int) -> Places[str]:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.web.bodies import affinity_digest, cancel_after_seconds, cost_units, preference, start_by_seconds
+from api.predictions.bodies import affinity_digest, cancel_after_seconds, cost_units, preference, start_by_seconds
 from api.web.errors import Problem
 
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.lookups import VersionRef
-from api.web.bodies import parse_create, parse_model, parse_version
+from api.predictions.bodies import parse_create, parse_model, parse_version
+from api.services.lookups import VersionRef
 from api.web.errors import Problem
 from director.core.states import WebhookEvent
 

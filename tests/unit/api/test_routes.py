@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from api.app import Api
-from api.services import Meters
+from api.services.meters import Meters
 from api.web.route import Route
 
 

@@ -3,8 +3,8 @@ from typing import Any
 import anyio
 import pytest
 
-from api.predictions import waiters
-from api.predictions.waiters import Waiters
+from api.services import waiters
+from api.services.waiters import Waiters
 from director.core.clock import SystemClock
 
 

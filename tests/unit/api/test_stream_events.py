@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from api.predictions.stream_events import Frames, Mark
+from api.services.stream_events import Frames, Mark
 from director.core.schema import Event
 from director.core.states import Status
 from director.core.view import LINES_DROPPED

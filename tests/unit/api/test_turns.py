@@ -3,7 +3,7 @@ from contextlib import AsyncExitStack
 import anyio
 import pytest
 
-from api.services import Turns
+from api.services.turns import Turns
 
 
 async def test_so_many_at_once_and_the_next_one_waits() -> None:

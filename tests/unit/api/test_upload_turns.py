@@ -7,8 +7,8 @@ from typing import Any
 import anyio
 import pytest
 
-from api.files import turns
-from api.files.turns import TRICKLE_BYTES_S, UploadTurns
+from api.services import turns
+from api.services.turns import TRICKLE_BYTES_S, UploadTurns
 
 
 @pytest.fixture(autouse=True)

@@ -2,11 +2,13 @@
 the account with the most gives way. So callers who only trickle keep no others from their uploads.
 """
 
+import asyncio
 import math
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
+from weakref import WeakValueDictionary
 
 import anyio
 
@@ -104,3 +106,23 @@ class UploadTurns:
         slowest = min(filter(gives_way, self._holders), key=order, default=None)
         if slowest is not None:
             slowest.scope.cancel()
+
+
+class Turns:
+    """Let `most` requests work at once, and `each` of one account, in order. TimeoutError after `patience_s`."""
+
+    def __init__(self, most: int, *, each: int, patience_s: float) -> None:
+        self._all = asyncio.Semaphore(most)
+        self._each = each
+        self._patience_s = patience_s
+        self._accounts: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def taken(self, account: str) -> AsyncGenerator[None]:
+        own = self._accounts.setdefault(account, asyncio.Semaphore(self._each))
+        async with AsyncExitStack() as held:
+            async with asyncio.timeout(self._patience_s):
+                # first, so that waiting for its own account keeps no other account waiting
+                await held.enter_async_context(own)
+                await held.enter_async_context(self._all)
+            yield

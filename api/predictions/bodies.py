@@ -5,15 +5,18 @@ Reports everything that is wrong with a body at once. `validation` checks what i
 import hashlib
 import re
 from collections.abc import Iterable
+from functools import partial
 from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from api.lookups import VersionRef
+from api.services.lookups import VersionRef
 from api.web.errors import input_too_large, invalid_header, invalid_input, invalid_version, not_found
 from api.web.http import Members, Request, read_body, type_of, wrong_type
-from director.core.ids import MODEL_NAME, VERSION_ID
+from api.web.route import Answer, Parameter, changes, one_of
+from director.core.ids import LANES, MODEL_NAME, VERSION_ID
+from director.core.schema import Prediction
 from director.core.states import WebhookEvent
 from director.core.webhooks import parse_webhook_url
 
@@ -243,3 +246,48 @@ def _asked(prefer: Iterable[str]) -> str | None:
             if name.strip().lower() == "wait":
                 return value.strip()
     return None
+
+
+# How a route that creates is declared.
+
+# 404: the prediction that an Idempotency-Key names is gone. 500: the model's schema is unusable.
+CREATE: Final = frozenset({402, 404, 500})
+MADE: Final = ("Location", "Preference-Applied", "Idempotency-Replayed")
+CREATED: Final = {
+    201: Answer("Accepted; where it was waited for, it has ended.", Prediction, headers=MADE),
+    202: Answer("Accepted, and has not ended in the time that it was waited for.", Prediction, headers=MADE),
+}
+creates: Final = partial(changes, "POST", bucket="create", answers=CREATED, refusals=CREATE)
+WAIT: Final = Parameter(
+    "Prefer", "`wait` or `wait=n` holds the response until the end, or for n seconds, at most 60.", place="header"
+)
+# How to run a prediction. All but WAIT apply to each prediction of a batch
+HOW: Final = (
+    Parameter(
+        "Cancel-After",
+        "A duration such as 90s or 1h30m, from 5 s to 24 h. A prediction that has not ended by then is ended.",
+        place="header",
+    ),
+    Parameter(
+        "X-Start-By", f"1 to {LONGEST_LIFE_S} seconds. A prediction that has not begun by then fails.", place="header"
+    ),
+    Parameter("X-Priority", "The lane. The token must be allowed to use it.", one_of(*LANES), "header"),
+    Parameter("X-Site", "The name of one of several sites. It has no effect with one site.", place="header"),
+    Parameter(
+        "X-Cost",
+        f"The cost compared with other predictions of the model, from {SMALLEST_COST} to {LARGEST_COST}. Default: 1.",
+        place="header",
+    ),
+    Parameter(
+        "X-Affinity-Key",
+        "Predictions with the same key prefer the same model server, which is warm for them.",
+        Annotated[str, Meta(min_length=1, max_length=LONGEST_AFFINITY)],
+        "header",
+    ),
+    Parameter(
+        "Idempotency-Key",
+        "For a day, the same request with the same key makes no second prediction.",
+        Annotated[str, Meta(min_length=1, max_length=255)],
+        "header",
+    ),
+)

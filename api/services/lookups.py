@@ -8,7 +8,7 @@ from typing import Final, Generic, TypeVar
 
 from msgspec import Struct
 
-from api.places import Places
+from api.services.places import Places
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable

@@ -16,9 +16,9 @@ from typing import Final
 
 import anyio
 
-from api.places import Places
-from api.predictions.stream_events import KEEP_ALIVE, Frames, Mark
-from api.predictions.waiters import News, Waiters
+from api.services.places import Places
+from api.services.stream_events import KEEP_ALIVE, Frames, Mark
+from api.services.waiters import News, Waiters
 from director.broker.replies import Replayed
 from director.broker.scripts import Scripts
 from director.core.clock import Clock

@@ -1,0 +1,1 @@
+"""Know who calls, and how much an account may have."""

@@ -1,0 +1,65 @@
+"""Serve the caller's own account and the secret of its webhooks."""
+
+from msgspec import Struct
+from starlette.responses import Response
+
+from api.web.errors import not_found
+from api.web.http import Request, json_response
+from api.web.route import Answer, changes, reads
+from director.store.accounts import AccountType
+
+
+class AccountView(Struct, frozen=True):
+    """An account on the wire. Official clients need the first three."""
+
+    username: str
+    name: str
+    type: AccountType = "organization"
+    github_url: str | None = None
+    avatar_url: str | None = None
+
+
+class OwnAccountView(AccountView, frozen=True):
+    """The account of the caller. `scopes`: what its token may do."""
+
+    scopes: tuple[str, ...] = ()
+
+
+class WebhookSecret(Struct, frozen=True):
+    """`whsec_` and standard base64."""
+
+    key: str
+
+
+@reads(
+    "/account",
+    name="account.get",
+    summary="Get the caller's account",
+    about="The answer names the account of the token and the scopes that the token has.",
+    answers={200: Answer("The account.", OwnAccountView)},
+)
+async def get_account(request: Request) -> Response:
+    account = request.account
+    return json_response(
+        OwnAccountView(username=account.name, name=account.name, type=account.type, scopes=account.scopes)
+    )
+
+
+@changes(
+    "GET",
+    "/webhooks/default/secret",
+    name="webhooks.default.secret.get",
+    summary="Get the secret that signs the account's webhooks",
+    about=(
+        "Receivers verify the `webhook-signature` header with it, as Standard Webhooks describes. The token needs "
+        "the scope `run`, because who has the secret can sign as the service does."
+    ),
+    answers={200: Answer("The secret.", WebhookSecret)},
+    refusals={404},
+)
+async def get_webhook_secret(request: Request) -> Response:
+    account = request.account
+    secrets = await request.services.accounts.webhook_secrets(account.name)
+    if not secrets:
+        raise not_found()
+    return json_response(WebhookSecret(secrets[0]), headers={"Cache-Control": "no-store"})
