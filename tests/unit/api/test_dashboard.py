@@ -8,22 +8,15 @@ import httpx
 import pytest
 
 from api.dashboard import ASSETS
-from director.core.settings import ApiSettings
 from director.operate.views import SHOWN, QueueState
-from tests.support.api import api_client
 
 BROWSER: Final = {"Accept": "text/html,application/xhtml+xml"}
 NAMED: Final = {"http://www.w3.org/2000/svg", "https://github.com/leeoniya/uPlot"}  # a namespace, and a comment
 STATIC: Final = Path(__file__).parents[3] / "api" / "dashboard" / "static"
 
 
-async def got(path: str, *, method: str = "GET", headers: dict[str, str] | None = None) -> httpx.Response:
-    async with api_client(ApiSettings(redis_url="redis://127.0.0.1:1")) as client:
-        return await client.request(method, path, headers=headers)
-
-
-async def test_the_page_is_at_the_root() -> None:
-    answer = await got("/", headers=BROWSER)
+async def test_the_page_is_at_the_root(alone: httpx.AsyncClient) -> None:
+    answer = await alone.get("/", headers=BROWSER)
     assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert '"dashboard/main.js"' in answer.text
 
@@ -36,8 +29,10 @@ async def test_the_page_is_at_the_root() -> None:
         ("/acme/painter", "../#/run/acme/painter"),
     ],
 )
-async def test_addresses_that_answers_name_for_people_lead_to_the_page(path: str, view: str) -> None:
-    answer = await got(path, headers=BROWSER)
+async def test_addresses_that_answers_name_for_people_lead_to_the_page(
+    alone: httpx.AsyncClient, path: str, view: str
+) -> None:
+    answer = await alone.get(path, headers=BROWSER)
     assert (answer.status_code, answer.headers["location"]) == (302, view)
 
 
@@ -53,13 +48,13 @@ async def test_addresses_that_answers_name_for_people_lead_to_the_page(path: str
         ("/dashboard/none.js", "GET", BROWSER),
     ],
 )
-async def test_nothing_else_is_found(path: str, method: str, headers: dict[str, str]) -> None:
-    assert (await got(path, method=method, headers=headers)).status_code == 404
+async def test_nothing_else_is_found(alone: httpx.AsyncClient, path: str, method: str, headers: dict[str, str]) -> None:
+    assert (await alone.request(method, path, headers=headers)).status_code == 404
 
 
 @pytest.mark.parametrize("path", ["/", *(f"/dashboard/{name}" for name in sorted(ASSETS))])
-async def test_every_file_forbids_code_and_styles_from_elsewhere(path: str) -> None:
-    answer = await got(path, headers=BROWSER)
+async def test_every_file_forbids_code_and_styles_from_elsewhere(alone: httpx.AsyncClient, path: str) -> None:
+    answer = await alone.get(path, headers=BROWSER)
     assert answer.status_code == 200
     policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
     assert policy["default-src"] == "'none'"
@@ -68,9 +63,9 @@ async def test_every_file_forbids_code_and_styles_from_elsewhere(path: str) -> N
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-async def test_a_file_that_the_browser_has_is_not_sent_again() -> None:
-    first = await got("/dashboard/main.js")
-    again = await got("/dashboard/main.js", headers={"If-None-Match": first.headers["etag"]})
+async def test_a_file_that_the_browser_has_is_not_sent_again(alone: httpx.AsyncClient) -> None:
+    first = await alone.get("/dashboard/main.js")
+    again = await alone.get("/dashboard/main.js", headers={"If-None-Match": first.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
 
 

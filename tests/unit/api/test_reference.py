@@ -9,27 +9,20 @@ from api.app import ROUTES
 from api.web.errors import Code
 from api.web.openapi import REFUSALS, encoded
 from api.web.reference import CHAPTERS, curl, operations, page
-from director.core.settings import ApiSettings
-from tests.support.api import api_client
 
 DOCUMENT: Final[dict[str, Any]] = msgspec.json.decode(encoded("", ROUTES))
 PAGE: Final = page(DOCUMENT)
 HOSTILE: Final = """<script>alert("x")</script>'"""
 
 
-async def got(headers: dict[str, str] | None = None) -> httpx.Response:
-    async with api_client(ApiSettings(redis_url="redis://127.0.0.1:1")) as client:
-        return await client.get("/docs", headers=headers)
-
-
-async def test_reference_needs_neither_token_nor_redis() -> None:
-    answer = await got()
+async def test_reference_needs_neither_token_nor_redis(alone: httpx.AsyncClient) -> None:
+    answer = await alone.get("/docs")
     assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert answer.text == PAGE
 
 
-async def test_reference_loads_only_our_styles_and_no_script() -> None:
-    policy = (await got()).headers["content-security-policy"]
+async def test_reference_loads_only_our_styles_and_no_script(alone: httpx.AsyncClient) -> None:
+    policy = (await alone.get("/docs")).headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; style-src 'self';")
     assert "script-src" not in policy
     assert not re.search(r"<script|\son\w+=|style=|javascript:", PAGE)
@@ -40,9 +33,9 @@ async def test_reference_loads_only_our_styles_and_no_script() -> None:
     }
 
 
-async def test_reference_is_sent_once_to_each_browser() -> None:
-    etag = (await got()).headers["etag"]
-    again = await got({"If-None-Match": etag})
+async def test_reference_is_sent_once_to_each_browser(alone: httpx.AsyncClient) -> None:
+    etag = (await alone.get("/docs")).headers["etag"]
+    again = await alone.get("/docs", headers={"If-None-Match": etag})
     assert (again.status_code, again.content) == (304, b"")
 
 

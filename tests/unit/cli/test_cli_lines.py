@@ -2,7 +2,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -82,21 +81,18 @@ def test_an_unknown_command_is_found() -> None:
     assert not is_a_command(("heal",))
 
 
-def completed(line: str, tmp_path: Path) -> list[str]:
+def completed(line: str, folder: Path, script: str) -> list[str]:
     """Return what a real bash offers at the end of this line."""
-    script = tmp_path / "director.bash"
-    script.write_text(
-        subprocess.run([sys.executable, "-m", "director", "completion", "bash"], capture_output=True, text=True).stdout
-    )
+    (folder / "director.bash").write_text(script)
     words = line.split(" ")
     quoted = " ".join(map(shlex.quote, words))
     asked = (
-        f"source {script}; COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; COMP_LINE={shlex.quote(line)}; "
+        f"source ./director.bash; COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; COMP_LINE={shlex.quote(line)}; "
         f"COMP_POINT=${{#COMP_LINE}}; "
         "f=$(complete -p director | sed 's/.*-F \\([^ ]*\\).*/\\1/'); $f director; printf '%s\\n' \"${COMPREPLY[@]}\""
     )
     done = subprocess.run(
-        ["bash", "--norc", "-c", asked], capture_output=True, text=True, cwd=tmp_path, env={"PATH": os.environ["PATH"]}
+        ["bash", "--norc", "-c", asked], capture_output=True, text=True, cwd=folder, env={"PATH": os.environ["PATH"]}
     )
     return sorted(word.strip() for word in done.stdout.splitlines() if word.strip())
 
@@ -113,11 +109,14 @@ def completed(line: str, tmp_path: Path) -> list[str]:
         ("director run --config poo", {"pool.toml"}),
     ],
 )
-def test_bash_completes_commands_options_and_files(line: str, offered: set[str], tmp_path: Path) -> None:
+def test_bash_completes_commands_options_and_files(
+    line: str, offered: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "pool.toml").touch()
-    assert offered <= set(completed(line, tmp_path))
-    last = line.rpartition(" ")[2]
-    assert all(word.startswith(last) for word in completed(line, tmp_path))
+    assert main(["completion", "bash"]) == 0
+    words = completed(line, tmp_path, capsys.readouterr().out)
+    assert offered <= set(words)
+    assert all(word.startswith(line.rpartition(" ")[2]) for word in words)
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
