@@ -34,7 +34,7 @@ def commit() -> str:
 def load() -> Load:
     """Return the load average and the cores that other processes keep busy now."""
     before = _cpu_ticks()
-    time.sleep(LOOK_S)
+    time.sleep(LOOK_S)  # the time that is measured
     after = _cpu_ticks()
     busy, whole = (now - then for now, then in zip(after, before, strict=True))
     return Load(average=round(os.getloadavg()[0], 2), busy=round((os.cpu_count() or 1) * busy / max(1, whole), 2))

@@ -111,4 +111,4 @@ async def until(
         if time.monotonic() > give_up:
             said = " | ".join(one.said() for one in alive)
             raise TimeoutError(f"{what}: not in {limit_s:g} s. {said}")
-        await asyncio.sleep(every_s)
+        await asyncio.sleep(every_s)  # between two looks at other processes

@@ -39,6 +39,7 @@ from director.local.launcher.processes import free_port
 from director.store.accounts import Accounts
 from director.store.catalog import Catalog
 from tests.bench.sides.ours import Answers
+from tests.support.eventually import eventually
 from tests.support.live_director import Caller
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.servers import redis_server
@@ -151,9 +152,7 @@ class Stage:
         return await catalog.version(MODEL, VERSION) is not None and (await self.scripts.stats(self.queue)).slots > 0
 
     async def _wait(self, is_so: Callable[[], Awaitable[bool]]) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not await is_so():  # noqa: ASYNC110 - another process brings it about
-                await asyncio.sleep(0.01)
+        await eventually(is_so, "it is so", limit_s=PATIENCE_S)
 
     async def measure(self) -> Figures:
         runs = self.given.runs
@@ -192,7 +191,7 @@ class Stage:
         return runs, {}
 
     async def _is_empty(self) -> bool:
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # the reads of a wait are no work that is measured
         return await self.redis.zcard(keys.live(self.queue)) == 0
 
 

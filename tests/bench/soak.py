@@ -255,7 +255,7 @@ async def _load(installation: Ours, url: str, per_s: float, until: float) -> Ans
             answered = await asked(load)
         except ChildProcessError:
             answers.cut_off += 1
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(AGAIN_S)  # as a client does that was cut off
         else:
             answers.good += answered.total
             for kind, times in answered.others.items():

@@ -49,7 +49,7 @@ async def come(caller: Caller, rate: float) -> list[PredictionId]:
             while sent < rate * passed:
                 tasks.start_soon(submit, sent)
                 sent += 1
-            await anyio.sleep(TICK_S)
+            await anyio.sleep(TICK_S)  # the rate of the load
     return asked
 
 

@@ -37,7 +37,7 @@ LOGGED = """
         def predict(self, name: str, log: str, run_s: float = 0.1) -> str:
             with open(log, "a") as file:
                 file.write(f"{name} {time.monotonic()}\\n")
-            time.sleep(run_s)
+            time.sleep(run_s)  # the model's own time
             return "x"
 """
 
@@ -53,7 +53,7 @@ async def asked_for(caller: Caller, log: Path, asked: list[str], until: asyncio.
             prediction_id = caller.new_id()
             await caller.submit(prediction_id, name=str(prediction_id), log=str(log), **given)
             asked.append(prediction_id)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # the load refills the queue
 
 
 async def test_model_processes_killed_at_random_every_second_for_a_minute(
@@ -80,7 +80,7 @@ async def test_model_processes_killed_at_random_every_second_for_a_minute(
             ready_at = time.monotonic()
             await eventually(lambda mortal=mortal: mortal.can_run, "its slot is back")
             late_s.append(time.monotonic() - ready_at)
-            await asyncio.sleep(max(0.0, 1 - (time.monotonic() - killed_at)))
+            await asyncio.sleep(max(0.0, 1 - (time.monotonic() - killed_at)))  # one death a second
         over.set()
         await asking
         ends = [(await caller.ended(each))["status"] for each in asked]  # type: ignore[arg-type]

@@ -60,7 +60,7 @@ async def test_watching_two_hundred_queues_takes_little_of_redis(
                 sizes.append(len(told.data))
 
     before_s = await busy_s(redis)
-    await anyio.sleep(IDLE_S)
+    await anyio.sleep(IDLE_S)  # the time that is measured
     idle = (await busy_s(redis) - before_s) / IDLE_S
     began, before_s = anyio.current_time(), await busy_s(redis)
     async with anyio.create_task_group() as tasks:
@@ -87,7 +87,7 @@ async def test_a_screen_of_two_hundred_queues_takes_little_of_redis(
         await eventually(lambda: terminal.screen, "a screen", until=lambda _: terminal.shows("queues: 200"))
         terminal.type("\r")  # one queue, of which more is read
         began, before_s = anyio.current_time(), await busy_s(redis)
-        await anyio.sleep(SCREEN_S)
+        await anyio.sleep(SCREEN_S)  # the time that is measured
         took_s, spent_s = anyio.current_time() - began, await busy_s(redis) - before_s
     share = spent_s / took_s
     print(f"\n{QUEUES} queues on a screen: {share:.2%} of Redis's time (at most {MOST_SHARE:.0%})")

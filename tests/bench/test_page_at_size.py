@@ -125,14 +125,14 @@ async def test_a_person_does_not_wait_and_redis_hardly_notices(
     async with live_api(server.url) as api, browser(cache) as chromium:
         page = await (await chromium.new_context(bypass_csp=True)).new_page()
         idle_s = await busy_s(redis)
-        await anyio.sleep(WATCHED_S / 4)
+        await anyio.sleep(WATCHED_S / 4)  # the time that is measured
         idle = (await busy_s(redis) - idle_s) / (WATCHED_S / 4)
         await page.goto(api.url)
         await page.get_by_label("Token").fill(token)
         await page.get_by_role("button", name="Log in").click()
         await page.locator(f"tbody tr:nth-child({QUEUES})").wait_for()
         before_s, began = await busy_s(redis), anyio.current_time()
-        await anyio.sleep(WATCHED_S)
+        await anyio.sleep(WATCHED_S)  # the time that is measured
         share = (await busy_s(redis) - before_s) / (anyio.current_time() - began) - idle
         took = {name: await _measured(page, *steps) for name, steps in INTERACTIONS.items()}
     print(f"\n{QUEUES} queues, {QUEUES * WAITING:,} predictions; Redis: {share:.2%} of its time while one watches")

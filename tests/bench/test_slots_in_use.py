@@ -32,7 +32,7 @@ TIMED = """
     class Predictor(BasePredictor):
         async def predict(self, log: str) -> str:
             began = time.monotonic()
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # a sample ten times a second
             with open(f"{log}-{os.getpid()}", "a") as file:
                 file.write(f"{began:020.6f} {time.monotonic():020.6f}\\n")
             return "x"

@@ -35,7 +35,7 @@ SOURCE = """
             for _ in range(n):
                 yield repr(time.time())
                 if pause_ms:
-                    time.sleep(pause_ms / 1000)
+                    time.sleep(pause_ms / 1000)  # the model's own rate
 """
 SCHEMA = {
     "openapi": "3.0.2",

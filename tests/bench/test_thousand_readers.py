@@ -135,7 +135,7 @@ class Crowd:
                 for start in range(0, len(claims), AT_ONCE):
                     for claim in claims[start : start + AT_ONCE]:
                         tasks.create_task(token(claim))
-                    await asyncio.sleep(PAUSE_S)
+                    await asyncio.sleep(PAUSE_S)  # the model's own rate
         return seqs
 
     async def finish(self, claims: list[Claim], seqs: dict[PredictionId, int]) -> None:

@@ -98,7 +98,7 @@ class Service:
         await eventually(
             lambda: self._outcome(prediction["id"]), "the webhook is noted", until=lambda seen: seen == b"delivered"
         )
-        await anyio.sleep(REPLY_S)
+        await anyio.sleep(REPLY_S)  # the way to a distant Redis
 
     def _outcome(self, prediction: str) -> bytes | None:
         [record] = self._redis.scan_iter(f"*:rec:{prediction}", count=1000)

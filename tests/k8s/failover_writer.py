@@ -24,7 +24,7 @@ async def main(url: str) -> None:
                 print(f"{time.monotonic():.3f} {number}", flush=True)
             except BackendUnavailable as exc:
                 print(f"{time.monotonic():.3f} - {exc}", flush=True)
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(EVERY_S)  # the rate of the load
 
     async with asyncio.TaskGroup() as group:
         for _ in range(WRITERS):

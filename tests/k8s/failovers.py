@@ -56,7 +56,7 @@ def killed_again(played: Cluster) -> None:
 def crash(played: Cluster, away_s: float) -> None:
     pod = played.pods[played.master()]
     pod.crash("redis")
-    time.sleep(away_s)
+    time.sleep(away_s)  # the length of the fault
     pod.start_again("redis")
 
 
@@ -72,9 +72,9 @@ def deleted(played: Cluster) -> None:
     for _ in ending:
         while steps and time.monotonic() - began > steps[0][0]:
             steps.pop(0)[1]()
-        time.sleep(0.05)
+        time.sleep(0.05)  # between two looks at its output
     for after_s, step in steps:
-        time.sleep(max(0.0, began + after_s - time.monotonic()))
+        time.sleep(max(0.0, began + after_s - time.monotonic()))  # the plan says when
         step()
     played.pods[name] = pod
 
@@ -96,7 +96,7 @@ def restarted(played: Cluster) -> None:
 def cut_off(played: Cluster) -> None:
     """The master's node drops every packet, and so does one of two resolvers. It comes back after 30 s."""
     played.cut(played.pods[played.master()], resolvers=True)
-    time.sleep(30)
+    time.sleep(30)  # the length of the fault
     played.mend()
 
 

@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from tests.k8s.test_redis_pods import SECRETS
+from tests.support.eventually import wait_until
 from tests.support.manifests import K8S, ROOT
 from tests.support.servers import binary
 
@@ -251,7 +252,7 @@ class Pod:
     def stop(self, grace_s: float = GRACE_S) -> None:
         """End it as the kubelet does: hooks first, then SIGTERM, then SIGKILL."""
         for _ in self.stopping(grace_s):
-            time.sleep(0.05)
+            time.sleep(0.05)  # between two looks
 
     def stopping(self, grace_s: float = GRACE_S) -> Iterator[None]:
         until = time.monotonic() + grace_s
@@ -390,7 +391,7 @@ class Cluster:
     def place(self, name: str) -> Pod:
         """Start a pod of this member, as the scheduler and the kubelet do."""
         pod = Pod(self, name)
-        time.sleep(START_S)
+        time.sleep(START_S)  # as long as a kubelet takes
         pod.start()
         self.pods[name] = pod
         return pod
@@ -399,13 +400,13 @@ class Cluster:
         """Start these members at once, or all of them."""
         for name in names or NAMES:
             self.pods[name] = Pod(self, name)
-        time.sleep(ENDPOINT_S)
+        time.sleep(ENDPOINT_S)  # as long as an endpoint takes
         for name in names or NAMES:
             self.lead(name, None)
-        time.sleep(START_S - ENDPOINT_S)
+        time.sleep(START_S - ENDPOINT_S)  # as long as a kubelet takes
         for name in names or NAMES:
             self.pods[name].start()
-        time.sleep(ENDPOINT_S)
+        time.sleep(ENDPOINT_S)  # as long as an endpoint takes
         for name in names or NAMES:
             self.lead(name, self.pods[name])
 
@@ -420,11 +421,7 @@ class Cluster:
             self.restart(name)
 
     def until(self, holds: Callable[[], bool], what: str, limit_s: float = 120) -> None:
-        end_at = time.monotonic() + limit_s
-        while not holds():
-            if time.monotonic() > end_at:
-                raise AssertionError(f"after {limit_s:.0f} s it does not hold that {what}\n{self.report()}")
-            time.sleep(0.1)
+        wait_until(holds, lambda: f"{what}\n{self.report()}", limit_s=limit_s)
 
     def master(self) -> str:
         """Return the only member that is a master, or nothing."""

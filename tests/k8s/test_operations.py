@@ -11,7 +11,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 from threading import Thread
-from time import sleep
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from director.cli.backend import redis_url
 from director.cli.client import service
 from director.cli.main import made_parser
 from director.local.home import Nowhere
+from tests.support.eventually import wait_until
 from tests.support.manifests import K8S, Manifest, environment, overlay, pods
 
 ROOT = K8S.parent
@@ -368,8 +368,7 @@ def test_load_of_verify_finds_a_pause_and_ends_with_its_input(limit_s: str, code
             assert load.stdin is not None
             load.stdin.write("a-token\n")
             load.stdin.flush()
-            while len(seen) < 5 and load.poll() is None:
-                sleep(0.01)
+            wait_until(lambda: len(seen) >= 5 or load.poll() is not None, "it is refused five times")
             said, _ = load.communicate(timeout=30)
         server.shutdown()
     assert set(seen) == {"Bearer a-token"}

@@ -3,9 +3,10 @@
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from redis import Redis, exceptions
 from director.local.launcher.processes import free_port
 from tests.k8s.played_cluster import CLI
 from tests.k8s.test_redis_pods import NO_RETRIES, SECRETS, SOURCES, end, found_by_dns, program
+from tests.support.eventually import wait_until
 from tests.support.manifests import K8S
 from tests.support.servers import binary
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long]
 
 # Look-ups of the members' names, every second one of which stalls for 5 s while the file $SLOW_DNS is there
+wait_for = partial(wait_until, limit_s=60)
 SLOW_DNS = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -129,13 +132,6 @@ def members(tmp_path: Path, **settings: int) -> Iterator[list[Pod]]:
     finally:
         for pod in pods:
             pod.lose()
-
-
-def wait_for(holds: Callable[[], bool], what: str, limit_s: float = 60) -> None:
-    until = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < until, what
-        time.sleep(0.05)
 
 
 def masters(pods: list[Pod]) -> list[Pod]:
@@ -253,7 +249,7 @@ def test_a_failover_takes_seconds_while_half_of_the_lookups_stall(tmp_path: Path
         is_slow.touch()
         pods[0].lose()
         lost = time.monotonic()
-        wait_for(lambda: len(masters(pods[1:])) == 1, "another one becomes the master", 120)
+        wait_for(lambda: len(masters(pods[1:])) == 1, "another one becomes the master", limit_s=120)
         took_s = time.monotonic() - lost
     assert took_s < 15
 

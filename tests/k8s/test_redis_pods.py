@@ -18,6 +18,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tests.support.disk import fill, small_disk
+from tests.support.eventually import wait_until
 from tests.support.manifests import K8S
 from tests.support.servers import binary
 
@@ -130,7 +131,7 @@ def asked(socket: Path, user: str | None, password: str | None, *command: str | 
             except (exceptions.ConnectionError, exceptions.BusyLoadingError):
                 if time.monotonic() > until:
                     raise
-                time.sleep(0.01)
+                time.sleep(0.01)  # it starts
 
 
 def test_passwords_replace_the_words_in_the_users_file(tmp_path: Path, etc: Path, programs: Path) -> None:
@@ -451,10 +452,7 @@ def counted_waits(tmp_path: Path, programs: Path) -> Path:
 
 
 def wait_for(waits: Path, count: int) -> None:
-    until = time.monotonic() + 20
-    while not waits.exists() or waits.stat().st_size < count:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: waits.exists() and waits.stat().st_size >= count, f"it waits {count} times")
 
 
 @pytest.mark.parametrize("full", ["data", "tmp"])

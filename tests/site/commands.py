@@ -21,12 +21,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
+
+from tests.support.eventually import wait_until
 
 PATIENCE_S: Final = 90
 COMMANDS: Final = {"": ["bash", "-euo", "pipefail", "-c"], "sh": ["bash", "-euo", "pipefail", "-c"]}
@@ -180,9 +181,8 @@ class Terminals:
 
     def _wait_for(self, text: str) -> None:
         _, out, copying = self._background[-1]
-        give_up = time.monotonic() + PATIENCE_S
-        while copying.is_alive() and time.monotonic() < give_up and text not in _shown(out):
-            time.sleep(0.1)
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: not copying.is_alive() or text in _shown(out), text, limit_s=PATIENCE_S)
         if text not in (said := _shown(out)):
             raise PageError(f"{text!r} does not come:\n{said}")
 

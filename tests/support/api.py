@@ -26,6 +26,7 @@ from director.core.settings import ApiSettings
 from director.core.states import Status
 from director.local.launcher.processes import free_port
 from director.runtime.tracing import Tracing
+from tests.support.eventually import eventually
 from tests.support.servers import as_user
 
 START_LIMIT_S: Final = 30.0
@@ -94,7 +95,7 @@ async def live_api(
     url = f"http://127.0.0.1:{port}"
     try:
         async with httpx.AsyncClient(trust_env=False) as client:
-            await eventually(lambda: _answers(client, f"{url}/livez"))
+            await eventually(lambda: _answers(client, f"{url}/livez"), "it answers", limit_s=START_LIMIT_S)
         yield LiveApi(url=url, process=process)
     finally:
         with anyio.CancelScope(shield=True):
@@ -108,12 +109,6 @@ async def _answers(client: httpx.AsyncClient, url: str) -> bool:
         return (await client.get(url)).is_success
     except httpx.TransportError:
         return False
-
-
-async def eventually(is_so: Callable[[], Awaitable[bool]]) -> None:
-    with anyio.fail_after(START_LIMIT_S):
-        while not await is_so():  # noqa: ASYNC110 - what is waited for happens in another process
-            await anyio.sleep(0.005)
 
 
 class PlayedDirector:
@@ -133,7 +128,7 @@ class PlayedDirector:
                 )
                 if claims:
                     return claims[0]
-                await anyio.sleep(0.002)
+                await anyio.sleep(0.002)  # nothing waits yet
 
     async def begin(self, claim: Claim, *outputs: bytes) -> int:
         advanced = await self._scripts.advance(
@@ -154,5 +149,5 @@ class PlayedDirector:
         while True:
             claim = await self.claim()
             await self.begin(claim)
-            await anyio.sleep(pause_s)
+            await anyio.sleep(pause_s)  # the run's own time
             await self.finish(claim, output=output_of(claim))

@@ -60,7 +60,7 @@ class Autoscaler:
         async with anyio.create_task_group() as tasks:
             while True:
                 await self.run_once(tasks)
-                await anyio.sleep(POLL_S)
+                await anyio.sleep(POLL_S)  # as often as KEDA asks
 
     async def run_once(self, tasks: anyio.abc.TaskGroup) -> None:
         number = await self._number()

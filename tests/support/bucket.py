@@ -12,8 +12,8 @@ import anyio
 import httpx
 
 from director.local.launcher.processes import free_port
-from tests.support.api import eventually
 from tests.support.clients import install_aside
+from tests.support.eventually import eventually
 
 MOTO: Final = ("moto[s3]==5.2.5", "flask==3.1.3", "flask-cors==6.0.5")
 AWS: Final = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
@@ -49,7 +49,7 @@ async def bucket_url(folder: Path) -> AsyncGenerator[str]:
                 except httpx.TransportError:
                     return False
 
-            await eventually(made)
+            await eventually(made, "the bucket is made", limit_s=30)
         yield f"s3://bucket/below/here?endpoint={endpoint}&region=us-east-1"
     finally:
         with anyio.CancelScope(shield=True):

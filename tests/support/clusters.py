@@ -10,8 +10,9 @@ from redis import Redis
 from redis.crc import key_slot
 
 from director.local.launcher.processes import free_port
+from tests.support.eventually import wait_until
 from tests.support.sentinels import GUARDED, is_linked
-from tests.support.servers import Addressed, Kind, RedisServer, redis_server, wait_until
+from tests.support.servers import Addressed, Kind, RedisServer, redis_server
 
 MASTERS: Final = 3
 SLOTS: Final = 16384

@@ -48,10 +48,22 @@ class CogServer(Struct, frozen=True, kw_only=True):
         os.killpg(self.pid, signal.SIGKILL)
 
 
+# A model that says `wait_for(gate)` waits until a test has made this file, or not at all for an empty name
+GATES: Final = """
+    import os, time
+
+    def wait_for(path):
+        while path and not os.path.exists(path):
+            time.sleep(0.005)  # another process makes the file
+
+"""
+
+
 def write_model(folder: Path, source: str, schema: Mapping[str, Any] | None = None) -> Path:
     """Write a Cog model to `folder`. Without a schema Cog checks no input and refuses event streams."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "predict.py").write_text(textwrap.dedent(source))
+    gates = textwrap.dedent(GATES) if "wait_for(" in source else ""
+    (folder / "predict.py").write_text(gates + textwrap.dedent(source))
     if schema is not None:
         (folder / ".cog").mkdir(exist_ok=True)
         (folder / ".cog" / "openapi_schema.json").write_text(json.dumps(schema))
@@ -149,7 +161,7 @@ async def _wait_for_health(url: str, until: str, process: Process) -> None:
                     return
                 if status == "SETUP_FAILED":
                     break
-                await anyio.sleep(0.02)
+                await anyio.sleep(0.02)  # it starts
     raise TimeoutError(f"Cog is {status}, and was waited for until {until}")
 
 

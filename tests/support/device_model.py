@@ -57,7 +57,7 @@ class Model:
             os._exit(0)
         if self.habits.chatty:
             print("x" * self.habits.chatty, flush=True)
-        time.sleep(self.habits.load_s)
+        time.sleep(self.habits.load_s)  # the model's own time
         if self.habits.fails:
             print("RuntimeError: the weights are broken", flush=True)
             os._exit(3)
@@ -69,7 +69,7 @@ class Model:
             self.memory.set_inheritable(True)
             os.execve("/bin/sleep", ["sleep", "600"], {})  # noqa: S606 - no shell is meant
         while True:
-            time.sleep(60)
+            signal.pause()
 
     def allocate(self) -> None:
         host, _, port = os.environ["FAKE_DEVICES"].partition(":")
@@ -94,7 +94,7 @@ class Model:
 
     def predict(self, given: dict[str, Any]) -> dict[str, Any]:
         self.ask({"run": 1})
-        time.sleep(float(given.get("seconds", 0)))
+        time.sleep(float(given.get("seconds", 0)))  # the model's own time
         self.ask({"run": -1})
         return {"output": self.habits.model}
 
@@ -128,7 +128,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         while True:
             self.wfile.write(b"1\r\n \r\n")
-            time.sleep(0.05)
+            time.sleep(0.05)  # a stream that never ends
 
     def answer(self, status: int, document: Any) -> None:
         body = json.dumps(document).encode()

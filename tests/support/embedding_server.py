@@ -60,8 +60,8 @@ class _Model:
         async with self._one:
             for gate in (Path(text.removeprefix("gate:")) for text in texts if text.startswith("gate:")):
                 while not gate.exists():  # noqa: ASYNC110 - another process makes the file
-                    await asyncio.sleep(LOOK_S)
-            await asyncio.sleep(REQUEST_S + ITEM_S * len(texts))
+                    await asyncio.sleep(LOOK_S)  # another process makes the file
+            await asyncio.sleep(REQUEST_S + ITEM_S * len(texts))  # the model's own time
         if "exit" in texts:
             os._exit(1)
 

@@ -1,10 +1,12 @@
 """Wait for a condition instead of sleeping, and report the last look on failure."""
 
 import inspect
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar, overload
 
 import anyio
+import anyio.lowlevel
 
 Seen = TypeVar("Seen")
 
@@ -41,3 +43,18 @@ async def eventually(
         if anyio.current_time() > give_up:
             raise AssertionError(f"{what}: not in {limit_s:g} s. Last seen: {seen!r}")
         await anyio.sleep(EVERY_S)
+
+
+def wait_until(look: Callable[[], object], what: str | Callable[[], str], *, limit_s: float = LIMIT_S) -> None:
+    """Wait for the condition where there is no loop. `what` may be a call that tells what is seen instead."""
+    give_up = time.monotonic() + limit_s
+    while not look():
+        if time.monotonic() > give_up:
+            raise AssertionError(f"not in {limit_s:g} s: {what if isinstance(what, str) else what()}")
+        time.sleep(EVERY_S)
+
+
+async def turns(count: int = 1) -> None:
+    """Let every task that is ready run, `count` times. No time passes."""
+    for _ in range(count):
+        await anyio.lowlevel.checkpoint()

@@ -22,6 +22,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from director.local.launcher.processes import free_port
+from tests.support.eventually import eventually
 
 START_LIMIT_S: Final = 30.0
 LOOK_S: Final = 0.005
@@ -61,12 +62,14 @@ async def model_server(*, port: int | None = None, module: str = __name__) -> As
 
 async def _wait_for(url: str) -> None:
     async with httpx.AsyncClient(trust_env=False) as client:
-        with anyio.fail_after(START_LIMIT_S):
-            while True:
-                with suppress(httpx.TransportError):
-                    await client.get(f"{url}/health")
-                    return
-                await anyio.sleep(0.02)
+
+        async def answers() -> bool:
+            with suppress(httpx.TransportError):
+                await client.get(f"{url}/health")
+                return True
+            return False
+
+        await eventually(answers, "it answers", limit_s=START_LIMIT_S)
 
 
 class _Raised(Exception):
@@ -81,7 +84,7 @@ async def _play(given: dict[str, Any]) -> AsyncIterator[str]:
         if size := given.get("size", 0):
             yield "x" * size
         while gate and not Path(gate).exists():  # noqa: ASYNC110 - another process makes the file
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(LOOK_S)  # another process makes the file
     except (asyncio.CancelledError, GeneratorExit):
         Path(f"{gate}.stopped").touch()
         raise

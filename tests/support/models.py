@@ -10,13 +10,9 @@ from director.core.ids import Kind
 from tests.support.cog import write_model
 
 SOURCE: Final = """
-    import os, tempfile, time
+    import tempfile
     from typing import Iterator, List
     from cog import BaseModel, BasePredictor, ConcatenateIterator, Path, streaming
-
-    def wait_for(path):
-        while path and not os.path.exists(path):
-            time.sleep(0.005)
 
     def file(name, data):
         path = Path(tempfile.mkdtemp()) / name

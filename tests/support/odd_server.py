@@ -80,7 +80,7 @@ class OddServer(Struct):
             for piece in said:
                 await request.write(piece)
                 if len(said) > 1:
-                    await anyio.sleep(BETWEEN_S)
+                    await anyio.sleep(BETWEEN_S)  # so that each piece arrives by itself
         return BROKEN
 
 

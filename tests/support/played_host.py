@@ -58,7 +58,7 @@ class PlayedModel:
         if method == "put":
             began = time.monotonic()
             self.running += 1
-            await asyncio.sleep(json.loads(body)["input"].get("run_s", self.run_s))
+            await asyncio.sleep(json.loads(body)["input"].get("run_s", self.run_s))  # the model's own time
             self.running -= 1
             self.spans.append((began, time.monotonic()))
             return {"status": "succeeded", "output": self.name}
@@ -124,7 +124,7 @@ class PlayedHost:
                 self.faults.append(f"a run of {model} was cut off")
             await self.die(model, ended="")
             self.done.append(f"-{model}")
-            await asyncio.sleep(self.rest_s)
+            await asyncio.sleep(self.rest_s)  # the model's own time
         played.held = Held()
 
     async def die(self, model: str, *, ended: str) -> None:

@@ -126,7 +126,7 @@ class Pod:
                 return
             # refused, or told that it starts: who cannot connect raises, which is told apart by what is written
             self.answered += not asked.stderr
-            await anyio.sleep(AGAIN_S)
+            await anyio.sleep(AGAIN_S)  # as kubectl and the kubelet do
 
     async def _keep(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
         while not self._is_ending:
@@ -151,7 +151,7 @@ class Pod:
             finally:
                 with anyio.CancelScope(shield=True):
                     await process.aclose()
-            await anyio.sleep(AGAIN_S)
+            await anyio.sleep(AGAIN_S)  # as kubectl and the kubelet do
 
     async def _stop(self, name: str) -> None:
         if (process := self._running.get(name)) is not None:

@@ -34,7 +34,7 @@ NAMELESS: Final = ("0.9", "0.10.0a27")  # they do not report their version
 HOSTLESS: Final = ("0.10.0a27",)  # they have no --host
 
 COG_MODEL: Final = """
-    import os, time
+    import os
     from typing import Iterator
     from cog import BasePredictor
 
@@ -45,8 +45,7 @@ COG_MODEL: Final = """
                     yield f"{text}{number}"
                 if size:
                     yield "x" * size
-                while gate and not os.path.exists(gate):
-                    time.sleep(0.005)
+                wait_for(gate)
             except BaseException:
                 open(gate + ".stopped", "w").close()
                 raise

@@ -12,7 +12,8 @@ from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from director.local.launcher.processes import free_port
-from tests.support.servers import Addressed, RedisServer, binary, redis_server, wait_until
+from tests.support.eventually import wait_until
+from tests.support.servers import Addressed, RedisServer, binary, redis_server
 
 NAME: Final = "mymaster"
 SENTINELS: Final = 3

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -167,7 +167,7 @@ class RedisServer(Addressed):
                 try:
                     redis.ping()
                 except (exceptions.ConnectionError, exceptions.TimeoutError):
-                    time.sleep(0.005)
+                    time.sleep(0.005)  # it starts
                 else:
                     return
         raise TimeoutError(f"{self.kind} did not answer in {START_LIMIT_S} s:\n{self._log()}")
@@ -175,15 +175,6 @@ class RedisServer(Addressed):
     def _log(self) -> str:
         log = self.folder / "log"
         return log.read_text(errors="replace")[-4000:] if log.exists() else "(no log)"
-
-
-def wait_until(look: Callable[[], object], what: str, *, limit_s: float = START_LIMIT_S) -> None:
-    """Wait in fixtures that start outside of a loop. A test awaits `eventually`."""
-    give_up = time.monotonic() + limit_s
-    while not look():
-        if time.monotonic() > give_up:
-            raise TimeoutError(f"after {limit_s} s it was not so that {what}")
-        time.sleep(0.01)
 
 
 @contextmanager

@@ -37,7 +37,7 @@ class TimedServer:
     async def _answer(self, method: str, path: str) -> tuple[int, object]:
         if method == "put":
             began = time.monotonic()
-            await asyncio.sleep(self._run_s)
+            await asyncio.sleep(self._run_s)  # the model's own time
             self.spans.append((began, time.monotonic()))
             return 200, {"status": "succeeded", "output": "x"}
         known = {"/health-check": HEALTHY, "/openapi.json": SCHEMA}

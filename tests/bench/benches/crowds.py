@@ -148,7 +148,7 @@ async def _there(url: str, many: int, api: Child, *, is_reading: bool) -> None:
 async def _idle(options: Options, api: Child, server: OwnRedis) -> tuple[float, float]:
     """Return the processor time of API and Redis in a second, as parts of one."""
     before, began = (api.cpu_s(), await server.cpu_s()), time.monotonic()
-    await asyncio.sleep(max(2.0, options.seconds(IDLE_S)))
+    await asyncio.sleep(max(2.0, options.seconds(IDLE_S)))  # the time that is measured
     took_s = time.monotonic() - began
     api_s, redis_s = (
         (now - then) / took_s for now, then in zip((api.cpu_s(), await server.cpu_s()), before, strict=True)
@@ -180,6 +180,6 @@ async def _ended(installation: Ours, many: int, *, is_reading: bool) -> float:
 
     began = time.monotonic()
     for first in range(0, many, AT_ONCE):
-        await asyncio.sleep(began + first / PER_S - time.monotonic())
+        await asyncio.sleep(began + first / PER_S - time.monotonic())  # the rate of the load
         await asyncio.gather(*map(end, claims[first : first + AT_ONCE]))
     return time.monotonic() - began

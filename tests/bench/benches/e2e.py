@@ -75,5 +75,5 @@ async def _used(service: Service) -> tuple[float, ...]:
 
 async def _idle_reads(service: Service) -> float:
     before, began = await service.server.reads(), time.monotonic()
-    await anyio.sleep(0.5)
+    await anyio.sleep(0.5)  # the time that is measured
     return (await service.server.reads() - before) / (time.monotonic() - began)

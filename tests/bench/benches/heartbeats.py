@@ -74,13 +74,13 @@ async def _played(options: Options, count: int, spread: int) -> dict[str, float]
             without = await ask(one_by_one)
             seconds = max(LONGEST_S, options.seconds(SECONDS))
             used, before = await server.used_bytes(), await used_by(server)
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(seconds)  # the time that is measured
             idle = [(now - then) / seconds for now, then in zip(await used_by(server), before, strict=True)]
             beating = asyncio.create_task(_beat(installation, count))
             try:
                 await until("all have come", all_came, limit_s=LIMIT_S, every_s=1.0)
                 before, began = await used_by(server), time.monotonic()
-                await asyncio.sleep(seconds)
+                await asyncio.sleep(seconds)  # the time that is measured
                 after, took_s = await used_by(server), time.monotonic() - began
                 commands, beats_us = (
                     max(0.0, (now - then) / took_s - alone)
@@ -123,5 +123,5 @@ async def _beat(installation: Ours, count: int) -> None:
 
     async with asyncio.TaskGroup() as tasks:
         for number in counter():
-            await asyncio.sleep(began + number * LONGEST_S / count - time.monotonic())
+            await asyncio.sleep(began + number * LONGEST_S / count - time.monotonic())  # the rate of the load
             tasks.create_task(beat(number % count))

@@ -62,6 +62,6 @@ async def _there(installation: Ours, directors: int, *alive: Child) -> None:
 async def _asked(server: OwnRedis, seconds: float) -> tuple[float, float]:
     """Return microseconds of Redis's time and its reads, a second."""
     before, reads, began = await server.cpu_s(), await server.reads(), time.monotonic()
-    await asyncio.sleep(seconds)
+    await asyncio.sleep(seconds)  # the time that is measured
     took_s = time.monotonic() - began
     return 1e6 * (await server.cpu_s() - before) / took_s, (await server.reads() - reads) / took_s

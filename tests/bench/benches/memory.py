@@ -130,7 +130,7 @@ async def _grown_kb(process: Child, loads: Sequence[Load], ready: str = "") -> f
 
 async def _settled(ready: str, many: int) -> None:
     if not ready:
-        await asyncio.sleep(1)
+        await asyncio.sleep(1)  # there is no count to wait for
         return
 
     async def holds() -> bool:

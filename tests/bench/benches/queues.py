@@ -72,7 +72,7 @@ async def _with(options: Options, count: int) -> dict[str, float]:
             await ask(one_by_one)
             answered = await ask(one_by_one)
             before, began = (await server.cpu_s(), keeper.cpu_s(), api.cpu_s()), time.monotonic()
-            await asyncio.sleep(max(3.0, options.seconds(SECONDS)))
+            await asyncio.sleep(max(3.0, options.seconds(SECONDS)))  # the time that is measured
             after, took_s = (await server.cpu_s(), keeper.cpu_s(), api.cpu_s()), time.monotonic() - began
             redis_ms, keeper_ms, api_ms = (
                 1000 * (now - then) / took_s for now, then in zip(after, before, strict=True)

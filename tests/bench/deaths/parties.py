@@ -103,7 +103,7 @@ class Worker:
                 _signal_session(process.pid, signal.SIGKILL)
             self._started = asyncio.get_running_loop().create_future()
             self._journal.add("exited", text=f"{self.name} {code}")
-            await asyncio.sleep(BACK_S)
+            await asyncio.sleep(BACK_S)  # as long as its supervisor takes
 
     async def signal(self, number: signal.Signals) -> None:
         """Send it to all processes of the worker, as what befalls a machine does."""

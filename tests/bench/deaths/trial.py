@@ -111,7 +111,7 @@ class Caller:
 
     async def load(self, jobs: int) -> None:
         for number in range(jobs):
-            await asyncio.sleep(number / RATE - self._journal.now)
+            await asyncio.sleep(number / RATE - self._journal.now)  # the rate of the load
             self.file(f"{LOAD}{number}")
 
     async def until_told(self, faults: "asyncio.Task[None]", limit_s: float) -> None:
@@ -121,7 +121,7 @@ class Caller:
         """
         while self._journal.now < limit_s and not (faults.done() and await self.has_all()):
             self.file(f"{PROBE}-{round(self._journal.now)}")
-            await asyncio.sleep(PROBE_S)
+            await asyncio.sleep(PROBE_S)  # the rate of the load
         while self._filing:  # each gives up by itself
             await asyncio.wait(self._filing)
         await self._look(list(self._answers))
@@ -130,7 +130,7 @@ class Caller:
 
     async def watch(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(LOOK_S)  # as often as it looks
             await self._look([job for job, told in self._answers.items() if told is None])
 
     async def aclose(self) -> None:
@@ -159,7 +159,7 @@ async def _warm(caller: Caller, model: Model) -> None:
     async with asyncio.timeout(START_S):
         for number in itertools.count():
             caller.file(f"warm-{number}")
-            await asyncio.sleep(WARM_S)
+            await asyncio.sleep(WARM_S)  # the rate of the load
             if len(model.workers) == WORKERS:
                 break
         await until("all are answered", caller.has_all, limit_s=START_S)
@@ -178,12 +178,12 @@ class Nemesis:
 
     async def run(self, trial: Trial) -> None:
         for fault in planned(trial.seed, trial.kinds):
-            await asyncio.sleep(fault.at_s - self._journal.now)
+            await asyncio.sleep(fault.at_s - self._journal.now)  # the plan says when
             text = f"{fault.kind} {'' if fault.kind == 'redis' else self._workers[fault.worker].name}".strip()
             self._journal.add("fault", text=text)
             self._say(f"    {self._journal.now:5.1f} s  {text}")
             await self._carry_out(fault, trial)
-        await asyncio.sleep(LATE_S)
+        await asyncio.sleep(LATE_S)  # what comes late is counted too
 
     async def _carry_out(self, fault: Fault, trial: Trial) -> None:
         worker, link = self._workers[fault.worker], self._links[fault.worker]
@@ -194,13 +194,13 @@ class Nemesis:
                 await worker.stop()
             case "redis":
                 await asyncio.to_thread(self._server.kill)
-                await asyncio.sleep(BACK_S)
+                await asyncio.sleep(BACK_S)  # the length of the fault
                 await asyncio.to_thread(self._server.start)
             case "cut":
                 link.cut()
-                await asyncio.sleep(CUT_S)
+                await asyncio.sleep(CUT_S)  # the length of the fault
                 link.mend()
             case "freeze":
                 await worker.signal(signal.SIGSTOP)
-                await asyncio.sleep(trial.freeze_s)
+                await asyncio.sleep(trial.freeze_s)  # the length of the fault
                 await worker.signal(signal.SIGCONT)

@@ -126,7 +126,7 @@ async def hold(crowd: Crowd) -> Heard:
     heard, loop, (host, port) = Heard(), asyncio.get_running_loop(), urlsplit(crowd.url).netloc.split(":")
     began, clients = loop.time(), []
     for number in range(crowd.clients):
-        await asyncio.sleep(began + number / crowd.per_s - loop.time())
+        await asyncio.sleep(began + number / crowd.per_s - loop.time())  # the rate of the load
         made = await loop.create_connection(lambda: Client(crowd, heard), host, int(port))
         clients.append(made[1])
     async with asyncio.timeout(LIMIT_S):

@@ -67,9 +67,9 @@ class Connection(asyncio.Protocol):
         began = time.monotonic()
         for number in range(int(many)):
             if float(pause_s):
-                await asyncio.sleep(began + number * float(pause_s) - time.monotonic())
+                await asyncio.sleep(began + number * float(pause_s) - time.monotonic())  # the model's own rate
             elif number % 32 == 0:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # others have their turn
             self._token({"content": f"{time.time()!r} "})
         self._token({}, "stop")
         self._chunk(b"data: [DONE]\n\n")

@@ -139,7 +139,7 @@ async def test_revoked_token_ends_the_watch(admin: AsyncClient, redis: Redis, op
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(watch)
-            await anyio.sleep(0.1)
+            await eventually(lambda: admin.get("/readyz"), "it is", until=lambda found: found.json()["load"]["streams"])
             tokens = Accounts(redis).tokens
             found = await tokens.found(operator)
             assert found is not None

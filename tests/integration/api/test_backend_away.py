@@ -25,8 +25,9 @@ from director.core.settings import ApiSettings
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.integration.api.conftest import no_faults
-from tests.support.api import BASE, api_client, eventually
+from tests.support.api import BASE, api_client
 from tests.support.clock import FakeClock
+from tests.support.eventually import eventually
 from tests.support.garbage import alive, uncollected
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.servers import RedisServer, redis_server
@@ -85,7 +86,7 @@ async def test_every_route_answers_503_with_retry_after_and_recovers(
         async def is_accepting() -> bool:
             return bool((await api.get("/readyz")).json()["accepting"])
 
-        await eventually(is_accepting)
+        await eventually(is_accepting, "it accepts again")
 
 
 @pytest.mark.parametrize("cache_s", [0.0, 60.0], ids=["nothing cached", "all cached"])
@@ -128,7 +129,7 @@ async def test_api_started_before_redis_serves_once_redis_answers(
         async def is_taken() -> bool:
             return (await api.post("/v1/predictions", json=BODY)).status_code == 201
 
-        await eventually(is_taken)
+        await eventually(is_taken, "it is taken")
         assert (await api.get("/readyz")).status_code == 200
 
 
@@ -166,7 +167,7 @@ async def test_readiness_is_checked_once_a_second(settings: ApiSettings, monkeyp
         async def is_checked_again() -> bool:
             return (await api.get("/readyz")).status_code == 200 and checks > before
 
-        await eventually(is_checked_again)
+        await eventually(is_checked_again, "it is checked again")
 
 
 async def test_server_that_became_unsafe_is_not_ready(server: RedisServer, settings: ApiSettings, token: str) -> None:
@@ -207,5 +208,5 @@ async def test_reason_of_a_refusal_is_logged_once(
     refused: list[UnsafeBackend] = []
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(Gate(redis, settings, clock=clock, on_unsafe=refused.append).run)
-        await eventually(was_refused)
+        await eventually(was_refused, "it was refused")
     assert [vars(record)["reason"] for record in caplog.records] == ["away", "refused", "away"]

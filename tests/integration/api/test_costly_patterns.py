@@ -64,7 +64,7 @@ class Tenant:
             began = time.monotonic()
             assert await self.create(path) == 201
             taken.append(time.monotonic() - began)
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # a tenant that does not press
         return taken
 
     async def longest_judged(self, path: str) -> int:

@@ -66,7 +66,7 @@ class Town:
         while size > 100 or (goes_on is not None and not goes_on.is_set()):
             if (await self.create(name, size)).status_code != 201:
                 size = max(100, size // 4)
-                await anyio.sleep(0.01)
+                await anyio.sleep(0.01)  # a refused client that asks again
 
     async def fill(self) -> None:
         await self._admin.config_set("maxmemory", 1)
@@ -91,7 +91,7 @@ async def town(room: int) -> AsyncGenerator[Town]:
                 async def look() -> None:
                     while True:
                         await shares.run_once()
-                        await anyio.sleep(LOOK_S)
+                        await anyio.sleep(LOOK_S)  # as often as a keeper looks
 
                 tasks.start_soon(look)
                 yield Town(api, redis, shares, admin)
@@ -166,7 +166,7 @@ async def test_ten_hoarders_together_leave_fifty_others_a_service() -> None:
         async def live(name: str) -> None:
             for _ in range(ROUNDS):
                 await place.create(name, 1_000)
-                await anyio.sleep(0.2)
+                await anyio.sleep(0.2)  # the small tenant's own pace
 
         async with anyio.create_task_group() as tasks:
             for name in hoarders:

@@ -342,7 +342,7 @@ async def test_trickling_form_is_given_up(api: AsyncClient, folder: Path, monkey
     async def trickle() -> AsyncIterator[bytes]:
         yield part("content", b"x" * 100)[:-2]
         while True:
-            await anyio.sleep(0.01)
+            await anyio.sleep(0.01)  # a trickle is what is tried
             yield b"x"
 
     answer = await api.post("/v1/files", headers=BOUNDARY, content=trickle())
@@ -362,7 +362,7 @@ async def test_time_of_the_store_does_not_count_against_the_caller(
     ) -> None:
         async def dawdling() -> AsyncIterator[bytes]:
             async for block in blocks:
-                await anyio.sleep(0.6)
+                await anyio.sleep(0.6)  # longer than the limit that is set above
                 yield block
 
         await put(self, name, dawdling(), content_type=content_type)

@@ -24,7 +24,7 @@ from director.core.ids import PredictionId
 from director.core.schema import Claim
 from director.runtime.startup import Descriptors
 from tests.support.event_stream import Told, take_apart
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, turns
 from tests.support.garbage import alive, uncollected
 from tests.support.queue_driver import ACCOUNT, QueueDriver
 
@@ -113,7 +113,7 @@ async def test_failed_look_leaves_nothing_to_the_garbage_collector(readers: Read
     with uncollected():
         with suppress(BackendUnavailable):
             await readers.look(claim.id, 0)
-        await asyncio.sleep(0)  # its task is gone
+        await turns()  # its task is gone
         assert alive(BackendUnavailable) == 0
 
 
@@ -354,7 +354,7 @@ async def test_slow_reader_of_large_data_gets_more_time_with_each_piece(
 ) -> None:
     class Slow(Sink):
         async def send(self, data: bytes) -> None:
-            await anyio.sleep(0.1)
+            await anyio.sleep(0.1)  # half the time that a piece may take
             await super().send(data)
 
     monkeypatch.setattr(api_readers, "LARGE_S", 0.2)

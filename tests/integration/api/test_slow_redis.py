@@ -147,7 +147,7 @@ class Work:
             began = anyio.current_time()
             self.answers.append(await self._api.post("/v1/predictions", json=BODY))
             self.slowest_s = max(self.slowest_s, anyio.current_time() - began)
-            await anyio.sleep(0.02)
+            await anyio.sleep(0.02)  # the load of one client
 
     async def probe(self) -> None:
         while True:
@@ -155,7 +155,7 @@ class Work:
                 began = anyio.current_time()
                 status = (await self._api.get(f"{url}/livez")).status_code
                 self.probes.append((status, anyio.current_time() - began))
-            await anyio.sleep(0.05)
+            await anyio.sleep(0.05)  # as often as a probe comes
 
     async def are_ready(self) -> bool:
         try:

@@ -147,7 +147,7 @@ async def test_time_spent_on_filing_shortens_the_wait(api: AsyncClient, monkeypa
     enqueue, ended, waited = Scripts.enqueue, api_waiters.Waiters.ended, []
 
     async def slow_enqueue(*args: Any, **options: Any) -> Accepted:
-        await anyio.sleep(0.2)
+        await anyio.sleep(0.2)  # the time that has to be missing from the wait
         return await enqueue(*args, **options)
 
     async def noted(self: api_waiters.Waiters, *args: Any, seconds: float, **options: Any) -> Stored | None:

@@ -17,7 +17,7 @@ from director.lab.chaos.checker import text
 from director.lab.chaos.journal import Arrived, Claimed
 from director.lab.chaos.rest import server_log
 from tests.support.chaos_play import Play, PlayedRun
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, turns
 from tests.support.keyspace import leaks
 from tests.support.proxy import losing_proxy
 from tests.support.queue_driver import QueueDriver, driving
@@ -156,7 +156,7 @@ async def insist(call: Callable[[], Awaitable[Any]]) -> Any:
         try:
             return await call()
         except BackendUnavailable:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # as a caller does, who waits before it asks again
 
 
 def submits(driver: QueueDriver, ids: list[PredictionId]) -> list[Awaitable[Any]]:
@@ -231,7 +231,7 @@ async def test_batch_under_way_at_a_failover_is_done_once_at_the_new_master() ->
             late = [driver.new_id() for _ in range(8)]
             # some were carried out before, as where a reply was lost
             work = asyncio.gather(*submits(driver, ids + late), *finishes(driver, claims))
-            await asyncio.sleep(0.1)
+            await turns(20)
             assert not work.done()
             group.servers[0].kill()
             assert await work == [*ids, *late, *[True] * 8]

@@ -52,7 +52,7 @@ class Asker:
         while not self._is_over:
             number += 1
             await self.ask(f"text {number}")
-            await anyio.sleep(PAUSE_S)
+            await anyio.sleep(PAUSE_S)  # the load of one client
 
     def end(self) -> None:
         self._is_over = True
@@ -69,7 +69,7 @@ class Asker:
                     self.accepted.append(answer.json()["id"])
                     return
                 assert int(answer.headers["retry-after"]) >= 1
-                await anyio.sleep(0.1)
+                await anyio.sleep(0.1)  # shorter than Retry-After, so that it meets each moment of the failover
 
     async def more(self, count: int) -> None:
         wanted = len(self.accepted) + count
@@ -149,7 +149,7 @@ async def test_slot_moves_under_load(tmp_path: Path, how: str) -> None:
                 with cluster.moving(meta) as move:
                     for _ in range(20):
                         move(5)
-                        await anyio.sleep(0.05)
+                        await anyio.sleep(0.05)  # slots move while clients ask
             assert cluster.serving(meta) is not before
             await asker.more(20)
             asker.end()

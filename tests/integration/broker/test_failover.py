@@ -27,13 +27,11 @@ pytestmark = pytest.mark.cog
 
 LIMIT_S = 60.0
 SOURCE = """
-    import os, time
     from cog import BasePredictor
 
     class Predictor(BasePredictor):
         def predict(self, text: str = "a", gate: str = "") -> str:
-            while gate and not os.path.exists(gate):
-                time.sleep(0.01)
+            wait_for(gate)
             return text
 """
 
@@ -113,7 +111,7 @@ async def submitted(http: httpx.AsyncClient, *, wait: int = 0, **given: str) -> 
             if answer.status_code != 503:
                 assert answer.status_code == 201, answer.text
                 return answer
-            await anyio.sleep(min(0.5, float(answer.headers["retry-after"])))
+            await anyio.sleep(min(0.5, float(answer.headers["retry-after"])))  # as it was told to
 
 
 async def in_queue(caller: Caller, count: int) -> bool:

@@ -14,6 +14,7 @@ from director.broker.redis_client import ask, client
 from director.core.errors import BackendUnavailable
 from director.core.ids import lowest_id_at
 from director.local.launcher.processes import free_port
+from tests.support.eventually import turns
 from tests.support.garbage import alive, uncollected
 from tests.support.servers import RedisServer
 
@@ -28,7 +29,7 @@ async def assert_that_calls_fail_and_leave_nothing(gatherer: Gatherer) -> None:
         del answers
         await gatherer.aclose()
         await gatherer.redis.aclose()
-        await asyncio.sleep(0)  # the loop still holds what woke this task
+        await turns()  # the loop still holds what woke this task
         assert alive(Call, BackendUnavailable, RedisConnectionError) == 0
 
 
@@ -58,4 +59,5 @@ async def test_failed_command_leaves_nothing_to_the_garbage_collector(mortal: Re
         with suppress(BackendUnavailable):
             await ask(lambda: redis.get("some"))
         await redis.aclose()
+        await turns()  # the loop still holds what woke this task
         assert alive(BackendUnavailable, RedisConnectionError) == 0

@@ -22,6 +22,7 @@ from director.core.policy import Policy
 from director.core.states import Status
 from director.local.launcher.processes import free_port
 from director.store.catalog import OPEN_SCHEMA, Catalog
+from tests.support.eventually import turns
 from tests.support.proxy import LosingProxy, losing_proxy
 from tests.support.queue_driver import ACCOUNT, MODEL, QueueDriver, driving
 from tests.support.servers import RedisServer, redis_server
@@ -82,8 +83,7 @@ async def test_later_calls_do_not_wait_for_earlier_answers(driver: QueueDriver, 
     await driver.submit()
     gatherer.pipelines.clear()
     first = asyncio.ensure_future(driver.submit())
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    await turns(2)
     second = asyncio.ensure_future(driver.submit())
     await asyncio.gather(first, second)
     assert gatherer.pipelines == [1, 1]
@@ -97,8 +97,7 @@ async def test_crowd_shares_a_few_writes_when_their_number_is_bounded(driver: Qu
     callers = []
     for _ in range(50):  # one in each turn of the loop
         callers.append(asyncio.ensure_future(scripts.get(prediction_id)))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await turns(2)
         assert len(gatherer._sending[None]) <= 2
     assert all(await asyncio.gather(*callers))
     assert sum(gatherer.pipelines) == 50
@@ -110,22 +109,21 @@ async def test_more_callers_than_connections_are_all_served(server: RedisServer)
     redis = client(server.url, connections=3)
     gatherer = Gatherer(redis)
     scripts = Scripts(gatherer)
-    turns = [0] * 6
+    served = [0] * 6
 
     async def ask(who: int) -> None:
         # the clients in front never pause, and a caller without a connection gives up after three seconds
-        while min(turns) < 20:
+        while min(served) < 20:
             if who:
                 await scripts.get(PredictionId("0" * 26))
             else:
                 await redis.ping()
-            turns[who] += 1
+            served[who] += 1
 
     async with asyncio.TaskGroup() as tasks:
-        for who in reversed(range(len(turns))):
+        for who in reversed(range(len(served))):
             tasks.create_task(ask(who))
-            for _ in range(3):  # each has its own write
-                await asyncio.sleep(0)
+            await turns(3)  # each has its own write
     await gatherer.aclose()
     await redis.aclose()
 
@@ -156,7 +154,7 @@ async def test_text_that_cannot_be_sent_fails_only_its_caller(driver: QueueDrive
 async def test_call_of_a_canceled_caller_still_happens(driver: QueueDriver, gatherer: CountingGatherer) -> None:
     prediction_id = driver.new_id()
     caller = asyncio.ensure_future(driver.submit(prediction_id))
-    await asyncio.sleep(0)
+    await turns()
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
@@ -207,7 +205,7 @@ async def test_abandoned_call_fails_silently(mortal: RedisServer) -> None:
         warnings.simplefilter("ignore", ResourceWarning)  # the futures of broken connections
         # a future whose error no code retrieved is reported here, otherwise the test's loop would raise it
         gc.collect()
-    await asyncio.sleep(0)
+    await turns()
 
 
 @pytest.fixture

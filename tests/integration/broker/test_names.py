@@ -52,7 +52,7 @@ class Resolver:
 
     def slow(self) -> list[str]:
         """The first name server is dead, so each lookup waits for it before it asks the next one."""
-        time.sleep(SLOW_S)
+        time.sleep(SLOW_S)  # a name server that is slow
         return [ELSEWHERE]
 
     def silent(self) -> list[str]:

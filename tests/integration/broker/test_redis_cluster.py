@@ -24,7 +24,7 @@ from director.core.settings import CommonSettings
 from director.local.launcher.processes import free_port
 from director.operate.doctor import examine, look
 from tests.support.clusters import RedisCluster, redis_cluster
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, turns
 from tests.support.kinds import whole
 from tests.support.queue_driver import VERSION, QueueDriver
 from tests.support.servers import redis_server
@@ -176,8 +176,7 @@ async def test_silent_master_delays_no_calls_to_another(server: RedisCluster, re
     await silent.client_pause(60_000, all=False)
     try:
         waits = asyncio.ensure_future(scripts.enlist(PREDICTION, account=there, oldest=PREDICTION))
-        for _ in range(3):
-            await asyncio.sleep(0)
+        await turns(3)
         await scripts.enlist(PREDICTION, account=here, oldest=PREDICTION)
         assert not waits.done()
     finally:

@@ -18,6 +18,7 @@ from director.core.schema import Claim
 from director.lab.chaos.proxy import Link
 from director.store.accounts import Accounts
 from tests.support.api import live_api
+from tests.support.eventually import turns
 from tests.support.queue_driver import ACCOUNT, VERSION, QueueDriver, driving
 from tests.support.servers import RedisServer
 
@@ -67,7 +68,7 @@ async def settled(driver: QueueDriver, claim: Claim, size: int) -> bool:
         try:
             return await driver.finish(claim, output=b'"%s"' % (b"x" * size), ran_ms=0)
         except BackendUnavailable:
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.5)  # as an executor does before it repeats an end
 
 
 async def meanwhile(works: "list[asyncio.Task[Any]]", call: Callable[[], Awaitable[object]]) -> list[int]:
@@ -80,7 +81,7 @@ async def meanwhile(works: "list[asyncio.Task[Any]]", call: Callable[[], Awaitab
         while (before := sum(work.done() for work in works)) < len(works):
             await call()
             waited.append(sum(work.done() for work in works) - before)
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # the link is for the works: the call only looks
     return waited
 
 
@@ -116,7 +117,7 @@ async def test_many_ends_leave_a_connection_to_the_heartbeat(far: QueueDriver, l
     ends = []
     for claim in claims:  # each in its own turn, so each would have its own pipeline
         ends.append(asyncio.create_task(settled(far, claim, 200_000)))
-        await asyncio.sleep(0.005)
+        await turns(5)
     waited = await meanwhile(ends, beating(far, claims))
     assert all(end.result() for end in ends)
     assert max(waited) <= len(claims) // 2
@@ -246,7 +247,7 @@ async def test_canceled_caller_of_a_pipe_is_canceled(mortal: RedisServer) -> Non
     pipes = Pipes(redis, timeout_s=SHORT_S)
     mortal.freeze()
     asking = asyncio.ensure_future(pipes.ask([b"PING\r\n"]))
-    await asyncio.sleep(SHORT_S / 3)
+    await turns(10)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
@@ -308,7 +309,7 @@ async def test_large_read_without_a_waiting_caller_is_skipped(near: QueueDriver,
     await scripts.get(claim.id)
     counting.pipelines.clear()
     readers = [asyncio.ensure_future(scripts.get(claim.id, size=2 * MIB)) for _ in range(6)]
-    await asyncio.sleep(0)
+    await turns()
     for reader in readers[1:]:
         reader.cancel()
     await asyncio.gather(*readers, return_exceptions=True)

@@ -21,7 +21,7 @@ from director.core.errors import BackendUnavailable
 from director.core.ids import queue_name
 from director.execution.consumer import Wakeup
 from director.lab.chaos.far_host import FarHost
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, turns
 from tests.support.queue_driver import MODEL, VERSION
 from tests.support.servers import RedisServer, far_host, redis_server
 
@@ -126,7 +126,7 @@ def test_write_to_a_connection_that_the_kernel_gave_up_is_a_lost_connection(
         waits = blocking_client(server.tcp_url, block_s=1)
         connection: Any = await waits.connection_pool.get_connection()
         connection._writer.transport.abort()
-        await asyncio.sleep(0)
+        await turns()
         with pytest.raises(exceptions.ConnectionError):
             await connection.send_command("PING")
         await connection.send_command("PING")

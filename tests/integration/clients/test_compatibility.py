@@ -105,7 +105,7 @@ async def test_library_does_what_the_page_says(row: str, caller: Caller, gate: G
 # One service with real Cog servers of one version. Each feature is a check that raises if it fails.
 
 SOURCE: Final = """
-    import os, tempfile, time
+    import tempfile, time
     from typing import Iterator
     from cog import BaseModel, BasePredictor, Path
 
@@ -113,10 +113,6 @@ SOURCE: Final = """
         path = Path(tempfile.mkdtemp()) / name
         path.write_bytes(data)
         return path
-
-    def wait_for(gate):
-        while gate and not os.path.exists(gate):
-            time.sleep(0.005)
 
     class Words(BasePredictor):
         def predict(self, text: str = "a", n: int = 3, gate: str = "", then: str = "") -> Iterator[str]:
@@ -131,7 +127,7 @@ SOURCE: Final = """
         def predict(self, n: int = 3) -> Iterator[Path]:
             for number in range(n):
                 yield file("a.bin", bytes([number, 255]))
-                time.sleep(0.1)
+                time.sleep(0.1)  # a model that takes its time between two files
 
     class Weights(BaseModel):
         weights: Path

@@ -16,13 +16,9 @@ from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.servers import RedisServer
 
 SOURCE = """
-    import os, time
+    import os
     from typing import Iterator
     from cog import BasePredictor
-
-    def wait_for(path):
-        while path and not os.path.exists(path):
-            time.sleep(0.005)
 
     def ignore_cancels_until(path):
         while not os.path.exists(path):
@@ -116,6 +112,13 @@ def model_url(cog_url: str) -> str:
 @pytest.fixture
 def live(redis: Redis, server: RedisServer, model_url: str) -> Live:
     return Live(redis, server.url, model_url)
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let directors of this process look every 50 ms at what they read every few seconds."""
+    for name in ("LOOK_AGAIN_S", "STAY_S"):
+        monkeypatch.setattr(f"director.execution.director.{name}", 0.05)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ async def test_poison_takes_its_neighbour_along_only_once(caller: Caller, live: 
     dying = asyncio.Event()
 
     async def die(exchange: Exchange) -> None:
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # so that its neighbour runs beside it
         dying.set()
         await lost.act(exchange)
 

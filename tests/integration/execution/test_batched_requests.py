@@ -9,6 +9,7 @@ import anyio
 import httpx
 import pytest
 
+from director.broker import keys
 from director.core.ids import PredictionId
 from director.local.launcher.processes import free_port
 from tests.support.embedding_server import embedding, embedding_server, tokens
@@ -196,12 +197,14 @@ async def test_heartbeat_extends_the_leases_of_all_predictions(caller: Caller, l
     async with live.keeper(lease_s=1), live.director(**given):
         for each in asked:
             await caller.shows(each, status="processing")
-        until = (await caller.record(asked[0])).claimed or 0
-        now = [until]
-        while now[0] < until + 2500:
-            await anyio.sleep(0.1)
-            seconds, micros = await caller.redis.time()
-            now[0] = seconds * 1000 + micros // 1000
+        claimed_ms = (await caller.record(asked[0])).claimed or 0
+
+        async def soonest() -> float:
+            leases = await caller.redis.zrange(keys.lease(caller.queue), 0, -1, withscores=True)
+            assert len(leases) == len(asked)
+            return min(end_ms for _, end_ms in leases)
+
+        await eventually(soonest, "each is extended twice", until=lambda end_ms: end_ms > claimed_ms + 2500)
         gate.open()
         shown = await ended(caller, asked)
     assert {each["status"] for each in shown} == {"succeeded"}

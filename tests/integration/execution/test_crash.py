@@ -89,6 +89,7 @@ async def test_end_during_an_outage_of_redis_is_written_afterwards(cog_url: str,
             assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
 
 
+@pytest.mark.usefixtures("hurried")
 async def test_emptied_redis_gets_the_queue_registered_again(caller: Caller, live: Live, catalog: Catalog) -> None:
     async with live.director():
         await caller.ended(await caller.submit(n=1))

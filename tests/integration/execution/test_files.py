@@ -28,7 +28,7 @@ from tests.support.sink import sink
 pytestmark = pytest.mark.cog
 
 SOURCE = """
-    import os, tempfile, time
+    import tempfile
     from typing import Iterator
     from cog import BaseModel, BasePredictor, Path
 
@@ -41,8 +41,7 @@ SOURCE = """
         def predict(self, n: int = 2, size: int = 10, gate: str = "", name: str = "out.png") -> Iterator[Path]:
             for i in range(n):
                 yield made(name, bytes([i]) * size)
-            while gate and not os.path.exists(gate):
-                time.sleep(0.005)
+            wait_for(gate)
 
     class Output(BaseModel):
         picture: Path

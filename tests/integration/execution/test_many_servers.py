@@ -21,7 +21,7 @@ SLOW = """
 
     class Predictor(BasePredictor):
         async def predict(self, text: str = "a") -> str:
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.3)  # a model that takes its time
             return text
 """
 

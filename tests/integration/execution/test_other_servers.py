@@ -26,6 +26,8 @@ from tests.support.runner_conformance import CONFIGS
 from tests.support.scripted_cog import answer, scripted_cog
 from tests.support.servers import RedisServer
 
+pytestmark = pytest.mark.usefixtures("hurried")
+
 
 @pytest.fixture(scope="module")
 async def model() -> AsyncGenerator[ModelServer, None]:

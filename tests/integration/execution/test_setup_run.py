@@ -102,11 +102,11 @@ async def test_setup_that_failed_before_registration_is_recorded_after_it(
             await noted(catalog, "failed")
 
 
+@pytest.mark.usefixtures("hurried")
 async def test_missing_version_is_explained_by_what_its_director_waits_for(
     server: RedisServer, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("director.servers.fleet.PAUSES", dict.fromkeys(HealthStatus, 0.02))
-    monkeypatch.setattr("director.execution.director.LOOK_AGAIN_S", 0.02)
     name, version = "acme/fresh", "d4" * 32
     accounts = Accounts(redis)
     tokens = {"owner": await accounts.create_token("acme"), "stranger": await accounts.create_token("stranger")}

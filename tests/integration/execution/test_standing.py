@@ -20,6 +20,8 @@ from tests.support.queue_driver import MODEL, VERSION
 from tests.support.scripted_cog import HEALTHY, ScriptedCog, answer, scripted_cog
 from tests.support.servers import RedisServer
 
+pytestmark = pytest.mark.usefixtures("hurried")
+
 
 def is_now(cog: ScriptedCog, status: str) -> None:
     cog.on("GET", "/health-check", answer(200, {**HEALTHY, "status": status}))

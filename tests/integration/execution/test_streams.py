@@ -36,7 +36,7 @@ SOURCE = """
             for i in range(n):
                 yield f"a{i}"
                 if i % 50 == 0:
-                    time.sleep(0.01)
+                    time.sleep(0.01)  # see above
 """
 
 

@@ -34,7 +34,7 @@ from tests.support.servers import RedisServer
 pytestmark = pytest.mark.cog
 
 SOURCE = """
-    import os, tempfile, time
+    import tempfile
     from cog import BaseModel, Path
 
     class TrainingOutput(BaseModel):
@@ -42,8 +42,7 @@ SOURCE = """
 
     def train(data: str = "", gate: str = "", then: str = "") -> TrainingOutput:
         print("reading", data)
-        while gate and not os.path.exists(gate):
-            time.sleep(0.005)
+        wait_for(gate)
         if then == "raise":
             raise ValueError("bad data")
         weights = Path(tempfile.mkdtemp()) / "weights.bin"

@@ -131,9 +131,8 @@ async def test_hanging_store_blocks_no_other_prediction(
         assert director._storing is not None
 
         async def hang(*_: Any, **__: Any) -> None:
-            while True:
-                with anyio.CancelScope(shield=True):
-                    await anyio.sleep(3600)
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep_forever()
 
         monkeypatch.setattr(director._storing._store, "put", hang)
         assert (await caller.ended(await caller.submit(n=1)))["code"] == "output_not_stored"

@@ -93,7 +93,7 @@ async def test_three_models_share_room_for_two(server: RedisServer, callers: dic
         for _ in range(8):
             for caller, ids in asked:
                 ids.append(await caller.submit())
-            await anyio.sleep(0.1)
+            await anyio.sleep(0.1)  # the load: predictions come one after the other
         for caller, ids in asked:
             ended = [await caller.ended(one) for one in ids]
             assert {(one["status"], one["output"]) for one in ended} == {("succeeded", caller.model)}
@@ -295,7 +295,7 @@ async def test_orders_of_an_operator(server: RedisServer, callers: dict[str, Cal
         await scripts.order(one.queue, "rest")
         assert (await other.ended(waits))["status"] == "succeeded"
         kept = await one.submit()
-        await anyio.sleep(0.3)
+        await anyio.sleep(0.3)  # nothing happens, and no fact says when it would have
         assert loaded(pool) == {"acme/b"}
         await scripts.order(one.queue, "load")
         assert (await one.ended(kept))["status"] == "succeeded"
@@ -335,7 +335,7 @@ async def test_kept_model_is_loaded_once_its_director_has_begun(
     begin = Director._begin
 
     async def begin_later(director: Director) -> None:
-        await anyio.sleep(0.2)
+        await anyio.sleep(0.2)  # later than the garage, which would load it at once
         await begin(director)
 
     monkeypatch.setattr(Director, "_begin", begin_later)

@@ -115,7 +115,7 @@ async def test_next_director_sees_to_a_server_left_in_between(
         await until_allocated(devices)
         if moment == "unloading":
             await first.tell("rest", "a/a")
-            await anyio.sleep(0.1)
+            await anyio.sleep(0.1)  # in the half second of grace
         await first.kill()
     async with hosted_by(pool) as second:
         adopted = await second.take_over()
@@ -132,7 +132,7 @@ async def test_director_killed_as_it_starts_a_server_leaves_none(tmp_path: Path,
         async with owner(pool) as first:
             await first.hear()
             await first.tell("load", "a/a", GPU)
-            await anyio.sleep(0.01 * moment)
+            await anyio.sleep(0.01 * moment)  # each time a little later: the moments are what is tried
             await first.kill()
         async with hosted_by(pool) as second:
             await second.take_over()

@@ -75,7 +75,7 @@ async def test_requests_for_the_model_that_leaves_do_not_lock_both(stage: Any) -
         wanted = await other.submit(seconds=0)
         while await other.status(wanted) != "succeeded":
             asked.append(await busy.submit(seconds=0.2))
-            await anyio.sleep(0.2)
+            await anyio.sleep(0.2)  # the load: as much as it runs
         await check(busy, asked)
         await check(other, [wanted])
         assert devices.loads[0] == "acme/b"

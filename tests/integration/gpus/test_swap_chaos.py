@@ -73,7 +73,7 @@ class Play:
     async def submit(self, known: Mapping[str, Caller], *, rounds: int) -> None:
         for _ in range(rounds):
             await self.ask(self.chance.choice(list(known.values())), seconds=self.chance.choice([0, 0.1, 0.5]))
-            await anyio.sleep(0.1)
+            await anyio.sleep(0.1)  # the load: predictions come one after the other
 
     def takes_memory(self, model: str) -> list[Holding]:
         return [one for one in self.devices.holdings() if one.model == model]
@@ -162,7 +162,7 @@ async def test_swaps_survive_faults_at_any_moment(
         tasks.start_soon(lambda: play.submit(known, rounds=300))
         faults = []
         for _ in range(12):
-            await anyio.sleep(play.chance.uniform(0.2, 3.0))
+            await anyio.sleep(play.chance.uniform(0.2, 3.0))  # faults come at any moment
             faults.append(await play.fault())
         print(faults)
         await play.check()

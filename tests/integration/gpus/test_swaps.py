@@ -79,7 +79,7 @@ async def test_three_models_share_room_for_two(
             for _ in range(10):
                 for name, caller in known.items():
                     asked[name].append(await caller.submit(seconds=0.1))
-                await anyio.sleep(0.2)
+                await anyio.sleep(0.2)  # the load: predictions come one after the other
             for name, caller in known.items():
                 await check(caller, asked[name])
             await _ends(director)

@@ -279,7 +279,7 @@ async def submitted(trace: Trace, known: dict[str, Caller], *, in_order: bool) -
     """Submit each when it comes. `in_order`: not before all that came earlier are claimed, as a simple proxy would."""
     began, ids = time.monotonic(), list[PredictionId]()
     for number, at_ms in enumerate(trace.at_ms):
-        await anyio.sleep(max(0.0, began + at_ms / 1000 - time.monotonic()))
+        await anyio.sleep(max(0.0, began + at_ms / 1000 - time.monotonic()))  # at the time that the trace says
         caller = known[trace.models[trace.model[number]]]
         mine = Caller(
             caller.redis,
@@ -375,7 +375,7 @@ async def test_ten_models_of_which_three_fit(
             server.url, pool, devices_dir=tmp_path / "devices", drain_s=5, program=program
         ) as director:
             known = await callers(redis, scripts, catalog, MODELS)
-            await anyio.sleep(MIN_LOADED_S)
+            await anyio.sleep(MIN_LOADED_S)  # before that none may be unloaded
             began_s = time.time()
             ids = await submitted(trace, known, in_order=in_order)
             records = await ended(known, trace, ids)

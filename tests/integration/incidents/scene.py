@@ -86,7 +86,7 @@ class Scene:
     async def _beats(self, queue: QueueName) -> None:
         while True:
             await self._beat(queue, "ready")
-            await anyio.sleep(BEAT_S)
+            await anyio.sleep(BEAT_S)  # as often as a director beats
 
     async def _beat(self, queue: QueueName, state: Readiness) -> None:
         await self.scripts.extend(queue, consumer="busy", lease_s=60, claims=[], slots=1, state=state)

@@ -427,7 +427,7 @@ class SlowlyDue(Scripts):
         self, partition: Partition, *, limit: int, hold_s: float, now_ms: int | None = None
     ) -> list[PredictionId]:
         ids = await super().due(partition, limit=limit, hold_s=hold_s, now_ms=now_ms)
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # longer than the hold of the test below
         return ids
 
 

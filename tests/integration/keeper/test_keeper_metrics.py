@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Iterator
 
-import anyio
 import httpx
 import pytest
 from redis.asyncio import Redis
@@ -35,12 +34,9 @@ from tests.support.sink import Answer, sink
 
 
 async def shows(http: httpx.AsyncClient, name: str, value: float, **labels: str) -> Scrape:
-
-    async def look() -> Scrape:
-        await anyio.sleep(0.05)
-        return await scrape(http)
-
-    return await eventually(look, f"{name} is {value}", until=lambda shown: shown.value(name, **labels) == value)
+    return await eventually(
+        lambda: scrape(http), f"{name} is {value}", until=lambda shown: shown.value(name, **labels) == value
+    )
 
 
 def observer_of(

@@ -85,13 +85,13 @@ class Service:
             for director in living:
                 await self.beat(director)
             await self.tick()
-            await anyio.sleep(TICK_S)
+            await anyio.sleep(TICK_S)  # time passes: rounds of the keeper at its pace
 
     async def prove_contact(self, *living: Director) -> None:
         while not await self.tick():
             for director in living:
                 await self.beat(director)
-            await anyio.sleep(TICK_S)
+            await anyio.sleep(TICK_S)  # time passes: rounds of the keeper at its pace
 
 
 @pytest.fixture(params=[3, 1], ids=["three-attempts", "one-attempt"])

@@ -45,7 +45,7 @@ class Painter(BasePredictor):
         if text == "boom":
             raise ValueError("no booms here")
         for word in text.split():
-            time.sleep(pause)
+            time.sleep(pause)  # the model's own time
             yield word
 """
 FILES = """
@@ -243,7 +243,7 @@ def test_schema_command_prints_what_the_server_shows(served: Started, folder: Pa
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
 def test_import_of_a_model_ends_with_the_command_that_needs_it(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
-    source = f"import os, time\nopen({str(begun)!r}, 'w').write(f'{{os.getpid()}}\\n')\ntime.sleep(600)"
+    source = f"import os, signal\nopen({str(begun)!r}, 'w').write(f'{{os.getpid()}}\\n')\nsignal.pause()"
     folder = written(tmp_path / "slow", f"{source}\ndef predict() -> str: ...")
     making = subprocess.Popen([*DIRECTOR, "schema", str(folder)], stdout=subprocess.DEVNULL, env=environment())
     until(lambda: begun.exists() and begun.read_text().endswith("\n"), lambda: "the import has not begun")

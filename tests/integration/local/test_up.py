@@ -22,6 +22,7 @@ from PIL import Image
 from director.local.home import UP, Home
 from director.local.launcher.processes import Mark, free_port, is_alive
 from tests.support.disk import fill, small_disk
+from tests.support.eventually import wait_until
 from tests.support.servers import redis_server
 
 pytestmark = pytest.mark.cog
@@ -33,10 +34,7 @@ READY = "Ctrl-C ends everything"
 
 def until(is_so: Callable[[], object], why: Callable[[], str] = str, patience_s: float = PATIENCE_S) -> None:
     """Look until the condition is true, since it depends on other processes."""
-    give_up = time.monotonic() + patience_s
-    while not is_so():
-        assert time.monotonic() < give_up, why()
-        time.sleep(0.05)
+    wait_until(is_so, why, limit_s=patience_s)
 
 
 def environment() -> dict[str, str]:

@@ -226,7 +226,7 @@ async def test_reader_that_vanished_is_disconnected(far: FarHost, monkeypatch: p
         try:
             while True:
                 yield b": still here\n\n"
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.1)  # small pieces, each by itself
         finally:
             readers.clear()
 

@@ -47,7 +47,7 @@ WRITER: Final = """
             while not os.path.exists(gate):
                 if writes:
                     yield "x" * 100
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.05)  # the model's own time
             yield "end"
 """
 INPUTS: Final = {"tally": "string", "gate": "string", "writes": "boolean"}
@@ -150,7 +150,7 @@ async def stands_still(service: Service, away_s: float) -> None:
     meanwhile.gate.open()
     most = before
     while (passed := time.monotonic() - began) < away_s:
-        await anyio.sleep(min(5.0, away_s - passed))
+        await anyio.sleep(min(5.0, away_s - passed))  # the length of the outage is what is tried
         now = service.usage()
         most = {name: max(most[name], now[name], key=lambda usage: usage.memory_mib) for name in most}
         for name, url in service.health.items():

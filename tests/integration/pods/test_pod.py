@@ -27,15 +27,14 @@ pytestmark = [pytest.mark.cog, pytest.mark.heavy]
 
 MODEL_END_S = 30
 SETUP = """
-    import os, time
+    import os
     from cog import BasePredictor
 
     class Predictor(BasePredictor):
         def setup(self):
             with open({tally!r}, "a") as file:
                 file.write(".")
-            while not os.path.exists({gate!r}):
-                time.sleep(0.01)
+            wait_for({gate!r})
             if os.path.getsize({tally!r}) <= {failures}:
                 raise RuntimeError("no weights")
 
@@ -181,7 +180,7 @@ async def test_roll_without_surge_under_load_loses_and_duplicates_nothing(
     async def ask() -> None:
         while not has_rolled.is_set():
             asked.append(await caller.submit(n=1, count=str(tally)))
-            await anyio.sleep(0.05)
+            await anyio.sleep(0.05)  # the load of one client
 
     async with anyio.create_task_group() as pods:
         old = [await pods.start(_run, folder, server.url) for _ in range(2)]

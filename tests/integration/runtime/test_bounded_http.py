@@ -62,7 +62,7 @@ async def closed_after(port: int, begin: bytes, *, drip: bytes = b"", every_s: f
     async def dripping() -> None:
         while drip:
             writer.write(drip)
-            await asyncio.sleep(every_s)
+            await asyncio.sleep(every_s)  # a client that drips
 
     task = asyncio.create_task(dripping())
     try:
@@ -105,7 +105,7 @@ async def test_connection_between_two_requests_stays_open(hasty: None) -> None:
         for _ in range(2):
             writer.write(LIVEZ + b"\r\n")
             assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200 ")
-            await asyncio.sleep(1)
+            await asyncio.sleep(1)  # an idle time that is allowed
         writer.close()
 
 
@@ -113,7 +113,7 @@ async def test_answer_that_the_client_does_not_take_is_dropped(hasty: None) -> N
     async with served() as (port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 10)
         writer.write(LIVEZ.replace(b"/livez", b"/large") + b"\r\n")
-        await asyncio.sleep(2)
+        await asyncio.sleep(2)  # longer than a client may take nothing
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await reader.readexactly(len(BIG))
         writer.close()
@@ -132,7 +132,7 @@ async def test_rest_of_an_answer_does_not_keep_a_closing_connection(
     async with served() as (port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 10)
         writer.write(LIVEZ.replace(b"/livez", b"/large") + b"Connection: close\r\n\r\n")
-        await asyncio.sleep(2)
+        await asyncio.sleep(2)  # longer than a client may take nothing
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await reader.readexactly(len(BIG))
         writer.close()
@@ -145,7 +145,7 @@ async def test_answer_that_is_taken_slowly_arrives_whole(hasty: None) -> None:
         taken = 0
         while piece := await reader.read(1 << 20):
             taken += len(piece)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # a client that is slow, and takes something each time
         assert taken > len(BIG)
         writer.close()
 
@@ -227,7 +227,7 @@ async def test_full_process_still_answers_health(server: RedisServer, queue: Que
         async with idle(port, 300):
             for _ in range(3):
                 await livez(port)
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.2)  # probes come one after the other
 
 
 @pytest.mark.faults

@@ -45,7 +45,7 @@ STAYS_OPEN_S: Final = 2
 MODEL: Final = "acme/keeper"
 VERSION: Final = "d4" * 32
 SOURCE: Final = """
-    import hashlib, os, time
+    import hashlib, os
     from typing import Iterator
     from cog import BasePredictor, Secret
 
@@ -56,8 +56,7 @@ SOURCE: Final = """
         def predict(self, token: Secret, keys: list[Secret] = [], text: str = "", gate: str = "") -> Iterator[str]:
             print(token)
             yield text
-            while gate and not os.path.exists(gate):
-                time.sleep(0.02)
+            wait_for(gate)
             if text == "raise":
                 raise ValueError(f"{revealed(token)} is not a token")
             if text == "exit":

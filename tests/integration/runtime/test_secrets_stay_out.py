@@ -70,7 +70,7 @@ SOURCE: Final = f"""
                 raise ValueError("{RAISED}" + text)
             if then == "slow":
                 for _ in range(6000):
-                    time.sleep(0.01)
+                    time.sleep(0.01)  # the server cancels between two steps of Python
             path = Path(tempfile.mkdtemp()) / "out.txt"
             path.write_text("{OUTPUT}" + text)
             return path

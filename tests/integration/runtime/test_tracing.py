@@ -312,7 +312,7 @@ async def test_load_of_100_per_second_has_complete_traces(
 
             for _ in range(100 * seconds):
                 callers.start_soon(ask)
-                await anyio.sleep(0.01)
+                await anyio.sleep(0.01)  # 100 a second are what is tried
         enough, limit_s = len(STEPS) * len(made), 60 + 10 * seconds
         await eventually(lambda: len(traces.all) >= enough, "so many spans have ended", limit_s=limit_s)
         await eventually(

@@ -159,7 +159,7 @@ async def test_first_cancel_waits_until_the_run_can_receive_it(
         assert await anext(events) == Began()
         before = len(old.asked("POST"))
         canceling = asyncio.create_task(runner.cancel(ID))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # well before the first cancel may be sent
         assert len(old.asked("POST")) == before
         await canceling
         assert len(old.asked("POST")) == before + 1

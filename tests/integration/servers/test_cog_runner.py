@@ -47,10 +47,6 @@ MODEL = """
     from typing import Iterator
     from cog import BasePredictor
 
-    def wait_for(path):
-        while path and not os.path.exists(path):
-            time.sleep(0.005)
-
     class Predictor(BasePredictor):
         def predict(self, n: int = 3, text: str = "a", gate: str = "", then: str = "") -> Iterator[str]:
             for i in range(n):
@@ -71,7 +67,7 @@ MODEL = """
             if then == "swallow":
                 try:
                     for _ in range(3_000):  # the server cancels between two steps of Python
-                        time.sleep(0.01)
+                        time.sleep(0.01)  # where it is canceled
                 except BaseException:
                     pass
             return text * n
@@ -204,7 +200,7 @@ async def test_canceled_run_of_a_text_model_has_no_list_of_texts(scalar_url: str
         await ready(runner)
         async with aclosing(runner.run(request(then="swallow"))) as run:
             assert await anext(run) == Began()
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # coglet does not hear a cancel in a run's first milliseconds
             await runner.cancel(ID)
             ended = [event async for event in run][-1]
     assert (getattr(ended, "outcome", None), getattr(ended, "output", b"")) == (Outcome.CANCELED, None)

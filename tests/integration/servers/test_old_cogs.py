@@ -39,18 +39,18 @@ MODEL = """
             for number in range(3):
                 print("file", number)
                 yield file(bytes([number, 255]))
-                time.sleep(0.05)
+                time.sleep(0.05)  # the model's own time
             if then == "raise":
                 raise ValueError("it went wrong")
             if then == "hang":
-                time.sleep(3)
+                time.sleep(3)  # the model's own time
 
     class Weights(BaseModel):
         weights: Path
 
     def train(data: str) -> Weights:
         while data == "hang":
-            time.sleep(0.01)
+            time.sleep(0.01)  # the server cancels between two steps of Python
         return Weights(weights=file(data.encode()))
 """
 
@@ -97,7 +97,7 @@ async def test_files_are_never_shown_as_paths_on_the_disk_of_the_server(
         failed = await follow(runner, request(then="raise"))
         async with aclosing(runner.run(request(then="hang"))) as run:
             assert await anext(run) == Began()
-            await asyncio.sleep(1)
+            await asyncio.sleep(1)  # it is not sure to act on a cancel in the first ms
             canceling = asyncio.create_task(runner.cancel(ID))
             canceled = [event async for event in run]
             await canceling

@@ -7,6 +7,7 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import msgspec
 import pytest
@@ -305,7 +306,7 @@ async def test_event_stream_that_breaks_off_is_opened_again() -> None:
 @pytest.mark.parametrize("whole", [True, False])
 async def test_event_stream_longer_than_the_patience_may_end(whole: bool) -> None:
     async def last(exchange: Exchange) -> None:
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # longer than `away_s`
 
     async with scripted_cog() as scripted, opened(polled(scripted, away_s=0.2)) as runner:
         scripted.on("POST", "/run", answer(200, {"id": "e1"}))
@@ -335,7 +336,7 @@ async def test_result_that_is_an_event_stream_ends_by_its_word(
     frames: list[bytes], outcome: Outcome, said: str
 ) -> None:
     async def silent(exchange: Exchange) -> None:
-        await asyncio.sleep(60)
+        await anyio.sleep_forever()
 
     config = {"result_endpoint_template": "/run/{id}/result", "longest_s": 1}
     async with scripted_cog() as scripted, opened(polled(scripted, **config)) as runner:
@@ -349,7 +350,7 @@ async def test_result_that_is_an_event_stream_ends_by_its_word(
 
 async def test_canceled_prediction_does_not_wait_for_an_event_stream() -> None:
     async def silent(exchange: Exchange) -> None:
-        await asyncio.sleep(60)
+        await anyio.sleep_forever()
 
     async with scripted_cog() as scripted, opened(polled(scripted)) as runner:
         scripted.on("POST", "/run", answer(200, {"id": "e1"}))

@@ -16,6 +16,7 @@ import pytest
 
 from tests.integration.local.test_serve import serving
 from tests.integration.local.test_up import PATIENCE_S, Started, started
+from tests.support.eventually import eventually
 from tests.support.real_servers import CAPABILITIES, NOT_TRIED, SERVERS, RealServer, keep, options, python_with
 
 pytestmark = pytest.mark.real_servers
@@ -63,17 +64,14 @@ class Caller:
         return found
 
     async def ended(self, made: Mapping[str, Any]) -> dict[str, Any]:
-        with anyio.fail_after(LONGEST_S):
-            while True:
-                found = await self.get(made)
-                if found["status"] in ENDED:
-                    return found
-                await anyio.sleep(0.05)
+        return await eventually(
+            lambda: self.get(made), "it ended", until=lambda found: found["status"] in ENDED, limit_s=LONGEST_S
+        )
 
     async def running(self, made: Mapping[str, Any]) -> None:
-        with anyio.fail_after(PATIENCE_S):
-            while (await self.get(made))["status"] == "starting":  # noqa: ASYNC110 - another process changes it
-                await anyio.sleep(0.02)
+        await eventually(
+            lambda: self.get(made), "it runs", until=lambda found: found["status"] != "starting", limit_s=PATIENCE_S
+        )
 
     async def cancel(self, made: Mapping[str, Any]) -> None:
         await self._api.post(f"/predictions/{made['id']}/cancel")
@@ -88,12 +86,13 @@ async def streams(server: RealServer, caller: Caller) -> str:
     assert server.streams is not None
     made = await caller.create(server.streams[1], stream=True)
     seen = set()
-    while True:
+
+    async def look() -> dict[str, Any]:
         found = await caller.get(made)
         seen.add(len(found["output"] or []))
-        if found["status"] in ENDED:
-            break
-        await anyio.sleep(0.02)
+        return found
+
+    found = await eventually(look, "it ended", until=lambda found: found["status"] in ENDED, limit_s=LONGEST_S)
     is_seen_early = any(0 < count < len(found["output"] or []) for count in seen)
     return "yes" if found["status"] == "succeeded" and is_seen_early else f"no: {found['status']}: {found['error']}"
 
@@ -104,7 +103,7 @@ async def cancel(server: RealServer, caller: Caller) -> str:
     usual_s = one["metrics"]["run_time"]
     slow = await caller.create(server.slow)
     await caller.running(slow)
-    await anyio.sleep(0.3)
+    await anyio.sleep(0.3)  # so that the server is at it, which most cannot say
     await caller.cancel(slow)
     assert (await caller.ended(slow))["status"] == "canceled"
     again = await caller.ended(await caller.create(server.quick))
@@ -128,7 +127,7 @@ async def death(server: RealServer, caller: Caller, pid: int) -> str:
     """Kill the server, with all that it started, in the middle of a run: the run is tried again on the next one."""
     slow = await caller.create(server.slow)
     await caller.running(slow)
-    await anyio.sleep(0.3)
+    await anyio.sleep(0.3)  # so that the server is at it, which most cannot say
     os.killpg(pid, signal.SIGKILL)
     ended = await caller.ended(slow)
     return "yes" if ended["status"] == "succeeded" else f"no: {ended['status']}: {ended['error']}"

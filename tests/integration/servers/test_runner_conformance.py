@@ -157,7 +157,7 @@ async def test_canceled_run_stops_on_the_server_and_ends_as_canceled(kind: Kind,
 async def cancel_until_canceled(runner: Runner) -> None:
     while True:
         await runner.cancel(ID)
-        await anyio.sleep(0.1)
+        await anyio.sleep(0.1)  # as its director does: it asks until the run has ended
 
 
 async def test_unknown_run_cannot_be_canceled(kind: Kind, runner: Runner) -> None:

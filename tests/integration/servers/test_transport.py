@@ -11,7 +11,7 @@ import pytest
 
 from director.servers.runners.transport import MOST_WAITING, OneServer
 from tests.support.authority import Authority, secure_sink
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, turns
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -153,8 +153,7 @@ async def test_unread_body_makes_the_server_wait() -> None:
         async for chunk in response.chunks():
             if size == 0:  # the kernel buffers some MB for both sides
                 await eventually(lambda: sent, "stuck", until=lambda at: at > MOST_WAITING)
-                for _ in range(100):
-                    await asyncio.sleep(0)
+                await turns(100)
                 assert sent < 50_000_000
             size += len(chunk)
         assert size == 100_000_000
@@ -264,7 +263,7 @@ async def test_request_that_its_server_reads_slowly_counts_as_sent_at_its_end(mo
         nonlocal read
         while read < 50_000_000:
             read += len(await reader.readexactly(1_000_000))
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # the server is slow: this is what is tried
         writer.write(OK)
 
     async with serving(take) as (_server, transport):

@@ -200,14 +200,14 @@ async def test_ten_thousand_move_under_load_with_repeated_kills(
             for claim in claims:
                 ran[claim.id] += 1
                 assert await side.finish(claim)
-            await anyio.sleep(0 if claims else 0.01)
+            await anyio.sleep(0 if claims else 0.01)  # a director that found nothing
 
     async def cancel() -> None:
         for name in ids[::97]:
             for side in (driver, there):
                 if await side.scripts.cancel(name, account=ACCOUNT) in ("canceled", "asked"):
                     canceled.add(name)
-            await anyio.sleep(0.01)
+            await anyio.sleep(0.01)  # so that cancels meet each step of the move
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run, driver, 2)

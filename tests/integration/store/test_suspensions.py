@@ -32,6 +32,7 @@ from tests.integration.api.conftest import settings as settings
 from tests.integration.api.conftest import token as token
 from tests.support.api import api_client
 from tests.support.clock import FakeClock
+from tests.support.eventually import turns
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer
 
@@ -218,7 +219,7 @@ async def test_no_claim_after_suspension_despite_racing_creates(
             is_after = has_returned.is_set()
             claims = await driver.claim(5)
             after.extend(claim.id for claim in claims if is_after)
-            await asyncio.sleep(0)
+            await turns()
 
     async def suspend() -> None:
         await suspensions.suspend(ACCOUNT, "hold", "review", within_s=5)

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import ssl
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from email.utils import formatdate
 
@@ -17,12 +18,14 @@ from director.webhooks.sender import (
     AT_ONCE,
     AT_ONCE_PER_ACCOUNT,
     AT_ONCE_PER_HOST,
+    MOST_OF_ACCOUNT,
     AllowList,
     Delivery,
     Resolve,
     Sender,
 )
 from tests.support.authority import Authority, secure_sink
+from tests.support.eventually import eventually
 from tests.support.sink import Answer, Sink, sink
 
 SECRET = new_secret()
@@ -298,6 +301,11 @@ async def test_hanging_receivers_of_one_account_delay_no_other_at_their_host(rec
     await sender.aclose()
 
 
+def waiting(sender: Sender) -> dict[str, "deque[asyncio.Future[None]]"]:
+    """Return the deliveries of each account that wait for a place at a host."""
+    return next((places._waiting for places in sender._by_host.values()), {})
+
+
 async def test_full_host_serves_the_account_with_the_fewest_deliveries_first() -> None:
     asked: list[str] = []
     go = asyncio.Event()
@@ -315,13 +323,12 @@ async def test_full_host_serves_the_account_with_the_fewest_deliveries_first() -
         return asyncio.create_task(sending)
 
     tasks = [send(account) for account in "acde" for _ in range(AT_ONCE_PER_ACCOUNT + 8)]
-    await asyncio.sleep(0.05)
-    assert len(asked) == AT_ONCE_PER_HOST
+    await eventually(lambda: sum(map(len, waiting(sender).values())), "all others wait", until=(4 * 8).__eq__)
+    await eventually(lambda: len(asked), "the host is full", until=AT_ONCE_PER_HOST.__eq__)
     last = send("b")
-    await asyncio.sleep(0.05)
+    await eventually(lambda: waiting(sender), "it waits too", until=lambda accounts: "b" in accounts)
     tasks[0].cancel()
-    await asyncio.sleep(0.05)
-    assert len(asked) == AT_ONCE_PER_HOST + 1
+    await eventually(lambda: len(asked), "one more is served", until=(AT_ONCE_PER_HOST + 1).__eq__)
     [places] = sender._by_host.values()
     assert places._held["b"] == 1
     go.set()
@@ -354,16 +361,19 @@ async def test_wait_for_a_connection_takes_no_time_of_an_attempt(receiver: Sink)
 
 
 async def test_silent_hosts_of_one_account_leave_connections_for_others(receiver: Sink) -> None:
+    silent_hosts: list[str] = []
+
     async def silent(host: str, port: int) -> Sequence[str]:
         if host == "living.example":
             return ["127.0.0.1"]
+        silent_hosts.append(host)
         await asyncio.Event().wait()
         raise AssertionError
 
     sender = Sender(LOOPBACK, resolve=silent)
     hosts = [f"https://h{number // PLACES_PER_ENDPOINT}.example/" for number in range(2 * PLACES)]
     sending = [asyncio.create_task(deliver(sender, host, account="a")) for host in hosts]
-    await asyncio.sleep(0.05)
+    await eventually(lambda: len(silent_hosts), "it has all that it may have", until=MOST_OF_ACCOUNT.__eq__)
     async with asyncio.timeout(5):
         assert (await deliver(sender, receiver.url.replace("127.0.0.1", "living.example"), account="b")).ok
     for task in sending:

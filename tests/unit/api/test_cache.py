@@ -5,6 +5,7 @@ import pytest
 from api.services import lookups
 from api.services.lookups import Cache
 from tests.support.clock import FakeClock
+from tests.support.eventually import turns
 from tests.support.garbage import alive, uncollected
 
 
@@ -107,7 +108,7 @@ async def test_a_failure_leaves_nothing_to_the_garbage_collector(cache: Cache[st
 
     with uncollected():
         await asyncio.gather(cache.get("k", fail), cache.get("k", fail), return_exceptions=True)
-        await asyncio.sleep(0)  # the tasks are gone
+        await turns()  # the tasks are gone
         assert alive(ChildProcessError) == 0
 
 
@@ -131,7 +132,7 @@ async def test_concurrent_readers_share_one_load_and_its_failure(cache: Cache[st
         raise ConnectionError
 
     first, *others = [asyncio.ensure_future(cache.get("k", load)) for _ in range(5)]
-    await asyncio.sleep(0)
+    await turns()
     first.cancel()
     goes_on.set()
     assert await asyncio.gather(*others) == ["v"] * 4

@@ -21,7 +21,7 @@ from director.servers.runners.cog import LET_GO_PATIENCE_S
 from director.servers.runners.runner import Accepted, Began, Capabilities, RunRequest
 from director.store.directors import RunFound
 from tests.support.clock import FakeClock
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, turns
 from tests.support.scripted_runner import ScriptedRunner
 from tests.unit.execution.test_tracker import RECORD
 
@@ -82,7 +82,7 @@ async def test_run_is_asked_to_stop_until_it_ends_and_not_after() -> None:
     asked = run.runner.cancels
     run.held.stop(Stop.DEADLINE)
     run.clock.pass_time(10)
-    await asyncio.sleep(0)
+    await turns()
     assert run.runner.cancels == asked
     assert run.tracker.ended
 
@@ -134,9 +134,9 @@ class Resuming(ScriptedRunner):
 async def test_drain_waits_for_the_remote_id_of_a_resumable_run() -> None:
     run = await started(runner=Resuming())
     run.held.stop(Stop.DRAIN)
-    await asyncio.sleep(0)
+    await turns()
     run.tracker.apply(Accepted("remote"), 0.0)
-    await asyncio.sleep(0)
+    await turns()
     run.clock.pass_time(CANCEL_AGAIN_S[0])
     await run.over()
     assert (run.runner.cancels, run.held.is_left, run.held.is_stuck) == (0, True, False)
@@ -223,7 +223,7 @@ async def test_fault_while_a_run_is_released_hides_no_cancel() -> None:
     for is_lost, is_canceled in ((False, True), (True, True), (True, False)):
         held = ActiveClaim(CLAIM, Tracker(CLAIM.record, Limits()), ScriptedRunner(), FakeClock())
         following = asyncio.create_task(held.follow(fails()))
-        await asyncio.sleep(0)
+        await turns()
         if is_lost:
             held.lose()
         if is_canceled:
@@ -243,12 +243,12 @@ async def test_claim_lost_at_the_moment_of_its_answer_interrupts_nothing_later()
 
     async def follow() -> str:
         await held.follow(read())
-        await asyncio.sleep(0)
+        await turns()
         return "went on"
 
     held = ActiveClaim(CLAIM, Tracker(CLAIM.record, Limits()), ScriptedRunner(), FakeClock())
     following = asyncio.create_task(follow())
-    await asyncio.sleep(0)
+    await turns()
     answer.set_result(None)
     held.lose()
     held.lose()

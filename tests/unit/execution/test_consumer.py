@@ -18,7 +18,7 @@ from director.execution.consumer import ClaimPlanner, Consumer
 from director.servers.runners.runner import Health, HealthStatus
 from director.servers.servers import Permit, Server, Servers
 from tests.support.clock import FakeClock
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, turns
 from tests.support.scripted_runner import ScriptedRunner
 from tests.unit.execution.test_tracker import RECORD
 
@@ -226,7 +226,7 @@ async def test_new_prediction_in_an_empty_queue_waits_for_company() -> None:
     async with Counter(slots=4, gather_s=0.002, places=8, answers=[1, 2]).waiting() as counter:
         assert len(counter.asked) == 1, "none waited before"
         counter.bell.set()
-        await asyncio.sleep(0.01)
+        await turns(10)
         assert len(counter.asked) == 1
         counter.clock.pass_time(0.002)
         await eventually(lambda: len(counter.executed), "they run", until=(3).__eq__)
@@ -279,7 +279,7 @@ async def test_prediction_over_the_budget_is_claimed_when_a_run_ends() -> None:
     async with counter.consuming():
         await eventually(lambda: len(counter.asked), "it asked for another beside it", until=(2).__eq__)
         assert counter.bounds == [(4, True), (1, False)]
-        await asyncio.sleep(0.01)
+        await turns(10)
         assert len(counter.asked) == 2
         counter.run_ends.set()
         await eventually(lambda: len(counter.executed), "the next one runs", until=(2).__eq__)

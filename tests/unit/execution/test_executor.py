@@ -46,7 +46,7 @@ from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.webhooks.delivery import Outbox, Post, Webhooks
 from director.webhooks.sender import AllowList, Sender
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, turns
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 from tests.support.scripted_runner import ScriptedRunner
 from tests.support.sink import Answer, sink
@@ -271,7 +271,7 @@ class Queuing(ScriptedRunner):
         self._wait_s = wait_s
 
     async def run(self, request: RunRequest) -> AsyncGenerator[RunEvent, None]:
-        await asyncio.sleep(self._wait_s)
+        await asyncio.sleep(self._wait_s)  # longer than a run may take once it began
         async for event in super().run(request):
             yield event
 
@@ -318,7 +318,7 @@ async def test_newer_claim_starts_after_the_run_of_the_older_is_released(bench: 
         await runner.let_go.wait()
         for _ in range(3):  # the heartbeat and each write tell it as well
             held.lose()
-            await asyncio.sleep(0)
+            await turns()
         assert runner.story == ["start"]
         runner.lets_go.set()
         runner.goes_on.set()

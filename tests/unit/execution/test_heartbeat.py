@@ -16,7 +16,7 @@ from director.servers.runners.runner import Health, HealthStatus
 from director.servers.servers import Server, Servers
 from director.store.directors import About, ShelfFound
 from tests.support.clock import FakeClock
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, turns
 from tests.support.scripted_runner import ScriptedRunner
 
 LEASE_S = 15.0
@@ -129,7 +129,7 @@ async def test_changed_standing_of_servers_is_reported_at_once() -> None:
         await eventually(lambda: beating.beats, "it beats", until=(1).__eq__)
         for status in ("starting", "setup_failed", "setup_failed", "ready", "busy", "unreachable"):
             beating.see(HealthStatus(status))
-            await asyncio.sleep(0.01)
+            await turns(10)
         await eventually(lambda: beating.told[-1], "the last is told", until=(0, "starting").__eq__)
     assert beating.told == [(0, "starting"), (0, "setup_failed"), (2, "ready"), (0, "starting")]
 
@@ -163,12 +163,12 @@ async def test_a_drain_is_told_at_once_and_from_then_on() -> None:
         beating.answers = [BackendUnavailable("away")]
         draining = asyncio.create_task(beating.heartbeat.drain())
         await eventually(lambda: beating.beats, "it tries", until=(2).__eq__)
-        await asyncio.sleep(0.01)
+        await turns(10)
         assert not draining.done(), "no call was answered"
         beating.clock.pass_time(1)
         await asyncio.wait_for(draining, 5)
         beating.see(HealthStatus.READY)
-        await asyncio.sleep(0.01)
+        await turns(10)
     assert beating.told == [(2, "ready"), (0, "draining"), (0, "draining")]
 
 

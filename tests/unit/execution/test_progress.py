@@ -14,7 +14,7 @@ from director.core.states import Status, WebhookEvent
 from director.execution.active_claims import ActiveClaim, Progress
 from director.execution.tracker import Limits, Stop, Tracker
 from director.servers.runners.runner import Began
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, turns
 from tests.support.queue_driver import QueueDriver
 from tests.support.scripted_runner import ScriptedRunner
 
@@ -70,7 +70,7 @@ async def progress(held: ActiveClaim, wire: Wire) -> AsyncGenerator[Progress]:
     yield progress
     progress.drop()
     held.lose()
-    await held.follow(asyncio.sleep(0))  # ends what still asks the run to stop
+    await held.follow(turns())  # ends what still asks the run to stop
 
 
 @pytest.fixture
@@ -113,13 +113,13 @@ async def test_output_after_a_quiet_while_is_written_without_waiting_for_more(
     claim: Claim, progress: Progress, wire: Wire, finished: Finished
 ) -> None:
     progress.add((STARTED,))
-    await asyncio.sleep(0.01)
+    await turns(10)
     assert wire.sent == []
     progress.add((output(0),))
     await eventually(lambda: progress.seq, "it is written", until=lambda seq: seq == claim.record.seq + 2)
     assert wire.sent == [[STARTED, output(0)]]
     progress.add((output(1),))
-    await asyncio.sleep(0.01)
+    await turns(10)
     assert len(wire.sent) == 1, "what follows at once is gathered"
     await finished("output", "output")
 
@@ -150,7 +150,7 @@ async def test_closing_waits_for_a_write(claim: Claim, progress: Progress, wire:
     await asyncio.wait_for(written.wait(), 5)
     progress.add((log(0),))
     closing = asyncio.create_task(progress.close())
-    await asyncio.sleep(0)
+    await turns()
     assert not closing.done()
     answered.set()
     assert await closing == (log(0),)

@@ -18,6 +18,7 @@ from director.files.local import LocalFiles
 from director.files.store import FileName, Links, file_name
 from tests.support.clock import FakeClock
 from tests.support.disk import fill, small_disk
+from tests.support.eventually import turns
 
 MINE = PredictionId("0000000006t400wpj8v495436g")  # of acme/echo
 YOURS = PredictionId(MINE[:-3] + ("0" if MINE[-3] != "0" else "1") + MINE[-2:])  # in the same folder of the store
@@ -102,7 +103,7 @@ async def test_canceled_put_leaves_no_file(store: LocalFiles, tmp_path: Path, mo
     putting = asyncio.ensure_future(store.put(name, blocks(), content_type="text/plain"))
     await to_thread.run_sync(opening.wait, 30)
     putting.cancel()
-    await asyncio.sleep(0)
+    await turns()
     may_open.set()
     with pytest.raises(asyncio.CancelledError):
         await putting

@@ -14,7 +14,7 @@ from director.local.server import EmbeddedServer, find_binary
 from director.local.up import down
 from director.runtime.startup import raise_descriptor_limit
 
-SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
+SLEEPER = [sys.executable, "-c", "import signal; signal.pause()"]
 
 
 @pytest.fixture

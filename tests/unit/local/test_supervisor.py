@@ -13,6 +13,7 @@ from director.local.home import Home
 from director.local.launcher.launch import LOG_KEPT_BYTES
 from director.local.launcher.processes import how_it_ended, is_alive, mark
 from director.local.supervisor import Part, Supervisor, supervising
+from tests.support.eventually import eventually
 
 PATIENCE_S = 20
 
@@ -49,19 +50,18 @@ def part(tmp_path: Path) -> Callable[..., Part]:
 
 
 async def until(is_so: Callable[[], object]) -> None:
-    while not is_so():  # noqa: ASYNC110 - what is awaited happens in other processes
-        await anyio.sleep(0.01)
+    await eventually(is_so, "what happens in other processes", limit_s=60)
 
 
 async def test_log_of_a_running_part_stays_short(
     tmp_path: Path, supervise: Supervise, part: Callable[..., Part]
 ) -> None:
     source = """
-    import sys, time
+    import signal
     for number in range(40_000):
         print(number, "x" * 60, flush=True)
     print("written", flush=True)
-    time.sleep(60)
+    signal.pause()
     """
     log = Home(tmp_path).log("loud")
     async with supervise() as supervisor:
@@ -84,16 +84,16 @@ def says(path: Path, name: str) -> str:
     signal.signal(signal.SIGTERM, ended)
     note("ready")
     while True:
-        time.sleep(60)
+        signal.pause()
     """
 
 
 def deaf(notes: Path) -> str:
     return f"""
-    import pathlib, signal, time
+    import pathlib, signal
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     pathlib.Path({str(notes)!r}).touch()
-    time.sleep(600)
+    signal.pause()
     """
 
 
@@ -143,13 +143,13 @@ async def test_force_does_not_wait_for_any_grace(supervise, part, tmp_path):
 async def test_what_a_part_started_ends_with_it(supervise, part, tmp_path):
     note = tmp_path / "grandchild"
     parent = f"""
-    import os, pathlib, signal, time
+    import os, pathlib, signal
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        time.sleep(600)
+        signal.pause()
     pathlib.Path({str(note)!r}).write_text(str(child))
-    time.sleep(600)
+    signal.pause()
     """
     async with supervise() as supervisor:
         supervisor.start([part("parent", parent)])
@@ -164,7 +164,7 @@ async def test_a_failure_inside_the_block_still_ends_every_part(supervise, part)
 
     async def fail() -> None:
         async with supervise() as supervisor:
-            supervisor.start([part("sleeper", "import time; time.sleep(60)")])
+            supervisor.start([part("sleeper", "import signal; signal.pause()")])
             await until(lambda: "sleeper" in supervisor.marks)
             marks.update(supervisor.marks)
             raise LookupError
@@ -214,7 +214,7 @@ async def test_parts_die_with_a_supervisor_that_is_killed(part, tmp_path):
     async def main():
         home = Home(pathlib.Path({str(tmp_path)!r}))
         async with supervising(home=home, say=print, changed=lambda: None) as supervisor:
-            child = "import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+            child = "import os, signal; open({str(note)!r}, 'w').write(str(os.getpid())); signal.pause()"
             supervisor.start([Part(name="part", command=[sys.executable, "-c", child], env=dict(os.environ), cwd=".")])
             await anyio.sleep_forever()
     anyio.run(main)

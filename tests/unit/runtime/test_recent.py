@@ -7,6 +7,7 @@ import pytest
 from director.core.errors import BackendUnavailable
 from director.runtime.process import FRESH_S, Recent
 from tests.support.clock import FakeClock
+from tests.support.eventually import turns
 
 
 class Looks:
@@ -29,7 +30,7 @@ async def test_slow_look_is_shared_and_no_second_one_begins_meanwhile() -> None:
         askers = []
         for _ in range(3):
             askers.append(tasks.create_task(recent.get()))
-            await asyncio.sleep(0)
+            await turns()
             clock.pass_time(FRESH_S)
         askers[0].cancel()
         looks.answers.put_nowait("safe")

@@ -7,7 +7,7 @@ from director.core.schema import Claim
 from director.execution.tracker import Stop
 from director.servers.runners.runner import Ended, Health, HealthStatus, Outcome
 from director.servers.servers import Server, Servers
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, turns
 from tests.support.queue_driver import QueueDriver
 from tests.support.scripted_runner import ScriptedRunner
 from tests.unit.execution.test_executor import Bench, claimed
@@ -30,8 +30,7 @@ class Waiting:
 async def test_claim_ahead_starts_once_the_slot_is_released(bench: Bench, driver: QueueDriver) -> None:
     waiting = Waiting(bench, await claimed(driver))
     await eventually(lambda: len(bench.claims), "held", until=(1).__eq__)
-    for _ in range(10):
-        await asyncio.sleep(0)
+    await turns(10)
     assert not waiting.runner.started.is_set()
     waiting.servers.permits.release(waiting.before)
     await asyncio.wait_for(waiting.runner.started.wait(), 5)

@@ -4,6 +4,7 @@ import pytest
 
 from director.servers.runners.http_base import Feed
 from director.servers.runners.runner import Began, Ended, Logged, Outcome, RunEvent
+from tests.support.eventually import turns
 
 
 async def everything(feed: Feed) -> list[RunEvent]:
@@ -45,7 +46,7 @@ async def test_room_returns_once_the_reader_has_caught_up() -> None:
     feed.add(Logged("a" * 2000), size=2000)
     room = asyncio.create_task(feed.room())
     await feed.next()  # Began
-    await asyncio.sleep(0)
+    await turns()
     assert not room.done()
     await feed.next()
     await room

@@ -9,7 +9,7 @@ from director.servers.fleet import Watch
 from director.servers.runners.runner import Health, HealthStatus
 from director.servers.servers import Permit, Server, Servers
 from tests.support.clock import FakeClock
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, turns
 from tests.support.scripted_runner import ScriptedRunner
 
 READY = Health(status=HealthStatus.READY, since="first")
@@ -115,7 +115,7 @@ async def test_health_of_the_time_before_a_load_is_dropped() -> None:
     answer = asyncio.get_running_loop().create_future()
     swapped.runner.health = lambda: answer  # type: ignore[method-assign, assignment]
     looking = asyncio.create_task(swapped.watch.run_once())
-    await asyncio.sleep(0)
+    await turns()
     swapped.servers.set_gate(swapped.server, "at_rest")
     swapped.servers.set_gate(swapped.server, "loading")
     answer.set_result(replace(READY, since="before"))
@@ -136,8 +136,7 @@ async def test_server_at_rest_is_asked_nothing() -> None:
 
     swapped.runner.health = health  # type: ignore[method-assign]
     watching = asyncio.create_task(swapped.watch.run())
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await turns(20)
     assert not looks
     swapped.servers.set_gate(swapped.server, "loading")
     await eventually(lambda: swapped.server.health.can_run, "it is watched while it loads")

@@ -10,7 +10,7 @@ from director.servers.runners import RunnerOptions
 from director.servers.runners.http import BatchRun, HttpBatchRunner, Rounds
 from director.servers.runners.http_base import Feed
 from director.servers.runners.runner import Batch, Ended, Outcome, RunRequest
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, turns
 
 DONE = Ended(outcome=Outcome.SUCCEEDED)
 FAILED = Ended(outcome=Outcome.FAILED, error="one of them")
@@ -88,7 +88,7 @@ async def test_run_that_goes_alone_goes_after_the_others() -> None:
 async def test_request_waits_only_for_runs_that_will_come() -> None:
     slot = Slot(3)
     first = slot.start("a")
-    await asyncio.sleep(0.01)
+    await turns(10)
     assert slot.sent == []
     slot.batch.places[1].leave()
     second = slot.start("b", first=2)
@@ -103,7 +103,7 @@ async def test_late_run_goes_after_the_others(monkeypatch: pytest.MonkeyPatch) -
     first = slot.start("a")
     await eventually(lambda: slot.sent, "it did not wait", until=["a"].__eq__)
     second = slot.start("b", first=1)
-    await asyncio.sleep(0.01)
+    await turns(10)
     assert slot.sent == ["a"]
     slot.answers.set()
     await ends([*first, *second])

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from director.servers.runners.runner import Ended, Health, HealthStatus, Outcome
 from director.servers.servers import LEAST_ALONE_S, Permit, Server, Servers, Standing, Trust
 from tests.support.clock import FakeClock
+from tests.support.eventually import eventually, turns
 from tests.support.scripted_runner import ScriptedRunner
 
 READY = Health(status=HealthStatus.READY)
@@ -38,7 +39,7 @@ async def test_a_server_that_is_not_ready_has_no_permits_until_it_is(status: Hea
     one, servers = alone(1, health=Health(status=status))
     waiting = asyncio.create_task(servers.permits.wait())
     servers.saw(one, replace(one.health, detail="seen again"))
-    await asyncio.sleep(0)
+    await turns()
     assert not waiting.done()
     assert not servers.any_ready()
     servers.saw(one, READY)
@@ -49,7 +50,7 @@ async def test_releasing_a_permit_twice_frees_one_slot() -> None:
     servers = Servers([server(1)])
     [permit] = await taken(servers)
     waiting = asyncio.create_task(servers.permits.wait())
-    await asyncio.sleep(0)
+    await turns()
     servers.permits.release(permit)
     servers.permits.release(permit)
     assert len(await asyncio.wait_for(waiting, 5)) == 1
@@ -115,7 +116,7 @@ async def test_changed_waits_for_the_next_released_permit() -> None:
     first, second = await taken(servers)
     servers.permits.release(first)
     changing = asyncio.create_task(servers.permits.changed())
-    await asyncio.sleep(0)
+    await turns()
     assert not changing.done()
     servers.permits.release(second)
     await asyncio.wait_for(changing, 5)
@@ -379,10 +380,10 @@ async def test_run_that_was_lost_waits_to_be_alone_and_keeps_others_out() -> Non
     one, servers = alone(3)
     lost, other, third = await taken(servers)
     waiting = asyncio.create_task(servers.permits.be_alone(lost))
-    await asyncio.sleep(0)
+    await turns()
     assert not await servers.permits.be_alone(third), "one at a time in a pool"
     servers.permits.release(third)
-    await asyncio.sleep(0)
+    await turns()
     assert not waiting.done()
     assert one.free == 0
     servers.permits.release(other)
@@ -408,8 +409,7 @@ async def test_wait_to_be_alone_is_bounded(
     servers.permits.release(third)
     assert await servers.permits.be_alone(lost)
     assert one.free == 0
-    await asyncio.sleep(0.1)
-    assert one.free == 1
+    await eventually(lambda: one.free, "it is alone no longer", until=(1).__eq__)
     servers.permits.release(lost, other)
     assert one.free == 3
 
@@ -422,7 +422,7 @@ async def test_run_that_was_lost_does_not_wait_for_one_that_hangs() -> None:
     servers.permits.start(hangs)
     clock.pass_time(LEAST_ALONE_S)
     waiting = asyncio.create_task(servers.permits.be_alone(lost))
-    await asyncio.sleep(0.01)
+    await turns(10)
     assert not waiting.done(), "another run is about to begin"
     waiting.cancel()
     servers.permits.release(begins, lost)

@@ -18,7 +18,7 @@ def version_of(model):
 
 def ended(run):
     while run.status in ("starting", "processing"):
-        time.sleep(0.05)
+        time.sleep(0.05)  # it runs where our helpers are missing
         run.reload()
     return run
 

@@ -13,7 +13,7 @@ client = replicate.Replicate()
 
 def ended(look):
     while (seen := look()).status in ("starting", "processing"):
-        time.sleep(0.05)
+        time.sleep(0.05)  # it runs where our helpers are missing
     return seen
 
 

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from director.lab.bench.load import Crowd, Load, ask, kind_of
+from tests.support.eventually import turns
 
 GOOD = b'{"status":"succeeded"}'
 Answer = Callable[[int, asyncio.StreamWriter], Awaitable[None]]
@@ -61,7 +62,7 @@ async def test_answer_in_pieces_is_one_answer() -> None:
     async def in_pieces(_number: int, writer: asyncio.StreamWriter) -> None:
         for byte in http(200, GOOD):
             writer.write(bytes([byte]))
-            await asyncio.sleep(0)
+            await turns()
 
     async with server(in_pieces) as (url, _):
         answered = await Crowd(asks(url, requests=3)).ask()

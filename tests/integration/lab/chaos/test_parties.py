@@ -19,7 +19,7 @@ from director.servers.runners import RunnerOptions
 from director.servers.runners.cog import CogRunner
 from director.servers.runners.runner import Ended, HealthStatus, Outcome, RunRequest
 from director.servers.servers import SICKNESS
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, turns
 
 
 @asynccontextmanager
@@ -285,7 +285,7 @@ async def test_held_replies_arrive_though_the_link_was_mended_meanwhile():
 async def test_a_lost_reply_does_not_arrive_though_its_request_did():
     async with linked() as (link, echo), connected(link) as ends, connected(link) as others:
         losing = asyncio.create_task(link.lose_reply(b"secret"))
-        await asyncio.sleep(0)
+        await turns()
         assert await say(ends, b"harmless\n") == b"harmless\n"
         with suppress(ConnectionError):
             assert await say(ends, b"secret\n") == b""

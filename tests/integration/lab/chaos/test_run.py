@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from director.lab.chaos.run import chaos
 from director.lab.chaos.scene import REDIS_CLIENTS, Options, Rollout
 from director.local.home import Home
 from director.local.launcher.processes import UpError, is_alive
+from tests.support.eventually import wait_until
 from tests.support.release import OURS, Release, imported_from
 
 BEYOND_THE_LOAD_S = 330  # to start, to calibrate, to come to rest, to judge
@@ -111,10 +111,7 @@ def test_a_run_that_is_ended_early_leaves_no_process(home: Home, sent: signal.Si
         running.send_signal(sent)
         assert running.wait(LONGEST_S) == code
     assert len(processes) == PROCESSES
-    give_up = time.monotonic() + within_s
-    while (alive := [name for name, one in processes.items() if is_alive(one)]) and time.monotonic() < give_up:
-        time.sleep(0.05)
-    assert not alive
+    wait_until(lambda: not any(map(is_alive, processes.values())), "none is alive", limit_s=within_s)
 
 
 @pytest.mark.chaos

@@ -69,7 +69,7 @@ async def test_clients_follow_each_failover_and_what_it_lost_is_found(tmp_path: 
             for number in range(1, 1_000_000):
                 with suppress(RedisError):
                     accepted.add(await accept(redis, number))
-                await anyio.sleep(0.02)
+                await anyio.sleep(0.02)  # the load of one writer
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(write)

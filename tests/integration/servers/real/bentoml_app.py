@@ -10,7 +10,7 @@ import bentoml
 class Words:
     @bentoml.api
     def up(self, text: str, delay: float = 0) -> dict[str, str]:
-        time.sleep(delay)
+        time.sleep(delay)  # the model's own time
         if text == "boom":
             raise ValueError("no booms here")
         return {"said": text.upper()}
@@ -18,7 +18,7 @@ class Words:
     @bentoml.api
     def words(self, text: str, delay: float = 0) -> Iterator[str]:
         for word in text.split():
-            time.sleep(delay)
+            time.sleep(delay)  # the model's own time
             yield word
 
     @bentoml.task

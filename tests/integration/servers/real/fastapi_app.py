@@ -20,7 +20,7 @@ class Asked(BaseModel):
 
 @app.post("/up")
 def up(asked: Asked) -> str:
-    time.sleep(asked.delay)
+    time.sleep(asked.delay)  # the model's own time
     if asked.text == "boom":
         raise ValueError("no booms here")
     return asked.text.upper()
@@ -30,7 +30,7 @@ def up(asked: Asked) -> str:
 def words(asked: Asked) -> StreamingResponse:
     def said() -> Iterator[str]:
         for word in asked.text.split():
-            time.sleep(asked.delay)
+            time.sleep(asked.delay)  # the model's own time
             yield json.dumps(word) + "\n"
 
     return StreamingResponse(said(), media_type="application/x-ndjson")

@@ -7,7 +7,7 @@ import gradio
 
 
 def up(text: str, delay: float) -> str:
-    time.sleep(delay)
+    time.sleep(delay)  # the model's own time
     if text == "boom":
         raise gradio.Error("no booms here")
     return text.upper()

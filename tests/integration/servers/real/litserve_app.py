@@ -15,7 +15,7 @@ class Up(litserve.LitAPI):
         return request
 
     def predict(self, given: dict[str, Any]) -> str:
-        time.sleep(given.get("delay", 0))
+        time.sleep(given.get("delay", 0))  # the model's own time
         if given["text"] == "boom":
             raise ValueError("no booms here")
         return str(given["text"]).upper()
@@ -29,7 +29,7 @@ class Words(litserve.LitAPI):
 
     def predict(self, given: dict[str, Any]) -> Iterator[str]:
         for word in given["text"].split():
-            time.sleep(given.get("delay", 0))
+            time.sleep(given.get("delay", 0))  # the model's own time
             yield word
 
     def encode_response(self, output: Iterator[str]) -> Any:  # FastAPI makes a schema of anything else

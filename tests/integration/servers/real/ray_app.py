@@ -22,7 +22,7 @@ class Asked(BaseModel):
 class Words:
     @app.post("/up")
     def up(self, asked: Asked) -> str:
-        time.sleep(asked.delay)
+        time.sleep(asked.delay)  # the model's own time
         if asked.text == "boom":
             raise ValueError("no booms here")
         return asked.text.upper()
@@ -31,7 +31,7 @@ class Words:
     def words(self, asked: Asked) -> StreamingResponse:
         def said() -> Iterator[str]:
             for word in asked.text.split():
-                time.sleep(asked.delay)
+                time.sleep(asked.delay)  # the model's own time
                 yield word
 
         return StreamingResponse(said(), media_type="text/plain")

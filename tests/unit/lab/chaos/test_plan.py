@@ -253,7 +253,7 @@ async def test_a_drawn_fault_is_left_out_if_its_target_is_not_back_in_time(monke
 
     async def perform(fault: Planned) -> None:
         done.append(f"{fault.kind} {fault.at_ms}")
-        await anyio.sleep(0.2)
+        await anyio.sleep(0.2)  # longer than a fault waits for its target
 
     nemesis._perform = dict.fromkeys(("kill_api", "memory_full"), perform)
     planned = [(0, "kill_api", "a"), (20, "kill_api", "a"), (20, "memory_full", "a"), (20, "kill_api", "b")]
