@@ -12,6 +12,9 @@ SUITES  ?= tests/lua tests/properties tests/integration/api tests/integration/ex
 	tests/integration/broker/test_outages.py
 FAST    := not heavy and not redis7 and not faults and not chaos and not promtool and not kubectl and not faketime and not real_servers
 
+# Without its byte code each process of the tests compiles the product again, and each worker all tests
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN   := $(VENV)/bin
 SERVES := $(VENV)/.serves
 READY := $(VENV)/.installed

@@ -118,7 +118,7 @@ class Stage:
     async def set_up(self) -> None:
         given, stack = self.given, self._stack
         durable = {"appendonly": "yes", "appendfsync": "always"} if given.durable else {"appendonly": "no"}
-        server = stack.enter_context(redis_server(loopback=True, config=durable))
+        server = stack.enter_context(redis_server(loopback=True, on_disk=True, config=durable))
         self.redis = client(server.tcp_url)
         stack.push_async_callback(self.redis.aclose)
         self.scripts = Scripts(Gatherer(self.redis))

@@ -26,6 +26,8 @@ from director.local.launcher.processes import free_port
 Kind = Literal["valkey", "redis7"]
 
 USERS: Final = Path(__file__).parents[2] / "k8s" / "base" / "redis" / "users.acl"
+MEMORY: Final = Path("/dev/shm")
+ROOM_BYTES: Final = 4 << 30
 START_LIMIT_S: Final = 20.0  # up in 10 ms; a busy machine may take many times that
 PROMISED: Final = MappingProxyType(
     {
@@ -177,18 +179,30 @@ class RedisServer(Addressed):
         return log.read_text(errors="replace")[-4000:] if log.exists() else "(no log)"
 
 
+def memory() -> Path | None:
+    """Return a folder in memory with room for the data of servers, if there is one.
+
+    Each write waits for its disk, and a killed process leaves its data in memory as well as there.
+    """
+    return MEMORY if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ROOM_BYTES else None
+
+
 @contextmanager
 def redis_server(
     kind: Kind = "valkey",
     *,
     loopback: bool = False,
+    on_disk: bool = False,
     config: Mapping[str, str] = MappingProxyType({}),
     guarded: bool = False,
     far: FarHost | None = None,
 ) -> Iterator[RedisServer]:
-    """Run a server as durable as the shipped one but for `config`. `guarded`: its users have the shipped rights."""
+    """Run a server as durable as the shipped one but for `config`. `guarded`: its users have the shipped rights.
+
+    `on_disk`: its data is on a disk, for what measures it.
+    """
     # not pytest's tmp_path: a socket's path may have 107 characters
-    with tempfile.TemporaryDirectory(prefix="dr-") as folder:
+    with tempfile.TemporaryDirectory(prefix="dr-", dir=None if on_disk else memory()) as folder:
         port = free_port() if loopback or far else 0
         server = RedisServer(kind, Path(folder), port=port, config=config, guarded=guarded, far=far)
         try:

@@ -48,7 +48,7 @@ async def tried(side: Side, trial: Trial, folder: Path, say: Callable[[str], Non
     model = Model(journal, RUN_S)
     async with AsyncExitStack() as stack:
         port = await stack.enter_async_context(listening(model))
-        server = stack.enter_context(redis_server(loopback=True, config=DURABILITY["always"]))
+        server = stack.enter_context(redis_server(loopback=True, on_disk=True, config=DURABILITY["always"]))
         redis = client(server.tcp_url, name="deaths")
         stack.push_async_callback(redis.aclose)
         own = OwnRedis(server.tcp_url, redis, "always")

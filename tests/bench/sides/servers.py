@@ -66,7 +66,7 @@ class OwnRedis:
 
 @asynccontextmanager
 async def own_redis(durability: Durability) -> AsyncIterator[OwnRedis]:
-    with redis_server(loopback=True, config=DURABILITY[durability]) as server:
+    with redis_server(loopback=True, on_disk=True, config=DURABILITY[durability]) as server:
         redis = client(server.tcp_url, name="bench")
         try:
             yield OwnRedis(server.tcp_url, redis, durability, server)
