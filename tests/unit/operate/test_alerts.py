@@ -138,6 +138,9 @@ OTHERWISE = [
     ("DirectorObjectiveBurning", Fault(ALL_LATE, "70m", {"queue": Q, "lane": "normal"})),
     ("DirectorSetupFailing", Fault({f'director_servers{{{OF_Q}, state="setup_failed"}}': "0x9 1x80"})),
     ("DirectorSetupFailing", Fault({SETUP_OF_A_NEW_MODEL: "0x9 1x80"}, labels={"queue": "acme/new"})),
+    # at the first evaluation, and not for a moment only
+    ("DirectorSetupFailing", Fault({f'director_servers{{{OF_Q}, state="setup_failed"}}': "0x9 1x80"}, at="10m")),
+    ("DirectorSetupFailing", Fault({f'director_servers{{{OF_Q}, state="setup_failed"}}': "0x9 1 0x80"}, at="12m")),
     ("DirectorPoisonInput", Fault({f'director_reaped_total{{{OF_Q}, became="dead"}}': "0x29 1x60"}, "35m")),
     ("DirectorDeadLettersGrowing", Fault({f"director_queue_dead{{{OF_Q}}}": "_x29 1x60"}, "35m")),
 ]
