@@ -314,7 +314,7 @@ async def _view(request: Request, name: str) -> AccountDetail:
 
 async def _views(request: Request, names: Sequence[str]) -> list[AccountDetail]:
     services = request.services
-    seen = await services.accounts.seen(names, day=services.clock.now_ms() // DAY_MS)
+    seen = await services.accounts.read_with_usage(names, day=services.clock.now_ms() // DAY_MS)
     return [
         AccountDetail(
             name=name,

@@ -90,7 +90,7 @@ def _serve(verb: str, act: Callable[..., Awaitable[Done]], *, one: str, many: st
     async def decide_on_one(request: Request) -> Response:
         """Answer 404 for a prediction that is no dead letter, or whose input is gone; 409 if its secrets are gone."""
         ids, dead = [prediction_id_of(request)], request.services.dead
-        slices = _slices(await dead.named(ids))
+        slices = _slices(await dead.find(ids))
         done = await act(dead, slices, by=named(request.account), asked=Asked(ids=ids))
         if done.secret:
             raise secrets_gone()
@@ -140,7 +140,7 @@ async def _asked(request: Request, given: ManyLetters) -> tuple[Slices, Asked]:
     if given.is_all:
         return request.services.dead.every(await _queues(request, given.queue), before=before), Asked(queue=given.queue)
     ids = [PredictionId(name) for name in dict.fromkeys(given.ids)]
-    return _slices(await request.services.dead.named(ids)), Asked(ids=ids)
+    return _slices(await request.services.dead.find(ids)), Asked(ids=ids)
 
 
 async def _slices(places: list[Place]) -> Slices:

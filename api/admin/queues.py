@@ -339,7 +339,7 @@ async def bound_queue(request: Request) -> Response:
     asked = await decoded(request, AskedBound, max_bytes=MAX_BODY)
     if (asked.mode == "bounded") != (asked.max_queued is not None):
         raise invalid_field("invalid", "max_queued", "Goes with the mode bounded, and with no other")
-    await request.services.queue_administration.bound(queue, mode=asked.mode, max_queued=asked.max_queued, by=by)
+    await request.services.queue_administration.set_bound(queue, mode=asked.mode, max_queued=asked.max_queued, by=by)
     return await _answer(request, queue)
 
 
@@ -357,7 +357,7 @@ async def migrate_queue(request: Request) -> Response:
     queue, by = await _queue_and_operator(request)
     asked = await decoded(request, AskedMigration, max_bytes=MAX_BODY)
     services = request.services
-    to = await services.queues.named(asked.to)
+    to = await services.queues.find(asked.to)
     if to is None:
         raise invalid_field("enum", "to", "There is no such queue")
     try:

@@ -283,7 +283,7 @@ async def _answer(request: Request, deployment: Deployment) -> Response:
 async def _shown(request: Request, deployments: Sequence[Deployment]) -> list[DeploymentView]:
     types = {request.account.name: request.account.type}
     for name in sorted({deployment.release.by for deployment in deployments} - types.keys()):
-        types[name] = (await request.services.accounts.written(name)).type
+        types[name] = (await request.services.accounts.read_written(name)).type
     return [
         DeploymentView(each.owner, each.name, _release(each.release, types[each.release.by])) for each in deployments
     ]

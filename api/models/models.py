@@ -37,7 +37,7 @@ from director.core.schema import Page
 from director.core.view import iso
 from director.store.accounts import Account
 from director.store.catalog import Version
-from director.store.models import Model, Order, Visibility, said_bytes
+from director.store.models import Model, Order, Visibility, count_bytes
 
 # A model is shown with its latest version's schema and an example: their sizes are read before a list of them is.
 HEAVY_BYTES: Final = 4 << 20  # of one response
@@ -268,7 +268,7 @@ async def list_models(request: Request) -> Response:
     cursor, asked = cursor_of(request), _sorting(request)
     backwards = cursor is not None and cursor.backwards
     is_falling = (asked["sort_direction"] == "desc") != backwards
-    listed = await request.services.catalog.models.listed(ORDERS[asked["sort_by"]])
+    listed = await request.services.catalog.models.list_all(ORDERS[asked["sort_by"]])
     places = sorted((f"{at_ms:013d}/{name}" for at_ms, name in listed), reverse=is_falling)
     if cursor is not None:
         places = [place for place in places if (place < cursor.at if is_falling else place > cursor.at)]
@@ -300,9 +300,9 @@ async def make_model(request: Request) -> Response:
     if not Model(name=name, created_ms=0).may_be_changed_by(account):
         raise forbidden(f"A model of this account has the owner '{account.name}'.")
     models = request.services.catalog.models
-    if sum(other.partition("/")[0] == account.name for _, other in await models.listed("created")) >= MOST_OWNED:
+    if sum(other.partition("/")[0] == account.name for _, other in await models.list_all("created")) >= MOST_OWNED:
         raise forbidden(f"An account has at most {MOST_OWNED:,} models.")
-    size = ENTRY_BYTES + said_bytes(said)
+    size = ENTRY_BYTES + count_bytes(said)
     await retain(request, account.name, size)
     if not await models.make(name, said):
         await uncount(request, account.name, size)
@@ -359,7 +359,7 @@ async def change_model(request: Request) -> Response:
 async def delete_model(request: Request) -> Response:
     model = await own_model(request, private="a private model")
     models = request.services.catalog.models
-    [size] = await models.kept_bytes([model.name])
+    [size] = await models.read_kept_bytes([model.name])
     if not await models.remove(model.name):
         raise in_use("This model has versions: delete them first.")
     await uncount(request, model.owner, size)
@@ -483,7 +483,7 @@ async def list_versions(request: Request) -> Response:
     model = await seen_model(request)
     cursor, catalog = cursor_of(request), request.services.catalog
     path = f"/models/{model.name}/versions"
-    marks = {f"{created:014}-{version}": version for created, version in await catalog.dated_versions(model.name)}
+    marks = {f"{created:014}-{version}": version for created, version in await catalog.list_versions(model.name)}
 
     async def weigh(page: Sequence[str]) -> Sequence[int]:
         return await catalog.schema_bytes([(model.name, marks[mark]) for mark in page])

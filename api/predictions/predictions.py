@@ -267,7 +267,7 @@ async def _canceled(request: Request, kind: Kind) -> Response:
     services, account = request.services, request.account
     asked = await services.scripts.cancel(request.prediction_id, account=account.name, kind=kind)
     if asked == "unknown" and "admin" in account.scopes:
-        found = await services.across.named([request.prediction_id])
+        found = await services.across.find([request.prediction_id])
         ids = [one.id for one in found if one.kind == kind]
         await services.across.cancel(ids, by=named(account))
     return await _shown(request, kind, await _ended_soon(request) if asked == "asked" else None)

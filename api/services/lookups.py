@@ -205,7 +205,7 @@ class Lookups:
 
         async def load() -> Sequence[tuple[Model, Card]]:
             models = self._catalog.models
-            names = _fair_newest([name for _, name in await models.listed("latest")])
+            names = _fair_newest([name for _, name in await models.list_all("latest")])
             cards: list[tuple[Model, Card]] = []
             for start in range(0, len(names), CARDS_AT_ONCE):
                 found = await models.many(names[start : start + CARDS_AT_ONCE])

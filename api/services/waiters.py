@@ -28,7 +28,7 @@ from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId
 from director.core.schema import Event, Stored
-from director.store.predictions import Ending, heard
+from director.store.predictions import Ending, parse_message
 
 log = logging.getLogger(__name__)
 SAFETY_S: Final = 2.0
@@ -335,7 +335,7 @@ class Waiters:
         if name != self._ends:
             self._wake(name, data)
             return
-        prediction_id, ending = heard(data)
+        prediction_id, ending = parse_message(data)
         if (wait := self._expected.get(prediction_id)) is not None:
             wait.ending, wait.is_told = ending, True
             wait.news.set()

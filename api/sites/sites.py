@@ -311,7 +311,7 @@ async def _awaited(request: Request, ref: VersionRef) -> Awaited | None:
     for services in (request.services, *(site.services for site in others(request) if site.is_up)):
         if model is None and (model := await services.catalog.model(name)) is not None:
             may_know = model.may_be_seen_by(account)
-        awaited = await services.catalog.awaited(name) if may_know else None
+        awaited = await services.catalog.read_awaited(name) if may_know else None
         if awaited is not None and ref.version in (None, awaited.version):
             return awaited
     return None

@@ -19,7 +19,7 @@ from redis.asyncio.client import Pipeline
 from redis.asyncio.connection import parse_url
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
-from director.broker.connections import Tcp, Tls, address, checked, unsent, without_frames
+from director.broker.connections import Tcp, Tls, address, check_options, unsent, without_frames
 
 # A node that is cut off from the others is not believed.
 
@@ -45,7 +45,7 @@ def cluster_pool(url: str, **options: Any) -> "ClusterPool":
     if known.pop("db", 0):
         raise ValueError("a Cluster has one database, 0")
     seeds = [address(host, PORT) for host in match["hosts"].split(",")]
-    return checked(ClusterPool(seeds, is_tls=bool(match["tls"]), **{**known, **options}))
+    return check_options(ClusterPool(seeds, is_tls=bool(match["tls"]), **{**known, **options}))
 
 
 class _AnyMaster:
@@ -107,7 +107,7 @@ class ClusterPool(BlockingConnectionPool):
             known = self._nodes[where] = Redis.from_pool(BlockingConnectionPool(host=host, port=port, **self._options))
         return known
 
-    def redirected(self, by: Redis, exc: exceptions.AskError) -> Redis:
+    def follow_redirect(self, by: Redis, exc: exceptions.AskError) -> Redis:
         """Return the client for the node that a redirect names. A server may not know its own host."""
         where = exc.host or str(by.connection_pool.connection_kwargs["host"]), int(exc.port)
         if isinstance(exc, exceptions.MovedError):
@@ -118,7 +118,7 @@ class ClusterPool(BlockingConnectionPool):
     def doubt(self) -> None:
         self._is_in_doubt = True
 
-    def heard(self, replies: list[Any]) -> list[Any]:
+    def note_replies(self, replies: list[Any]) -> list[Any]:
         """Return a master's replies. After one that says that the Cluster is down, the map may be outdated."""
         if any(isinstance(reply, exceptions.ClusterDownError) for reply in replies):
             self.doubt()
@@ -144,11 +144,11 @@ class ClusterPool(BlockingConnectionPool):
             return
         if self._asking is None:
             self._asking = asyncio.create_task(self._ask_around())
-            self._asking.add_done_callback(self._asked)
+            self._asking.add_done_callback(self._end_asking)
         # all waiters share this task, so canceling one waiter must not end it
         await asyncio.shield(self._asking)
 
-    def _asked(self, task: "asyncio.Task[None]") -> None:
+    def _end_asking(self, task: "asyncio.Task[None]") -> None:
         self._asking, self._asked_s = None, asyncio.get_running_loop().time()
         if not task.cancelled():
             task.exception()  # every waiter gets the exception itself
@@ -222,9 +222,9 @@ class Cluster(Redis):
             try:
                 return await node.execute_command(*args, **options)  # type: ignore[no-untyped-call]
             except exceptions.MovedError as exc:
-                self.slots.redirected(node, exc)
+                self.slots.follow_redirect(node, exc)
             except exceptions.AskError as exc:
-                return await _follow(self.slots.redirected(node, exc), (args, options))
+                return await _follow(self.slots.follow_redirect(node, exc), (args, options))
             except DOUBTS:
                 self.slots.doubt()
                 raise
@@ -253,7 +253,7 @@ class ClusterPipeline(Pipeline):
             try:
                 return await self._send(node, stack)
             except exceptions.MovedError as exc:
-                self._slots.redirected(node, exc)
+                self._slots.follow_redirect(node, exc)
             except exceptions.AskError as exc:
                 raise moving() from exc
         raise moving()
@@ -262,7 +262,7 @@ class ClusterPipeline(Pipeline):
         async def send(node: Redis, indexes: Sequence[int]) -> list[Any]:
             commands = [stack[index] for index in indexes]
             answers = await self._send(node, commands)
-            return [await self._followed(node, *one) for one in zip(commands, answers, strict=True)]
+            return [await self._follow_answer(node, *one) for one in zip(commands, answers, strict=True)]
 
         return await in_parts(self._slots, [_key(args) or "" for args, _ in stack], send)
 
@@ -270,16 +270,16 @@ class ClusterPipeline(Pipeline):
         part: Any = node.pipeline(transaction=self.is_transaction)
         part.command_stack = commands
         try:
-            return self._slots.heard(await part.execute(raise_on_error=False))
+            return self._slots.note_replies(await part.execute(raise_on_error=False))
         except DOUBTS:
             self._slots.doubt()
             raise
 
-    async def _followed(self, node: Redis, command: Command, answer: Any) -> Any:
+    async def _follow_answer(self, node: Redis, command: Command, answer: Any) -> Any:
         if not asks(answer):
             return answer
         try:
-            return await _follow(self._slots.redirected(node, answer), command)
+            return await _follow(self._slots.follow_redirect(node, answer), command)
         except exceptions.ResponseError as exc:
             return exc
 
@@ -311,7 +311,7 @@ async def in_parts(slots: ClusterPool, names: Sequence[str], send: Send) -> list
         for node, replies in await _all_sent(parts, send):
             for index, reply in zip(parts[node], replies, strict=True):
                 if isinstance(reply, exceptions.MovedError):
-                    slots.redirected(node, reply)
+                    slots.follow_redirect(node, reply)
                     left.append(index)
                 else:
                     answers[index] = reply

@@ -302,7 +302,9 @@ def was_sent(exc: Exception) -> bool:
 def direct_pool(url: str, **options: Any) -> BlockingConnectionPool:
     """Return a pool of connections to one server; `options` win over the URL. Raises ValueError or TypeError."""
     known = dict(parse_url(url))
-    return checked(BlockingConnectionPool(**{**known, **options, "connection_class": DIRECT[url.partition("://")[0]]}))
+    return check_options(
+        BlockingConnectionPool(**{**known, **options, "connection_class": DIRECT[url.partition("://")[0]]})
+    )
 
 
 def sentinel_pool(url: str, **options: Any) -> BlockingConnectionPool:
@@ -332,10 +334,10 @@ def sentinel_pool(url: str, **options: Any) -> BlockingConnectionPool:
         each.connection_pool.connection_class = _TlsToSentinel if match["tls"] else _ToSentinel
     kind = _ManagedTls if match["tls"] else _Managed
     pool = _SentinelPool(match["name"], sentinels, **{**known, **options, "connection_class": kind})  # type: ignore[no-untyped-call]
-    return checked(pool)
+    return check_options(pool)
 
 
-def checked(pool: Pool) -> Pool:
+def check_options(pool: Pool) -> Pool:
     """Return the pool after making one unopened connection: only a connection knows which options it takes."""
     pool.make_connection()  # type: ignore[no-untyped-call]
     return pool

@@ -57,9 +57,9 @@ Way = tuple[Address | None, Traffic]
 class Meter(Protocol):
     """Receives the outcome of each round trip: the scripts that were answered, or the error."""
 
-    def answered(self, took_s: float, scripts: Iterable[str] = ()) -> None: ...
+    def note_answer(self, took_s: float, scripts: Iterable[str] = ()) -> None: ...
 
-    def failed(self, error: Exception) -> None: ...
+    def note_failure(self, error: Exception) -> None: ...
 
 
 class Script(Struct, frozen=True):
@@ -146,7 +146,7 @@ class Gatherer:
         script = self._script(name)
         words = (len(args), *args) if script.takes_items else args
         # packed here, so that text which cannot be sent fails its own caller and not the whole pipeline
-        packed = _packed(keys), _packed(words)
+        packed = _pack(keys), _pack(words)
         size, counts = len(packed[0]) + len(packed[1]), (len(keys), len(words))
         call = Call(script, keys[0], *packed, counts, size, loop.create_future(), group, answer_bytes, loop.time())
         if size >= LARGE_BYTES:
@@ -159,7 +159,7 @@ class Gatherer:
         waiting.append(call)
         return call.answer
 
-    def packed(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> bytes:
+    def pack(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> bytes:
         """Return the command of a call that its caller sends, of a script that takes no items."""
         words: tuple[Any, ...] = ("EVALSHA", self._script(name).sha, len(keys), *keys, *args)
         command: bytes = hiredis.pack_command(words)
@@ -204,7 +204,7 @@ class Gatherer:
                 if away is not None:
                     without_frames(exc)
                     if self._meter is not None:
-                        self._meter.failed(exc)
+                        self._meter.note_failure(exc)
                 calls = [call for call in calls if not call.is_answered]
                 for call in calls:
                     call.group = ""
@@ -256,7 +256,7 @@ class Gatherer:
         if self._meter is not None:
             carried_out = zip(runs, replies, strict=True)
             named = [run[0].script.name for run, reply in carried_out if not isinstance(reply, NOT_CARRIED_OUT)]
-            self._meter.answered(took_s, named)
+            self._meter.note_answer(took_s, named)
         missing: dict[tuple[Redis, str], None] = {}  # each master has scripts of its own
         for call in unknown:
             at = self.redis if self._slots is None else await self._slots.serving(call.key)
@@ -291,11 +291,11 @@ def _runs(calls: list[Call]) -> list[list[Call]]:
 
 def _command(run: list[Call]) -> bytes:
     keys, args = (sum(counts) for counts in zip(*(call.counts for call in run), strict=True))
-    head = _packed(("EVALSHA", run[0].script.sha, keys))
+    head = _pack(("EVALSHA", run[0].script.sha, keys))
     return b"".join([b"*%d\r\n" % (3 + keys + args), head, *(call.keys for call in run), *(call.args for call in run)])
 
 
-def _packed(words: Sequence[Arg]) -> bytes:
+def _pack(words: Sequence[Arg]) -> bytes:
     """Return words of a command without the number in front of them."""
     whole: tuple[Any, ...] = tuple(words)
     packed: bytes = hiredis.pack_command(whole).partition(b"\r\n")[2]

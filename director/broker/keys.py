@@ -37,38 +37,38 @@ def _grows(how: str) -> Callable[[Spell], Spell]:
     return note
 
 
-def _listed(name: str, permanent: str) -> None:
+def _list(name: str, permanent: str) -> None:
     if permanent:
         PERMANENT[name] = permanent
 
 
 def _single(name: str, *, grows: str, permanent: str = "") -> Callable[[], str]:
-    _listed(name, permanent)
+    _list(name, permanent)
     return _grows(grows)(lambda: name)
 
 
-def _named(prefix: str, *, grows: str, permanent: str = "") -> Callable[[str], str]:
-    _listed(prefix, permanent)
+def _by_name(prefix: str, *, grows: str, permanent: str = "") -> Callable[[str], str]:
+    _list(prefix, permanent)
     return _grows(grows)(lambda name: f"{prefix}:{name}")
 
 
 def _of_account(suffix: str, *, grows: str, permanent: str = "") -> Callable[[str], str]:
-    _listed(suffix, permanent)
+    _list(suffix, permanent)
     return _grows(grows)(lambda account: f"{{a:{account}}}:{suffix}")
 
 
 def _of_partition(suffix: str, *, grows: str, permanent: str = "") -> Callable[[Partition], str]:
-    _listed(suffix, permanent)
+    _list(suffix, permanent)
     return _grows(grows)(lambda partition: f"{{p{partition}}}:{suffix}")
 
 
 def _of_prediction(infix: str, *, grows: str, permanent: str = "") -> Callable[[PredictionId], str]:
-    _listed(infix, permanent)
+    _list(infix, permanent)
     return _grows(grows)(lambda prediction_id: f"{{p{partition_of(prediction_id)}}}:{infix}:{prediction_id}")
 
 
 def _of_queue(suffix: str, *, grows: str, permanent: str = "") -> Callable[[QueueName], str]:
-    _listed(suffix, permanent)
+    _list(suffix, permanent)
     return _grows(grows)(lambda queue: f"{{p{queue_partition(queue)}}}:q:{queue}:{suffix}")
 
 
@@ -92,31 +92,31 @@ partitions = _single(
     "partitions", permanent="at most one member per partition", grows="directors: one of each partition"
 )
 """set · every partition that ever had a queue. Webhooks may be owed there after the queue is gone."""
-secret = _named(
+secret = _by_name(
     "secret", permanent="without it earlier signatures would be invalid", grows="the service: one of each purpose"
 )
 """string · purpose → the secret that signs such data. Made once, by the process that needs it first."""
-sink = _named("sink", permanent="one field per partition", grows="operators: one of each receiver")
+sink = _by_name("sink", permanent="one field per partition", grows="operators: one of each receiver")
 """hash · partition → how far a receiver has read its log: entry and number. Written by `director audit`."""
 site = _single("site", permanent="one key", grows="the service: one")
 """string · this server's name for others that send predictions to it, the first makes it."""
-kick_channel = _named("kick", grows="the service: a channel keeps nothing")
+kick_channel = _by_name("kick", grows="the service: a channel keeps nothing")
 """channel · the id of a claim of this director whose caller asked to cancel."""
 # the name begins with `kick:` because the ACL user of every release may publish there
-ends_channel = _named("kick:ends", grows="the service: a channel keeps nothing")
+ends_channel = _by_name("kick:ends", grows="the service: a channel keeps nothing")
 """channel · ends of predictions whose callers wait at this API process."""
 
 # Keys of one account. A script that takes several works in the slot of the account's own tag.
 
-token = _named("token", permanent="accounts", grows="operators: at most 1,000 of an account")
+token = _by_name("token", permanent="accounts", grows="operators: at most 1,000 of an account")
 """hash · SHA-256 of a bearer token → its account. A token with an expiry is gone then."""
-tokens = _named(
+tokens = _by_name(
     "tokens",
     permanent="one member per token of an account, removed with it",
     grows="operators: at most 1,000 of an account",
 )
 """zset · digests of an account's tokens → creation time, ms. Written before the token."""
-account = _named("account", permanent="accounts", grows="operators: one of each account")
+account = _by_name("account", permanent="accounts", grows="operators: one of each account")
 """hash · type, webhook secrets, reason of suspension, limits that differ from the defaults, how often they changed."""
 accounts = _single("accounts", permanent="the registry that operators list", grows="operators: one of each account")
 """set · every account that ever got a token or a limit."""
@@ -186,17 +186,17 @@ PERMANENT["listing"] = "trimmed by every submit"
 
 # Keys of the catalogue: models, their versions and what is shown with them.
 
-model = _named(
+model = _by_name(
     "model", permanent="catalogue", grows="callers: counted, and at most 1,000 of an account; else directors"
 )
 """hash · a model's description. Written by registration, amend and withdraw."""
-collection = _named("collection", permanent="catalogue", grows="operators: one of each collection, at most 30 KB")
+collection = _by_name("collection", permanent="catalogue", grows="operators: one of each collection, at most 30 KB")
 """string · a collection of models as JSON. Written by operators."""
 collections = _single("collections", permanent="catalogue", grows="operators: one of each collection")
 """set · every collection, and some that are gone. Written by operators."""
 hardware = _single("hardware", permanent="catalogue", grows="operators: one field of each")
 """hash · SKU → name of available hardware. Written by operators."""
-examples = _named("examples", permanent="catalogue", grows="operators: at most 100 of a model, of 256 KiB")
+examples = _by_name("examples", permanent="catalogue", grows="operators: at most 100 of a model, of 256 KiB")
 """hash · id → an example prediction of a model, as JSON. Written by operators."""
 versions = _single(
     "versions",

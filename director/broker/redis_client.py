@@ -171,7 +171,7 @@ class Pipes:
 
         Raises redis' ConnectionError or TimeoutError; whether the commands were carried out is then unknown.
         """
-        connection = await self._taken()
+        connection = await self._take()
         is_good = False
         try:
             with Patience(connection, self._timeout_s, sending=sum(map(len, commands))):
@@ -195,7 +195,7 @@ class Pipes:
         if self._leaving:
             await asyncio.wait(self._leaving)
 
-    async def _taken(self) -> Patient:
+    async def _take(self) -> Patient:
         while self._kept:
             connection = self._kept.pop()
             if not connection.should_reconnect() and not await _has_ended(connection):  # type: ignore[no-untyped-call]
@@ -261,7 +261,7 @@ class ClusterPipes:
         if pipes is None:
             pipes = self._pipes[node] = Pipes(node, timeout_s=self._timeout_s)
         try:
-            replies = self._slots.heard(await pipes.ask(commands))
+            replies = self._slots.note_replies(await pipes.ask(commands))
         except DOUBTS as exc:
             self._slots.doubt()
             return [exc] * len(commands)

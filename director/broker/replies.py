@@ -245,7 +245,7 @@ def event(seq: int, entry: bytes) -> Event:
     return Event(seq, kind.decode(), int(at), data)
 
 
-def hoped(reply: Sequence[bytes | int] | None) -> Outlook | None:
+def parse_outlook(reply: Sequence[bytes | int] | None) -> Outlook | None:
     """Parse the outlook of a waiting prediction as lib/outlook returns it; None if it does not wait."""
     if not reply:
         return None

@@ -181,11 +181,11 @@ MEND: Final = "k8s/base/redis/users.acl has users with these rights."
 
 
 async def check_rights(redis: Redis, part: Part) -> None:
-    if found := await refused(redis, part):
+    if found := await find_refused(redis, part):
         raise UnsafeBackend(f"The user in the Redis URL lacks rights that are needed: {in_a_line(found)}. {MEND}")
 
 
-async def refused(redis: Redis, part: Part | None = None) -> list[str] | None:
+async def find_refused(redis: Redis, part: Part | None = None) -> list[str] | None:
     """Return what the server refuses to the part, or None if ACL DRYRUN is not allowed. Raises BackendUnavailable.
 
     Without a part it is that which the user is named after, and any other user needs all rights.

@@ -57,7 +57,7 @@ class Scripts:
 
     def __init__(self, gatherer: Gatherer, *, whole: Callable[[Stored], Awaitable[Stored]] | None = None) -> None:
         self._call = gatherer.call
-        self._packed = gatherer.packed
+        self._packed = gatherer.pack
         self._whole = whole
 
     async def register(self, queue: QueueName, *, version: str, policy: Policy) -> bool:
@@ -319,7 +319,7 @@ class Scripts:
                     prediction.id,
                     created_ms=int(created),
                     deadline_ms=int(deadline) if deadline else None,
-                    outlook=replies.hoped(hope),
+                    outlook=replies.parse_outlook(hope),
                 )
             case b"replayed":
                 return replies.Accepted(PredictionId(rest[0].decode()), replayed=True)
@@ -474,7 +474,7 @@ class Scripts:
         raw = Raw(data) if data else None
         if not record.is_terminal:
             output, logs = fold([replies.event(seq, entry) for seq, entry in enumerate(entries, start=1)])
-            return Stored(record=record, input=raw, output=output, logs=logs, outlook=replies.hoped(hope))
+            return Stored(record=record, input=raw, output=output, logs=logs, outlook=replies.parse_outlook(hope))
         done = dict(pairs(ended))
         output = Raw(done[b"output"]) if done.get(b"output") else None
         return Stored(record=record, input=raw, output=output, logs=done.get(b"logs", b"").decode())
@@ -488,7 +488,7 @@ class Scripts:
             now=at,
             record=Record.parse(prediction_id, fields),
             events=tuple(replies.event(seq, entry) for seq, entry in zip(entries[::2], entries[1::2], strict=True)),
-            outlook=replies.hoped(hope),
+            outlook=replies.parse_outlook(hope),
             attempts=replies.number(attempts),
             due=replies.number(due),
             lease=replies.number(lease),

@@ -10,8 +10,8 @@ from typing import Any, Final, get_args
 import msgspec
 
 from director.cli.arguments import arg, flag, group, hours
-from director.cli.operators import Backend, audited, operator
-from director.cli.tables import Answer, listed
+from director.cli.operators import Backend, audit, operator
+from director.cli.tables import Answer, tabulate
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError
 from director.core.ids import LANES
@@ -55,7 +55,7 @@ group("account", "list")
 )
 async def _create(backend: Backend, given: argparse.Namespace) -> Answer:
     """Make an account, without a token."""
-    with audited() as by:
+    with audit() as by:
         is_new = await backend.administration.create(given.name, given.type, by=by)
     if not is_new:
         raise SettingsError(f"there is an account {given.name} already: `director account show {given.name}`.")
@@ -66,12 +66,12 @@ async def _create(backend: Backend, given: argparse.Namespace) -> Answer:
 @operator("account list", examples=("",))
 async def _list(backend: Backend, given: argparse.Namespace) -> Answer:
     """List accounts with the limits set for them."""
-    found = {name: (await backend.accounts.written(name)).limits for name in await backend.accounts.names()}
+    found = {name: (await backend.accounts.read_written(name)).limits for name in await backend.accounts.names()}
     rows = [(name, _limits(limits)) for name, limits in found.items()]
     empty = "no accounts yet: `director account create NAME` makes one"
     return Answer(
         [{"name": name, "limits": limits} for name, limits in found.items()],
-        lambda: listed(COLUMNS, rows, words=COLUMNS, empty=empty),
+        lambda: tabulate(COLUMNS, rows, words=COLUMNS, empty=empty),
     )
 
 
@@ -84,7 +84,10 @@ async def _show(backend: Backend, given: argparse.Namespace) -> Answer:
     """Show an account: its limits, refused requests and compute of today."""
     await backend.accounts.refuse_unknown(given.name)
     today = SystemClock().now_ms() // 1000 // DAY_S
-    written, usage = await backend.accounts.written(given.name), await backend.accounts.usage(given.name, day=today)
+    written, usage = (
+        await backend.accounts.read_written(given.name),
+        await backend.accounts.usage(given.name, day=today),
+    )
     suspended = written.suspension
     denied = ", ".join(f"{count} of {name}" for name, count in sorted(usage.bursts.items())) or "none"
     lines = [
@@ -112,7 +115,7 @@ async def _set(backend: Backend, given: argparse.Namespace) -> Answer:
     limits = {name: text for name in LIMITS if (text := getattr(given, name)) is not None}
     if not limits:
         raise SettingsError(f"name a limit: {', '.join(OPTIONS.values())}.")
-    with audited() as by:
+    with audit() as by:
         written = (await backend.administration.set_limits(given.name, limits, by=by)).limits
     return Answer({"name": given.name, "limits": written}, f"{given.name} {_limits(written)}".rstrip())
 
@@ -130,17 +133,17 @@ async def _migrate(here: Backend, given: argparse.Namespace) -> Answer:
     # only here: no other command on accounts needs them
     from director.broker.durability import check
     from director.broker.redis_client import describe
-    from director.cli.backend import connected
+    from director.cli.backend import connect
     from director.core.settings import CommonSettings, load
     from director.store.relocation import PURPOSES, Relocation
 
     for name in given.names:
         await here.accounts.refuse_unknown(name)
     names = list(dict.fromkeys(given.names)) or await here.accounts.names()
-    async with connected(given.to_redis) as there:
+    async with connect(given.to_redis) as there:
         await check(there.redis, load(CommonSettings))
         relocation = Relocation(here.redis, there.redis, here.clock)
-        with audited() as by:
+        with audit() as by:
             noted = here.changes.noting("accounts_brought", by=by, count=len(names), to_redis=describe(given.to_redis))
             async with nullcontext() if given.dry_run else noted:
                 done = await relocation.run(names, only_asks=given.dry_run)
@@ -170,7 +173,7 @@ async def _suspend(backend: Backend, given: argparse.Namespace) -> Answer:
     """Stop an account from starting anything."""
     if given.policy == "end" and sys.stderr.isatty():
         print(f"ending its predictions, for at most {END_S:.0f} s …", file=sys.stderr, flush=True)
-    with audited() as by:
+    with audit() as by:
         ended = await backend.administration.suspend(given.name, given.policy, given.reason, by=by, within_s=END_S)
     done = "waiting predictions are held, running ones continue, new ones are refused"
     if given.policy == "end":
@@ -182,7 +185,7 @@ async def _suspend(backend: Backend, given: argparse.Namespace) -> Answer:
 @operator("account resume", NAME, examples=("team-a",))
 async def _resume(backend: Backend, given: argparse.Namespace) -> Answer:
     """End the suspension of an account, and release what was held."""
-    with audited() as by:
+    with audit() as by:
         await backend.administration.resume(given.name, by=by)
     text = f"{given.name} is no longer suspended. An API may refuse it until its cache expires"
     return Answer({"name": given.name}, text)
@@ -201,7 +204,7 @@ async def _resume(backend: Backend, given: argparse.Namespace) -> Answer:
 )
 async def _rotate(backend: Backend, given: argparse.Namespace) -> Answer:
     """Sign webhooks with a new secret, and for some hours with the former one too."""
-    with audited() as by:
+    with audit() as by:
         rotated = await backend.administration.rotate_secret(given.name, keep_s=given.keep_hours * HOUR_S, by=by)
     if rotated == "full":
         raise SettingsError(
@@ -233,7 +236,7 @@ async def _create_token(backend: Backend, given: argparse.Namespace) -> Answer:
     lanes = _words("--lanes", given.lanes, LANES)
     scopes = _words("--scopes", given.scopes, SCOPES)
     expires_ms = None if given.expires_hours is None else _ms_after(given.expires_hours)
-    with audited() as by:
+    with audit() as by:
         made = await backend.administration.create_token(
             given.account, lanes=lanes, scopes=scopes, label=given.label, expires_ms=expires_ms, by=by
         )
@@ -263,7 +266,7 @@ async def _list_tokens(backend: Backend, given: argparse.Namespace) -> Answer:
         for each in facts
     ]
     empty = "no tokens yet: `director token create --account NAME` makes one"
-    return Answer(facts, lambda: listed(TOKEN_COLUMNS, rows, words=TOKEN_COLUMNS, empty=empty))
+    return Answer(facts, lambda: tabulate(TOKEN_COLUMNS, rows, words=TOKEN_COLUMNS, empty=empty))
 
 
 # Every user of the machine can read a command line, and the shell keeps it, so no secret is read from there.
@@ -277,7 +280,7 @@ async def _revoke(backend: Backend, given: argparse.Namespace) -> Answer:
     """Revoke a token: a named one, or one read from standard input."""
     if given.name and not given.account:
         raise SettingsError("the account of the token is missing: --account NAME.")
-    with audited() as by:
+    with audit() as by:
         found = await _find_token(backend, given)
         is_gone = found is not None and await backend.administration.revoke(found, by=by)
     if not is_gone:
@@ -291,7 +294,7 @@ async def _revoke(backend: Backend, given: argparse.Namespace) -> Answer:
 
 async def _find_token(backend: Backend, given: argparse.Namespace) -> Token | None:
     if not given.name:
-        return await backend.accounts.tokens.found(sys.stdin.readline().strip())
+        return await backend.accounts.tokens.find(sys.stdin.readline().strip())
     await backend.accounts.refuse_unknown(given.account)
     found = [token for token in await backend.accounts.tokens.of(given.account) if token.is_named(given.name)]
     if len(found) > 1:

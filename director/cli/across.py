@@ -12,7 +12,7 @@ from msgspec import Struct
 from director.cli.arguments import EXAMPLE_ID, JSON, SERVICE, arg, command, flag, group, model_name, whole
 from director.cli.client import Client, read, service
 from director.cli.output import printable
-from director.cli.tables import Answer, listed, progress
+from director.cli.tables import Answer, progress, tabulate
 from director.core.errors import SettingsError
 from director.core.states import Status
 from director.core.words import several
@@ -91,7 +91,7 @@ class Done(Struct, frozen=True):
     retried: list[Retried] = []
 
 
-def _asked(given: argparse.Namespace) -> dict[str, str]:
+def _read_filter(given: argparse.Namespace) -> dict[str, str]:
     asked = {name: getattr(given, name) for name in ("account", "model", "status", "code", "kind")}
     asked |= {"created_before": given.older_than, "created_after": given.newer_than}
     return {name: str(value) for name, value in asked.items() if value is not None}
@@ -111,13 +111,15 @@ def _list(given: argparse.Namespace) -> int:
     with Client(service(given)) as client, progress() as show:
         page: Listed | None = None
         while len(rows) < given.n and (page is None or page.next):
-            page = read(client.all_predictions(_asked(given), after=page.next if page else None), Listed)
+            page = read(client.all_predictions(_read_filter(given), after=page.next if page else None), Listed)
             rows += page.results
             show(f"{len(rows)} found")
     rows = rows[: given.n]
     cells = [(one.created_at, one.id, one.model, one.account, one.status, one.code or "") for one in rows]
     body = {"results": msgspec.to_builtins(rows)}
-    return Answer(body, lambda: listed(COLUMNS, cells, words=COLUMNS, empty="no predictions")).show(is_json=given.json)
+    return Answer(body, lambda: tabulate(COLUMNS, cells, words=COLUMNS, empty="no predictions")).show(
+        is_json=given.json
+    )
 
 
 @command("predictions cancel", JSON, *SERVICE, *MANY, examples=(EXAMPLE_ID, "--account acme --status starting"))
@@ -137,7 +139,7 @@ def _retry(given: argparse.Namespace) -> int:
 
 
 def _change(given: argparse.Namespace, verb: str, word: str) -> int:
-    asked = _asked(given)
+    asked = _read_filter(given)
     if sum((bool(given.ids), bool(asked), given.all)) != 1:
         raise SettingsError(f"name some: `director predictions {verb} ID …`, or give a filter, or --all.")
     body: Mapping[str, Any] = {"ids": given.ids} if given.ids else asked or {"all": True}

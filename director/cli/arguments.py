@@ -151,11 +151,11 @@ def command(
 ) -> Callable[[RunT], RunT]:
     """Declare a command. An example is the part after the path; `settings` are for its parser."""
 
-    def declared(run: RunT) -> RunT:
+    def declare_run(run: RunT) -> RunT:
         declare(path, run, about or run.__doc__ or "", arguments, examples, settings)
         return run
 
-    return declared
+    return declare_run
 
 
 def group(name: str, *examples: str, about: str = "") -> None:

@@ -43,7 +43,7 @@ class Backend(Services):
 
     async def queue(self, name: str) -> QueueName:
         """Return the queue that a command line names. Raises SettingsError for an unknown queue."""
-        found = await self.queues.named(name)
+        found = await self.queues.find(name)
         if found is None:
             raise SettingsError(f"there is no queue {name}: `director queues` shows them.")
         return found
@@ -54,7 +54,7 @@ def on_backend(given: argparse.Namespace, act: Callable[[Backend], Awaitable[Don
     url = redis_url(given)
 
     async def run() -> Done:
-        async with connected(url) as backend:
+        async with connect(url) as backend:
             return await act(backend)
 
     try:
@@ -74,5 +74,5 @@ def redis_url(given: argparse.Namespace) -> str:
     return str(url)
 
 
-def connected(url: str) -> AbstractAsyncContextManager[Backend]:
+def connect(url: str) -> AbstractAsyncContextManager[Backend]:
     return aclosing(Backend(client(url, name="director-cli")))

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from director.cli.arguments import did_you_mean
-from director.cli.contexts import Context, checked_url, chosen
+from director.cli.contexts import Context, check_url, choose
 from director.cli.inputs import Described
 from director.core.errors import DirectorError
 from director.core.schema import Place
@@ -61,13 +61,13 @@ def service(given: argparse.Namespace) -> Service:
         raise Nowhere("a token is missing: give --token or DIRECTOR_TOKEN. `director token create` makes one.")
     if not (token.isascii() and token.isprintable()):
         raise Nowhere("not a token: it contains characters that no token has. `director token create` makes one.")
-    return Service(checked_url(url), token)
+    return Service(check_url(url), token)
 
 
 def _context(given: argparse.Namespace) -> Context | None:
     """Return the context that is asked for. A home that is named comes before the context in use."""
     if given.context or given.home == DEFAULT_HOME:
-        return chosen(given.context)
+        return choose(given.context)
     return None
 
 
@@ -203,7 +203,7 @@ class Client:
         raise kind(" ".join(filter(None, [_detail(answer), NEXT_STEPS.get(answer.status_code, "")])))
 
 
-def seen(body: Raw) -> Seen:
+def read_prediction(body: Raw) -> Seen:
     """Decode a prediction. Raises Refused, as `read` does."""
     return read(body, Seen)
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from director.cli.arguments import JSON, arg, command, did_you_mean, group
-from director.cli.tables import Answer, listed
+from director.cli.tables import Answer, tabulate
 from director.core.errors import SettingsError
 
 OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
@@ -41,7 +41,7 @@ class Contexts(Struct, frozen=True):
         return self.named[name]
 
 
-def chosen(name: str) -> Context | None:
+def choose(name: str) -> Context | None:
     """Return the context of this name, or the one in use if the name is empty. Raises SettingsError."""
     contexts = _read()
     name = name or os.environ.get("DIRECTOR_CONTEXT", "") or contexts.in_use
@@ -64,7 +64,7 @@ def token_in(file: Path) -> str:
     return token
 
 
-def checked_url(text: str) -> str:
+def check_url(text: str) -> str:
     """Return the address of an API without its end. Raises SettingsError."""
     if urlsplit(text).scheme not in ("http", "https") or not urlsplit(text).hostname:
         raise SettingsError(f"{text!r} is not an address of an API: it begins with http:// or https://.")
@@ -113,7 +113,7 @@ def _add(given: argparse.Namespace) -> int:
     file = given.token_file.expanduser().absolute()
     token_in(file)
     contexts = _read()
-    context = Context(checked_url(given.url), str(file))
+    context = Context(check_url(given.url), str(file))
     _write(Contexts(contexts.in_use or given.name, {**contexts.named, given.name: context}))
     return _answer().show(is_json=given.json)
 
@@ -151,4 +151,6 @@ def _answer() -> Answer:
     ]
     rows = [["*" if one["in_use"] else "", *(str(one[key]) for key in ("name", "url", "token_file"))] for one in body]
     names = ("", "context", "url", "token file")
-    return Answer(body, lambda: listed(names, rows, words=names, empty="no contexts: `director context add` makes one"))
+    return Answer(
+        body, lambda: tabulate(names, rows, words=names, empty="no contexts: `director context add` makes one")
+    )

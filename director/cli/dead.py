@@ -10,7 +10,7 @@ import msgspec
 from director.cli.arguments import EXAMPLE_ID, arg, flag, group
 from director.cli.operators import Backend, operator, prediction_id, typist, unknown_queue
 from director.cli.output import printable
-from director.cli.tables import Answer, folded, line_width, listed, progress
+from director.cli.tables import Answer, fold, line_width, progress, tabulate
 from director.core.errors import SettingsError
 from director.core.ids import PredictionId, QueueName
 from director.core.words import several
@@ -46,7 +46,8 @@ async def _list(backend: Backend, given: argparse.Namespace) -> Answer:
     more = f"there are more: --cursor {letters.next}" if letters.next else ""
     empty = more or "no dead letters"
     return Answer(
-        letters, lambda: listed(COLUMNS, rows, words=COLUMNS[:-1], empty=empty) + (f"\n{more}" if rows and more else "")
+        letters,
+        lambda: tabulate(COLUMNS, rows, words=COLUMNS[:-1], empty=empty) + (f"\n{more}" if rows and more else ""),
     )
 
 
@@ -60,7 +61,7 @@ async def _show(backend: Backend, given: argparse.Namespace) -> Answer:
     if shown is None:
         raise SettingsError(f"{given.id} is not a dead letter: `director dead list` shows them.")
     body = {**msgspec.structs.asdict(shown.letter), "input": shown.input}
-    return Answer(body, folded(map(printable, _lines(shown)), hang=4, width=line_width()))
+    return Answer(body, fold(map(printable, _lines(shown)), hang=4, width=line_width()))
 
 
 def _lines(shown: "Shown") -> list[str]:
@@ -117,10 +118,10 @@ async def _do(backend: Backend, given: argparse.Namespace, action: str) -> Answe
     ids, dead = [_id(name) for name in dict.fromkeys(given.ids)], backend.dead
     act = dead.revive if action == "revive" else dead.drop
     queues = await _queues(backend, given.queue)
-    slices = dead.every(queues) if given.all else _slices(await dead.named(ids))
+    slices = dead.every(queues) if given.all else _slices(await dead.find(ids))
     asked = Asked(ids=ids, queue=given.queue)
     with progress() as show:
-        done = await act(_counted(slices, given.rate, show), by=typist(), asked=asked, rate=given.rate)
+        done = await act(_count(slices, given.rate, show), by=typist(), asked=asked, rate=given.rate)
     why = "is not a dead letter, or its input was removed. Nothing was changed"
     gone = "had secret inputs, which were removed at its end: its caller must create it again"
     lines = [
@@ -146,7 +147,7 @@ async def _slices(places: "list[Place]") -> "AsyncIterator[list[Place]]":
     yield places
 
 
-async def _counted(
+async def _count(
     slices: "AsyncIterator[list[Place]]", rate: float | None, show: Callable[[str], None]
 ) -> "AsyncIterator[list[Place]]":
     met = 0

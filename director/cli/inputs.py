@@ -146,7 +146,7 @@ def save_output(output: Any, file: str) -> list[str]:
         raise FileFault(NO_FILE)
     saved = []
     for path, text in found:
-        data, kind = _fetched(text) if text.startswith(FETCHED) else _decoded(text)
+        data, kind = _fetch(text) if text.startswith(FETCHED) else _decode(text)
         place = _place(file, path, mimetypes.guess_extension(kind) or Path(urlsplit(text).path[-64:]).suffix)
         try:
             place.write_bytes(data)
@@ -179,7 +179,7 @@ def _place(file: str, path: tuple[str, ...], ending: str) -> Path:
     return place.with_name("-".join([place.stem, *names]) + place.suffix) if names else place
 
 
-def _fetched(url: str) -> tuple[bytes, str]:
+def _fetch(url: str) -> tuple[bytes, str]:
     import httpx
 
     try:
@@ -191,7 +191,7 @@ def _fetched(url: str) -> tuple[bytes, str]:
     return answer.content, answer.headers.get("content-type", "").partition(";")[0]
 
 
-def _decoded(text: str) -> tuple[bytes, str]:
+def _decode(text: str) -> tuple[bytes, str]:
     if (uri := read_data_uri(text.encode())) is None:
         raise FileFault(NO_FILE)
     try:

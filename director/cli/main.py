@@ -76,14 +76,14 @@ FOLDERS: Final = frozenset({"DIR", "FOLDER"})
 
 def main(argv: Sequence[str] | None = None) -> int:
     if getattr(director, "DISTRIBUTION", "") != "director-queue":  # its files overwrote some of ours
-        return _failed(
+        return _report_failure(
             f"another program is installed as `director` in {sys.prefix}. "
             "Install this one in an environment of its own: `pipx install` or `uv tool install` makes one."
         )
     try:
         return _run(sys.argv[1:] if argv is None else argv)
     except DirectorError as exc:
-        return _failed(str(exc))
+        return _report_failure(str(exc))
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # `director … | head`: the reader has closed the pipe
@@ -91,21 +91,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
     except OSError as exc:  # for example a full disk behind stdout
         leave_stdout()
-        return _failed(str(exc))
+        return _report_failure(str(exc))
 
 
 def _run(argv: Sequence[str]) -> int:
     try:
         if not argv:
-            made_parser("").print_help()
+            make_parser("").print_help()
             return 0
-        given = made_parser(next((word for word in argv if not word.startswith("-")), "")).parse_args(argv)
+        given = make_parser(next((word for word in argv if not word.startswith("-")), "")).parse_args(argv)
         return int(given.run(given))
     finally:
         sys.stdout.flush()  # Python would flush at exit, and report a failure with its own words and code
 
 
-def _failed(text: str) -> int:
+def _report_failure(text: str) -> int:
     lines = "\n".join(printable(line) for line in text.splitlines())  # some advise a command, or show the end of a log
     print(f"director: {lines}", file=sys.stderr)
     return FAILED
@@ -132,7 +132,7 @@ def _rows(action: argparse.Action) -> Iterable[argparse.Action]:
     return action._choices_actions  # type: ignore[attr-defined, no-any-return]
 
 
-def made_parser(typed: str | None = None) -> CommandParser:
+def make_parser(typed: str | None = None) -> CommandParser:
     """Return the parser of all commands. With `typed`, the others have only their names and help lines."""
     parser = CommandParser(
         prog="director",
@@ -177,7 +177,7 @@ def _completion(given: argparse.Namespace) -> int:
     """Print a script with which a shell completes commands and options. The examples show its place."""
     import shtab
 
-    parser = made_parser()
+    parser = make_parser()
     for each in parser.all_of_it():
         for action in each.arguments:
             if action.metavar in FILES | FOLDERS:

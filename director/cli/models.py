@@ -8,8 +8,8 @@ import msgspec
 
 from director.broker.replies import Order
 from director.cli.arguments import EXAMPLE_ID, arg, flag, group
-from director.cli.operators import Backend, audited, operator, prediction_id, typist
-from director.cli.tables import Answer, listed
+from director.cli.operators import Backend, audit, operator, prediction_id, typist
+from director.cli.tables import Answer, tabulate
 from director.core.errors import SettingsError, UnknownModel
 from director.core.ids import queue_name
 from director.core.model_config import ModelConfig
@@ -40,7 +40,7 @@ async def _list(backend: Backend, given: argparse.Namespace) -> Answer:
     from director.operate.views import stats_of_newcomers, words_of
 
     models = backend.catalog.models
-    names = [name for _, name in await models.listed("latest")][::-1]
+    names = [name for _, name in await models.list_all("latest")][::-1]
     found = [model for model in await models.many(names) if model is not None]
     newcomers = stats_of_newcomers(await backend.directors.newcomers())
     latest = {model.name: queue_name(model.name, model.latest) for model in found if model.latest}
@@ -51,7 +51,7 @@ async def _list(backend: Backend, given: argparse.Namespace) -> Answer:
     empty = "no models yet: a director registers its model (`director run`)"
     return Answer(
         [{name: getattr(model, name) for name in SHOWN} for model in found],
-        lambda: listed(COLUMNS, rows, words=COLUMNS, empty=empty),
+        lambda: tabulate(COLUMNS, rows, words=COLUMNS, empty=empty),
     )
 
 
@@ -74,7 +74,7 @@ async def _set(backend: Backend, given: argparse.Namespace) -> Answer:
     async with backend.changes.noting("model_changed", by=typist(), model=given.of, fields=sorted(said), **seen):
         if not await backend.catalog.models.change(given.of, said):
             raise _unknown_model(given.of)
-    return _done(given, "changed. An API may show the former value until its cache expires")
+    return _answer_done(given, "changed. An API may show the former value until its cache expires")
 
 
 @operator(
@@ -86,7 +86,7 @@ async def _set(backend: Backend, given: argparse.Namespace) -> Answer:
 )
 async def _config(backend: Backend, given: argparse.Namespace) -> Answer:
     """Show or change how a model is run; directors apply it within seconds."""
-    said = dict(map(_named_value, given.set)) | dict.fromkeys(given.unset)
+    said = dict(map(_read_pair, given.set)) | dict.fromkeys(given.unset)
     stored = await backend.configs.get(given.of)
     if stored is not None and said:
         try:
@@ -94,7 +94,7 @@ async def _config(backend: Backend, given: argparse.Namespace) -> Answer:
         except msgspec.ValidationError as exc:
             raise SettingsError(f"not a configuration: {exc}") from exc
         try:
-            with audited() as by:
+            with audit() as by:
                 await backend.configs.put(given.of, config, by=by, was=stored.revision)
         except UnknownModel as exc:
             raise _unknown_model(given.of) from exc
@@ -115,7 +115,7 @@ def _unknown_model(name: str) -> SettingsError:
     return SettingsError(f"there is no model {name}: `director model list` shows all.")
 
 
-def _named_value(line: str) -> tuple[str, object]:
+def _read_pair(line: str) -> tuple[str, object]:
     """Read NAME=VALUE. VALUE is JSON, or @FILE with JSON, or else text. Raises SettingsError."""
     name, has_value, value = line.partition("=")
     if not has_value:
@@ -148,11 +148,11 @@ async def _example(backend: Backend, given: argparse.Namespace) -> Answer:
         async with backend.changes.noting("example_shown", by=typist(), **shown):
             examples = Examples(backend.redis, backend.scripts_with_files)
             await examples.show(given.of, name, is_default=given.default)
-        return _done(given)
+        return _answer_done(given)
     async with backend.changes.noting("example_hidden", by=typist(), **shown):
         if not await backend.examples.hide(given.of, name):
             raise SettingsError(f"{given.prediction} is not shown with {given.of}.")
-    return _done(given)
+    return _answer_done(given)
 
 
 @operator(
@@ -174,7 +174,7 @@ async def _put(backend: Backend, given: argparse.Namespace) -> Answer:
         raise SettingsError(f"not a collection: {exc}") from exc
     async with backend.changes.noting("collection_written", by=typist(), slug=given.of, models=given.models):
         await backend.collections.put(given.of, collection)
-    return _done(given)
+    return _answer_done(given)
 
 
 @operator("collection remove", SLUG, examples=("best",))
@@ -182,7 +182,7 @@ async def _remove(backend: Backend, given: argparse.Namespace) -> Answer:
     """Remove a collection; its models stay."""
     async with backend.changes.noting("collection_removed", by=typist(), slug=given.of):
         await backend.collections.remove(given.of)
-    return _done(given)
+    return _answer_done(given)
 
 
 @operator("hardware set", SKU, arg("name NAME", "its name for people"), examples=("gpu-t4 'Nvidia T4'",))
@@ -190,7 +190,7 @@ async def _put_hardware(backend: Backend, given: argparse.Namespace) -> Answer:
     """Name a kind of hardware."""
     async with backend.changes.noting("hardware_written", by=typist(), sku=given.of, named=given.name):
         await backend.collections.put_hardware(given.of, given.name)
-    return _done(given)
+    return _answer_done(given)
 
 
 @operator("hardware remove", SKU, examples=("gpu-t4",))
@@ -198,7 +198,7 @@ async def _remove_hardware(backend: Backend, given: argparse.Namespace) -> Answe
     """Remove a kind of hardware."""
     async with backend.changes.noting("hardware_removed", by=typist(), sku=given.of):
         await backend.collections.remove_hardware(given.of)
-    return _done(given)
+    return _answer_done(given)
 
 
 async def _order(backend: Backend, given: argparse.Namespace, order: Order, text: str) -> Answer:
@@ -229,5 +229,5 @@ async def _pin(backend: Backend, given: argparse.Namespace) -> Answer:
     return await _order(backend, given, "pin", "is loaded and stays so, until `director models load` or `rest`")
 
 
-def _done(given: argparse.Namespace, text: str = "done") -> Answer:
+def _answer_done(given: argparse.Namespace, text: str = "done") -> Answer:
     return Answer({"name": given.of, "done": True}, f"{given.of}: {text}")

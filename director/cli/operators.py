@@ -28,7 +28,7 @@ QUEUE: Final = arg("queue QUEUE", "its name, or owner/name for the queue of the 
 def operator(path: str, *arguments: Argument, examples: Sequence[str] = (), **settings: Any) -> Callable[[ActT], ActT]:
     """Declare a command whose function gets the stores on the chosen Redis server. For the rest see `command`."""
 
-    def declared(act: ActT) -> ActT:
+    def declare_act(act: ActT) -> ActT:
         def run(given: argparse.Namespace) -> int:
             from director.cli.backend import on_backend
 
@@ -37,7 +37,7 @@ def operator(path: str, *arguments: Argument, examples: Sequence[str] = (), **se
         declare(path, run, act.__doc__ or "", (JSON, *REDIS, *arguments), examples, settings)
         return act
 
-    return declared
+    return declare_act
 
 
 def prediction_id(text: str, hint: str = "") -> PredictionId:
@@ -52,7 +52,7 @@ def unknown_queue(name: str) -> SettingsError:
 
 
 @contextmanager
-def audited() -> Iterator[str]:
+def audit() -> Iterator[str]:
     """Yield the operator's name, and write each change in the block on stderr too: as JSON, or for a person at one."""
     log, handler = logging.getLogger("director.store.changes"), logging.StreamHandler(sys.stderr)
     handler.setFormatter(PeopleLines() if sys.stderr.isatty() else JsonLines(process="cli"))

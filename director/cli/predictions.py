@@ -14,11 +14,11 @@ from urllib.parse import quote
 from msgspec import Raw
 
 from director.cli.arguments import EXAMPLE_ID, JSON, SERVICE, arg, command, did_you_mean, flag, model_name, whole
-from director.cli.client import Away, Client, Seen, read, seen, service
+from director.cli.client import Away, Client, Seen, read, read_prediction, service
 from director.cli.inputs import Described, check_output, parse_input, read_inputs, save_output
 from director.cli.output import harmless, printable
 from director.cli.printing import Printer, as_text, place_words, waiting_words, why_words
-from director.cli.tables import Answer, folded, line_width, listed, print_json
+from director.cli.tables import Answer, fold, line_width, print_json, tabulate
 from director.core.errors import DirectorError
 from director.core.ids import LANES
 from director.core.states import Status
@@ -85,13 +85,13 @@ def _predict(given: argparse.Namespace) -> int:
         _warn_of_unknown(inputs, known, given.model)
         headers = {name: value for name, value in asked.items() if value}
         body = client.create(given.model, inputs, webhook=given.webhook, headers=headers)
-        prediction = seen(body)
+        prediction = read_prediction(body)
         if given.detach:
             return Answer(body, prediction.id).show(is_json=given.json)
         try:
             return _await(client, given, body)
         except KeyboardInterrupt:
-            with _named(prediction.id):
+            with _name_in_errors(prediction.id):
                 client.cancel(prediction.id)
             print(f"\ncanceled {prediction.id}", file=sys.stderr)
             raise
@@ -107,10 +107,10 @@ def _warn_of_unknown(given: Iterable[str], known: Described | None, model: str) 
 
 def _await(client: Client, given: argparse.Namespace, body: Raw) -> int:
     """Print a prediction until its end. Returns the exit code."""
-    prediction = seen(body)
-    with _named(prediction.id):
+    prediction = read_prediction(body)
+    with _name_in_errors(prediction.id):
         body = _follow(client, given, body)
-        prediction = seen(body)
+        prediction = read_prediction(body)
         if given.json:
             print_json(body)
         if given.output and prediction.status is Status.SUCCEEDED:
@@ -119,7 +119,7 @@ def _await(client: Client, given: argparse.Namespace, body: Raw) -> int:
 
 
 @contextmanager
-def _named(prediction_id: str) -> Generator[None]:
+def _name_in_errors(prediction_id: str) -> Generator[None]:
     """Add the id of the prediction to any error, because the prediction continues without this command."""
     try:
         yield
@@ -131,7 +131,7 @@ def _follow(client: Client, given: argparse.Namespace, body: Raw) -> Raw:
     give_up = math.inf if given.timeout is None else time.monotonic() + given.timeout
     with Printer(sys.stdout, sys.stderr, shows_output=not given.output, streams=given.stream) as printer:
         while True:
-            prediction = seen(body)
+            prediction = read_prediction(body)
             if not given.json:
                 printer.show(prediction)
             if prediction.is_terminal:
@@ -178,7 +178,7 @@ def _logs(given: argparse.Namespace) -> int:
     shown = ""
     with Client(service(given)) as client:
         while True:
-            prediction = seen(client.get(given.id))
+            prediction = read_prediction(client.get(given.id))
             logs = prediction.logs or ""
             if not given.json:  # another attempt begins with logs of its own
                 new = logs.removeprefix(shown) if logs.startswith(shown) else logs
@@ -215,17 +215,17 @@ def _ps(given: argparse.Namespace) -> int:
                 given.n,
             )
         ]
-    found = sorted(found, key=lambda body: seen(body).id, reverse=True)[: given.n]
+    found = sorted(found, key=lambda body: read_prediction(body).id, reverse=True)[: given.n]
 
     def text() -> str:
         now_ms = int(time.time() * 1000)
         rows = [
             [one.id, one.model, one.status, since(one.created_at, now_ms) if one.created_at else "-", one.error or ""]
-            for one in map(seen, found)
+            for one in map(read_prediction, found)
         ]
         names = ("id", "model", "status", "age", "error")
         empty = "no predictions" if given.all else "no predictions wait or run: --all shows those that ended"
-        return listed(names, rows, words=("id", "model", "status", "error"), empty=empty)
+        return tabulate(names, rows, words=("id", "model", "status", "error"), empty=empty)
 
     return Answer(found, text).show(is_json=given.json)
 
@@ -243,14 +243,14 @@ def _open(given: argparse.Namespace) -> int:
 def _get(given: argparse.Namespace) -> int:
     with Client(service(given)) as client:
         body = client.get(given.id)
-    return Answer(body, lambda: _facts(seen(body))).show(is_json=given.json)
+    return Answer(body, lambda: _facts(read_prediction(body))).show(is_json=given.json)
 
 
 @command("cancel", JSON, *SERVICE, ID, examples=(EXAMPLE_ID,))
 def _cancel(given: argparse.Namespace) -> int:
     with Client(service(given)) as client:
         body = client.cancel(given.id)
-    return Answer(body, lambda: _facts(seen(body))).show(is_json=given.json)
+    return Answer(body, lambda: _facts(read_prediction(body))).show(is_json=given.json)
 
 
 def _facts(prediction: Seen) -> str:
@@ -276,7 +276,7 @@ def _explain(given: argparse.Namespace) -> int:
         body = client.explain(given.id)
 
     def text() -> str:
-        return folded(map(printable, story_lines(read(body, Story))), hang=WIDTH + 2, width=line_width())
+        return fold(map(printable, story_lines(read(body, Story))), hang=WIDTH + 2, width=line_width())
 
     return Answer(body, text).show(is_json=given.json)
 
@@ -302,7 +302,7 @@ def story_lines(story: Story) -> Iterator[str]:
         yield _at("why", f"{cause.title}: {cause.detail}")
         yield _more(f"→ `{cause.ask}` (who acts: {cause.who})")
     if story.webhook is not None:
-        yield from _told(story.webhook)
+        yield from _show_webhook(story.webhook)
     if story.redis_ms:
         yield _more(f"Redis took {story.redis_ms:.0f} ms for this. `director doctor` measures whether it is slow")
     for coming in story.next:
@@ -341,7 +341,7 @@ def _over(ended: Ended) -> Iterator[str]:
         yield _more(first[:LONGEST])
 
 
-def _told(webhook: Owed) -> Iterator[str]:
+def _show_webhook(webhook: Owed) -> Iterator[str]:
     last = f", the last one {webhook.last}" if webhook.last else ""
     for one in webhook.deliveries:
         silent = ", no answer" if one.outcome == "failed" else ""

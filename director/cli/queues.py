@@ -11,7 +11,7 @@ import msgspec
 from director.broker.replies import Admission, QueueStats
 from director.cli.arguments import arg, flag, whole
 from director.cli.operators import QUEUE, Backend, operator, typist
-from director.cli.tables import Answer, fitted, folded, line_width, progress
+from director.cli.tables import Answer, fit, fold, line_width, progress
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError
 from director.core.ids import QueueName
@@ -60,7 +60,7 @@ async def _list(backend: Backend, given: argparse.Namespace) -> Answer:
 @operator("queues show", QUEUE, examples=("acme/painter",))
 async def _show(backend: Backend, given: argparse.Namespace) -> Answer:
     """Show one queue: its accounts, and the quality of its estimates."""
-    if await backend.queues.named(given.queue) is None and (waits := await _newcomer(backend, given.queue)):
+    if await backend.queues.find(given.queue) is None and (waits := await _newcomer(backend, given.queue)):
         return waits
     queue = await backend.queue(given.queue)
     tenants = await backend.queues.tenants(queue, most=MOST_TENANTS)
@@ -70,7 +70,7 @@ async def _show(backend: Backend, given: argparse.Namespace) -> Answer:
     more = {"tenants": tenants, "setup_run": setup, "burn": burnt}
     return Answer(
         {"queue": queue, **msgspec.to_builtins(stats), **msgspec.to_builtins(more)},
-        lambda: folded(report(queue, stats, tenants, setup, burnt), hang=HANG, width=line_width()),
+        lambda: fold(report(queue, stats, tenants, setup, burnt), hang=HANG, width=line_width()),
     )
 
 
@@ -192,15 +192,15 @@ async def _depart(here: Backend, given: argparse.Namespace) -> Answer:
     # only here: no other command on queues needs them
     from director.broker.durability import check
     from director.broker.redis_client import describe
-    from director.cli.backend import connected
+    from director.cli.backend import connect
     from director.core.settings import CommonSettings, load
     from director.store.changes import Noted
     from director.store.departure import Departure, Left, Site
 
     if given.dry_run and given.put_back:
         raise SettingsError("--dry-run does not go with --put-back.")
-    async with connected(given.to_redis) as there:
-        queue, to = await here.queue(given.queue), await there.queues.named(given.to or given.queue)
+    async with connect(given.to_redis) as there:
+        queue, to = await here.queue(given.queue), await there.queues.find(given.to or given.queue)
         if to is None:
             raise SettingsError(f"there is no queue {given.to or given.queue} there. A director there creates it.")
         await check(there.redis, load(CommonSettings))
@@ -213,7 +213,7 @@ async def _depart(here: Backend, given: argparse.Namespace) -> Answer:
             async with nullcontext(Noted()) if given.dry_run else noted as change:
                 async for done in steps:
                     if done.moved + done.stayed:
-                        change.begun()
+                        change.begin()
                     show(f"{done.moved + done.stayed} moved")
     left = msgspec.to_builtins(done)
     lines = [
@@ -231,18 +231,18 @@ async def _depart(here: Backend, given: argparse.Namespace) -> Answer:
     arg("--max-queued N", "with bounded: how many may wait", type=whole()),
     examples=("acme/painter bounded --max-queued 500", "acme/painter absorb"),
 )
-async def _bound(backend: Backend, given: argparse.Namespace) -> Answer:
+async def _bound_queue(backend: Backend, given: argparse.Namespace) -> Answer:
     """Set what happens to more predictions than the queue can run."""
     if (given.mode == "bounded") != (given.max_queued is not None):
         raise SettingsError("--max-queued N goes with bounded only.")
     queue, most = await backend.queue(given.queue), given.max_queued
-    await backend.queue_administration.bound(queue, mode=given.mode, max_queued=most, by=typist())
+    await backend.queue_administration.set_bound(queue, mode=given.mode, max_queued=most, by=typist())
     text = f"{queue}: {given.mode}{f', at most {most} waiting' if most else ''}"
     return Answer({"queue": queue, "mode": given.mode, "max_queued": most}, text)
 
 
 def table(found: Sequence[tuple[QueueName, QueueStats]], *, width: int | None = None) -> list[str]:
-    return fitted(COLUMNS, [_row(queue, stats) for queue, stats in found], width=width, words=WORDS)
+    return fit(COLUMNS, [_row(queue, stats) for queue, stats in found], width=width, words=WORDS)
 
 
 def report(
@@ -267,7 +267,7 @@ def report(
         "streams": _streams(stats),
         "estimates": _estimates(stats.tally),
         "warm hits": share(stats.tally.get("warm", 0), stats.tally.get("cold", 0)),
-        "batches": _counted(stats.tally, BATCH) or "none",
+        "batches": _show_counts(stats.tally, BATCH) or "none",
         "last setup": "none" if setup is None else _setup(setup),
     }
     lines = [queue, *(f"  {name:<10} {fact}" for name, fact in facts.items())]
@@ -301,7 +301,7 @@ def _streams(stats: QueueStats) -> str:
 
 def _estimates(tally: Mapping[str, int]) -> str:
     kept = share(tally.get("eta_kept", 0), tally.get("eta_missed", 0))
-    errors = _counted(dict(sorted(tally.items(), key=_bucket)), ETA_ERROR, unit=" s").replace("inf s", "more")
+    errors = _show_counts(dict(sorted(tally.items(), key=_bucket)), ETA_ERROR, unit=" s").replace("inf s", "more")
     return f"{kept} began within the p90; off by at most {errors}" if errors else kept
 
 
@@ -325,7 +325,7 @@ def _bucket(pair: tuple[str, int]) -> float:
     return float(name.removeprefix(ETA_ERROR)) if name.startswith(ETA_ERROR) else 0
 
 
-def _counted(tally: Mapping[str, int], prefix: str, unit: str = "") -> str:
+def _show_counts(tally: Mapping[str, int], prefix: str, unit: str = "") -> str:
     found = {name.removeprefix(prefix): count for name, count in tally.items() if name.startswith(prefix)}
     return ", ".join(f"{name}{unit}: {count}" for name, count in found.items())
 

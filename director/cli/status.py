@@ -12,7 +12,7 @@ from director.broker import keys
 from director.cli.arguments import JSON, REDIS, arg, command, flag
 from director.cli.operators import QUEUE, Backend, operator, unknown_queue
 from director.cli.output import printable
-from director.cli.tables import Answer, fitted, folded, line_width
+from director.cli.tables import Answer, fit, fold, line_width
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable, UnknownQueue
 from director.core.view import iso
@@ -74,7 +74,7 @@ def device_lines(found: "Sequence[DeviceView]", *, now_ms: int, width: int | Non
             (each.queue, each.state, since(each.since, now_ms), size(each.bytes), str(each.loads), _why(each))
             for each in one.models
         ]
-        lines += fitted(ON_DEVICE, rows, width=width, words=("model", "state", "why"))
+        lines += fit(ON_DEVICE, rows, width=width, words=("model", "state", "why"))
     return [printable(line) for line in lines]
 
 
@@ -84,7 +84,7 @@ def _why(one: "ModelOnDevice") -> str:
 
 
 def director_lines(found: "Sequence[DirectorView]", *, now_ms: int, width: int | None) -> list[str]:
-    table = fitted(COLUMNS, [_row(one, now_ms) for one in found], width=width, words=WORDS)
+    table = fit(COLUMNS, [_row(one, now_ms) for one in found], width=width, words=WORDS)
     servers = [
         f"  {one.name}  {line}"
         for one in found
@@ -94,7 +94,7 @@ def director_lines(found: "Sequence[DirectorView]", *, now_ms: int, width: int |
         ]
     ]
     if servers:
-        table += ["", "servers", *folded(map(printable, servers), hang=HANG, width=width).splitlines()]
+        table += ["", "servers", *fold(map(printable, servers), hang=HANG, width=width).splitlines()]
     return table
 
 
@@ -149,7 +149,7 @@ def _doctor(given: argparse.Namespace) -> int:
 
     settings = load(CommonSettings, redis_url=redis_url(given))
 
-    async def examined() -> list[Finding]:
+    async def examine_all() -> list[Finding]:
         redis = client(settings.redis_url, name="director-doctor")
         try:
             return examine(await look(redis, settings, SystemClock()))
@@ -163,7 +163,7 @@ def _doctor(given: argparse.Namespace) -> int:
         finally:
             await redis.aclose()
 
-    findings = anyio.run(examined)
+    findings = anyio.run(examine_all)
     width = max(len(finding.check) for finding in findings)
     counts = Counter(finding.verdict for finding in findings)
     counted = f"{several(counts['fail'], 'failure')}, {several(counts['warn'], 'warning')}"
@@ -175,7 +175,7 @@ def _doctor(given: argparse.Namespace) -> int:
     failed = has_failed(findings)
     answer = Answer(
         {"ok": not failed, "checks": findings},
-        lambda: folded(map(printable, lines), hang=width + 8, width=line_width()),
+        lambda: fold(map(printable, lines), hang=width + 8, width=line_width()),
         code=int(failed),
     )
     return answer.show(is_json=given.json)

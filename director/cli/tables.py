@@ -58,15 +58,15 @@ def json_line(body: object) -> str:
     return "".join(one if one.isascii() or one.isprintable() else json.dumps(one)[1:-1] for one in line)
 
 
-def listed(names: Sequence[str], rows: Sequence[Sequence[str]], *, words: Sequence[str], empty: str) -> str:
-    return "\n".join(fitted(names, rows, width=line_width(), words=words)) if rows else empty
+def tabulate(names: Sequence[str], rows: Sequence[Sequence[str]], *, words: Sequence[str], empty: str) -> str:
+    return "\n".join(fit(names, rows, width=line_width(), words=words)) if rows else empty
 
 
 def line_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def fitted(
+def fit(
     names: Sequence[str],
     rows: Iterable[Sequence[str]],
     *,
@@ -108,7 +108,7 @@ class Name:
         yield Text(cut(self._text, options.max_width), no_wrap=True, overflow="crop")
 
 
-def folded(lines: Iterable[str], *, hang: int, width: int | None) -> str:
+def fold(lines: Iterable[str], *, hang: int, width: int | None) -> str:
     """Join sentences behind labels. A sentence that is too long continues below, `hang` columns from the left."""
     if width is None:
         return "\n".join(lines)

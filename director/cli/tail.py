@@ -89,7 +89,7 @@ async def _follow_all(backend: Backend, given: argparse.Namespace) -> None:
 
     while True:
         began_s = anyio.current_time()
-        news = await _asked(following.read)
+        news = await _ask_until_answered(following.read)
         wanted = [entry for entry in news.entries if is_wanted(entry)]
         if given.json:
             # as `director audit --to FILE` writes them
@@ -126,7 +126,7 @@ async def _follow_one(backend: Backend, prediction_id: PredictionId, *, is_json:
         return await backend.scripts.replay(prediction_id, after=after, count=EVENTS, most_bytes=MOST_BYTES)
 
     while True:
-        page = await _asked(read)
+        page = await _ask_until_answered(read)
         if page is None:
             raise SettingsError(f"there is no prediction {prediction_id}, or it was removed.")
         for event in map(show_event, page.events):
@@ -162,7 +162,7 @@ def _show(event: EventView, pieces: Pieces) -> None:
         _tell(f"{event.at[CLOCK]} {printable(words)}{again}")
 
 
-async def _asked(ask: Callable[[], Awaitable[T]]) -> T:
+async def _ask_until_answered(ask: Callable[[], Awaitable[T]]) -> T:
     """Ask until Redis answers. The begin and the end of an outage are each reported once."""
     is_away = False
     while True:

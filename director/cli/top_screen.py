@@ -12,7 +12,7 @@ from rich.text import Text
 
 from director.cli.output import printable
 from director.cli.status import device_lines, director_lines
-from director.cli.tables import fitted
+from director.cli.tables import fit
 from director.core.ids import LANES, QueueName
 from director.core.samples import Sample
 from director.core.words import several, span
@@ -332,7 +332,7 @@ def _queues(frame: Frame) -> list[Text]:
     at = chosen(state, rows) if width else -1
     first = 0 if room is None else max(0, min(at - room + 2, len(rows) - room + 1))
     seen_rows = rows if room is None else rows[first : first + room - 1]  # a table of 1,000 rows takes half a second
-    head, *lines = fitted(COLUMNS, [_row(row) for row in seen_rows], width=width and width - 2, words=WORDS)
+    head, *lines = fit(COLUMNS, [_row(row) for row in seen_rows], width=width and width - 2, words=WORDS)
     found = [Text(f"  {head}", TITLE)]
     for number, (row, line) in enumerate(zip(seen_rows, lines, strict=True), first):
         mark = "› " if number == at else "  "
@@ -377,7 +377,7 @@ def _queue(frame: Frame) -> list[Text]:
         heat = detail.heat.get(lane, ())
         count = getattr(queue.waiting, lane)
         found.append(Text(f"  {lane:<8} {count} waiting; in its streams {sum(heat)} {blocks(heat)}"))
-    tenants = fitted(TENANTS, [_tenant(one) for one in detail.tenants], width=width and width - 2, words=TENANTS[::5])
+    tenants = fit(TENANTS, [_tenant(one) for one in detail.tenants], width=width and width - 2, words=TENANTS[::5])
     found += [Text(""), *(Text(f"  {line}", "" if at else TITLE) for at, line in enumerate(tenants))]
     return frame.window(found)
 

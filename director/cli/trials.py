@@ -134,12 +134,12 @@ def _simulate_queue(given: argparse.Namespace) -> int:
     trace = _trace(given, slots=given.slots[0])
     with progress() as show:
 
-        def played(name: str, done: int) -> None:
+        def show_progress(name: str, done: int) -> None:
             show(f"» {name}: {done:,} of {len(trace):,}")
             if not done and not sys.stderr.isatty():
                 print(f"» {name}", file=sys.stderr, flush=True)
 
-        reports = anyio.run(simulate, trace, policies, given.slots, played, backend_options={"use_uvloop": True})
+        reports = anyio.run(simulate, trace, policies, given.slots, show_progress, backend_options={"use_uvloop": True})
     if picture is not None:
         plot(picture, reports)
     described = trace_report(trace)
@@ -196,7 +196,7 @@ def _chaos(given: argparse.Namespace) -> int:
         kind=given.kind,
     )
     report = chaos(options, _say)
-    return _judged(report, text(report), given.json)
+    return _print_report(report, text(report), given.json)
 
 
 def _leases(text: str) -> tuple[float, ...]:
@@ -261,12 +261,12 @@ def _check(given: argparse.Namespace) -> int:
     folder = Path(given.folder)
     if (folder / JOURNALS).is_dir():
         run = checker.check(folder / JOURNALS)
-        return _judged(run, checker.text(run), given.json)
+        return _print_report(run, checker.text(run), given.json)
     report = checked(folder, _say)
-    return _judged(report, campaign_page.text(report), given.json)
+    return _print_report(report, campaign_page.text(report), given.json)
 
 
-def _judged(report: "Report | CampaignReport", shown: str, file: str) -> int:
+def _print_report(report: "Report | CampaignReport", shown: str, file: str) -> int:
     print(shown)
     if file:
         Path(file).write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")

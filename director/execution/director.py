@@ -377,7 +377,7 @@ class Director:
         webhooks = Webhooks(
             self._scripts, shared.services.accounts, shared.sender, self._clock, self._schedule, shared.tracing
         )
-        webhooks.on_attempt = shared.metering.webhooks.attempted
+        webhooks.on_attempt = shared.metering.webhooks.note_attempt
         return Executor(
             scripts=self._scripts,
             clock=self._clock,

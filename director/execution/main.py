@@ -148,7 +148,7 @@ async def connections(
     redis = client(settings.redis_url, name="director")
     waits = blocking_client(settings.redis_url, block_s=max(LONGEST_S, LISTEN_S), connections=WAITS * directors)
     metering = Metering()
-    sender.on_sent = metering.webhooks.sent
+    sender.on_sent = metering.webhooks.note_request
     tracing = tracing or process.tracing_of("director", accounts=settings.trace_accounts)
     store = output_store_in(settings.files_dir, redis, clock, url=settings.files_url)
     data_files = DataFiles(clock, store, from_bytes=settings.data_files_from)

@@ -82,7 +82,7 @@ async def _keeper(settings: KeeperSettings) -> AsyncGenerator["Keeper"]:
     clock = SystemClock()
     store = store_in(settings.files_dir, redis, clock, url=settings.files_url)
     services = Services(redis, clock, meter=metering.redis, data_files=DataFiles(clock, store))
-    sender.on_sent = metering.webhooks.sent
+    sender.on_sent = metering.webhooks.note_request
     tracing = process.tracing_of("keeper", accounts=settings.trace_accounts)
     try:
         yield Keeper(settings, services, sender, metering=metering, tracing=tracing, store=store)
@@ -111,7 +111,7 @@ class Keeper:
         scripts, lease_s = services.scripts, settings.lease_s
         registry = Registry(redis, services.catalog, clock)
         schedule = Schedule.parse(settings.webhook_schedule)
-        on_attempt = metering.webhooks.attempted
+        on_attempt = metering.webhooks.note_attempt
         webhooks = Webhooks(scripts, services.accounts, sender, clock, schedule, tracing, on_attempt)
         self.courier = Courier(redis, scripts, registry, webhooks, clock, metering.put_off, breakers)
         shares = Shares(redis, clock)

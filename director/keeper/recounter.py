@@ -101,7 +101,7 @@ class Recounter:
         async for name, count in each_account(self._redis, lambda pipe, name: pipe.zcard(keys.deployments(name))):
             found[name] += ENTRY_BYTES * count
         catalog = Catalog(self._redis, self._scripts, self._clock)
-        async for owner, size in catalog.kept_bytes(was):
+        async for owner, size in catalog.read_kept_bytes(was):
             found[owner] += size
         return {name: (found[name], size) for name, size in was.items()}
 

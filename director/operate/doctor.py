@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 
 from director.broker.durability import LEAST_VERSIONS, MENDS, STRONGEST_FIRST, levels
 from director.broker.redis_client import ask, describe, has_password, servers
-from director.broker.rights import MEND, in_a_line, refused
+from director.broker.rights import MEND, find_refused, in_a_line
 from director.core.clock import Clock
 from director.core.data_bytes import Fullness
 from director.core.settings import CommonSettings
@@ -79,7 +79,7 @@ async def look(redis: Redis, settings: CommonSettings, clock: Clock) -> Look:
         settings=settings,
         info=info,
         config=config,
-        refused=await refused(one),
+        refused=await find_refused(one),
         cluster=await ask(lambda: untyped.execute_command("CLUSTER INFO")) if info.get("cluster_enabled") else {},
         time_ms=[await _time_ms(one.time) for _ in range(PINGS)],  # a server with a full disk refuses even PING
         script_ms=[await _time_ms(lambda: one.evalsha(sha, 0)) for _ in range(SCRIPTS)],

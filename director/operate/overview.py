@@ -303,14 +303,14 @@ class CloserLook:
     async def _burns(self, queues: Stats, now_ms: int) -> dict[QueueName, Burns]:
         """Return the burn rates of queues that burn now. Five minutes of a queue are cheap to read, an hour is not."""
 
-        def judged(queue: QueueName, samples: Sequence[Sample]) -> Burns:
+        def judge_one(queue: QueueName, samples: Sequence[Sample]) -> Burns:
             return burns(samples, queues[queue].objectives, now_ms=now_ms)
 
         history = QueueHistory(self._redis)
         promising = [queue for queue, stats in queues.items() if stats.objectives and stats.live][:MOST_PROMISING]
         soon = (await history.many(promising, most=SOON_SAMPLES)).items()
-        hot = [one for one, samples in soon if any(lane["5m"].rate > 1 for lane in judged(one, samples).values())]
-        return {queue: judged(queue, samples) for queue, samples in (await history.many(hot[:MOST_BURNING])).items()}
+        hot = [one for one, samples in soon if any(lane["5m"].rate > 1 for lane in judge_one(one, samples).values())]
+        return {queue: judge_one(queue, samples) for queue, samples in (await history.many(hot[:MOST_BURNING])).items()}
 
     async def _each(self, asked: Sequence[tuple[str, tuple[Any, ...]]]) -> list[Any]:
         return await pipelined(self._redis, lambda pipe: [getattr(pipe, name)(*args) for name, args in asked])

@@ -217,7 +217,7 @@ class RedisMeter:
         self._answered_s = time.monotonic()
         registry.gauge("director_redis_silence_seconds").set_function(lambda: time.monotonic() - self._answered_s)
 
-    def answered(self, took_s: float, scripts: Iterable[str] = ()) -> None:
+    def note_answer(self, took_s: float, scripts: Iterable[str] = ()) -> None:
         self._answered_s = time.monotonic()
         self._up.set(1)
         self._round_trip.observe(took_s)
@@ -227,7 +227,7 @@ class RedisMeter:
                 child = self._by_script[name] = self._calls.labels(name)
             child.observe(took_s)
 
-    def failed(self, error: Exception) -> None:
+    def note_failure(self, error: Exception) -> None:
         self._up.set(0)
         name = type(error).__name__
         self._errors.labels(name if name in KINDS else OTHER).inc()
@@ -252,9 +252,9 @@ class Pulse:
         try:
             await self._redis.ping()
         except exceptions.RedisError as exc:
-            self._meter.failed(exc)
+            self._meter.note_failure(exc)
         else:
-            self._meter.answered(time.monotonic() - began)
+            self._meter.note_answer(time.monotonic() - began)
 
     async def _ping_for_ever(self) -> NoReturn:
         while True:
@@ -282,8 +282,8 @@ class WebhookMeter:
         for outcome in OUTCOMES:  # a rule sees no rise in a counter that begins at 1
             self._outcomes.labels(outcome)
 
-    def sent(self, ok: bool, took_s: float) -> None:
+    def note_request(self, ok: bool, took_s: float) -> None:
         self._seconds[ok].observe(took_s)
 
-    def attempted(self, outcome: str) -> None:
+    def note_attempt(self, outcome: str) -> None:
         self._outcomes.labels(outcome).inc()

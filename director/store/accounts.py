@@ -137,7 +137,7 @@ class Tokens:
         await ask(write)
         return _token(name, fields)
 
-    async def found(self, token: str) -> Token | None:
+    async def find(self, token: str) -> Token | None:
         """Return the token with this secret, or None if it is unknown or expired."""
         name = digest(token)
         fields = texts(await ask(lambda: self._redis.hgetall(keys.token(name))))
@@ -336,7 +336,7 @@ class Accounts:
 
     async def authenticate(self, token: str) -> Account | None:
         """Return the account, or None. The lookup is by digest, so its time reveals no other token."""
-        found = await self.tokens.found(token)
+        found = await self.tokens.find(token)
         if found is None:
             return None
         account = await self.account(found.account)
@@ -346,7 +346,7 @@ class Accounts:
 
     async def account(self, name: str) -> Account:
         """Return an account without a token."""
-        written = await self.written(name)
+        written = await self.read_written(name)
         return Account(
             name=name,
             limits=self.limits_of(written),
@@ -369,9 +369,9 @@ class Accounts:
                 "`director account create` makes one."
             )
 
-    async def written(self, account: str) -> Written:
+    async def read_written(self, account: str) -> Written:
         found: Any = await ask(lambda: self._redis.hmget(keys.account(account), WRITTEN))
-        return _written(found)
+        return _parse_written(found)
 
     def limits_of(self, written: Written) -> AccountLimits:
         """Return the limits that result from what is stored. Raises SettingsError if a stored limit is invalid."""
@@ -394,7 +394,7 @@ class Accounts:
         """Set limits: a number, `none`, `default`. APIs apply them once their cache expires. Raises SettingsError."""
         await self.refuse_unknown(account)
         written = {name: value for name, value in limits.items() if value != DEFAULT}
-        UNLIMITED.over({**(await self.written(account)).limits, **written})
+        UNLIMITED.over({**(await self.read_written(account)).limits, **written})
         taken_back = [name for name in limits if name not in written]
 
         def write(pipe: Any) -> None:
@@ -408,10 +408,10 @@ class Accounts:
         await pipelined(self._redis, write, transaction=True)
 
     async def usage(self, account: str, *, day: int) -> Usage:
-        [(_, usage)] = await self.seen([account], day=day)
+        [(_, usage)] = await self.read_with_usage([account], day=day)
         return usage
 
-    async def seen(self, names: Sequence[str], *, day: int) -> list[tuple[Written, Usage]]:
+    async def read_with_usage(self, names: Sequence[str], *, day: int) -> list[tuple[Written, Usage]]:
         """Return what is stored of each account and its usage, in one write to the socket."""
         now_ms = self._clock.now_ms()
 
@@ -429,7 +429,7 @@ class Accounts:
         found = [replies[start : start + 7] for start in range(0, len(replies), 7)]
         over = await self._bytes_of({name: each[6] for name, each in zip(names, found, strict=True) if each[6]})
         return [
-            (_written(each[0]), _usage(each[1:6], day=day, over=over.get(name, 0), now_ms=now_ms))
+            (_parse_written(each[0]), _usage(each[1:6], day=day, over=over.get(name, 0), now_ms=now_ms))
             for name, each in zip(names, found, strict=True)
         ]
 
@@ -472,7 +472,7 @@ class Accounts:
         return [found[field] for field in (SIGNING, *living) if field in found]
 
 
-def _written(found: Sequence[bytes | None]) -> Written:
+def _parse_written(found: Sequence[bytes | None]) -> Written:
     *limits, revision, kind, suspended, suspension_rev = found
     return Written(
         {name: text(value) for name, value in zip(OF_LIMITS, limits, strict=True) if value is not None},

@@ -190,7 +190,7 @@ class Across:
             ids = await self._predictions.ids_of(
                 accounts, wanted.kind, low=low, high=high if below is None else f"({below}", count=SLICE
             )
-            for one in await self.named(ids):
+            for one in await self.find(ids):
                 below = one.id
                 if wanted.match(one):
                     results.append(one)
@@ -201,7 +201,7 @@ class Across:
             below = ids[-1]
         return Walked(results, below)
 
-    async def named(self, ids: Sequence[PredictionId]) -> list[PredictionBrief]:
+    async def find(self, ids: Sequence[PredictionId]) -> list[PredictionBrief]:
         """Return those of these predictions that exist."""
         rows = await pipelined(self._redis, lambda pipe: [pipe.hmget(keys.record(name), FIELDS) for name in ids])
         found = [_brief(name, [text(value or b"") for value in row]) for name, row in zip(ids, rows, strict=True)]
@@ -265,7 +265,7 @@ class Across:
         given = await self._input(stored)
         if given is None:
             return "data_removed"
-        known = await self._retried_as(record)
+        known = await self._find_retry(record)
         if known is not None:  # before the limits, which it has passed
             await self._list(known, record)
             return known
@@ -279,7 +279,7 @@ class Across:
         new = _copy(record, bytes(given), new_id, owner, shard=",".join(map(str, streams)), ticket=secret)
         return await self._file(new, served, owner, record, enter)
 
-    async def _retried_as(self, record: Record) -> PredictionId | None:
+    async def _find_retry(self, record: Record) -> PredictionId | None:
         """Return the prediction that this end was retried as, or None also if that was deleted since."""
         key = _key(record)
         for digest in (RETRY + key, key):  # the second one as release 0.3.0 writes it, among the keys of callers
@@ -350,7 +350,7 @@ class Across:
         by: str,
         wanted: Filter | None,
     ) -> BulkAnswer:
-        known = {one.id: one for one in await self.named(ids)}
+        known = {one.id: one for one in await self.find(ids)}
         accounts = {one.account for one in known.values()}
         refused = [LeftAlone(name, "unknown") for name in ids if name not in known]
         if not known:

@@ -71,7 +71,7 @@ class Suspensions:
         await self.settle(account, within_s=0)
 
     async def settle(self, account: str, *, within_s: float) -> Ended:
-        written = await self._accounts.written(account)
+        written = await self._accounts.read_written(account)
         try:
             await self._list(account, 2 * written.suspension_rev + (written.suspension is not None))
         except BackendFull:
@@ -124,24 +124,24 @@ class Suspensions:
     async def _end(self, account: str, queues: list[QueueName], revision: int, within_s: float) -> Ended:
         """Cancel what the account has, for up to `within_s`, as long as this is the number of its last change."""
         began, ended, asked = self._clock.monotonic(), 0, set[PredictionId]()
-        here = await self._left(account, queues)
+        here = await self._count_left(account, queues)
         # Most are the newest of the lists, which may be long. One whose create failed half way is only in its queue.
-        for part, slices in ((0.5, self._listed(account)), (1.0, self._live(account, list(here)))):
+        for part, slices in ((0.5, self._read_predictions(account)), (1.0, self._live(account, list(here)))):
             async for some in slices:
                 if ended + len(asked) >= here.total() or self._clock.monotonic() >= began + part * within_s:
                     break
                 # An account that was resumed meanwhile may have new work, at the end of its queues.
-                if (await self._accounts.written(account)).suspension_rev != revision:
+                if (await self._accounts.read_written(account)).suspension_rev != revision:
                     break
                 cancels = (self._scripts.cancel(each, account=account, kind=kind) for each, kind in some)
                 for (each, _), outcome in zip(some, await asyncio.gather(*cancels), strict=True):
                     ended += outcome == "canceled"
                     if outcome == "asked":
                         asked.add(each)
-        left = (await self._left(account, queues)).total() if here else 0
+        left = (await self._count_left(account, queues)).total() if here else 0
         return Ended(ended=ended, asked=len(asked), left=left)
 
-    async def _listed(self, account: str) -> AsyncIterator[list[tuple[PredictionId, Kind]]]:
+    async def _read_predictions(self, account: str) -> AsyncIterator[list[tuple[PredictionId, Kind]]]:
         for kind in KINDS:
             high = "+"
             while ids := await self._predictions.ids(account, kind, high=high, count=CANCELS_AT_ONCE):
@@ -153,7 +153,7 @@ class Suspensions:
             async for some in self._predictions.live_of_account(queue, account):
                 yield some
 
-    async def _left(self, account: str, queues: list[QueueName]) -> Counter[QueueName]:
+    async def _count_left(self, account: str, queues: list[QueueName]) -> Counter[QueueName]:
         """Return how many predictions the account has in each queue where it has some."""
 
         def read(pipe: Any) -> None:
@@ -212,7 +212,7 @@ class Administration:
     async def set_limits(self, name: str, limits: Mapping[str, str], *, by: str) -> Written:
         async with self._changes.noting("limits_set", by=by, account=name, limits=limits):
             await self.accounts.set_limits(name, limits)
-            written = await self.accounts.written(name)
+            written = await self.accounts.read_written(name)
             if OF_QUEUES & set(limits):
                 await self._tell_queues(name, written)
         return written

@@ -108,7 +108,7 @@ class Catalog:
         key, now_ms = keys.version(model, version), self._clock.now_ms()
 
         async def write() -> None:
-            known = _named(REGISTERED, await self._redis.hmget(key, REGISTERED))
+            known = _name_values(REGISTERED, await self._redis.hmget(key, REGISTERED))
             stands = "created" in known  # a deletion may have come between two writes of another director
             is_unknown = known.get("schema") == OPEN and schema != OPEN_SCHEMA
             if not stands or is_unknown or known.get("server") != server:
@@ -192,9 +192,9 @@ class Catalog:
         return [Partition(int(number)) for number in await ask(lambda: self._redis.smembers(keys.partitions()))]
 
     async def version_ids(self, model: str) -> list[str]:
-        return [version for _, version in await self.dated_versions(model)]
+        return [version for _, version in await self.list_versions(model)]
 
-    async def dated_versions(self, model: str) -> list[tuple[int, str]]:
+    async def list_versions(self, model: str) -> list[tuple[int, str]]:
         """Return all versions of a model as (created, version), newest first. They come from the list of queues."""
         queues = filter(is_queue_of_predictions, await self.queues())
         of_model = [queue for queue in queues if queue.rpartition(":")[0] == model]
@@ -223,13 +223,13 @@ class Catalog:
             self._redis, lambda pipe: [pipe.hstrlen(keys.version(*version), "schema") for version in named]
         )
 
-    async def kept_bytes(self, owners: Collection[str]) -> AsyncIterator[tuple[str, int]]:
+    async def read_kept_bytes(self, owners: Collection[str]) -> AsyncIterator[tuple[str, int]]:
         """Yield what callers among these accounts had stored: (owner, bytes) of each model, and of each version that a
         training made. Schemas of a director's versions are not theirs.
         """
-        names = [name for _, name in await self.models.listed("created") if _owner(name) in owners]
+        names = [name for _, name in await self.models.list_all("created") if _owner(name) in owners]
         for some in _slices(names):
-            for name, size in zip(some, await self.models.kept_bytes(some), strict=True):
+            for name, size in zip(some, await self.models.read_kept_bytes(some), strict=True):
                 yield _owner(name), size
         redis: Any = self._redis  # redis-py says str or bytes; ours answers in bytes
         made = await ask(lambda: redis.hgetall(keys.versions()))
@@ -247,7 +247,7 @@ class Catalog:
         written = msgspec.json.encode(awaited)
         await ask(lambda: self._redis.set(keys.awaited(model), written, ex=AWAITED_S))
 
-    async def awaited(self, model: str) -> Awaited | None:
+    async def read_awaited(self, model: str) -> Awaited | None:
         """Return what the director of this model waits for. None if none does, or an unknown release wrote it."""
         written: Any = await ask(lambda: self._redis.get(keys.awaited(model)))
         try:
@@ -333,12 +333,12 @@ def _slices(names: Sequence[T]) -> Iterator[Sequence[T]]:
     return (names[start : start + AT_ONCE] for start in range(0, len(names), AT_ONCE))
 
 
-def _named(names: Sequence[str], values: Sequence[bytes | str | None]) -> dict[str, str]:
+def _name_values(names: Sequence[str], values: Sequence[bytes | str | None]) -> dict[str, str]:
     return {name: text(value) for name, value in zip(names, values, strict=True) if value is not None}
 
 
 def _version(model: str, version: str, values: Sequence[bytes | None], meta: Sequence[bytes | None]) -> Version | None:
-    found, facts = _named(SHOWN, values), _of_queue(meta)
+    found, facts = _name_values(SHOWN, values), _of_queue(meta)
     if "created" not in found or facts is None:
         return None
     return Version(

@@ -79,7 +79,7 @@ class Noted:
     def void(self) -> None:
         self.is_void = True
 
-    def begun(self) -> None:
+    def begin(self) -> None:
         self.is_begun = True
 
 

@@ -130,7 +130,7 @@ class DeadLetters:
         return Letters(letters, str(places[count - 1]) if more else None)
 
     async def show(self, prediction_id: PredictionId) -> Shown | None:
-        [place] = await self.named([prediction_id])
+        [place] = await self.find([prediction_id])
         letters = await self._letters([place]) if place.died_ms else []
         if not letters:
             return None
@@ -141,7 +141,7 @@ class DeadLetters:
         given = stored and stored.input
         return Shown(letter=letters[0], input=public_input(stored.record, given) if stored and given else None)
 
-    async def named(self, ids: Sequence[PredictionId]) -> list[Place]:
+    async def find(self, ids: Sequence[PredictionId]) -> list[Place]:
         """Return the position of each prediction, in this order. `died_ms` is 0 if it is not a dead letter."""
         queues = await pipelined(self._redis, lambda pipe: [pipe.hget(keys.record(name), "queue") for name in ids])
         named = list(zip(ids, (QueueName(text(queue or b"")) for queue in queues), strict=True))
@@ -156,9 +156,9 @@ class DeadLetters:
     async def revive(self, slices: Slices, **how: Unpack[How]) -> Done:
         """Return letters to their queues. One that had secret inputs is refused: its caller must create it again."""
         done = await self._change("letters_revived", slices, lambda place: self._scripts.revive(place.id), **how)
-        return structs.replace(done, secret=await self._lost_secrets(done.refused)) if done.refused else done
+        return structs.replace(done, secret=await self._find_without_secrets(done.refused)) if done.refused else done
 
-    async def _lost_secrets(self, ids: Sequence[PredictionId]) -> tuple[PredictionId, ...]:
+    async def _find_without_secrets(self, ids: Sequence[PredictionId]) -> tuple[PredictionId, ...]:
         found = await pipelined(self._redis, lambda pipe: [pipe.hmget(keys.record(name), FAILED_WITH) for name in ids])
         return tuple(name for name, (status, secret) in zip(ids, found, strict=True) if status == b"failed" and secret)
 

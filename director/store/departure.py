@@ -63,7 +63,7 @@ class _Packed(Struct, frozen=True):
     held: tuple[str, bytes, int] | None
 
 
-async def named_site(redis: Redis) -> str:
+async def name_site(redis: Redis) -> str:
     await ask(lambda: redis.set(keys.site(), secrets.token_hex(8), nx=True))
     return await server_name(redis)
 
@@ -94,7 +94,7 @@ class Departure:
             raise UnknownQueue(self._to)
         done = Left()
         if not only_asks:
-            async for done in self._carried_on():
+            async for done in self._resume():
                 yield done
         for _ in range(PASSES):
             before, done, start, has_changed = done.moved, replace(done, claimed=0, held=0, strange=0), 0, False
@@ -134,11 +134,11 @@ class Departure:
             yield done
 
     async def _meet(self) -> None:
-        self._site = await named_site(self._there.redis)
-        if self._site == await named_site(self._here.redis):
+        self._site = await name_site(self._there.redis)
+        if self._site == await name_site(self._here.redis):
             raise SettingsError("That is the same Redis server twice: name the other queue instead.")
 
-    async def _carried_on(self) -> AsyncIterator[Left]:
+    async def _resume(self) -> AsyncIterator[Left]:
         done = Left()
         while ids := await self._ids(keys.leaving(self._queue), done.elsewhere):
             records = [await self._record(prediction_id) for prediction_id in ids]
@@ -157,12 +157,12 @@ class Departure:
         answers = []
         for account, token in await self._fields(ids, "account", "token"):
             answer = "claimed" if token else "held" if account in held else "leaving"
-            answers.append(answer if not account or await self._known(account) else "strange")
+            answers.append(answer if not account or await self._find_account(account) else "strange")
         return answers
 
     async def _depart(self, ids: Sequence[PredictionId]) -> list[str]:
         accounts = [account for (account,) in await self._fields(ids, "account")]
-        known = [not account or await self._known(account) is not None for account in accounts]
+        known = [not account or await self._find_account(account) is not None for account in accounts]
         asked = [(name, account) for name, account, is_known in zip(ids, accounts, known, strict=True) if is_known]
         answers: list[Departed] = []
         if asked:
@@ -177,13 +177,13 @@ class Departure:
         in_order = [name for _, name in sorted(zip(came, leaving, strict=True))]
         moved = 0
         for start in range(0, len(in_order), AT_ONCE):
-            packed = await _all(map(self._packed, in_order[start : start + AT_ONCE]))
+            packed = await _all(map(self._pack, in_order[start : start + AT_ONCE]))
             moved += await self._bring([one for one in packed if one is not None and one.record.leaving == self._site])
         return moved
 
     async def _bring(self, packed: Sequence[_Packed]) -> int:
         """Bring one slice. Calls of one turn leave in one write and are executed in their order."""
-        known = [one for one in packed if await self._known(one.record.account) is not None]
+        known = [one for one in packed if await self._find_account(one.record.account) is not None]
         await _all(map(self._enlist, known))
         answers = await _all(map(self._arrive, known))
         crash.at("after_arrive")
@@ -200,7 +200,7 @@ class Departure:
         )
 
     async def _arrive(self, one: _Packed) -> Arrived:
-        limits, revision = await self._known(one.record.account) or (UNLIMITED, 0)
+        limits, revision = await self._find_account(one.record.account) or (UNLIMITED, 0)
         return await self._there.scripts.arrive(
             one.record.id,
             self._to,
@@ -226,7 +226,7 @@ class Departure:
             crash.at("after_cancel_there")
             canceled = True
 
-    async def _packed(self, prediction_id: PredictionId) -> _Packed | None:
+    async def _pack(self, prediction_id: PredictionId) -> _Packed | None:
         """Read all that moves with a prediction. While it leaves only a cancel changes it, and `vacate` checks that."""
 
         def read(pipe: Any) -> None:
@@ -244,9 +244,9 @@ class Departure:
             if stored is None or stored.input is None:
                 return None
             data = bytes(stored.input)
-        return _Packed(record, flat, data or b"", events, await self._held(record))
+        return _Packed(record, flat, data or b"", events, await self._find_key(record))
 
-    async def _held(self, record: Record) -> tuple[str, bytes, int] | None:
+    async def _find_key(self, record: Record) -> tuple[str, bytes, int] | None:
         if not record.idem:
             return None
         key = keys.idempotency(account=record.account, model=record.model, digest=record.idem)
@@ -261,11 +261,11 @@ class Departure:
         rows = await pipelined(self._here.redis, lambda pipe: [pipe.hmget(keys.record(each), names) for each in ids])
         return [[text(value or b"") for value in row] for row in rows]
 
-    async def _known(self, account: str) -> tuple[AccountLimits, int] | None:
+    async def _find_account(self, account: str) -> tuple[AccountLimits, int] | None:
         if account not in self._limits:
             accounts, known = self._there.accounts, None
             if await accounts.exists(account):
-                written = await accounts.written(account)
+                written = await accounts.read_written(account)
                 known = accounts.limits_of(written), written.revision
             self._limits[account] = known
         return self._limits[account]

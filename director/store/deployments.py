@@ -131,7 +131,7 @@ class Deployments:
         one = becomes or was
         assert one is not None  # noqa: S101 - for the type checker: see the callers
         return await self._scripts.deploy(
-            one.owner, one.name, was=_written(was), becomes=_written(becomes), created_ms=one.created_ms, most=MOST
+            one.owner, one.name, was=_encode(was), becomes=_encode(becomes), created_ms=one.created_ms, most=MOST
         )
 
 
@@ -139,5 +139,5 @@ def _read(found: bytes | str) -> Deployment:
     return msgspec.json.decode(found, type=Deployment)
 
 
-def _written(deployment: Deployment | None) -> bytes:
+def _encode(deployment: Deployment | None) -> bytes:
     return b"" if deployment is None else msgspec.json.encode(deployment)

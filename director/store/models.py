@@ -114,7 +114,7 @@ class Models:
         await self._list(name, "created", created_ms, only_new=True)
         await self._list(name, "latest", latest_ms)
 
-    async def listed(self, order: Order) -> list[tuple[int, str]]:
+    async def list_all(self, order: Order) -> list[tuple[int, str]]:
         """Return every model with the time that orders it, oldest first. Some may be gone."""
         found: list[tuple[bytes, float]] = await ask(
             lambda: self._redis.zrange(keys.models(order), 0, -1, withscores=True)
@@ -129,7 +129,7 @@ class Models:
         found: list[bytes | None] = await self._of_examples("hget", models)
         return [None if example is None else Raw(example) for example in found]
 
-    async def kept_bytes(self, names: Sequence[str]) -> list[int]:
+    async def read_kept_bytes(self, names: Sequence[str]) -> list[int]:
         """Return the bytes of what is said of each model, and of the model itself unless a director made it."""
         asked = (*TEXTS, "nonce")  # only `make` leaves one
         replies = await pipelined(
@@ -144,7 +144,7 @@ class Models:
         had: list[int] = await pipelined(
             self._redis, lambda pipe: [pipe.hstrlen(keys.model(name), field) for field in fields]
         )
-        return said_bytes(said) - sum(had)
+        return count_bytes(said) - sum(had)
 
     async def example_bytes(self, models: Sequence[Model]) -> list[int]:
         return await self._of_examples("hstrlen", models)
@@ -182,7 +182,7 @@ class Models:
         await ask(lambda: self._redis.zadd(keys.models(order), {name: at_ms}, nx=only_new))
 
 
-def said_bytes(said: Mapping[str, str]) -> int:
+def count_bytes(said: Mapping[str, str]) -> int:
     """Return the bytes that these texts take once they are written."""
     return sum(len(value.encode()) for field, value in _with_gist(said).items() if field in TEXTS)
 

@@ -77,8 +77,8 @@ class Owed:
 
     async def look(self, *, host: str = "") -> OwedView:
         """Return all that is owed. With `host`, only the webhooks and the summary of that host are shown."""
-        count, late, partitions = await self._counted()
-        found = sorted(await self._found(partitions), key=lambda one: one.next_at)
+        count, late, partitions = await self._count()
+        found = sorted(await self._find(partitions), key=lambda one: one.next_at)
         hosts = _by_host(found)
         shown = [one for one in found if host in ("", one.host)]
         return OwedView(
@@ -92,8 +92,8 @@ class Owed:
 
     async def failing(self, *, after: int) -> list[FailingHost]:
         """Return receivers with a webhook that failed `after` times, most owed first. Few webhooks are looked at."""
-        _, _, partitions = await self._counted()
-        found = await self._found(partitions, most=MOST_GLANCED_AT)
+        _, _, partitions = await self._count()
+        found = await self._find(partitions, most=MOST_GLANCED_AT)
         tried: dict[str, OwedWebhook] = {}
         for one in sorted(found, key=lambda one: one.attempts):
             if one.attempts >= after:
@@ -115,10 +115,10 @@ class Owed:
         ]
 
     async def count(self) -> tuple[int, int]:
-        count, late, _ = await self._counted()
+        count, late, _ = await self._count()
         return count, late
 
-    async def _counted(self) -> tuple[int, int, list[Partition]]:
+    async def _count(self) -> tuple[int, int, list[Partition]]:
         partitions = await self._catalog.partitions()
         before_ms = await server_ms(self._redis) - LATE_MS  # they are due by the server's clock
 
@@ -131,7 +131,7 @@ class Owed:
         counts, lates = replies[::2], replies[1::2]
         return sum(counts), sum(lates), [each for each, count in zip(partitions, counts, strict=True) if count]
 
-    async def _found(self, partitions: Sequence[Partition], *, most: int = MOST_LOOKED_AT) -> list[OwedWebhook]:
+    async def _find(self, partitions: Sequence[Partition], *, most: int = MOST_LOOKED_AT) -> list[OwedWebhook]:
         each = max(1, most // max(1, len(partitions)))
         due = await pipelined(
             self._redis,

@@ -153,15 +153,15 @@ class Predictions:
 
     async def live_of(self, queue: QueueName, deployment: str) -> AsyncIterator[list[tuple[PredictionId, str]]]:
         """Yield slices of what a deployment has in a queue, each as (id, account)."""
-        async for owned in self._owned(queue):
+        async for owned in self._read_owners(queue):
             yield [(name, account) for name, of, account, _ in owned if of == deployment]
 
     async def live_of_account(self, queue: QueueName, account: str) -> AsyncIterator[list[tuple[PredictionId, Kind]]]:
         """Yield slices of what an account has in a queue, each as (id, kind), also if its list lacks it."""
-        async for owned in self._owned(queue):
+        async for owned in self._read_owners(queue):
             yield [(name, cast(Kind, kind)) for name, _, of, kind in owned if of == account]
 
-    async def _owned(self, queue: QueueName) -> AsyncIterator[list[tuple[PredictionId, str, str, str]]]:
+    async def _read_owners(self, queue: QueueName) -> AsyncIterator[list[tuple[PredictionId, str, str, str]]]:
         """Yield slices of all that is live in a queue, each as (id, deployment, account, kind)."""
         after: LivePlace | None = None
         while found := await self._slice(keys.live(queue), after):
@@ -268,7 +268,7 @@ class Ending(Struct, frozen=True, kw_only=True):
         return Stored(record=record, input=filed.input, output=output, logs=self.logs)
 
 
-def heard(message: bytes) -> tuple[PredictionId, Ending | None]:
+def parse_message(message: bytes) -> tuple[PredictionId, Ending | None]:
     """Return which prediction ended and its end, or None if the record must be read."""
     head, _, rest = message.partition(b"\n")
     words = head.decode(errors="replace").split(" ")

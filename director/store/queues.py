@@ -49,7 +49,7 @@ class Queues:
     async def all(self) -> list[QueueName]:
         return await self._catalog.queues()
 
-    async def named(self, name: str) -> QueueName | None:
+    async def find(self, name: str) -> QueueName | None:
         """Return the queue of this name, or of the latest version of the model of this name, or None."""
         if re.fullmatch(MODEL_NAME, name) and (model := await self._catalog.model(name)) and model.latest:
             name = queue_name(model.name, model.latest)
@@ -214,7 +214,7 @@ class QueueAdministration:
         async with self._changes.noting("queue_resized", by=by, queue=queue, streams=streams):
             return await self._scripts.resize(queue, streams=streams)
 
-    async def bound(self, queue: QueueName, *, mode: Admission, max_queued: int | None, by: str) -> None:
+    async def set_bound(self, queue: QueueName, *, mode: Admission, max_queued: int | None, by: str) -> None:
         async with self._changes.noting("queue_bounded", by=by, queue=queue, mode=mode, max_queued=max_queued):
             await self._scripts.bound(queue, mode=mode, max_queued=max_queued)
 
@@ -226,7 +226,7 @@ class QueueAdministration:
         async with nullcontext(Noted()) if only_asks else noted as change:
             async for moved in migration.steps(only_asks=only_asks):
                 if moved.moved:
-                    change.begun()
+                    change.begin()
                 yield moved
 
 

@@ -114,7 +114,7 @@ class TrainedVersions:
         if source is None or await self._catalog.model(training.destination) is None:
             return None
         name = version_id(training.destination, training.id.encode(), b"")
-        kept = await self._kept(training, weights or "", version=name)
+        kept = await self._keep(training, weights or "", version=name)
         # Before the version is registered, so that a reader of the version finds its weights. What an attempt left that
         # died before it had registered the version may be deleted.
         key = keys.version(training.destination, name)
@@ -135,7 +135,7 @@ class TrainedVersions:
         stands = text(await ask(lambda: self._redis.hget(key, "weights")) or b"")
         return Trained(f"{training.destination}:{name}", stands or weights)
 
-    async def _kept(self, training: Record, weights: str, *, version: str) -> str:
+    async def _keep(self, training: Record, weights: str, *, version: str) -> str:
         """Return the weights' address, valid as long as the version if a file of this training; '' if no address."""
         if not weights.startswith(("https://", "http://", "s3://", "gs://")) or len(weights) > MOST_ADDRESS:
             return ""

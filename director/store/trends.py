@@ -64,7 +64,7 @@ class Trends:
             some = queues[start : start + AT_ONCE]
             lists = {step.name: await self._read(some, step) for step in STEPS[: last + 1]}
             for place, queue in enumerate(some):
-                points = _joined({name: of_step[place] for name, of_step in lists.items()}, last, now_s=now_s)
+                points = _join({name: of_step[place] for name, of_step in lists.items()}, last, now_s=now_s)
                 found[queue] = Trend(points, merge(points, at_s=points[0].at_s if points else int(now_s)))
             await anyio.lowlevel.checkpoint()
         return found
@@ -150,7 +150,7 @@ def _key(queue: QueueName, step: Step) -> str:
     return keys.trend(queue, step.name) if queue else keys.trend_of_all(step.name)
 
 
-def _joined(lists: Mapping[str, Sequence[Point]], last: int, *, now_s: float) -> list[Point]:
+def _join(lists: Mapping[str, Sequence[Point]], last: int, *, now_s: float) -> list[Point]:
     """Return the points of one step, and for the time after its last line those of the finer steps, merged."""
     step = STEPS[last]
     points, since_s = list[Point](), step.start(now_s) - step.covers_s

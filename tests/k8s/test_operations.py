@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from director.cli.backend import redis_url
 from director.cli.client import service
-from director.cli.main import made_parser
+from director.cli.main import make_parser
 from director.local.home import Nowhere
 from tests.support.eventually import wait_until
 from tests.support.manifests import K8S, Manifest, environment, overlay, pods
@@ -103,12 +103,12 @@ def test_commands_in_an_api_pod_know_their_service(monkeypatch: pytest.MonkeyPat
     for name in (*os.environ, *(given := environment(api, overlay("small")))):
         monkeypatch.setenv(name, given[name]) if name in given else monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
-    asked = made_parser().parse_args(["ps"])
+    asked = make_parser().parse_args(["ps"])
     with pytest.raises(Nowhere, match="a token is missing: give --token"):
         service(asked)
     asked.token = "a-token"
     assert service(asked).url == f"http://127.0.0.1:{api['ports'][0]['containerPort']}"
-    assert redis_url(made_parser().parse_args(["doctor"])) == given["DIRECTOR_REDIS_URL"]
+    assert redis_url(make_parser().parse_args(["doctor"])) == given["DIRECTOR_REDIS_URL"]
 
 
 def test_verify_and_the_pages_restore_in_the_same_way() -> None:

@@ -15,7 +15,7 @@ from director.core.policy import Policy
 from director.core.states import TERMINAL
 from director.core.view import public_input
 from director.store.accounts import Accounts
-from director.store.departure import Departure, Left, Site, named_site
+from director.store.departure import Departure, Left, Site, name_site
 from tests.lua.walk import Walk
 from tests.support.keyspace import dump, holders, leaks, unchanged
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver, driving, enqueue
@@ -128,7 +128,7 @@ async def test_only_a_tombstone_that_expires_is_left_behind(driver: QueueDriver,
     name = await driver.submit()
     await move(driver, there)
     stored = await driver.scripts.get(name)
-    assert (stored.record.moved, stored.input, stored.outlook) == (await named_site(there.redis), None, None)
+    assert (stored.record.moved, stored.input, stored.outlook) == (await name_site(there.redis), None, None)
     assert (await replayed(driver, name)).moved == stored.record.moved
     # it may wait and run there as long as that, and its record lives a week after its end
     assert CAME_TTL_MS - 60_000 < await driver.redis.pttl(keys.record(name)) <= CAME_TTL_MS
@@ -206,7 +206,7 @@ async def test_claimed_paused_and_unknown_accounts_predictions_stay(driver: Queu
     left = Left(moved=1, claimed=1, held=1, strange=1)
     before = await dump(driver.redis)
     assert await move(driver, there, only_asks=True) == left
-    await named_site(driver.redis)
+    await name_site(driver.redis)
     assert {k: v for k, v in (await dump(driver.redis)).items() if k != "site"} == before
     assert await move(driver, there) == left
     assert (await there.claim_one()).id == waits
@@ -285,7 +285,7 @@ async def test_a_second_mover_to_another_server_changes_nothing(driver: QueueDri
 
 async def test_a_prediction_that_ended_there_does_not_run_again(driver: QueueDriver, there: QueueDriver) -> None:
     name = await driver.submit()
-    await depart(driver, name, to=await named_site(there.redis))
+    await depart(driver, name, to=await name_site(there.redis))
     await arrive(driver, there, name)
     assert await there.finish(await there.claim_one())
     assert await there.scripts.erase(name, account=ACCOUNT) == "erased"
@@ -296,22 +296,22 @@ async def test_a_prediction_that_ended_there_does_not_run_again(driver: QueueDri
 
 async def test_a_cancel_during_the_move_is_passed_on(driver: QueueDriver, there: QueueDriver) -> None:
     arrived, departed = await driver.submit(), await driver.submit()
-    await depart(driver, arrived, departed, to=await named_site(there.redis))
+    await depart(driver, arrived, departed, to=await name_site(there.redis))
     await arrive(driver, there, arrived)
     claim = await there.claim_one()
     assert [await cancel(driver, name) for name in (arrived, departed)] == ["asked", "asked"]
-    assert await driver.scripts.vacate(arrived, site=await named_site(there.redis)) == "cancel"
+    assert await driver.scripts.vacate(arrived, site=await name_site(there.redis)) == "cancel"
     assert await move(driver, there) == Left(moved=2)
     assert await there.extend(claim) == ["user"]
     assert await there.field(departed, "status") == "canceled"
-    assert await driver.field(arrived, "moved") == await named_site(there.redis)
+    assert await driver.field(arrived, "moved") == await name_site(there.redis)
 
 
 async def test_a_prediction_put_back_keeps_its_place(driver: QueueDriver, there: QueueDriver) -> None:
     first, late, last = await driver.submit_many(3)
     delayed = await driver.submit()
     driver.pass_time(1)
-    to = await named_site(there.redis)
+    to = await name_site(there.redis)
     await depart(driver, late, delayed, to=to)
     gone = await driver.submit()
     await depart(driver, gone, to=to)
@@ -332,7 +332,7 @@ async def test_putting_back_ends_canceled_and_delays_delayed_ones(driver: QueueD
     delayed = await driver.submit()
     await driver.release(await driver.claim_one(), spent=True, delay_s=60)
     canceled = await driver.submit()
-    await depart(driver, delayed, canceled, to=await named_site(there.redis))
+    await depart(driver, delayed, canceled, to=await name_site(there.redis))
     assert await cancel(driver, canceled) == "asked"
     assert await put_back(driver, there) == Left(stayed=2)
     assert await driver.field(canceled, "status") == "canceled"
@@ -344,7 +344,7 @@ async def test_putting_back_ends_canceled_and_delays_delayed_ones(driver: QueueD
 async def test_a_late_step_changes_nothing_after_the_return(driver: QueueDriver, there: QueueDriver) -> None:
     name = await driver.submit(data=b"[1]")
     await Accounts(driver.redis).create(ACCOUNT)
-    await depart(driver, name, to=await named_site(there.redis))
+    await depart(driver, name, to=await name_site(there.redis))
     stale = [part for pair in (await driver.redis.hgetall(keys.record(name))).items() for part in pair]
     await move(driver, there)
     assert await move(there, driver) == Left(moved=1)
@@ -353,7 +353,7 @@ async def test_a_late_step_changes_nothing_after_the_return(driver: QueueDriver,
     claim = await driver.claim_one()
     assert (claim.id, bytes(claim.input), claim.record.moved, claim.record.moves) == (name, b"[1]", "", 2)
     assert await driver.finish(claim)
-    assert (await replayed(there, name)).moved == await named_site(driver.redis)
+    assert (await replayed(there, name)).moved == await name_site(driver.redis)
 
 
 class Cut(Exception):

@@ -89,7 +89,7 @@ async def test_a_repeated_call_rotates_once(rotation: Rotation, redis: Redis) ->
 async def test_limits_stay_and_no_missing_account_is_created(rotation: Rotation, redis: Redis) -> None:
     await rotation.accounts.set_limits(ACCOUNT, {"rate": "2"})
     await rotation.rotate()
-    assert (await rotation.accounts.written(ACCOUNT)).limits == {"rate": "2"}
+    assert (await rotation.accounts.read_written(ACCOUNT)).limits == {"rate": "2"}
     assert len(await rotation.secrets()) == 2
     assert await rotation.rotate(account="stranger") == "unknown"
     assert await redis.exists(keys.account("stranger")) == 0

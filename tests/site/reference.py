@@ -22,7 +22,7 @@ from api.web.openapi import encoded
 from api.web.reference import CHAPTERS, operation_html, operations, refusals_html, type_html
 from director.broker import keys as broker_keys
 from director.cli.arguments import EXIT_CODES, CommandParser
-from director.cli.main import made_parser
+from director.cli.main import make_parser
 from director.core.runner_config import PRESETS, preset_of
 from director.core.settings import (
     ApiSettings,
@@ -110,7 +110,7 @@ def leaves() -> dict[str, CommandParser]:
     """Return each command that can be run, by its words without `director`."""
     return {
         parser.prog.removeprefix("director "): parser
-        for parser in made_parser().all_of_it()
+        for parser in make_parser().all_of_it()
         if parser.get_default("run") is not None
     }
 

@@ -123,7 +123,7 @@ async def test_limits_are_set_reset_and_lifted(admin: AsyncClient, redis: Redis)
     answer = await admin.patch("/v1/admin/accounts/umbrella", json={"limits": {"rate": 2.5, "burst": 5, "weight": 2}})
     assert (answer.json()["limits"]["rate"], answer.json()["limits"]["burst"]) == (2.5, 5)
     await admin.patch("/v1/admin/accounts/umbrella", json={"limits": {"rate": None, "burst": "default"}})
-    assert (await Accounts(redis).written("umbrella")).limits == {"rate": "none", "weight": "2"}
+    assert (await Accounts(redis).read_written("umbrella")).limits == {"rate": "none", "weight": "2"}
 
 
 async def test_credit_is_set_and_shown_with_its_use(admin: AsyncClient, scripts: Scripts) -> None:
@@ -144,7 +144,7 @@ async def test_invalid_limits_change_nothing(admin: AsyncClient, redis: Redis) -
         answer = await admin.patch("/v1/admin/accounts/umbrella", json={"limits": wrong, "type": "user"})
         assert answer.status_code == 422, wrong
         assert "speed" not in answer.text
-    written = await Accounts(redis).written("umbrella")
+    written = await Accounts(redis).read_written("umbrella")
     assert (written.limits, written.type) == ({}, "organization")
 
 

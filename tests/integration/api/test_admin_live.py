@@ -141,7 +141,7 @@ async def test_revoked_token_ends_the_watch(admin: AsyncClient, redis: Redis, op
             tasks.start_soon(watch)
             await eventually(lambda: admin.get("/readyz"), "it is", until=lambda found: found.json()["load"]["streams"])
             tokens = Accounts(redis).tokens
-            found = await tokens.found(operator)
+            found = await tokens.find(operator)
             assert found is not None
             await tokens.remove(found)
             await anyio.sleep_forever()

@@ -20,7 +20,7 @@ from director.core.ids import PredictionId, lowest_id_at, new_prediction_id, sit
 from director.core.settings import ApiSettings
 from director.files.store import Links, file_name
 from director.store.catalog import Awaited
-from director.store.departure import named_site
+from director.store.departure import name_site
 from tests.integration.api.conftest import refusal
 from tests.support.api import BASE, api_client
 from tests.support.eventually import eventually
@@ -237,7 +237,7 @@ async def test_list_merges_all_sites_newest_first_in_pages(api: AsyncClient, eu:
 
 
 async def move(prediction_id: PredictionId, here: Place, there: Place) -> None:
-    name = await named_site(there.driver.redis)
+    name = await name_site(there.driver.redis)
     record = await here.driver.redis.hgetall(keys.record(prediction_id))
     assert await here.driver.scripts.depart(here.driver.queue, [(prediction_id, ACCOUNT)], site=name) == ["leaving"]
     await there.driver.scripts.enlist(prediction_id, account=ACCOUNT, oldest=prediction_id)

@@ -34,7 +34,7 @@ from director.core.schema import Claim, Stored
 from director.core.states import Status
 from director.store import glances
 from director.store.accounts import Accounts
-from director.store.predictions import heard
+from director.store.predictions import parse_message
 from tests.integration.api.conftest import Served, listeners, no_faults
 from tests.support.api import PlayedDirector, live_api
 from tests.support.clock import FakeClock
@@ -227,7 +227,7 @@ async def test_hanging_up_at_the_moment_of_the_end_reports_no_fault(redis: Redis
     with no_faults():
         held = asyncio.create_task(waiters.ended(prediction_id, seconds=30, wait=wait, gone=gone))
         await anyio.wait_all_tasks_blocked()
-        _, wait.ending = heard(f"{prediction_id} canceled - 1 0 0 0 0 0\n".encode())
+        _, wait.ending = parse_message(f"{prediction_id} canceled - 1 0 0 0 0 0\n".encode())
         wait.news.set()
         gone.set_result(None)
         assert await held is wait.ending is not None

@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 from director.broker import keys
 from director.broker.linker import LUA, link
 from director.broker.redis_client import client
-from director.broker.rights import ALL, ASKED, NEEDED, PARTS, Part, check_rights, refused
+from director.broker.rights import ALL, ASKED, NEEDED, PARTS, Part, check_rights, find_refused
 from director.core.clock import SystemClock
 from director.core.errors import UnsafeBackend
 from director.core.ids import Partition, QueueName, lowest_id_at, new_prediction_id, partition_of_model
@@ -226,8 +226,8 @@ def test_our_users_have_only_the_requested_rights(user: str) -> None:
 @pytest.mark.parametrize("part", PARTS)
 async def test_part_is_refused_what_only_others_need(guarded: RedisServer, admin: Any, part: Part) -> None:
     async with client(guarded.url_of(part)) as redis:
-        assert await refused(redis, part) == []
-        assert await refused(redis) == [], "its name tells which part it is"
+        assert await find_refused(redis, part) == []
+        assert await find_refused(redis) == [], "its name tells which part it is"
     others = [command for command in ALL if command not in NEEDED[part]]
     allowed = [command for command in others if await admin.execute_command("ACL DRYRUN", part, *command) == b"OK"]
     assert allowed == []
@@ -399,7 +399,7 @@ async def test_missing_right_is_named(ours: Redis, admin: Any, taken: str, names
 
 async def test_rights_are_unknown_where_they_may_not_be_queried(ours: Redis, admin: Any) -> None:
     await admin.execute_command("ACL SETUSER", "director", "-acl|dryrun")
-    assert await refused(ours) is None
+    assert await find_refused(ours) is None
     await check_rights(ours, "api")
 
 

@@ -43,9 +43,9 @@ def test_every_limit_can_be_set() -> None:
 async def test_none_and_default_differ(operator: Operator, redis: Redis) -> None:
     accounts = Accounts(redis, AccountLimits(rate=1.0, max_queued=9))
     await operator.types("account", "set", ACCOUNT, "--rate", "none", "--max-queued", "4")
-    assert accounts.limits_of(await accounts.written(ACCOUNT)) == AccountLimits(rate=None, max_queued=4)
+    assert accounts.limits_of(await accounts.read_written(ACCOUNT)) == AccountLimits(rate=None, max_queued=4)
     await operator.types("account", "set", ACCOUNT, "--rate", "default", "--max-queued", "default")
-    assert accounts.limits_of(await accounts.written(ACCOUNT)) == AccountLimits(rate=1.0, max_queued=9)
+    assert accounts.limits_of(await accounts.read_written(ACCOUNT)) == AccountLimits(rate=1.0, max_queued=9)
 
 
 @pytest.mark.usefixtures("token")
@@ -59,7 +59,7 @@ async def test_invalid_limits_are_refused_and_change_nothing(operator: Operator,
     ]:
         assert says in await operator.is_told("account", "set", ACCOUNT, *line)
     assert "is no account name" in await operator.is_told("account", "set", "No Name", "--rate", "1")
-    assert await Accounts(redis).written(ACCOUNT) == Written({"rate": "2"}, 1)
+    assert await Accounts(redis).read_written(ACCOUNT) == Written({"rate": "2"}, 1)
     assert await Accounts(redis).names() == [ACCOUNT]
 
 
@@ -198,11 +198,11 @@ async def test_token_can_expire(operator: Operator, redis: Any) -> None:
 
 async def test_account_is_created_without_a_token(operator: Operator, redis: Redis) -> None:
     await operator.types("account", "create", ACCOUNT, "--type", "user")
-    assert (await Accounts(redis).written(ACCOUNT)).type == "user"
+    assert (await Accounts(redis).read_written(ACCOUNT)).type == "user"
     assert await Accounts(redis).tokens.of(ACCOUNT) == []
     said = await operator.is_told("account", "create", ACCOUNT)
     assert f"there is an account {ACCOUNT} already" in said
-    assert (await Accounts(redis).written(ACCOUNT)).type == "user"
+    assert (await Accounts(redis).read_written(ACCOUNT)).type == "user"
 
 
 async def test_change_is_logged_with_the_operator_and_no_secret(
@@ -219,7 +219,7 @@ async def test_change_is_logged_with_the_operator_and_no_secret(
 async def test_invalid_limit_written_by_hand_is_named(redis: Any, token: str) -> None:
     await redis.hset(f"account:{ACCOUNT}", "rate", "soon")
     with pytest.raises(SettingsError, match="rate: a number from"):
-        Accounts(redis).limits_of(await Accounts(redis).written(ACCOUNT))
+        Accounts(redis).limits_of(await Accounts(redis).read_written(ACCOUNT))
 
 
 async def test_rotation_shows_no_secret(operator: Operator, redis: Redis) -> None:

@@ -254,7 +254,7 @@ async def test_model_that_was_never_loaded_says_what_it_waits_for(
 
     async def look() -> bool:
         for name, said in words.items():
-            if (awaited := await catalog.awaited(name)) is not None:
+            if (awaited := await catalog.read_awaited(name)) is not None:
                 said.add(awaited.why)
         return any("is being loaded" in why for said in words.values() for why in said) and any(
             "Other models have its device" in why or "shares a device" in why for said in words.values() for why in said

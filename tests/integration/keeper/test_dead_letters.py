@@ -175,7 +175,7 @@ async def test_revival_keeps_its_rate_and_returns_a_cursor(redis: Redis, scripts
     clock = SleepingClock()
     dead = DeadLetters(redis, scripts, clock)
     ids = await dying(driver, 6)
-    [fourth] = await dead.named([PredictionId(ids[3])])
+    [fourth] = await dead.find([PredictionId(ids[3])])
     done = await dead.revive(dead.every([driver.queue]), **ALL, rate=2, within_s=1.5)
     assert clock.slept == pytest.approx([0.5, 0.5, 0.5])
     assert done == Done(4, (), str(fourth))

@@ -19,7 +19,7 @@ import pytest
 import yaml
 from redis.asyncio import Redis
 
-from director.cli.main import made_parser
+from director.cli.main import make_parser
 from director.core.settings import ApiSettings, DirectorSettings, KeeperSettings
 from director.local.launcher.processes import free_port
 from director.store.accounts import Accounts
@@ -61,7 +61,7 @@ def test_unit_starts_a_command_that_exists(unit: Path) -> None:
     read.read(unit)
     program, *arguments = read["Service"]["ExecStart"].split()
     assert program == "/opt/director/bin/director"
-    made_parser(arguments[0]).parse_args(arguments)
+    make_parser(arguments[0]).parse_args(arguments)
 
 
 @contextmanager

@@ -161,7 +161,7 @@ async def test_token_that_is_used_and_expires_soon_is_noted(past: QueueDriver, r
         await accounts.create_token("amber", expires_ms=now_ms + 7_200_000)  # it is not used
         assert await accounts.authenticate(token)
     assert (await looked(past, redis, catalog)).expiring == [Expiry("amber", digest(soon)[:16], now_ms + 3_600_000)]
-    found = await accounts.tokens.found(soon)
+    found = await accounts.tokens.find(soon)
     assert found is not None
     await accounts.tokens.remove(found)
     assert (await looked(past, redis, catalog)).expiring == []

@@ -121,7 +121,7 @@ async def test_change_that_is_done_in_part_stands(changes: Changes) -> None:
     async def fail(*, is_begun: bool) -> None:
         async with changes.noting("queue_migrated", by=BY) as noted:
             if is_begun:
-                noted.begun()
+                noted.begin()
             raise SettingsError("the other queue is gone")
 
     for is_begun in (True, False):

@@ -86,7 +86,7 @@ async def test_repeated_run_brings_only_newer_tokens_and_undoes_nothing(
     assert await brought(capsys, line, "amber") == {"accounts": 0, "known": 1, "tokens": 1, "secrets": 0}
     assert await brought(capsys, line) == {"accounts": 0, "known": 1, "tokens": 0, "secrets": 0}
     assert await there.authenticate(revoked) is None
-    assert (await there.written("amber")).limits == {"max_running": "9"}
+    assert (await there.read_written("amber")).limits == {"max_running": "9"}
     found = await there.authenticate(newer)
     assert found is not None
     assert found.name == "amber"

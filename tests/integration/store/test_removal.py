@@ -147,7 +147,7 @@ async def model_both_ways(redis: Redis, scripts: Scripts) -> Interplay:
         return Models(steps.of(redis), steps.of(scripts), SystemClock())
 
     async def listed() -> bool:
-        found = [[name for _, name in await models.listed(order)] for order in ("created", "latest")]
+        found = [[name for _, name in await models.list_all(order)] for order in ("created", "latest")]
         return await models.get(MODEL) is None or found == [[MODEL], [MODEL]]
 
     return lambda steps: with_(steps).make(MODEL, {}), lambda steps: with_(steps).remove(MODEL), listed
@@ -162,7 +162,7 @@ async def token_both_ways(redis: Redis, scripts: Scripts) -> Interplay:
         return Tokens(steps.of(redis), SystemClock())
 
     async def listed() -> bool:
-        return await tokens.found(new.secret) is None or await tokens.of(ACCOUNT) == [made]
+        return await tokens.find(new.secret) is None or await tokens.of(ACCOUNT) == [made]
 
     return lambda steps: with_(steps).add(ACCOUNT, new), lambda steps: with_(steps).remove(made), listed
 

@@ -362,14 +362,14 @@ async def test_late_keeper_does_not_undo_a_suspension(
 ) -> None:
     await suspensions.suspend(ACCOUNT, "hold", "review", within_s=5)
     await suspensions.resume(ACCOUNT)
-    as_it_was = await Accounts(redis).written(ACCOUNT)
+    as_it_was = await Accounts(redis).read_written(ACCOUNT)
     await suspensions.suspend(ACCOUNT, "hold", "unpaid", within_s=5)
 
     async def outdated(*_: Any) -> Any:
         return as_it_was
 
     with monkeypatch.context() as patch:
-        patch.setattr(Accounts, "written", outdated)
+        patch.setattr(Accounts, "read_written", outdated)
         await suspensions.settle(ACCOUNT, within_s=5)
     await driver.submit()
     assert await driver.claim_all() == []

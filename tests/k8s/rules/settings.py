@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from director.cli.main import made_parser
+from director.cli.main import make_parser
 from director.core.errors import DirectorError
 from director.core.pool_file import PoolFile, Table, read_pool
 from director.core.settings import ApiSettings, CommonSettings, DirectorSettings, KeeperSettings, describe, load
@@ -75,7 +75,7 @@ def _is_ours(container: Manifest) -> bool:
 
 def _parses(command: list[str]) -> bool:
     try:
-        made_parser().parse_args(command)
+        make_parser().parse_args(command)
     except SystemExit:
         return False
     return True
@@ -102,7 +102,7 @@ def pool_of(container: Manifest, pod: Pod, objects: list[Manifest]) -> PoolFile:
     and KeyError for a missing reference.
     """
     settings = load(DirectorSettings, environment(container, objects))
-    given = made_parser().parse_args(container["args"])
+    given = make_parser().parse_args(container["args"])
     if given.config is None:
         return PoolFile((), (Table(settings),))
     with tempfile.TemporaryDirectory() as folder:

@@ -25,7 +25,7 @@ from director.cli.backend import redis_url
 from director.cli.client import Seen, _detail, service
 from director.cli.client import Service as Service_
 from director.cli.inputs import Described, FileFault, check_output, parse_input, read_inputs, save_output
-from director.cli.main import made_parser, main
+from director.cli.main import main, make_parser
 from director.cli.output import say
 from director.cli.printing import Printer
 from director.cli.tables import print_json
@@ -578,8 +578,8 @@ def test_context_names_a_service_and_the_file_of_its_token(tmp_path, monkeypatch
 
 def test_home_of_the_environment_is_used(monkeypatch):
     monkeypatch.setenv("DIRECTOR_HOME", "elsewhere")
-    assert made_parser("get").parse_args(["get", "x"]).home == "elsewhere"
-    assert made_parser("get").parse_args(["get", "x", "--home", "here"]).home == "here"
+    assert make_parser("get").parse_args(["get", "x"]).home == "elsewhere"
+    assert make_parser("get").parse_args(["get", "x", "--home", "here"]).home == "here"
 
 
 class Terminal(io.StringIO):

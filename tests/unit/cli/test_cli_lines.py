@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from director.cli.arguments import EXIT_CODES, CommandParser
-from director.cli.main import made_parser, main
+from director.cli.main import main, make_parser
 
-PARSERS = {parser.prog: parser for parser in made_parser().all_of_it()}
+PARSERS = {parser.prog: parser for parser in make_parser().all_of_it()}
 COMMANDS = {prog: parser for prog, parser in PARSERS.items() if prog != "director"}
 EXAMPLES = {prog: tuple(parser.examples) for prog, parser in COMMANDS.items()}
 LEAVES = {prog: parser for prog, parser in COMMANDS.items() if parser.get_default("run") is not None}
@@ -34,7 +34,7 @@ def test_every_example_parses(line: str, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photo.png").touch()
     _, *words = shlex.split(re.split(r" [<>] ", line)[0])
-    assert callable(made_parser().parse_args(words).run)
+    assert callable(make_parser().parse_args(words).run)
 
 
 def test_every_example_uses_its_own_command() -> None:
@@ -65,7 +65,7 @@ def test_exit_codes_match_their_table(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def is_a_command(words: Sequence[str]) -> bool:
     """Return whether the command line knows these words."""
-    parser = made_parser()
+    parser = make_parser()
     for word in words:
         if word.startswith("-") or not parser.commands:
             break
@@ -123,9 +123,9 @@ def test_bash_completes_commands_options_and_files(
 def test_completion_scripts_name_every_command(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
     said = capsys.readouterr().out
-    assert not [name for name in made_parser().commands if name not in said]
+    assert not [name for name in make_parser().commands if name not in said]
 
 
 def test_alias_is_not_listed_as_a_command() -> None:
-    parser: CommandParser = made_parser()
+    parser: CommandParser = make_parser()
     assert ("model" in parser.commands, "models" in parser.commands) == (True, False)

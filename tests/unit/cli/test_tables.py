@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from director.cli.tables import cut, fitted, folded
+from director.cli.tables import cut, fit, fold
 
 NAMES = ("queue", "waiting", "state")
 WORDS = ("queue", "state")
@@ -13,7 +13,7 @@ ROWS = [("acme/a-model-with-a-long-name:0123456789ab", "1000000", "serving"), ("
 
 
 def table(width: int | None) -> list[str]:
-    return fitted(NAMES, ROWS, width=width, words=WORDS)
+    return fit(NAMES, ROWS, width=width, words=WORDS)
 
 
 def test_table_without_a_terminal_is_whole() -> None:
@@ -38,7 +38,7 @@ def test_fitting_table_is_not_cut() -> None:
 
 @given(st.integers(1, 100), st.lists(st.tuples(st.text(max_size=40), st.text(max_size=40), st.text(max_size=40))))
 def test_table_lines_fit_the_terminal_and_cannot_control_it(width: int, rows: list[Any]) -> None:
-    lines = fitted(NAMES, rows, width=width, words=WORDS)
+    lines = fit(NAMES, rows, width=width, words=WORDS)
     assert len(lines) == len(rows) + 1
     assert all(cell_len(line) <= width and line.isprintable() for line in lines)
 
@@ -64,10 +64,10 @@ def test_text_is_cut_in_its_middle_by_terminal_columns(text: str, width: int, le
 
 def test_long_sentence_continues_below_without_loss() -> None:
     line = "ok    memory  there is room for all that waits, twice"
-    assert folded([line], hang=14, width=35) == ("ok    memory  there is room for all\n              that waits, twice")
-    assert folded([line], hang=14, width=None) == line
+    assert fold([line], hang=14, width=35) == ("ok    memory  there is room for all\n              that waits, twice")
+    assert fold([line], hang=14, width=None) == line
 
 
 @given(st.lists(st.text(st.characters(codec="ascii", min_codepoint=32), max_size=99)), st.integers(8, 60))
 def test_folded_sentences_fit_the_terminal(lines: list[str], width: int) -> None:
-    assert all(len(line) <= width for line in folded(lines, hang=20, width=width).split("\n"))
+    assert all(len(line) <= width for line in fold(lines, hang=20, width=width).split("\n"))

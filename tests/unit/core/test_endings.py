@@ -2,7 +2,7 @@ import pytest
 
 from director.core.schema import Reference
 from director.core.states import Status
-from director.store.predictions import Ending, heard
+from director.store.predictions import Ending, parse_message
 
 WHOLE = b"p1 succeeded 5 9 0 0 7 4 3\n" + b'{"a":1}' + b'"ok"' + "é\n".encode()
 
@@ -18,18 +18,18 @@ def test_message_carries_the_whole_end() -> None:
         output=b'"ok"',
         logs="é\n",
     )
-    assert heard(WHOLE) == ("p1", ending)
+    assert parse_message(WHOLE) == ("p1", ending)
 
 
 def test_prediction_that_never_began_has_no_start() -> None:
-    _, ending = heard(b"p1 failed - 9 1 4 0 0 0\ncboom")
+    _, ending = parse_message(b"p1 failed - 9 1 4 0 0 0\ncboom")
     assert ending is not None
     assert (ending.started, ending.code, ending.error) == (None, "c", "boom")
 
 
 def test_additions_of_a_newer_release_are_ignored() -> None:
     head, _, rest = WHOLE.partition(b"\n")
-    assert heard(head + b" 4\n" + rest + b"more") == heard(WHOLE)
+    assert parse_message(head + b" 4\n" + rest + b"more") == parse_message(WHOLE)
 
 
 @pytest.mark.parametrize(
@@ -45,4 +45,4 @@ def test_additions_of_a_newer_release_are_ignored() -> None:
     ],
 )
 def test_incomplete_message_still_gives_the_id(message: bytes) -> None:
-    assert heard(message) == ("p1", None)
+    assert parse_message(message) == ("p1", None)

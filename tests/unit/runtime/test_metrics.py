@@ -149,14 +149,14 @@ def samples(registry: Registry) -> dict[tuple[str, ...], float]:
 def test_last_call_decides_whether_redis_is_up() -> None:
     registry = Registry("keeper")
     meter = RedisMeter(registry)
-    meter.answered(0.002, ["claim", "claim", "extend"])
+    meter.note_answer(0.002, ["claim", "claim", "extend"])
     found = samples(registry)
     assert found["director_redis_up",] == 1
     assert found["director_redis_call_seconds_count", "claim"] == 2
     assert found["director_redis_call_seconds_sum", "extend"] == 0.002
     assert found["director_redis_round_trip_seconds_count",] == 1
-    meter.failed(ConnectionError("redis://user:secret@host"))
-    meter.failed(LookupError("a fault of ours"))
+    meter.note_failure(ConnectionError("redis://user:secret@host"))
+    meter.note_failure(LookupError("a fault of ours"))
     found = samples(registry)
     assert found["director_redis_up",] == 0
     assert found["director_redis_errors_total", "ConnectionError"] == 1
