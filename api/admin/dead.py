@@ -15,7 +15,7 @@ from api.web.http import PAGE_SIZE, Cursor, Request, cursor_of, decoded, json_re
 from api.web.route import CURSOR, Answer, Body, Parameter, administers
 from director.core.ids import PredictionId, QueueName, is_prediction_id
 from director.core.schema import Page
-from director.store.dead import Asked, DeadLetter, DeadLetters, Done, Place
+from director.store.dead import Asked, DeadCursor, DeadLetter, DeadLetters, Done
 
 PATH: Final = "/admin/dead"
 MOST_IDS: Final = 1_000
@@ -23,7 +23,7 @@ LONGEST_S: Final = 20.0  # below the usual timeout of a proxy in front
 ONE: Final = "A prediction that is no dead letter, or whose input is gone, is a 404."
 MANY: Final = "Name the letters in `ids`, or take `all`. A long call stops early: send its `next` as `cursor` to go on."
 DONE: Final = {200: Answer("What was done.", Done)}
-Slices = AsyncIterator[list[Place]]
+Slices = AsyncIterator[list[DeadCursor]]
 
 
 class ManyLetters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,7 +57,7 @@ class WholeLetter(DeadLetter, frozen=True, kw_only=True):
 async def list_dead(request: Request) -> Response:
     dead = request.services.dead
     queue, cursor = request.query_params.get("queue", ""), cursor_of(request)
-    before = None if cursor is None else _place(cursor.at)
+    before = None if cursor is None else _read_cursor(cursor.at)
     letters = await dead.page(await _queues(request, queue), before=before, count=PAGE_SIZE)
     older, kept = Cursor(letters.next) if letters.next else None, {"queue": queue} if queue else None
     return page_response(request, PATH, letters.results, older=older, kept=kept)
@@ -136,15 +136,15 @@ async def _asked(request: Request, given: ManyLetters) -> tuple[Slices, Asked]:
         raise invalid_field("required", "", 'Either "ids" or "all" is required')
     if bad := [f"ids.{place}" for place, name in enumerate(given.ids) if not is_prediction_id(name)]:
         raise invalid_input([InvalidField("format", where, "Is not the id of a prediction") for where in bad])
-    before = _place(given.cursor) if given.cursor else None
+    before = _read_cursor(given.cursor) if given.cursor else None
     if given.is_all:
         return request.services.dead.every(await _queues(request, given.queue), before=before), Asked(queue=given.queue)
     ids = [PredictionId(name) for name in dict.fromkeys(given.ids)]
     return _slices(await request.services.dead.find(ids)), Asked(ids=ids)
 
 
-async def _slices(places: list[Place]) -> Slices:
-    yield places
+async def _slices(cursors: list[DeadCursor]) -> Slices:
+    yield cursors
 
 
 async def _queues(request: Request, queue: str) -> list[QueueName]:
@@ -156,8 +156,8 @@ async def _queues(request: Request, queue: str) -> list[QueueName]:
     return [QueueName(queue)]
 
 
-def _place(text: str) -> Place:
-    place = Place.parse(text)
-    if place is None:
+def _read_cursor(text: str) -> DeadCursor:
+    cursor = DeadCursor.parse(text)
+    if cursor is None:
         raise invalid_field("format", "cursor", "Is not a cursor of this list")
-    return place
+    return cursor

@@ -36,7 +36,7 @@ from director.core.samples import Burns, Sample, burns
 from director.core.schema import Page, SetupRun
 from director.operate.views import QueueView, stats_of_newcomers, view_of
 from director.store.accounts import ACCOUNT_NAME
-from director.store.predictions import LivePlace, LiveState, LiveView
+from director.store.predictions import LiveCursor, LiveState, LiveView
 from director.store.queues import Moved, Tenant
 
 PATH: Final = "/admin/queues"
@@ -166,10 +166,10 @@ async def list_live(request: Request) -> Response:
     queue, state = queue_of(request), request.query_params.get("state") or None
     if state is not None and state not in STATES:
         raise invalid_field("enum", "state", f"Must be one of {', '.join(STATES)}")
-    cursor = cursor_of(request, is_place=lambda text: LivePlace.parse(text) is not None)
+    cursor = cursor_of(request, is_place=lambda text: LiveCursor.parse(text) is not None)
     if not await request.services.queues.has(queue):
         raise not_found()
-    after = LivePlace.parse(cursor.at) if cursor else None
+    after = LiveCursor.parse(cursor.at) if cursor else None
     found = await request.services.predictions.live(queue, cast(LiveState | None, state), after=after, count=PAGE_SIZE)
     path, kept = f"{PATH}/{queue.replace(':', '/')}/predictions", {"state": state} if state else None
     older = Cursor(str(found.next)) if found.next else None

@@ -83,7 +83,7 @@ class Missing(Refused):
     """No such thing exists for this account. Check its name."""
 
 
-class Seen(Struct, frozen=True, kw_only=True):
+class PredictionAnswer(Struct, frozen=True, kw_only=True):
     id: str
     status: Status
     model: str = ""
@@ -203,9 +203,9 @@ class Client:
         raise kind(" ".join(filter(None, [_detail(answer), NEXT_STEPS.get(answer.status_code, "")])))
 
 
-def read_prediction(body: Raw) -> Seen:
+def read_prediction(body: Raw) -> PredictionAnswer:
     """Decode a prediction. Raises Refused, as `read` does."""
-    return read(body, Seen)
+    return read(body, PredictionAnswer)
 
 
 def read(body: Raw, kind: type[T]) -> T:

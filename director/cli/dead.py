@@ -16,7 +16,7 @@ from director.core.ids import PredictionId, QueueName
 from director.core.words import several
 
 if TYPE_CHECKING:
-    from director.store.dead import Place, Shown
+    from director.store.dead import DeadCursor, Shown
 
 SHOWN: Final = 20
 COLUMNS: Final = ("died", "id", "queue", "account", "why", "attempts")
@@ -33,9 +33,9 @@ group("dead", "list")
 )
 async def _list(backend: Backend, given: argparse.Namespace) -> Answer:
     """List dead letters, newest first."""
-    from director.store.dead import Place
+    from director.store.dead import DeadCursor
 
-    before = Place.parse(given.cursor)
+    before = DeadCursor.parse(given.cursor)
     if given.cursor and before is None:
         raise SettingsError(f"{given.cursor!r} is not a cursor: use the one that an earlier list printed.")
     letters = await backend.dead.page(await _queues(backend, given.queue), before=before, count=max(1, given.n))
@@ -143,17 +143,17 @@ async def _queues(backend: Backend, queue: str) -> list[QueueName]:
     return [QueueName(queue)] if queue else known
 
 
-async def _slices(places: "list[Place]") -> "AsyncIterator[list[Place]]":
-    yield places
+async def _slices(cursors: "list[DeadCursor]") -> "AsyncIterator[list[DeadCursor]]":
+    yield cursors
 
 
 async def _count(
-    slices: "AsyncIterator[list[Place]]", rate: float | None, show: Callable[[str], None]
-) -> "AsyncIterator[list[Place]]":
+    slices: "AsyncIterator[list[DeadCursor]]", rate: float | None, show: Callable[[str], None]
+) -> "AsyncIterator[list[DeadCursor]]":
     met = 0
-    async for places in slices:
-        step = 1 if rate else len(places)
-        for start in range(0, len(places), step):
+    async for cursors in slices:
+        step = 1 if rate else len(cursors)
+        for start in range(0, len(cursors), step):
             show(f"{met} done")
-            yield places[start : start + step]
-            met += len(places[start : start + step])
+            yield cursors[start : start + step]
+            met += len(cursors[start : start + step])

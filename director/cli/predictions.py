@@ -14,7 +14,7 @@ from urllib.parse import quote
 from msgspec import Raw
 
 from director.cli.arguments import EXAMPLE_ID, JSON, SERVICE, arg, command, did_you_mean, flag, model_name, whole
-from director.cli.client import Away, Client, Seen, read, read_prediction, service
+from director.cli.client import Away, Client, PredictionAnswer, read, read_prediction, service
 from director.cli.inputs import Described, check_output, parse_input, read_inputs, save_output
 from director.cli.output import harmless, printable
 from director.cli.printing import Printer, as_text, place_words, waiting_words, why_words
@@ -253,7 +253,7 @@ def _cancel(given: argparse.Namespace) -> int:
     return Answer(body, lambda: _facts(read_prediction(body))).show(is_json=given.json)
 
 
-def _facts(prediction: Seen) -> str:
+def _facts(prediction: PredictionAnswer) -> str:
     facts = {
         "id": prediction.id,
         "model": prediction.model,

@@ -6,7 +6,7 @@ from typing import Any, Final, Self, TextIO
 
 import msgspec
 
-from director.cli.client import Seen
+from director.cli.client import PredictionAnswer
 from director.cli.output import harmless
 from director.cli.tables import one_line, ticker
 from director.core.errors import DirectorError
@@ -39,7 +39,7 @@ def as_text(value: Any) -> str:
     return msgspec.json.format(msgspec.json.encode(value)).decode()
 
 
-def _took(seen: Seen, watched_s: float) -> float:
+def _took(seen: PredictionAnswer, watched_s: float) -> float:
     """Return how long it took from its creation to its end. This command may have come when it had ended."""
     if not (seen.created_at and seen.completed_at):
         return watched_s
@@ -96,7 +96,7 @@ class Printer:
     def __exit__(self, *_: object) -> None:
         self._ticker.stop()
 
-    def show(self, seen: Seen) -> None:
+    def show(self, seen: PredictionAnswer) -> None:
         self._show_logs(seen.logs or "")
         if self._shows_output:
             self._show_output(seen)
@@ -104,7 +104,7 @@ class Printer:
             self._pieces.end()
         self._show_status(seen)
 
-    def _show_output(self, seen: Seen) -> None:
+    def _show_output(self, seen: PredictionAnswer) -> None:
         if not self._is_live and not seen.is_terminal:
             return
         if not isinstance(seen.output, list):
@@ -134,7 +134,7 @@ class Printer:
             self._err.flush()
         self._logs = len(logs)
 
-    def _show_status(self, seen: Seen) -> None:
+    def _show_status(self, seen: PredictionAnswer) -> None:
         changed, self._status = seen.status != self._status, seen.status
         seconds = time.monotonic() - self._began
         if seen.is_terminal:

@@ -194,7 +194,7 @@ async def _depart(here: Backend, given: argparse.Namespace) -> Answer:
     from director.broker.redis_client import describe
     from director.cli.backend import connect
     from director.core.settings import CommonSettings, load
-    from director.store.changes import Noted
+    from director.store.changes import Note
     from director.store.departure import Departure, Left, Site
 
     if given.dry_run and given.put_back:
@@ -210,7 +210,7 @@ async def _depart(here: Backend, given: argparse.Namespace) -> Answer:
         facts = {"to": to, "to_redis": describe(given.to_redis), "put_back": given.put_back}
         noted = here.changes.noting("queue_migrated", by=typist(), queue=queue, **facts)
         with progress() as show:
-            async with nullcontext(Noted()) if given.dry_run else noted as change:
+            async with nullcontext(Note()) if given.dry_run else noted as change:
                 async for done in steps:
                     if done.moved + done.stayed:
                         change.begin()

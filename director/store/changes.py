@@ -69,7 +69,7 @@ class Change(Struct, frozen=True, kw_only=True):
     detail: Raw
 
 
-class Noted:
+class Note:
     """A block tells it whether its change changed nothing, or is done in part."""
 
     def __init__(self) -> None:
@@ -92,9 +92,9 @@ class Changes:
     @asynccontextmanager
     async def noting(
         self, kind: ChangeKind, *, by: str, account: str = "", queue: str = "", **facts: object
-    ) -> AsyncGenerator[Noted]:
+    ) -> AsyncGenerator[Note]:
         """Make a change within this block. If it cannot be logged, the block does not run."""
-        change, noted = secrets.token_hex(8), Noted()
+        change, noted = secrets.token_hex(8), Note()
         detail, whose = msgspec.json.encode(facts), {"account": account, "queue": queue}
 
         async def write(kind: ChangeKind) -> None:

@@ -27,7 +27,7 @@ from director.store.changes import ChangeKind, Changes
 SLICE: Final = 100
 MOST_NOTED: Final = 20  # ids in the log of changes
 FAILED_WITH: Final = ("status", "secret")
-PLACE: Final = re.compile(r"(\d{13})([0-9a-z]{26})")
+CURSOR: Final = re.compile(r"(\d{13})([0-9a-z]{26})")
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ class Shown(Struct, frozen=True, kw_only=True):
     input: Raw | None
 
 
-class Place(Struct, frozen=True, order=True):
+class DeadCursor(Struct, frozen=True, order=True):
     """The position of a letter among all. As text it is a cursor: the walk continues behind it."""
 
     died_ms: int
@@ -72,8 +72,8 @@ class Place(Struct, frozen=True, order=True):
         return f"{self.died_ms:013d}{self.id}"
 
     @classmethod
-    def parse(cls, cursor: str) -> "Place | None":
-        match = PLACE.fullmatch(cursor)
+    def parse(cls, cursor: str) -> "DeadCursor | None":
+        match = CURSOR.fullmatch(cursor)
         return cls(int(match[1]), PredictionId(match[2])) if match and is_prediction_id(match[2]) else None
 
 
@@ -102,8 +102,8 @@ class Asked(Struct, frozen=True, kw_only=True):
         return {"ids": self.ids[:MOST_NOTED], "count": len(self.ids)} if self.ids else {"all": True}
 
 
-Slices = AsyncIterator[list[Place]]
-Act = Callable[[Place], Awaitable[bool]]
+Slices = AsyncIterator[list[DeadCursor]]
+Act = Callable[[DeadCursor], Awaitable[bool]]
 
 
 class How(TypedDict):
@@ -122,16 +122,18 @@ class DeadLetters:
         self._clock = clock
         self._changes = Changes(redis, scripts, clock)
 
-    async def page(self, queues: Sequence[QueueName], *, before: Place | None = None, count: int = SLICE) -> Letters:
+    async def page(
+        self, queues: Sequence[QueueName], *, before: DeadCursor | None = None, count: int = SLICE
+    ) -> Letters:
         """Return the `count` newest letters of these queues behind `before`. A short page may have a next page."""
-        places = await self._places(queues, before, count + 1)
-        more = len(places) > count
-        letters = await self._letters(places[:count])
-        return Letters(letters, str(places[count - 1]) if more else None)
+        cursors = await self._cursors(queues, before, count + 1)
+        more = len(cursors) > count
+        letters = await self._letters(cursors[:count])
+        return Letters(letters, str(cursors[count - 1]) if more else None)
 
     async def show(self, prediction_id: PredictionId) -> Shown | None:
-        [place] = await self.find([prediction_id])
-        letters = await self._letters([place]) if place.died_ms else []
+        [cursor] = await self.find([prediction_id])
+        letters = await self._letters([cursor]) if cursor.died_ms else []
         if not letters:
             return None
         try:
@@ -141,21 +143,23 @@ class DeadLetters:
         given = stored and stored.input
         return Shown(letter=letters[0], input=public_input(stored.record, given) if stored and given else None)
 
-    async def find(self, ids: Sequence[PredictionId]) -> list[Place]:
+    async def find(self, ids: Sequence[PredictionId]) -> list[DeadCursor]:
         """Return the position of each prediction, in this order. `died_ms` is 0 if it is not a dead letter."""
         queues = await pipelined(self._redis, lambda pipe: [pipe.hget(keys.record(name), "queue") for name in ids])
         named = list(zip(ids, (QueueName(text(queue or b"")) for queue in queues), strict=True))
         died = await pipelined(self._redis, lambda pipe: [pipe.zscore(keys.dead(queue), name) for name, queue in named])
-        return [Place(int(at or 0), name, queue) for (name, queue), at in zip(named, died, strict=True)]
+        return [DeadCursor(int(at or 0), name, queue) for (name, queue), at in zip(named, died, strict=True)]
 
-    async def every(self, queues: Sequence[QueueName], *, before: Place | None = None) -> AsyncIterator[list[Place]]:
-        while places := await self._places(queues, before, SLICE):
-            yield places
-            before = places[-1]
+    async def every(
+        self, queues: Sequence[QueueName], *, before: DeadCursor | None = None
+    ) -> AsyncIterator[list[DeadCursor]]:
+        while cursors := await self._cursors(queues, before, SLICE):
+            yield cursors
+            before = cursors[-1]
 
     async def revive(self, slices: Slices, **how: Unpack[How]) -> Done:
         """Return letters to their queues. One that had secret inputs is refused: its caller must create it again."""
-        done = await self._change("letters_revived", slices, lambda place: self._scripts.revive(place.id), **how)
+        done = await self._change("letters_revived", slices, lambda cursor: self._scripts.revive(cursor.id), **how)
         return structs.replace(done, secret=await self._find_without_secrets(done.refused)) if done.refused else done
 
     async def _find_without_secrets(self, ids: Sequence[PredictionId]) -> tuple[PredictionId, ...]:
@@ -164,7 +168,7 @@ class DeadLetters:
 
     async def drop(self, slices: Slices, **how: Unpack[How]) -> Done:
         return await self._change(
-            "letters_dropped", slices, lambda place: self._scripts.drop(place.id, place.queue), **how
+            "letters_dropped", slices, lambda cursor: self._scripts.drop(cursor.id, cursor.queue), **how
         )
 
     async def _change(self, kind: ChangeKind, slices: Slices, act: Act, **how: Unpack[How]) -> Done:
@@ -178,32 +182,32 @@ class DeadLetters:
     async def _each(self, slices: Slices, act: Act, rate: float | None, within_s: float) -> Done:
         done, refused = 0, []
         began = due = self._clock.monotonic()
-        async for places in slices:
-            step = 1 if rate else len(places)
-            for start in range(0, len(places), step):
-                batch = places[start : start + step]
+        async for cursors in slices:
+            step = 1 if rate else len(cursors)
+            for start in range(0, len(cursors), step):
+                batch = cursors[start : start + step]
                 if (now := self._clock.monotonic()) < due:
                     await self._clock.sleep(due - now)
                 due = max(due, now) + len(batch) / (rate or math.inf)
-                for place, did in zip(batch, await asyncio.gather(*map(act, batch)), strict=True):
+                for cursor, did in zip(batch, await asyncio.gather(*map(act, batch)), strict=True):
                     done += did
                     if not did:
-                        refused.append(place.id)
+                        refused.append(cursor.id)
                 if self._clock.monotonic() - began >= within_s:
                     return Done(done, tuple(refused), str(batch[-1]))
         return Done(done, tuple(refused))
 
-    async def _places(self, queues: Sequence[QueueName], before: Place | None, count: int) -> list[Place]:
-        found: list[Place] = []
+    async def _cursors(self, queues: Sequence[QueueName], before: DeadCursor | None, count: int) -> list[DeadCursor]:
+        found: list[DeadCursor] = []
         ranks = dict(zip(queues, await self._ranks(queues, before), strict=True))
         while ranks:
             asked = list(ranks)
             for queue, rows in zip(asked, await self._slices(ranks, count), strict=True):
-                places = [Place(int(at), PredictionId(text(name)), queue) for name, at in rows]
+                cursors = [DeadCursor(int(at), PredictionId(text(name)), queue) for name, at in rows]
                 behind = [
-                    place
-                    for place in places
-                    if before is None or (place.died_ms, place.id) < (before.died_ms, before.id)
+                    cursor
+                    for cursor in cursors
+                    if before is None or (cursor.died_ms, cursor.id) < (before.died_ms, before.id)
                 ]
                 found += behind
                 ranks[queue] += len(rows)
@@ -211,7 +215,7 @@ class DeadLetters:
                     del ranks[queue]
         return sorted(found, reverse=True)[:count]
 
-    async def _ranks(self, queues: Sequence[QueueName], before: Place | None) -> list[int]:
+    async def _ranks(self, queues: Sequence[QueueName], before: DeadCursor | None) -> list[int]:
         if before is None:
             return [0] * len(queues)
         newer = f"({before.died_ms}"
@@ -226,14 +230,16 @@ class DeadLetters:
 
         return await pipelined(self._redis, read)
 
-    async def _letters(self, places: Sequence[Place]) -> list[DeadLetter]:
+    async def _letters(self, cursors: Sequence[DeadCursor]) -> list[DeadLetter]:
         letters = []
-        records = await pipelined(self._redis, lambda pipe: [pipe.hgetall(keys.record(place.id)) for place in places])
-        for place, fields in zip(places, records, strict=True):
+        records = await pipelined(
+            self._redis, lambda pipe: [pipe.hgetall(keys.record(cursor.id)) for cursor in cursors]
+        )
+        for cursor, fields in zip(cursors, records, strict=True):
             if fields:
-                letters.append(_letter(place, Record.parse(place.id, list(chain(*fields.items())))))
+                letters.append(_letter(cursor, Record.parse(cursor.id, list(chain(*fields.items())))))
             else:
-                await self._scripts.drop(place.id, place.queue)
+                await self._scripts.drop(cursor.id, cursor.queue)
         return letters
 
 
@@ -250,7 +256,7 @@ def attempts_of(history: str) -> tuple[Attempt, ...]:
     )
 
 
-def _letter(place: Place, record: Record) -> DeadLetter:
+def _letter(cursor: DeadCursor, record: Record) -> DeadLetter:
     return DeadLetter(
         id=record.id,
         queue=record.queue,
@@ -258,7 +264,7 @@ def _letter(place: Place, record: Record) -> DeadLetter:
         version=record.version,
         account=record.account,
         created_at=iso(created_ms_of(record.id)),
-        died_at=iso(place.died_ms),
+        died_at=iso(cursor.died_ms),
         error=record.error,
         code=record.code,
         revivals=record.revivals,

@@ -24,7 +24,7 @@ MOST_LOOKED_AT: Final = 2_000  # of one page
 MOST_RUNNING: Final = 5_000  # more slots than any version has
 SLICE: Final = 200
 LISTS_AT_ONCE: Final = 100  # lists of accounts per write
-PLACE: Final = re.compile(r"([0-9]{1,15})-([0-9a-z]{26})")
+CURSOR: Final = re.compile(r"([0-9]{1,15})-([0-9a-z]{26})")
 OWNED: Final = ("deployment", "account", "kind")
 ERASABLE: Final = ("account", "status", "kind")
 FIELDS: Final = ("account", "status", "lane", "created", "started", "attempt", "holder", "claimed", "history")
@@ -49,7 +49,7 @@ class LiveView(Struct, frozen=True, kw_only=True):
     code: str | None
 
 
-class LivePlace(Struct, frozen=True):
+class LiveCursor(Struct, frozen=True):
     """The position in an index. As text it is a cursor: the walk continues behind it, even if this one is gone."""
 
     score: int
@@ -59,14 +59,14 @@ class LivePlace(Struct, frozen=True):
         return f"{self.score}-{self.id}"
 
     @classmethod
-    def parse(cls, cursor: str) -> "LivePlace | None":
-        match = PLACE.fullmatch(cursor)
+    def parse(cls, cursor: str) -> "LiveCursor | None":
+        match = CURSOR.fullmatch(cursor)
         return cls(int(match[1]), PredictionId(match[2])) if match and is_prediction_id(match[2]) else None
 
 
 class LivePage(Struct, frozen=True):
     results: list[LiveView]
-    next: LivePlace | None
+    next: LiveCursor | None
 
 
 class Predictions:
@@ -133,20 +133,22 @@ class Predictions:
         owner, status, kind = (text(value or b"") for value in found)
         return owner == account and status in TERMINAL and not kind
 
-    async def live(self, queue: QueueName, state: LiveState | None, *, after: LivePlace | None, count: int) -> LivePage:
-        """Return the oldest `count` behind a place, in one state or in any. Delayed ones come as they are due."""
+    async def live(
+        self, queue: QueueName, state: LiveState | None, *, after: LiveCursor | None, count: int
+    ) -> LivePage:
+        """Return the oldest `count` behind a cursor, in one state or in any. Delayed ones come as they are due."""
         if state == "running":
             return await self._running(queue, after, count)
         index = keys.delayed(queue) if state == "delayed" else keys.live(queue)
         results: list[LiveView] = []
         for _ in range(0, MOST_LOOKED_AT, SLICE):
             found = await self._slice(index, after)
-            for place, view in zip(found, await self._views(queue, [place.id for place in found]), strict=True):
-                after = place
+            for cursor, view in zip(found, await self._views(queue, [cursor.id for cursor in found]), strict=True):
+                after = cursor
                 if view is not None and state in (None, view.state):
                     results.append(view)
                     if len(results) == count:
-                        return LivePage(results, after if place != found[-1] or len(found) == SLICE else None)
+                        return LivePage(results, after if cursor != found[-1] or len(found) == SLICE else None)
             if len(found) < SLICE:
                 return LivePage(results, None)
         return LivePage(results, after)
@@ -163,28 +165,28 @@ class Predictions:
 
     async def _read_owners(self, queue: QueueName) -> AsyncIterator[list[tuple[PredictionId, str, str, str]]]:
         """Yield slices of all that is live in a queue, each as (id, deployment, account, kind)."""
-        after: LivePlace | None = None
+        after: LiveCursor | None = None
         while found := await self._slice(keys.live(queue), after):
             after = found[-1]
             rows = await pipelined(
                 self._redis,
-                lambda pipe: [pipe.hmget(keys.record(place.id), OWNED) for place in found],
+                lambda pipe: [pipe.hmget(keys.record(cursor.id), OWNED) for cursor in found],
             )
             yield [
-                (place.id, text(deployment or b""), text(account or b""), text(kind or b""))
-                for place, (deployment, account, kind) in zip(found, rows, strict=True)
+                (cursor.id, text(deployment or b""), text(account or b""), text(kind or b""))
+                for cursor, (deployment, account, kind) in zip(found, rows, strict=True)
             ]
 
-    async def _running(self, queue: QueueName, after: LivePlace | None, count: int) -> LivePage:
+    async def _running(self, queue: QueueName, after: LiveCursor | None, count: int) -> LivePage:
         """Page by id, which follows age. The order in the index follows the last heartbeats, so it changes."""
         found = await ask(lambda: self._redis.zrange(keys.lease(queue), 0, MOST_RUNNING - 1))
         ids = sorted(PredictionId(text(name)) for name in found)
         rest = [name for name in ids if after is None or name > after.id]
         page = rest[:count]
         views = [view for view in await self._views(queue, page) if view is not None and view.state == "running"]
-        return LivePage(views, LivePlace(0, page[-1]) if len(rest) > count else None)
+        return LivePage(views, LiveCursor(0, page[-1]) if len(rest) > count else None)
 
-    async def _slice(self, index: str, after: LivePlace | None) -> list[LivePlace]:
+    async def _slice(self, index: str, after: LiveCursor | None) -> list[LiveCursor]:
         start = 0
         if after is not None:
             rank = await ask(lambda: self._redis.zrank(index, after.id))
@@ -192,7 +194,7 @@ class Predictions:
                 await ask(lambda: self._redis.zcount(index, "-inf", f"({after.score}")) if rank is None else rank + 1
             )
         found = await ask(lambda: self._redis.zrange(index, start, start + SLICE - 1, withscores=True))
-        return [LivePlace(int(score), PredictionId(text(name))) for name, score in found]
+        return [LiveCursor(int(score), PredictionId(text(name))) for name, score in found]
 
     async def _views(self, queue: QueueName, ids: Sequence[PredictionId]) -> list[LiveView | None]:
         def read(pipe: Any) -> None:

@@ -20,7 +20,7 @@ from director.core.errors import SettingsError, UnknownQueue
 from director.core.ids import LANES, MODEL_NAME, QueueName, model_and_kind, queue_name
 from director.core.samples import MOST, Sample, parse
 from director.store.catalog import Catalog
-from director.store.changes import Changes, Noted
+from director.store.changes import Changes, Note
 
 SCAN: Final = 1_000  # accounts that one call reads: there may be a hundred thousand, and the server serves others too
 
@@ -223,7 +223,7 @@ class QueueAdministration:
     ) -> AsyncGenerator[Moved]:
         migration = Migration(self._scripts, queue, to)
         noted = self._changes.noting("queue_migrated", by=by, queue=queue, to=to)
-        async with nullcontext(Noted()) if only_asks else noted as change:
+        async with nullcontext(Note()) if only_asks else noted as change:
             async for moved in migration.steps(only_asks=only_asks):
                 if moved.moved:
                     change.begin()

@@ -40,7 +40,7 @@ CONNECT_S: Final = 3.0
 ANSWER_BYTES: Final = 64 * 1024
 # As many as a courier sends at once (director/keeper/courier.py), so it never waits here for other receivers
 AT_ONCE: Final = 256
-MOST_OF_ACCOUNT: Final = 192  # of these: its receivers that hang, at however many hosts, leave places to others
+MOST_OF_ACCOUNT: Final = 192  # of these: its receivers that hang, at however many hosts, leave room to others
 AT_ONCE_PER_HOST: Final = 32  # of all accounts: many send to the same relay
 AT_ONCE_PER_ACCOUNT: Final = 8  # at one host
 
@@ -247,8 +247,8 @@ class Delivery(Struct, frozen=True, kw_only=True):
         return self.status is not None and self.status < 500 and self.status != httpx.codes.TOO_MANY_REQUESTS
 
 
-class FairPlaces:
-    """Places for deliveries: `most` at once, and `each` of one account. A free one goes to the account that
+class FairSemaphore:
+    """Let deliveries go: `most` at once, and `each` of one account. A free permit goes to the account that
     has the fewest, so receivers of one account that hang delay no other account.
     """
 
@@ -260,20 +260,20 @@ class FairPlaces:
 
     @asynccontextmanager
     async def take(self, account: str) -> AsyncIterator[None]:
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(account, deque()).append(place)
+        permit: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(account, deque()).append(permit)
         self._grant()
         try:
-            await asyncio.wait([place])  # a canceled wait leaves the future as it is: granted or not
+            await asyncio.wait([permit])  # a canceled wait leaves the future as it is: granted or not
             yield
         finally:
-            if place.done():
+            if permit.done():
                 self._free += 1
                 self._held[account] -= 1
                 if not self._held[account]:
                     del self._held[account]
             else:
-                self._take_off(account, place)
+                self._take_off(account, permit)
             self._grant()
 
     def _grant(self) -> None:
@@ -282,14 +282,14 @@ class FairPlaces:
             account = min(may_have, key=self._held.__getitem__, default=None)
             if account is None:
                 return
-            place = self._waiting[account][0]
-            self._take_off(account, place)
+            permit = self._waiting[account][0]
+            self._take_off(account, permit)
             self._free -= 1
             self._held[account] += 1
-            place.set_result(None)
+            permit.set_result(None)
 
-    def _take_off(self, account: str, place: asyncio.Future[None]) -> None:
-        self._waiting[account].remove(place)
+    def _take_off(self, account: str, permit: asyncio.Future[None]) -> None:
+        self._waiting[account].remove(permit)
         if not self._waiting[account]:
             del self._waiting[account]
 
@@ -313,8 +313,8 @@ class Sender:
         self.on_sent: Callable[[bool, float], None] = lambda ok, took_s: None
         self._resolve = resolve
         # Per host, since a dead host fills its own limit, not everyone's. Weak: it is forgotten with its last delivery.
-        self._by_host: WeakValueDictionary[str, FairPlaces] = WeakValueDictionary()
-        self._all = FairPlaces(AT_ONCE, each=MOST_OF_ACCOUNT)
+        self._by_host: WeakValueDictionary[str, FairSemaphore] = WeakValueDictionary()
+        self._all = FairSemaphore(AT_ONCE, each=MOST_OF_ACCOUNT)
         # a transport, not a client: it has no redirects, cookies, proxies or .netrc that could leak from one receiver
         # to the next. No connection is kept: it belongs to an address, and the next host at the same address would be
         # spoken to under the certificate of the first
@@ -346,7 +346,7 @@ class Sender:
         asked_at_s = clock()
         of_host = self._by_host.get(host)
         if of_host is None:
-            of_host = self._by_host[host] = FairPlaces(AT_ONCE_PER_HOST, each=AT_ONCE_PER_ACCOUNT)
+            of_host = self._by_host[host] = FairSemaphore(AT_ONCE_PER_HOST, each=AT_ONCE_PER_ACCOUNT)
         # in this order, so that a wait for one host holds nothing of all
         async with of_host.take(account), self._all.take(account):
             # receivers refuse a timestamp that is five minutes old, and the wait for a connection may be longer

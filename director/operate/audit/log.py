@@ -64,7 +64,7 @@ class Batch(Struct, frozen=True, kw_only=True):
         return replace(self, entries=older, cursor=between), replace(self, entries=newer, missed=0)
 
 
-class Seen(Struct, frozen=True, kw_only=True):
+class LogReading(Struct, frozen=True, kw_only=True):
     """A log at one moment: the numbers of entries added and cut, its last entry, and some entries."""
 
     added: int
@@ -115,7 +115,7 @@ class AuditLog:
             cursor=Cursor(entries[-1].entry if entries else after.entry, max(seen.cut, after.number) + len(entries)),
         )
 
-    async def _look(self, partition: Partition, after: str, count: int) -> Seen:
+    async def _look(self, partition: Partition, after: str, count: int) -> LogReading:
         key = keys.changes() if partition == CHANGES else keys.log(partition)
 
         def look(pipe: Any) -> None:
@@ -127,9 +127,9 @@ class AuditLog:
         if isinstance(info, exceptions.ResponseError):
             if NO_KEY not in str(info):
                 raise info
-            return Seen(added=0, cut=0, last=Cursor().entry, found=[])
+            return LogReading(added=0, cut=0, last=Cursor().entry, found=[])
         added = info["entries-added"]
-        return Seen(added=added, cut=added - info["length"], last=text(info["last-generated-id"]), found=found)
+        return LogReading(added=added, cut=added - info["length"], last=text(info["last-generated-id"]), found=found)
 
 
 def _entry(partition: int, name: bytes, fields: dict[bytes, bytes]) -> Entry:

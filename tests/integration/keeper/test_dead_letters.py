@@ -19,7 +19,7 @@ from director.core.ids import PredictionId
 from director.core.policy import Policy
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
-from director.store.dead import Asked, DeadLetters, Done, Place, attempts_of
+from director.store.dead import Asked, DeadCursor, DeadLetters, Done, attempts_of
 from tests.integration.api.conftest import admin as admin
 from tests.integration.api.conftest import operator as operator
 from tests.integration.api.conftest import settings as settings
@@ -110,7 +110,7 @@ async def test_pages_are_newest_first_and_complete(dead: DeadLetters, driver: Qu
     for _ in range(4):
         page = await dead.page([driver.queue], before=before, count=2)
         seen.append([letter.id for letter in page.results])
-        before = Place.parse(page.next or "")
+        before = DeadCursor.parse(page.next or "")
     assert seen == [ids[0:2], ids[2:4], ids[4:6], ids[6:]]
     assert page.next is None
 
@@ -128,7 +128,7 @@ async def test_page_over_all_queues_is_one_list(
             ids.append(await one.die())
     page = await dead.page([driver.queue, other.queue], count=3)
     assert [letter.id for letter in page.results] == ids[:0:-1]
-    rest = await dead.page([driver.queue, other.queue], before=Place.parse(page.next or ""))
+    rest = await dead.page([driver.queue, other.queue], before=DeadCursor.parse(page.next or ""))
     assert [letter.id for letter in rest.results] == ids[:1]
 
 
@@ -144,7 +144,7 @@ async def test_letter_that_dies_again_is_not_revived_twice(dead: DeadLetters, dr
     ids = await dying(driver, 3)
     walked = []
 
-    async def every() -> AsyncIterator[list[Place]]:
+    async def every() -> AsyncIterator[list[DeadCursor]]:
         async for places in dead.every([driver.queue]):
             walked.extend(place.id for place in places)
             yield places
@@ -179,7 +179,7 @@ async def test_revival_keeps_its_rate_and_returns_a_cursor(redis: Redis, scripts
     done = await dead.revive(dead.every([driver.queue]), **ALL, rate=2, within_s=1.5)
     assert clock.slept == pytest.approx([0.5, 0.5, 0.5])
     assert done == Done(4, (), str(fourth))
-    rest = await dead.revive(dead.every([driver.queue], before=Place.parse(done.next or "")), **ALL)
+    rest = await dead.revive(dead.every([driver.queue], before=DeadCursor.parse(done.next or "")), **ALL)
     assert (rest.done, rest.next) == (2, None)
 
 
@@ -193,7 +193,7 @@ def test_history_is_read_as_written() -> None:
 
 @pytest.mark.parametrize("cursor", ["", "x", "1800000000000", "1800000000000" + "u" * 26, "0" * 12 + "1" * 26])
 def test_invalid_cursor_is_refused(cursor: str) -> None:
-    assert Place.parse(cursor) is None
+    assert DeadCursor.parse(cursor) is None
 
 
 async def test_command_lists_shows_revives_and_drops(

@@ -22,7 +22,7 @@ from director import __version__
 from director.cli import predictions
 from director.cli.arguments import model_name, port_number
 from director.cli.backend import redis_url
-from director.cli.client import Seen, _detail, service
+from director.cli.client import PredictionAnswer, _detail, service
 from director.cli.client import Service as Service_
 from director.cli.inputs import Described, FileFault, check_output, parse_input, read_inputs, save_output
 from director.cli.main import main, make_parser
@@ -594,7 +594,7 @@ def shown(
     out, err = out or io.StringIO(), err or io.StringIO()
     printer = Printer(out, err, **given)
     for status, output, logs in looks:
-        printer.show(Seen(id="p", status=status, output=output, logs=logs))
+        printer.show(PredictionAnswer(id="p", status=status, output=output, logs=logs))
     return out.getvalue(), err.getvalue()
 
 
@@ -651,7 +651,7 @@ def test_a_wait_says_why_and_for_how_long(monkeypatch):
     err = io.StringIO()
     printer = Printer(io.StringIO(), err)
     for _ in range(2):
-        printer.show(Seen(id="p", status=Status.STARTING, queue=place))
+        printer.show(PredictionAnswer(id="p", status=Status.STARTING, queue=place))
     _, told = err.getvalue().splitlines()
     assert told == (
         "» waits: An operator paused this queue 3 min ago. "
@@ -679,7 +679,7 @@ def test_each_kind_of_output_is_readable(output, printed):
 
 def test_model_text_cannot_control_a_terminal_and_is_unchanged_elsewhere(monkeypatch):
     words = "\x1b]0;title\x07\x9b31mred\u202e\N{NO-BREAK SPACE}\N{IDEOGRAPHIC SPACE}é\t10 %\r20 %\r\nend"
-    looks = Seen(id="p", status=Status.FAILED, output=[words, {"a": words}], logs=words, error=words)
+    looks = PredictionAnswer(id="p", status=Status.FAILED, output=[words, {"a": words}], logs=words, error=words)
     for kind in (Terminal, io.StringIO):
         out, err = kind(), kind()
         Printer(out, err).show(looks)
