@@ -20,7 +20,7 @@ from starlette.types import Lifespan, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HEADER_VALUE_RE, STATUS_LINE, RequestResponseCycle
 
 from api import dashboard
-from api.accounts import account
+from api.accounts import account, usage
 from api.accounts.auth import authenticate
 from api.admin import accounts as admin_accounts
 from api.admin import dead, health, overview, queues, system
@@ -44,7 +44,7 @@ from director.runtime.process import tracing_of
 from director.runtime.tracing import Tracing
 
 ROUTES: Final = routes_of(
-    *(predictions, streams, models, collections, deployments, files, outputs, account, openapi, reference),
+    *(predictions, streams, models, collections, deployments, files, outputs, account, usage, openapi, reference),
     *(dead, admin_accounts, admin_models, admin_predictions, queues, overview, system, health, dashboard),
 )
 

@@ -7,8 +7,9 @@
 --                      lost; they are the first events of this call
 --   ARGV[3]  ran_ms    how long ago the run began, '' while it has not
 --   ARGV[4]  remote    what the server calls the run, '' if that is not new; kept until the run is given back as spent
---   ARGV[5]  now_ms    '' for the server's clock
---   ARGV[6…] kind, data
+--   ARGV[5]  used      tokens that the run used so far: `<input> <cached> <output>`, '' if that is not new
+--   ARGV[6]  now_ms    '' for the server's clock
+--   ARGV[7…] kind, data
 --   Returns  {'held' | 'user' | 'deadline', seq, started_ms}   as extend's answers
 --            {'lost'}                                          nothing was written
 --
@@ -17,7 +18,7 @@
 
 local SENT_BYTES = 512 -- bytes of an event in a message, which each process with a reader gets: several tokens of text
 
-local id, token, last_known, ran_ms, now = keys.ID, ARGV[1], tonumber(ARGV[2]), ARGV[3], keys.clock(ARGV[5])
+local id, token, last_known, ran_ms, now = keys.ID, ARGV[1], tonumber(ARGV[2]), ARGV[3], keys.clock(ARGV[6])
 
 local r = redis.call('HMGET', KEYS[1], 'token', 'seq', 'status', 'cancel', 'started')
 if token == '' or r[1] ~= token then return { 'lost' } end
@@ -30,10 +31,14 @@ if ran_ms ~= '' and r[3] == 'starting' then
 end
 if ARGV[4] ~= '' then redis.call('HSET', KEYS[1], 'remote', ARGV[4]) end
 local shown = {}
-for i = 6 + 2 * math.max(0, seq - last_known), #ARGV, 2 do shown[#shown + 1] = records.entry(ARGV[i], now, ARGV[i + 1]) end
+for i = 7 + 2 * math.max(0, seq - last_known), #ARGV, 2 do shown[#shown + 1] = records.entry(ARGV[i], now, ARGV[i + 1]) end
 records.append(id, shown)
 seq = seq + #shown
-redis.call('HSET', KEYS[1], 'seq', seq)
+if ARGV[5] ~= '' then
+  redis.call('HSET', KEYS[1], 'seq', seq, 'used', token .. ' ' .. ARGV[5]) -- of this claim: another one's says nothing
+else
+  redis.call('HSET', KEYS[1], 'seq', seq)
+end
 -- One small event goes along, so that its readers need not ask for it: of 2 scripts a token 1 is left.
 local is_small = #shown == 1 and #shown[1] <= SENT_BYTES
 redis.call('PUBLISH', keys.channel(id), is_small and seq .. ' ' .. shown[1] or seq)

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- finish: write terminal records and remove their entries, each only if its claim still holds. For many items of one queue
 -- at once: what they share is read once and written once.
--- Commands of a prediction: 21 alone, 11.8 in a batch of 16. Measured with a free slot, without limits, key and webhook.
+-- Commands of a prediction: 23 alone, 11.9 in a batch of 16. Measured with a free slot, without limits, key and webhook.
 --
 --   of each item, in the form of lib/batch:
 --   KEYS[1]  record    hash  {p}:rec:<id>
@@ -20,7 +20,8 @@
 --   ARGV[13] over_ms   how long ago the run was over: the time since then used no slot
 --   ARGV[14] claimed_ms  how long ago it was claimed, by the director's clock; '' if unknown
 --   ARGV[15] ahead_ms  how long it waited for a slot after the claim
---   ARGV[16…] kind, data  events not written yet
+--   ARGV[16] used      of lib/ledger: what the run used, '' if none began
+--   ARGV[17…] kind, data  events not written yet
 --   Returns  for each item
 --            'finished'  also if this claim had finished it before
 --            'lost'      nothing was written
@@ -31,6 +32,7 @@
 -- uses share:    flush, has_any
 -- uses breaker:  close, facts_of
 -- uses ends:     prepare, write
+-- uses ledger:   add, write
 -- uses batch:    each
 
 local queue
@@ -40,12 +42,12 @@ local ended = {}
 local function read_claim(record)
   local v = redis.call('HMGET', record, 'token', 'ended', 'seq', 'started', 'claimed', 'queue', 'account', 'lane', 'cost',
     'stream', 'mid', 'charged', 'cancel', 'deadline', 'start_by', 'data_ttl_ms', 'webhook', 'events', 'metered', 'ran_ms',
-    'waiter', 'secret')
+    'waiter', 'secret', 'model', 'api_token')
   return { token = v[1] or '', ended = v[2] or '', seq = v[3] or '', started = v[4] or '', claimed = v[5] or '',
     queue = v[6] or '', account = v[7] or '', lane = v[8] or '', cost = v[9] or '', stream = v[10] or '', mid = v[11] or '',
     charged = v[12] or '', cancel = v[13] or '', deadline = v[14] or '', start_by = v[15] or '', data_ttl_ms = v[16] or '',
     webhook = v[17] or '', events = v[18] or '', metered = v[19] or '', ran_ms = v[20] or '', waiter = v[21] or '',
-    secret = v[22] or '' }
+    secret = v[22] or '', model = v[23] or '', api_token = v[24] or '' }
 end
 
 local function finish(key, arg, last)
@@ -58,7 +60,7 @@ local function finish(key, arg, last)
   if r.token ~= token then return 'lost' end
 
   local shown = {}
-  for i = arg + 16 + 2 * math.max(0, r.seq - known), last, 2 do shown[#shown + 1] = records.entry(ARGV[i], now, ARGV[i + 1]) end
+  for i = arg + 17 + 2 * math.max(0, r.seq - known), last, 2 do shown[#shown + 1] = records.entry(ARGV[i], now, ARGV[i + 1]) end
   r.seq = r.seq + #shown
   r.started, r.claimed = records.put_right(r.started, ran_ms, now), records.put_right(r.claimed, ARGV[arg + 14], now)
   local served_ms = 0
@@ -71,6 +73,7 @@ local function finish(key, arg, last)
     error = ARGV[arg + 4], code = ARGV[arg + 5], output = ARGV[arg + 6], logs = ARGV[arg + 7], metrics = ARGV[arg + 8],
     ran_ms = ran_ms, grace_ms = ARGV[arg + 10], ended = token, served_s = served_ms / 1000, over_ms = over_ms, shown = shown,
   }, now)
+  ledger.add(r, ARGV[arg + 16], now)
   queue, ended[id] = r.queue, token
   if share.has_any(queue, 'limits') then share.flush(queue) end -- whether a account may run again changes with each end
   return 'finished', own
@@ -80,4 +83,5 @@ return batch.each(1, finish, function()
   if not queue then return end
   estimate.write_service(queue)
   share.flush(queue)
+  ledger.write()
 end, ends.write)

@@ -11,6 +11,7 @@
 -- uses keys:     QUEUE, clock, queue
 -- uses records:  TERMINAL, read
 -- uses requeue:  give_back, spread
+-- uses ledger:   write
 
 local lease, directors = KEYS[1], keys.queue(keys.QUEUE, 'directors')
 local limit, jitter, lease_ms, now = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), keys.clock(ARGV[4])
@@ -39,4 +40,5 @@ if redis.call('ZCOUNT', directors, '(' .. too_late, '+inf') > 0 then
     if not heartbeat or heartbeat > too_late then take_back(id, r) end
   end
 end
+ledger.write()
 return reaped

@@ -13,6 +13,7 @@
 -- uses records:  TERMINAL, read
 -- uses share:    file_now, take_away
 -- uses requeue:  give_back, spread
+-- uses ledger:   write
 
 local stream, queue, cursor, count, idle_ms = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local jitter, now = tonumber(ARGV[5]), keys.clock(ARGV[6])
@@ -43,4 +44,5 @@ for k, mid in ipairs(reply[2]) do
     recovered[#recovered + 1] = became
   end
 end
+ledger.write()
 return recovered

@@ -159,6 +159,7 @@ def _new(
         version=version.id,
         queue=version.queue,
         kind=version.kind,
+        api_token=account.token_id,
         deployment=deployment,
         destination=asked.destination or "",
         lane=_lane(headers, account),

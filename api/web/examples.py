@@ -94,6 +94,15 @@ DETAIL: Final = {
         "data_bytes": 734003,
     },
 }
+USAGE: Final = {
+    "runs": 1204,
+    "seconds": 3811.25,
+    "input_tokens": 1650320,
+    "cached_tokens": 1204000,
+    "output_tokens": 301455,
+    "file_bytes": 0,
+    "cost": 0.782419,
+}
 TOKEN: Final = {
     "id": "7f3c1a9be2d04856",
     "label": "ci",
@@ -334,6 +343,12 @@ OF_TYPES: Final[dict[str, Any]] = {
         "done": 1,
         "refused": [{"id": PREDICTION_ID, "why": "has_ended"}],
         "next": None,
+    },
+    "UsageView": {
+        "first": "2026-11-01",
+        "last": "2026-11-28",
+        "total": USAGE,
+        "results": [{"model": "acme/llm", **USAGE}],
     },
     "AccountDetail": DETAIL,
     "NewAccount": {"name": "acme"},

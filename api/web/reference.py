@@ -27,7 +27,7 @@ CHAPTERS: Final[Mapping[str, tuple[str, ...]]] = {
     "Predictions": ("predictions", "streams", "procedures", "trainings"),
     "Models": ("models", "deployments", "collections", "search", "hardware"),
     "Files": ("files", "outputs"),
-    "Accounts and webhooks": ("account", "webhooks", "openapi"),
+    "Accounts and webhooks": ("account", "usage", "webhooks", "openapi"),
     "Operators": ("admin",),
 }
 CODE: Final = re.compile(r"`([^`]*)`")

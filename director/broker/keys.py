@@ -277,6 +277,20 @@ log = _of_partition("log", permanent="capped by each write", grows="callers: at 
 """stream · steps of predictions, about the last 10,000. By every script with a step."""
 
 
+@_grows("operators: one of each account and month, for 13 months by default")
+def ledger(partition: Partition, month: str, account: str) -> str:
+    """hash · `<day> <model> <API token>` → what the runs of an account used, see lua/lib/ledger.lua. By the script that
+    ends a run; 13 months by default, and by month beyond 90 days.
+    """
+    return f"{tag(partition)}:ledger:{month}:{account}"
+
+
+@_grows("operators: one member of each account and month")
+def ledger_accounts(partition: Partition, month: str) -> str:
+    """set · accounts that the ledger has rows of in this month. By the script that writes the first; as the rows."""
+    return f"{tag(partition)}:ledger:{month}"
+
+
 @_grows("callers: counted, with the prediction")
 def away(partition: Partition, account: str, host: str) -> str:
     """zset · owed webhooks of an account that a host missed → their next attempt. Written by deliver; 4 days."""

@@ -36,6 +36,8 @@ from director.core.schema import (
     reference_in,
 )
 from director.core.states import Status
+from director.core.usage import NOTHING as NOTHING_USED
+from director.core.usage import Used
 from director.core.view import fold
 
 IDEMPOTENCY_TTL_MS = 24 * 3600 * 1000
@@ -605,10 +607,13 @@ class Scripts:
         ran_ms: int | None,
         events: Sequence[NewEvent],
         remote: str = "",
+        used: Used = NOTHING_USED,
         now_ms: int | None = None,
     ) -> replies.Advanced:
-        """Write that the run began `ran_ms` ago, new events, and the server's own name of the run if new (`remote`)."""
-        args: list[Arg] = [token, seq, given(ran_ms), remote, given(now_ms)]
+        """Write that the run began `ran_ms` ago, new events, and if new the server's own name of the run (`remote`) and
+        the tokens that it `used` so far.
+        """
+        args: list[Arg] = [token, seq, given(ran_ms), remote, used.packed_tokens, given(now_ms)]
         args += chain.from_iterable(events)
         word, *known = await self._call("advance", [keys.record(prediction_id)], args)
         last, started = known if known else (seq, None)
@@ -632,6 +637,7 @@ class Scripts:
         claimed_ms: int | None = None,
         ahead_ms: int = 0,
         seq: int = 0,
+        used: Used = NOTHING_USED,
         events: Sequence[NewEvent] = (),
         now_ms: int | None = None,
     ) -> bool:
@@ -642,6 +648,7 @@ class Scripts:
         """
         args: list[Arg] = [prediction_id, token, status, error, code, output, logs, metrics]
         args += [given(ran_ms), ms(grace_s), seq, given(now_ms), over_ms, given(claimed_ms), ahead_ms]
+        args += [used.packed]
         args += chain.from_iterable(events)
         return bool(await self._call("finish", [keys.record(prediction_id)], args, group=queue) == b"finished")
 
@@ -656,6 +663,7 @@ class Scripts:
         code: str = "",
         began: bool | None = None,
         claimed_ms: int | None = None,
+        used: Used = NOTHING_USED,
         now_ms: int | None = None,
     ) -> replies.Requeued:
         """Give a claim back, unspent or as a spent attempt. Returns the new state of the prediction.
@@ -664,8 +672,17 @@ class Scripts:
         `code`.
         """
         args: list[Arg] = [token, int(spent), ms(delay_s), error, code]
-        args += ["" if began is None else int(began), given(claimed_ms), MOST_CLAIMS, given(now_ms)]
+        args += ["" if began is None else int(began), given(claimed_ms), MOST_CLAIMS]
+        args += [used.packed, given(now_ms)]
         return cast(replies.Requeued, (await self._call("release", [keys.record(prediction_id)], args)).decode())
+
+    async def fold(
+        self, partition: Partition, month: str, account: str, rows: Iterable[tuple[str, str]], *, kept_s: float
+    ) -> int:
+        """Add days of a month in the ledger to that month. `rows`: each with the row that takes it in."""
+        names = [keys.ledger(partition, month, account), keys.ledger_accounts(partition, month)]
+        args: list[Arg] = [ms(kept_s), *chain.from_iterable(rows)]
+        return int(await self._call("fold", names, args))
 
     async def contact(self, run_id: str, *, silence_s: float, now_ms: int | None = None) -> tuple[int, float]:
         """Note contact with this run of the server. Returns its time in ms, and the seconds of contact so far."""

@@ -15,6 +15,7 @@ from director.cli.tables import Answer, tabulate
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError
 from director.core.ids import LANES
+from director.core.usage import NOTHING, day_of
 from director.core.view import iso
 from director.core.words import several
 from director.store.accounts import SCOPES, TYPES, Policy, Reason, Token, refuse_name
@@ -83,11 +84,14 @@ def _limits(limits: dict[str, str]) -> str:
 async def _show(backend: Backend, given: argparse.Namespace) -> Answer:
     """Show an account: its limits, refused requests and compute of today."""
     await backend.accounts.refuse_unknown(given.name)
-    today = SystemClock().now_ms() // 1000 // DAY_S
+    now_ms = SystemClock().now_ms()
+    today = now_ms // 1000 // DAY_S
     written, usage = (
         await backend.accounts.read_written(given.name),
         await backend.accounts.usage(given.name, day=today),
     )
+    counted = await backend.ledger.sums([], day_of(now_ms), day_of(now_ms), account=given.name)
+    used = next((each.used for each in counted.result({})), NOTHING)
     suspended = written.suspension
     denied = ", ".join(f"{count} of {name}" for name, count in sorted(usage.bursts.items())) or "none"
     lines = [
@@ -97,11 +101,19 @@ async def _show(backend: Backend, given: argparse.Namespace) -> Answer:
         f"denied bursts      {denied}",
         f"files              {usage.stored_bytes:,} bytes",
         f"data in Redis      {usage.data_bytes:,} bytes",
-        f"compute today      {usage.spent_s:.1f} s spent, {usage.reserved_s:.1f} s reserved",
-        f"compute in all     {usage.total_spent_s:.1f} s spent, {usage.total_reserved_s:.1f} s reserved",
+        f"used today         {several(used.runs, 'run')}, {used.ms / 1000:.1f} s, {used.input_tokens:,} input tokens, "
+        f"{used.output_tokens:,} output tokens",
+        *_compute("today", usage.spent_s, usage.reserved_s),
+        *_compute("in all", usage.total_spent_s, usage.total_reserved_s),
     ]
     shown = {"name": given.name, "type": written.type, "suspension": suspended, "limits": written.limits}
     return Answer({**shown, "usage": usage}, "\n".join(lines))
+
+
+def _compute(over: str, spent_s: float, reserved_s: float) -> list[str]:
+    """Return what a limit of compute has counted. Without such a limit nothing is, so there is nothing to show."""
+    has_any = spent_s or reserved_s
+    return [f"compute {over:<10} {spent_s:.1f} s spent, {reserved_s:.1f} s reserved"] if has_any else []
 
 
 @operator(

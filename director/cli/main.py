@@ -48,6 +48,7 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "accounts and models": {
         "token": ("accounts", "make, list and revoke tokens for callers of the API"),
         "account": ("accounts", "make and list accounts; show and set their limits"),
+        "usage": ("usage", "show what accounts used: runs, seconds, tokens, and their cost"),
         "model": ("models", "list models; set what is shown of them, and to whom; load, rest or pin one"),
         "collection": ("models", "write collections of models"),
         "hardware": ("models", "write what GET /v1/hardware shows"),

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec.structs import asdict
 
 from director.broker.replies import Order
 from director.cli.arguments import EXAMPLE_ID, arg, flag, group
@@ -13,6 +14,7 @@ from director.cli.tables import Answer, tabulate
 from director.core.errors import SettingsError, UnknownModel
 from director.core.ids import queue_name
 from director.core.model_config import ModelConfig
+from director.store.ledger import checked_price
 
 SAID: Final = {
     "description": "what it does",
@@ -21,6 +23,13 @@ SAID: Final = {
     "license_url": "its license",
     "cover_image_url": "a picture of it",
     "hardware": "what it runs on",
+}
+PRICES: Final = {  # the fields of Price
+    "input": "for a million tokens of the input",
+    "cached": "for a million of them that the server had cached; without it, as others",
+    "output": "for a million tokens of the output",
+    "second": "for a second of its runs",
+    "run": "for a run",
 }
 COLUMNS: Final = ("model", "visibility", "version", "state")
 SHOWN: Final = ("name", "visibility", "latest", "is_official", *SAID, "default_example")
@@ -75,6 +84,34 @@ async def _set(backend: Backend, given: argparse.Namespace) -> Answer:
         if not await backend.catalog.models.change(given.of, said):
             raise _unknown_model(given.of)
     return _answer_done(given, "changed. An API may show the former value until its cache expires")
+
+
+@operator(
+    "model price",
+    *(arg(f"--{name} PRICE", text, type=float, dest=f"price_{name}") for name, text in PRICES.items()),
+    flag("--none", "remove the price"),
+    NAME,
+    examples=("acme/llm", "acme/llm --input 0.5 --cached 0.1 --output 1.5", "acme/painter --second 0.0005"),
+)
+async def _price(backend: Backend, given: argparse.Namespace) -> Answer:
+    """Show or set the price of a model: `director usage` turns what was used into money by it, also afterwards."""
+    said = {name: value for name in PRICES if (value := getattr(given, f"price_{name}")) is not None}
+    if said and given.none:
+        raise SettingsError("give prices, or --none.")
+    if said or given.none:
+        price = checked_price(said) if said else None
+        async with backend.changes.noting("model_changed", by=typist(), model=given.of, fields=["price"]):
+            try:
+                await backend.ledger.set_price(given.of, price)
+            except UnknownModel as exc:
+                raise _unknown_model(given.of) from exc
+    if await backend.catalog.model(given.of) is None:
+        raise _unknown_model(given.of)
+    price = (await backend.ledger.prices([given.of])).get(given.of)
+    if price is None:
+        return Answer({"name": given.of, "price": None}, f"{given.of} has no price")
+    lines = [f"  {name:<7} {value:g}  {PRICES[name]}" for name, value in asdict(price).items() if value is not None]
+    return Answer({"name": given.of, "price": price}, "\n".join((f"{given.of}:", *lines)))
 
 
 @operator(

@@ -279,6 +279,8 @@ class KeeperSettings(CommonSettings, frozen=True, kw_only=True):
     """Bearer token for /scale/{queue}, for an autoscaler; empty: every request is refused."""
     lease_s: SomeSeconds = 15.0
     """Lease of the directors; sets the reaper's pace."""
+    usage_months: Annotated[int, Meta(ge=4, le=120)] = 13
+    """Months for which usage is kept after the end of its month, by day for the first 90 days."""
     webhook_allow: str = ""
     """Private receivers that are allowed: hosts, networks, the word loopback."""
     webhook_schedule: str = WEBHOOK_SCHEDULE

@@ -21,6 +21,7 @@ from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, QueueName
 from director.core.schema import Claim, NewEvent, Token
 from director.core.states import WebhookEvent
+from director.core.usage import NOTHING as NOTHING_USED
 from director.execution.tracker import Stop, Tracker
 from director.runtime import crash
 from director.servers.runners.runner import Runner
@@ -287,6 +288,7 @@ class Progress:
         self.seq = self.active.claim.record.seq
         self._unwritten: list[NewEvent] = []
         self._untold: list[WebhookEvent] = []
+        self._written_tokens = ""
 
     def add(self, events: tuple[NewEvent, ...]) -> None:
         self._unwritten += events
@@ -327,7 +329,7 @@ class Progress:
     async def run_once(self) -> Hold:
         """Write all that is unwritten. A write whose answer was lost is not repeated: its numbers tell."""
         events, told = tuple(self._unwritten), tuple(self._untold)
-        remote, claim = self._remote, self.active.claim
+        remote, claim, used = self._remote, self.active.claim, self.active.tracker.used(0)
         crash.at("before_advance")
         advanced = await self.scripts.advance(
             claim.id,
@@ -336,8 +338,10 @@ class Progress:
             ran_ms=self.active.tracker.ran_ms(self.active.clock.monotonic()),
             events=events,
             remote=remote,
+            used=NOTHING_USED if used.packed_tokens == self._written_tokens else used,
         )
         crash.at("after_advance")
+        self._written_tokens = used.packed_tokens
         self._remote = "" if self._remote == remote else self._remote
         del self._unwritten[: len(events)], self._untold[: len(told)]
         self.seq = advanced.seq

@@ -25,6 +25,7 @@ from director.core.policy import Policy
 from director.core.schema import REFERENCE_BYTES, Claim, Stored, reference_in
 from director.core.settings import DirectorSettings
 from director.core.states import Status
+from director.core.usage import Used
 from director.execution import tracker
 from director.execution.active_claims import ActiveClaim, ActiveClaims, Progress
 from director.execution.metering import ClaimSpans, Metering, metrics_of, with_metrics
@@ -395,6 +396,7 @@ class Run:
                     ahead_ms=round(self._ahead_s * 1000),
                     grace_s=GRACE_S,
                     seq=self._progress.seq,
+                    used=self._used(now),
                     events=unwritten,
                 )
             except BackendUnavailable:
@@ -411,6 +413,12 @@ class Run:
                 # the grace began when `finish` was carried out: perhaps as early as the first try
                 return finished and self._now() - asked_at < GRACE_S - TELL_S
         return False
+
+    def _used(self, now: float) -> Used:
+        """Return what the run used. One that goes on for another director to follow is counted at its end."""
+        files = sum(file.size for file in self._known_files.values()) if self._known_files else 0
+        used = self._tracker.used(now, file_bytes=files)
+        return Used(ms=used.ms) if self.active.is_left else used
 
     def _count_end(self, end: tracker.Finish, output: bytes) -> None:
         """Count the end, and the data that it left in Redis if that is more than was counted before. The call is not
@@ -465,6 +473,7 @@ class Run:
             code=end.code,
             began=_may_have_begun(self.active, end),
             claimed_ms=self.active.claimed_ms,
+            used=self._used(self._now()),
         )
         crash.at("after_release")
         self._figures.given_back(end, became)

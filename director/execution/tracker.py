@@ -14,6 +14,8 @@ from msgspec.structs import replace
 
 from director.core.schema import NewEvent, Record
 from director.core.states import Status, WebhookEvent
+from director.core.usage import NOTHING as NOTHING_USED
+from director.core.usage import Used
 from director.core.view import LINES_DROPPED, join
 from director.execution.uploads import Upload, Uploaded, Uploads
 from director.servers.runners import runner
@@ -292,6 +294,9 @@ class Tracker:
         self.first_output_at: float | None = None
         self.last_output_at = 0.0
         self.outputs = 0
+        self.tokens = NOTHING_USED  # that the server reported, of this run of it
+        self._tokens_before = NOTHING_USED  # of runs that it started again
+        self._shown_tokens = 0
         self.ended = False
         self.is_accepted = False
         self._is_moderated = is_moderated
@@ -338,6 +343,23 @@ class Tracker:
     def over_ms(self, now: float) -> int:
         return 0 if self.over_at is None else max(0, round((now - self.over_at) * 1000))
 
+    def used(self, now: float, *, file_bytes: int = 0) -> Used:
+        """Return what the run used so far, or until it was over; nothing if none began. Tokens are those that the
+        server reported, else those of the output that it showed.
+        """
+        if self.began_at is None:
+            return NOTHING_USED
+        before, tokens = self._tokens_before, self.tokens
+        until = now if self.over_at is None else self.over_at
+        return Used(
+            runs=1,
+            ms=max(0, round((until - self.began_at) * 1000)),
+            input_tokens=before.input_tokens + tokens.input_tokens,
+            cached_tokens=before.cached_tokens + tokens.cached_tokens,
+            output_tokens=before.output_tokens + (tokens.output_tokens or self._shown_tokens),
+            file_bytes=file_bytes,
+        )
+
     def apply(self, event: Happening, at: float) -> list[Effect]:
         if self.ended or (self.over_at is not None and not isinstance(event, Uploaded | Judged)):
             return []
@@ -346,6 +368,8 @@ class Tracker:
                 return self._begin(at)
             case Ended():
                 self.over_at = at
+                for name, value in event.metrics.items():
+                    self.tokens = self.tokens.with_metric(name, value)
                 end = self._end(event)
                 return self._close(end) if isinstance(end, GiveBack) else self._put(event, end)  # a retry keeps none
             case runner.Accepted():
@@ -362,6 +386,7 @@ class Tracker:
             case runner.Logged():
                 return self._begin(at) + self._log(event)
             case runner.Measured():
+                self.tokens = self.tokens.with_metric(event.name, event.value)
                 return self._begin(at) + self._show(("metric", msgspec.json.encode(event)))
             case runner.Restarted():
                 return self._restart(event.why)
@@ -379,6 +404,7 @@ class Tracker:
     def _count(self, event: Produced, at: float) -> None:
         if event.index == self.outputs:  # neither repeated nor out of order
             self.outputs += 1
+            self._shown_tokens += event.tokens
             self.last_output_at = at
             self.first_output_at = at if self.first_output_at is None else self.first_output_at
 
@@ -427,6 +453,7 @@ class Tracker:
     def _restart(self, why: str) -> list[Effect]:
         """Forget output and logs and write so to the event stream: the new run may differ from the first."""
         self.outputs, self.first_output_at = 0, None
+        self._tokens_before, self.tokens, self._shown_tokens = self.used(0), NOTHING_USED, 0
         self._uploads.restart()
         self._files_bytes = 0
         self._items.clear()

@@ -21,6 +21,8 @@ from director.core.settings import KeeperSettings
 from director.files.choose import StoreCheck, store_in
 from director.files.data_files import DataFiles
 from director.files.store import FileStore
+from director.keeper import bookkeeper
+from director.keeper.bookkeeper import Bookkeeper
 from director.keeper.cashier import Cashier
 from director.keeper.courier import Breakers, Courier
 from director.keeper.metrics import Metering, Observer
@@ -137,6 +139,7 @@ class Keeper:
             # Without recent suspensions it is one look at an empty list. An account takes up to 10 s.
             ("warden", partial(services.suspensions.settle_all, within_s=10.0), 5.0),
             ("recounter", Recounter(redis, scripts, registry, clock).look_in_time, 5.0),
+            ("bookkeeper", Bookkeeper(services.ledger, clock, settings.usage_months).run_once, bookkeeper.TICK_S),
             ("shares", shares.look_in_time, 1.0),
             ("observer", observer.look_in_time, 1.0),
         ]

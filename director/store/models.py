@@ -53,6 +53,7 @@ class Model(Struct, frozen=True, kw_only=True):
     is_official: bool = False
     gist: str = ""  # the beginning of its readme
     former_runs: int = 0  # of deleted versions
+    price: str = ""  # a Price of core/usage as JSON
 
     @property
     def owner(self) -> str:

@@ -15,6 +15,7 @@ from director.store.changes import Changes
 from director.store.dead import DeadLetters
 from director.store.deployments import Deployments
 from director.store.directors import Directors
+from director.store.ledger import Ledger
 from director.store.models import Collections, Examples, ModelConfigs
 from director.store.owed import Owed
 from director.store.predictions import Predictions
@@ -53,6 +54,7 @@ class Services:
         self.directors = Directors(redis)
         self.examples = Examples(redis, scripts)
         self.history = QueueHistory(redis)
+        self.ledger = Ledger(redis, scripts, self.catalog)
         self.owed = Owed(redis, self.catalog)
         self.predictions = Predictions(redis)
         self.across = Across(

@@ -7,13 +7,16 @@
 -- uses share:    flush, take_away
 -- uses breaker:  end_probe, facts_of
 
--- ms of its runs so far, with the one that ends now. A silent director may have stopped at any time before its lease
--- expired: the run counts until then.
+-- A silent director may have stopped at any time before its lease expired: its run counts until then.
+function ends.ran_until(id, r, now)
+  return math.min(now, tonumber(redis.call('ZSCORE', keys.queue(r.queue, 'lease'), id)) or now)
+end
+
+-- ms of its runs so far, with the one that ends now.
 function ends.ran_in_all(id, r, started, now)
   local before = tonumber(r.ran_ms) or 0
   if r.token == '' or started == '' then return before end
-  local until_ms = math.min(now, tonumber(redis.call('ZSCORE', keys.queue(r.queue, 'lease'), id)) or now)
-  return before + math.max(0, until_ms - started)
+  return before + math.max(0, ends.ran_until(id, r, now) - started)
 end
 
 -- True if it ends later than its lane's objective and never started: no claim will count it as missed.
@@ -57,7 +60,7 @@ function ends.write(own)
   local output, logs, code = end_.output or '', end_.logs or '', end_.code or ''
   redis.call('HSET', record, unpack(own.fields))
   -- its place and its claim, which only `revive` would need: 62 bytes of a record that is kept for a week
-  redis.call('HDEL', record, 'token', 'mid', 'stream', 'shard', 'arrival', 'charged', 'cancel', 'waiter')
+  redis.call('HDEL', record, 'token', 'mid', 'stream', 'shard', 'arrival', 'charged', 'cancel', 'waiter', 'used')
   redis.call('PEXPIRE', record, own.record_ttl)
   redis.call('PEXPIRE', keys.input(id), own.data_ttl)
   if r.secret ~= '' then ends.overwrite_secrets(keys.input(id), r.secret) end

@@ -6,7 +6,8 @@
 -- uses pending:  correct_charge
 -- uses share:    bring_limits, count_now, file_now, note_running, take_away, update_turns, write_limits
 -- uses breaker:  end_probe, note_failure
--- uses ends:     bury, end_late, end_now, history_with, ran_in_all
+-- uses ends:     bury, end_late, end_now, history_with, ran_in_all, ran_until
+-- uses ledger:   add
 
 requeue.CAME_TTL_MS = 2592000000 -- a move is remembered as long as a call may be repeated, even by a mover that was frozen
 requeue.OLDER = 1000000000000 -- more than any queue ever counts: moved predictions stand before others, in their order
@@ -48,14 +49,27 @@ function requeue.take_over_limits(queue, account, weight, most_running, revision
   share.update_turns(queue, account)
 end
 
+-- What is known of a run whose director went silent: its time, and the tokens that `advance` wrote under this claim's token.
+-- A run that has a name on its server may be followed: then its end counts it, with all its tokens.
+function requeue.seen_of(id, r, now)
+  if r.started == '' then return '' end
+  local ms = math.max(0, ends.ran_until(id, r, now) - r.started)
+  if r.remote ~= '' then return string.format('0 %.0f', ms) end
+  local token, tokens = string.match(r.used, '^(%S+) (.+)$')
+  return string.format('1 %.0f ', ms) .. (token == r.token and tokens or '')
+end
+
 -- Take its claim away and put it back, or end it if it may not run again. Returns its new state in one word.
 -- how: spent    true if it counts as an attempt
 --      delay_ms before it may run again; for a lost claim the queue's policy decides
 --      lost     its director went silent; jitter (0..1) spreads the retries
 --      began    whether its run began; nil lets the record decide
 --      used_up  true if it was claimed as often as it may
+--      used     what its run used; nil lets the record decide, as far as its director wrote it
 --      error, code  of its end if it may not run again
+-- Count what the run used. Its caller calls ledger.write.
 function requeue.give_back(id, r, how, now)
+  ledger.add(r, how.used or requeue.seen_of(id, r, now), now)
   if r.cancel == 'user' then
     ends.end_now(id, r, 'canceled', {}, now)
     return 'canceled'

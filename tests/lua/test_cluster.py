@@ -147,6 +147,8 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
     assert (await scripts.reserve(ACCOUNT, 60, id=finished.id, asked_s=1)).allowed
     assert await scripts.spend(ACCOUNT, prediction_id=finished.id, token=(bucket, "n")) == (True, True)
 
+    assert await scripts.fold(partition, "202701", ACCOUNT, [(f"15 {MODEL} ", f"00 {MODEL} ")], kept_s=9) == 0
+
     assert await scripts.deploy(ACCOUNT, "d", was=b"", becomes=b"{}", created_ms=1, most=9) == "written"
     assert await scripts.rotate("stranger", secret="whsec_", keep_s=1) == "unknown"
     await scripts.contact("run", silence_s=7)

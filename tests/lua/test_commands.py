@@ -3,14 +3,17 @@
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 import pytest
 
+from director.core.usage import Used
 from tests.lua.test_headers import header
 from tests.support.queue_driver import QueueDriver
 
 SCRIPTS: Final = ("enqueue", "claim", "finish")
+USED: Final = Used(runs=1, ms=5)
 WARM: Final = 60  # the means of a queue's runs are complete after 50
 STATED: Final = re.compile(r"^-- Commands of a prediction: (\d+) alone, (\d+\.\d) in a batch of 16\.", re.MULTILINE)
 
@@ -27,11 +30,11 @@ class Counter:
         """Take `size` predictions from one end to the other, with one call of each script."""
         await self._counted("enqueue", size, lambda: self._all(self.driver.submit for _ in range(size)))
         claims = await self._counted("claim", size, lambda: self.driver.claim(size))
-        finish = self.driver.finish
+        finish = partial(self.driver.finish, ran_ms=5, output=b"1", used=USED)
         await self._counted(
             "finish",
             size,
-            lambda: self._all((lambda claim=claim: finish(claim, ran_ms=5, output=b"1")) for claim in claims),
+            lambda: self._all(partial(finish, claim) for claim in claims),
         )
 
     async def _counted(self, name: str, size: int, step: Callable[[], Awaitable[Any]]) -> Any:

@@ -27,6 +27,7 @@ from director.execution.consumer import MOST_AT_ONCE
 from director.keeper import courier, sweeps
 from director.store import departure, queues
 from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.ledger import FOLDED_AT_ONCE
 from director.webhooks.delivery import FORWARD
 from tests.lua.test_headers import NAMES
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
@@ -287,6 +288,11 @@ async def ended(driver: QueueDriver) -> None:
         bucket = Bucket("create", rate=1.0, burst=1)
         await scripts.reserve(account, bucket, id=f"n{number}", now_ms=driver.now_ms)
         await scripts.spend(account, prediction_id=claim.id, token=(bucket, f"n{number}"), now_ms=driver.now_ms)
+        days = [(f"{1 + day % 31:02} {MODEL} t{day}", f"00 {MODEL} t{day}") for day in range(FOLDED_AT_ONCE)]
+        await driver.redis.hset(
+            keys.ledger(here, f"20200{number + 1}", account), mapping=dict.fromkeys((d for d, _ in days), "1")
+        )
+        assert await scripts.fold(here, f"20200{number + 1}", account, days, kept_s=9) == FOLDED_AT_ONCE
         for file in range(500):
             await driver.redis.zadd(keys.stored_until(account), {f"f{number}-{file}": driver.now_ms - 1})
             await driver.redis.hset(keys.stored(account), f"f{number}-{file}", 9)

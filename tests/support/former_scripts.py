@@ -63,7 +63,12 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 # Parameters of ours that 0.3.0 lacks, by call. A call that gives one of them is made by this release alone.
-OURS_ALONE: Final[Mapping[str, frozenset[str]]] = {}
+OURS_ALONE: Final[Mapping[str, frozenset[str]]] = {
+    "advance": frozenset({"used"}),
+    "enqueue": frozenset({"api_token"}),
+    "finish": frozenset({"used"}),
+    "release": frozenset({"used"}),
+}
 
 # Parameters of ours that 0.3.0's calls do without, by call: it finds their values in the record.
 FOUND: Final[Mapping[str, frozenset[str]]] = {}

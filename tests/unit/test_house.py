@@ -80,6 +80,7 @@ PURE = (
     "director.core.schema",
     "director.core.settings",
     "director.core.states",
+    "director.core.usage",
     "director.core.webhooks",
     "director.core.words",
     "director.gpus.plan",

@@ -110,9 +110,24 @@ class _Choice(Struct):
     error: Raw = answers.NULL
 
 
+class _Details(Struct):
+    cached_tokens: int | None = None
+
+
 class _Usage(Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        cached = self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
+        found = {
+            "input_tokens": self.prompt_tokens,
+            "output_tokens": self.completion_tokens,
+            "cached_tokens": cached or None,  # none is no figure worth showing
+        }
+        return {name: count for name, count in found.items() if count is not None}
 
 
 class _Chunk(Struct):
@@ -186,8 +201,6 @@ def read_chunk(data: bytes) -> Chunk:
     for choice in chunk.choices:
         if choice.finish_reason is not None and choice.finish_reason.lower() in FAILURES:
             return Chunk(error=f"The model server ended the text with the reason {choice.finish_reason!r}")
-    usage = chunk.usage
-    counts = {} if usage is None else {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens}
     first = next((choice for choice in chunk.choices if choice.index == 0), None) or _Choice()
     said = first.delta or first.message
     text = (said.content if said is not None else first.text) or ""
@@ -195,7 +208,7 @@ def read_chunk(data: bytes) -> Chunk:
     return Chunk(
         text=text,
         is_finished=first.finish_reason is not None,
-        tokens={name: count for name, count in counts.items() if count is not None},
+        tokens=chunk.usage.counts if chunk.usage else {},
         is_more=beside or any(choice.index > 0 for choice in chunk.choices),
         has_choices=bool(chunk.choices),
     )
@@ -233,12 +246,20 @@ def _leniently(data: bytes) -> _Chunk:
             usage = found.get("usage")
             return _Chunk(
                 choices=[_choice(each) for each in _choices_in(found)],
-                usage=_Usage(_count(usage, "prompt_tokens"), _count(usage, "completion_tokens")),
+                usage=_usage(usage) if isinstance(usage, dict) else None,
                 error=_raw(found.get("error")),
             )
     except (ValueError, RecursionError) as exc:
         raise answers.Unreadable(TOO_DEEP if isinstance(exc, RecursionError) else f"not JSON: {exc}") from exc
     raise answers.Unreadable("not of the expected shape: it is no object")
+
+
+def _usage(found: dict[str, Any]) -> _Usage:
+    return _Usage(
+        _count(found, "prompt_tokens"),
+        _count(found, "completion_tokens"),
+        _Details(_count(found.get("prompt_tokens_details"), "cached_tokens")),
+    )
 
 
 def _choices_in(found: dict[str, Any]) -> list[dict[str, Any]]:
@@ -524,7 +545,7 @@ class _Reader(StreamReader[Ended]):
         if self._bytes > self._max_body:
             return answers.too_large(self._max_body)
         if self._request.wants_progress:
-            self._feed.add(Produced(Raw(item), len(self._items)), size=len(item))
+            self._feed.add(Produced(Raw(item), len(self._items), tokens=1), size=len(item))
         self._items.append(item)
         return None
 

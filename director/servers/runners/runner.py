@@ -133,10 +133,13 @@ class Accepted(Struct, frozen=True, tag="accepted"):
 
 
 class Produced(Struct, frozen=True, tag="produced"):
-    """One more output of a model that yields. `index` counts from 0 within the run."""
+    """One more output of a model that yields. `index` counts from 0 within the run. `tokens`: those of the output that
+    came with it, as far as the server shows them; they count until the server reports its own number.
+    """
 
     item: Raw
     index: int
+    tokens: int = 0
 
 
 class ServerFile(Struct, frozen=True, kw_only=True, eq=False):

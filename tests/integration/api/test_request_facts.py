@@ -52,7 +52,18 @@ SHOWN: Final = {
     "webhook": "webhook",
     "events": "webhook_events_filter",
 }
-HIDDEN: Final = {"account", "queue", "lane", "cost", "affinity", "metered", "data_ttl_ms", "traceparent", "tracestate"}
+HIDDEN: Final = {
+    "account",
+    "api_token",
+    "queue",
+    "lane",
+    "cost",
+    "affinity",
+    "metered",
+    "data_ttl_ms",
+    "traceparent",
+    "tracestate",
+}
 SEEN_OTHERWISE: Final = {"kind", "url", "ticket", "late", "secret"}  # by the addresses, the deadline, a redacted value
 
 

@@ -11,7 +11,9 @@ from director.broker import keys
 from director.broker.scripts import Scripts
 from director.cli.accounts import LIMITS
 from director.core.account_limits import AccountLimits, Bucket
+from director.core.clock import SystemClock
 from director.core.errors import SettingsError
+from director.core.usage import Used
 from director.store.accounts import Accounts, Written
 from tests.integration.cli.conftest import Operator
 from tests.support.queue_driver import ACCOUNT, QueueDriver
@@ -99,10 +101,11 @@ async def test_account_is_shown_with_refusals_and_compute_of_today(operator: Ope
     shown = (await operator.types("account", "show", ACCOUNT)).splitlines()
     assert shown[0] == "rate               0.01       predictions created a second"
     assert any(line.startswith("default limits     read_rate, ") for line in shown)
-    assert shown[-5:] == [
+    assert shown[-6:] == [
         "denied bursts      1 of create",
         "files              0 bytes",
         "data in Redis      0 bytes",
+        "used today         0 runs, 0.0 s, 0 input tokens, 0 output tokens",
         "compute today      0.0 s spent, 12.5 s reserved",
         "compute in all     0.0 s spent, 12.5 s reserved",
     ]
@@ -115,6 +118,15 @@ async def test_account_is_shown_with_refusals_and_compute_of_today(operator: Ope
         "stored_bytes": 0,
         "data_bytes": 0,
     }
+
+
+@pytest.mark.usefixtures("token")
+async def test_use_is_shown_without_any_limit(operator: Operator, driver: QueueDriver) -> None:
+    driver.now_ms = SystemClock().now_ms()
+    used = Used(runs=1, ms=12_500, input_tokens=1_000, output_tokens=40)
+    await driver.finish(await driver.claimed(), used=used)
+    shown = await operator.types("account", "show", ACCOUNT)
+    assert shown.endswith("used today         1 run, 12.5 s, 1,000 input tokens, 40 output tokens\n")
 
 
 async def test_unknown_account_is_reported(operator: Operator, redis: Redis) -> None:

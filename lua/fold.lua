@@ -1,0 +1,29 @@
+#!lua flags=allow-oom
+-- fold: add days of an account's old month in the ledger to the row of the whole month, and say how long that is kept. Safe
+-- to repeat: a day that was added is gone.
+--
+--   KEYS[1]  ledger   hash  {p}:ledger:<yyyymm>:<account>
+--   KEYS[2]  index    set   {p}:ledger:<yyyymm>
+--   ARGV[1]  kept_ms  the lifetime of the month from now
+--   ARGV[2…] day, month  fields: a row of a day, and that of the month which takes it in
+--   Returns  rows that were added, and are gone
+--
+-- uses ledger:   EMPTY, plus, write_rows
+
+local key, kept_ms = KEYS[1], ARGV[1]
+
+local sums, days = {}, {}
+for i = 2, #ARGV, 2 do
+  local row = redis.call('HGET', key, ARGV[i])
+  if row then
+    days[#days + 1] = ARGV[i]
+    sums[ARGV[i + 1]] = ledger.plus(sums[ARGV[i + 1]] or ledger.EMPTY, row)
+  end
+end
+if #days > 0 then
+  ledger.write_rows(key, sums)
+  redis.call('HDEL', key, unpack(days))
+end
+redis.call('PEXPIRE', key, kept_ms)
+redis.call('PEXPIRE', KEYS[2], kept_ms)
+return #days

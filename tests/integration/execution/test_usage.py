@@ -1,0 +1,97 @@
+"""What a run used is counted whatever becomes of it, as far as its server reported it or its output was seen."""
+
+import json
+import signal
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from director.broker import keys
+from director.core.ids import partition_of_model
+from director.core.usage import NOTHING, Used
+from tests.support.eventually import eventually
+from tests.support.live_director import Caller, Gate, Live
+from tests.support.model_server import ModelServer, model_server
+from tests.support.queue_driver import ACCOUNT, MODEL
+from tests.support.runner_conformance import CONFIGS
+
+
+@pytest.fixture(scope="module")
+async def model() -> AsyncGenerator[ModelServer, None]:
+    async with model_server() as server:
+        yield server
+
+
+@pytest.fixture
+def model_url(model: ModelServer) -> str:
+    return model.url
+
+
+OPENAI = {"runner": "openai", "runner_config": json.dumps(CONFIGS["openai"])}
+
+
+async def used(caller: Caller) -> Used:
+    """Return what is counted, without the time."""
+    total = NOTHING
+    for key in await caller.redis.keys(f"{{p{partition_of_model(MODEL)}}}:ledger:*:{ACCOUNT}"):
+        for packed in (await caller.redis.hgetall(key)).values():
+            total += Used.unpacked(packed.decode())
+    return Used(
+        runs=total.runs,
+        input_tokens=total.input_tokens,
+        cached_tokens=total.cached_tokens,
+        output_tokens=total.output_tokens,
+    )
+
+
+def asked(**given: Any) -> dict[str, str]:
+    return {"prompt": json.dumps(given)}
+
+
+async def test_tokens_are_those_that_the_server_reported(caller: Caller, live: Live) -> None:
+    async with live.director(**OPENAI):
+        await caller.ended(await caller.submit(**asked(n=2)))
+        await caller.ended(await caller.submit(**asked(n=3)))
+    assert await used(caller) == Used(runs=2, input_tokens=10, output_tokens=5)
+
+
+async def test_a_failed_run_counts_the_output_that_came(caller: Caller, live: Live) -> None:
+    async with live.director(**OPENAI):
+        failed = await caller.ended(await caller.submit(**asked(then="raise")))
+    assert failed["status"] == "failed"
+    assert await used(caller) == Used(runs=1, output_tokens=len(failed["output"]))
+
+
+async def test_a_canceled_run_counts_the_output_that_came(caller: Caller, live: Live, gate: Gate) -> None:
+    async with live.director(**OPENAI):
+        prediction_id = await caller.submit(**asked(n=2, gate=str(gate)))
+        await caller.shows(prediction_id, status="processing", output=["a0", "a1"])
+        await caller.cancel(prediction_id)
+        assert (await caller.ended(prediction_id))["status"] == "canceled"
+    assert await used(caller) == Used(runs=1, output_tokens=2)
+
+
+async def test_a_refused_input_is_no_run(caller: Caller, live: Live) -> None:
+    async with live.director(**OPENAI):
+        refused = await caller.ended(await caller.submit(**asked(then="invalid")))
+    assert refused["code"] == "invalid_input"
+    assert await used(caller) == NOTHING
+
+
+@pytest.mark.faults
+async def test_a_lost_run_counts_the_output_that_was_written(caller: Caller, live: Live, gate: Gate) -> None:
+    async with live.keeper(lease_s=1):
+        async with live.process(lease_s=1, **OPENAI) as first:
+            prediction_id = await caller.submit(**asked(n=2, gate=str(gate)))
+            await caller.shows(prediction_id, status="processing", output=["a0", "a1"])
+            first.send(signal.SIGKILL)
+            await first.exit_code()
+        await eventually(
+            lambda: used(caller), "the lost run", until=lambda found: found == Used(runs=1, output_tokens=2)
+        )
+        gate.open()
+        async with live.director(**OPENAI):
+            await caller.ended(prediction_id)
+    assert await used(caller) == Used(runs=2, input_tokens=5, output_tokens=4)
+    assert await caller.redis.hget(keys.record(prediction_id), "used") is None
