@@ -28,7 +28,7 @@
 --
 -- uses keys:     clock
 -- uses records:  entry, put_right
--- uses estimate: note_service, write_service
+-- uses estimate: charge_s, note_service, note_tokens, write_service, write_tokens
 -- uses share:    flush, has_any
 -- uses breaker:  close, facts_of
 -- uses ends:     prepare, write
@@ -63,17 +63,19 @@ local function finish(key, arg, last)
   for i = arg + 17 + 2 * math.max(0, r.seq - known), last, 2 do shown[#shown + 1] = records.entry(ARGV[i], now, ARGV[i + 1]) end
   r.seq = r.seq + #shown
   r.started, r.claimed = records.put_right(r.started, ran_ms, now), records.put_right(r.claimed, ARGV[arg + 14], now)
-  local served_ms = 0
+  local served_ms, used, facts = 0, ARGV[arg + 16], breaker.facts_of(r.queue)
   if r.started ~= '' or ran_ms ~= '' then -- not `begun`: an earlier attempt proves nothing about this one's server
     served_ms = math.max(0, now - over_ms - r.claimed - ARGV[arg + 15])
     breaker.close(r.queue, now)
-    if status == 'succeeded' then estimate.note_service(breaker.facts_of(r.queue), served_ms, tonumber(r.cost)) end -- a cancel or a refusal says nothing about it
+    if status == 'succeeded' then estimate.note_service(facts, served_ms, tonumber(r.cost)) end -- a cancel or a refusal says nothing about it
   end
+  estimate.note_tokens(facts, used)
   local own = ends.prepare(id, r, status, {
     error = ARGV[arg + 4], code = ARGV[arg + 5], output = ARGV[arg + 6], logs = ARGV[arg + 7], metrics = ARGV[arg + 8],
-    ran_ms = ran_ms, grace_ms = ARGV[arg + 10], ended = token, served_s = served_ms / 1000, over_ms = over_ms, shown = shown,
+    ran_ms = ran_ms, grace_ms = ARGV[arg + 10], ended = token, over_ms = over_ms, shown = shown,
+    served_s = estimate.charge_s(r, used, served_ms / 1000, facts[14]),
   }, now)
-  ledger.add(r, ARGV[arg + 16], now)
+  ledger.add(r, used, now)
   queue, ended[id] = r.queue, token
   if share.has_any(queue, 'limits') then share.flush(queue) end -- whether a account may run again changes with each end
   return 'finished', own
@@ -82,6 +84,7 @@ end
 return batch.each(1, finish, function()
   if not queue then return end
   estimate.write_service(queue)
+  estimate.write_tokens(queue, breaker.facts_of(queue))
   share.flush(queue)
   ledger.write()
 end, ends.write)

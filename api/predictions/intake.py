@@ -37,6 +37,7 @@ from director.core.ids import LANES, PredictionId, lowest_id_at, new_prediction_
 from director.core.policy import shard
 from director.core.schema import NewPrediction, Outlook, Stored, TraceHeaders
 from director.core.states import Status, WebhookEvent
+from director.core.usage import expected_tokens
 from director.core.view import address, redact, view
 from director.runtime import crash
 from director.runtime.tracing import Facts, Span, trace_headers
@@ -160,6 +161,7 @@ def _new(
         queue=version.queue,
         kind=version.kind,
         api_token=account.token_id,
+        tokens=expected_tokens(asked.input),
         deployment=deployment,
         destination=asked.destination or "",
         lane=_lane(headers, account),

@@ -13,6 +13,7 @@ from msgspec.structs import astuple, replace
 
 DAYS: Final = 90  # the age up to which days are kept
 MOST_TOKENS: Final = 10**9  # of one run
+BYTES_OF_TOKEN: Final = 4  # of English text and its JSON, roughly: the end corrects it
 Tokens = Literal["input_tokens", "cached_tokens", "output_tokens"]
 # Metric → what it counts. The first are ours, the others those of Cog's models at Replicate, in both spellings
 NAMES: Final[Mapping[str, Tokens]] = {
@@ -83,6 +84,26 @@ def _count(value: Raw) -> int | None:
     except msgspec.DecodeError:
         return None
     return int(found) if 0 <= found <= MOST_TOKENS and found == int(found) else None
+
+
+NULL: Final = Raw(b"null")
+
+
+class _Asked(Struct):
+    max_tokens: Raw = NULL
+    max_completion_tokens: Raw = NULL
+    max_new_tokens: Raw = NULL
+    max_length: Raw = NULL
+
+
+def expected_tokens(given: Raw | bytes) -> str:
+    """Return the expected tokens of an input, and the most of its output if it says so: `<input> <output>`."""
+    try:
+        asked = msgspec.json.decode(given, type=_Asked)
+    except msgspec.DecodeError:
+        return f"{len(given) // BYTES_OF_TOKEN} "
+    counts = map(_count, astuple(asked))
+    return f"{len(given) // BYTES_OF_TOKEN} {next((count for count in counts if count), '')}"
 
 
 class Price(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -81,8 +81,8 @@ end
 -- End a prediction, for a script that then calls share.flush, and ends.write with what this returns.
 --
 -- end_: error, code, output, logs, metrics, ran_ms, ended (token of the claim that finishes it), shown (events to write
--- before the last), grace_ms (time for the director to deliver the webhook itself), served_s (seconds that it used a
--- slot), over_ms (how long ago the run was over).
+-- before the last), grace_ms (time for the director to deliver the webhook itself), served_s (its charge: seconds that it
+-- used a slot, or its tokens), over_ms (how long ago the run was over).
 function ends.prepare(id, r, status, end_, now)
   local facts, at, wants = breaker.facts_of(r.queue), string.format('%d', now), records.wants_end(r)
   local data_ttl = tonumber(r.data_ttl_ms) or tonumber(facts[4] or records.DATA_TTL_MS) -- the account's wins over the queue's

@@ -12,6 +12,7 @@
 -- meta: service_ms, service_dev  mean and deviation of the time that a run keeps a slot
 --       service_n, service_cost  number of those runs, and their mean declared cost
 --       service_row              side and times of the runs in a row that were far from the mean; hardly ever any
+--       service_out              mean output tokens of runs whose server reports tokens; missing if it reports none
 --       late50, late90           factors for the waiting times that callers are given
 --       moved_at                 end of the last standstill: earlier estimates prove nothing
 --
@@ -66,11 +67,59 @@ end
 -- Expected seconds of a slot for a prediction of this cost.
 estimate.means = nil -- read once, since a script runs alone
 function estimate.expected_s(r)
-  estimate.means = estimate.means or redis.call('HMGET', keys.queue(r.queue, 'meta'), 'service_ms', 'service_cost')
+  estimate.means = estimate.means or redis.call('HMGET', keys.queue(r.queue, 'meta'), 'service_ms', 'service_cost', 'service_out')
   local m = estimate.means
   if not m[1] then return tonumber(r.cost) * estimate.UNKNOWN_S end
   return math.max(0.001, m[1] / 1000) * r.cost / m[2]
 end
+
+-- ── tokens ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- Where the server reports tokens, a run's share is its tokens: its time says how full the server was, not what it used.
+-- A token of the output counts twice (VTC, Sheng et al., OSDI 2024). A weighed token counts as 10 ms, so that releases
+-- which charge seconds and those which charge tokens agree roughly.
+estimate.TOKEN_S, estimate.OUTPUT = 0.01, 2
+estimate.RECENT_OUTPUTS = 20
+
+-- (input, output) of what a run used, in the form of lib/ledger.
+function estimate.tokens_of(used)
+  local input, output = string.match(used or '', '^%d+ %d+ (%d+) ?%d* ?(%d*)')
+  return tonumber(input) or 0, tonumber(output) or 0
+end
+
+-- Note the output of a run whose server reported its tokens. `facts`: as for note_service.
+estimate.has_output = false
+function estimate.note_tokens(facts, used)
+  local input, output = estimate.tokens_of(used)
+  if input == 0 then return end
+  local mean = tonumber(facts[14]) or output
+  facts[14] = mean + (output - mean) / estimate.RECENT_OUTPUTS
+  estimate.has_output = true
+end
+
+function estimate.write_tokens(queue, facts)
+  if estimate.has_output then redis.call('HSET', keys.queue(queue, 'meta'), 'service_out', facts[14]) end
+end
+
+-- The charge of a run that is over: its tokens, or its seconds where the server reports none. `mean`: service_out. A run
+-- whose input was not reported, because its end never came, is charged what was expected of it, or more.
+function estimate.charge_s(r, used, seconds, mean)
+  local input, output = estimate.tokens_of(used)
+  local weighed_s = (input + estimate.OUTPUT * output) * estimate.TOKEN_S
+  if input > 0 then return weighed_s end
+  if not mean or used == '' then return seconds end
+  return math.max(tonumber(r.charged) or 0, weighed_s)
+end
+
+-- The charge that is expected of a run: of its bytes and the most that it may answer, as the API counted them.
+function estimate.expected_charge_s(r)
+  local seconds, mean = estimate.expected_s(r), tonumber(estimate.means[3] or '')
+  local input, most = string.match(r.tokens, '^(%d+) (%d*)$')
+  if not mean or not input then return seconds end
+  return math.max(0.001, (input + estimate.OUTPUT * math.min(tonumber(most) or mean, mean)) * estimate.TOKEN_S)
+end
+
+-- ── how true estimates were ──────────────────────────────────────────────────────────────────────────────────────
 
 estimate.STEP, estimate.MOST = 0.03, 5
 estimate.ABOVE50, estimate.ABOVE90 = 0.5, 0.08 -- long waits follow each other: with a tenth, 17 of 100 waits in bursts were above p90

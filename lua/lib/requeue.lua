@@ -4,6 +4,7 @@
 -- uses records:  append, entry, past, soonest
 -- uses log:      write
 -- uses pending:  correct_charge
+-- uses estimate: charge_s
 -- uses share:    bring_limits, count_now, file_now, note_running, take_away, update_turns, write_limits
 -- uses breaker:  end_probe, note_failure
 -- uses ends:     bury, end_late, end_now, history_with, ran_in_all, ran_until
@@ -69,7 +70,8 @@ end
 --      error, code  of its end if it may not run again
 -- Count what the run used. Its caller calls ledger.write.
 function requeue.give_back(id, r, how, now)
-  ledger.add(r, how.used or requeue.seen_of(id, r, now), now)
+  local used = how.used or requeue.seen_of(id, r, now)
+  ledger.add(r, used, now)
   if r.cancel == 'user' then
     ends.end_now(id, r, 'canceled', {}, now)
     return 'canceled'
@@ -83,7 +85,7 @@ function requeue.give_back(id, r, how, now)
   elseif redis.call('HGET', keys.queue(r.queue, 'meta'), 'probe') == id then
     breaker.end_probe(r.queue, now)
   end
-  local policy = redis.call('HMGET', keys.queue(r.queue, 'meta'), 'attempts', 'on_lost', 'backoff_ms', 'backoff_cap_ms')
+  local policy = redis.call('HMGET', keys.queue(r.queue, 'meta'), 'attempts', 'on_lost', 'backoff_ms', 'backoff_cap_ms', 'service_out')
   local attempt, delay_ms, code, why = tonumber(r.attempt), how.delay_ms, how.code, how.error
   if how.lost then
     code, why = 'director_lost', 'The director that ran it went silent, and it may not run again.'
@@ -108,7 +110,7 @@ function requeue.give_back(id, r, how, now)
   if not (how.spent and r.started ~= '') then
     pending.correct_charge(r, 0)
   elseif not how.lost then
-    pending.correct_charge(r, math.max(0, now - r.claimed) / 1000)
+    pending.correct_charge(r, estimate.charge_s(r, used, math.max(0, now - r.claimed) / 1000, policy[5]))
   end
   share.count_now(r.queue, 'running', r.account, -1)
   share.count_now(r.queue, 'queued', r.account, 1)

@@ -7,7 +7,7 @@
 -- uses ready:    add_entry, choose_stream, offer, ring, with_bit
 -- uses pending:  add_to, add_to_backlog, clocks, corrections, count, count_ready, counted, ended_of, joining,
 --                removals, set, write_counts, write_removals
--- uses estimate: expected_s
+-- uses estimate: expected_charge_s
 
 share.LANES = { 'high', 'normal', 'low' }
 share.LOOK_AHEAD = 8 -- entries of the account's backlog that are read at once, or searched for a warm affinity key
@@ -313,7 +313,7 @@ function share.read_waiting(id)
   if #flat == 0 then return nil end
   local r = { status = '', mid = '', token = '', deadline = '', start_by = '', begun = '', claims = '', account = '',
     attempt = '', charged = '', stream = '', arrival = '', cost = '', lane = '', queue = '', affinity = '', eta50 = '',
-    eta90 = '', runs = '', created = '', revivals = '', shard = '' }
+    eta90 = '', runs = '', created = '', revivals = '', shard = '', tokens = '' }
   for i = 1, #flat, 2 do
     if r[flat[i]] then r[flat[i]] = flat[i + 1] end
   end
@@ -339,7 +339,7 @@ function share.admit(queue, lane, warm, most, looks, streams, fits)
     if id and may and r and not records.TERMINAL[r.status] and r.token == '' and r.mid == '' then
       if not fits(tonumber(r.cost)) then break end
       r.stream, r.mid = ready.add_entry(id, r, string.match(r.shard, '%d+') % streams)
-      r.charged = estimate.expected_s(r)
+      r.charged = estimate.expected_charge_s(r)
       pending.clocks[lane] = turn.own
       turn.own, turn.has_moved = turn.own + r.charged / share.limits_of(queue, account), true
       turn.admitted[#turn.admitted + 1] = table.remove(turn.line, place)

@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "api.web": (*STORE, "api.services"),
     "api.dashboard": WEB,
     "api.sites": WEB,
-    "api.accounts": WEB,
+    "api.accounts": (*WEB, "api.sites"),
     "api.files": (*WEB, "api.sites", "api.accounts"),
     "api.predictions": (*WEB, "api.sites", "api.accounts", "director.operate"),
     "api.models": (*WEB, "api.sites", "api.accounts", "api.predictions"),

@@ -55,6 +55,7 @@ SHOWN: Final = {
 HIDDEN: Final = {
     "account",
     "api_token",
+    "tokens",
     "queue",
     "lane",
     "cost",

@@ -42,6 +42,7 @@ FACTS: Final[Mapping[str, Any]] = {
     "data_ttl_ms": 7_200_000,
     "secret": "2 4",
     "api_token": "0123456789abcdef",
+    "tokens": "250 512",
     "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     "tracestate": "rojo=00f067aa0ba902b7",
 }
