@@ -20,8 +20,8 @@ LONGEST_DAYS: Final = 3_700  # ten years: more than is ever kept
 
 
 class UsageSum(Struct, frozen=True, kw_only=True):
-    """What runs used that agree in what was asked for with `by`. `seconds` are those of the runs. Cached tokens are a
-    part of the input tokens. `token`: the id of an API token, '' where it is unknown. `cost`: null without a price.
+    """Usage of the runs that agree in `by`. `seconds` are those of the runs. Cached tokens are a part of the input
+    tokens. `token`: the id of an API token, '' where it is unknown. `cost`: null without a price.
     """
 
     account: str | UnsetType = UNSET

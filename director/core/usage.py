@@ -28,7 +28,7 @@ NAMES: Final[Mapping[str, Tokens]] = {
 
 
 class Used(Struct, frozen=True, kw_only=True):
-    """What one run used, or many: `runs` that began, milliseconds of them, tokens, bytes of the files that they made.
+    """Usage of one run, or of many: `runs` that began, milliseconds of them, tokens, bytes of the files that they made.
 
     Cached tokens are a part of the input tokens: those that the server did not have to read again.
     """

@@ -86,7 +86,7 @@ class Ledger:
 
 
 def read_price(written: str) -> Price | None:
-    """Return a price, or None if there is none, or a newer release wrote it in an unknown form."""
+    """Return a price, or None if nothing is written, or a newer release wrote it in an unknown form."""
     try:
         return msgspec.json.decode(written, type=Price) if written else None
     except msgspec.DecodeError:
@@ -94,7 +94,7 @@ def read_price(written: str) -> Price | None:
 
 
 def checked_price(given: dict[str, float]) -> Price:
-    """Return a price. Raises SettingsError for a number that is none."""
+    """Return a price. Raises SettingsError for a negative number, one that is too large, or NaN."""
     for name, value in given.items():
         if not 0 <= value < 1_000_000_000:
             raise SettingsError(f"{name} is a number from 0, below 1,000,000,000.")

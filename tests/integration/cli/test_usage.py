@@ -55,7 +55,7 @@ async def test_what_cannot_be_is_refused(operator: Operator, driver: QueueDriver
     for line, says in [
         (("usage", "--by", "color"), "--by takes account, model, day, token"),
         (("usage", "--month", "2027-13"), "is no month"),
-        (("usage", "--account", "nobody"), "there is no account nobody"),
+        (("usage", "--account", "stranger"), "there is no account stranger"),
         (("model", "price", MODEL, "--input", "-1"), "input is a number from 0"),
         (("model", "price", MODEL, "--input", "nan"), "input is a number from 0"),
         (("model", "price", "acme/unknown", "--run", "1"), "acme/unknown"),

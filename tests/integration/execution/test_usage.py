@@ -1,4 +1,4 @@
-"""What a run used is counted whatever becomes of it, as far as its server reported it or its output was seen."""
+"""A run is counted whatever becomes of it, as far as its server reported tokens or its output was seen."""
 
 import json
 import signal
