@@ -82,7 +82,7 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Resolver]:
     resolver.close()
 
 
-@pytest.fixture(params=["one", "sentinel", "cluster"])
+@pytest.fixture(scope="module", params=["one", "sentinel", "cluster"])
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
     """Return the URL of a deployment of each kind, with a name in place of its address."""
     kinds: dict[str, Callable[[], AbstractContextManager[Any]]] = {

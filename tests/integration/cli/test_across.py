@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from director.core.ids import QueueName, lowest_id_at
 from director.core.states import Status
 from director.store.accounts import SCOPES, Accounts
-from tests.support.api import live_api
+from tests.support.api import LiveApi, live_api
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer
 from tests.support.typed import Typed, typed
@@ -31,13 +31,16 @@ class Operator:
         return ended.stdout
 
 
-@pytest.fixture
-async def operator(
-    server: RedisServer, redis: Redis, queue: QueueName, capsys: pytest.CaptureFixture[str]
-) -> AsyncIterator[Operator]:
-    token = await Accounts(redis).create_token("ops", scopes=SCOPES)
+@pytest.fixture(scope="module")
+async def api(server: RedisServer) -> AsyncIterator[LiveApi]:
     async with live_api(server.url) as api:
-        yield Operator(capsys, "--url", api.url, "--token", token)
+        yield api
+
+
+@pytest.fixture
+async def operator(api: LiveApi, redis: Redis, queue: QueueName, capsys: pytest.CaptureFixture[str]) -> Operator:
+    token = await Accounts(redis).create_token("ops", scopes=SCOPES)
+    return Operator(capsys, "--url", api.url, "--token", token)
 
 
 async def listed(driver: QueueDriver, account: str) -> str:

@@ -14,7 +14,7 @@ from director.core.ids import partition_of
 from director.execution.consumer import Wakeup
 from director.servers.runners.cog import CogRunner
 from tests.support.cog import cog_process
-from tests.support.eventually import eventually
+from tests.support.eventually import LIMIT_S, eventually
 from tests.support.live_director import Caller, Gate, Live, Tally, supervised_cog
 from tests.support.scripted_cog import Exchange, answer, frame, scripted_cog, stream
 from tests.support.sink import Answer, sink
@@ -129,7 +129,7 @@ async def test_claim_in_flight_at_the_start_of_a_drain_still_runs(
     claimed, answered = _slow_claims(monkeypatch)
     async with live.director() as director:
         asked = await caller.submit(n=1)
-        await asyncio.wait_for(claimed.wait(), 10)
+        await asyncio.wait_for(claimed.wait(), LIMIT_S)
         draining = asyncio.create_task(director.drain())
         await eventually(lambda: director._consumer and director._consumer._stopping, "it drains")
         answered.set()
@@ -144,7 +144,7 @@ async def test_claim_that_arrives_after_the_drain_time_is_released_unstarted(
     claimed, answered = _slow_claims(monkeypatch)
     async with live.director(drain_s=0) as director:
         asked = await caller.submit(n=1, count=str(tally))
-        await asyncio.wait_for(claimed.wait(), 10)
+        await asyncio.wait_for(claimed.wait(), LIMIT_S)
         draining = asyncio.create_task(director.drain())
         await eventually(lambda: director.claims._stopped, "it hands back")
         answered.set()
@@ -177,7 +177,7 @@ def _slow_claims(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asynci
 
 async def test_drain_does_not_wait_for_a_silent_receiver(caller: Caller, live: Live, cog_url: str) -> None:
     async with sink() as receiver, live.process(webhook_allow="loopback") as director:
-        receiver.answer = Answer(delay_s=12)
+        receiver.answer = Answer(delay_s=3600)
         asked = await caller.submit(n=1, webhook=receiver.url, events="completed")
         await caller.ended(asked)
         director.send(signal.SIGTERM)
@@ -251,7 +251,9 @@ async def test_canceled_run_that_succeeds_is_still_shown_as_canceled(caller: Cal
 @pytest.mark.parametrize("late", ["", "aborted"])
 async def test_deadline_during_the_run_cancels_it(caller: Caller, live: Live, gate: Gate, late: str) -> None:
     async with live.director(lease_s=0.9):
-        ended = await caller.ended(await caller.submit(n=1, gate=str(gate), lifetime_ms=1000, late=late))
+        asked = await caller.running(n=1, gate=str(gate), lifetime_ms=3_600_000, late=late)
+        await caller.redis.hset(keys.record(asked), "deadline", "1")  # type: ignore[misc]
+        ended = await caller.ended(asked)
         assert (ended["status"], ended["error"]) == ("canceled", None)
         assert ended["started_at"] is not None
         assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"

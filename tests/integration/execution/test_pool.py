@@ -43,7 +43,7 @@ async def other_caller(redis: Redis, scripts: Scripts, catalog: Catalog, caller:
 def two(redis_url: str, one: str, other: str) -> list[DirectorSettings]:
     return [
         settings_for(redis_url, [one]),
-        settings_for(redis_url, [other], model=PAINTER, version=PAINTED, lease_s=6.0),
+        settings_for(redis_url, [other], model=PAINTER, version=PAINTED, lease_s=30.0),
     ]
 
 
@@ -102,9 +102,9 @@ async def test_models_share_connections_except_for_waiting(
     async def waiting() -> int:
         return [client["name"] for client in await redis.client_list()].count("director-waits")
 
-    before = await waiting()
+    await eventually(waiting, "directors of other tests are gone", until=(0).__eq__)
     async with at_work(two(server.url, cog_url, second_cog_url)):
-        await eventually(waiting, "each waits at its bell, and for cancels", until=(before + 4).__eq__)
+        await eventually(waiting, "each waits at its bell, and for cancels", until=(4).__eq__)
 
 
 async def test_model_without_its_server_delays_no_other_and_recovers(
