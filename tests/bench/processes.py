@@ -112,3 +112,11 @@ async def until(
             said = " | ".join(one.said() for one in alive)
             raise TimeoutError(f"{what}: not in {limit_s:g} s. {said}")
         await asyncio.sleep(every_s)  # between two looks at other processes
+
+
+async def per_second(look: Callable[[], Awaitable[Sequence[float]]], seconds: float) -> list[float]:
+    """Return how much each figure grows in a second, of so many in which the caller does nothing."""
+    before, began = await look(), time.monotonic()
+    await asyncio.sleep(seconds)  # the time that is measured
+    after, took_s = await look(), time.monotonic() - began
+    return [(now - then) / took_s for now, then in zip(after, before, strict=True)]

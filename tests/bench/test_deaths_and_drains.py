@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 
 from tests.integration.execution.conftest import caller as caller
 from tests.support.cog import cog_server, write_model
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, every, until_time
 from tests.support.live_director import TERMINAL, Caller, director_process, keeping, live_director, supervised_cog
 from tests.support.servers import RedisServer
 
@@ -48,12 +48,13 @@ def model(tmp_path: Path) -> Path:
 
 
 async def asked_for(caller: Caller, log: Path, asked: list[str], until: asyncio.Event, **given: float) -> None:
-    while not until.is_set():
+    async for _ in every(0.1):
+        if until.is_set():
+            break
         while (await caller.scripts.stats(caller.queue)).waiting < IN_QUEUE:
             prediction_id = caller.new_id()
             await caller.submit(prediction_id, name=str(prediction_id), log=str(log), **given)
             asked.append(prediction_id)
-        await asyncio.sleep(0.1)  # the load refills the queue
 
 
 async def test_model_processes_killed_at_random_every_second_for_a_minute(
@@ -80,7 +81,7 @@ async def test_model_processes_killed_at_random_every_second_for_a_minute(
             ready_at = time.monotonic()
             await eventually(lambda mortal=mortal: mortal.can_run, "its slot is back")
             late_s.append(time.monotonic() - ready_at)
-            await asyncio.sleep(max(0.0, 1 - (time.monotonic() - killed_at)))  # one death a second
+            await until_time(killed_at + 1)  # one death a second
         over.set()
         await asking
         ends = [(await caller.ended(each))["status"] for each in asked]  # type: ignore[arg-type]

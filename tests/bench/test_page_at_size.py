@@ -6,7 +6,6 @@ from itertools import count
 from statistics import median
 from typing import Any, Final
 
-import anyio
 import pytest
 from redis.asyncio import Redis
 
@@ -18,6 +17,7 @@ from director.core.ids import lowest_id_at, new_prediction_id
 from director.core.policy import Policy
 from director.store.accounts import SCOPES, Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
+from tests.bench.test_live_feed import busy_share
 from tests.support.api import live_api
 from tests.support.browser import axe_script, browser
 from tests.support.queue_driver import VERSION, enqueue
@@ -109,11 +109,6 @@ async def _fill(catalog: Catalog, scripts: Scripts, model: str) -> None:
     await asyncio.gather(*(submit() for _ in range(AT_ONCE)))
 
 
-async def busy_s(redis: Redis) -> float:
-    used = await redis.info("cpu")
-    return float(used["used_cpu_user_main_thread"] + used["used_cpu_sys_main_thread"])
-
-
 async def test_a_person_does_not_wait_and_redis_hardly_notices(
     full: tuple[RedisServer, Redis], pytestconfig: pytest.Config
 ) -> None:
@@ -124,16 +119,12 @@ async def test_a_person_does_not_wait_and_redis_hardly_notices(
     axe_script(cache)
     async with live_api(server.url) as api, browser(cache) as chromium:
         page = await (await chromium.new_context(bypass_csp=True)).new_page()
-        idle_s = await busy_s(redis)
-        await anyio.sleep(WATCHED_S / 4)  # the time that is measured
-        idle = (await busy_s(redis) - idle_s) / (WATCHED_S / 4)
+        idle = await busy_share(redis, WATCHED_S / 4)
         await page.goto(api.url)
         await page.get_by_label("Token").fill(token)
         await page.get_by_role("button", name="Log in").click()
         await page.locator(f"tbody tr:nth-child({QUEUES})").wait_for()
-        before_s, began = await busy_s(redis), anyio.current_time()
-        await anyio.sleep(WATCHED_S)  # the time that is measured
-        share = (await busy_s(redis) - before_s) / (anyio.current_time() - began) - idle
+        share = await busy_share(redis, WATCHED_S) - idle
         took = {name: await _measured(page, *steps) for name, steps in INTERACTIONS.items()}
     print(f"\n{QUEUES} queues, {QUEUES * WAITING:,} predictions; Redis: {share:.2%} of its time while one watches")
     for name, times in took.items():

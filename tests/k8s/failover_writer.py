@@ -8,6 +8,7 @@ from itertools import count
 
 from director.broker.redis_client import ask, client
 from director.core.errors import BackendUnavailable
+from tests.support.eventually import every
 
 WRITERS = 4  # one that waits for an answer does not hide what others get
 EVERY_S = 0.05
@@ -17,14 +18,13 @@ async def main(url: str) -> None:
     redis, numbers = client(url), count()
 
     async def write() -> None:
-        while True:
+        async for _ in every(EVERY_S):
             number = next(numbers)
             try:
                 await ask(partial(redis.set, f"model:written:{number}", b"1"))
                 print(f"{time.monotonic():.3f} {number}", flush=True)
             except BackendUnavailable as exc:
                 print(f"{time.monotonic():.3f} - {exc}", flush=True)
-            await asyncio.sleep(EVERY_S)  # the rate of the load
 
     async with asyncio.TaskGroup() as group:
         for _ in range(WRITERS):

@@ -10,7 +10,7 @@ from typing import Any, Final
 import anyio
 import yaml
 
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, every
 from tests.support.live_director import DirectorProcess, director_process
 from tests.support.timed_server import TimedServer, timed_server
 
@@ -58,9 +58,8 @@ class Autoscaler:
 
     async def run(self) -> None:
         async with anyio.create_task_group() as tasks:
-            while True:
+            async for _ in every(POLL_S):
                 await self.run_once(tasks)
-                await anyio.sleep(POLL_S)  # as often as KEDA asks
 
     async def run_once(self, tasks: anyio.abc.TaskGroup) -> None:
         number = await self._number()

@@ -18,6 +18,7 @@ from anyio.abc import Process
 from msgspec import Struct
 
 from director.local.launcher.processes import free_port
+from tests.support.eventually import eventually
 
 START_LIMIT_S: Final = 30.0  # a bare model is READY in 0.3 s; a busy machine may take many times that
 LOG_TAIL: Final = 4000
@@ -125,7 +126,7 @@ async def cog_process(
             )
             try:
                 await _wait_for_health(server.url, until, process)
-            except (ChildProcessError, TimeoutError) as exc:
+            except (ChildProcessError, AssertionError) as exc:
                 exc.add_note(f"Cog's log in {folder}:\n{_tail(log.fileno())}")
                 raise
             yield server
@@ -148,21 +149,18 @@ def _environment(*, stub: str, port: int, slots: int, python: str, trains: bool)
 
 async def _wait_for_health(url: str, until: str, process: Process) -> None:
     async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
-        status = "silent"
-        with anyio.move_on_after(START_LIMIT_S):
-            while True:
-                if process.returncode is not None:
-                    raise ChildProcessError(f"Cog exited with {process.returncode} before it was {until}")
-                try:
-                    status = (await client.get("/health-check", timeout=START_LIMIT_S)).json()["status"]
-                except httpx.TransportError:
-                    status = "silent"
-                if status == until:
-                    return
-                if status == "SETUP_FAILED":
-                    break
-                await anyio.sleep(0.02)  # it starts
-    raise TimeoutError(f"Cog is {status}, and was waited for until {until}")
+
+        async def status() -> str:
+            if process.returncode is not None:
+                raise ChildProcessError(f"Cog exited with {process.returncode} before it was {until}")
+            try:
+                return str((await client.get("/health-check", timeout=START_LIMIT_S)).json()["status"])
+            except httpx.TransportError:
+                return "silent"
+
+        ends = {until, "SETUP_FAILED"}
+        found = await eventually(status, f"Cog is {until}", until=ends.__contains__, limit_s=START_LIMIT_S)
+    assert found == until, f"Cog is {found}, and was waited for until {until}"
 
 
 async def _end(process: Process) -> None:

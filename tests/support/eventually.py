@@ -1,8 +1,9 @@
 """Wait for a condition instead of sleeping, and report the last look on failure."""
 
 import inspect
+import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar, overload
 
 import anyio
@@ -52,6 +53,20 @@ def wait_until(look: Callable[[], object], what: str | Callable[[], str], *, lim
         if time.monotonic() > give_up:
             raise AssertionError(f"not in {limit_s:g} s: {what if isinstance(what, str) else what()}")
         time.sleep(EVERY_S)
+
+
+async def every(seconds: float, times: float = math.inf) -> AsyncIterator[int]:
+    """Count from 0 at a pace, the first at once: for loads, and for what others do as often."""
+    number = 0
+    while number < times:
+        yield number
+        number += 1
+        await anyio.sleep(seconds)
+
+
+async def until_time(at_s: float) -> None:
+    """Wait until `time.monotonic()` is this, for loads that come at a rate."""
+    await anyio.sleep(max(0.0, at_s - time.monotonic()))
 
 
 async def turns(count: int = 1) -> None:

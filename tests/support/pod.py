@@ -18,7 +18,7 @@ from anyio.abc import Process, TaskGroup
 
 from director.execution import director
 from director.local.launcher.processes import free_port
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, every
 from tests.support.queue_driver import MODEL, VERSION
 
 POOL: Final = Path(__file__).parents[2] / "k8s" / "components" / "gpu-pool"
@@ -120,16 +120,17 @@ class Pod:
         python, *rest = SIDECAR["startupProbe"]["exec"]["command"]
         assert python == "python"
         line = [sys.executable, *map(self._here, rest)]
-        while True:
+        async for _ in every(AGAIN_S):
             asked = await anyio.run_process(line, check=False)
             if asked.returncode == 0:
                 return
             # refused, or told that it starts: who cannot connect raises, which is told apart by what is written
             self.answered += not asked.stderr
-            await anyio.sleep(AGAIN_S)  # as kubectl and the kubelet do
 
     async def _keep(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
-        while not self._is_ending:
+        async for _ in every(AGAIN_S):
+            if self._is_ending:
+                break
             with (self._folder / name).open("ab") as log:
                 process = await anyio.open_process(
                     command,
@@ -151,7 +152,6 @@ class Pod:
             finally:
                 with anyio.CancelScope(shield=True):
                     await process.aclose()
-            await anyio.sleep(AGAIN_S)  # as kubectl and the kubelet do
 
     async def _stop(self, name: str) -> None:
         if (process := self._running.get(name)) is not None:

@@ -20,11 +20,12 @@ from director.core.states import Status
 from director.lab.bench.load import ask
 from director.runtime.startup import raise_descriptor_limit
 from tests.bench.benches.options import Found, Options, Rounds
-from tests.bench.processes import Child, until
+from tests.bench.processes import Child, per_second, until
 from tests.bench.sides.crowd import Crowd, Heard
 from tests.bench.sides.others import model_server
 from tests.bench.sides.ours import INPUT, MODEL, Ours, ours, queue_of, version_of
 from tests.bench.sides.servers import OwnRedis, own_redis
+from tests.support.eventually import until_time
 
 MANY: Final = 10_000
 ROOM: Final = 1_000  # above what the API holds by default, for the other callers
@@ -147,12 +148,11 @@ async def _there(url: str, many: int, api: Child, *, is_reading: bool) -> None:
 
 async def _idle(options: Options, api: Child, server: OwnRedis) -> tuple[float, float]:
     """Return the processor time of API and Redis in a second, as parts of one."""
-    before, began = (api.cpu_s(), await server.cpu_s()), time.monotonic()
-    await asyncio.sleep(max(2.0, options.seconds(IDLE_S)))  # the time that is measured
-    took_s = time.monotonic() - began
-    api_s, redis_s = (
-        (now - then) / took_s for now, then in zip((api.cpu_s(), await server.cpu_s()), before, strict=True)
-    )
+
+    async def used() -> tuple[float, float]:
+        return api.cpu_s(), await server.cpu_s()
+
+    api_s, redis_s = await per_second(used, max(2.0, options.seconds(IDLE_S)))
     return api_s, redis_s
 
 
@@ -180,6 +180,6 @@ async def _ended(installation: Ours, many: int, *, is_reading: bool) -> float:
 
     began = time.monotonic()
     for first in range(0, many, AT_ONCE):
-        await asyncio.sleep(began + first / PER_S - time.monotonic())  # the rate of the load
+        await until_time(began + first / PER_S)
         await asyncio.gather(*map(end, claims[first : first + AT_ONCE]))
     return time.monotonic() - began

@@ -3,11 +3,10 @@
 import time
 from typing import Final
 
-import anyio
-
 from director.lab.bench.load import ask
 from tests.bench.benches.options import Found, Options, Rounds
 from tests.bench.benches.service import Service, both
+from tests.bench.processes import per_second
 from tests.bench.sides.ours import SLOTS
 
 CONNECTIONS: Final = (1, 16, 64)
@@ -74,6 +73,8 @@ async def _used(service: Service) -> tuple[float, ...]:
 
 
 async def _idle_reads(service: Service) -> float:
-    before, began = await service.server.reads(), time.monotonic()
-    await anyio.sleep(0.5)  # the time that is measured
-    return (await service.server.reads() - before) / (time.monotonic() - began)
+    async def reads() -> list[float]:
+        return [await service.server.reads()]
+
+    [idle] = await per_second(reads, 0.5)
+    return idle

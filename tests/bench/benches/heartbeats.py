@@ -6,6 +6,7 @@ server. It does not wait at the wakeup of its queue: `idle` has all that a real 
 
 import asyncio
 import time
+from functools import partial
 from itertools import count as counter
 from typing import Final
 
@@ -18,10 +19,11 @@ from director.lab.bench.load import ask
 from director.store.directors import About, ServerFound
 from tests.bench.benches.batches import used_by
 from tests.bench.benches.options import Found, Options, Rounds
-from tests.bench.processes import until
+from tests.bench.processes import per_second, until
 from tests.bench.sides.others import model_server
 from tests.bench.sides.ours import MODEL, Ours, ours, queue_of
 from tests.bench.sides.servers import own_redis
+from tests.support.eventually import until_time
 
 MANY: Final = (10, 100, 1_000)
 SPREAD: Final = 100  # queues
@@ -73,19 +75,13 @@ async def _played(options: Options, count: int, spread: int) -> dict[str, float]
             await ask(one_by_one)
             without = await ask(one_by_one)
             seconds = max(LONGEST_S, options.seconds(SECONDS))
-            used, before = await server.used_bytes(), await used_by(server)
-            await asyncio.sleep(seconds)  # the time that is measured
-            idle = [(now - then) / seconds for now, then in zip(await used_by(server), before, strict=True)]
+            used = await server.used_bytes()
+            idle = await per_second(partial(used_by, server), seconds)
             beating = asyncio.create_task(_beat(installation, count))
             try:
                 await until("all have come", all_came, limit_s=LIMIT_S, every_s=1.0)
-                before, began = await used_by(server), time.monotonic()
-                await asyncio.sleep(seconds)  # the time that is measured
-                after, took_s = await used_by(server), time.monotonic() - began
-                commands, beats_us = (
-                    max(0.0, (now - then) / took_s - alone)
-                    for now, then, alone in zip(after, before, idle, strict=True)
-                )
+                busy = await per_second(partial(used_by, server), seconds)
+                commands, beats_us = (max(0.0, now - alone) for now, alone in zip(busy, idle, strict=True))
                 grown = await server.used_bytes() - used
                 beside = await ask(one_by_one)
                 if beating.done():
@@ -123,5 +119,5 @@ async def _beat(installation: Ours, count: int) -> None:
 
     async with asyncio.TaskGroup() as tasks:
         for number in counter():
-            await asyncio.sleep(began + number * LONGEST_S / count - time.monotonic())  # the rate of the load
+            await until_time(began + number * LONGEST_S / count)
             tasks.create_task(beat(number % count))

@@ -1,12 +1,11 @@
 """Measure what an idle installation, and each further director, ask of Redis."""
 
 import asyncio
-import time
 from contextlib import ExitStack
 from typing import Final
 
 from tests.bench.benches.options import Found, Options, Rounds
-from tests.bench.processes import Child, until
+from tests.bench.processes import Child, per_second, until
 from tests.bench.results import OURS
 from tests.bench.sides.others import model_server
 from tests.bench.sides.ours import SLOTS, Ours, ours
@@ -61,7 +60,9 @@ async def _there(installation: Ours, directors: int, *alive: Child) -> None:
 
 async def _asked(server: OwnRedis, seconds: float) -> tuple[float, float]:
     """Return microseconds of Redis's time and its reads, a second."""
-    before, reads, began = await server.cpu_s(), await server.reads(), time.monotonic()
-    await asyncio.sleep(seconds)  # the time that is measured
-    took_s = time.monotonic() - began
-    return 1e6 * (await server.cpu_s() - before) / took_s, (await server.reads() - reads) / took_s
+
+    async def used() -> tuple[float, float]:
+        return 1e6 * await server.cpu_s(), await server.reads()
+
+    cpu_us, reads = await per_second(used, seconds)
+    return cpu_us, reads

@@ -1,8 +1,6 @@
 """Register 10,000 queues: their cost while nothing comes, the keeper's look at all of them, and a prediction there."""
 
-import asyncio
 import re
-import time
 from typing import Final
 
 import httpx
@@ -10,7 +8,7 @@ import httpx
 from director.lab.bench.load import ask
 from director.local.launcher.processes import free_port
 from tests.bench.benches.options import Found, Options, Rounds
-from tests.bench.processes import until
+from tests.bench.processes import per_second, until
 from tests.bench.sides.others import model_server
 from tests.bench.sides.ours import MODEL, ours
 from tests.bench.sides.servers import own_redis
@@ -71,12 +69,11 @@ async def _with(options: Options, count: int) -> dict[str, float]:
             one_by_one = installation.asks(url, requests=options.many(REQUESTS), seconds=LIMIT_S)
             await ask(one_by_one)
             answered = await ask(one_by_one)
-            before, began = (await server.cpu_s(), keeper.cpu_s(), api.cpu_s()), time.monotonic()
-            await asyncio.sleep(max(3.0, options.seconds(SECONDS)))  # the time that is measured
-            after, took_s = (await server.cpu_s(), keeper.cpu_s(), api.cpu_s()), time.monotonic() - began
-            redis_ms, keeper_ms, api_ms = (
-                1000 * (now - then) / took_s for now, then in zip(after, before, strict=True)
-            )
+
+            async def used_ms() -> list[float]:
+                return [1000 * each for each in (await server.cpu_s(), keeper.cpu_s(), api.cpu_s())]
+
+            redis_ms, keeper_ms, api_ms = await per_second(used_ms, max(3.0, options.seconds(SECONDS)))
             return {
                 "Redis's memory, in MB": used / MB,
                 "Redis's time while nothing comes, a second, in ms": redis_ms,

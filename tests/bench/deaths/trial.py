@@ -1,7 +1,6 @@
 """Put a steady load on one queue while its faults are carried out, and keep the journal."""
 
 import asyncio
-import itertools
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,6 +19,7 @@ from tests.bench.deaths.parties import BACK_S, Journal, Model, Worker
 from tests.bench.deaths.sides import Queue, Refused, Side, Told
 from tests.bench.processes import until
 from tests.bench.sides.servers import DURABILITY, OwnRedis
+from tests.support.eventually import every
 from tests.support.servers import RedisServer, redis_server
 
 RUN_S: Final = 0.8
@@ -119,9 +119,10 @@ class Caller:
 
         Jobs go on coming, one a second: some queues look for abandoned work only when new work comes.
         """
-        while self._journal.now < limit_s and not (faults.done() and await self.has_all()):
+        async for _ in every(PROBE_S):
+            if self._journal.now >= limit_s or (faults.done() and await self.has_all()):
+                break
             self.file(f"{PROBE}-{round(self._journal.now)}")
-            await asyncio.sleep(PROBE_S)  # the rate of the load
         while self._filing:  # each gives up by itself
             await asyncio.wait(self._filing)
         await self._look(list(self._answers))
@@ -129,8 +130,7 @@ class Caller:
             self._journal.add("held", job=job)
 
     async def watch(self) -> None:
-        while True:
-            await asyncio.sleep(LOOK_S)  # as often as it looks
+        async for _ in every(LOOK_S):
             await self._look([job for job, told in self._answers.items() if told is None])
 
     async def aclose(self) -> None:
@@ -157,11 +157,10 @@ class Caller:
 async def _warm(caller: Caller, model: Model) -> None:
     """File jobs until each worker ran one and all were answered. Raises TimeoutError."""
     async with asyncio.timeout(START_S):
-        for number in itertools.count():
-            caller.file(f"warm-{number}")
-            await asyncio.sleep(WARM_S)  # the rate of the load
+        async for number in every(WARM_S):
             if len(model.workers) == WORKERS:
                 break
+            caller.file(f"warm-{number}")
         await until("all are answered", caller.has_all, limit_s=START_S)
 
 

@@ -23,7 +23,7 @@ from director.store.accounts import Accounts
 from tests.integration.api.conftest import refusal
 from tests.support.api import api_client
 from tests.support.clock import FakeClock
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, every
 from tests.support.queue_driver import VERSION, driving
 from tests.support.servers import redis_server
 
@@ -89,9 +89,8 @@ async def town(room: int) -> AsyncGenerator[Town]:
             async with anyio.create_task_group() as tasks:
 
                 async def look() -> None:
-                    while True:
+                    async for _ in every(LOOK_S):
                         await shares.run_once()
-                        await anyio.sleep(LOOK_S)  # as often as a keeper looks
 
                 tasks.start_soon(look)
                 yield Town(api, redis, shares, admin)
@@ -164,9 +163,8 @@ async def test_ten_hoarders_together_leave_fifty_others_a_service() -> None:
         stop = anyio.Event()
 
         async def live(name: str) -> None:
-            for _ in range(ROUNDS):
+            async for _ in every(0.2, ROUNDS):
                 await place.create(name, 1_000)
-                await anyio.sleep(0.2)  # the small tenant's own pace
 
         async with anyio.create_task_group() as tasks:
             for name in hoarders:

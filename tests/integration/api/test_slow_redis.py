@@ -24,7 +24,7 @@ from director.local.launcher.processes import free_port
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.api import api_client, live_api
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, every
 from tests.support.live_director import Gate, director_process, keeper_process
 from tests.support.model_server import model_server
 from tests.support.proxy import losing_proxy
@@ -143,19 +143,17 @@ class Work:
         return [answer.json()["id"] for answer in self.answers if answer.status_code == 201]
 
     async def create(self) -> None:
-        while True:
+        async for _ in every(0.02):
             began = anyio.current_time()
             self.answers.append(await self._api.post("/v1/predictions", json=BODY))
             self.slowest_s = max(self.slowest_s, anyio.current_time() - began)
-            await anyio.sleep(0.02)  # the load of one client
 
     async def probe(self) -> None:
-        while True:
+        async for _ in every(0.05):
             for url in self._healths:
                 began = anyio.current_time()
                 status = (await self._api.get(f"{url}/livez")).status_code
                 self.probes.append((status, anyio.current_time() - began))
-            await anyio.sleep(0.05)  # as often as a probe comes
 
     async def are_ready(self) -> bool:
         try:

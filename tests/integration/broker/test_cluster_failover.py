@@ -20,7 +20,7 @@ from tests.integration.broker.test_failover import ended
 from tests.support.api import live_api
 from tests.support.clusters import RedisCluster, redis_cluster
 from tests.support.cog import cog_server, write_model
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, every
 from tests.support.live_director import Caller, director_process, keeper_process
 from tests.support.queue_driver import ACCOUNT, MODEL
 
@@ -48,11 +48,10 @@ class Asker:
         self._is_over = False
 
     async def run(self) -> None:
-        number = 0
-        while not self._is_over:
-            number += 1
+        async for number in every(PAUSE_S):
+            if self._is_over:
+                break
             await self.ask(f"text {number}")
-            await anyio.sleep(PAUSE_S)  # the load of one client
 
     def end(self) -> None:
         self._is_over = True
@@ -147,9 +146,8 @@ async def test_slot_moves_under_load(tmp_path: Path, how: str) -> None:
                 await eventually(lambda: cluster.serving(meta) is not before, "it has moved", limit_s=LIMIT_S)
             else:
                 with cluster.moving(meta) as move:
-                    for _ in range(20):
+                    async for _ in every(0.05, 20):
                         move(5)
-                        await anyio.sleep(0.05)  # slots move while clients ask
             assert cluster.serving(meta) is not before
             await asker.more(20)
             asker.end()

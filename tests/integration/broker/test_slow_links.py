@@ -18,7 +18,7 @@ from director.core.schema import Claim
 from director.lab.chaos.proxy import Link
 from director.store.accounts import Accounts
 from tests.support.api import live_api
-from tests.support.eventually import turns
+from tests.support.eventually import every, turns
 from tests.support.queue_driver import ACCOUNT, VERSION, QueueDriver, driving
 from tests.support.servers import RedisServer
 
@@ -78,10 +78,11 @@ async def meanwhile(works: "list[asyncio.Task[Any]]", call: Callable[[], Awaitab
     """
     waited = []
     async with asyncio.timeout(LIMIT_S):
-        while (before := sum(work.done() for work in works)) < len(works):
+        async for _ in every(0.1):  # the link is for the works
+            if (before := sum(work.done() for work in works)) == len(works):
+                break
             await call()
             waited.append(sum(work.done() for work in works) - before)
-            await asyncio.sleep(0.1)  # the link is for the works: the call only looks
     return waited
 
 

@@ -20,7 +20,7 @@ from director.gpus.garage import Garage
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.directors import Directors, ShelfFound
 from director.store.models import ModelConfigs
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, every
 from tests.support.live_director import Caller, settings_for
 from tests.support.played_host import DEVICE, PlayedHost, PlayedModel
 from tests.support.servers import RedisServer
@@ -90,10 +90,9 @@ async def test_three_models_share_room_for_two(server: RedisServer, callers: dic
     host = PlayedHost(*(PlayedModel(f"acme/{name}") for name in "abc"), memory=2)
     asked: list[tuple[Caller, list[PredictionId]]] = [(callers[f"acme/{name}"], []) for name in "abc"]
     async with sharing(server, host):
-        for _ in range(8):
+        async for _ in every(0.1, 8):
             for caller, ids in asked:
                 ids.append(await caller.submit())
-            await anyio.sleep(0.1)  # the load: predictions come one after the other
         for caller, ids in asked:
             ended = [await caller.ended(one) for one in ids]
             assert {(one["status"], one["output"]) for one in ended} == {("succeeded", caller.model)}

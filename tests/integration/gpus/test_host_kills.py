@@ -332,7 +332,7 @@ async def test_server_that_does_not_wake_is_ended_and_loaded_again(tmp_path: Pat
         await until_ready(host.url("a/a"))
 
 
-async def test_asleep_server_is_adopted_asleep(tmp_path: Path, devices: FakeDevices) -> None:
+async def test_sleeping_server_is_adopted_as_it_sleeps(tmp_path: Path, devices: FakeDevices) -> None:
     pool = a_pool(tmp_path, devices, a_model(devices, "a/a", memory=GPU, sleeps=True))
     async with owner(pool) as first:
         await first.hear()

@@ -20,7 +20,7 @@ from director.broker.scripts import Scripts
 from director.core.ids import PredictionId
 from director.store.catalog import Catalog
 from tests.integration.gpus.test_swaps import GIB, callers, pool_file
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, every
 from tests.support.fake_device import FakeDevices, Holding, fake_devices
 from tests.support.live_director import TERMINAL, Caller, DirectorProcess, keeper_process, pool_process
 from tests.support.servers import RedisServer
@@ -71,9 +71,8 @@ class Play:
         self.asked.append((caller, await caller.submit(seconds=seconds)))
 
     async def submit(self, known: Mapping[str, Caller], *, rounds: int) -> None:
-        for _ in range(rounds):
+        async for _ in every(0.1, rounds):
             await self.ask(self.chance.choice(list(known.values())), seconds=self.chance.choice([0, 0.1, 0.5]))
-            await anyio.sleep(0.1)  # the load: predictions come one after the other
 
     def takes_memory(self, model: str) -> list[Holding]:
         return [one for one in self.devices.holdings() if one.model == model]

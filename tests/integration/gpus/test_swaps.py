@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import anyio
 import pytest
 from redis.asyncio import Redis
 
 from director.broker.scripts import Scripts
 from director.core.ids import PredictionId
 from director.store.catalog import Catalog
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, every
 from tests.support.fake_device import ADDRESS, FakeDevices, fake_devices
 from tests.support.hosts import MODEL as SERVER
 from tests.support.live_director import Caller, DirectorProcess, pool_process
@@ -76,10 +75,9 @@ async def test_three_models_share_room_for_two(
         async with pool_process(server.url, pool, devices_dir=tmp_path / "devices", drain_s=5) as director:
             known = await callers(redis, scripts, catalog, names)
             asked: dict[str, list[PredictionId]] = {name: [] for name in names}
-            for _ in range(10):
+            async for _ in every(0.2, 10):
                 for name, caller in known.items():
                     asked[name].append(await caller.submit(seconds=0.1))
-                await anyio.sleep(0.2)  # the load: predictions come one after the other
             for name, caller in known.items():
                 await check(caller, asked[name])
             await _ends(director)

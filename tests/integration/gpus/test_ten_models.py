@@ -38,7 +38,7 @@ from director.lab.simulate.swaps import RULES, Play, Standing, Timed
 from director.lab.simulate.trace import Builder, Trace
 from director.store.catalog import Catalog
 from tests.integration.gpus.test_swaps import GIB, callers, pool_file
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, until_time
 from tests.support.fake_device import fake_devices
 from tests.support.live_director import Caller, pool_process
 from tests.support.ruled_director import Look, tape_of
@@ -279,7 +279,7 @@ async def submitted(trace: Trace, known: dict[str, Caller], *, in_order: bool) -
     """Submit each when it comes. `in_order`: not before all that came earlier are claimed, as a simple proxy would."""
     began, ids = time.monotonic(), list[PredictionId]()
     for number, at_ms in enumerate(trace.at_ms):
-        await anyio.sleep(max(0.0, began + at_ms / 1000 - time.monotonic()))  # at the time that the trace says
+        await until_time(began + at_ms / 1000)
         caller = known[trace.models[trace.model[number]]]
         mine = Caller(
             caller.redis,

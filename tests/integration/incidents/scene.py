@@ -33,7 +33,7 @@ from director.operate.findings import Finding
 from director.store.accounts import SCOPES, Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.api import live_api
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, every
 from tests.support.live_director import Caller, keeper_process
 from tests.support.queue_driver import VERSION
 from tests.support.scrape import Scrape, scrape
@@ -84,9 +84,8 @@ class Scene:
         await self._beat(queue, "draining")
 
     async def _beats(self, queue: QueueName) -> None:
-        while True:
+        async for _ in every(BEAT_S):
             await self._beat(queue, "ready")
-            await anyio.sleep(BEAT_S)  # as often as a director beats
 
     async def _beat(self, queue: QueueName, state: Readiness) -> None:
         await self.scripts.extend(queue, consumer="busy", lease_s=60, claims=[], slots=1, state=state)

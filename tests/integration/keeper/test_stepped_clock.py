@@ -16,6 +16,7 @@ from director.keeper.reaper import Reaper, ServerTime
 from director.keeper.registry import Registry
 from director.lab.chaos.scene import SteppedClock
 from director.store.catalog import Catalog
+from tests.support.eventually import every
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, driving, enqueue
 from tests.support.servers import stepped_server
 
@@ -81,17 +82,19 @@ class Service:
 
     async def go_on(self, *living: Director, seconds: float) -> None:
         until = anyio.current_time() + seconds
-        while anyio.current_time() < until:
+        async for _ in every(TICK_S):
+            if anyio.current_time() >= until:
+                break
             for director in living:
                 await self.beat(director)
             await self.tick()
-            await anyio.sleep(TICK_S)  # time passes: rounds of the keeper at its pace
 
     async def prove_contact(self, *living: Director) -> None:
-        while not await self.tick():
+        async for _ in every(TICK_S):
+            if await self.tick():
+                break
             for director in living:
                 await self.beat(director)
-            await anyio.sleep(TICK_S)  # time passes: rounds of the keeper at its pace
 
 
 @pytest.fixture(params=[3, 1], ids=["three-attempts", "one-attempt"])

@@ -35,7 +35,7 @@ from director.servers.runners import transport
 from director.servers.runners.transport import OneServer
 from director.webhooks import sender
 from director.webhooks.sender import AllowList, Sender
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, every
 from tests.support.kinds import Started
 from tests.support.live_director import Caller, director_process
 from tests.support.queue_driver import MODEL, QueueDriver
@@ -224,9 +224,8 @@ async def test_reader_that_vanished_is_disconnected(far: FarHost, monkeypatch: p
     async def drops() -> AsyncIterator[bytes]:
         readers.append(1)
         try:
-            while True:
+            async for _ in every(0.1):
                 yield b": still here\n\n"
-                await asyncio.sleep(0.1)  # small pieces, each by itself
         finally:
             readers.clear()
 

@@ -17,7 +17,7 @@ from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.integration.execution.test_files import INPUTS, SOURCE
 from tests.support.api import live_api
 from tests.support.cog import cog_schema, cog_server, write_model
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, every
 from tests.support.live_director import Caller, Gate, Tally, director_process
 from tests.support.pod import DEFAULTS, GRACE_S, HAND_BACK_S, Pod, pod
 from tests.support.queue_driver import MODEL, VERSION
@@ -178,9 +178,10 @@ async def test_roll_without_surge_under_load_loses_and_duplicates_nothing(
     has_rolled = anyio.Event()
 
     async def ask() -> None:
-        while not has_rolled.is_set():
+        async for _ in every(0.05):
+            if has_rolled.is_set():
+                break
             asked.append(await caller.submit(n=1, count=str(tally)))
-            await anyio.sleep(0.05)  # the load of one client
 
     async with anyio.create_task_group() as pods:
         old = [await pods.start(_run, folder, server.url) for _ in range(2)]

@@ -17,7 +17,7 @@ from director.runtime import bounded_http
 from director.runtime.metrics import Registry
 from director.runtime.process import Health, serve_http
 from tests.support.api import live_api
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, every
 from tests.support.servers import RedisServer
 
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: director.test\r\n"
@@ -102,21 +102,25 @@ async def test_connection_that_sends_too_little_is_closed(hasty: None, begin: by
 async def test_connection_between_two_requests_stays_open(hasty: None) -> None:
     async with served() as (port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        for _ in range(2):
+        async for _ in every(1, 2):
             writer.write(LIVEZ + b"\r\n")
             assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200 ")
-            await asyncio.sleep(1)  # an idle time that is allowed
         writer.close()
 
 
-async def test_answer_that_the_client_does_not_take_is_dropped(hasty: None) -> None:
+async def assert_that_an_answer_is_dropped(head: bytes) -> None:
+    """Ask for a large answer, and take nothing of it for too long."""
     async with served() as (port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 10)
-        writer.write(LIVEZ.replace(b"/livez", b"/large") + b"\r\n")
+        writer.write(LIVEZ.replace(b"/livez", b"/large") + head + b"\r\n")
         await asyncio.sleep(2)  # longer than a client may take nothing
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await reader.readexactly(len(BIG))
         writer.close()
+
+
+async def test_answer_that_the_client_does_not_take_is_dropped(hasty: None) -> None:
+    await assert_that_an_answer_is_dropped(b"")
 
 
 async def test_rest_of_an_answer_does_not_keep_a_closing_connection(
@@ -129,13 +133,7 @@ async def test_rest_of_an_answer_does_not_keep_a_closing_connection(
         begin(self, transport)
 
     monkeypatch.setattr(bounded_http.BoundedHttp, "connection_made", never_paused)
-    async with served() as (port, _):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 10)
-        writer.write(LIVEZ.replace(b"/livez", b"/large") + b"Connection: close\r\n\r\n")
-        await asyncio.sleep(2)  # longer than a client may take nothing
-        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-            await reader.readexactly(len(BIG))
-        writer.close()
+    await assert_that_an_answer_is_dropped(b"Connection: close\r\n")
 
 
 async def test_answer_that_is_taken_slowly_arrives_whole(hasty: None) -> None:
@@ -225,9 +223,8 @@ async def test_full_process_still_answers_health(server: RedisServer, queue: Que
     async with live_api(server.url, descriptors=256) as live:
         port = int(live.url.rpartition(":")[2])
         async with idle(port, 300):
-            for _ in range(3):
+            async for _ in every(0.2, 3):
                 await livez(port)
-                await asyncio.sleep(0.2)  # probes come one after the other
 
 
 @pytest.mark.faults

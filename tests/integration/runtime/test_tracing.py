@@ -22,7 +22,7 @@ from director.servers.runners.runner import RunRequest
 from director.store.accounts import Accounts
 from tests.support.api import api_client, live_api
 from tests.support.cog import cog_server, write_model
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, every
 from tests.support.live_director import director_process, keeping, live_director
 from tests.support.queue_driver import ACCOUNT, VERSION
 from tests.support.servers import RedisServer
@@ -310,9 +310,8 @@ async def test_load_of_100_per_second_has_complete_traces(
             async def ask() -> None:
                 made.append(await service.create())
 
-            for _ in range(100 * seconds):
+            async for _ in every(0.01, 100 * seconds):
                 callers.start_soon(ask)
-                await anyio.sleep(0.01)  # 100 a second are what is tried
         enough, limit_s = len(STEPS) * len(made), 60 + 10 * seconds
         await eventually(lambda: len(traces.all) >= enough, "so many spans have ended", limit_s=limit_s)
         await eventually(

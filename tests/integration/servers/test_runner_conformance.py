@@ -14,7 +14,7 @@ from director.core.view import join
 from director.local.launcher.processes import free_port
 from director.servers.runners.inbox import Inbox
 from director.servers.runners.runner import Began, Ended, Health, HealthStatus, Outcome, Produced, RunEvent, Runner
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, every
 from tests.support.inbox import serving
 from tests.support.runner_conformance import MOST_BYTES, OLD_COGS, SUBJECTS, Kind, LiveServer, follow, opened, the_end
 from tests.support.scripted_cog import answer, scripted_cog
@@ -155,9 +155,8 @@ async def test_canceled_run_stops_on_the_server_and_ends_as_canceled(kind: Kind,
 
 
 async def cancel_until_canceled(runner: Runner) -> None:
-    while True:
+    async for _ in every(0.1):
         await runner.cancel(ID)
-        await anyio.sleep(0.1)  # as its director does: it asks until the run has ended
 
 
 async def test_unknown_run_cannot_be_canceled(kind: Kind, runner: Runner) -> None:

@@ -21,7 +21,7 @@ from director.files.choose import store_in
 from director.files.data_files import DataFiles
 from director.runtime.crash import KILLED, MOVER_POINTS, Point
 from director.store.accounts import Accounts
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, every
 from tests.support.keyspace import leaks
 from tests.support.queue_driver import ACCOUNT, MODEL, QueueDriver, driving
 from tests.support.servers import RedisServer, redis_server
@@ -203,11 +203,11 @@ async def test_ten_thousand_move_under_load_with_repeated_kills(
             await anyio.sleep(0 if claims else 0.01)  # a director that found nothing
 
     async def cancel() -> None:
-        for name in ids[::97]:
+        chosen = ids[::97]
+        async for number in every(0.01, len(chosen)):
             for side in (driver, there):
-                if await side.scripts.cancel(name, account=ACCOUNT) in ("canceled", "asked"):
-                    canceled.add(name)
-            await anyio.sleep(0.01)  # so that cancels meet each step of the move
+                if await side.scripts.cancel(chosen[number], account=ACCOUNT) in ("canceled", "asked"):
+                    canceled.add(chosen[number])
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run, driver, 2)
