@@ -421,7 +421,7 @@ class Cluster:
             self.restart(name)
 
     def until(self, holds: Callable[[], bool], what: str, limit_s: float = 120) -> None:
-        wait_until(holds, lambda: f"{what}\n{self.report()}", limit_s=limit_s)
+        wait_until(holds, lambda: f"{what}\n{self.report()}", limit_s=limit_s, every_s=0.1)
 
     def master(self) -> str:
         """Return the only member that is a master, or nothing."""

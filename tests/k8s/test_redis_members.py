@@ -23,7 +23,7 @@ from tests.support.servers import binary
 pytestmark = [pytest.mark.heavy, pytest.mark.long]
 
 # Look-ups of the members' names, every second one of which stalls for 5 s while the file $SLOW_DNS is there
-wait_for = partial(wait_until, limit_s=60)
+wait_for = partial(wait_until, limit_s=60, every_s=0.05)
 SLOW_DNS = """
 #define _GNU_SOURCE
 #include <dlfcn.h>

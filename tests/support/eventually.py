@@ -46,13 +46,19 @@ async def eventually(
         await anyio.sleep(EVERY_S)
 
 
-def wait_until(look: Callable[[], object], what: str | Callable[[], str], *, limit_s: float = LIMIT_S) -> None:
+def wait_until(
+    look: Callable[[], object],
+    what: str | Callable[[], str],
+    *,
+    limit_s: float = LIMIT_S,
+    every_s: float = EVERY_S,
+) -> None:
     """Wait for the condition where there is no loop. `what` may be a call that tells what is seen instead."""
     give_up = time.monotonic() + limit_s
     while not look():
         if time.monotonic() > give_up:
             raise AssertionError(f"not in {limit_s:g} s: {what if isinstance(what, str) else what()}")
-        time.sleep(EVERY_S)
+        time.sleep(every_s)
 
 
 async def every(seconds: float, times: float = math.inf) -> AsyncIterator[int]:

@@ -34,7 +34,7 @@ READY = "Ctrl-C ends everything"
 
 def until(is_so: Callable[[], object], why: Callable[[], str] = str, patience_s: float = PATIENCE_S) -> None:
     """Look until the condition is true, since it depends on other processes."""
-    wait_until(is_so, why, limit_s=patience_s)
+    wait_until(is_so, why, limit_s=patience_s, every_s=0.05)
 
 
 def environment() -> dict[str, str]:
