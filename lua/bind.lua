@@ -2,11 +2,11 @@
 -- bind: bind an idempotency key to a prediction before that is placed at one of several servers. The caller that binds it
 -- places it, and may bind it again as long as no other caller did. See api/sites/placing.py.
 --
---   KEYS[1]  idem         string  {p}:idem:<account>:<model>:<hash>
---   ARGV[1]  id           '' for none: the key is free again
---   ARGV[2]  fingerprint  of the request
---   ARGV[3]  ttl_ms
---   ARGV[4]  instead_of   the id that it is bound to so far, '' for none
+--   KEYS[1]  idem  string  {p}:idem:<account>:<model>:<hash>
+--   ARGV[1]  prediction_id       '' for none: the key is free again
+--   ARGV[2]  fingerprint         of the request
+--   ARGV[3]  idempotency_ttl_ms
+--   ARGV[4]  instead_of          the id that it is bound to so far, '' for none
 --   Returns  {}                 it is bound, perhaps since a former call
 --            {id, fingerprint, age_ms}  its other binding and the age of that: nothing was written
 

@@ -9,18 +9,18 @@
 --
 -- Commands of a prediction: 19 alone, 4.1 in a batch of 16. Measured with a free slot, without limits, key and webhook.
 --
---   KEYS[1]  meta       hash  {p}:q:<queue>:meta
+--   KEYS[1]  meta  hash  {p}:q:<queue>:meta
 --   ARGV[1]  queue
 --   ARGV[2]  consumer
---   ARGV[3]  nonce      new for each call, kept when a call is repeated; token = nonce .. '-' .. index
+--   ARGV[3]  nonce        new for each call, kept when a call is repeated; token = nonce .. '-' .. index
 --   ARGV[4]  count
 --   ARGV[5]  lease_ms
 --   ARGV[6]  most_claims  that one prediction may ever have
---   ARGV[7]  now_ms     '' for the server's clock
---   ARGV[8]  budget     most that all handed out may cost together, '' for no limit
---   ARGV[9]  alone      '1': the first is taken at any cost, so that a large one is not stuck for ever
---   ARGV[10] warm       the affinity key that the consumer served last. Within the account whose turn it is, one of the
---                       first few with this key goes first; '' for none
+--   ARGV[7]  now_ms       '' for the server's clock
+--   ARGV[8]  budget       most that all handed out may cost together, '' for no limit
+--   ARGV[9]  alone        '1': the first is taken at any cost, so that a large one is not stuck for ever
+--   ARGV[10] warm         the affinity key that the consumer served last. Within the account whose turn it is, one of the
+--                         first few with this key goes first; '' for none
 --   Returns  {state, why, {id, input, record as a flat list}, …}
 --            state: 'ok', 'paused', 'open' (the breaker is open), or 'unknown' for a queue that is not registered
 --            why it handed out no more: 'count', 'empty', 'budget' or 'bound' (most entries that one call looks at)

@@ -2,13 +2,13 @@
 -- delist: take a prediction off its account's list, because it was refused or deleted; or a file. What `enlist` counted of it
 -- counts no longer, if the caller says what that was. Safe to repeat: only what is on the list is taken off.
 --
---   KEYS[1]  listing   zset  {a:<account>}:listing, or {a:<account>}:files
---   KEYS[2]  data      hash  {a:<account>}:data     see lib/data
---   ARGV[1]  id
---   ARGV[2]  bytes     that `enlist` counted of it, 0 to leave them
---   ARGV[3]  until_ms  as `enlist` had it
---   ARGV[4]  lasting   as `enlist` had it
---   ARGV[5]  last_ms   as `enlist` had it
+--   KEYS[1]  listing  zset  {a:<account>}:listing, or {a:<account>}:files
+--   KEYS[2]  data     hash  {a:<account>}:data     see lib/data
+--   ARGV[1]  name              the id
+--   ARGV[2]  counted_bytes     that `enlist` counted of it, 0 to leave them
+--   ARGV[3]  counted_until_ms  as `enlist` had it
+--   ARGV[4]  lasting_bytes     as `enlist` had it
+--   ARGV[5]  lasting_until_ms  as `enlist` had it
 --   Returns  1 if it was on the list, else 0
 --
 -- uses data:     discount

@@ -9,15 +9,15 @@
 --   of each item, in the form of lib/batch; all have one list:
 --   KEYS[1]  listing  zset  {a:<account>}:listing, or {a:<account>}:files   all scores 0: ids sort by time
 --   KEYS[2]  data     hash  {a:<account>}:data      see lib/data
---   ARGV[1]  id
---   ARGV[2]  oldest    ids below this one have no record any more
---   ARGV[3]  bytes     that it takes, 0 to count nothing
---   ARGV[4]  until_ms  when they no longer count
---   ARGV[5]  lasting   bytes that it takes for longer, 0 for none
---   ARGV[6]  last_ms   when those no longer count
---   ARGV[7]  life_ms   how long the list lives from now on at least, '' for ever
---   ARGV[8]  most      bytes that the account may have then, '' for no limit
---   ARGV[9]  now_ms    '' for the server's clock
+--   ARGV[1]  name              the id
+--   ARGV[2]  oldest            ids below this one have no record any more
+--   ARGV[3]  counts_bytes      that it takes, 0 to count nothing
+--   ARGV[4]  counts_until_ms   when they no longer count
+--   ARGV[5]  lasting_bytes     bytes that it takes for longer, 0 for none
+--   ARGV[6]  lasting_until_ms  when those no longer count
+--   ARGV[7]  life_ms           how long the list lives from now on at least, '' for ever
+--   ARGV[8]  most              bytes that the account may have then, '' for no limit
+--   ARGV[9]  now_ms            '' for the server's clock
 --   Returns  for each item
 --            1                      it is on the list
 --            {used, retry_ms}       it would be more than `most`: nothing was written. used: bytes before; retry_ms: until

@@ -4,21 +4,21 @@
 -- Commands of a prediction: 15 alone, 5.8 in a batch of 16. Measured with a free slot, without limits, key and webhook.
 --
 --   of each item, in the form of lib/batch:
---   KEYS[1]  record    hash    {p}:rec:<id>
---   KEYS[2]  input     string  {p}:in:<id>
---   KEYS[3]  idem      string  {p}:idem:<account>:<model>:<hash>, or the record's key without one
+--   KEYS[1]  record      hash    {p}:rec:<id>
+--   KEYS[2]  input_data  string  {p}:in:<id>
+--   KEYS[3]  idem        string  {p}:idem:<account>:<model>:<hash>, or the record's key without one
 --   ARGV[1]  id
---   ARGV[2]  input         the caller's bytes
---   ARGV[3]  fingerprint   of the body, '' without an idempotency key
---   ARGV[4]  idem_ttl_ms
---   ARGV[5]  now_ms        '' for the server's clock
---   ARGV[6]  weight        this, most_running and most_queued are its account's, as of revision limits_rev
---   ARGV[7]  most_running  '' for no limit
---   ARGV[8]  most_queued   '' for no limit
+--   ARGV[2]  input               the caller's bytes
+--   ARGV[3]  fingerprint         of the body, '' without an idempotency key
+--   ARGV[4]  idempotency_ttl_ms
+--   ARGV[5]  now_ms              '' for the server's clock
+--   ARGV[6]  weight              this, most_running and most_queued are its account's, as of revision limits_rev
+--   ARGV[7]  most_running        '' for no limit
+--   ARGV[8]  most_queued         '' for no limit
 --   ARGV[9]  limits_rev
---   ARGV[10] lifetime_ms   becomes `deadline`, '' for the queue's
---   ARGV[11] start_by_ms   becomes `start_by`, '' for none
---   ARGV[12] bound         '1' if bind.lua bound the idempotency key to it, else ''
+--   ARGV[10] lifetime_ms         becomes `deadline`, '' for the queue's
+--   ARGV[11] start_by_ms         becomes `start_by`, '' for none
+--   ARGV[12] bound               '1' if bind.lua bound the idempotency key to it, else ''
 --   ARGV[13…] field, value of the record: account, queue, lane, shard, cost; then model, version, url, webhook, …
 --                          with a trace, traceparent and tracestate; with a held response, waiter
 --   Returns  for each item

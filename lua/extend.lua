@@ -6,7 +6,7 @@
 --   ARGV[2]  lease_ms
 --   ARGV[3]  slots      that this consumer has, busy or free
 --   ARGV[4]  state      of its servers: 'ready', 'starting', 'setup_failed' or 'server_auth'; or 'draining': it claims nothing
---   ARGV[5]  swap       '<reason> <eta_ms> <late_ms> <slots>' while the model shares a device and is not loaded; else ''
+--   ARGV[5]  swap_said  '<reason> <eta_ms> <late_ms> <slots>' while the model shares a device and is not loaded; else ''
 --   ARGV[6]  about      facts about this consumer, as JSON: kept for an hour; '' for none
 --   ARGV[7]  now_ms     '' for the server's clock
 --   ARGV[8…] id, token  for each claim; a call without claims is only a heartbeat

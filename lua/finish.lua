@@ -4,23 +4,23 @@
 -- Commands of a prediction: 23 alone, 11.9 in a batch of 16. Measured with a free slot, without limits, key and webhook.
 --
 --   of each item, in the form of lib/batch:
---   KEYS[1]  record    hash  {p}:rec:<id>
---   ARGV[1]  id
---   ARGV[2]  token     fencing token handed out by claim
---   ARGV[3]  status    succeeded, failed, canceled or aborted
---   ARGV[4]  error     for people, '' for none
---   ARGV[5]  code      for machines, '' for none
---   ARGV[6]  output    JSON, '' for none
+--   KEYS[1]  record  hash  {p}:rec:<id>
+--   ARGV[1]  prediction_id
+--   ARGV[2]  token          fencing token handed out by claim
+--   ARGV[3]  status         succeeded, failed, canceled or aborted
+--   ARGV[4]  error          for people, '' for none
+--   ARGV[5]  code           for machines, '' for none
+--   ARGV[6]  output         JSON, '' for none
 --   ARGV[7]  logs
---   ARGV[8]  metrics   JSON, '' for none
---   ARGV[9]  ran_ms    how long ago the run began, '' if it never did
---   ARGV[10] grace_ms  time for the director to deliver the terminal webhook before a courier does
---   ARGV[11] seq       the last event that the director knows of, as for advance
---   ARGV[12] now_ms    '' for the server's clock
---   ARGV[13] over_ms   how long ago the run was over: the time since then used no slot
---   ARGV[14] claimed_ms  how long ago it was claimed, by the director's clock; '' if unknown
---   ARGV[15] ahead_ms  how long it waited for a slot after the claim
---   ARGV[16] used      of lib/ledger: what the run used, '' if none began
+--   ARGV[8]  metrics        JSON, '' for none
+--   ARGV[9]  ran_ms         how long ago the run began, '' if it never did
+--   ARGV[10] grace_ms       time for the director to deliver the terminal webhook before a courier does
+--   ARGV[11] seq            the last event that the director knows of, as for advance
+--   ARGV[12] now_ms         '' for the server's clock
+--   ARGV[13] over_ms        how long ago the run was over: the time since then used no slot
+--   ARGV[14] claimed_ms     how long ago it was claimed, by the director's clock; '' if unknown
+--   ARGV[15] ahead_ms       how long it waited for a slot after the claim
+--   ARGV[16] used           of lib/ledger: what the run used, '' if none began
 --   ARGV[17…] kind, data  events not written yet
 --   Returns  for each item
 --            'finished'  also if this claim had finished it before

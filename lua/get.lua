@@ -2,8 +2,8 @@
 -- get: return one prediction as it is now, with the data that still exists.
 --
 --   KEYS[1]  record  hash  {p}:rec:<id>
---   ARGV[1]  hope    '1' to include the outlook of a waiting one, the costly part
---   ARGV[2]  bytes   most of input, output, logs and events together; '' for no bound
+--   ARGV[1]  outlook  '1' to include the outlook of a waiting one, the costly part
+--   ARGV[2]  most     bytes of input, output, logs and events together; '' for no bound
 --   Returns  {record, input, output and logs, events, outlook}   flat lists; input '' once it was removed
 --                                                       an event: kind, ms and data, with a space between
 --                                                       events only while it runs: after the end output and logs tell all

@@ -2,11 +2,11 @@
 -- migrate: move the waiting and delayed predictions of one slice to another queue of the same model. Claimed predictions
 -- stay, and so do those of accounts that an operator paused here.
 --
---   KEYS[1]  live    zset  {p}:q:<queue>:live
---   ARGV[1]  to      the other queue
---   ARGV[2]  from    rank of the first id of this slice
---   ARGV[3]  most    ids in this slice
---   ARGV[4]  asks    '1': only return what would be moved
+--   KEYS[1]  live  zset  {p}:q:<queue>:live
+--   ARGV[1]  to         the other queue
+--   ARGV[2]  start      rank of the first id of this slice
+--   ARGV[3]  count      ids in this slice
+--   ARGV[4]  only_asks  '1': only return what would be moved
 --   Returns  {next, moved, claimed, held}  next: rank that the next slice starts from, -1 after the last one
 --                                          claimed, held: how many stay, by reason
 --            {}                            the other queue is not registered

@@ -2,10 +2,10 @@
 -- reconcile: check one slice of the live predictions against the indexes, and repair what is missing. The first slice of a
 -- pass also drops those of the oldest `count` dead letters whose records have expired.
 --
---   KEYS[1]  live     zset  {p}:q:<queue>:live
---   ARGV[1]  from     rank of the first id of this slice
---   ARGV[2]  count    ids in this slice
---   ARGV[3]  lease_ms a claim without a lease gets this one: its holder extends it, or it is reaped
+--   KEYS[1]  live  zset  {p}:q:<queue>:live
+--   ARGV[1]  start     rank of the first id of this slice
+--   ARGV[2]  count     ids in this slice
+--   ARGV[3]  lease_ms  a claim without a lease gets this one: its holder extends it, or it is reaped
 --   Returns  {next, id, repair, …}
 --            next    rank that the next slice starts from, 0 after the last one
 --            repair  'forgotten' (no record, a terminal one, or one at another server), 'leased', 'offered' (no claim would

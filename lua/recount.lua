@@ -3,13 +3,13 @@
 -- wait for long, of dead letters, of ended predictions with an owed webhook, and of records without data. Each call replaces
 -- the figure of the last call. What has no end is measured too, and its sum is set right.
 --
---   KEYS[1]  data      hash  {a:<account>}:data     see lib/data
---   ARGV[1]  bytes     0 for none
---   ARGV[2]  until_ms  when that is forgotten, if no call follows
---   ARGV[3]  retained  bytes that have no end, see retain
---   ARGV[4]  was       as they were counted before they were measured: else they changed meanwhile, and may only become
+--   KEYS[1]  data  hash  {a:<account>}:data     see lib/data
+--   ARGV[1]  size          bytes, 0 for none
+--   ARGV[2]  until_ms      when that is forgotten, if no call follows
+--   ARGV[3]  retained      bytes that have no end, see retain
+--   ARGV[4]  was_retained  as they were counted before they were measured: else they changed meanwhile, and may only become
 --                      more. The next pass measures them again
---   ARGV[5]  last_ms   their bucket
+--   ARGV[5]  for_ever_ms   their bucket
 --   Returns  1
 --
 -- uses keys:     clock

@@ -1,16 +1,16 @@
 #!lua flags=allow-oom
 -- release: give a claim back: unspent (server full, drain) or as a spent attempt (the server died under it).
 --
---   KEYS[1]  record    hash  {p}:rec:<id>
---   ARGV[1]  token     fencing token handed out by claim
---   ARGV[2]  spent     '1' if it was an attempt
---   ARGV[3]  delay_ms  0 for at once
---   ARGV[4]  error     its error if it may not run again: no attempt is left, or `on_lost` is 'fail' and it began
---   ARGV[5]  code      the same for machines
---   ARGV[6]  began     '1' if the run began or may have; '0' if it did not; '' lets the record decide
---   ARGV[7]  claimed_ms  how long ago it was claimed, by the director's clock; '' if unknown
---   ARGV[8]  claims   most claims that one prediction may ever have: after these it ends with this error
---   ARGV[9]  used     of lib/ledger: what the run used, '' if none began
+--   KEYS[1]  record  hash  {p}:rec:<id>
+--   ARGV[1]  token        fencing token handed out by claim
+--   ARGV[2]  spent        '1' if it was an attempt
+--   ARGV[3]  delay_ms     0 for at once
+--   ARGV[4]  error        its error if it may not run again: no attempt is left, or `on_lost` is 'fail' and it began
+--   ARGV[5]  code         the same for machines
+--   ARGV[6]  began        '1' if the run began or may have; '0' if it did not; '' lets the record decide
+--   ARGV[7]  claimed_ms   how long ago it was claimed, by the director's clock; '' if unknown
+--   ARGV[8]  most_claims  most claims that one prediction may ever have: after these it ends with this error
+--   ARGV[9]  used         of lib/ledger: what the run used, '' if none began
 --   Returns  'waiting', 'delayed', 'dead', 'canceled' or 'late': its new state
 --            'lost'     nothing was written
 --

@@ -2,11 +2,11 @@
 -- replay: return a prediction's events after a number, as many as fit one answer, and its state.
 --
 --   KEYS[1]  record  hash  {p}:rec:<id>
---   ARGV[1]  after   the last known number; one from another life, or above the newest, returns all events
---   ARGV[2]  count   most events
---   ARGV[3]  bytes   total size above which no other event is added
---   ARGV[4]  whole   1: return an event that is larger by itself too; else the answer ends before it
---   ARGV[5]  life    each revival begins a life with a new list: in the n-th the numbers begin after n × this
+--   ARGV[1]  after       the last known number; one from another life, or above the newest, returns all events
+--   ARGV[2]  count       most events
+--   ARGV[3]  most_bytes  total size above which no other event is added
+--   ARGV[4]  whole       1: return an event that is larger by itself too; else the answer ends before it
+--   ARGV[5]  life        each revival begins a life with a new list: in the n-th the numbers begin after n × this
 --   Returns  {account, status, ticket, moved, last, first, event, …}
 --                moved: the server that it moved to, or ''; last: number of the newest event, 0 once they were removed
 --                first: number of the first event here; an event: kind, ms and data separated by spaces

@@ -8,12 +8,12 @@
 --   KEYS[2]  taken    zset  {a:<account>}:taken     request -> when it took a token, so that a repeated call takes once
 --   KEYS[3]  compute  hash  {a:<account>}:compute   day, spent, reserved; per id that has not ended: what it reserved
 --   KEYS[4]  credit   hash  {a:<account>}:credit    the same of all days together
---   ARGV[1]  limit    'create' or 'read', which are buckets, or 'compute'
---   ARGV[2]  id       of what is asked for; a call with the same one is the same call
---   ARGV[3]  most     tokens of the bucket, or ms of compute a day, '' for no limit
---   ARGV[4]  rate     of a bucket: nanotokens that come in a millisecond
---   ARGV[5]  asked    of compute: ms
---   ARGV[6]  credit   of compute: ms in all, '' for no limit
+--   ARGV[1]  limit     'create' or 'read', which are buckets, or 'compute'
+--   ARGV[2]  id        of what is asked for; a call with the same one is the same call
+--   ARGV[3]  most      tokens of the bucket, or ms of compute a day, '' for no limit
+--   ARGV[4]  rate      of a bucket: nanotokens that come in a millisecond
+--   ARGV[5]  asked_ms  of compute: ms
+--   ARGV[6]  in_all    of compute: ms in all, '' for no limit
 --   Returns  {allowed, remaining, reset_ms, retry_after_ms, limit}   allowed: 1 or 0; remaining: whole tokens, or ms of
 --            compute; reset_ms: until all of it is there again; retry_after_ms: until this may be asked again, 0 where it
 --            is allowed; limit: the one that this tells of: as asked, or 'credit', which comes back with no time

@@ -3,10 +3,10 @@
 -- its deployments. They are not in the account's slot, so the call comes before their write. A call whose reply was lost may
 -- count twice. The next pass of a keeper says the whole sum, see recount.
 --
---   KEYS[1]  data      hash  {a:<account>}:data     see lib/data
---   ARGV[1]  bytes     weigh takes them off again
---   ARGV[2]  until_ms  the bucket of what never expires
---   ARGV[3]  most      bytes that the account may have then, '' for no limit
+--   KEYS[1]  data  hash  {a:<account>}:data     see lib/data
+--   ARGV[1]  size         bytes; weigh takes them off again
+--   ARGV[2]  for_ever_ms  the bucket of what never expires
+--   ARGV[3]  most         bytes that the account may have then, '' for no limit
 --   Returns  1, or {used, retry_ms} as enlist where nothing was written
 --
 -- uses keys:     clock

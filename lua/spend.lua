@@ -6,11 +6,11 @@
 --   KEYS[2]  taken    zset  {a:<account>}:taken
 --   KEYS[3]  compute  hash  {a:<account>}:compute
 --   KEYS[4]  credit   hash  {a:<account>}:credit
---   ARGV[1]  token    the id that a token was taken by, '' to leave it
---   ARGV[2]  most     tokens of the bucket
---   ARGV[3]  rate     of the bucket: nanotokens that come in a millisecond
---   ARGV[4]  id       the id that compute was reserved by, '' to leave it
---   ARGV[5]  spent    ms of compute
+--   ARGV[1]  taken_by       the id that a token was taken by, '' to leave it
+--   ARGV[2]  burst          most tokens of the bucket
+--   ARGV[3]  rate           of the bucket: nanotokens that come in a millisecond
+--   ARGV[4]  prediction_id  the id that compute was reserved by, '' to leave it
+--   ARGV[5]  spent_ms       ms of compute
 --   Returns  {token, compute}   1 where something was given back or corrected, else 0
 --
 -- uses keys:     clock

@@ -2,10 +2,10 @@
 -- stow: count the bytes that an account keeps in the store of files, and refuse those that its quota has no room for.
 -- Expired entries no longer count: each call forgets up to a hundred of them.
 --
---   KEYS[1]  stored  hash  {a:<account>}:stored        id -> bytes, and `total` of them all
---   KEYS[2]  until   zset  {a:<account>}:stored_until  id -> when it is over, ms
---   ARGV[1]  id        a file's, or that of the prediction that put files out; '' only to ask
---   ARGV[2]  bytes     all that it takes, whatever it took before; 0: it is gone
+--   KEYS[1]  stored        hash  {a:<account>}:stored        id -> bytes, and `total` of them all
+--   KEYS[2]  stored_until  zset  {a:<account>}:stored_until  id -> when it is over, ms
+--   ARGV[1]  name      a file's, or that of the prediction that put files out; '' only to ask
+--   ARGV[2]  size      bytes that it takes, whatever it took before; 0: it is gone
 --   ARGV[3]  most      bytes that the account may keep, '' for no limit
 --   ARGV[4]  until_ms  when it is over
 --   Returns  {fits, total, more}   fits: 0 where it would take more than before and there is no room: of the account

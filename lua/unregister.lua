@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
 -- unregister: forget an empty queue that no director serves. Records of ended predictions live on.
 --
---   KEYS[1]  meta      hash  {p}:q:<queue>:meta
---   ARGV[1]  asks      '1': only return the answer
+--   KEYS[1]  meta  hash  {p}:q:<queue>:meta
+--   ARGV[1]  only_asks  '1': only return the answer
 --   Returns  'done'    also if it was not registered
 --            'live'    a prediction is not terminal: nothing was written
 --            'dead'    dead letters wait there for an operator: nothing was written

@@ -4,12 +4,12 @@
 -- counts no longer, also while Redis is full. A call whose reply was lost may count twice, until then.
 --
 --   of each item, in the form of lib/batch; all are of one account:
---   KEYS[1]  data      hash  {a:<account>}:data     see lib/data
---   ARGV[1]  bytes     all that count from now on, 0 for none
---   ARGV[2]  until_ms  when they expire
---   ARGV[3]  counted   bytes that `enlist` or `retain` counted, 0 for none
---   ARGV[4]  was_ms    its until_ms for them
---   ARGV[5]  now_ms    '' for the server's clock
+--   KEYS[1]  data  hash  {a:<account>}:data     see lib/data
+--   ARGV[1]  counts_bytes         all that count from now on, 0 for none
+--   ARGV[2]  counts_until_ms      when they expire
+--   ARGV[3]  instead_of_bytes     bytes that `enlist` or `retain` counted, 0 for none
+--   ARGV[4]  instead_of_until_ms  when those expire
+--   ARGV[5]  now_ms               '' for the server's clock
 --   Returns  for each item 1
 --
 -- uses data:     count, discount

@@ -26,7 +26,7 @@ from director.core.errors import BackendUnavailable
 
 log = logging.getLogger(__name__)
 
-Arg = str | bytes | int | float
+Arg = str | bytes | int | float | None
 
 LARGEST_BATCH: Final = 256
 # A pipeline is retried as a whole, and its first answer is read with its last one. Above this no call is added
@@ -161,9 +161,8 @@ class Gatherer:
 
     def pack(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> bytes:
         """Return the command of a call that its caller sends, of a script that takes no items."""
-        words: tuple[Any, ...] = ("EVALSHA", self._script(name).sha, len(keys), *keys, *args)
-        command: bytes = hiredis.pack_command(words)
-        return command
+        words: list[Arg] = ["EVALSHA", self._script(name).sha, len(keys), *keys, *args]
+        return b"*%d\r\n" % len(words) + _pack(words)
 
     def _script(self, name: str) -> Script:
         script = self._scripts.get(name)
@@ -296,8 +295,10 @@ def _command(run: list[Call]) -> bytes:
 
 
 def _pack(words: Sequence[Arg]) -> bytes:
-    """Return words of a command without the number in front of them."""
+    """Return words of a command without the number in front of them. None becomes ''."""
     whole: tuple[Any, ...] = tuple(words)
+    if None in whole:
+        whole = tuple(["" if word is None else word for word in whole])
     packed: bytes = hiredis.pack_command(whole).partition(b"\r\n")[2]
     return packed
 

@@ -1,6 +1,7 @@
 """Call every script with types: the one place that knows the order of KEYS and ARGV.
 
-Each file of lua/ has one method with its name; the script's header states what it promises.
+Each file of lua/ has one method with its name; the script's header states what it promises. Keys and arguments have the
+names that they have there, and a test compares. None is sent as ''.
 """
 
 import asyncio
@@ -41,11 +42,9 @@ from director.core.usage import Used
 from director.core.view import fold
 
 IDEMPOTENCY_TTL_MS = 24 * 3600 * 1000
-# Fields of a new prediction that `enqueue` takes by place, and those that it takes with their names: five in this order
-BY_PLACE: Final = ("weight", "most_running", "most_queued", "limits_rev", "lifetime_ms", "start_by_ms", "bound")
+# Fields of a new prediction that `enqueue` takes with their names: five in this order
 FIRST_NAMED: Final = ("account", "queue", "lane", "shard", "cost")
 NAMED: Final = (*FIRST_NAMED, *(name for name in RequestFacts.__struct_fields__ if name not in FIRST_NAMED), "waiter")
-values_by_place: Final = attrgetter(*BY_PLACE)
 named_values: Final = attrgetter(*NAMED)
 MOST_CLAIMS = 20
 DELIVERED: Final[Sequence[replies.Delivered]] = ("", "noted", "others")
@@ -61,6 +60,10 @@ class Scripts:
         self._call = gatherer.call
         self._packed = gatherer.pack
         self._whole = whole
+
+    async def _word(self, script: str, names: Sequence[str], args: Sequence[Arg]) -> Any:
+        """Return the reply of a call that is answered with one word."""
+        return (await self._call(script, names, args)).decode()
 
     async def register(self, queue: QueueName, *, version: str, policy: Policy) -> bool:
         """Register a queue, or refresh its policy. Returns False if its name belongs to another version."""
@@ -81,8 +84,8 @@ class Scripts:
         self, queue: QueueName, *, only_asks: bool = False, now_ms: int | None = None
     ) -> replies.Unregistered:
         """Forget an empty queue without directors, or return why not and write nothing. `only_asks`: never write."""
-        args: list[Arg] = ["1" if only_asks else "", given(now_ms)]
-        return cast(replies.Unregistered, (await self._call("unregister", [keys.meta(queue)], args)).decode())
+        word = await self._word("unregister", [keys.meta(queue)], [int(only_asks), now_ms])
+        return cast(replies.Unregistered, word)
 
     async def resize(self, queue: QueueName, *, streams: int) -> tuple[int, int]:
         """Change the streams of each lane. Returns (streams that take new work, streams that are read)."""
@@ -94,12 +97,11 @@ class Scripts:
         self, queue: QueueName, *, to: QueueName, start: int, count: int, only_asks: bool, now_ms: int | None = None
     ) -> replies.Migrated | None:
         """Move the waiting predictions of one slice to another queue of the model; None if that queue is unknown."""
-        args: list[Arg] = [to, start, count, "1" if only_asks else "", given(now_ms)]
-        reply = await self._call("migrate", [keys.live(queue)], args)
+        reply = await self._call("migrate", [keys.live(queue)], [to, start, count, int(only_asks), now_ms])
         return replies.Migrated(**dict(zip(replies.Migrated.__struct_fields__, reply, strict=True))) if reply else None
 
     async def stats(self, queue: QueueName, *, now_ms: int | None = None) -> replies.QueueStats:
-        reply = _known(queue, await self._call("stats", [keys.meta(queue)], [given(now_ms)]))
+        reply = _known(queue, await self._call("stats", [keys.meta(queue)], [now_ms]))
         fields: dict[str, Any] = dict(zip(replies.QueueStats.__struct_fields__, reply[:-1], strict=False))
         for name in ("service_cost", "mode", "breaker", "max_queued", "paused_at", "paused_by", "swap"):
             fields[name] = text(fields[name])
@@ -112,14 +114,14 @@ class Scripts:
 
     async def demand(self, queue: QueueName, *, soon_s: float, now_ms: int | None = None) -> replies.Demand:
         """Return what the queue runs, and what it could run now or within `soon_s`. Raises UnknownQueue."""
-        reply = _known(queue, await self._call("demand", [keys.meta(queue)], [ms(soon_s), given(now_ms)]))
+        reply = _known(queue, await self._call("demand", [keys.meta(queue)], [ms(soon_s), now_ms]))
         values = [text(value) if isinstance(value, bytes) else value for value in reply[:-1]]
         fields = dict(zip(replies.Demand.__struct_fields__, [*values, _read_objectives(reply[-1])], strict=True))
         return msgspec.convert(fields, replies.Demand, strict=False)
 
     async def survey(self, queue: QueueName, *, now_ms: int | None = None) -> replies.Survey:
         """Return what waits and could start now, by account and lane. Raises UnknownQueue."""
-        reply = _known(queue, await self._call("survey", [keys.meta(queue)], [given(now_ms)]))
+        reply = _known(queue, await self._call("survey", [keys.meta(queue)], [now_ms]))
         order, accepted, service_ms, *rest = reply
         rows = zip(*[iter(rest)] * 4, strict=True)
         lines = tuple(
@@ -146,14 +148,13 @@ class Scripts:
         """Pause or resume one tenant, or the whole queue. An older `revision` of a suspension changes nothing. Callers
         whose predictions wait in a paused queue read `by`.
         """
-        args: list[Arg] = [int(paused), tenant, given(revision), by, given(now_ms)]
-        _known(queue, await self._call("pause", [keys.meta(queue)], args))
+        _known(queue, await self._call("pause", [keys.meta(queue)], [int(paused), tenant, revision, by, now_ms]))
 
     async def bound(self, queue: QueueName, *, mode: replies.Admission, max_queued: int | None = None) -> None:
         """Set how the queue treats more work than it can run; `max_queued` goes with `bounded`."""
         if (mode == "bounded") != (max_queued is not None):
             raise ValueError("a bounded queue has max_queued, and no other has")
-        _known(queue, await self._call("bound", [keys.meta(queue)], [mode, given(max_queued)]))
+        _known(queue, await self._call("bound", [keys.meta(queue)], [mode, max_queued]))
 
     async def limit(
         self,
@@ -165,8 +166,7 @@ class Scripts:
         revision: int = 0,
     ) -> None:
         """Set a tenant's weight and most running claims (`kept`: leave them). `revision`: of the account's limits."""
-        args: list[Arg] = [tenant, f"{weight:g}", given(most_running), revision]
-        _known(queue, await self._call("limit", [keys.meta(queue)], args))
+        _known(queue, await self._call("limit", [keys.meta(queue)], [tenant, f"{weight:g}", most_running, revision]))
 
     async def reserve(
         self,
@@ -182,18 +182,19 @@ class Scripts:
 
         `of`: the bucket, or the seconds per day; `in_all`: in total. Safe to repeat with the same id for half a minute.
         """
+        limit: replies.Reserved
+        most: int | None
         if isinstance(of, Bucket):
-            args: list[Arg] = [of.name, id, of.burst, _fill(of.rate), 0, ""]
-            most: Mapping[replies.Reserved, int | None] = {of.name: of.burst}
+            limit, most, rate, unit = of.name, of.burst, _fill(of.rate), 1
+            bounds: Mapping[replies.Reserved, int | None] = {of.name: of.burst}
         else:
-            args = ["compute", id, ms(of), 0, ms(asked_s), ms(in_all)]
-            most = {"compute": of, "credit": in_all}
-        reply = await self._call("reserve", _keys(account), [*args, given(now_ms)])
-        allowed, remaining, reset_ms, retry_after_ms, limit = reply
-        if not isinstance(of, Bucket):
-            remaining //= 1000
-        denying = cast(replies.Reserved, limit.decode())
-        return replies.Allowance(denying, bool(allowed), most[denying] or 0, remaining, reset_ms, retry_after_ms)
+            limit, most, rate, unit = "compute", ms(of), 0, 1000
+            bounds = {"compute": of, "credit": in_all}
+        names = [keys.usage(account), keys.taken(account), keys.compute(account), keys.credit(account)]
+        args: list[Arg] = [limit, id, most, rate, ms(asked_s), ms(in_all), now_ms]
+        allowed, remaining, reset_ms, retry_after_ms, word = await self._call("reserve", names, args)
+        told = cast(replies.Reserved, word.decode())
+        return replies.Allowance(told, bool(allowed), bounds[told] or 0, remaining // unit, reset_ms, retry_after_ms)
 
     async def spend(
         self,
@@ -206,8 +207,9 @@ class Scripts:
     ) -> tuple[bool, bool]:
         """Replace reserved compute by what was spent, and give back a token. Returns for each if anything changed."""
         bucket, taken_by = token or (Bucket("create", 0, 0), "")
-        args: list[Arg] = [taken_by, bucket.burst, _fill(bucket.rate), prediction_id or "", ms(spent_s), given(now_ms)]
-        returned, corrected = await self._call("spend", _keys(account), args)
+        names = [keys.usage(account), keys.taken(account), keys.compute(account), keys.credit(account)]
+        args: list[Arg] = [taken_by, bucket.burst, _fill(bucket.rate), prediction_id, ms(spent_s), now_ms]
+        returned, corrected = await self._call("spend", names, args)
         return bool(returned), bool(corrected)
 
     async def stow(
@@ -222,7 +224,7 @@ class Scripts:
     ) -> replies.Stowed:
         """Count a file's `size` bytes until `until_ms`, 0 removes it. Without a name: the total. Safe to repeat."""
         written = [keys.stored(account), keys.stored_until(account)]
-        args: list[Arg] = [name, size, given(most), until_ms, given(now_ms)]
+        args: list[Arg] = [name, size, most, until_ms, now_ms]
         fits, more = False, True
         while more and not fits:
             fits, total, more = await self._call("stow", written, args)
@@ -230,8 +232,7 @@ class Scripts:
 
     async def rotate(self, account: str, *, secret: str, keep_s: float, now_ms: int | None = None) -> replies.Rotated:
         """Sign with this secret from now on, and with the former one for `keep_s` more; 0 drops all former secrets."""
-        args: list[Arg] = [secret, ms(keep_s), given(now_ms)]
-        return cast(replies.Rotated, (await self._call("rotate", [keys.account(account)], args)).decode())
+        return cast(replies.Rotated, await self._word("rotate", [keys.account(account)], [secret, ms(keep_s), now_ms]))
 
     async def deploy(
         self, account: str, name: str, *, was: bytes, becomes: bytes, created_ms: int, most: int
@@ -239,7 +240,7 @@ class Scripts:
         """Write a deployment if it still equals `was`; empty bytes stand for a missing deployment."""
         args: list[Arg] = [name, was, becomes, created_ms, most]
         written = [keys.deployment(account, name), keys.deployments(account)]
-        return cast(replies.Deployed, (await self._call("deploy", written, args)).decode())
+        return cast(replies.Deployed, await self._word("deploy", written, args))
 
     async def amend(
         self,
@@ -255,15 +256,14 @@ class Scripts:
         `nonce`: identifies the call that makes it.
         """
         args: list[Arg] = [what, nonce, *chain.from_iterable((said or {}).items())]
-        written = keys.version(model, version) if version else keys.model(model)
-        return cast(replies.Amended, (await self._call("amend", [written], args)).decode())
+        names = [keys.version(model, version) if version else keys.model(model)]
+        return cast(replies.Amended, await self._word("amend", names, args))
 
     async def configure(
         self, model: str, config: bytes, *, by: str, at_ms: int, was: int | None, nonce: str
     ) -> tuple[replies.Configured, int]:
         """Write a model's config, b"" to remove it, and return the new revision. `nonce`: identifies the change."""
-        args: list[Arg] = [given(was), config, by, at_ms, nonce]
-        word, *revision = await self._call("configure", [keys.model(model)], args)
+        word, *revision = await self._call("configure", [keys.model(model)], [was, config, by, at_ms, nonce])
         return cast(replies.Configured, word.decode()), int(revision[0]) if revision else 0
 
     async def withdraw(
@@ -276,8 +276,7 @@ class Scripts:
         latest: str = "",
     ) -> replies.Withdrawn:
         """Remove a model, or note that one of its versions goes. Safe to repeat."""
-        args: list[Arg] = [what, version, runs, latest]
-        return cast(replies.Withdrawn, (await self._call("withdraw", [keys.model(model)], args)).decode())
+        return cast(replies.Withdrawn, await self._word("withdraw", [keys.model(model)], [what, version, runs, latest]))
 
     async def note(
         self,
@@ -291,8 +290,7 @@ class Scripts:
         at_ms: int,
     ) -> bool:
         """Add one entry. Returns False if there is one of this id and kind already. `detail`: JSON."""
-        args: list[Arg] = [id, kind, by, account, queue, detail, at_ms]
-        return bool(await self._call("note", [keys.changes()], args))
+        return bool(await self._call("note", [keys.changes()], [id, kind, by, account, queue, detail, at_ms]))
 
     async def enqueue(self, prediction: NewPrediction, *, now_ms: int | None = None) -> replies.Accepted:
         """Accept a prediction. Safe to repeat with the same id. Raises UnknownQueue, IdempotencyMismatch, QueueRefused.
@@ -301,16 +299,17 @@ class Scripts:
         """
         if prediction.lane not in LANES:  # no claim would ever look there
             raise ValueError(f"unknown lane {prediction.lane}")
-        record = held = keys.record(prediction.id)
+        record = idem = keys.record(prediction.id)
         digest, fingerprint = prediction.idempotency or ("", "")
         if digest:
-            held = keys.idempotency(account=prediction.account, model=prediction.model, digest=digest)
-        args: list[Arg] = [prediction.id, prediction.input, fingerprint, IDEMPOTENCY_TTL_MS, given(now_ms)]
-        args += map(_sent, values_by_place(prediction))
+            idem = keys.idempotency(account=prediction.account, model=prediction.model, digest=digest)
+        args: list[Arg] = [prediction.id, prediction.input, fingerprint, IDEMPOTENCY_TTL_MS, now_ms]
+        args += [f"{prediction.weight:g}", prediction.most_running, prediction.most_queued, prediction.limits_rev]
+        args += [prediction.lifetime_ms, prediction.start_by_ms, "1" if prediction.bound else ""]
         for name, value in zip(NAMED, named_values(prediction), strict=True):
             if value:
-                args += (name, _sent(value))
-        names = [record, keys.input_data(prediction.id), held]
+                args += (name, value if type(value) is str else _number(value))
+        names = [record, keys.input_data(prediction.id), idem]
         word, *rest = await self._call(
             "enqueue", names, args, traffic=_filing(len(prediction.input)), group=prediction.queue
         )
@@ -345,9 +344,8 @@ class Scripts:
     ) -> replies.Bound | None:
         """Bind a key, as (digest, body's fingerprint), to this prediction or to none, or return what it is bound to."""
         digest, fingerprint = idempotency
-        key = keys.idempotency(account=account, model=model, digest=digest)
-        args: list[Arg] = [prediction_id or "", fingerprint, IDEMPOTENCY_TTL_MS, instead_of or ""]
-        held = await self._call("bind", [key], args)
+        idem = keys.idempotency(account=account, model=model, digest=digest)
+        held = await self._call("bind", [idem], [prediction_id, fingerprint, IDEMPOTENCY_TTL_MS, instead_of])
         return replies.Bound(PredictionId(held[0].decode()), held[1].decode(), held[2]) if held else None
 
     def enlist(
@@ -371,7 +369,17 @@ class Scripts:
         written, and the result is [bytes that it has, ms until there is room]; else 1.
         """
         names = [keys.listing(account, kind) if life_ms is None else keys.files(account), keys.data(account)]
-        args: list[Arg] = [name, oldest, *counts, *lasting, given(life_ms), given(most), given(now_ms)]
+        args: list[Arg] = [
+            name,
+            oldest,
+            counts.bytes,
+            counts.until_ms,
+            lasting.bytes,
+            lasting.until_ms,
+            life_ms,
+            most,
+            now_ms,
+        ]
         # a run that names a listed id counts nothing, and what counts nothing may be listed
         group = names[0] if counts.bytes else f"{names[0]} uncounted"
         return self._call("enlist", names, args, traffic=_filing(input_bytes), group=group)
@@ -388,7 +396,8 @@ class Scripts:
     ) -> bool:
         """Take an id off its account's list. `counted`, `lasting`: what `enlist` counted of it and counts no longer."""
         names = [keys.files(account) if is_file else keys.listing(account, kind), keys.data(account)]
-        return bool(await self._call("delist", names, [name, *counted, *lasting]))
+        args: list[Arg] = [name, counted.bytes, counted.until_ms, lasting.bytes, lasting.until_ms]
+        return bool(await self._call("delist", names, args))
 
     async def retain(
         self, account: str, size: int, *, most: int | None = None, now_ms: int | None = None
@@ -396,8 +405,7 @@ class Scripts:
         """Count bytes that stay until the account deletes them: `weigh` takes them off. Above `most` bytes of it
         nothing is written, and the result is [bytes that it has, ms until there is room].
         """
-        args: list[Arg] = [size, FOR_EVER_MS, given(most), given(now_ms)]
-        said = await self._call("retain", [keys.data(account)], args)
+        said = await self._call("retain", [keys.data(account)], [size, FOR_EVER_MS, most, now_ms])
         return said if isinstance(said, list) else None
 
     def weigh(
@@ -406,7 +414,7 @@ class Scripts:
         """Count what a prediction left behind at its end, perhaps instead of what `enlist` counted of it. With NOTHING,
         what `retain` or `enlist` counted counts no longer.
         """
-        args: list[Arg] = [counts.bytes, counts.until_ms, instead_of.bytes, instead_of.until_ms, given(now_ms)]
+        args: list[Arg] = [counts.bytes, counts.until_ms, instead_of.bytes, instead_of.until_ms, now_ms]
         names = [keys.data(account)]
         return self._call("weigh", names, args, group=names[0])
 
@@ -424,8 +432,7 @@ class Scripts:
 
         `retained`: bytes without an end. If others than `was_retained` are counted now, no fewer are counted.
         """
-        args: list[Arg] = [size, until_ms, retained, was_retained, FOR_EVER_MS, given(now_ms)]
-        await self._call("recount", [keys.data(account)], args)
+        await self._call("recount", [keys.data(account)], [size, until_ms, retained, was_retained, FOR_EVER_MS, now_ms])
 
     async def get(
         self,
@@ -442,13 +449,13 @@ class Scripts:
         is left out instead, see `Stored.left_out`.
         """
         if size is None:
-            stored = await self._get(prediction_id, given(now_ms), outlook, LARGE_BYTES)
+            stored = await self._get(prediction_id, now_ms, outlook, LARGE_BYTES)
             if stored is None or (stored.left_out and not whole):
                 return stored
             if not stored.left_out:
                 return await self._with_files(stored, most=None if whole else LARGE_BYTES)
             size = stored.left_out
-        stored = await self._get(prediction_id, given(now_ms), outlook, "", size=size)
+        stored = await self._get(prediction_id, now_ms, outlook, None, size=size)
         return stored and await self._with_files(stored)
 
     async def _with_files(self, stored: Stored, *, most: int | None = None) -> Stored:
@@ -462,9 +469,9 @@ class Scripts:
         return await self._whole(stored)
 
     async def _get(
-        self, prediction_id: PredictionId, now: Arg, outlook: bool, most: Arg, *, size: int = 0
+        self, prediction_id: PredictionId, now_ms: int | None, outlook: bool, most: int | None, *, size: int = 0
     ) -> Stored | None:
-        args: list[Arg] = [int(outlook), most, now]
+        args: list[Arg] = [int(outlook), most, now_ms]
         traffic = Traffic.LARGE_READS if size else Traffic.SMALL
         reply = await self._call("get", [keys.record(prediction_id)], args, traffic=traffic, answer_bytes=size)
         if not reply:
@@ -482,7 +489,7 @@ class Scripts:
         return Stored(record=record, input=raw, output=output, logs=done.get(b"logs", b"").decode())
 
     async def story(self, prediction_id: PredictionId, *, now_ms: int | None = None) -> Known | None:
-        reply = await self._call("story", [keys.record(prediction_id)], [given(now_ms)])
+        reply = await self._call("story", [keys.record(prediction_id)], [now_ms])
         if not reply:
             return None
         at, fields, entries, hope, attempts, due, lease, owed, dead = reply
@@ -528,19 +535,16 @@ class Scripts:
         self, prediction_id: PredictionId, *, account: str | None, now_ms: int | None = None
     ) -> replies.Redelivered:
         """Owe its terminal webhook again, at once. `account`: the owner that it must have, or None for any."""
-        args: list[Arg] = [account or "", given(now_ms)]
-        return cast(replies.Redelivered, (await self._call("redeliver", [keys.record(prediction_id)], args)).decode())
+        return cast(replies.Redelivered, await self._word("redeliver", [keys.record(prediction_id)], [account, now_ms]))
 
     async def cancel(
         self, prediction_id: PredictionId, *, account: str, kind: Kind = "", now_ms: int | None = None
     ) -> replies.Canceled:
-        args: list[Arg] = [account, kind, given(now_ms)]
-        return cast(replies.Canceled, (await self._call("cancel", [keys.record(prediction_id)], args)).decode())
+        return cast(replies.Canceled, await self._word("cancel", [keys.record(prediction_id)], [account, kind, now_ms]))
 
     async def erase(self, prediction_id: PredictionId, *, account: str, now_ms: int | None = None) -> replies.Erased:
         """Delete a terminal prediction with all its data but its files. Safe to repeat."""
-        args: list[Arg] = [account, given(now_ms)]
-        return cast(replies.Erased, (await self._call("erase", [keys.record(prediction_id)], args)).decode())
+        return cast(replies.Erased, await self._word("erase", [keys.record(prediction_id)], [account, now_ms]))
 
     async def claim(
         self,
@@ -561,8 +565,8 @@ class Scripts:
         `budget`: most that all may cost; with `alone` the first is claimed at any cost. `warm`: the affinity key that
         goes first within its tenant. `send`: sends the packed call once; its errors pass through. Raises UnknownQueue.
         """
-        args: list[Arg] = [queue, consumer, nonce, count, ms(lease_s), MOST_CLAIMS, given(now_ms)]
-        args += [given(budget), int(alone), warm]
+        args: list[Arg] = [queue, consumer, nonce, count, ms(lease_s), MOST_CLAIMS, now_ms]
+        args += [budget, int(alone), warm]
         named = [keys.meta(queue)]
         sent = self._call("claim", named, args) if send is None else send(self._packed("claim", named, args))
         state, *handed = await sent
@@ -592,8 +596,8 @@ class Scripts:
         `slots`: of this director. `state`: of its servers. `swap`: what the queue waits for, if this director loads its
         model. `about`: further facts, see director.store.directors.
         """
-        swapped = f"{swap.reason} {ms(swap.eta_s)} {ms(swap.late_s)} {swap.slots}" if swap else ""
-        args: list[Arg] = [consumer, ms(lease_s), slots, state, swapped, about, given(now_ms)]
+        swap_said = f"{swap.reason} {ms(swap.eta_s)} {ms(swap.late_s)} {swap.slots}" if swap else ""
+        args: list[Arg] = [consumer, ms(lease_s), slots, state, swap_said, about, now_ms]
         args += chain.from_iterable(claims)
         reply = await self._call("extend", [keys.directors(queue)], args, traffic=Traffic.HEARTBEATS)
         return [word.decode() for word in reply]
@@ -613,7 +617,7 @@ class Scripts:
         """Write that the run began `ran_ms` ago, new events, and if new the server's own name of the run (`remote`) and
         the tokens that it `used` so far.
         """
-        args: list[Arg] = [token, seq, given(ran_ms), remote, used.packed_tokens, given(now_ms)]
+        args: list[Arg] = [token, seq, ran_ms, remote, used.packed_tokens, now_ms]
         args += chain.from_iterable(events)
         word, *known = await self._call("advance", [keys.record(prediction_id)], args)
         last, started = known if known else (seq, None)
@@ -647,8 +651,7 @@ class Scripts:
         claim. `events`: those that `advance` did not write yet.
         """
         args: list[Arg] = [prediction_id, token, status, error, code, output, logs, metrics]
-        args += [given(ran_ms), ms(grace_s), seq, given(now_ms), over_ms, given(claimed_ms), ahead_ms]
-        args += [used.packed]
+        args += [ran_ms, ms(grace_s), seq, now_ms, over_ms, claimed_ms, ahead_ms, used.packed]
         args += chain.from_iterable(events)
         return bool(await self._call("finish", [keys.record(prediction_id)], args, group=queue) == b"finished")
 
@@ -672,9 +675,8 @@ class Scripts:
         `code`.
         """
         args: list[Arg] = [token, int(spent), ms(delay_s), error, code]
-        args += ["" if began is None else int(began), given(claimed_ms), MOST_CLAIMS]
-        args += [used.packed, given(now_ms)]
-        return cast(replies.Requeued, (await self._call("release", [keys.record(prediction_id)], args)).decode())
+        args += [began if began is None else int(began), claimed_ms, MOST_CLAIMS, used.packed, now_ms]
+        return cast(replies.Requeued, await self._word("release", [keys.record(prediction_id)], args))
 
     async def fold(
         self, partition: Partition, month: str, account: str, rows: Iterable[tuple[str, str]], *, kept_s: float
@@ -686,15 +688,14 @@ class Scripts:
 
     async def contact(self, run_id: str, *, silence_s: float, now_ms: int | None = None) -> tuple[int, float]:
         """Note contact with this run of the server. Returns its time in ms, and the seconds of contact so far."""
-        at, lasted = await self._call("contact", [keys.contact()], [run_id, ms(silence_s), given(now_ms)])
+        at, lasted = await self._call("contact", [keys.contact()], [run_id, ms(silence_s), now_ms])
         return at, lasted / 1000
 
     async def reap(
         self, queue: QueueName, *, limit: int, lease_s: float = 15.0, now_ms: int | None = None
     ) -> list[tuple[PredictionId, replies.Requeued]]:
         """Recover claims whose lease has expired at `now_ms`, which a frozen keeper would overrun. Returns states."""
-        args: list[Arg] = [limit, _jitter(), ms(lease_s), given(now_ms)]
-        return _outcomes(await self._call("reap", [keys.lease(queue)], args))
+        return _outcomes(await self._call("reap", [keys.lease(queue)], [limit, _jitter(), ms(lease_s), now_ms]))
 
     async def recover(
         self,
@@ -708,36 +709,38 @@ class Scripts:
         now_ms: int | None = None,
     ) -> tuple[str, list[tuple[PredictionId, replies.Requeued]]]:
         """Find claims of one stream that have no lease. Returns the cursor to continue from, '0-0' at the end."""
-        args: list[Arg] = [queue, cursor, count, ms(idle_s), _jitter(), given(now_ms)]
-        last, *recovered = await self._call("recover", [keys.stream(queue, lane, number)], args)
+        last, *recovered = await self._call(
+            "recover", [keys.stream(queue, lane, number)], [queue, cursor, count, ms(idle_s), _jitter(), now_ms]
+        )
         return last.decode(), _outcomes(recovered)
 
     async def reconcile(
         self, queue: QueueName, *, start: int, count: int, lease_s: float, now_ms: int | None = None
     ) -> tuple[int, list[tuple[PredictionId, replies.Repair]]]:
         """Repair one slice of the live ids. Returns where the next slice starts, 0 after the last."""
-        args: list[Arg] = [start, count, ms(lease_s), given(now_ms)]
-        following, *repaired = await self._call("reconcile", [keys.live(queue)], args)
+        following, *repaired = await self._call("reconcile", [keys.live(queue)], [start, count, ms(lease_s), now_ms])
         return following, _outcomes(repaired)
 
     async def retire(self, queue: QueueName, *, silent_s: float, now_ms: int | None = None) -> str:
         """Forget one director that is silent for `silent_s` and has nothing pending. Returns its name, or ''."""
-        return text(await self._call("retire", [keys.directors(queue)], [ms(silent_s), given(now_ms)]))
+        return text(await self._call("retire", [keys.directors(queue)], [ms(silent_s), now_ms]))
 
     async def promote(self, queue: QueueName, *, limit: int, now_ms: int | None = None) -> int:
-        return int(await self._call("promote", [keys.delayed(queue)], [limit, given(now_ms)]))
+        return int(await self._call("promote", [keys.delayed(queue)], [limit, now_ms]))
 
     async def expire(self, queue: QueueName, *, limit: int, now_ms: int | None = None) -> tuple[int, int]:
         """End predictions that wait past their deadline and notify directors of running ones. Returns both counts."""
-        ended, told = await self._call("expire", [keys.deadline(queue)], [limit, given(now_ms)])
+        ended, told = await self._call("expire", [keys.deadline(queue)], [limit, now_ms])
         return ended, told
 
     async def due(
         self, partition: Partition, *, limit: int, hold_s: float, now_ms: int | None = None
     ) -> list[PredictionId]:
         """Take terminal webhooks whose next attempt is due. They become due again after `hold_s`."""
-        args: list[Arg] = [limit, ms(hold_s), given(now_ms)]
-        return [PredictionId(name.decode()) for name in await self._call("due", [keys.owed(partition)], args)]
+        return [
+            PredictionId(name.decode())
+            for name in await self._call("due", [keys.owed(partition)], [limit, ms(hold_s), now_ms])
+        ]
 
     async def deliver(
         self,
@@ -762,26 +765,26 @@ class Scripts:
         attempts noted before this one. `rule`: forbids the address.
         """
         names = [keys.record(prediction_id), keys.away(partition_of(prediction_id), account, host)]
-        args: list[Arg] = [ms(delay_s), outcome, revivals, given(status), host, int(is_away)]
-        args += [given(known), rule or "", int(is_early), given(now_ms)]
+        args: list[Arg] = [ms(delay_s), outcome, revivals, status, host, int(is_away)]
+        args += [known, rule, int(is_early), now_ms]
         return DELIVERED[int(await self._call("deliver", names, args))]
 
     async def sample(self, queue: QueueName, *, period_s: float, most: int, now_ms: int | None = None) -> bool:
         """Add a sample of a queue unless this period has one, and keep `most`. Returns False for an idle queue."""
-        return bool(await self._call("sample", [keys.meta(queue)], [ms(period_s), most, given(now_ms)]))
+        return bool(await self._call("sample", [keys.meta(queue)], [ms(period_s), most, now_ms]))
 
     async def forward(
         self, partition: Partition, account: str, host: str, *, limit: int, now_ms: int | None = None
     ) -> int:
         """Make webhooks of an account due that a host missed which answers again. Returns their number."""
-        return int(await self._call("forward", [keys.away(partition, account, host)], [limit, given(now_ms)]))
+        return int(await self._call("forward", [keys.away(partition, account, host)], [limit, now_ms]))
 
     async def revive(self, prediction_id: PredictionId, *, now_ms: int | None = None) -> bool:
         """Return a dead letter to its queue. Returns False if it is not one, or its input is gone or had secrets."""
-        return bool(await self._call("revive", [keys.record(prediction_id)], [given(now_ms)]))
+        return bool(await self._call("revive", [keys.record(prediction_id)], [now_ms]))
 
     async def drop(self, prediction_id: PredictionId, queue: QueueName, *, now_ms: int | None = None) -> bool:
-        return bool(await self._call("drop", [keys.record(prediction_id)], [queue, given(now_ms)]))
+        return bool(await self._call("drop", [keys.record(prediction_id)], [queue, now_ms]))
 
     async def depart(
         self,
@@ -792,8 +795,7 @@ class Scripts:
         now_ms: int | None = None,
     ) -> list[replies.Departed]:
         """Take the waiting ones of these (id, account) pairs out of their queue. Returns each one's state, in order."""
-        args: list[Arg] = [site, given(now_ms), *chain.from_iterable(ids)]
-        reply = await self._call("depart", [keys.live(queue)], args)
+        reply = await self._call("depart", [keys.live(queue)], [site, now_ms, *chain.from_iterable(ids)])
         return [word.decode() for word in reply]
 
     async def arrive(
@@ -816,11 +818,10 @@ class Scripts:
 
         `idempotency`: the key, its value, its remaining ms. `limits_rev` 0 keeps the limits that the queue knows.
         """
-        own = keys.record(prediction_id)
-        held, holds, held_ms = idempotency or (own, b"", 0)
-        names = [own, keys.came(prediction_id), held]
-        args: list[Arg] = [queue, move, int(refuses), input, holds, held_ms]
-        args += [f"{weight:g}", given(most_running), limits_rev, given(now_ms), *record]
+        idem, held, held_ttl_ms = idempotency or (keys.record(prediction_id), b"", 0)
+        names = [keys.record(prediction_id), keys.came(prediction_id), idem]
+        args: list[Arg] = [queue, move, int(refuses), input, held, held_ttl_ms]
+        args += [f"{weight:g}", most_running, limits_rev, now_ms, *record]
         args += [part for entry in events for part in (b"", entry)]
         # the same traffic for all sizes keeps the calls in order
         reply = await self._call("arrive", names, args, traffic=Traffic.LARGE_WRITES)
@@ -830,28 +831,21 @@ class Scripts:
         self, prediction_id: PredictionId, *, site: str, canceled: bool = False, now_ms: int | None = None
     ) -> replies.Vacated:
         """Leave a tombstone for a prediction that arrived elsewhere. `canceled`: its caller's cancel was passed on."""
-        args: list[Arg] = [site, int(canceled), given(now_ms)]
-        return cast(replies.Vacated, (await self._call("vacate", [keys.record(prediction_id)], args)).decode())
+        return cast(
+            replies.Vacated, await self._word("vacate", [keys.record(prediction_id)], [site, int(canceled), now_ms])
+        )
 
     async def stay(self, prediction_id: PredictionId, *, site: str, now_ms: int | None = None) -> replies.Stayed:
-        args: list[Arg] = [site, given(now_ms)]
-        return cast(replies.Stayed, (await self._call("stay", [keys.record(prediction_id)], args)).decode())
+        return cast(replies.Stayed, await self._word("stay", [keys.record(prediction_id)], [site, now_ms]))
 
 
-def given(value: float | str | None) -> Arg:
-    """Convert a value for a script, None to ''. Without a time the script uses the server's clock."""
-    return "" if value is None else value
+def _number(value: float) -> str | int:
+    """Convert a number, or True, of a new prediction."""
+    return f"{value:g}" if type(value) is float else int(value)
 
 
-def _sent(value: str | float | None) -> Arg:
-    """Convert a field of a new prediction, None and False to ''."""
-    if value is None or value is False:
-        return ""
-    return f"{value:g}" if type(value) is float else int(value) if value is True else value
-
-
-def ms(seconds: float | None) -> int | Literal[""]:
-    return "" if seconds is None else int(seconds * 1000)
+def ms(seconds: float | None) -> int | None:
+    return None if seconds is None else int(seconds * 1000)
 
 
 def _known(queue: QueueName, reply: Any) -> Any:
@@ -870,10 +864,6 @@ def _read_objectives(found: bytes) -> Objectives:
 def _refuse_streams(streams: int) -> None:
     if not 1 <= streams <= MAX_STREAMS:  # beyond the bit mask an entry would never be read
         raise ValueError(f"a lane has 1 to {MAX_STREAMS} streams, not {streams}")
-
-
-def _keys(account: str) -> list[str]:
-    return [keys.usage(account), keys.taken(account), keys.compute(account), keys.credit(account)]
 
 
 def _fill(rate: float) -> int:

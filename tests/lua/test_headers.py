@@ -1,6 +1,9 @@
 """Each script documents its arguments and replies, compiles as shipped and keeps the rules for Lua."""
 
+import ast
+import inspect
 import re
+from collections import Counter
 from importlib.resources import files
 
 import pytest
@@ -82,6 +85,76 @@ def test_a_header_gives_memory_flags_a_name_and_a_reply(name: str) -> None:
     assert title.startswith(f"-- {name}: ")
     assert re.search(r"^--   Returns  \S", header(name), re.MULTILINE)
     assert re.search(r"\breturn\b", code(name))
+
+
+class Calls(ast.NodeVisitor):
+    """Each call in `Scripts`: the script, and the expressions of its keys and of its arguments."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, list[ast.expr], list[ast.expr]]] = []
+        self._lists: dict[str, list[ast.expr]] = {}
+
+    def visit_Assign(self, node: ast.Assign | ast.AnnAssign) -> None:
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        if isinstance(target, ast.Name) and isinstance(node.value, ast.List):
+            self._lists[target.id] = node.value.elts
+        self.generic_visit(node)
+
+    visit_AnnAssign = visit_Assign  # noqa: N815 - the name that ast.NodeVisitor looks for
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        if isinstance(node.target, ast.Name) and node.target.id in self._lists:
+            words = node.value.elts if isinstance(node.value, ast.List) else [ast.Starred(node.value)]
+            self._lists[node.target.id] = [*self._lists[node.target.id], *words]
+
+    def visit_Call(self, node: ast.Call) -> None:
+        match node:
+            case ast.Call(func=ast.Attribute(attr="_call" | "_word"), args=[ast.Constant(str(script)), names, args]):
+                self.found.append((script, self._words(names), self._words(args)))
+        self.generic_visit(node)
+
+    def _words(self, given: ast.expr) -> list[ast.expr]:
+        if isinstance(given, ast.Name):
+            return self._lists[given.id]
+        assert isinstance(given, ast.List), ast.unparse(given)
+        return given.elts
+
+
+def calls() -> Calls:
+    found = Calls()
+    found.visit(ast.parse(inspect.getsource(Scripts)))
+    return found
+
+
+def may_be_called(given: ast.expr) -> set[str]:
+    """Return what a header may call it: `ms(lease_s)` is `lease_ms`, `counts.bytes` is `bytes` or `counts_bytes`."""
+    found = set[str]()
+    for node in ast.walk(given):
+        if isinstance(node, ast.Name):
+            found.add(node.id.strip("_").lower())
+        elif isinstance(node, ast.Attribute):
+            found |= {node.attr, ast.unparse(node).replace(".", "_")}
+    return found | {f"{name.removesuffix('_s')}_ms" for name in found if name.endswith("_s")}
+
+
+def test_each_script_is_called_in_one_place() -> None:
+    assert Counter(script for script, _, _ in calls().found) == Counter(NAMES)
+
+
+@pytest.mark.parametrize(("name", "names", "args"), calls().found)
+def test_a_call_hands_over_what_the_header_names_in_its_order(
+    name: str, names: list[ast.expr], args: list[ast.expr]
+) -> None:
+    for what, given in (("KEYS", names), ("ARGV", args)):
+        described = re.findall(rf"^--   {what}\[\d+(…?)\] +(\w+)", header(name), re.MULTILINE)
+        wanted = [called for rest, called in described if not rest]
+        if what == "ARGV" and re.search(rf"keys\.clock\(ARGV\[{len(described) + 1}\]\)", code(name)):
+            wanted.append("now_ms")  # lua/README.md has it once for all
+        given, rest = given[: len(wanted)], given[len(wanted) :]
+        assert len(given) == len(wanted)
+        for word, called in zip(given, wanted, strict=True):
+            assert called in may_be_called(word), f"{what} {called} of {name} is {ast.unparse(word)}"
+        assert bool(rest) == any(rest for rest, _ in described), f"{what} beyond those that are named"
 
 
 @pytest.mark.parametrize("name", NAMES)
