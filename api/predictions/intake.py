@@ -177,10 +177,10 @@ def _new(
         url=base_url(request),
         ticket=ticket,
         webhook=asked.webhook or "",
-        events=",".join(asked.webhook_events_filter or EVERY_EVENT) if asked.webhook else "",
+        webhook_events=",".join(asked.webhook_events_filter or EVERY_EVENT) if asked.webhook else "",
         lifetime_ms=None if lifetime is None else bodies.cancel_after_seconds(lifetime) * 1000,
         # only a caller that sets a deadline gets the status aborted: older official clients fail on it
-        late="" if lifetime is None else Status.ABORTED,
+        deadline_status="" if lifetime is None else Status.ABORTED,
         start_by_ms=None if start_by is None else bodies.start_by_seconds(start_by) * 1000,
         idempotency=_idempotency(headers, asked.body, version=version, deployment=deployment, place=place),
         secret=asked.secret,

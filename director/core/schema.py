@@ -50,11 +50,11 @@ def reference_in(kept: bytes | Raw | None) -> Reference | None:
     return Reference(found[1].decode(), int(found[2])) if found else None
 
 
-class RequestFacts(Struct, frozen=True, kw_only=True):
+class RequestFacts(Struct, frozen=True, kw_only=True, rename={"webhook_events": "events", "deadline_status": "late"}):
     """The facts that a request fixes for the whole life of its prediction. Empty values are not stored.
 
     A field here is in `NewPrediction` and in `Record`, `enqueue` stores it under its name, and an operator's retry
-    copies it unless `store/across.py` lists it as the attempt's own.
+    copies it unless `store/across.py` lists it as the attempt's own. `rename`: fields with another name in Redis.
     """
 
     account: str
@@ -69,8 +69,8 @@ class RequestFacts(Struct, frozen=True, kw_only=True):
     url: str = ""  # base of the URLs in answers, as the client that made it reached the API
     ticket: str = ""  # secret part of its event stream's URL; '' without a stream
     webhook: str = ""
-    events: str = ""  # the filter: wanted webhook events, joined by commas
-    late: str = ""  # 'aborted' if the caller asked for the deadline and so knows this status
+    webhook_events: str = ""  # the filter: wanted events, joined by commas
+    deadline_status: str = ""  # 'aborted' if the caller asked for the deadline and so knows this status
     affinity: str = ""  # digest of a key, 16 hex digits; predictions with the same key prefer one server
     metered: bool = False  # its account's compute is reserved and corrected at its end, see director/keeper/cashier.py
     data_ttl_ms: int | None = None  # lifetime of its data after the end, if its account has its own
@@ -85,7 +85,16 @@ class RequestFacts(Struct, frozen=True, kw_only=True):
         return {name: getattr(self, name) for name in RequestFacts.__struct_fields__}
 
 
-class Record(RequestFacts, frozen=True, kw_only=True):
+STORED_NAMES: Final = {
+    "webhook_outcome": "told",
+    "webhook_attempts": "tellings",
+    "webhook_attempts_before": "tellings_before",
+    "next_webhook_attempt": "next_telling",
+    "ended_by": "ended",
+}
+
+
+class Record(RequestFacts, frozen=True, kw_only=True, rename=STORED_NAMES):
     """The hash `rec:<id>`: a prediction without its large data. Times are ms of the server's clock."""
 
     id: PredictionId
@@ -104,17 +113,17 @@ class Record(RequestFacts, frozen=True, kw_only=True):
     error: str = ""
     code: str = ""
     metrics: str = ""
-    told: str = ""
-    tellings: int = 0
-    tellings_before: int = 0  # attempts before a redelivery was asked for, which restarted the schedule
+    webhook_outcome: str = ""  # of its terminal webhook's last attempt
+    webhook_attempts: int = 0
+    webhook_attempts_before: int = 0  # those before a redelivery was asked for, which restarted the schedule
     owed_since: int | None = None  # start of that schedule
-    next_telling: int | None = None  # when its next attempt is due by the schedule
+    next_webhook_attempt: int | None = None  # when its next attempt is due by the schedule
     forwarded: int | None = None  # the same time, if that attempt was brought forward; 0 if it was put off before
     revivals: int = 0
     start_by: int | None = None
     remote: str = ""  # the server's id of its run, by which another director can follow the run
     begun: bool = False  # an attempt has run
-    ended: Token = ""  # token of the claim that finished it
+    ended_by: Token = ""  # token of the claim that finished it
     place: str = ""  # position and number ahead on acceptance; eta50 and eta90: the ms that its caller was given then
     eta50: int | None = None
     eta90: int | None = None
@@ -131,7 +140,7 @@ class Record(RequestFacts, frozen=True, kw_only=True):
     @property
     def is_early(self) -> bool:
         """Was the webhook's present attempt brought forward?"""
-        return self.forwarded is not None and self.forwarded == self.next_telling
+        return self.forwarded is not None and self.forwarded == self.next_webhook_attempt
 
     @property
     def trace(self) -> TraceHeaders:
@@ -141,7 +150,7 @@ class Record(RequestFacts, frozen=True, kw_only=True):
         return {**parent, "tracestate": self.tracestate} if self.tracestate else parent
 
     def wants(self, event: WebhookEvent) -> bool:
-        return bool(self.webhook) and event in self.events.split(",")
+        return bool(self.webhook) and event in self.webhook_events.split(",")
 
     @classmethod
     def parse(cls, prediction_id: PredictionId, flat: Sequence[bytes]) -> "Record":
@@ -150,7 +159,7 @@ class Record(RequestFacts, frozen=True, kw_only=True):
         return msgspec.convert({**found, "id": prediction_id}, cls, strict=False)
 
 
-NAMES: Final = {name.encode(): name for name in Record.__struct_fields__}
+NAMES: Final = {name.encode(): name for name in Record.__struct_encode_fields__}
 
 
 class NewPrediction(RequestFacts, frozen=True, kw_only=True):

@@ -47,11 +47,11 @@ def view(stored: Stored) -> Prediction:
         ),
         deployment=record.deployment or UNSET,
         destination=record.destination or UNSET,
-        deadline=iso(record.deadline) if record.deadline and record.late else UNSET,
+        deadline=iso(record.deadline) if record.deadline and record.deadline_status else UNSET,
         code=record.code or UNSET,
         queue=place(stored.outlook, stored.record) if stored.outlook else UNSET,
         webhook=record.webhook or UNSET,
-        webhook_events_filter=tuple(record.events.split(",")) if record.webhook else UNSET,
+        webhook_events_filter=tuple(record.webhook_events.split(",")) if record.webhook else UNSET,
     )
 
 

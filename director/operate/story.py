@@ -238,7 +238,7 @@ def _last(known: Known, before: Sequence[Stay]) -> list[Stay]:
         return []
     ends = {stay.claimed for stay in before} | {stay.ended for stay in before if stay.claimed is None}
     was_held = bool(known.events) and record.claimed not in ends
-    if not (record.token or record.ended or (record.is_terminal and was_held)):
+    if not (record.token or record.ended_by or (record.is_terminal and was_held)):
         return []
     how = record.status if record.is_terminal else ""
     return [Stay(record.attempt, record.holder, record.claimed, record.completed, how)]
@@ -263,10 +263,10 @@ def _tell_webhook(known: Known) -> Owed | None:
         return None
     return Owed(
         host=host_of(record.webhook),
-        events=tuple(record.events.split(",")),
+        events=tuple(record.webhook_events.split(",")),
         is_owed=known.owed is not None,
-        attempts=record.tellings,
-        last=record.told,
+        attempts=record.webhook_attempts,
+        last=record.webhook_outcome,
         next_at=_iso(known.owed),
         deliveries=tuple(delivery_attempt(event) for event in known.events if event.kind == "webhook"),
     )
@@ -283,8 +283,8 @@ def _next(known: Known) -> Iterator[Coming]:
 def _after_its_end(known: Known) -> Iterator[Coming]:
     record = known.record
     if known.owed is not None:
-        last = f"; {host_of(record.webhook)} failed the last one" if record.told == "failed" else ""
-        detail = f"attempt {record.tellings + 1} to deliver its webhook, at the latest{last}"
+        last = f"; {host_of(record.webhook)} failed the last one" if record.webhook_outcome == "failed" else ""
+        detail = f"attempt {record.webhook_attempts + 1} to deliver its webhook, at the latest{last}"
         yield Coming("webhook", iso(known.owed), detail)
     if known.is_dead:
         codes = ", ".join(one.code for one in parse_history(record.history))
@@ -355,7 +355,7 @@ def _limits(record: Record) -> Iterator[Coming]:
     if record.start_by is not None and not record.begun:
         yield Coming("start_by", iso(record.start_by), "failed if it has not begun by then")
     if record.deadline is not None:
-        late = Status.CANCELED if record.begun else record.late or Status.FAILED
+        late = Status.CANCELED if record.begun else record.deadline_status or Status.FAILED
         yield Coming("deadline", iso(record.deadline), f"{late} if it has not ended by then")
 
 

@@ -213,13 +213,13 @@ class Webhooks:
         record = stored.record
         if not record.is_terminal:
             return REVIVED
-        steps = record.tellings - record.tellings_before
+        steps = record.webhook_attempts - record.webhook_attempts_before
         owed_s = (self._clock.now_ms() - (record.owed_since or record.completed or 0)) / 1000
         crash.at("before_webhook")
         if is_unreadable and not self._schedule.is_last(steps, owed_s, is_early=record.is_early):
             delivery = UNREADABLE
         else:
-            delivery = await self.send(stored, WebhookEvent.COMPLETED, attempt=record.tellings + 1)
+            delivery = await self.send(stored, WebhookEvent.COMPLETED, attempt=record.webhook_attempts + 1)
         crash.at("after_webhook")
         result = self._schedule.judge(
             delivery,
@@ -228,7 +228,7 @@ class Webhooks:
             is_early=record.is_early,
             jitter=random.random(),  # noqa: S311 - spreads retries, guards nothing
         )
-        facts = {"prediction": record.id, "attempt": record.tellings + 1, "outcome": result.outcome}
+        facts = {"prediction": record.id, "attempt": record.webhook_attempts + 1, "outcome": result.outcome}
         if delivery.ok:
             log.info("webhook delivered", extra=facts)
         else:
@@ -244,7 +244,7 @@ class Webhooks:
             host=host,
             is_away=result.is_missed,
             is_early=result.is_early,
-            known=record.tellings,
+            known=record.webhook_attempts,
             rule=delivery.rule,
         )
         if answer == "others":

@@ -7,7 +7,7 @@ from tests.support.queue_driver import QueueDriver
 
 
 async def test_a_waiting_prediction_ends_at_once_and_is_never_claimed(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit(lifetime_ms=60_000, webhook="https://example.com", events="completed")
+    prediction_id = await driver.submit(lifetime_ms=60_000, webhook="https://example.com", webhook_events="completed")
     assert await driver.cancel(prediction_id) == "canceled"
     record = await driver.record(prediction_id)
     assert (record.status, record.completed, record.started) == ("canceled", driver.now_ms, None)

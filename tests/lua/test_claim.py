@@ -94,7 +94,7 @@ async def test_a_prediction_past_its_deadline_ends_by_the_table(
     driver: QueueDriver, late: str, started_once: bool, status: Status, code: str
 ) -> None:
     in_time = await driver.submit(account="other", lifetime_ms=10_001)
-    prediction_id = await driver.submit(lifetime_ms=10_000, late=late)
+    prediction_id = await driver.submit(lifetime_ms=10_000, deadline_status=late)
     if started_once:
         [claim] = [claim for claim in await driver.claim(2) if claim.id == prediction_id]
         await driver.begin(claim)

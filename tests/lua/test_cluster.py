@@ -98,7 +98,7 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
             lane=lane,
             lifetime_ms=60_000,
             webhook="https://example.com",
-            events="completed",
+            webhook_events="completed",
             idempotency=(lane, "body"),
         )
     finished, released, lost = await driver.claim(3)

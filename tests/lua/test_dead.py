@@ -92,7 +92,7 @@ async def test_a_revived_prediction_shows_none_of_its_former_output(driver: Queu
 
 
 async def test_the_second_end_owes_a_webhook_of_its_own(driver: QueueDriver) -> None:
-    prediction_id = await driver.die(webhook="https://example.com", events="completed")
+    prediction_id = await driver.die(webhook="https://example.com", webhook_events="completed")
     owed = keys.owed(partition_of(prediction_id))
     assert list(await driver.members(owed)) == [prediction_id]
     await driver.revive(prediction_id)
@@ -100,7 +100,11 @@ async def test_the_second_end_owes_a_webhook_of_its_own(driver: QueueDriver) -> 
     await driver.finish(await driver.claim_one())
     assert not await driver.deliver(prediction_id, revivals=0)
     record = await driver.record(prediction_id)
-    assert (list(await driver.members(owed)), record.told, record.tellings) == ([prediction_id], "", 0)
+    assert (list(await driver.members(owed)), record.webhook_outcome, record.webhook_attempts) == (
+        [prediction_id],
+        "",
+        0,
+    )
     assert await driver.deliver(prediction_id, revivals=1)
     assert await driver.members(owed) == {}
 
@@ -137,7 +141,7 @@ async def test_a_dropped_dead_letter_becomes_an_ordinary_failure_that_expires(dr
 async def test_drop_keeps_the_data_that_an_owed_webhook_needs(driver: QueueDriver, catalog: Catalog) -> None:
     policy = Policy(data_ttl_s=0)  # what drop shortens is gone at once
     await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=policy)
-    prediction_id = await driver.die(webhook="https://example.com", events="completed")
+    prediction_id = await driver.die(webhook="https://example.com", webhook_events="completed")
     assert await driver.drop(prediction_id)
     stored = await driver.scripts.get(prediction_id)
     assert bytes(stored.input or b"") == b'{"text":"hi"}'

@@ -13,7 +13,7 @@ PARTITION = partition_of(new_prediction_id(model=MODEL, now_ms=START_MS))
 @pytest.fixture
 async def owed(driver: QueueDriver, nothing_stays_owed: None) -> PredictionId:
     """Return a terminal prediction whose webhook is not delivered yet."""
-    prediction_id = await driver.submit(webhook="https://example.com", events="completed")
+    prediction_id = await driver.submit(webhook="https://example.com", webhook_events="completed")
     await driver.finish(await driver.claim_one(), grace_s=10)
     return prediction_id
 
@@ -32,7 +32,7 @@ async def test_a_delivered_webhook_is_no_longer_owed(driver: QueueDriver, owed: 
     assert await driver.deliver(owed)
     assert await driver.members(keys.owed(PARTITION)) == {}
     record = await driver.record(owed)
-    assert (record.told, record.tellings) == ("delivered", 1)
+    assert (record.webhook_outcome, record.webhook_attempts) == ("delivered", 1)
     async with unchanged(driver.redis):
         assert not await driver.deliver(owed, "failed", 5)
 
@@ -40,7 +40,7 @@ async def test_a_delivered_webhook_is_no_longer_owed(driver: QueueDriver, owed: 
 async def test_a_failed_webhook_is_due_again_after_the_delay(driver: QueueDriver, owed: PredictionId) -> None:
     assert await driver.deliver(owed, "failed", 5)
     assert await driver.members(keys.owed(PARTITION)) == {owed: driver.now_ms + 5_000}
-    assert (await driver.record(owed)).told == "failed"
+    assert (await driver.record(owed)).webhook_outcome == "failed"
     assert await driver.lifetime_s(keys.record(owed)) == 7 * 86_400, "as before"
 
 
@@ -51,7 +51,7 @@ async def test_deliver_does_not_recreate_a_missing_record(driver: QueueDriver, o
 
 
 async def test_data_of_an_owed_webhook_stays_until_it_is_delivered(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit(webhook="https://example.com", events="completed")
+    prediction_id = await driver.submit(webhook="https://example.com", webhook_events="completed")
     await driver.finish(await driver.claim_one(), output=b"1")
     data = [make(prediction_id) for make in (keys.input_data, keys.output_data, keys.events)]
     assert {await driver.lifetime_s(key) for key in data} == {4 * 24 * 3600}
@@ -62,7 +62,7 @@ async def test_data_of_an_owed_webhook_stays_until_it_is_delivered(driver: Queue
 
 
 async def test_a_dead_letter_with_a_delivered_webhook_can_be_revived(driver: QueueDriver) -> None:
-    prediction_id = await driver.die(webhook="https://example.com", events="completed")
+    prediction_id = await driver.die(webhook="https://example.com", webhook_events="completed")
     await driver.deliver(prediction_id)
     assert await driver.lifetime_s(keys.input_data(prediction_id)) == 7 * 24 * 3600
 
@@ -88,7 +88,7 @@ async def test_each_attempt_is_an_event(driver: QueueDriver, owed: PredictionId)
 async def test_a_failure_noted_twice_is_counted_once(driver: QueueDriver, owed: PredictionId) -> None:
     for known in (0, 0, 1, 1):
         assert await driver.deliver(owed, "failed", 5, known=known)
-    assert (await driver.record(owed)).tellings == 2 == len(await events(driver, owed))
+    assert (await driver.record(owed)).webhook_attempts == 2 == len(await events(driver, owed))
 
 
 async def test_a_webhook_that_arrived_is_never_owed_again(driver: QueueDriver, owed: PredictionId) -> None:
@@ -110,14 +110,14 @@ async def test_removed_events_do_not_come_back(driver: QueueDriver, owed: Predic
     await driver.redis.delete(keys.events(owed))
     assert await driver.deliver(owed, "failed", 5)
     assert await driver.redis.exists(keys.events(owed)) == 0
-    assert (await driver.record(owed)).tellings == 1
+    assert (await driver.record(owed)).webhook_attempts == 1
 
 
 async def test_the_number_of_attempt_events_is_bounded(driver: QueueDriver, owed: PredictionId) -> None:
     for _ in range(103):
         await driver.deliver(owed, "failed", 0)
     assert len(await events(driver, owed)) == 100
-    assert (await driver.record(owed)).tellings == 103
+    assert (await driver.record(owed)).webhook_attempts == 103
 
 
 async def test_a_webhook_outlives_its_queue_and_its_data_does_not(driver: QueueDriver, owed: PredictionId) -> None:

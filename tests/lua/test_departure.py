@@ -87,7 +87,7 @@ async def cancel(of: QueueDriver, name: PredictionId) -> str:
 
 
 async def test_every_waiting_prediction_arrives_at_the_other_server(driver: QueueDriver, there: QueueDriver) -> None:
-    delayed = await driver.submit(webhook="https://a.test", events="completed")
+    delayed = await driver.submit(webhook="https://a.test", webhook_events="completed")
     await driver.release(await driver.claim_one(), spent=True, delay_s=5)
     ids = [await driver.submit(lifetime_ms=60_000, data=b"[%d]" % number) for number in range(3)]
     before = [event.kind for event in (await replayed(driver, delayed)).events]

@@ -11,7 +11,7 @@ from tests.support.queue_driver import ACCOUNT, MODEL, QueueDriver, enqueue
 
 async def test_enqueue_writes_record_input_entry_event_and_index(driver: QueueDriver) -> None:
     prediction_id = await driver.submit(
-        streams=[3], data=b'{"a":[]}', webhook="https://example.com", events="completed"
+        streams=[3], data=b'{"a":[]}', webhook="https://example.com", webhook_events="completed"
     )
     record = await driver.record(prediction_id)
     assert (record.status, record.created, record.attempt, record.claims) == ("starting", driver.now_ms, 0, 0)
@@ -113,9 +113,9 @@ async def test_a_shard_from_before_a_resize_maps_to_existing_streams(driver: Que
 
 
 async def test_deadline_and_start_deadline_count_from_the_servers_time(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit(lifetime_ms=60_000, late="aborted", start_by_ms=5_000)
+    prediction_id = await driver.submit(lifetime_ms=60_000, deadline_status="aborted", start_by_ms=5_000)
     record = await driver.record(prediction_id)
-    assert (record.deadline, record.late) == (driver.now_ms + 60_000, "aborted")
+    assert (record.deadline, record.deadline_status) == (driver.now_ms + 60_000, "aborted")
     assert await driver.field(prediction_id, "start_by") == str(driver.now_ms + 5_000)
     assert await driver.members(keys.deadline(driver.queue)) == {prediction_id: driver.now_ms + 5_000}
 

@@ -12,7 +12,7 @@ from tests.support.queue_driver import ACCOUNT, QueueDriver
 
 
 async def test_a_terminal_prediction_is_erased_without_a_trace(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit(webhook="https://example.com", events="completed")
+    prediction_id = await driver.submit(webhook="https://example.com", webhook_events="completed")
     assert await driver.finish(await driver.claim_one(), output=b"1", logs="text")
     assert await driver.scripts.erase(prediction_id, account=ACCOUNT) == "erased"
     assert not [key for key in await dump(driver.redis) if prediction_id in str(key)]

@@ -10,7 +10,7 @@ from tests.support.queue_driver import VERSION, QueueDriver
 
 @pytest.mark.parametrize(("late", "status"), [("aborted", "aborted"), ("", "failed")])
 async def test_a_waiting_prediction_ends_at_its_deadline(driver: QueueDriver, late: str, status: str) -> None:
-    prediction_id = await driver.submit(lifetime_ms=10_000, late=late)
+    prediction_id = await driver.submit(lifetime_ms=10_000, deadline_status=late)
     driver.pass_time(9.999)
     assert await driver.expire() == (0, 0)
     driver.pass_time(0.001)
@@ -21,7 +21,7 @@ async def test_a_waiting_prediction_ends_at_its_deadline(driver: QueueDriver, la
 
 
 async def test_a_delayed_retry_that_began_once_is_canceled(driver: QueueDriver) -> None:
-    claim = await driver.claimed(lifetime_ms=10_000, late="aborted")
+    claim = await driver.claimed(lifetime_ms=10_000, deadline_status="aborted")
     await driver.begin(claim)
     await driver.release(claim, spent=True, delay_s=60)
     driver.pass_time(10)

@@ -76,13 +76,13 @@ async def test_a_refused_start_leaves_no_start_time_and_no_output(driver: QueueD
 
 
 async def test_the_webhook_is_owed_after_the_directors_delivery_time(driver: QueueDriver) -> None:
-    claim = await driver.claimed(webhook="https://example.com", events="start,completed")
+    claim = await driver.claimed(webhook="https://example.com", webhook_events="start,completed")
     await driver.finish(claim, grace_s=30)
     assert await driver.members(keys.owed(partition_of(claim.id))) == {claim.id: driver.now_ms + 30_000}
     await driver.deliver(claim.id)  # what is owed has no lifetime
 
 
-@pytest.mark.parametrize("wish", [{}, {"webhook": "https://example.com", "events": "start,output"}])
+@pytest.mark.parametrize("wish", [{}, {"webhook": "https://example.com", "webhook_events": "start,output"}])
 async def test_no_webhook_is_owed_without_a_request_for_the_end(driver: QueueDriver, wish: dict[str, str]) -> None:
     claim = await driver.claimed(**wish)
     await driver.finish(claim)

@@ -23,7 +23,7 @@ async def note(driver: QueueDriver, prediction_id: PredictionId, outcome: str, *
 
 async def failed(driver: QueueDriver, delay_s: float = 60, **options: Any) -> PredictionId:
     """Return a terminal prediction whose first webhook attempt failed."""
-    prediction_id = await driver.submit(webhook=f"https://{HOST}", events="completed")
+    prediction_id = await driver.submit(webhook=f"https://{HOST}", webhook_events="completed")
     await driver.finish(await driver.claim_one())
     assert await note(driver, prediction_id, "failed", delay_s, **options) == "noted"
     return prediction_id
@@ -68,13 +68,13 @@ async def test_an_early_attempt_that_fails_takes_no_step(driver: QueueDriver) ->
         assert await forward(driver) == 1
         record = await driver.record(prediction_id)
         assert record.is_early
-        assert record.next_telling == due_ms
+        assert record.next_webhook_attempt == due_ms
         assert await driver.due() == [prediction_id]
         for _ in range(2):  # its answer is lost
             await note(driver, prediction_id, "failed", asked_s, is_early=True, known=number - 1)
         assert await driver.members(keys.owed(PARTITION)) == {prediction_id: due_ms}
         record = await driver.record(prediction_id)
-        assert (record.tellings, record.tellings_before, record.is_early) == (number, number - 1, False)
+        assert (record.webhook_attempts, record.webhook_attempts_before, record.is_early) == (number, number - 1, False)
     await note(driver, prediction_id, "failed", 600, is_early=True)
     assert await driver.members(keys.owed(PARTITION)) == {prediction_id: driver.now_ms + 600_000}, "its receiver asked"
 
@@ -105,7 +105,7 @@ async def test_an_attempt_is_put_off_once_although_the_reply_is_lost(
         late_ms = 0 if is_early and delay_s < 600 else number * later_ms  # by the time of the repetition
         assert await driver.members(keys.owed(PARTITION)) == {prediction_id: due_ms + late_ms}
         record = await driver.record(prediction_id)
-        assert (record.next_telling, record.is_early) == (due_ms + late_ms, False)
+        assert (record.next_webhook_attempt, record.is_early) == (due_ms + late_ms, False)
         assert record.forwarded == (None if is_early and delay_s < 600 else 0)
         driver.now_ms += later_ms
     assert await forward(driver) == 1
@@ -170,7 +170,7 @@ async def under_way(driver: QueueDriver) -> PredictionId:
 
 
 async def test_a_webhook_that_is_no_longer_owed_does_not_return(driver: QueueDriver) -> None:
-    given_up, revived = await failed(driver), await driver.die(webhook=f"https://{HOST}", events="completed")
+    given_up, revived = await failed(driver), await driver.die(webhook=f"https://{HOST}", webhook_events="completed")
     await note(driver, revived, "failed", 60)
     await note(driver, given_up, "given_up")
     await driver.revive(revived)
@@ -188,10 +188,10 @@ async def test_a_webhook_requested_again_is_due_once(driver: QueueDriver) -> Non
 
 async def test_a_postponed_webhook_has_no_attempt_and_comes_on_time(driver: QueueDriver) -> None:
     prediction_id = await under_way(driver)
-    told = (await driver.record(prediction_id)).tellings, await driver.kinds(prediction_id)
+    told = (await driver.record(prediction_id)).webhook_attempts, await driver.kinds(prediction_id)
     assert await note(driver, prediction_id, "put_off", 90) == "noted"
-    assert ((await driver.record(prediction_id)).tellings, await driver.kinds(prediction_id)) == told
-    assert (await driver.record(prediction_id)).told == "failed"
+    assert ((await driver.record(prediction_id)).webhook_attempts, await driver.kinds(prediction_id)) == told
+    assert (await driver.record(prediction_id)).webhook_outcome == "failed"
     driver.pass_time(89)
     assert await driver.due() == []
     driver.pass_time(1)
@@ -210,7 +210,7 @@ async def test_a_postponed_webhook_can_be_brought_forward(driver: QueueDriver, h
 
 
 async def test_a_hosts_list_ends_with_its_last_owed_webhook(driver: QueueDriver) -> None:
-    never = await driver.submit(webhook=f"https://{HOST}", events="completed")
+    never = await driver.submit(webhook=f"https://{HOST}", webhook_events="completed")
     await driver.finish(await driver.claim_one())
     assert await note(driver, never, "delivered") == "noted"
     assert not [name for name in await dump(driver.redis) if ":owed" in name], "nothing waited for the host"

@@ -21,7 +21,7 @@ async def redeliver(driver: QueueDriver, prediction_id: PredictionId, account: s
 
 
 async def ended(driver: QueueDriver, **options: Any) -> PredictionId:
-    options = {"webhook": "https://example.com", "events": "completed", **options}
+    options = {"webhook": "https://example.com", "webhook_events": "completed", **options}
     prediction_id = await driver.submit(**options)
     await driver.finish(await driver.claim_one(), output=b"1", grace_s=45)
     return prediction_id
@@ -50,9 +50,9 @@ async def test_a_redelivery_restarts_the_schedule_and_continues_the_attempt_coun
     driver.pass_time(60)
     await redeliver(driver, prediction_id)
     record = await driver.record(prediction_id)
-    assert (record.tellings, record.tellings_before, record.owed_since) == (1, 1, driver.now_ms)
+    assert (record.webhook_attempts, record.webhook_attempts_before, record.owed_since) == (1, 1, driver.now_ms)
     assert await driver.deliver(prediction_id, "failed", 5)
-    assert (await driver.record(prediction_id)).tellings == 2
+    assert (await driver.record(prediction_id)).webhook_attempts == 2
 
 
 async def test_data_lives_while_the_webhook_is_owed_and_an_hour_longer(driver: QueueDriver) -> None:
@@ -70,7 +70,7 @@ async def test_a_waiting_webhook_becomes_due_and_keeps_its_schedule(driver: Queu
     prediction_id = await ended(driver)
     assert await driver.deliver(prediction_id, "failed", 7200)
     assert await redeliver(driver, prediction_id) == "owed"
-    assert (await driver.record(prediction_id)).tellings_before == 0
+    assert (await driver.record(prediction_id)).webhook_attempts_before == 0
     assert await driver.due() == [prediction_id]
 
 
@@ -95,21 +95,21 @@ async def test_only_the_owner_or_an_operator_can_request_a_redelivery(driver: Qu
 
 
 async def test_an_impossible_redelivery_is_refused_and_changes_nothing(driver: QueueDriver) -> None:
-    no_hook = await ended(driver, webhook="", events="")
-    no_end = await ended(driver, events="start,output")
+    no_hook = await ended(driver, webhook="", webhook_events="")
+    no_end = await ended(driver, webhook_events="start,output")
     removed = await told(driver)
     await driver.redis.delete(keys.input_data(removed), keys.output_data(removed), keys.events(removed))
-    waits = await driver.submit(webhook="https://example.com", events="completed")
+    waits = await driver.submit(webhook="https://example.com", webhook_events="completed")
     async with unchanged(driver.redis):
         answers = [await redeliver(driver, one) for one in (no_hook, no_end, removed, waits)]
         assert answers == ["unwanted", "unwanted", "removed", "running"]
 
 
 async def test_after_a_revival_the_next_end_has_the_whole_schedule(driver: QueueDriver) -> None:
-    prediction_id = await driver.die(webhook="https://example.com", events="completed")
+    prediction_id = await driver.die(webhook="https://example.com", webhook_events="completed")
     assert await driver.deliver(prediction_id)
     assert await redeliver(driver, prediction_id) == "owed"
     assert await driver.revive(prediction_id)
     assert await redeliver(driver, prediction_id) == "running"
     record = await driver.record(prediction_id)
-    assert (record.tellings, record.tellings_before, record.owed_since) == (0, 0, None)
+    assert (record.webhook_attempts, record.webhook_attempts_before, record.owed_since) == (0, 0, None)

@@ -60,7 +60,7 @@ async def test_promote_takes_no_more_than_its_limit(driver: QueueDriver) -> None
 
 @pytest.mark.parametrize(("begun", "status"), [(False, "aborted"), (True, "canceled")])
 async def test_a_late_prediction_ends_at_its_release(driver: QueueDriver, begun: bool, status: str) -> None:
-    claim = await driver.claimed(lifetime_ms=10_000, late="aborted")
+    claim = await driver.claimed(lifetime_ms=10_000, deadline_status="aborted")
     if begun:
         await driver.begin(claim)
     driver.pass_time(10)

@@ -28,7 +28,7 @@ async def test_an_account_sets_how_long_its_data_is_kept(
 
 
 async def test_data_kept_for_a_webhook_returns_to_the_accounts_lifetime(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit(data_ttl_ms=60_000, webhook="https://example.com", events="completed")
+    prediction_id = await driver.submit(data_ttl_ms=60_000, webhook="https://example.com", webhook_events="completed")
     await driver.finish(await driver.claim_one(), output=b"1")
     assert (await lives_s(driver, prediction_id))["output_data"] > DAY_S
     await driver.deliver(prediction_id)

@@ -48,7 +48,7 @@ async def canceled(driver: QueueDriver) -> PredictionId:
 
 
 async def expired(driver: QueueDriver) -> PredictionId:
-    prediction_id = await driver.submit(**OPTIONS, lifetime_ms=1000, late="aborted")
+    prediction_id = await driver.submit(**OPTIONS, lifetime_ms=1000, deadline_status="aborted")
     driver.pass_time(2)
     await driver.expire()
     return prediction_id

@@ -43,7 +43,7 @@ async def test_a_backoff_shows_the_time_of_the_next_attempt(driver: QueueDriver,
 
 
 async def test_an_owed_webhook_shows_the_time_of_its_next_attempt(driver: QueueDriver) -> None:
-    await driver.submit(webhook="https://receiver.example", events="completed")
+    await driver.submit(webhook="https://receiver.example", webhook_events="completed")
     await driver.finish(claim := await driver.claim_one(), grace_s=45)
     assert (await known(driver, claim.id)).owed == driver.now_ms + 45_000
     await driver.deliver(claim.id)

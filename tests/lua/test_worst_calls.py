@@ -180,7 +180,7 @@ async def waiting(driver: QueueDriver) -> None:
             data=b'"%s"' % (b"x" * LARGE),
             lifetime_ms=60_000,
             webhook="https://h.example",
-            events="completed",
+            webhook_events="completed",
             idempotency=(f"k{number}", "body"),
         )
         assert await scripts.get(one, now_ms=now) is not None

@@ -130,7 +130,7 @@ class QueueSteps(RuleBasedStateMachine):
     def submit(self, wish: Wish, limits: tuple[float, int | None, int]) -> bool:
         """Submit with limits that the API believes to be valid. Return True if it was accepted."""
         weight, most_running, revision = limits
-        webhook = {"webhook": "https://example.com", "events": "completed"} if wish.wants_webhook else {}
+        webhook = {"webhook": "https://example.com", "webhook_events": "completed"} if wish.wants_webhook else {}
         options = {
             "account": wish.tenant,
             "streams": [wish.stream],
@@ -138,7 +138,7 @@ class QueueSteps(RuleBasedStateMachine):
             "cost": wish.cost,
             "lifetime_ms": _ms(wish.lifetime_s),
             "start_by_ms": _ms(wish.start_by_s),
-            "late": wish.late,
+            "deadline_status": wish.late,
             "affinity": wish.affinity,
             "weight": weight,
             "most_queued": wish.most_queued,

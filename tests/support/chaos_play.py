@@ -158,7 +158,9 @@ class Play:
         self.note("client", sent)
         idempotency = (hashlib.sha256(key.encode()).hexdigest(), hashlib.sha256(plan.encode()).hexdigest())
         try:
-            options: dict[str, Any] = {"webhook": "http://sink.test", "events": "completed"} if has_webhook else {}
+            options: dict[str, Any] = (
+                {"webhook": "http://sink.test", "webhook_events": "completed"} if has_webhook else {}
+            )
             if start_by_s:
                 options["start_by_ms"] = start_by_s * 1000
             accepted = await driver.submit(account=account, idempotency=idempotency, **options)

@@ -74,7 +74,9 @@ OURS_ALONE: Final[Mapping[str, frozenset[str]]] = {
 FOUND: Final[Mapping[str, frozenset[str]]] = {}
 
 # Parameters of ours that 0.3.0 takes by other names, by call.
-FORMER_NAMES: Final[Mapping[str, Mapping[str, str]]] = {}
+FORMER_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
+    "enqueue": {"webhook_events": "events", "deadline_status": "late"}
+}
 
 # The errors that 0.3.0's calls raise, by its names.
 ERRORS: Final[Mapping[str, type[Exception]]] = {

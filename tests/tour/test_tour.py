@@ -118,7 +118,7 @@ async def test_webhook_carries_the_terminal_prediction_and_a_signature(
 ) -> None:
     """The director sends the webhook after the terminal record is written. The account's secret signs it."""
     async with sink() as receiver, live_director(server.url, model.url, **DRIVEN):
-        prediction_id = await caller.submit(n=2, webhook=receiver.url, events="completed")
+        prediction_id = await caller.submit(n=2, webhook=receiver.url, webhook_events="completed")
         ended = await caller.ended(prediction_id)
         await eventually(lambda: receiver.received, "the webhook arrived")
     [(headers, body)] = receiver.received

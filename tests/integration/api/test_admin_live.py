@@ -68,7 +68,7 @@ def events(text: str) -> Sequence[tuple[str, Any]]:
 
 
 async def test_snapshot_has_every_queue_and_every_director(admin: AsyncClient, driver: QueueDriver) -> None:
-    await driver.submit(lane="high", webhook="https://receiver.example/hook", events="completed")
+    await driver.submit(lane="high", webhook="https://receiver.example/hook", webhook_events="completed")
     await driver.submit()
     await driver.scripts.extend(driver.queue, consumer="host-1-aa", lease_s=15, claims=[], slots=4)
     answer = await admin.get(LIVE, params={"snapshots": 2})

@@ -241,7 +241,7 @@ async def test_director_shows_its_release_servers_and_claims(admin: AsyncClient,
 
 async def test_owed_webhooks_are_counted_by_host(admin: AsyncClient, driver: QueueDriver) -> None:
     assert (await read(admin, "/v1/admin/owed"))["count"] == 0
-    told = {"webhook": "https://receiver.example/secret?token=1", "events": "completed"}
+    told = {"webhook": "https://receiver.example/secret?token=1", "webhook_events": "completed"}
     for host in ("receiver.example", "receiver.example", "other.example"):
         await driver.submit(**{**told, "webhook": f"https://{host}/secret?token=1"})
         await driver.finish(await driver.claim_one(), grace_s=60)

@@ -132,7 +132,7 @@ async def test_filter_of_events_is_kept(api: AsyncClient, director: PlayedDirect
     made = (await create(api, webhook=HOOK, webhook_events_filter=["completed", "start"])).json()
     assert (made["webhook"], made["webhook_events_filter"]) == (HOOK, ["completed", "start"])
     claim = await director.claim()
-    assert (claim.record.webhook, claim.record.events) == (HOOK, "completed,start")
+    assert (claim.record.webhook, claim.record.webhook_events) == (HOOK, "completed,start")
     made = (await create(api, webhook=HOOK)).json()
     assert made["webhook_events_filter"] == ["start", "output", "logs", "completed"]
 
@@ -142,7 +142,7 @@ async def test_headers_set_the_deadline_and_the_latest_start(
 ) -> None:
     made = (await create(api, headers={"Cancel-After": "1m30s", "X-Start-By": "90"})).json()
     claim = await director.claim()
-    assert (claim.record.deadline, claim.record.late) == (claim.record.created + 90_000, "aborted")
+    assert (claim.record.deadline, claim.record.deadline_status) == (claim.record.created + 90_000, "aborted")
     assert int(await redis.hget(keys.record(claim.id), "start_by") or 0) == claim.record.created + 90_000
     assert made["deadline"] > made["created_at"]
 

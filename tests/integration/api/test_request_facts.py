@@ -50,7 +50,7 @@ SHOWN: Final = {
     "deployment": "deployment",
     "destination": "destination",
     "webhook": "webhook",
-    "events": "webhook_events_filter",
+    "webhook_events": "webhook_events_filter",
 }
 HIDDEN: Final = {
     "account",
@@ -65,7 +65,8 @@ HIDDEN: Final = {
     "traceparent",
     "tracestate",
 }
-SEEN_OTHERWISE: Final = {"kind", "url", "ticket", "late", "secret"}  # by the addresses, the deadline, a redacted value
+# by the addresses, the deadline, a redacted value
+SEEN_OTHERWISE: Final = {"kind", "url", "ticket", "deadline_status", "secret"}
 
 
 Made = Mapping[str, tuple[Record, dict[str, Any]]]

@@ -89,7 +89,7 @@ async def test_director_that_dies_at_a_crash_point_leaves_the_expected_outcome(
         to_die(live.url, cog_url, point, how) as first,
     ):
         given = {"gate": str(gate)} if point in HELD else {}
-        asked = await caller.submit(n=2, count=str(tally), webhook=receiver.url, events="completed", **given)
+        asked = await caller.submit(n=2, count=str(tally), webhook=receiver.url, webhook_events="completed", **given)
         if point in DRAINED:
             await caller.shows(asked, status="processing", output=["a0", "a1"])
             first.send(signal.SIGTERM)

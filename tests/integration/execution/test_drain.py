@@ -178,7 +178,7 @@ def _slow_claims(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asynci
 async def test_drain_does_not_wait_for_a_silent_receiver(caller: Caller, live: Live, cog_url: str) -> None:
     async with sink() as receiver, live.process(webhook_allow="loopback") as director:
         receiver.answer = Answer(delay_s=3600)
-        asked = await caller.submit(n=1, webhook=receiver.url, events="completed")
+        asked = await caller.submit(n=1, webhook=receiver.url, webhook_events="completed")
         await caller.ended(asked)
         director.send(signal.SIGTERM)
         assert await director.exit_code() == 0
@@ -251,7 +251,7 @@ async def test_canceled_run_that_succeeds_is_still_shown_as_canceled(caller: Cal
 @pytest.mark.parametrize("late", ["", "aborted"])
 async def test_deadline_during_the_run_cancels_it(caller: Caller, live: Live, gate: Gate, late: str) -> None:
     async with live.director(lease_s=0.9):
-        asked = await caller.running(n=1, gate=str(gate), lifetime_ms=3_600_000, late=late)
+        asked = await caller.running(n=1, gate=str(gate), lifetime_ms=3_600_000, deadline_status=late)
         await caller.redis.hset(keys.record(asked), "deadline", "1")  # type: ignore[misc]
         ended = await caller.ended(asked)
         assert (ended["status"], ended["error"]) == ("canceled", None)
@@ -264,7 +264,7 @@ async def test_deadline_before_the_run_ends_it_as_waiting(caller: Caller, live: 
     # the director never has a free slot
     async with scripted_cog() as cog, live.director(cog.url, lease_s=0.3):
         for late in ("", "aborted"):
-            asked = await caller.submit(lifetime_ms=300, late=late)
+            asked = await caller.submit(lifetime_ms=300, deadline_status=late)
             ends.append(await caller.ended(asked))
     assert [(end["status"], end.get("code"), end["started_at"]) for end in ends] == [
         ("failed", "deadline_exceeded", None),

@@ -129,7 +129,7 @@ async def test_only_the_file_in_an_object_is_replaced(
 async def test_every_webhook_contains_the_addresses(caller: Caller, live: Live, folder: Path) -> None:
     async with sink() as receiver, live.director(**settings(folder)):
         ended = await caller.ended(
-            await caller.submit(n=3, size=50_000, webhook=receiver.url, events="start,output,completed")
+            await caller.submit(n=3, size=50_000, webhook=receiver.url, webhook_events="start,output,completed")
         )
         await eventually(
             lambda: receiver.received and "completed" in receiver.received[-1].headers["webhook-id"], "the end is told"
@@ -219,7 +219,7 @@ async def test_address_lasts_at_least_as_long_as_the_data(
         expires_s = int(httpx.URL(url).params["expires"])
         now_s = SystemClock().now_ms() / 1000
         assert await redis.pttl(keys.output_data(ended["id"])) / 1000 <= expires_s - now_s <= 3
-    owed = await caller.submit(webhook="http://127.0.0.1:9/", events="completed", n=1)
+    owed = await caller.submit(webhook="http://127.0.0.1:9/", webhook_events="completed", n=1)
     async with live.director(**given):
         [url] = (await caller.ended(owed))["output"]
         left_s = int(httpx.URL(url).params["expires"]) - SystemClock().now_ms() / 1000

@@ -55,7 +55,9 @@ async def test_output_is_moderated_once_and_shown_when_allowed(caller: Caller, l
 
 async def test_output_is_hidden_before_moderation(caller: Caller, live: Live, judge: Sink, gate: Gate) -> None:
     async with sink() as receiver, live.director(webhook_allow="loopback", **asking(judge)):
-        asked = await caller.submit(n=2, gate=str(gate), webhook=receiver.url, events="start,output,logs,completed")
+        asked = await caller.submit(
+            n=2, gate=str(gate), webhook=receiver.url, webhook_events="start,output,logs,completed"
+        )
         running = await caller.shows(asked, logs="token 0\ntoken 1\n")
         assert (running["status"], running["output"]) == ("processing", None)
         gate.open()

@@ -127,10 +127,12 @@ async def test_failed_terminal_webhook_stays_owed_until_its_next_attempt(caller:
     async with sink() as receiver, live.director(webhook_allow="loopback"):
         receiver.answer = Answer(status=500)
         before = SystemClock().now_ms()
-        asked = await caller.submit(n=1, webhook=receiver.url, events="completed")
-        record = await eventually(lambda: caller.record(asked), "it is noted", until=lambda record: record.told)
+        asked = await caller.submit(n=1, webhook=receiver.url, webhook_events="completed")
+        record = await eventually(
+            lambda: caller.record(asked), "it is noted", until=lambda record: record.webhook_outcome
+        )
         after = SystemClock().now_ms()
-    assert (record.status, record.told, record.tellings) == ("succeeded", "failed", 1)
+    assert (record.status, record.webhook_outcome, record.webhook_attempts) == ("succeeded", "failed", 1)
     due = await owed(caller.redis, asked)
     assert before + 1800 <= due <= after + 2200  # the first backoff: two seconds, plus or minus a tenth
 
@@ -140,8 +142,10 @@ async def test_forbidden_receiver_is_recorded_as_refused_and_never_reached(calle
     async with sink() as receiver, live.director():
         asked = await caller.submit(n=1, webhook=receiver.url, events=ALL)
         assert (await caller.ended(asked))["status"] == "succeeded"
-        record = await eventually(lambda: caller.record(asked), "it is noted", until=lambda record: record.told)
-    assert record.told == "refused"
+        record = await eventually(
+            lambda: caller.record(asked), "it is noted", until=lambda record: record.webhook_outcome
+        )
+    assert record.webhook_outcome == "refused"
     [*_, told] = await caller.redis.lrange(keys.events(record.id), 0, -1)
     assert told.endswith(b" private_address")
     assert await owed(caller.redis, asked) is None
@@ -152,7 +156,7 @@ async def test_forbidden_receiver_is_recorded_as_refused_and_never_reached(calle
 async def test_released_prediction_sends_no_terminal_webhook(caller: Caller, live: Live, gate: Gate) -> None:
     async with sink() as receiver:
         async with live.director(webhook_allow="loopback", drain_s=0) as director:
-            await caller.running(n=1, gate=str(gate), webhook=receiver.url, events="start,completed")
+            await caller.running(n=1, gate=str(gate), webhook=receiver.url, webhook_events="start,completed")
             await receiver.arrived(1)
             await director.drain()
         gate.open()

@@ -143,7 +143,7 @@ async def test_dead_receiver_is_named(stage: Scene) -> None:
     driver.now_ms = time.time_ns() // 1_000_000 - 11 * 60_000
     told = caller.new_id()
     host = f"127.0.0.1:{free_port()}"
-    await caller.submit(told, webhook=f"http://{host}/hook", events="completed", now_ms=driver.now_ms)
+    await caller.submit(told, webhook=f"http://{host}/hook", webhook_events="completed", now_ms=driver.now_ms)
     await driver.finish(await driver.claim_one(), Status.SUCCEEDED)
     assert "no keeper tried" in await stage.command("doctor")
     async with stage.keeper(webhook_schedule="0.1s,0.1s,1h,1h"):

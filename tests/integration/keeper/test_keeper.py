@@ -158,8 +158,8 @@ async def test_faulty_queue_does_not_stop_the_sweep_of_others(registry: Registry
 async def test_passed_deadline_ends_a_waiting_prediction(
     scripts: Scripts, registry: Registry, past: QueueDriver, clock: FakeClock, late: str, status: Status
 ) -> None:
-    late_id = await past.submit(lifetime_ms=5_000, late=late)
-    in_time = await past.submit(lifetime_ms=3_600_000, late=late)
+    late_id = await past.submit(lifetime_ms=5_000, deadline_status=late)
+    in_time = await past.submit(lifetime_ms=3_600_000, deadline_status=late)
     assert await expire(scripts, registry) == Expired(ended=1)
     assert (await past.record(late_id)).status == status
     assert [claim.id for claim in await past.claim_all()] == [in_time]
@@ -196,7 +196,7 @@ def courier(redis: Redis, scripts: Scripts, registry: Registry, webhooks: Webhoo
 
 async def owe(past: QueueDriver, url: str, *, account: str = ACCOUNT) -> Claim:
     """Return a prediction that ended, and whose webhook is owed."""
-    await past.submit(webhook=url, events="start,completed", url="http://api.example", account=account)
+    await past.submit(webhook=url, webhook_events="start,completed", url="http://api.example", account=account)
     claim = await past.claim_one()
     assert await past.finish(claim, output=b'"gr\xc3\xbc\xc3\x9fe"')
     return claim
@@ -225,7 +225,7 @@ async def test_owed_webhook_arrives_signed_once(courier: Courier, past: QueueDri
     assert said["urls"]["get"] == f"http://api.example/v1/predictions/{claim.id}"
     assert await owed(past, claim.id) is None
     record = await past.record(claim.id)
-    assert (record.told, record.tellings) == ("delivered", 1)
+    assert (record.webhook_outcome, record.webhook_attempts) == ("delivered", 1)
     assert (await courier.run_once()).outcomes == {}
 
 
@@ -240,7 +240,7 @@ async def test_webhook_after_a_500_keeps_its_id(courier: Courier, past: QueueDri
     assert (await courier.run_once()).outcomes == {"delivered": 1}
     first, second = (headers["webhook-id"] for headers, _ in receiver.received)
     assert first == second == f"msg_{claim.id}_completed"
-    assert (await past.record(claim.id)).tellings == 2
+    assert (await past.record(claim.id)).webhook_attempts == 2
 
 
 async def test_receiver_that_was_away_gets_the_whole_body_of_a_dropped_letter(
@@ -248,7 +248,7 @@ async def test_receiver_that_was_away_gets_the_whole_body_of_a_dropped_letter(
 ) -> None:
     policy = Policy(data_ttl_s=0)  # what drop shortens is gone at once
     await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=policy)
-    letter = await past.die(webhook=receiver.url, events="completed")
+    letter = await past.die(webhook=receiver.url, webhook_events="completed")
     receiver.answers.append(Answer(status=500))
     assert (await courier.run_once()).outcomes == {"failed": 1}
     assert await past.drop(letter)
@@ -381,7 +381,7 @@ async def test_absent_host_gets_one_attempt_and_keeps_its_schedule(
         await make_due(past, *ids)
         told = await patient.run_once()
         assert (told.outcomes, told.put_off) == ({"failed": 1}, 4)
-    assert sum([(await past.record(one)).tellings for one in ids]) == 5 + 3 == len(receiver.received)
+    assert sum([(await past.record(one)).webhook_attempts for one in ids]) == 5 + 3 == len(receiver.received)
     assert (await patient.run_once()).put_off == 0, "and who was put off is not due"
 
 
@@ -452,7 +452,7 @@ async def test_webhooks_of_another_partition_come_forward_too(
     there = new_prediction_id(model="acme/other", now_ms=past.now_ms)
     driver = QueueDriver(redis, scripts, queue)
     driver.now_ms = past.now_ms
-    await driver.submit(there, webhook=receiver.url, events="completed")
+    await driver.submit(there, webhook=receiver.url, webhook_events="completed")
     assert await driver.finish(await driver.claim_one())
     assert (await patient.run_once()).outcomes == {"failed": 2}
     receiver.answer = Answer()
@@ -478,7 +478,7 @@ async def test_redelivery_keeps_the_webhook_id(courier: Courier, past: QueueDriv
     assert (await courier.run_once()).outcomes == {"delivered": 1}
     first, second = (headers["webhook-id"] for headers, _ in receiver.received)
     assert first == second
-    assert (await past.record(claim.id)).tellings == 2
+    assert (await past.record(claim.id)).webhook_attempts == 2
 
 
 async def test_no_second_attempt_begins_during_one(

@@ -142,7 +142,7 @@ async def test_claim_is_recovered_as_soon_as_its_lease_expires(keeping: Keeping,
 
 async def test_owed_webhook_is_seen_by_the_next_look(keeping: Keeping, driver: QueueDriver) -> None:
     assert await keeping.registry.owing() == []
-    await driver.submit(webhook="https://example.com", events="completed")
+    await driver.submit(webhook="https://example.com", webhook_events="completed")
     claim = await driver.claim_one()
     assert await driver.finish(claim)
     keeping.clock.pass_time(GLANCE_S)

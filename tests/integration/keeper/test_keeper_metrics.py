@@ -58,7 +58,7 @@ async def test_metrics_show_queue_state_and_acts_of_roles(server: RedisServer, p
     async with sink() as away:
         away.answer = Answer(status=500)
         present.now_ms -= 60_000
-        await present.submit(account="its-caller", webhook=away.url, events="completed")
+        await present.submit(account="its-caller", webhook=away.url, webhook_events="completed")
         await present.have_slots(3)
         assert await present.finish(await present.claim_one())
         await present.submit()

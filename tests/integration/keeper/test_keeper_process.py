@@ -105,7 +105,7 @@ async def test_second_signal_ends_the_keeper_at_once() -> None:
             silent.answer = Answer(delay_s=60)
             await Accounts(driver.redis).create_token(ACCOUNT)
             driver.now_ms = time.time_ns() // 1_000_000 - 60_000
-            await driver.submit(webhook=silent.url, events="completed")
+            await driver.submit(webhook=silent.url, webhook_events="completed")
             told = await driver.claim_one()
             assert await driver.finish(told)
             log = Log(process)

@@ -63,7 +63,7 @@ async def test_what_was_counted_a_short_while_ago_is_not_counted_again(
 async def test_an_owed_webhook_keeps_the_output_counted(
     recounter: Recounter, driver: QueueDriver, redis: Redis, late: FakeClock
 ) -> None:
-    await driver.submit(data=INPUT, webhook="https://example.com", events="completed")
+    await driver.submit(data=INPUT, webhook="https://example.com", webhook_events="completed")
     claim = await driver.claim_one()
     assert await driver.finish(claim, output=b'"0123456789"')
     assert await redis.zscore(keys.owed(partition_of(claim.id)), claim.id)
@@ -73,7 +73,7 @@ async def test_an_owed_webhook_keeps_the_output_counted(
 async def test_a_dead_letter_with_an_owed_webhook_counts_once(
     recounter: Recounter, driver: QueueDriver, redis: Redis
 ) -> None:
-    name = await driver.die(data=INPUT, webhook="https://example.com", events="completed")
+    name = await driver.die(data=INPUT, webhook="https://example.com", webhook_events="completed")
     assert await redis.zscore(keys.dead(driver.queue), name)
     assert await redis.zscore(keys.owed(partition_of(name)), name)
     assert await recounter.run_once() == {ACCOUNT: EACH}
@@ -83,7 +83,7 @@ async def test_an_owed_webhook_counts_after_the_lifetime_of_its_queue(
     driver: QueueDriver, redis: Any, scripts: Scripts, catalog: Catalog
 ) -> None:
     await redis.hset(keys.meta(driver.queue), "data_ttl_ms", 24 * HOUR_S * 1000)
-    await driver.submit(data=INPUT, webhook="https://example.com", events="completed")
+    await driver.submit(data=INPUT, webhook="https://example.com", webhook_events="completed")
     assert await driver.finish(await driver.claim_one())
     clock = FakeClock(now_ms=driver.now_ms + 23 * HOUR_S * 1000)
     recounter = Recounter(redis, scripts, Registry(redis, catalog, clock, keep_s=0), clock)

@@ -56,7 +56,7 @@ def courier(redis: Redis, scripts: Scripts, registry: Registry, webhooks: Webhoo
 
 
 async def owe(past: QueueDriver, url: str, *, account: str = ACCOUNT) -> Claim:
-    await past.submit(webhook=url, events="completed", account=account)
+    await past.submit(webhook=url, webhook_events="completed", account=account)
     claim = await past.claim_one()
     assert await past.finish(claim, output=b"1")
     return claim
@@ -71,7 +71,7 @@ async def make_due(past: QueueDriver, *ids: PredictionId) -> None:
 
 async def steps(past: QueueDriver, prediction_id: PredictionId) -> int:
     record = await past.record(prediction_id)
-    return record.tellings - record.tellings_before
+    return record.webhook_attempts - record.webhook_attempts_before
 
 
 def path(receiver: Sink, name: str) -> str:
@@ -110,7 +110,7 @@ async def test_a_closing_breaker_brings_forward_no_other_accounts_webhook(
     elsewhere.now_ms = past.now_ms
     shared.by_path["/bad"] = Answer(status=500)
     there = new_prediction_id(model="acme/other", now_ms=past.now_ms)
-    await elsewhere.submit(there, webhook=path(shared, "/bad"), events="completed", account=OTHER)
+    await elsewhere.submit(there, webhook=path(shared, "/bad"), webhook_events="completed", account=OTHER)
     assert await elsewhere.finish(await elsewhere.claim_one())
     here = (await owe(past, path(shared, "/bad"), account=OTHER)).id
     shared.answer = Answer(status=500)
@@ -174,7 +174,7 @@ async def test_a_free_interval_makes_one_webhook_of_all_partitions_due(
         driver.now_ms = past.now_ms
         for _ in range(2):
             ids.append(new_prediction_id(model=model, now_ms=past.now_ms))
-            await driver.submit(ids[-1], webhook=shared.url, events="completed")
+            await driver.submit(ids[-1], webhook=shared.url, webhook_events="completed")
             assert await driver.finish(await driver.claim_one())
     assert (await courier.run_once()).outcomes == {"failed": len(ids)}
     for each in ids:

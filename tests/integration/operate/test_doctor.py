@@ -136,7 +136,7 @@ async def test_dead_letters_are_reported(server: RedisServer, driver: QueueDrive
 
 
 async def test_overdue_webhooks_are_reported(server: RedisServer, driver: QueueDriver) -> None:
-    await driver.submit(webhook="https://example.com/hook", events="completed")
+    await driver.submit(webhook="https://example.com/hook", webhook_events="completed")
     await driver.finish(await driver.claim_one())
     assert not_ok(await examined(server)) == {"webhooks": "warn"}
 
@@ -145,7 +145,7 @@ async def test_wrong_clock_is_the_only_finding_on_its_machine(
     server: RedisServer, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver.now_ms += 60_000
-    await driver.submit(webhook="https://example.com/hook", events="completed")
+    await driver.submit(webhook="https://example.com/hook", webhook_events="completed")
     await driver.finish(await driver.claim_one(), grace_s=45)
     await driver.submit()
     await driver.extend()

@@ -12,7 +12,7 @@ async def test_working_queue_leaks_nothing(driver: QueueDriver) -> None:
     waiting = await driver.submit(lifetime_ms=60_000)
     await driver.scripts.enlist(waiting, account=ACCOUNT, oldest=waiting)
     for _ in range(2):
-        await driver.submit(webhook="https://example.com", events="completed")
+        await driver.submit(webhook="https://example.com", webhook_events="completed")
     finished, released = await driver.claim(2)
     await driver.finish(finished, output=b"1")
     await driver.release(released, spent=True, delay_s=60)

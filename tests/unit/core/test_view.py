@@ -102,7 +102,7 @@ def test_removed_data_is_said_to_be_removed() -> None:
 def test_the_deadline_is_shown_to_who_asked_for_it() -> None:
     record = msgspec.structs.replace(MADE, deadline=MADE.created + 60_000)
     assert "deadline" not in shown(record)
-    assert shown(msgspec.structs.replace(record, late="aborted"))["deadline"] == "2027-01-15T08:01:00.000Z"
+    assert shown(msgspec.structs.replace(record, deadline_status="aborted"))["deadline"] == "2027-01-15T08:01:00.000Z"
 
 
 def test_its_stream_is_shown_where_it_has_a_ticket() -> None:
@@ -113,7 +113,7 @@ def test_its_stream_is_shown_where_it_has_a_ticket() -> None:
 
 
 def test_the_webhook_is_shown_with_its_filter() -> None:
-    record = msgspec.structs.replace(MADE, webhook="https://example.com", events="start,completed")
+    record = msgspec.structs.replace(MADE, webhook="https://example.com", webhook_events="start,completed")
     seen = shown(record)
     assert (seen["webhook"], seen["webhook_events_filter"]) == ("https://example.com", ["start", "completed"])
 

@@ -178,7 +178,7 @@ async def test_nothing_of_an_attempt_is_told_once_another_one_may_begin(bench: B
     sender = Sender(AllowList.parse("loopback"), resolve=slowly)
     bench = Bench(driver, sender)
     async with sink() as receiver:
-        claim = await claimed(driver, webhook=receiver.url, events="start,completed")
+        claim = await claimed(driver, webhook=receiver.url, webhook_events="start,completed")
         runner = ScriptedRunner(Began())
         running = asyncio.create_task(bench.execute(runner, claim))
         await asyncio.wait_for(asked.wait(), LIMIT_S)
@@ -217,7 +217,7 @@ async def test_late_end_is_left_to_the_courier(
     monkeypatch.setattr("director.execution.executor.GRACE_S", TELL_S + AWAY_S / 2)
     failing_finish(driver, monkeypatch, is_done=True, times=1)
     async with sink() as receiver:
-        claim = await claimed(driver, webhook=receiver.url, events="completed")
+        claim = await claimed(driver, webhook=receiver.url, webhook_events="completed")
         await bench.execute(ScriptedRunner(Began(), Ended(outcome=Outcome.SUCCEEDED)), claim)
     assert (await driver.record(claim.id)).status == "succeeded"
     assert receiver.received == [], "its grace is over: a courier may be at it"
@@ -244,7 +244,7 @@ async def test_retries_of_ends_are_spread(bench: Bench, driver: QueueDriver, mon
 async def test_run_shorter_than_a_write_sends_start_and_end_in_order(bench: Bench, driver: QueueDriver) -> None:
     events = [Began(), Produced(Raw(b'"x"'), 0), Ended(outcome=Outcome.SUCCEEDED, output=Raw(b'["x"]'))]
     async with sink() as receiver:
-        claim = await claimed(driver, webhook=receiver.url, events="start,output,logs,completed")
+        claim = await claimed(driver, webhook=receiver.url, webhook_events="start,output,logs,completed")
         await bench.execute(ScriptedRunner(*events), claim)
     ids = [each.headers["webhook-id"].removeprefix(f"msg_{claim.id}_") for each in receiver.received]
     assert ids == ["start_1_1", "completed"]
@@ -253,7 +253,7 @@ async def test_run_shorter_than_a_write_sends_start_and_end_in_order(bench: Benc
 
 async def test_a_claim_that_was_lost_ends_without_a_word(bench: Bench, driver: QueueDriver) -> None:
     async with sink() as receiver:
-        claim = await claimed(driver, webhook=receiver.url, events="start,completed")
+        claim = await claimed(driver, webhook=receiver.url, webhook_events="start,completed")
         runner = ScriptedRunner(Began())
         async with bench.running(runner, claim):
             await runner.started.wait()
@@ -473,7 +473,7 @@ async def test_claim_lost_during_uploads_writes_nothing(bench: Bench, driver: Qu
 
 async def test_early_closed_outbox_sends_the_start(bench: Bench, driver: QueueDriver) -> None:
     async with sink() as receiver, asyncio.timeout(LIMIT_S):
-        claim = await claimed(driver, webhook=receiver.url, events="start,completed")
+        claim = await claimed(driver, webhook=receiver.url, webhook_events="start,completed")
         await driver.begin(claim)
         stored = await driver.scripts.get(claim.id)
         assert stored is not None
@@ -490,7 +490,7 @@ async def test_end_beyond_the_bounds_is_left_to_the_courier(
     monkeypatch.setattr(f"director.execution.executor.{name}", bound)
     async with sink() as receiver:
         receiver.answer = Answer(delay_s=LIMIT_S)
-        claim = await claimed(driver, webhook=receiver.url, events="completed")
+        claim = await claimed(driver, webhook=receiver.url, webhook_events="completed")
         await bench.execute(ScriptedRunner(Began(), Ended(outcome=Outcome.SUCCEEDED)), claim)
     assert (await driver.record(claim.id)).status == "succeeded"
     assert await left_to_the_courier(driver, claim)
@@ -506,11 +506,11 @@ async def test_hanging_receivers_of_an_account_leave_deliveries_to_others(
     await Accounts(driver.redis).create_token("bee")
     async with sink() as hanging, sink() as receiver, asyncio.timeout(LIMIT_S):
         hanging.answer = Answer(delay_s=LIMIT_S)
-        claims = [await claimed(driver, webhook=hanging.url, events="completed") for _ in range(3)]
+        claims = [await claimed(driver, webhook=hanging.url, webhook_events="completed") for _ in range(3)]
         others = [asyncio.create_task(executor.execute(claim, Permit(server, server.since))) for claim in claims]
         await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)  # it may have half of them
         await eventually(lambda: len(hanging.received) == 2, "both deliveries hang")
-        claim = await claimed(driver, account="bee", webhook=receiver.url, events="completed")
+        claim = await claimed(driver, account="bee", webhook=receiver.url, webhook_events="completed")
         await executor.execute(claim, Permit(server, server.since))
         assert len(receiver.received) == 1
         for other in others:

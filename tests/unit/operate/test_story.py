@@ -92,8 +92,8 @@ def test_backoff_shows_next_attempt_and_its_time() -> None:
     ("facts", "detail"),
     [
         ({}, "failed if it has not ended by then"),
-        ({"late": "aborted"}, "aborted if it has not ended by then"),
-        ({"late": "aborted", "begun": True}, "canceled if it has not ended by then"),
+        ({"deadline_status": "aborted"}, "aborted if it has not ended by then"),
+        ({"deadline_status": "aborted", "begun": True}, "canceled if it has not ended by then"),
     ],
     ids=["no caller asked for it", "its caller asked for it", "it ran before"],
 )
@@ -165,12 +165,12 @@ def test_revived_prediction_waits_and_counts_from_its_revival() -> None:
     assert story.next[0].detail == "attempt 1 of 3, when its turn has come"
 
 
-DONE = {"status": Status.SUCCEEDED, "holder": "d2", "claimed": s(8), "started": s(9), "begun": True, "ended": "t"}
+DONE = {"status": Status.SUCCEEDED, "holder": "d2", "claimed": s(8), "started": s(9), "begun": True, "ended_by": "t"}
 
 
 @pytest.mark.parametrize(
     ("facts", "how"),
-    [({}, "succeeded"), ({"status": Status.CANCELED, "ended": ""}, "canceled")],
+    [({}, "succeeded"), ({"status": Status.CANCELED, "ended_by": ""}, "canceled")],
     ids=["by itself", "canceled"],
 )
 def test_ended_prediction_shows_total_and_run_time(facts: dict[str, Any], how: str) -> None:
@@ -190,7 +190,14 @@ def test_prediction_that_ended_while_waiting_has_no_last_claim() -> None:
 
 
 def test_dead_letter_waits_for_an_operator() -> None:
-    facts = {**DONE, "status": Status.FAILED, "ended": "", "completed": s(12), "code": "broken", "error": "It broke."}
+    facts = {
+        **DONE,
+        "status": Status.FAILED,
+        "ended_by": "",
+        "completed": s(12),
+        "code": "broken",
+        "error": "It broke.",
+    }
     story = tell(known(("started", 9), history=f"3 d2 {s(8)} {s(12)} broken", attempt=3, is_dead=True, **facts))
     assert held(story) == [(3, "d2", 8.0, 4.0, "broken", True)]
     assert story.ended is not None
@@ -207,11 +214,13 @@ def test_without_events_only_the_record_counts() -> None:
     assert [one.waited_s for one in revived.held] == [None, None]
 
 
-HOOK = {"webhook": "https://Receiver.example:8443/secret?token=secret#secret", "events": "start,completed"}
+HOOK = {"webhook": "https://Receiver.example:8443/secret?token=secret#secret", "webhook_events": "start,completed"}
 
 
 def test_webhook_shows_host_and_progress_but_no_secret() -> None:
-    story = tell(known(attempt=1, completed=s(12), owed=s(59), told="failed", tellings=2, **DONE, **HOOK))
+    story = tell(
+        known(attempt=1, completed=s(12), owed=s(59), webhook_outcome="failed", webhook_attempts=2, **DONE, **HOOK)
+    )
     webhook = story.webhook
     assert webhook is not None
     assert (webhook.host, webhook.events) == ("receiver.example:8443", ("start", "completed"))
@@ -226,7 +235,9 @@ def test_each_delivery_attempt_is_listed() -> None:
         ("webhook", 13, f"completed failed - 1 {s(15)} h.example"),
         ("webhook", 15, "completed delivered 204 2 - h.example"),
     ]
-    story = tell(known(*log, attempt=1, completed=s(12), told="delivered", tellings=2, **DONE, **HOOK))
+    story = tell(
+        known(*log, attempt=1, completed=s(12), webhook_outcome="delivered", webhook_attempts=2, **DONE, **HOOK)
+    )
     assert story.webhook is not None
     assert (story.webhook.is_owed, comes(story)) == (False, [("nothing", None)])
     told = [(one.at, one.attempt, one.outcome, one.status, one.next_at) for one in story.webhook.deliveries]
@@ -238,6 +249,6 @@ def test_each_delivery_attempt_is_listed() -> None:
 
 
 def test_unreadable_webhook_url_is_not_repeated() -> None:
-    story = tell(known(webhook="https://user:secret@host/", events="completed"))
+    story = tell(known(webhook="https://user:secret@host/", webhook_events="completed"))
     assert story.webhook is not None
     assert story.webhook.host == "?"

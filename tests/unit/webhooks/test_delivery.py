@@ -181,7 +181,9 @@ class Parts:
 
     def __init__(self, tellings: int) -> None:
         since = NOW_MS - round(sum(SCHEDULE.waits_s[:tellings]) * 1000)
-        ended = replace(RECORD, status=Status.SUCCEEDED, completed=since, tellings=tellings, webhook="http://receiver/")
+        ended = replace(
+            RECORD, status=Status.SUCCEEDED, completed=since, webhook_attempts=tellings, webhook="http://receiver/"
+        )
         self.without = Stored(record=ended, input=None)
         self.bodies: list[Any] = []
 

@@ -78,7 +78,10 @@ async def test_a_command_that_a_kill_cut_off_is_left_out(driver: QueueDriver, se
 
 
 async def test_webhooks_to_dead_receivers_may_stay_owed(driver: QueueDriver):
-    ids = [await driver.submit(webhook=f"http://127.0.0.1:1/{path}", events="completed") for path in ("dead", "hook/1")]
+    ids = [
+        await driver.submit(webhook=f"http://127.0.0.1:1/{path}", webhook_events="completed")
+        for path in ("dead", "hook/1")
+    ]
     for claim in await driver.claim_all():
         await driver.finish(claim)
     owed = keys.owed(partition_of(ids[0]))
