@@ -29,9 +29,9 @@ from director.core.errors import BackendFull, BackendUnavailable
 from director.core.ids import FileId, is_file_id, lowest_id_at, new_file_id
 from director.core.schema import Page
 from director.core.view import iso
-from director.files.caller_files import GRACE_S, CallerFile
 from director.files.store import CallerFileName, FileStore, ending_of
 from director.store.accounts import Account
+from director.store.caller_files import GRACE_S, CallerFile
 
 AHEAD_BYTES: Final = 8 << 20
 log = logging.getLogger(__name__)

@@ -2,16 +2,16 @@
 
 import asyncio
 import logging
-from typing import Any, Final
+from typing import Final
 
 from redis.asyncio import Redis
 
-from director.broker import keys
-from director.broker.redis_client import ask, infos
+from director.broker.redis_client import infos
 from director.core.clock import Clock
 from director.core.data_bytes import SHORT, Fullness, share_while_short
 from director.core.errors import BackendUnavailable
 from director.runtime.process import Recent
+from director.store.account_data import data_share
 
 log = logging.getLogger(__name__)
 MEMORY_FRESH_S: Final = 1.0
@@ -27,7 +27,7 @@ class Memory:
     """
 
     def __init__(self, redis: Redis, clock: Clock) -> None:
-        self._redis: Any = redis  # ours answers in bytes
+        self._redis = redis
         self._clock = clock
         self._memory = Fullness(0, 0)
         self._share: int | None = None
@@ -75,7 +75,7 @@ class Memory:
 
     async def look(self) -> None:
         self._accepted = 0
-        share = await ask(lambda: self._redis.get(keys.data_share()))
+        share = await data_share(self._redis)
         self._memory = await self._fullness()
-        self._share = None if share is None else int(share)
+        self._share = share
         self._seen_at = self._clock.monotonic()

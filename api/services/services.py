@@ -22,7 +22,6 @@ from director.broker.redis_client import blocking_client, client
 from director.core.clock import Clock
 from director.core.errors import UnsafeBackend
 from director.core.settings import ApiSettings
-from director.files.caller_files import CallerFiles
 from director.files.choose import StoreCheck, store_in
 from director.files.data_files import DataFiles
 from director.files.store import Links
@@ -32,6 +31,7 @@ from director.runtime.startup import Descriptors
 from director.runtime.sweep import repeat
 from director.runtime.tracing import Tracing
 from director.store import services as store
+from director.store.caller_files import CallerFiles
 from director.store.glances import Glances
 from director.store.processes import TICK_S, Presence
 

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar, cast
 from redis import exceptions
 from redis.asyncio import Redis
 
+from director.broker import keys
 from director.broker.cluster import DOUBTS, Cluster, ClusterPool, asks, cluster_pool, in_parts, moving
 from director.broker.connections import (
     NO_RETRIES,
@@ -141,6 +142,42 @@ async def pipelined(
         return list(await pipe.execute(raise_on_error=raise_on_error))
 
     return await ask(send)
+
+
+async def is_cluster(redis: Redis) -> bool:
+    cluster = await ask(lambda: redis.info("cluster"))
+    return bool(cluster["cluster_enabled"])
+
+
+async def existing(redis: Redis, groups: Sequence[Sequence[str]]) -> list[Sequence[str]]:
+    """Return the groups of keys of which at least one exists. In a Cluster the keys of a group have one slot."""
+    counts = await pipelined(redis, lambda pipe: [pipe.exists(*group) for group in groups])
+    return [group for group, count in zip(groups, counts, strict=True) if count]
+
+
+async def read_or_make_secret(redis: Redis, purpose: str, new: str) -> str:
+    """Return the secret of all processes for a purpose. A missing one is made of `new`, by the first process to ask."""
+    key = keys.secret(purpose)
+
+    async def read() -> str:
+        if (found := await redis.get(key)) is None:
+            await redis.set(key, new, nx=True)
+            found = await redis.get(key)
+        if not found:  # Redis lost its data this very moment: never sign with an empty secret
+            raise BackendUnavailable(f"the secret for {purpose} is missing")
+        return text(found)
+
+    return await ask(read)
+
+
+async def require_answer(redis: Redis) -> None:
+    """Raise BackendUnavailable unless Redis answers."""
+    await ask(redis.ping)
+
+
+async def ping(redis: Redis) -> None:
+    """Send one PING, once. Raises RedisError."""
+    await redis.ping()
 
 
 async def server_ms(redis: Redis) -> int:

@@ -22,7 +22,7 @@ from director.core.errors import BackendUnavailable, SettingsError
 from director.core.ids import PredictionId
 from director.core.states import TERMINAL
 from director.core.view import EventView, iso, show_event
-from director.operate.audit.log import KINDS, AuditLog, Entry, Following
+from director.store.logs import KINDS, AuditLog, Entry, Following
 
 T = TypeVar("T")
 

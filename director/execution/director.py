@@ -35,7 +35,6 @@ from director.execution.metering import DirectorGauges, Metering
 from director.execution.moderation import Moderator
 from director.execution.run_files import FileInputs, Storing
 from director.execution.tracker import Limits, Stop
-from director.files.caller_files import CallerFiles
 from director.files.choose import StoreCheck
 from director.files.store import OutputStore
 from director.runtime.sweep import repeat
@@ -47,6 +46,7 @@ from director.servers.runners.runner import Health as ServerHealth
 from director.servers.runners.runner import HealthStatus, NoAnswer, Setup
 from director.servers.servers import Server, Servers, Trust
 from director.servers.setup_webhook import SetupWebhook
+from director.store.caller_files import CallerFiles
 from director.store.catalog import OPEN_SCHEMA, Awaited
 from director.store.directors import ShelfFound
 from director.store.removal import TrainedVersions

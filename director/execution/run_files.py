@@ -22,9 +22,9 @@ from director.core.schema import Record
 from director.core.settings import DirectorSettings
 from director.core.states import WebhookEvent
 from director.execution.uploads import Span, substituted, unescaped
-from director.files.caller_files import CallerFile, CallerFiles
 from director.files.store import FileName, FileStore, OutputStore, file_name, name_of
 from director.servers.runners.runner import ServerFile
+from director.store.caller_files import CallerFile, CallerFiles
 
 log = logging.getLogger(__name__)
 

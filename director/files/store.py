@@ -17,7 +17,7 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, text
+from director.broker.redis_client import existing, read_or_make_secret
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import FileId, PredictionId, is_file_id, is_prediction_id
@@ -177,7 +177,7 @@ class Links:
         """Return True if we signed this and it has not expired, or if the data of its prediction lives longer."""
         if not _matches(await self._signature(name, expires), signature):
             return False
-        return self._is_in_future(expires) or bool(await ask(lambda: self._redis.exists(keys.output_data(of))))
+        return self._is_in_future(expires) or bool(await existing(self._redis, [[keys.output_data(of)]]))
 
     async def download(self, owner: str, file_id: FileId, *, name: str, base: str, expires_s: int) -> str:
         """Return the address of a caller's file. It ends with `name`, since model servers look at it."""
@@ -210,23 +210,16 @@ class Links:
         now_s = self._clock.monotonic()
         if not self._secret or now_s - self._read_at > FRESH_S:
             try:
-                self._secret = await ask(self._read_or_make)
+                # after a loss of Redis's data, keep the secret that addresses were signed with before
+                self._secret = await read_or_make_secret(
+                    self._redis, "outputs", self._secret or secrets.token_urlsafe(32)
+                )
             except BackendUnavailable:
                 if not self._secret:
                     raise
             else:
                 self._read_at = now_s
         return self._secret
-
-    async def _read_or_make(self) -> str:
-        key = keys.secret("outputs")
-        if (found := await self._redis.get(key)) is None:
-            # after a loss of Redis's data, keep the secret that addresses were signed with before
-            await self._redis.set(key, self._secret or secrets.token_urlsafe(32), nx=True)
-            found = await self._redis.get(key)
-        if not found:  # Redis lost its data this very moment: never sign with an empty secret
-            raise BackendUnavailable("the secret that signs files is missing")
-        return text(found)
 
 
 def _matches(right: str, signature: str) -> bool:

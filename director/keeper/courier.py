@@ -18,8 +18,7 @@ import anyio
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from director.broker import keys
-from director.broker.redis_client import pipelined, text
+from director.broker.redis_client import text
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
@@ -28,6 +27,7 @@ from director.core.webhooks import host_of
 from director.keeper.registry import Registry
 from director.keeper.sweeps import ignored
 from director.runtime.sweep import LIMIT, repeat, sweep
+from director.store.records import record_fields
 from director.webhooks.delivery import FORWARD, LONGEST_S, Noted, Webhooks
 
 log = logging.getLogger(__name__)
@@ -322,7 +322,7 @@ class Courier:
 
         ids = [prediction_id for batch in (await sweep(partitions, due)).values() for prediction_id in batch]
         # A whole record may be large and wait in line for long, so it is not read.
-        records = await pipelined(self._redis, lambda pipe: [pipe.hmget(keys.record(each), FIELDS) for each in ids])
+        records = await record_fields(self._redis, ids, FIELDS)
         return [
             Attempt(
                 id=prediction_id,

@@ -17,14 +17,13 @@ from msgspec import Struct
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from director.broker import keys
 from director.broker.durability import check
-from director.broker.redis_client import infos, pipelined, text
+from director.broker.redis_client import infos
 from director.broker.replies import QueueStats, Repair, Requeued
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import UnknownQueue, UnsafeBackend
-from director.core.ids import PredictionId, QueueName
+from director.core.ids import QueueName
 from director.core.policy import Lane
 from director.core.samples import Burns, burns
 from director.core.settings import KeeperSettings
@@ -37,7 +36,8 @@ from director.runtime.metrics import RedisMeter, WebhookMeter
 from director.runtime.metrics import Registry as Metrics
 from director.runtime.sweep import sweep
 from director.store.directors import DirectorFound
-from director.store.queues import QueueHistory
+from director.store.owed import owed_since
+from director.store.queues import QueueHistory, account_counts, waiting_by_account
 
 Labels = tuple[str, ...]
 Fold = Callable[[float, float], float]
@@ -240,7 +240,7 @@ class Observer(Collector):
     async def _look(self, queues: Sequence[QueueName]) -> None:
         found = {queue: stats for queue, stats in (await sweep(queues, self._stats)).items() if stats is not None}
         crowded = [queue for queue, stats in found.items() if stats.waiting + stats.delayed >= CROWD]
-        counts = await pipelined(self._redis, lambda pipe: [pipe.hlen(keys.queued(queue)) for queue in crowded])
+        counts = await account_counts(self._redis, crowded)
         tenants = dict(zip(crowded, counts, strict=True))
         most = await self._most([queue for queue, count in tenants.items() if count <= MOST_TENANTS])
         for queue, stats in found.items():
@@ -260,35 +260,18 @@ class Observer(Collector):
             return None
 
     async def _most(self, queues: Sequence[QueueName]) -> dict[QueueName, list[tuple[str, int]]]:
-        replies = await pipelined(self._redis, lambda pipe: [pipe.hgetall(keys.queued(queue)) for queue in queues])
+        waiting = await waiting_by_account(self._redis, queues)
         return {
-            queue: heapq.nlargest(
-                NAMED, ((text(name), int(count)) for name, count in counts.items()), key=itemgetter(1)
-            )
-            for queue, counts in zip(queues, replies, strict=True)
+            queue: heapq.nlargest(NAMED, counts.items(), key=itemgetter(1))
+            for queue, counts in zip(queues, waiting, strict=True)
         }
 
     async def _owed(self) -> dict[str, float]:
-        """Return how many webhooks are owed, and since when. The oldest are among those whose next attempt is the first
-        or the last of all, so only these are read.
-        """
-        partitions = await self._registry.owing()
-
-        def read(pipe: Any) -> None:
-            for partition in partitions:
-                pipe.zcard(keys.owed(partition))
-                pipe.zrange(keys.owed(partition), 0, OWED_READ - 1)
-                pipe.zrange(keys.owed(partition), -OWED_READ, -1)
-
-        replies = await pipelined(self._redis, read)
-        ids = {PredictionId(text(member)) for members in (*replies[1::3], *replies[2::3]) for member in members}
-        fields = ("owed_since", "completed")
-        records = await pipelined(self._redis, lambda pipe: [pipe.hmget(keys.record(each), fields) for each in ids])
+        count, since_ms = await owed_since(self._redis, await self._registry.owing(), looked_at=OWED_READ)
         now_ms = self._clock.now_ms()
-        ages_ms = [now_ms - int(since or completed) for since, completed in records if since or completed]
         return {
-            "director_webhooks_owed": float(sum(replies[::3])),
-            "director_webhooks_owed_oldest_seconds": max([0, *ages_ms]) / 1000,
+            "director_webhooks_owed": float(count),
+            "director_webhooks_owed_oldest_seconds": max(0, now_ms - min(since_ms, default=now_ms)) / 1000,
         }
 
     def _held(self) -> dict[str, float]:

@@ -15,8 +15,7 @@ from typing import Final
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from director.broker import keys
-from director.broker.redis_client import infos, pipelined
+from director.broker.redis_client import infos
 from director.broker.replies import Requeued
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
@@ -25,6 +24,7 @@ from director.core.ids import LANES, PredictionId, QueueName
 from director.keeper.registry import GLANCE_S, Registry
 from director.keeper.sweeps import ignored, sweep_all
 from director.runtime.sweep import LIMIT, sweep
+from director.store.records import queue_fields
 
 log = logging.getLogger(__name__)
 
@@ -194,8 +194,8 @@ class Recoverer:
             return Recovered(claims, is_complete=not self._walks)
 
     async def _begin(self, queues: list[QueueName]) -> dict[QueueName, Walk]:
-        counts = await pipelined(self._redis, lambda pipe: [pipe.hget(keys.meta(queue), "read") for queue in queues])
-        return {queue: Walk(int(count)) for queue, count in zip(queues, counts, strict=True) if count}
+        counts = await queue_fields(self._redis, queues, ["read"])
+        return {queue: Walk(int(count)) for queue, (count,) in zip(queues, counts, strict=True) if count}
 
     async def _recover(self, queue: QueueName, now_ms: int) -> Claims:
         walk = self._walks[queue]

@@ -9,16 +9,19 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
+from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, infos, pipelined, text
+from director.broker.redis_client import infos, server_ms, text
 from director.core.data_bytes import Fullness
 from director.core.ids import Partition, PredictionId, QueueName, created_ms_of
 from director.core.trends import STEPS, Point, bucket
 from director.keeper.registry import Registry
+from director.store.logs import Line, newest_and_oldest, newest_lines
+from director.store.records import record_fields
 from director.store.trends import Trends, most_queues
 
 STEP_S: Final = STEPS[0].seconds
@@ -31,7 +34,6 @@ LEAST_COVERED_MS: Final = 1_000  # a burst of some milliseconds is not taken to 
 MOST_RECORDS: Final = 2_000  # that are read for the times of their runs
 LEAST_RECORDS: Final = 5  # of each queue
 AT_ONCE: Final = 25
-Entry = tuple[bytes, Mapping[bytes, bytes]]
 
 
 class Seen(Struct):
@@ -45,15 +47,14 @@ class Seen(Struct):
 
 @dataclass(slots=True, eq=False)
 class Recorder:
-    _redis: Any  # redis-py says str or bytes; ours answers in bytes
+    _redis: Redis
     _registry: Registry
     _trends: Trends
     _recorded_s: int = field(default=0)
 
     async def run_once(self) -> int:
         """Record the last complete step, if it is time. Return how many queues had anything."""
-        seconds, _ = await ask(self._redis.time)
-        until_s = STEPS[0].start(seconds - SETTLED_S)
+        until_s = STEPS[0].start(await server_ms(self._redis) // 1000 - SETTLED_S)
         if until_s == self._recorded_s:
             return 0
         self._recorded_s = until_s
@@ -79,19 +80,16 @@ class Recorder:
         busy: list[Partition] = []
         for start in range(0, len(partitions), AT_ONCE):
             some: Sequence[Partition] = partitions[start : start + AT_ONCE]
-            read = lambda pipe: [pipe.xrevrange(keys.log(one), last, first, count=LEAST_READ) for one in some]  # noqa: B023, E731
-            for partition, entries in zip(some, await pipelined(self._redis, read), strict=True):
+            lines = await newest_lines(self._redis, some, first=first, last=last, most=LEAST_READ)
+            for partition, entries in zip(some, lines, strict=True):
                 if len(entries) == LEAST_READ:
                     busy.append(partition)
                 else:
                     _note_all(found, entries, scale=1.0)
         for partition in busy:
-            log, most = keys.log(partition), min(MOST_OF_LOG, max(LEAST_READ, MOST_READ // len(busy)))
-            oldest, length, entries = await pipelined(
-                self._redis,
-                lambda pipe: [pipe.xrange(log, count=1), pipe.xlen(log), pipe.xrevrange(log, last, first, count=most)],  # noqa: B023
-            )
-            is_cut = length >= LOGGED and _at_ms(oldest[0]) >= from_s * 1000
+            most = min(MOST_OF_LOG, max(LEAST_READ, MOST_READ // len(busy)))
+            entries, oldest, length = await newest_and_oldest(self._redis, partition, first=first, last=last, most=most)
+            is_cut = length >= LOGGED and _at_ms(oldest) >= from_s * 1000
             _note_all(found, entries, scale=_scale(entries, from_s) if is_cut or len(entries) == most else 1.0)
         return found
 
@@ -106,8 +104,8 @@ class Recorder:
         found: dict[QueueName, dict[int, int]] = {}
         for start in range(0, len(chosen), 10 * AT_ONCE):
             some = chosen[start : start + 10 * AT_ONCE]
-            read = lambda pipe: [pipe.hmget(keys.record(name), "started", "completed") for _, name, _ in some]  # noqa: B023, E731
-            for (queue, _, weight), (started, completed) in zip(some, await pipelined(self._redis, read), strict=True):
+            times = await record_fields(self._redis, [name for _, name, _ in some], ("started", "completed"))
+            for (queue, _, weight), (started, completed) in zip(some, times, strict=True):
                 if started and completed:
                     counts = found.setdefault(queue, {})
                     number = bucket(int(completed) - int(started))
@@ -115,13 +113,13 @@ class Recorder:
         return found
 
 
-def _scale(entries: Sequence[Entry], from_s: int) -> float:
+def _scale(entries: Sequence[Line], from_s: int) -> float:
     """Return how many log entries each of these stands for: they cover only the end of the step of time."""
     until_ms = (from_s + STEP_S) * 1000
     return STEP_S * 1000 / max(LEAST_COVERED_MS, until_ms - _at_ms(entries[-1])) if entries else 1.0
 
 
-def _note_all(found: dict[QueueName, Seen], entries: Sequence[Entry], *, scale: float) -> None:
+def _note_all(found: dict[QueueName, Seen], entries: Sequence[Line], *, scale: float) -> None:
     for _, fields in entries:
         kind, detail = fields[b"kind"], text(fields[b"detail"])
         if kind not in (b"claimed", b"ended"):
@@ -153,5 +151,5 @@ def _point(at_s: int, seen: Seen, runs: Mapping[int, int]) -> Point:
     )
 
 
-def _at_ms(entry: Entry) -> int:
+def _at_ms(entry: Line) -> int:
     return int(entry[0].partition(b"-")[0])

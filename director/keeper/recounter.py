@@ -10,35 +10,32 @@ is measured too: texts of an account's models, versions that its trainings made,
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, get_args
+from typing import Final
 
-from director.broker import keys
-from director.broker.redis_client import ask, pipelined, text
+from redis.asyncio import Redis
+
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
-from director.core.data_bytes import DATA_TTL_MS, ENTRY_BYTES, FOR_EVER_MS, KEPT_BYTES, RECORD_BYTES, RECORD_TTL_MS
-from director.core.ids import Kind, PredictionId, QueueName, created_ms_of, lowest_id_at, partition_of
+from director.core.data_bytes import DATA_TTL_MS, ENTRY_BYTES, KEPT_BYTES, RECORD_BYTES, RECORD_TTL_MS
+from director.core.ids import PredictionId, QueueName, created_ms_of
 from director.keeper.registry import Registry
-from director.keeper.sweeps import each_account
-from director.runtime.sweep import LIMIT
-from director.store.accounts import Accounts
+from director.store import account_data
 from director.store.catalog import Catalog
+from director.store.records import queue_fields
 
 PERIOD_S: Final = 60.0
 SHARE: Final = 0.01  # of the time, so that a million old predictions cost no more
 KEPT: Final = 3  # passes for which a sum is good
 AT_ONCE: Final = 500
-FIELDS: Final = ("account", "queue", "completed", "data_ttl_ms")
 LIFETIMES: Final = ("data_ttl_ms", "record_ttl_ms")
-KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 
 @dataclass(slots=True, eq=False)
 class Recounter:
-    _redis: Any  # redis-py says str or bytes; ours answers in bytes
+    _redis: Redis
     _scripts: Scripts
     _registry: Registry
     _clock: Clock
@@ -54,21 +51,22 @@ class Recounter:
         """Return the bytes of each account that has any."""
         began, found = time.perf_counter(), Counter[str]()
         if self._known is None:  # sums of a keeper that died would count until they are forgotten
-            self._known = await self._recounted()
+            self._known = await account_data.accounts_with_a_sum(self._redis)
         queues, before_ms = await self._registry.queues(), self._clock.now_ms()
-        read = lambda pipe: [pipe.hmget(keys.meta(queue), LIFETIMES) for queue in queues]  # noqa: E731
-        ttls = await pipelined(self._redis, read)
+        ttls = await queue_fields(self._redis, queues, LIFETIMES)
         self._ttls_ms = {queue: int(ttl or DATA_TTL_MS) for queue, (ttl, _) in zip(queues, ttls, strict=True)}
         # the longest life of data and the shortest of a record: rather too few are counted than too many
         data_ms = max(self._ttls_ms.values(), default=DATA_TTL_MS)
         record_ms = min((int(ttl or RECORD_TTL_MS) for _, ttl in ttls), default=RECORD_TTL_MS)
-        found.update(await self._records(before_ms - record_ms, before_ms - data_ms))
+        records = await account_data.record_counts(
+            self._redis, from_ms=before_ms - record_ms, before_ms=before_ms - data_ms
+        )
+        found.update({name: KEPT_BYTES * count for name, count in records.items()})
         for queue, ttl_ms in self._ttls_ms.items():
-            for index in (keys.live(queue), keys.dead(queue)):
-                async for ids in self._slices(index, before_ms - ttl_ms):
-                    found.update(await self._measured(ids, are_owed=False))
+            async for ids in account_data.live_or_dead(self._redis, queue, until_ms=before_ms - ttl_ms):
+                found.update(await self._measured(ids, are_owed=False))
         for partition in await self._registry.owing():
-            async for ids in self._slices(keys.owed(partition), None):
+            async for ids in account_data.owed(self._redis, partition):
                 found.update(await self._measured(ids, are_owed=True))
         retained = await self._retained()
         pause_s = max(PERIOD_S, (time.perf_counter() - began) / SHARE)
@@ -85,80 +83,21 @@ class Recounter:
         self._known, self._next_s = set(found), self._clock.monotonic() + pause_s
         return dict(found)
 
-    async def _recounted(self) -> set[str]:
-        """Return the accounts that have a sum of an earlier pass, perhaps of another keeper."""
-        asked = each_account(self._redis, lambda pipe, name: pipe.hexists(keys.data(name), "old"))
-        return {name async for name, has_sum in asked if has_sum}
-
     async def _retained(self) -> dict[str, tuple[int, int]]:
         """Return the bytes of what each account keeps until it deletes it, and those that were counted before."""
-
-        def read(pipe: Any, name: str) -> None:
-            pipe.hget(keys.data(name), FOR_EVER_MS)
-
-        was = {name: int(size or 0) async for name, size in each_account(self._redis, read)}
-        found = Counter[str]()
-        async for name, count in each_account(self._redis, lambda pipe, name: pipe.zcard(keys.deployments(name))):
-            found[name] += ENTRY_BYTES * count
+        was = await account_data.lasting_bytes(self._redis)
+        deployments = await account_data.deployment_counts(self._redis)
+        found = Counter({name: ENTRY_BYTES * count for name, count in deployments.items()})
         catalog = Catalog(self._redis, self._scripts, self._clock)
         async for owner, size in catalog.read_kept_bytes(was):
             found[owner] += size
         return {name: (found[name], size) for name, size in was.items()}
 
-    async def _records(self, from_ms: int, before_ms: int) -> Counter[str]:
-        """Return the bytes of each account's records that were made in this time. The ranks of the first and the last
-        record on its lists say how many there are, so that many cost no more than few.
-        """
-        low, high = f"[{lowest_id_at(max(0, from_ms))}", f"({lowest_id_at(max(0, before_ms))}"
-        names, found = await Accounts(self._redis).names(), Counter[str]()
-        for start in range(0, len(names), AT_ONCE):
-            lists = {keys.listing(name, kind): name for name in names[start : start + AT_ONCE] for kind in KINDS}
-            ends = await pipelined(self._redis, partial(_read_ends, indexes=lists, low=low, high=high))
-            pairs = zip(lists, ends[::2], ends[1::2], strict=True)
-            spans = [(key, first[0], last[0]) for key, first, last in pairs if first and last]
-            read = lambda pipe: [pipe.zrank(key, name) for key, *both in spans for name in both]  # noqa: B023, E731
-            ranks = await pipelined(self._redis, read)
-            for (key, *_), first, last in zip(spans, ranks[::2], ranks[1::2], strict=True):
-                if first is not None and last is not None:
-                    found[lists[key]] += KEPT_BYTES * (last - first + 1)
-        return found
-
-    async def _slices(self, index: str, most: int | None) -> AsyncIterator[list[PredictionId]]:
-        """Yield the ids of an index with at most this score. If one leaves meanwhile, this pass may miss another."""
-        start = 0
-        while True:
-            at = start  # by rank: with a score as its bound, Redis would walk to each slice from the first one
-            found = await ask(lambda: self._redis.zrange(index, at, at + LIMIT - 1, withscores=True))  # noqa: B023
-            yield [PredictionId(text(name)) for name, score in found if most is None or score <= most]
-            if len(found) < LIMIT or (most is not None and found[-1][1] > most):
-                return
-            start += LIMIT
-
     async def _measured(self, ids: Sequence[PredictionId], *, are_owed: bool) -> Counter[str]:
         """Return the bytes of each account. A dead letter that is owed too is measured with what is owed."""
-
-        def read(pipe: Any) -> None:
-            for name in ids:
-                pipe.hmget(keys.record(name), FIELDS)
-                pipe.zscore(keys.owed(partition_of(name)), name)
-                pipe.strlen(keys.input_data(name))
-                pipe.hstrlen(keys.output_data(name), "output")
-                pipe.hstrlen(keys.output_data(name), "logs")
-
         now_ms, found = self._clock.now_ms(), Counter[str]()
-        replies = await pipelined(self._redis, read)
-        for name, (account, queue, completed, own_ms), owed, *sizes in zip(
-            ids, *(replies[part::5] for part in range(5)), strict=True
-        ):
-            if account is None or (owed is not None) != are_owed:
-                continue
-            ttl_ms = int(own_ms or self._ttls_ms.get(QueueName(text(queue)), DATA_TTL_MS))
-            if int(completed or created_ms_of(name)) + ttl_ms < now_ms:
-                found[text(account)] += RECORD_BYTES - KEPT_BYTES + sum(sizes)  # its list has the rest
+        for one in await account_data.measured(self._redis, ids):
+            ttl_ms = one.ttl_ms or self._ttls_ms.get(one.queue, DATA_TTL_MS)
+            if one.is_owed == are_owed and (one.completed or created_ms_of(one.id)) + ttl_ms < now_ms:
+                found[one.account] += RECORD_BYTES - KEPT_BYTES + one.bytes  # its list has the rest
         return found
-
-
-def _read_ends(pipe: Any, *, indexes: Iterable[str], low: str, high: str) -> None:
-    for key in indexes:
-        pipe.zrangebylex(key, low, high, start=0, num=1)
-        pipe.zrevrangebylex(key, high, low, start=0, num=1)

@@ -11,7 +11,7 @@ from typing import Final
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, pipelined
+from director.broker.redis_client import existing, is_cluster
 from director.core.clock import Clock
 from director.core.ids import Partition, QueueName
 from director.runtime.sweep import Place
@@ -79,8 +79,7 @@ class Registry:
         owed = {partition: keys.owed(partition) for partition in sorted(by_partition)}
         unspent = {partition: keys.unspent(partition) for partition in owed}
         together = [[owed[partition], unspent[partition], *by_partition[partition]] for partition in owed]
-        cluster = await ask(lambda: self._redis.info("cluster"))
-        if not cluster["cluster_enabled"]:  # in a Cluster, one command may not ask for keys of two partitions
+        if not await is_cluster(self._redis):  # in a Cluster, one command may not ask for keys of two partitions
             together = [[key for of_partition in together for key in of_partition]]
         self._live, self._owed, self._unspent, self._together = live, owed, unspent, together
         self._glanced_s = None
@@ -97,10 +96,6 @@ class Registry:
         known = [[key] for of_slot in self._together for key in of_slot if key in self._present]
         absent = [[key for key in of_slot if key not in self._present] for of_slot in self._together]
         groups = [some[at : at + AT_ONCE] for some in absent for at in range(0, len(some), AT_ONCE)]
-        found = await self._existing(known + groups)
+        found = await existing(self._redis, known + groups)
         new = [[key] for group in found if len(group) > 1 for key in group]
-        return {key for (key,) in [*(group for group in found if len(group) == 1), *await self._existing(new)]}
-
-    async def _existing(self, groups: list[list[str]]) -> list[list[str]]:
-        counts = await pipelined(self._redis, lambda pipe: [pipe.exists(*group) for group in groups])
-        return [group for group, count in zip(groups, counts, strict=True) if count]
+        return {key for (key,) in [*(group for group in found if len(group) == 1), *await existing(self._redis, new)]}

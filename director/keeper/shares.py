@@ -5,21 +5,24 @@ Any number of keepers may do so at once: each publishes what it finds. Without a
 
 import heapq
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any, Final
+from typing import Final
 
-import msgspec
 from msgspec import Struct
+from redis.asyncio import Redis
 
-from director.broker import keys
-from director.broker.redis_client import ask, infos, pipelined, texts
+from director.broker.redis_client import infos
 from director.core.clock import Clock
-from director.core.data_bytes import BUSY, Fullness, count_bytes, fair_share, room_for_data
+from director.core.data_bytes import BUSY, Fullness, fair_share, room_for_data
 from director.core.errors import BackendFull
-from director.keeper.sweeps import each_account
-from director.operate.findings import Holder
+from director.store.account_data import (
+    Holder,
+    data_of_accounts,
+    keep_share_and_holder,
+    put_data_share,
+    put_holder,
+)
 
 CALM_S: Final = 10.0  # between two looks while much memory is free
 LONGEST_S: Final = 60.0
@@ -41,7 +44,7 @@ class Held(Struct, frozen=True):
 
 @dataclass(slots=True, eq=False)
 class Shares:
-    _redis: Any  # redis-py says str or bytes; ours answers in bytes
+    _redis: Redis
     _clock: Clock
     last: Held | None = None
     _next_s: float = field(default=float("-inf"))
@@ -55,7 +58,7 @@ class Shares:
 
     async def run_once(self) -> Held:
         began = time.perf_counter()
-        held = await self._held()
+        held = await data_of_accounts(self._redis, now_ms=self._clock.now_ms())
         memory = Fullness.of(await infos(self._redis, "memory"))
         took_s = time.perf_counter() - began
         total = sum(held.values())
@@ -66,20 +69,12 @@ class Shares:
         holder = Holder(account=account, bytes=most, total=total, accounts=len(held))
         try:
             if memory.limit:
-                await ask(lambda: self._redis.set(keys.data_share(), share, px=kept_ms))
+                await put_data_share(self._redis, share, kept_ms=kept_ms)
             if memory.part > BUSY:
-                await ask(lambda: self._redis.set(keys.data_first(), msgspec.json.encode(holder), px=kept_ms))
-        except BackendFull:  # it refuses even another value, so the last ones stay: now they matter most
-            last = (keys.data_share(), keys.data_first())
-            await pipelined(self._redis, lambda pipe: [pipe.pexpire(key, kept_ms) for key in last])
+                await put_holder(self._redis, holder, kept_ms=kept_ms)
+        except BackendFull:  # the last ones stay: now they matter most
+            await keep_share_and_holder(self._redis, kept_ms=kept_ms)
         self._next_s = self._clock.monotonic() + pause_s
         first = heapq.nlargest(NAMED, held.items(), key=itemgetter(1))
         self.last = Held(len(held), total, max(held.values(), default=0), share, tuple(first))
         return self.last
-
-    async def _held(self) -> Mapping[str, int]:
-        now_ms, held = self._clock.now_ms(), dict[str, int]()
-        async for name, fields in each_account(self._redis, lambda pipe, name: pipe.hgetall(keys.data(name))):
-            if size := count_bytes(texts(fields).items(), now_ms=now_ms):
-                held[name] = size
-        return held

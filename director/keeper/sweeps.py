@@ -2,13 +2,12 @@
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 
-from director.broker.redis_client import pipelined
 from director.broker.replies import Repair
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
@@ -16,7 +15,6 @@ from director.core.ids import PredictionId, QueueName
 from director.core.samples import MOST, PERIOD_S
 from director.keeper.registry import Registry
 from director.runtime.sweep import LIMIT, Place, Reply, sweep
-from director.store.accounts import Accounts
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +22,6 @@ SILENT_S: Final = 3600.0
 # Predictions of one queue per call: a script holds up the whole server while it runs.
 SLICE: Final = 200
 STEP_S: Final = 0.1
-ACCOUNTS_AT_ONCE: Final = 500
 
 
 def ignored(*_: object) -> None: ...
@@ -42,16 +39,6 @@ async def sweep_all(
             replies.setdefault(place, []).append(reply)
         left = [place for place, reply in found.items() if is_full(reply)]
     return replies
-
-
-async def each_account(redis: Any, command: Callable[[Any, str], object]) -> AsyncIterator[tuple[str, Any]]:
-    """Yield the name of each account and the reply to the command that `command` puts on a pipeline for it."""
-    names = await Accounts(redis).names()
-    for start in range(0, len(names), ACCOUNTS_AT_ONCE):
-        some = names[start : start + ACCOUNTS_AT_ONCE]
-        replies = await pipelined(redis, lambda pipe: [command(pipe, name) for name in some])  # noqa: B023
-        for name, reply in zip(some, replies, strict=True):
-            yield name, reply
 
 
 async def promote(

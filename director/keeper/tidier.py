@@ -9,21 +9,19 @@ sees them again, and a count that was left over would stay.
 import logging
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from director.broker import keys
-from director.broker.redis_client import pipelined, text
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.ids import PredictionId, created_ms_of
 from director.core.schema import REFERENCE_BYTES
 from director.core.states import TERMINAL
-from director.files.caller_files import GRACE_S, CallerFiles
 from director.files.store import FileStore
 from director.runtime.sweep import LIMIT
+from director.store.account_data import remains
+from director.store.caller_files import GRACE_S, CallerFiles
 from director.store.removal import whose_weights_are_kept
 
 log = logging.getLogger(__name__)
@@ -70,25 +68,18 @@ class Tidier:
         return True
 
     async def _gone(self, holders: Sequence[PredictionId]) -> list[tuple[PredictionId, str]]:
-
-        def read(pipe: Any) -> None:
-            for prediction_id in holders:
-                pipe.hmget(keys.record(prediction_id), ["status", "account", "moved"])
-                pipe.exists(keys.output_data(prediction_id))
-                pipe.strlen(keys.input_data(prediction_id))
-
-        replies = iter(await pipelined(self._redis, read))
-        found = zip(holders, replies, replies, replies, strict=True)
         gone = {
-            each: text(account or b"")
-            for each, (status, account, moved), has_output, input_bytes in found
-            if (moved or self._is_over(each, status)) and not has_output and input_bytes != REFERENCE_BYTES
+            each: left.account
+            for each, left in (await remains(self._redis, holders)).items()
+            if (left.has_moved or self._is_over(each, left.status))
+            and not left.has_output
+            and left.input_bytes != REFERENCE_BYTES
         }
         kept = await whose_weights_are_kept(self._redis, list(gone))
         return [(each, account) for each, account in gone.items() if each not in kept]
 
-    def _is_over(self, prediction_id: PredictionId, status: bytes | None) -> bool:
+    def _is_over(self, prediction_id: PredictionId, status: str | None) -> bool:
         """Return False for a prediction that may still end, or be accepted: its input is stored before its record."""
         if status is None:
             return created_ms_of(prediction_id) < self._clock.now_ms() - GRACE_S * 1000
-        return text(status) in TERMINAL
+        return status in TERMINAL

@@ -20,7 +20,7 @@ from urllib.parse import quote
 import anyio
 from redis.asyncio import Redis
 
-from director.broker.redis_client import ask, client
+from director.broker.redis_client import client, require_answer
 from director.core.errors import BackendUnavailable
 from director.local.home import Home
 from director.local.launcher import child
@@ -176,7 +176,7 @@ async def _until_it_answers(redis: Redis, home: Home, process: "subprocess.Popen
     with anyio.move_on_after(START_LIMIT_S):
         while process.poll() is None:
             try:
-                await ask(redis.ping)
+                await require_answer(redis)
             except BackendUnavailable:
                 await anyio.sleep(0.01)
             else:

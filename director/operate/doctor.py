@@ -4,19 +4,19 @@
 (such as CONFIG) stays empty, and the checks say so.
 """
 
-import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median, quantiles
-from typing import Any, Final, Literal
+from typing import Final, Literal
 from urllib.parse import urlsplit
 
 from msgspec import Struct
-from redis import exceptions
+from msgspec.structs import asdict
 from redis.asyncio import Redis
 
 from director.broker.durability import LEAST_VERSIONS, MENDS, STRONGEST_FIRST, levels
-from director.broker.redis_client import ask, describe, has_password, servers
+from director.broker.inspection import Inspected, first_master, inspect
+from director.broker.redis_client import describe, has_password
 from director.broker.rights import MEND, find_refused, in_a_line
 from director.core.clock import Clock
 from director.core.data_bytes import Fullness
@@ -28,24 +28,13 @@ from director.operate.kinds import KINDS
 from director.operate.overview import Overview
 from director.store.services import Services
 
-PINGS: Final = 50
-SCRIPTS: Final = 20
-SCRIPT: Final = "#!lua flags=no-writes\nreturn 1"
 
-
-class Look(Struct, frozen=True, kw_only=True):
-    """A server and its service at one moment. `config` and `refused` are None if the server forbids the question."""
+class Look(Inspected, frozen=True, kw_only=True):
+    """A server and its service at one moment. `refused` is None if the server forbids the question."""
 
     address: str
     settings: CommonSettings
-    info: dict[str, Any]
-    config: dict[str, str] | None
     refused: list[str] | None
-    cluster: dict[str, str]
-    time_ms: list[float]
-    script_ms: list[float]
-    skew_s: float
-    certificate_left_s: float | None = None  # None without TLS, or if the certificate is not verified
     queues: int
     findings: Sequence[service.Finding]
 
@@ -60,60 +49,20 @@ class Look(Struct, frozen=True, kw_only=True):
 
 async def look(redis: Redis, settings: CommonSettings, clock: Clock) -> Look:
     """Look at the server, or at one master of a Cluster. Raises BackendUnavailable if it does not answer."""
-    one = (await ask(lambda: servers(redis)))[0]
-    untyped: Any = one
-    info: dict[str, Any] = await ask(one.info)
-    try:
-        config = {str(name): str(value) for name, value in (await ask(lambda: one.config_get("*"))).items()}
-    except exceptions.ResponseError:
-        config = None
-    sha = await ask(lambda: one.script_load(SCRIPT))
-    skew_s = await _skew_s(one, clock)
+    one = await first_master(redis)
     services = Services(redis, clock)
     try:
         seen = await Overview.of(services).look()
     finally:
         await services.gatherer.aclose()
     return Look(
+        **asdict(await inspect(one, clock)),
         address=describe(settings.redis_url),
         settings=settings,
-        info=info,
-        config=config,
         refused=await find_refused(one),
-        cluster=await ask(lambda: untyped.execute_command("CLUSTER INFO")) if info.get("cluster_enabled") else {},
-        time_ms=[await _time_ms(one.time) for _ in range(PINGS)],  # a server with a full disk refuses even PING
-        script_ms=[await _time_ms(lambda: one.evalsha(sha, 0)) for _ in range(SCRIPTS)],
-        skew_s=skew_s,
-        certificate_left_s=await _certificate_left_s(one, clock),
         queues=len(seen.queues) + seen.more_queues,
         findings=seen.findings,
     )
-
-
-async def _time_ms(send: Callable[[], Awaitable[Any]]) -> float:
-    began = time.perf_counter()
-    await ask(send)
-    return (time.perf_counter() - began) * 1000
-
-
-async def _skew_s(redis: Redis, clock: Clock) -> float:
-    before_ms = clock.now_ms()
-    seconds, microseconds = await ask(redis.time)
-    ours_s = (before_ms + clock.now_ms()) / 2000
-    return float(seconds + microseconds / 1e6 - ours_s)
-
-
-async def _certificate_left_s(redis: Redis, clock: Clock) -> float | None:
-    """Return how long the server's certificate is good. The doctor's connections are new: one that has been open for
-    long shows a certificate that may have been replaced since.
-    """
-    pool: Any = redis.connection_pool
-    connection = await ask(pool.get_connection)
-    try:
-        end_s = connection.certificate_end_s
-    finally:
-        await pool.release(connection)
-    return None if end_s is None else end_s - clock.now_ms() / 1000
 
 
 Line = tuple[int, int]

@@ -25,6 +25,7 @@ from director.core.words import several, since, some, span
 from director.operate.kinds import CODES, KINDS, Code, Level, Who
 from director.operate.story import Cause, Swapped, stage_of
 from director.operate.views import QueueView, devices_of, state_of, view_of
+from director.store.account_data import Holder
 from director.store.directors import ALIVE_S, LOOP, DirectorFound, EndsFound, HeartbeatFound, RunFound, ServerFound
 from director.store.owed import FailingHost
 from director.store.processes import Process, Role
@@ -132,15 +133,6 @@ class Failure(Struct, frozen=True, kw_only=True):
         first = next(iter(self.error.strip().splitlines()), "")
         cut = f"{first[:LONGEST_ERROR]}…" if len(first) > LONGEST_ERROR else first
         return f": “{cut}”" if cut else ""
-
-
-class Holder(Struct, frozen=True, kw_only=True):
-    """The account with the most data in Redis, its bytes, and those of all `accounts`."""
-
-    account: str
-    bytes: int
-    total: int
-    accounts: int
 
 
 class Expiry(Struct, frozen=True):

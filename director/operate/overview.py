@@ -9,14 +9,12 @@ from collections import deque
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
-import msgspec
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from director.broker import keys
-from director.broker.redis_client import infos, pipelined, server_ms, text
+from director.broker.redis_client import infos, server_ms, text
 from director.broker.replies import QueueStats
 from director.core.clock import Clock
 from director.core.data_bytes import Fullness
@@ -32,7 +30,6 @@ from director.operate.findings import (
     Failure,
     Finding,
     Heaviest,
-    Holder,
     Letter,
     Neglected,
     Situation,
@@ -51,10 +48,13 @@ from director.operate.views import (
     process_view,
     stats_of_newcomers,
 )
+from director.store.account_data import Holder, holder_and_expiring
+from director.store.dead import newest_letters
 from director.store.directors import DirectorFound, Directors
 from director.store.owed import Owed
 from director.store.processes import Processes
-from director.store.queues import QueueHistory, Queues
+from director.store.queues import QueueHistory, Queues, account_counts, overdue_counts, waiting_by_account
+from director.store.records import queue_fields, record_fields
 from director.store.services import Services
 
 T = TypeVar("T")
@@ -180,7 +180,6 @@ SERVICE: Final = ("service_ms", "service_dev", "service_n", "service_cost")
 MOST_BURNING: Final = 5  # an hour of one queue takes some milliseconds to read
 SOON_SAMPLES: Final = 30
 AT_ONCE: Final = 50  # queues per write
-NEGLECTED: Final = (keys.lease, keys.delayed, keys.deadline)
 
 
 Stats = Mapping[QueueName, QueueStats]
@@ -217,7 +216,7 @@ class CloserLook:
         """Return how long runs usually take, of the queues in which one runs for long."""
         since_ms = now_ms - findings.LEAST_HANG_S * 1000
         long = [queue for queue, runs in findings.oldest_runs(directors).items() if runs[0][1].since_ms < since_ms]
-        known = await self._each([("hmget", (keys.meta(queue), SERVICE)) for queue in long[:MOST_LONG]])
+        known = await queue_fields(self._redis, long[:MOST_LONG], SERVICE)
         return {
             queue: Usual(
                 mean_s=float(mean or 0) / 1000,
@@ -232,7 +231,7 @@ class CloserLook:
         """Return the newest failed runs of queues in which most fail."""
         failing = list(findings.failing_runs(directors).values())[:MOST_FAILING]
         ids = list(dict.fromkeys(name for one in failing for name in (one.last, one.newest) if name))
-        known = await self._each([("hmget", (keys.record(name), FAILURE)) for name in ids])
+        known = await record_fields(self._redis, ids, FAILURE)
         return {
             name: Failure(
                 error=text(error or b"")[:LONGEST_READ],
@@ -244,15 +243,8 @@ class CloserLook:
     async def _of_accounts(self, now_ms: int) -> tuple[Holder | None, list[Expiry]]:
         """Return the account with the most data, as a keeper found it, and tokens that were used and expire soon."""
         until_ms = now_ms + findings.SOON_DAYS * DAY_MS
-        written, soon = await self._each(
-            [
-                ("get", (keys.data_first(),)),
-                ("zrangebyscore", (keys.expiring(), now_ms, until_ms, 0, MOST_EXPIRING, True)),
-            ]
-        )
-        named = [(*text(member).partition(" "), int(at_ms)) for member, at_ms in soon]
-        expiring = [Expiry(account, token, at_ms) for account, _, token, at_ms in named]
-        return None if written is None else msgspec.json.decode(written, type=Holder), expiring
+        holder, expiring = await holder_and_expiring(self._redis, from_ms=now_ms, until_ms=until_ms, most=MOST_EXPIRING)
+        return holder, [Expiry(*one) for one in expiring]
 
     async def _measure_redis(self) -> tuple[int, float]:
         took = []
@@ -266,10 +258,8 @@ class CloserLook:
         found: dict[QueueName, Neglected] = {}
         for start in range(0, len(queues), AT_ONCE):
             some = queues[start : start + AT_ONCE]
-            asked = [("zcount", (key(queue), "-inf", before_ms)) for queue in some for key in NEGLECTED]
-            counts = iter(await self._each(asked))
-            for queue in some:
-                leases, retries, deadlines = next(counts), next(counts), next(counts)
+            counts = await overdue_counts(self._redis, some, before_ms=before_ms)
+            for queue, (leases, retries, deadlines) in zip(some, counts, strict=True):
                 if leases or retries or deadlines:
                     found[queue] = Neglected(expired_leases=leases, due_retries=retries, due_deadlines=deadlines)
         return found
@@ -277,27 +267,25 @@ class CloserLook:
     async def _heaviest(self, queues: Stats) -> dict[QueueName, Heaviest]:
         crowded = [queue for queue, stats in queues.items() if work_of(stats) >= findings.CROWDED]
         asked = sorted(crowded, key=lambda queue: (-work_of(queues[queue]), queue))[:MOST_CROWDED]
-        accounts = await self._each([("hlen", (keys.queued(queue),)) for queue in asked])
+        accounts = await account_counts(self._redis, asked)
         few = [queue for queue, count in zip(asked, accounts, strict=True) if 1 < count <= MOST_ACCOUNTS]
         found: dict[QueueName, Heaviest] = {}
-        for queue, counts in zip(few, await self._each([("hgetall", (keys.queued(q),)) for q in few]), strict=True):
-            waiting = {text(name): int(count) for name, count in counts.items() if int(count) > 0}
+        for queue, counts in zip(few, await waiting_by_account(self._redis, few), strict=True):
+            waiting = {name: count for name, count in counts.items() if count > 0}
             if waiting:
                 account, most = max(waiting.items(), key=itemgetter(1))
                 found[queue] = Heaviest(account=account, waiting=most, accounts=len(waiting))
         return found
 
     async def _letters(self, queues: Sequence[QueueName]) -> dict[QueueName, Letter]:
-        newest = await self._each([("zrange", (keys.dead(queue), -1, -1, False, True)) for queue in queues])
-        named = [(queue, *found[0]) for queue, found in zip(queues, newest, strict=True) if found]
-        histories = await self._each(
-            [("hget", (keys.record(PredictionId(text(name))), "history")) for _, name, _ in named]
-        )
+        newest = await newest_letters(self._redis, queues)
+        named = [(queue, *found) for queue, found in zip(queues, newest, strict=True) if found]
+        histories = await record_fields(self._redis, [name for _, name, _ in named], ["history"])
         return {
             queue: Letter(
-                id=text(name), at_ms=int(at), codes=tuple(spent.code for spent in parse_history(text(history or b"")))
+                id=name, at_ms=at_ms, codes=tuple(spent.code for spent in parse_history(text(history or b"")))
             )
-            for (queue, name, at), history in zip(named, histories, strict=True)
+            for (queue, name, at_ms), (history,) in zip(named, histories, strict=True)
         }
 
     async def _burns(self, queues: Stats, now_ms: int) -> dict[QueueName, Burns]:
@@ -311,6 +299,3 @@ class CloserLook:
         soon = (await history.many(promising, most=SOON_SAMPLES)).items()
         hot = [one for one, samples in soon if any(lane["5m"].rate > 1 for lane in judge_one(one, samples).values())]
         return {queue: judge_one(queue, samples) for queue, samples in (await history.many(hot[:MOST_BURNING])).items()}
-
-    async def _each(self, asked: Sequence[tuple[str, tuple[Any, ...]]]) -> list[Any]:
-        return await pipelined(self._redis, lambda pipe: [getattr(pipe, name)(*args) for name, args in asked])

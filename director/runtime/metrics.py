@@ -31,7 +31,7 @@ from redis import exceptions
 from redis.asyncio import Redis
 
 from director import __version__
-from director.broker.redis_client import AWAY
+from director.broker.redis_client import AWAY, ping
 from director.runtime.metric_table import METRICS, OTHER, Metric, Process
 
 PLAIN: Final = CONTENT_TYPE_PLAIN_0_0_4
@@ -250,7 +250,7 @@ class Pulse:
     async def ping(self) -> None:
         began = time.monotonic()
         try:
-            await self._redis.ping()
+            await ping(self._redis)
         except exceptions.RedisError as exc:
             self._meter.note_failure(exc)
         else:

@@ -26,7 +26,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from director.broker.durability import check
-from director.broker.redis_client import ask, describe
+from director.broker.redis_client import describe, require_answer
 from director.broker.rights import Part, check_rights
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable, DirectorError, SettingsError, UnsafeBackend
@@ -203,7 +203,7 @@ def redis_check(redis: Redis, clock: Clock) -> Check:
 
     async def answers() -> str:
         try:
-            await ask(redis.ping)
+            await require_answer(redis)
         except BackendUnavailable as exc:
             return str(exc)
         return ""

@@ -17,12 +17,11 @@ from anyio import to_thread
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from director.broker import keys
-from director.broker.redis_client import pipelined, text
 from director.core.clock import Clock
 from director.core.ids import PredictionId, is_prediction_id
 from director.core.states import TERMINAL
 from director.runtime.sweep import LIMIT, repeat
+from director.store.records import statuses
 
 log = logging.getLogger(__name__)
 
@@ -63,13 +62,11 @@ class Leftovers(Struct, eq=False):
         return deleted
 
     async def _over(self, found: Sequence[_Leftover]) -> list[PredictionId]:
-        statuses = await pipelined(
-            self.redis, lambda pipe: [pipe.hget(keys.record(each.id), "status") for each in found]
-        )
+        known = await statuses(self.redis, [each.id for each in found])
         return [
             each.id
-            for each, status in zip(found, statuses, strict=True)
-            if (each.quiet_s > UNKNOWN_S if status is None else text(status) in TERMINAL)
+            for each, status in zip(found, known, strict=True)
+            if (each.quiet_s > UNKNOWN_S if status is None else status in TERMINAL)
         ]
 
     def _quiet(self) -> Generator[_Leftover, None, None]:

@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final, Literal, cast, get_args
 
 import msgspec
@@ -36,6 +36,7 @@ HALF_MADE_MS: Final = 60_000
 SOON_MS: Final = 7 * 86_400_000
 LASTING_MS: Final = 4 * SOON_MS
 MOST_EXPIRING: Final = 1_000
+AT_ONCE: Final = 500  # accounts in one write
 
 
 class Token(Struct, frozen=True, kw_only=True):
@@ -501,3 +502,13 @@ def _usage(found: Sequence[Any], *, day: int, over: int, now_ms: int) -> Usage:
 def refuse_name(account: str) -> None:
     if not re.fullmatch(ACCOUNT_NAME, account):
         raise SettingsError(f"{account!r} is no account name: use a-z, 0-9, - and _, at most 64, such as team-a.")
+
+
+async def each_account(redis: Redis, command: Callable[[Any, str], object]) -> AsyncIterator[tuple[str, Any]]:
+    """Yield the name of each account and the reply to the command that `command` puts on a pipeline for it."""
+    names = await Accounts(redis).names()
+    for start in range(0, len(names), AT_ONCE):
+        some = names[start : start + AT_ONCE]
+        replies = await pipelined(redis, lambda pipe: [command(pipe, name) for name in some])  # noqa: B023
+        for name, reply in zip(some, replies, strict=True):
+            yield name, reply

@@ -270,3 +270,11 @@ def _letter(cursor: DeadCursor, record: Record) -> DeadLetter:
         revivals=record.revivals,
         attempts=attempts_of(record.history),
     )
+
+
+async def newest_letters(redis: Redis, queues: Sequence[QueueName]) -> list[tuple[PredictionId, int] | None]:
+    """Return the newest dead letter of each queue and its time in ms."""
+    newest = await pipelined(
+        redis, lambda pipe: [pipe.zrange(keys.dead(queue), -1, -1, withscores=True) for queue in queues]
+    )
+    return [(PredictionId(text(found[0][0])), int(found[0][1])) if found else None for found in newest]

@@ -15,6 +15,7 @@ from director.core.policy import LATE_MS
 from director.core.view import delivery_attempt, iso
 from director.core.webhooks import host_of
 from director.store.catalog import Catalog
+from director.store.records import record_fields
 
 MOST_LOOKED_AT: Final = 2_000
 MOST_SHOWN: Final = 100
@@ -138,9 +139,7 @@ class Owed:
             lambda pipe: [pipe.zrange(keys.owed(part), 0, each - 1, withscores=True) for part in partitions],
         )
         found = [(PredictionId(text(name)), int(at)) for part in due for name, at in part]
-        records = await pipelined(
-            self._redis, lambda pipe: [pipe.hmget(keys.record(name), FIELDS) for name, _ in found]
-        )
+        records = await record_fields(self._redis, [name for name, _ in found], FIELDS)
         views = (
             _view(name, at, [text(value or b"") for value in fields])
             for (name, at), fields in zip(found, records, strict=True)
@@ -184,3 +183,20 @@ def _by_host(found: Sequence[OwedWebhook]) -> list[OwedHost]:
         for host, ones in of_host.items()
     ]
     return sorted(hosts, key=lambda each: (-each.count, each.host))
+
+
+async def owed_since(redis: Redis, partitions: Sequence[Partition], *, looked_at: int) -> tuple[int, list[int]]:
+    """Return how many webhooks are owed, and since when, in ms, those that may be the oldest: those with the first and
+    the last next attempts of each partition.
+    """
+
+    def read(pipe: Any) -> None:
+        for partition in partitions:
+            pipe.zcard(keys.owed(partition))
+            pipe.zrange(keys.owed(partition), 0, looked_at - 1)
+            pipe.zrange(keys.owed(partition), -looked_at, -1)
+
+    replies = await pipelined(redis, read)
+    ids = {PredictionId(text(member)) for members in (*replies[1::3], *replies[2::3]) for member in members}
+    records = await record_fields(redis, list(ids), ("owed_since", "completed"))
+    return sum(replies[::3]), [int(since or completed or 0) for since, completed in records if since or completed]

@@ -127,6 +127,28 @@ class Queues:
         return [int(count or 0) for count in await ask(lambda: self._redis.hmget(key, names))] if names else []
 
 
+async def account_counts(redis: Redis, queues: Sequence[QueueName]) -> list[int]:
+    """Return how many accounts have had something waiting in each queue."""
+    return await pipelined(redis, lambda pipe: [pipe.hlen(keys.queued(queue)) for queue in queues])
+
+
+async def waiting_by_account(redis: Redis, queues: Sequence[QueueName]) -> list[dict[str, int]]:
+    """Return how many of each account wait in each queue. Ask it only of queues with few accounts."""
+    found = await pipelined(redis, lambda pipe: [pipe.hgetall(keys.queued(queue)) for queue in queues])
+    return [{text(name): int(count) for name, count in counts.items()} for counts in found]
+
+
+async def overdue_counts(redis: Redis, queues: Sequence[QueueName], *, before_ms: int) -> list[tuple[int, int, int]]:
+    """Return for each queue how many leases, retries and deadlines were over by then."""
+    kinds = (keys.lease, keys.delayed, keys.deadline)
+    counts = iter(
+        await pipelined(
+            redis, lambda pipe: [pipe.zcount(key(queue), "-inf", before_ms) for queue in queues for key in kinds]
+        )
+    )
+    return list(zip(counts, counts, counts, strict=True))
+
+
 def _limits(known: bytes | None) -> tuple[float, int | None]:
     weight, most = text(known or b"1  0").split(" ")[:2]
     return float(weight), int(most) if most else None

@@ -7,7 +7,7 @@ from director.broker import keys
 from director.core.ids import partition_of
 from director.core.schema import Claim
 from director.core.states import Status
-from director.operate.audit.log import KINDS
+from director.store.logs import KINDS
 from tests.support.queue_driver import ACCOUNT, QueueDriver
 
 SCRIPTS = Path(__file__).parents[2] / "lua"
@@ -23,7 +23,7 @@ async def steps(driver: QueueDriver) -> list[tuple[str, str]]:
 
 
 async def test_each_step_of_a_life_is_logged(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit(lane="low", webhook="https://example.com/secret", events="completed")
+    prediction_id = await driver.submit(lane="low", webhook="https://example.com/secret", webhook_events="completed")
     await driver.release(await driver.claim_one(), code="server_full")
     await driver.release(await driver.claim_one(consumer="d2"), spent=True, code="connection_lost")
     claim = await driver.claim_one()
@@ -104,7 +104,7 @@ async def test_a_request_to_stop_is_logged_once(driver: QueueDriver, claim: Clai
 async def test_calls_that_change_nothing_log_nothing(driver: QueueDriver) -> None:
     without_record = await driver.die()
     await driver.redis.delete(keys.record(without_record))
-    claim = await driver.claimed(webhook="https://example.com", events="completed")
+    claim = await driver.claimed(webhook="https://example.com", webhook_events="completed")
     await driver.finish(claim)
     before = await logged(driver)
     assert await driver.drop(without_record)

@@ -6,7 +6,7 @@ from typing import Final
 from director.broker import keys
 from director.core.ids import PredictionId, partition_of
 from director.operate.audit.feeder import ReceiverAway
-from director.operate.audit.log import Batch, Cursor
+from director.store.logs import Batch, Cursor
 from tests.support.queue_driver import QueueDriver
 
 STEPS: Final = ("accepted", "claimed", "ended")

@@ -5,6 +5,9 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+from redis.asyncio import Redis
+
 ROOT = Path(__file__).parents[2]
 
 # Each package and the packages that it may import, lowest first: no arrow leads up, so there is no circle. Other
@@ -99,6 +102,39 @@ PURE = (
 EDGES = ("redis", "httpx", "anyio", "starlette", "uvicorn", "asyncio", "socket", "time", "logging", "jsonschema_rs")
 # An optional extra, and a command that imports much: each is imported in a function, only if it is asked for
 LATE = {("director.runtime.tracing", "director.runtime.otel"), ("director.cli.status", "director.cli.top")}
+# These send commands to Redis. The others call a function that says what it reads or writes.
+SENDERS = (
+    *("director.broker", "director.store"),
+    # its checker believes only what it reads by itself, and its faults are commands of operators
+    "director.lab.chaos",
+    # it empties the server that it has started for itself
+    "director.lab.simulate.play",
+    *("api.services.waiters", "director.execution.consumer", "director.execution.heartbeat"),
+)
+SEND = ("director.broker.redis_client.ask", "director.broker.redis_client.pipelined")
+COMMANDS = {name for name in dir(Redis) if not name.startswith("_") and callable(getattr(Redis, name))}
+# Methods of a client that send nothing, and commands whose names other objects use too
+QUIET = {"aclose", "close", "from_pool", "from_url", "register_script"}
+SHARED = {
+    *("append", "client", "cluster", "command", "copy", "delete", "digest", "dump", "exists", "expire", "get", "info"),
+    *(
+        "json",
+        "keys",
+        "lock",
+        "migrate",
+        "move",
+        "parse",
+        "ping",
+        "reset",
+        "role",
+        "save",
+        "select",
+        "set",
+        "shutdown",
+        "sort",
+    ),
+    *("time", "touch", "type", "unlink", "wait", "watch"),
+}
 NO_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
 
 
@@ -220,3 +256,28 @@ def test_only_packages_list_what_they_offer() -> None:
 
     inner = [module for module, path in MODULES.items() if path.name != "__init__.py"]
     assert [module for module in inner if has_list(tree(module))] == []
+
+
+def commands_in(module: ast.Module) -> list[str]:
+    """Return the places where a command is sent, or handed to what sends it: `redis.get`, `pipe.hget(key)`."""
+
+    def is_command(node: ast.Attribute) -> bool:
+        holder = ast.unparse(node.value) if isinstance(node.value, ast.Name | ast.Attribute) else ""
+        is_client = any(word in holder.rpartition(".")[2].lower() for word in ("redis", "pipe"))
+        return node.attr in COMMANDS - QUIET and (is_client or node.attr not in SHARED)
+
+    nodes = (node for node in ast.walk(module) if isinstance(node, ast.Attribute))
+    return [f"{node.lineno}: {ast.unparse(node)}" for node in nodes if is_command(node)]
+
+
+@pytest.mark.parametrize(
+    "line", ["self._redis.get(key)", "pipe.hget(key, field)", "partial(client.zrange, key)", "ask(redis.time)"]
+)
+def test_a_command_is_seen_however_it_is_sent(line: str) -> None:
+    assert commands_in(ast.parse(line))
+
+
+def test_only_broker_and_store_send_commands() -> None:
+    others = [module for module in MODULES if not lies_in(module, SENDERS)]
+    assert imported(others, lambda _, name: name in SEND) == set()
+    assert {module: found for module in others if (found := commands_in(tree(module)))} == {}

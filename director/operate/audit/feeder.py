@@ -24,15 +24,14 @@ import msgspec
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from director.broker import keys
-from director.broker.redis_client import ask, client, texts
+from director.broker.redis_client import client
 from director.core.clock import Clock, SystemClock
 from director.core.errors import BackendUnavailable, DirectorError, SettingsError
 from director.core.ids import Partition
 from director.core.settings import AuditSettings
 from director.core.webhooks import host_of, sign
-from director.operate.audit.log import AuditLog, Batch, Cursor
 from director.runtime import process
+from director.store.logs import AuditLog, Batch, Cursor, cursors_of, keep_cursor
 from director.webhooks.sender import AllowList, Delivery, Sender
 
 
@@ -128,8 +127,7 @@ class HttpReceiver:
     clock: Clock
 
     async def cursors(self) -> Mapping[int, Cursor]:
-        found = texts(await ask(lambda: self.redis.hgetall(keys.sink(self.name))))
-        return {int(name): msgspec.convert(value.split(" "), Cursor, strict=False) for name, value in found.items()}
+        return await cursors_of(self.redis, self.name)
 
     async def write(self, batch: Batch) -> None:
         """Send a batch until the receiver answers 2xx. A batch that is too large for it is sent in halves."""
@@ -144,7 +142,7 @@ class HttpReceiver:
                 raise SettingsError(f"the log may not go there: {delivery.reason}.")
             if not delivery.ok:
                 raise ReceiverAway(f"the receiver of the log {delivery.reason}")
-            await self._keep(part)
+            await keep_cursor(self.redis, self.name, part.partition, part.cursor)
 
     async def _send(self, batch: Batch) -> Delivery:
         span = [one.entry for one in (*batch.entries[:1], *batch.entries[-1:])] or [batch.cursor.entry]
@@ -155,10 +153,6 @@ class HttpReceiver:
             secrets=[self.secret],
             now_s=self.clock.now_ms() / 1000,
         )
-
-    async def _keep(self, batch: Batch) -> None:
-        value = f"{batch.cursor.entry} {batch.cursor.number}"
-        await ask(lambda: self.redis.hset(keys.sink(self.name), str(batch.partition), value))
 
     async def aclose(self) -> None:
         await self.sender.aclose()

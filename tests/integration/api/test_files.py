@@ -28,12 +28,12 @@ from director.core.data_bytes import FILE_BYTES
 from director.core.errors import BackendUnavailable
 from director.core.ids import new_file_id
 from director.core.settings import ApiSettings
-from director.files.caller_files import CallerFile, CallerFiles
 from director.files.choose import store_in
 from director.files.local import LocalFiles
 from director.files.store import CallerFileName, Links
 from director.keeper.tidier import Tidied, Tidier
 from director.store.accounts import Accounts
+from director.store.caller_files import CallerFile, CallerFiles
 from tests.support.api import api_client, live_api
 from tests.support.bucket import AWS
 from tests.support.clock import FakeClock

@@ -12,8 +12,9 @@ from director.core.data_bytes import Counted
 from director.core.policy import Objective, Policy
 from director.core.states import Status
 from director.keeper.shares import Shares
-from director.operate.findings import Closer, Expiry, Heaviest, Holder, Neglected, Usual
+from director.operate.findings import Closer, Expiry, Heaviest, Neglected, Usual
 from director.operate.overview import CloserLook
+from director.store.account_data import Holder
 from director.store.accounts import LASTING_MS, Accounts, digest
 from director.store.catalog import Catalog
 from director.store.directors import About, Directors, EndsFound, RunFound

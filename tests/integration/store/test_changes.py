@@ -12,12 +12,12 @@ from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable, SettingsError
 from director.core.ids import QueueName
 from director.operate.audit.feeder import Fed, Feeder
-from director.operate.audit.log import CHANGES, AuditLog
 from director.store.accounts import Accounts
 from director.store.administration import Administration, Suspensions
 from director.store.catalog import Catalog
 from director.store.changes import FIRST, Changes
 from director.store.dead import Asked, DeadLetters
+from director.store.logs import CHANGES, AuditLog
 from tests.support.audit import KeptSink
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import QueueDriver

@@ -18,7 +18,6 @@ from director.operate.findings import (
     Failure,
     Finding,
     Heaviest,
-    Holder,
     Letter,
     Neglected,
     Situation,
@@ -27,6 +26,7 @@ from director.operate.findings import (
     find,
     writes_to_disk,
 )
+from director.store.account_data import Holder
 from director.store.directors import About, DirectorFound, EndsFound, HeartbeatFound, RunFound, ServerFound
 from director.store.owed import FailingHost
 from director.store.processes import Process

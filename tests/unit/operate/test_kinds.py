@@ -16,7 +16,6 @@ from director.operate.findings import (
     Expiry,
     Finding,
     Heaviest,
-    Holder,
     Neglected,
     Situation,
     away,
@@ -25,6 +24,7 @@ from director.operate.findings import (
 )
 from director.operate.kinds import CODES, KINDS, Code, Stage
 from director.operate.story import Cause
+from director.store.account_data import Holder
 from director.store.directors import DirectorFound, ShelfFound
 from director.store.owed import FailingHost
 from director.store.processes import Process

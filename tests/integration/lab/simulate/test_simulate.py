@@ -22,7 +22,7 @@ from director.lab.simulate.report import Report, report
 from director.lab.simulate.trace import Builder, MadeOptions, Trace, made
 from director.local.server import own_server
 from director.operate.audit.feeder import Feeder, FileReceiver
-from director.operate.audit.log import AuditLog
+from director.store.logs import AuditLog
 from tests.support.live_director import Caller, live_director
 from tests.support.servers import RedisServer
 from tests.support.timed_server import timed_server

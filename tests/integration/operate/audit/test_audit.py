@@ -23,7 +23,7 @@ from director.core.ids import partition_of
 from director.core.settings import AuditSettings
 from director.core.webhooks import new_secret
 from director.operate.audit.feeder import Fed, Feeder, FileReceiver, ReceiverAway, feeding, receiver_name
-from director.operate.audit.log import AuditLog
+from director.store.logs import AuditLog
 from tests.support.audit import STEPS, cut, live
 from tests.support.eventually import eventually
 from tests.support.queue_driver import QueueDriver

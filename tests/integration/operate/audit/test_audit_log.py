@@ -10,8 +10,8 @@ from director.core.clock import SystemClock
 from director.core.ids import new_prediction_id, partition_of
 from director.core.policy import Policy
 from director.operate.audit.feeder import Fed, Feeder, ReceiverAway
-from director.operate.audit.log import AuditLog
 from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.logs import AuditLog
 from tests.support.audit import STEPS, KeptSink, cut, live
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually

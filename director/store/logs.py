@@ -1,8 +1,8 @@
-"""Read the log of a partition, or of operators' changes, from a cursor on. Receivers keep their own cursors: nothing is
-written here.
+"""Read the log of a partition, or of operators' changes, from a cursor on, and its newest lines. What a receiver of the
+audit log has read is kept by the receiver itself, or here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, get_args
 
 import msgspec
@@ -12,7 +12,7 @@ from redis import exceptions
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, pipelined, text
+from director.broker.redis_client import ask, pipelined, text, texts
 from director.core.ids import Partition, QueueName
 from director.store.changes import ChangeKind
 
@@ -139,6 +139,43 @@ def _entry(partition: int, name: bytes, fields: dict[bytes, bytes]) -> Entry:
 
 def _order(entry: str) -> list[int]:
     return [int(part) for part in entry.split("-")]
+
+
+Line = tuple[bytes, Mapping[bytes, bytes]]
+"""(name, fields) of one entry, as Redis has it."""
+
+
+async def newest_lines(
+    redis: Redis, partitions: Sequence[Partition], *, first: str, last: str, most: int
+) -> list[list[Line]]:
+    """Return of each partition at most `most` lines between two names, the newest first."""
+    return await pipelined(
+        redis, lambda pipe: [pipe.xrevrange(keys.log(one), last, first, count=most) for one in partitions]
+    )
+
+
+async def newest_and_oldest(
+    redis: Redis, partition: Partition, *, first: str, last: str, most: int
+) -> tuple[list[Line], Line, int]:
+    """Return the same of one partition, the oldest line that its log still has, and how many it has."""
+    log = keys.log(partition)
+    [oldest], length, lines = await pipelined(
+        redis,
+        lambda pipe: [pipe.xrange(log, count=1), pipe.xlen(log), pipe.xrevrange(log, last, first, count=most)],
+    )
+    return lines, oldest, length
+
+
+async def cursors_of(redis: Redis, receiver: str) -> dict[int, Cursor]:
+    """Return how far a receiver has read, by partition."""
+    client: Any = redis
+    found = texts(await ask(lambda: client.hgetall(keys.sink(receiver))))
+    return {int(name): msgspec.convert(value.split(" "), Cursor, strict=False) for name, value in found.items()}
+
+
+async def keep_cursor(redis: Redis, receiver: str, partition: int, cursor: Cursor) -> None:
+    client: Any = redis
+    await ask(lambda: client.hset(keys.sink(receiver), str(partition), f"{cursor.entry} {cursor.number}"))
 
 
 class News(Struct):
