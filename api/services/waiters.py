@@ -12,18 +12,15 @@ import math
 import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
-import anyio
 from redis.asyncio import Redis
-from redis.asyncio.client import PubSub
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from api.services.places import Places
 from director.broker import keys
-from director.broker.redis_client import text
 from director.broker.replies import event
+from director.broker.subscription import Subscription
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId
@@ -35,7 +32,6 @@ SAFETY_S: Final = 2.0
 LOOKS_PER_S: Final = 1_000  # of all waits together
 UNTOLD_S: Final = 60.0  # how long channels are listened to after an ending that was not published
 PAUSE_S: Final = 0.5  # before a lost subscription is replaced
-SILENCE_S: Final = 10.0  # then the connection is pinged
 # A model may write hundreds of events a second. A prediction that ends quickly must not wait for its turn.
 GAP_S: Final = 0.05
 BURST: Final = 4
@@ -108,7 +104,6 @@ class Waiters:
     """Hold at most `most` waits at once. `has_ended` is cheap."""
 
     def __init__(self, redis: Redis, *, has_ended: HasEnded, read: Read, clock: Clock, most: int) -> None:
-        self._redis = redis
         self._has_ended = has_ended
         self._read = read
         self._clock = clock
@@ -117,13 +112,11 @@ class Waiters:
         self._ends = keys.ends_channel(self._name)
         self._expected: dict[PredictionId, Wait] = {}
         self._listeners: dict[str, set[News]] = {}
-        self._changed: set[str] = set()  # channels that gained their first listener or lost their last
-        self._has_changed = asyncio.Event()
+        self._subscription = Subscription(redis, self._ends, on_message=self._hear, on_active=self._wake)
         self._held: Places[Wait] = Places()
         self._weights: dict[Wait, int] = {}
         self._weight = 0
         self._is_leaving = False
-        self._is_silent = True
         self._listens_until = -math.inf
         self._told = ""  # the logged reason why the subscription does not work
 
@@ -208,14 +201,14 @@ class Waiters:
         channel = keys.channel(prediction_id)
         news = news or News()
         self._listeners.setdefault(channel, set()).add(news)
-        self._change(channel)
+        self._subscription.add(channel)
         try:
             yield news
         finally:
             self._listeners[channel].discard(news)
             if not self._listeners[channel]:
                 del self._listeners[channel]
-                self._change(channel)
+                self._subscription.remove(channel)
 
     def release(self) -> None:
         self._is_leaving = True
@@ -234,18 +227,7 @@ class Waiters:
 
     async def run_once(self) -> None:
         """Serve one connection until it is lost. All waiters are woken once it has subscribed for them."""
-        pubsub = self._redis.pubsub()
-        try:
-            await pubsub.connect()  # type: ignore[no-untyped-call]
-            self._changed.update(self._listeners)
-            self._has_changed.set()
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._subscribe, pubsub)
-                tasks.start_soon(self._listen, pubsub)
-                tasks.start_soon(self._ask_where_it_is_silent, pubsub)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await pubsub.aclose()  # type: ignore[no-untyped-call]
+        await self._subscription.run_once()
 
     async def _watch(self, prediction_id: PredictionId, held: Wait, until: float) -> Ending | Stored | None:
         loop = asyncio.get_running_loop()
@@ -287,49 +269,6 @@ class Waiters:
             self._listens_until = self._clock.monotonic() + UNTOLD_S
         return stored
 
-    def _change(self, channel: str) -> None:
-        self._changed.add(channel)
-        self._has_changed.set()
-
-    async def _subscribe(self, pubsub: PubSub) -> None:
-        """Subscribe and unsubscribe as listeners come and go. Changes of one moment share a command."""
-        subscribed: set[str] = set()
-        await pubsub.subscribe(self._ends)
-        while True:
-            await self._has_changed.wait()
-            self._has_changed.clear()
-            changed, self._changed = self._changed, set()
-            wanted = {channel for channel in changed if channel in self._listeners}
-            if left := (changed - wanted) & subscribed:
-                await pubsub.unsubscribe(*left)
-            if new := wanted - subscribed:
-                await pubsub.subscribe(*new)
-            for channel in wanted & subscribed:
-                self._wake(channel)
-            subscribed = (subscribed | new) - left
-
-    async def _listen(self, pubsub: PubSub) -> None:
-        connection: Any = pubsub.connection
-        while True:
-            # the part of `get_message` that is needed: every answer passes here
-            said = await connection.read_response(timeout=math.inf, push_request=True)
-            self._is_silent, self._told = False, ""
-            if said[0] == b"message":
-                self._hear(said[1], said[2])
-            elif (message := await pubsub.handle_message(said)) is not None and message["type"] == "subscribe":  # type: ignore[no-untyped-call]
-                self._wake(text(message["channel"]))
-
-    async def _ask_where_it_is_silent(self, pubsub: PubSub) -> None:
-        is_asked, self._is_silent = False, True
-        while True:
-            await asyncio.sleep(SILENCE_S)
-            if self._is_silent and is_asked:
-                raise RedisConnectionError("no answer to a ping")
-            # set before the ping: its answer may be read before the ping returns
-            is_asked, self._is_silent = self._is_silent, True
-            if is_asked:
-                await pubsub.ping()
-
     def _hear(self, channel: bytes, data: bytes) -> None:
         name = channel.decode()
         if name != self._ends:
@@ -341,7 +280,7 @@ class Waiters:
             wait.news.set()
 
     def _tell(self, reason: str) -> None:
-        if reason != self._told:
+        if reason != self._told or self._subscription.was_active:
             log.warning("subscription lost, subscribing again", extra={"reason": reason})
             self._told = reason
 

@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Raw, Struct
 from redis.asyncio import Redis
 
+from director.broker.wakeup import Wakeup
 from director.core.errors import BackendUnavailable, SettingsError
 from director.core.ids import Kind, QueueName, model_and_kind, version_id
 from director.core.model_config import ModelConfig, check_server_url, over, usable
@@ -28,7 +29,7 @@ from director.core.runner_config import runner_config
 from director.core.schema import SetupRun, setup_run
 from director.core.settings import DirectorSettings
 from director.execution.active_claims import ActiveClaims
-from director.execution.consumer import ClaimPlanner, Consumer, Wakeup
+from director.execution.consumer import ClaimPlanner, Consumer
 from director.execution.executor import Executor
 from director.execution.heartbeat import LONGEST_DETAIL, Heartbeat, SelfReport
 from director.execution.metering import DirectorGauges, Metering

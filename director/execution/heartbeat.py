@@ -18,9 +18,9 @@ from redis import exceptions
 from redis.asyncio import Redis
 
 from director import __version__
-from director.broker import keys
 from director.broker.replies import Hold
 from director.broker.scripts import Scripts
+from director.broker.subscription import hear_cancels
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import QueueName
@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 
 HEARTBEATS_PER_LEASE: Final = 3
 LONGEST_S: Final = 5.0  # also with a long lease: a director that is silent for 20 s counts as gone
-LISTEN_S: Final = 15.0
 AWAY_S: Final = 1.0
 CANCEL_AGAIN_S: Final = 0.1
 DRAINING: Final = Standing(0, "draining")
@@ -195,12 +194,8 @@ class Heartbeat:
     async def _listen(self) -> None:
         while True:
             try:
-                async with self.redis.pubsub() as messages:
-                    await messages.subscribe(keys.kick_channel(self.name))
-                    self._woken.set()  # a cancel may have come before the subscription
-                    while True:
-                        if await messages.get_message(ignore_subscribe_messages=True, timeout=LISTEN_S):
-                            self._woken.set()
+                async for _ in hear_cancels(self.redis, self.name):
+                    self._woken.set()
             except exceptions.RedisError:
                 pass  # each heartbeat learns of cancels too
             except Exception:  # a fault here must not end the heartbeat

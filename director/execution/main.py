@@ -18,14 +18,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from director.broker.redis_client import blocking_client, client
+from director.broker.subscription import LISTEN_S
+from director.broker.wakeup import LONGEST_S
 from director.core.clock import SystemClock
 from director.core.devices import Device
 from director.core.errors import SettingsError
 from director.core.pool_file import Hosted, PoolFile, label_of
 from director.core.settings import DirectorSettings
-from director.execution.consumer import LONGEST_S
 from director.execution.director import Director, Shared, check_settings
-from director.execution.heartbeat import LISTEN_S
 from director.execution.metering import Metering
 from director.execution.moderation import Moderator
 from director.files.choose import BAD_S, StoreCheck, output_store_in

@@ -109,7 +109,6 @@ SENDERS = (
     "director.lab.chaos",
     # it empties the server that it has started for itself
     "director.lab.simulate.play",
-    *("api.services.waiters", "director.execution.consumer", "director.execution.heartbeat"),
 )
 SEND = ("director.broker.redis_client.ask", "director.broker.redis_client.pipelined")
 COMMANDS = {name for name in dir(Redis) if not name.startswith("_") and callable(getattr(Redis, name))}

@@ -10,11 +10,11 @@ from director.broker.durability import check
 from director.broker.gatherer import Gatherer
 from director.broker.redis_client import Pipes, ask, blocking_client, client
 from director.broker.scripts import Scripts
+from director.broker.wakeup import Wakeup
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.ids import queue_name
 from director.core.settings import CommonSettings
-from director.execution.consumer import Wakeup
 from director.store.accounts import Accounts
 from tests.support.api import live_api
 from tests.support.cog import cog_server, write_model

@@ -12,12 +12,12 @@ from director.broker import keys, redis_client
 from director.broker.gatherer import Gatherer
 from director.broker.redis_client import ask, blocking_client, client
 from director.broker.scripts import Scripts
+from director.broker.wakeup import Wakeup
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.ids import queue_name
 from director.core.policy import Policy
 from director.core.settings import ApiSettings
-from director.execution.consumer import Wakeup
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.api import api_client

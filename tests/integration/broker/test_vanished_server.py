@@ -15,11 +15,11 @@ from director.broker import connections
 from director.broker.gatherer import Gatherer
 from director.broker.redis_client import Pipes, ask, blocking_client, client
 from director.broker.scripts import Scripts
+from director.broker.wakeup import Wakeup
 from director.core import sockets
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.ids import queue_name
-from director.execution.consumer import Wakeup
 from director.lab.chaos.far_host import FarHost
 from tests.support.eventually import eventually, turns
 from tests.support.queue_driver import MODEL, VERSION

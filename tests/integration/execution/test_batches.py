@@ -123,8 +123,8 @@ async def test_idle_director_starts_at_once_what_a_full_director_cannot(
     monkeypatch: pytest.MonkeyPatch,
     cost: float,
 ) -> None:
-    for name in ("consumer.LEAST_S", "consumer.LONGEST_S", "main.LONGEST_S"):
-        monkeypatch.setattr(f"director.execution.{name}", 60.0)  # a poll would be too late for this test
+    for name in ("broker.wakeup.LEAST_S", "broker.wakeup.LONGEST_S", "execution.main.LONGEST_S"):
+        monkeypatch.setattr(f"director.{name}", 60.0)  # a poll would be too late for this test
     async with (
         cog_server(folder) as third_cog_url,
         live.director(cog_url, second_cog_url, batch_cost=3) as busy,

@@ -10,8 +10,8 @@ import pytest
 
 from director.broker import keys
 from director.broker.scripts import Scripts
+from director.broker.wakeup import Wakeup
 from director.core.ids import partition_of
-from director.execution.consumer import Wakeup
 from director.servers.runners.cog import CogRunner
 from tests.support.cog import cog_process
 from tests.support.eventually import LIMIT_S, eventually
