@@ -136,7 +136,8 @@ class Gatherer:
         answer_bytes: int = 0,
         group: str = "",
     ) -> "asyncio.Future[Any]":
-        """Run a script. The result is its reply as redis-py gives it, or BackendUnavailable while Redis cannot answer.
+        """Run a script, with None as ''. The result is its reply as redis-py has it, or BackendUnavailable while Redis
+        cannot answer.
 
         Whether the call was carried out is then unknown, unless `is_untouched` is set. It is sent also if the result is
         not awaited. `group`: calls of a script that takes items share one run if they have the same group, in one slot
@@ -144,7 +145,9 @@ class Gatherer:
         """
         loop = asyncio.get_running_loop()
         script = self._script(name)
-        words = (len(args), *args) if script.takes_items else args
+        words = ["" if arg is None else arg for arg in args]
+        if script.takes_items:
+            words.insert(0, len(words))
         # packed here, so that text which cannot be sent fails its own caller and not the whole pipeline
         packed = _pack(keys), _pack(words)
         size, counts = len(packed[0]) + len(packed[1]), (len(keys), len(words))
@@ -161,8 +164,10 @@ class Gatherer:
 
     def pack(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> bytes:
         """Return the command of a call that its caller sends, of a script that takes no items."""
-        words: list[Arg] = ["EVALSHA", self._script(name).sha, len(keys), *keys, *args]
-        return b"*%d\r\n" % len(words) + _pack(words)
+        given = ["" if arg is None else arg for arg in args]
+        words: tuple[Any, ...] = ("EVALSHA", self._script(name).sha, len(keys), *keys, *given)
+        command: bytes = hiredis.pack_command(words)
+        return command
 
     def _script(self, name: str) -> Script:
         script = self._scripts.get(name)
@@ -295,10 +300,8 @@ def _command(run: list[Call]) -> bytes:
 
 
 def _pack(words: Sequence[Arg]) -> bytes:
-    """Return words of a command without the number in front of them. None becomes ''."""
+    """Return words of a command without the number in front of them."""
     whole: tuple[Any, ...] = tuple(words)
-    if None in whole:
-        whole = tuple(["" if word is None else word for word in whole])
     packed: bytes = hiredis.pack_command(whole).partition(b"\r\n")[2]
     return packed
 
