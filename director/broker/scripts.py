@@ -142,15 +142,15 @@ class Scripts:
         queue: QueueName,
         *,
         paused: bool,
-        tenant: str = "",
+        account: str = "",
         revision: int | None = None,
         by: str = "",
         now_ms: int | None = None,
     ) -> None:
-        """Pause or resume one tenant, or the whole queue. An older `revision` of a suspension changes nothing. Callers
+        """Pause or resume one account, or the whole queue. An older `revision` of a suspension changes nothing. Callers
         whose predictions wait in a paused queue read `by`.
         """
-        _known(queue, await self._call("pause", [keys.meta(queue)], [int(paused), tenant, revision, by, now_ms]))
+        _known(queue, await self._call("pause", [keys.meta(queue)], [int(paused), account, revision, by, now_ms]))
 
     async def bound(self, queue: QueueName, *, mode: replies.Admission, max_queued: int | None = None) -> None:
         """Set how the queue treats more work than it can run; `max_queued` goes with `bounded`."""
@@ -161,14 +161,14 @@ class Scripts:
     async def limit(
         self,
         queue: QueueName,
-        tenant: str,
+        account: str,
         *,
         weight: float,
         most_running: int | Literal["kept"] | None,
         revision: int = 0,
     ) -> None:
-        """Set a tenant's weight and most running claims (`kept`: leave them). `revision`: of the account's limits."""
-        _known(queue, await self._call("limit", [keys.meta(queue)], [tenant, f"{weight:g}", most_running, revision]))
+        """Set an account's weight and most running claims (`kept`: leave them). `revision`: of the account's limits."""
+        _known(queue, await self._call("limit", [keys.meta(queue)], [account, f"{weight:g}", most_running, revision]))
 
     async def reserve(
         self,

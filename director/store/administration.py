@@ -115,7 +115,7 @@ class Suspensions:
         queues, suspension = await self._catalog.queues(), written.suspension
         revision = written.suspension_rev
         await _in_each(
-            queues, partial(self._scripts.pause, paused=suspension is not None, tenant=account, revision=revision)
+            queues, partial(self._scripts.pause, paused=suspension is not None, account=account, revision=revision)
         )
         if suspension is None or suspension.policy == "hold":
             return Ended()

@@ -321,7 +321,7 @@ class Catalog:
         for name, score in await ask(lambda: redis.zrange(keys.suspensions(), 0, -1, withscores=True)):
             revision, is_suspended = divmod(int(score), 2)
             if is_suspended:
-                await self._scripts.pause(queue, paused=True, tenant=text(name), revision=revision)
+                await self._scripts.pause(queue, paused=True, account=text(name), revision=revision)
         return queue
 
 

@@ -212,11 +212,11 @@ class QueueAdministration:
     async def pause(self, queue: QueueName, *, account: str = "", by: str) -> None:
         async with self._changes.noting("queue_paused", by=by, queue=queue, account=account):
             # those who wait read the account alone, and the log of changes its token too
-            await self._scripts.pause(queue, paused=True, tenant=account, by=by.partition("/")[0])
+            await self._scripts.pause(queue, paused=True, account=account, by=by.partition("/")[0])
 
     async def resume(self, queue: QueueName, *, account: str = "", by: str) -> None:
         async with self._changes.noting("queue_resumed", by=by, queue=queue, account=account):
-            await self._scripts.pause(queue, paused=False, tenant=account)
+            await self._scripts.pause(queue, paused=False, account=account)
 
     async def order(self, queue: QueueName, order: Order, *, by: str) -> None:
         """Say whether a model that shares devices is loaded. Its director does so within a second."""

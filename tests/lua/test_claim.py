@@ -45,12 +45,12 @@ async def test_other_lanes_share_the_turns_of_an_empty_lane(
 
 
 async def test_a_lane_of_blocked_tenants_saves_no_turns(driver: QueueDriver) -> None:
-    await driver.pause(tenant="held")
+    await driver.pause(account="held")
     for lane, account in [("low", "held")] * 30 + [("high", "acme")] * 120:
         await driver.submit(lane=lane, account=account)
     for _ in range(100):
         await driver.finish(await driver.claim_one())
-    await driver.pause(tenant="held", paused=False)
+    await driver.pause(account="held", paused=False)
     served = Counter([claim.record.lane for _ in range(18) for claim in await driver.claim(1)])
     assert served == {"high": 16, "low": 2}
 

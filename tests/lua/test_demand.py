@@ -37,14 +37,14 @@ async def test_a_paused_queue_has_no_runnable_predictions_but_counts_running_one
 async def test_predictions_of_blocked_accounts_are_left_out(driver: QueueDriver, revision: int | None) -> None:
     for account in ("a", "a", "b"):
         await driver.submit(account=account)
-    await driver.pause(tenant="a", revision=revision)
+    await driver.pause(account="a", revision=revision)
     assert await runnable(driver) == 1
-    await driver.pause(tenant="b", revision=revision)
+    await driver.pause(account="b", revision=revision)
     assert await runnable(driver) == 0
-    await driver.pause(tenant="a", paused=False, revision=None if revision is None else revision + 1)
+    await driver.pause(account="a", paused=False, revision=None if revision is None else revision + 1)
     assert await runnable(driver) == 2
-    await driver.pause(tenant="b")
-    await driver.pause(tenant="b", revision=9)
+    await driver.pause(account="b")
+    await driver.pause(account="b", revision=9)
     assert await runnable(driver) == 2, "an account that is paused and suspended is left out once"
 
 
@@ -68,7 +68,7 @@ async def test_a_late_retry_of_a_paused_account_takes_nothing_from_others(driver
     await driver.submit_many(3, account="a")
     for claim in await driver.claim(3):
         await driver.release(claim, delay_s=600)
-    await driver.pause(tenant="a")
+    await driver.pause(account="a")
     await driver.submit(account="b")
     assert await runnable(driver) == 1
 

@@ -201,7 +201,7 @@ async def test_compute_reserved_at_the_first_server_is_given_back(driver: QueueD
 async def test_claimed_paused_and_unknown_accounts_predictions_stay(driver: QueueDriver, there: QueueDriver) -> None:
     claim = await driver.claimed()
     paused, strange = await driver.submit(account="bee"), await driver.submit(account="stranger")
-    await driver.pause(tenant="bee")
+    await driver.pause(account="bee")
     waits = await driver.submit()
     left = Left(moved=1, claimed=1, held=1, strange=1)
     before = await dump(driver.redis)
@@ -213,13 +213,13 @@ async def test_claimed_paused_and_unknown_accounts_predictions_stay(driver: Queu
     assert await driver.extend(claim) == ["held"]
     assert await driver.finish(claim)
     assert [one.id for one in await driver.claim_all()] == [strange]
-    await driver.pause(paused=False, tenant="bee")
+    await driver.pause(paused=False, account="bee")
     assert [one.id for one in await driver.claim_all()] == [paused]
 
 
 async def test_a_whole_queue_moves_in_slices_past_those_who_stay(driver: QueueDriver, there: QueueDriver) -> None:
     await driver.submit_many(60, account="bee")
-    await driver.pause(tenant="bee")
+    await driver.pause(account="bee")
     ids = [await driver.submit(account=("whale", "ant")[number % 2]) for number in range(130)]
     assert await move(driver, there) == Left(moved=130, held=60)
     assert {claim.id for claim in await there.claim_all()} == set(ids)

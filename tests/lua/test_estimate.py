@@ -60,9 +60,9 @@ async def test_a_pause_does_not_raise_the_wait_estimate(driver: QueueDriver, ten
     await driver.have_slots(1)
     await run(driver, 1)
     await driver.submit_many(30)
-    await driver.pause(tenant=tenant)
+    await driver.pause(account=tenant)
     driver.pass_time(3600)
-    await driver.pause(paused=False, tenant=tenant)
+    await driver.pause(paused=False, account=tenant)
     for _ in range(30):
         claim = await driver.claim_one()
         driver.pass_time(1)

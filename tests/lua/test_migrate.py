@@ -59,7 +59,7 @@ async def test_every_waiting_prediction_moves_to_the_other_queue(driver: QueueDr
 async def test_claimed_and_paused_predictions_stay_in_their_queue(driver: QueueDriver, newer: QueueDriver) -> None:
     claim = await driver.claimed()
     paused = await driver.submit(account="paused")
-    await driver.pause(tenant="paused")
+    await driver.pause(account="paused")
     waiting = await driver.submit()
     assert await migrate(driver, newer) == Migrated(next=-1, moved=1, claimed=1, held=1)
     assert await driver.extend(claim) == ["held"]
@@ -122,7 +122,7 @@ async def test_a_migration_to_an_unknown_queue_moves_nothing(driver: QueueDriver
 
 async def test_a_whole_queue_moves_in_slices_past_those_who_stay(driver: QueueDriver, newer: QueueDriver) -> None:
     await driver.submit_many(60, account="paused")
-    await driver.pause(tenant="paused")
+    await driver.pause(account="paused")
     ids = [await driver.submit(account=f"t{number % 7}") for number in range(130)]
     steps = [step async for step in Migration(driver.scripts, driver.queue, newer.queue).steps()]
     assert len(steps) == 4 + 2, "once through all of it, and once more through what stays"

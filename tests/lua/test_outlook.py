@@ -147,7 +147,7 @@ async def test_reason_is_that_the_queue_is_paused(driver: QueueDriver) -> None:
 async def test_reason_is_that_the_account_is_paused(driver: QueueDriver) -> None:
     await served_by(driver)
     mine, other = await driver.submit(), await driver.submit(account="other")
-    await driver.pause(tenant=ACCOUNT)
+    await driver.pause(account=ACCOUNT)
     assert await reason(driver, mine) == ("paused", 1), "it, and not the whole queue"
     assert await reason(driver, other) == ("waiting_its_turn", None)
 

@@ -24,18 +24,18 @@ async def test_ready_predictions_of_a_paused_tenant_are_skipped_for_others(drive
     await driver.have_slots(9)
     mine = [await driver.submit(streams=[0]) for _ in range(2)]
     others = [await driver.submit(account="other", streams=[0]) for _ in range(2)]
-    await driver.pause(tenant=ACCOUNT)
+    await driver.pause(account=ACCOUNT)
     assert [claim.id for claim in await driver.claim(9)] == others
     assert await driver.backlog() == mine, "in their order, for when it is resumed"
 
 
 async def test_a_paused_tenant_can_submit_and_resuming_sends_a_wakeup(driver: QueueDriver) -> None:
-    await driver.pause(tenant=ACCOUNT)
+    await driver.pause(account=ACCOUNT)
     ids = [await driver.submit(lane=lane) for lane in LANES]
     await driver.hear_bell()
     assert await driver.claim(9) == []
     assert not await driver.hear_bell()
-    await driver.pause(paused=False, tenant=ACCOUNT)
+    await driver.pause(paused=False, account=ACCOUNT)
     assert await driver.hear_bell()
     assert [claim.id for claim in await driver.claim(9)] == ids
 
@@ -43,9 +43,9 @@ async def test_a_paused_tenant_can_submit_and_resuming_sends_a_wakeup(driver: Qu
 async def test_a_resumed_tenant_is_not_owed_the_paused_time(driver: QueueDriver) -> None:
     for account in (ACCOUNT, "other"):
         await driver.submit_many(20, account=account)
-    await driver.pause(tenant=ACCOUNT)
+    await driver.pause(account=ACCOUNT)
     await driver.claim(10)
-    await driver.pause(paused=False, tenant=ACCOUNT)
+    await driver.pause(paused=False, account=ACCOUNT)
     served = [claim.record.account for claim in await driver.claim(10)]
     assert served.count(ACCOUNT) in (5, 6), "half, and it is level with the other again"
 
@@ -53,58 +53,58 @@ async def test_a_resumed_tenant_is_not_owed_the_paused_time(driver: QueueDriver)
 async def test_pausing_or_resuming_a_tenant_twice_has_one_effect(driver: QueueDriver) -> None:
     await driver.submit_many(3)
     async with unchanged(driver.redis):
-        await driver.pause(paused=False, tenant="never-paused")
+        await driver.pause(paused=False, account="never-paused")
     for paused in (True, False):
-        await driver.pause(paused=paused, tenant=ACCOUNT)
+        await driver.pause(paused=paused, account=ACCOUNT)
         async with unchanged(driver.redis, expiry=False):
-            await driver.pause(paused=paused, tenant=ACCOUNT)
+            await driver.pause(paused=paused, account=ACCOUNT)
 
 
 async def test_nothing_of_a_suspended_tenant_is_handed_out(driver: QueueDriver) -> None:
     await driver.have_slots(2)
     ready = [await driver.submit(streams=[0]) for _ in range(2)]
     waiting = await driver.submit()
-    await driver.pause(tenant=ACCOUNT, revision=1)
+    await driver.pause(account=ACCOUNT, revision=1)
     later = await driver.submit(lane="high")
     assert await driver.claim_all() == []
-    await driver.pause(paused=False, tenant=ACCOUNT, revision=2)
+    await driver.pause(paused=False, account=ACCOUNT, revision=2)
     assert {claim.id for claim in await driver.claim_all()} == {*ready, waiting, later}
 
 
 async def test_an_older_change_that_arrives_late_undoes_nothing(driver: QueueDriver) -> None:
     await driver.submit()
-    await driver.pause(tenant=ACCOUNT, revision=3)
+    await driver.pause(account=ACCOUNT, revision=3)
     async with unchanged(driver.redis):
-        await driver.pause(paused=False, tenant=ACCOUNT, revision=2)
-        await driver.pause(tenant=ACCOUNT, revision=1)
+        await driver.pause(paused=False, account=ACCOUNT, revision=2)
+        await driver.pause(account=ACCOUNT, revision=1)
     assert await driver.claim() == []
 
 
 async def test_a_suspension_and_an_operators_pause_are_independent(driver: QueueDriver) -> None:
     await driver.submit()
-    await driver.pause(tenant=ACCOUNT)
-    await driver.pause(tenant=ACCOUNT, revision=1)
-    await driver.pause(paused=False, tenant=ACCOUNT, revision=2)
+    await driver.pause(account=ACCOUNT)
+    await driver.pause(account=ACCOUNT, revision=1)
+    await driver.pause(paused=False, account=ACCOUNT, revision=2)
     assert await driver.claim() == []
-    await driver.pause(tenant=ACCOUNT, revision=3)
-    await driver.pause(paused=False, tenant=ACCOUNT)
+    await driver.pause(account=ACCOUNT, revision=3)
+    await driver.pause(paused=False, account=ACCOUNT)
     assert await driver.claim() == []
-    await driver.pause(paused=False, tenant=ACCOUNT, revision=4)
+    await driver.pause(paused=False, account=ACCOUNT, revision=4)
     assert len(await driver.claim()) == 1
 
 
 async def test_a_waiting_prediction_reports_that_its_tenant_is_suspended(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
-    await driver.pause(tenant=ACCOUNT, revision=1)
+    await driver.pause(account=ACCOUNT, revision=1)
     outlook = await driver.outlook(prediction_id)
     assert (outlook.reason, outlook.detail, outlook.p50_ms) == ("paused", 2, None)
 
 
 async def test_resuming_a_suspended_tenant_sends_one_wakeup(driver: QueueDriver) -> None:
-    await driver.pause(tenant=ACCOUNT, revision=1)
+    await driver.pause(account=ACCOUNT, revision=1)
     await driver.submit()
     await driver.hear_bell()
-    await driver.pause(paused=False, tenant=ACCOUNT, revision=2)
+    await driver.pause(paused=False, account=ACCOUNT, revision=2)
     assert await driver.hear_bell()
     async with unchanged(driver.redis, expiry=False):
-        await driver.pause(paused=False, tenant=ACCOUNT, revision=2)
+        await driver.pause(paused=False, account=ACCOUNT, revision=2)

@@ -35,7 +35,7 @@ async def test_survey_leaves_out_what_is_claimed_or_may_not_start(driver: QueueD
     await driver.claim_one()
     await driver.submit_many(3, account="held")
     await driver.submit_many(3, account="limited", most_running=1)
-    await driver.pause(tenant="held")
+    await driver.pause(account="held")
     told = await driver.scripts.survey(driver.queue, now_ms=driver.now_ms)
     assert {line.account for line in told.lines} <= {"limited", "held"}
     assert sum(line.count for line in told.lines if line.account == "held") <= 1, "an entry in a stream may be there"

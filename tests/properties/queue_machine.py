@@ -159,7 +159,7 @@ class QueueMachine(QueueSteps):
 
     @rule(tenant=WHO, is_held=st.booleans())
     def pause_a_tenant(self, tenant: str, is_held: bool) -> None:
-        self.do(self.driver.pause(paused=is_held, tenant=tenant))
+        self.do(self.driver.pause(paused=is_held, account=tenant))
         self.model.tenants[tenant].is_held = is_held
 
     @precondition(lambda self: self.model.at("waiting"))

@@ -57,13 +57,13 @@ class Player:
             elif step == "cancel" and self.asked:
                 await self.driver.cancel(self.dice.choice(self.asked), account=self.dice.choice(TENANTS))
             else:
-                await self.driver.pause(paused=self.dice.random() < 0.5, tenant=self.dice.choice(TENANTS))
+                await self.driver.pause(paused=self.dice.random() < 0.5, account=self.dice.choice(TENANTS))
             self.driver.pass_time(self.dice.choice((0.0, 0.5, 3.0)))
         await self.drain()
 
     async def drain(self) -> None:
         for tenant in TENANTS:
-            await self.driver.pause(paused=False, tenant=tenant)
+            await self.driver.pause(paused=False, account=tenant)
         while self.claims or (await self.driver.stats()).waiting:
             await self._claim(5)
             self.answers += await self._all(map(self._finish, self.claims))

@@ -75,7 +75,9 @@ FOUND: Final[Mapping[str, frozenset[str]]] = {}
 
 # Parameters of ours that 0.3.0 takes by other names, by call.
 FORMER_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
-    "enqueue": {"webhook_events": "events", "deadline_status": "late"}
+    "enqueue": {"webhook_events": "events", "deadline_status": "late"},
+    "limit": {"account": "tenant"},
+    "pause": {"account": "tenant"},
 }
 
 # The errors that 0.3.0's calls raise, by its names.

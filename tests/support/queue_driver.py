@@ -155,8 +155,10 @@ class QueueDriver:
     async def cancel(self, prediction_id: PredictionId, *, account: str = ACCOUNT) -> str:
         return await self.scripts.cancel(prediction_id, account=account, now_ms=self.now_ms)
 
-    async def pause(self, *, paused: bool = True, tenant: str = "", revision: int | None = None, by: str = "") -> None:
-        await self.scripts.pause(self.queue, paused=paused, tenant=tenant, revision=revision, by=by, now_ms=self.now_ms)
+    async def pause(self, *, paused: bool = True, account: str = "", revision: int | None = None, by: str = "") -> None:
+        await self.scripts.pause(
+            self.queue, paused=paused, account=account, revision=revision, by=by, now_ms=self.now_ms
+        )
 
     async def limit(self, tenant: str = ACCOUNT, *, weight: float = 1, most_running: int | None = None) -> None:
         await self.scripts.limit(self.queue, tenant, weight=weight, most_running=most_running)

@@ -101,7 +101,7 @@ async def test_queue_shows_waiting_accounts_and_their_limits(admin: AsyncClient,
     await driver.submit(account="amber")
     await driver.submit(account="basalt")
     await driver.limit("amber", weight=2.5, most_running=7)
-    await driver.pause(tenant="basalt")
+    await driver.pause(account="basalt")
     amber, basalt = (await read(admin, ONE))["tenants"]
     assert amber == {
         "account": "amber",

@@ -135,7 +135,7 @@ async def test_largest_and_all_paused_accounts_are_shown(redis: Redis, catalog: 
         for _ in range(number + 1):
             await driver.submit(account=f"t{number}")
     for account in ("t0", "absent"):
-        await driver.scripts.pause(driver.queue, paused=True, tenant=account)
+        await driver.scripts.pause(driver.queue, paused=True, account=account)
     claim = await driver.claim_one()
     assert claim.record.account != "t0"
     tenants = {
@@ -152,12 +152,12 @@ async def test_suspended_accounts_with_predictions_are_shown_and_marked(
     for account in ("large", "large", "small"):
         await driver.submit(account=account)
     for account in ("small", "absent"):
-        await driver.pause(tenant=account, revision=1)
-    await driver.pause(tenant="small")
+        await driver.pause(account=account, revision=1)
+    await driver.pause(account="small")
     assert "account    small (paused, suspended): 1 waiting, 0 running" in await said(run, "show", driver.queue)
     tenants = await Queues(redis, catalog, driver.scripts).tenants(driver.queue, most=1)
     assert tenants == [Tenant("large", 2, 0, False), Tenant("small", 1, 0, True, True)]
-    await driver.pause(paused=False, tenant="small", revision=2)
+    await driver.pause(paused=False, account="small", revision=2)
     assert "account    small (paused): 1 waiting, 0 running" in await said(run, "show", driver.queue)
 
 

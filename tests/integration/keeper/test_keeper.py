@@ -266,7 +266,7 @@ async def test_forbidden_or_gone_receiver_is_not_notified_again(
     claim = await owe(past, receiver.url if outcome == "gone" else "http://10.0.0.1/hook")
     assert (await courier.run_once()).outcomes == {outcome: 1}
     assert await owed(past, claim.id) is None
-    assert (await past.record(claim.id)).told == outcome
+    assert (await past.record(claim.id)).webhook_outcome == outcome
 
 
 async def test_webhook_is_given_up_when_the_schedule_ends(courier: Courier, past: QueueDriver, receiver: Sink) -> None:
@@ -358,7 +358,7 @@ async def test_drain_waits_for_current_delivery_and_takes_no_other(
         await receiver.arrived(1)
         second = await owe(past, receiver.url)
         await courier.drain()
-        assert (await past.record(first.id)).told == "delivered"
+        assert (await past.record(first.id)).webhook_outcome == "delivered"
         assert (await courier.run_once()).outcomes == {}
         tasks.cancel_scope.cancel()
     assert await owed(past, second.id) is not None
@@ -498,7 +498,7 @@ async def test_no_second_attempt_begins_during_one(
         assert (await other.run_once()).outcomes == {}
         receiver.close()
     assert len(receiver.received) == 2
-    assert (await past.record(claim.id)).told == "delivered"
+    assert (await past.record(claim.id)).webhook_outcome == "delivered"
 
 
 async def test_both_secrets_verify_until_rotation_ends(courier: Courier, past: QueueDriver, receiver: Sink) -> None:

@@ -91,7 +91,7 @@ async def test_arrivals_at_a_host_take_no_step_of_a_failing_one(
         for _ in range(ARRIVALS):
             assert (await webhooks.deliver((await owe(past, shared.url, account=account)).id)).outcome == "delivered"
             await courier.run_once()
-        assert (await past.record(beside)).told == "failed"
+        assert (await past.record(beside)).webhook_outcome == "failed"
         assert await steps(past, beside) == await steps(past, control) == 1
         may_come_early = account == ACCOUNT and status >= 500
         assert shared.targets.count("/bad") == alone.targets.count("/bad") + may_come_early
@@ -196,7 +196,7 @@ async def test_webhooks_that_a_host_missed_arrive_once_it_answers(
         await webhooks.deliver(each)
     await webhooks.deliver((await owe(past, shared.url)).id)
     assert (await courier.run_once()).outcomes == {"delivered": 2}
-    assert [(await past.record(each)).told for each in (unavailable, broken, missing)] == [
+    assert [(await past.record(each)).webhook_outcome for each in (unavailable, broken, missing)] == [
         "delivered",
         "delivered",
         "failed",
