@@ -18,8 +18,8 @@ from api.services.stream_readers import Readers
 from api.services.turns import Turns, UploadTurns
 from api.services.waiters import Waiters
 from api.services.watching import Watching
+from director.broker.news import SILENCE_S
 from director.broker.redis_client import blocking_client, client
-from director.broker.subscription import SILENCE_S
 from director.core.clock import Clock
 from director.core.errors import UnsafeBackend
 from director.core.settings import ApiSettings

@@ -19,8 +19,8 @@ from redis.exceptions import RedisError
 
 from api.services.places import Places
 from director.broker import keys
+from director.broker.news import Subscription
 from director.broker.replies import event
-from director.broker.subscription import Subscription
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId

@@ -302,8 +302,8 @@ def _command(run: list[Call]) -> bytes:
 def _pack(words: Sequence[Arg]) -> bytes:
     """Return words of a command without the number in front of them."""
     whole: tuple[Any, ...] = tuple(words)
-    packed: bytes = hiredis.pack_command(whole).partition(b"\r\n")[2]
-    return packed
+    command: bytes = hiredis.pack_command(whole)
+    return command[command.index(b"\n") + 1 :]
 
 
 def _answer(run: list[Call], reply: Any) -> list[Call]:

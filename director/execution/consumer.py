@@ -16,9 +16,9 @@ from typing import Any, Final, TypeVar
 from msgspec import Struct
 from redis import exceptions
 
+from director.broker.news import Wakeup, pause_s
 from director.broker.replies import Claims
 from director.broker.scripts import Scripts
-from director.broker.wakeup import Wakeup, pause_s
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable, UnknownQueue
 from director.core.ids import QueueName

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Raw, Struct
 from redis.asyncio import Redis
 
-from director.broker.wakeup import Wakeup
+from director.broker.news import Wakeup
 from director.core.errors import BackendUnavailable, SettingsError
 from director.core.ids import Kind, QueueName, model_and_kind, version_id
 from director.core.model_config import ModelConfig, check_server_url, over, usable

@@ -18,9 +18,9 @@ from redis import exceptions
 from redis.asyncio import Redis
 
 from director import __version__
+from director.broker.news import hear_cancels
 from director.broker.replies import Hold
 from director.broker.scripts import Scripts
-from director.broker.subscription import hear_cancels
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import QueueName

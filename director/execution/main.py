@@ -17,9 +17,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from director.broker.news import LISTEN_S, LONGEST_S
 from director.broker.redis_client import blocking_client, client
-from director.broker.subscription import LISTEN_S
-from director.broker.wakeup import LONGEST_S
 from director.core.clock import SystemClock
 from director.core.devices import Device
 from director.core.errors import SettingsError

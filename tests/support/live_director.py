@@ -79,7 +79,17 @@ class Caller:
 
     async def submit(self, prediction_id: PredictionId | None = None, **asked: Any) -> PredictionId:
         """Submit one prediction. Keyword arguments that are no option of the queue are its input."""
-        known = ("webhook", "events", "lifetime_ms", "late", "start_by_ms", "lane", "cost", "affinity", "now_ms")
+        known = (
+            "webhook",
+            "webhook_events",
+            "lifetime_ms",
+            "deadline_status",
+            "start_by_ms",
+            "lane",
+            "cost",
+            "affinity",
+            "now_ms",
+        )
         options = {name: asked.pop(name) for name in known if name in asked}
         accepted = await enqueue(
             self.scripts,

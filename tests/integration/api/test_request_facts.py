@@ -114,7 +114,7 @@ async def test_create_get_and_lists_show_the_facts_that_were_stored(api: AsyncCl
         for seen in (answer, shown, *(one for one in listed if one["id"] == record.id)):
             for fact, key in SHOWN.items():
                 value = getattr(record, fact)
-                assert seen.get(key, "") == (value.split(",") if fact == "events" else value), (way, fact)
+                assert seen.get(key, "") == (value.split(",") if fact == "webhook_events" else value), (way, fact)
             assert seen["urls"]["get"].startswith(record.url)
             assert ("stream" in seen["urls"]) == bool(record.ticket)
             assert "deadline" in seen

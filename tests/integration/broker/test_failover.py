@@ -8,9 +8,9 @@ from redis.asyncio import Redis
 from director.broker import keys
 from director.broker.durability import check
 from director.broker.gatherer import Gatherer
+from director.broker.news import Wakeup
 from director.broker.redis_client import Pipes, ask, blocking_client, client
 from director.broker.scripts import Scripts
-from director.broker.wakeup import Wakeup
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.ids import queue_name

@@ -13,9 +13,9 @@ from redis.asyncio import Redis
 
 from director.broker import connections
 from director.broker.gatherer import Gatherer
+from director.broker.news import Wakeup
 from director.broker.redis_client import Pipes, ask, blocking_client, client
 from director.broker.scripts import Scripts
-from director.broker.wakeup import Wakeup
 from director.core import sockets
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable

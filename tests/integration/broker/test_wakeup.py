@@ -8,9 +8,9 @@ from redis import exceptions
 from redis.asyncio import Redis
 
 from director.broker import keys
+from director.broker.news import Wakeup
 from director.broker.redis_client import blocking_client
 from director.broker.replies import Claims
-from director.broker.wakeup import Wakeup
 from director.core.clock import SystemClock
 from tests.support.eventually import eventually
 from tests.support.queue_driver import QueueDriver
@@ -53,8 +53,8 @@ async def test_wakeup_returns_the_claim_in_the_same_call(driver: QueueDriver, re
 async def test_claim_is_made_after_a_wait_without_a_wakeup(
     driver: QueueDriver, wakeup: Wakeup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("director.broker.wakeup.LEAST_S", 0.01)
-    monkeypatch.setattr("director.broker.wakeup.LONGEST_S", 0.02)
+    monkeypatch.setattr("director.broker.news.LEAST_S", 0.01)
+    monkeypatch.setattr("director.broker.news.LONGEST_S", 0.02)
     claims = await claim(driver, wakeup)
     assert (list(claims), claims.why) == ([], "empty")
 

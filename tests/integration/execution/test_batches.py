@@ -123,7 +123,7 @@ async def test_idle_director_starts_at_once_what_a_full_director_cannot(
     monkeypatch: pytest.MonkeyPatch,
     cost: float,
 ) -> None:
-    for name in ("broker.wakeup.LEAST_S", "broker.wakeup.LONGEST_S", "execution.main.LONGEST_S"):
+    for name in ("broker.news.LEAST_S", "broker.news.LONGEST_S", "execution.main.LONGEST_S"):
         monkeypatch.setattr(f"director.{name}", 60.0)  # a poll would be too late for this test
     async with (
         cog_server(folder) as third_cog_url,

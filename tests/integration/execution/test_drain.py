@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 from director.broker import keys
+from director.broker.news import Wakeup
 from director.broker.scripts import Scripts
-from director.broker.wakeup import Wakeup
 from director.core.ids import partition_of
 from director.servers.runners.cog import CogRunner
 from tests.support.cog import cog_process

@@ -94,7 +94,7 @@ async def test_start_comes_before_output_and_output_before_completed(caller: Cal
 async def test_caller_gets_only_the_requested_events(caller: Caller, live: Live, events: str, expected: int) -> None:
     async with sink() as receiver:
         async with live.director(webhook_allow="loopback", webhook_interval_s=0) as director:
-            asked = await caller.submit(n=3, webhook=receiver.url, events=events)
+            asked = await caller.submit(n=3, webhook=receiver.url, webhook_events=events)
             await caller.ended(asked)
             await eventually(lambda: director._consumer and not director._consumer._runs, "all is told")
         statuses = [body(each)["status"] for each in receiver.received]

@@ -3,12 +3,12 @@ from typing import Any
 import anyio
 import pytest
 
-from director.broker import subscription
-from director.broker.subscription import Subscription
+from director.broker import news
+from director.broker.news import Subscription
 
 
 async def test_answer_read_before_its_ping_returns_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscription, "SILENCE_S", 0.01)
+    monkeypatch.setattr(news, "SILENCE_S", 0.01)
     unused: Any = None
     listening = Subscription(unused, "always", on_message=unused, on_active=unused)
     pings = 0

@@ -164,8 +164,8 @@ class Counter:
 @pytest.fixture
 def no_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep periodic looks out of the test."""
-    monkeypatch.setattr("director.broker.wakeup.LEAST_S", 3600)
-    monkeypatch.setattr("director.broker.wakeup.LONGEST_S", 3600)
+    monkeypatch.setattr("director.broker.news.LEAST_S", 3600)
+    monkeypatch.setattr("director.broker.news.LONGEST_S", 3600)
 
 
 async def test_claim_asks_for_all_permits_and_releases_the_unused() -> None:
