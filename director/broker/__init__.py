@@ -1,1 +1,1 @@
-"""All access to Redis: clients, connections, keys and scripts. No other package sends a command."""
+"""All access to Redis: clients, connections, keys and scripts. Only this package and `director.store` send commands."""
