@@ -2,8 +2,8 @@
 -- fold: add days of an account's old month in the ledger to the row of the whole month, and say how long that is kept. Safe
 -- to repeat: a day that was added is gone.
 --
---   KEYS[1]  ledger   hash  {p}:ledger:<yyyymm>:<account>
---   KEYS[2]  index    set   {p}:ledger:<yyyymm>
+--   KEYS[1]  ledger           hash  {p}:ledger:<yyyymm>:<account>
+--   KEYS[2]  ledger_accounts  set   {p}:ledger:<yyyymm>
 --   ARGV[1]  kept_ms  the lifetime of the month from now
 --   ARGV[2…] day, month  fields: a row of a day, and that of the month which takes it in
 --   Returns  rows that were added, and are gone
