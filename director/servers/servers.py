@@ -58,6 +58,7 @@ AGAINST: Final = frozenset({Outcome.FAILED, Outcome.CANCELED, Outcome.LOST, Outc
 SICKNESS: Final = re.compile(
     r"\b(?:CUDA|cuDNN|cuBLAS|NCCL)[ _]|\bHIP error|out of memory|device-side assert", re.IGNORECASE
 )
+MOST_PAST: Final = 64  # runs
 MOST_REFUSED: Final = 1000  # predictions that are remembered for having been refused
 
 
@@ -141,8 +142,37 @@ class Trust:
             self._accused_by = ""
 
 
+class Room:
+    """The most runs that a server is known to have run at once, of the last ones that succeeded. It says whether a
+    server had room for a run that it refused. Kept only once a server refused one beside others: each costs some µs.
+    """
+
+    def __init__(self) -> None:
+        self._runs: deque[_Past] = deque(maxlen=MOST_PAST)
+
+    @property
+    def most(self) -> int:
+        return max((run.beside for run in self._runs), default=0) + 1
+
+    def add(self, began_at: float, ended_at: float) -> None:
+        """Note a run that succeeded. The most runs at once are at the beginning of one of them."""
+        beside = 0
+        for run in self._runs:
+            if began_at <= run.began_at < ended_at:
+                run.beside += 1
+            elif run.began_at < began_at < run.ended_at:
+                beside += 1
+        self._runs.append(_Past(began_at, ended_at, beside))
+
+
+class _Past(Struct, eq=False):
+    began_at: float
+    ended_at: float
+    beside: int  # others that were running when it began
+
+
 class Refusals:
-    """How often ready servers refused a prediction although they had nothing else to do: the reason may be its input.
+    """How often ready servers refused a prediction although they had room for it: the reason may be its input.
     Kept in this process: where several directors meet it, each counts for itself.
     """
 
@@ -188,7 +218,8 @@ class Server(Struct, eq=False):
     `is_other_version`: that is not the schema of the version that is served.
     `setup_log`: the last lines of its last setup, if that failed.
     `doubt`: set when a run found it dead or without the slot that it should have; it gets no work until the watch has
-    asked it. `hangs`: a run there does not stop. `refusal`: why it did not let the director in; '' otherwise.
+    asked it. `hangs`: a run there does not stop. `refusal`: why it did not let the director in; '' otherwise. `room`:
+    what is known of its slots, once it refused a run beside others.
     """
 
     runner: Runner
@@ -202,6 +233,7 @@ class Server(Struct, eq=False):
     hangs: bool = False
     is_resting: bool = False
     refusal: str = ""
+    room: Room | None = None
     fewer: int | None = None
     runs: int = 0
     running: int = 0
@@ -560,7 +592,7 @@ class Servers:
 
     def started(self, server: Server, since: str) -> None:
         """Take in a new start of the server: it has all its slots again, and is not in doubt."""
-        server.since, server.fewer = since, None
+        server.since, server.fewer, server.room = since, None, None
         self.acquit(server)
 
     def doubt(self, permit: Permit, *, hangs: bool = True) -> None:
@@ -582,11 +614,18 @@ class Servers:
         server.trust.acquit()
 
     def refused(self, permit: Permit, ended: Ended, run: str) -> Ended:
-        """Return the end with its `refusals`, if the server had nothing else to do."""
+        """Return the end with its `refusals`, if the server had room: nothing else to do, or no more than it had when
+        as many runs succeeded there at once.
+        """
         server = permit.server
         # the runs of a batch go one request after the other through one slot
-        had_nothing_else = server.running <= 1 or (permit.batch is not None and server.busy <= 1)
-        return replace(ended, refusals=self._refusals.add(run)) if had_nothing_else else ended
+        if server.running <= 1 or (permit.batch is not None and server.busy <= 1):
+            return replace(ended, refusals=self._refusals.add(run))
+        if permit.batch is not None:
+            return ended
+        if server.room is None:
+            server.room = Room()
+        return replace(ended, refusals=self._refusals.add(run)) if server.running <= server.room.most else ended
 
     def ended(self, permit: Permit, ended: Ended, *, unasked: bool, account: str = "") -> None:
         """Judge the server by the end of an account's run. `unasked`: the run was not asked to stop."""
@@ -606,6 +645,8 @@ class Servers:
         suspect = self._unless_alone(account)
         if ended.outcome is Outcome.SUCCEEDED:
             took_s = self._now() - permit.started_at
+            if server.room is not None:
+                server.room.add(permit.started_at, self._now())
             server.run_s = took_s if server.run_s == math.inf else server.run_s + (took_s - server.run_s) / 5
             for other in self.all:
                 other.trust.went_well_elsewhere(suspect)

@@ -10,6 +10,7 @@ import re
 import zlib
 from base64 import b64encode
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final, Protocol, TypeVar
 
 import msgspec
@@ -139,6 +140,9 @@ CHARSET: Final = re.compile(
 PACKED: Final[Mapping[str, tuple[int, ...]]] = {"gzip": (47,), "x-gzip": (47,), "deflate": (47, -15)}
 GZIP: Final = b"\x1f"  # the first byte
 MOST_WORDS: Final = 200
+MOST_CHECKED: Final = 256 << 10  # bytes of an output: 20 ns each at most
+HUGE: Final = re.compile(rb"[0-9]{309}")
+BEYOND: Final = 1 << 1024
 
 
 class Answer(Struct, frozen=True, kw_only=True):
@@ -211,8 +215,7 @@ def refused_as(answer: Answer, said: str, *, busy: tuple[int, ...] = outcomes.BU
     words = status_of(answer)
     if said:
         words = said if seen is Seen.INVALID else f"{words}: {said}"
-    is_only_busy = answer.status in outcomes.ONLY_BUSY
-    return outcomes.end(seen, words, retry_after_s=answer.retry_after_s, is_only_busy=is_only_busy)
+    return outcomes.end(seen, words, retry_after_s=answer.retry_after_s)
 
 
 def said_of(answer: Answer, *, error: Pointer | None = None) -> str:
@@ -350,6 +353,44 @@ def read_document(body: bytes) -> Raw:
     return Raw(bytes(read_json(body, Raw)))
 
 
+def legible(output: Raw) -> Raw:
+    """Return an output that each reader of JSON can read. Raises Unreadable for a number beyond the range of a double:
+    some read Infinity, which is no JSON, and some refuse all of the text. Of a large output that is not checked.
+    """
+    text = bytes(output)
+    if len(text) > MOST_CHECKED:
+        return output
+    try:
+        found = msgspec.json.decode(text)
+        if HUGE.search(text) and not _fits(found):
+            raise Unreadable("beyond what a reader of JSON can hold: a number of more than 308 digits")
+    except msgspec.DecodeError as exc:
+        raise Unreadable(f"beyond what a reader of JSON can hold: {exc}"[:MOST_WORDS]) from exc
+    except RecursionError:
+        pass
+    return output
+
+
+def legible_metrics(found: dict[str, Raw]) -> dict[str, Raw]:
+    """Return the metrics without those that not each reader can read."""
+    legible_ones = {}
+    for name, value in found.items():
+        with suppress(Unreadable):
+            legible_ones[name] = legible(value)
+    return legible_ones
+
+
+def _fits(value: object) -> bool:
+    match value:
+        case int():
+            return abs(value) < BEYOND
+        case list():
+            return all(map(_fits, value))
+        case dict():
+            return all(map(_fits, value.values()))
+    return True
+
+
 def document_or_text(data: bytes) -> Raw:
     """Return the data of an event: JSON, or its text as a string. Raises Unreadable for what looks like JSON."""
     try:
@@ -370,14 +411,17 @@ def mapped_end(document: Raw, config: MappedConfig) -> Ended:
     if output is None:
         what = f"The model server's answer has nothing at {config.output.text}"
         return outcomes.end(Seen.UNREADABLE, f"{what}: {excerpt(bytes(document))}")
-    return Ended(outcome=Outcome.SUCCEEDED, output=output, metrics=mapped_metrics(document, config))
+    try:
+        return Ended(outcome=Outcome.SUCCEEDED, output=legible(output), metrics=mapped_metrics(document, config))
+    except Unreadable as exc:
+        return unreadable("The model server's answer is", exc, bytes(output))
 
 
 def mapped_metrics(document: Raw, config: MappedConfig) -> dict[str, Raw]:
     if not config.metrics:
         return {}
     found = {name: pointer.find(document) for name, pointer in config.metrics.items()}
-    return {name: value for name, value in found.items() if value is not None and value != NULL}
+    return legible_metrics({name: value for name, value in found.items() if value is not None and value != NULL})
 
 
 def mapped_error(document: Raw, error: Pointer | None) -> str:
@@ -390,12 +434,29 @@ def mapped_error(document: Raw, error: Pointer | None) -> str:
         return excerpt(bytes(found))
 
 
+def told_error(document: Raw) -> str:
+    """Return the words of an object that is nothing but an error; '' for an output. In a stream a server has no status
+    left to say it by. An output may have a member `error` too, as a figure or beside others.
+    """
+    try:
+        members = read_json(bytes(document), dict[str, Raw])
+    except Unreadable:
+        return ""
+    if not members.keys() <= OF_AN_ERROR or bytes(members.get("error", NULL)).lstrip()[:1] not in (b'"', b"{"):
+        return ""
+    return reason(bytes(document)) if bytes(members["error"]) not in NO_ERROR else ""
+
+
 # Parse streams as the network brings them: events, lines or text. Pure: keeps at most one unfinished event, up to its
 # limit
 
 EVENT_STREAM: Final = "text/event-stream"
 DONE: Final = b"[DONE]"
 ERROR_EVENTS: Final = frozenset({"error", "failed", "failure", "fatal", "exception"})
+# Members of an object that is an error and no output, if all of its members are among them
+OF_AN_ERROR: Final = frozenset(
+    {"error", "error_type", "error_code", "type", "code", "status", "status_code", "message", "detail", "traceback"}
+)
 LINES: Final = re.compile(r"application/(?:x-)?(?:nd-?json|json-?lines|jsonl|json-seq|stream\+json|json-stream)")
 BOM: Final = b"\xef\xbb\xbf"
 FIELDS: Final = (b"data", b"event", b"id", b"retry")

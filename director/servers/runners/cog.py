@@ -50,7 +50,11 @@ MAX_OPENAPI_BODY: Final = 1 * MIB
 # We never ask for more than its slots, so a run that no director owns holds one, or it lost one. If it stays busy with
 # nothing of ours, a restart helps against both
 NO_SLOT: Final = Ended(
-    outcome=Outcome.REFUSED, error="The model server had no free slot", server_is_dead=True, has_no_slot=True
+    outcome=Outcome.REFUSED,
+    error="The model server had no free slot",
+    server_is_dead=True,
+    has_no_slot=True,
+    in_doubt=True,
 )
 DEAF: Final = "It runs, and hears nothing meanwhile"
 NOT_STREAMED: Final = outcomes.end(Seen.FAULT, "The model server answered 406 to a request for JSON")

@@ -96,11 +96,15 @@ def read_end(body: bytes, *, prediction_id: str, coglet: bool = True, is_framed:
         error = f"The model server answered before the run had ended: it is {said!r}"
         return outcomes.end(Seen.ENDLESS, error)
     if snapshot.status == "succeeded":
+        try:
+            output = answers.legible(snapshot.output_or_none or answers.NULL)
+        except answers.Unreadable as exc:
+            return answers.unreadable("The output of the model is", exc, body)
         return Ended(
             outcome=Outcome.SUCCEEDED,
-            output=snapshot.output_or_none or answers.NULL,
+            output=output,
             logs=snapshot.logs or "",
-            metrics=snapshot.metrics or {},
+            metrics=answers.legible_metrics(snapshot.metrics or {}),
         )
     return _unsuccessful(snapshot, coglet=coglet)
 

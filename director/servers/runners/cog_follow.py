@@ -89,7 +89,7 @@ class Progress:
 
 def _items(output: Raw) -> list[Raw]:
     try:
-        return answers.read_json(bytes(output), list[Raw])
+        return answers.read_json(bytes(answers.legible(output)), list[Raw])
     except answers.Unreadable:
         return []  # not an array after all; the end has the output
 
@@ -311,9 +311,9 @@ class _Reader(StreamReader[cog_answers.Again]):
                 self._feed.add(Logged(answers.read_json(frame.data, _Log).data), size=size)
             case "metric":
                 metric = answers.read_json(frame.data, _Metric)
-                self._feed.add(Measured(metric.name, metric.value, metric.mode), size=size)
+                self._feed.add(Measured(metric.name, answers.legible(metric.value), metric.mode), size=size)
             case "output" if self._known.is_array:
-                item = answers.read_json(frame.data, _Chunk).chunk
+                item = answers.legible(answers.read_json(frame.data, _Chunk).chunk)
                 self._feed.add(Produced(item, self._produced), size=size)
                 self._produced += 1
 

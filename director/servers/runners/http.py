@@ -146,11 +146,14 @@ class _Reader(StreamReader[Ended]):
         if frame.event.lower() in answers.ERROR_EVENTS:
             why = answers.mapped_error(document, self._config.error) or answers.mapped_error(document, WHOLE)
             return outcomes.end(outcomes.seen_in_stream(0, why), why or "The model failed without saying why")
-        if error := answers.mapped_error(document, self._config.error):
+        error = (
+            answers.mapped_error(document, self._config.error) if self._config.error else answers.told_error(document)
+        )
+        if error:
             return outcomes.end(outcomes.seen_in_stream(0, error), error)
         self._metrics |= answers.mapped_metrics(document, self._config)
         found = self._config.output.find(document)
-        return None if found is None or found == answers.NULL else self._produce(bytes(found))
+        return None if found is None or found == answers.NULL else self._produce(bytes(answers.legible(found)))
 
     def _cut_off(self, exc: answers.Unreadable) -> Ended:
         return outcomes.end(Seen.UNFRAMED, f"The last piece of the model server's stream is {exc}")

@@ -67,7 +67,7 @@ TABLE: Final[dict[Seen, Rule]] = {
     ),
     Seen.BUSY: Rule(
         Outcome.REFUSED,
-        "It never began. If a ready server with nothing else to do says so three times, that counts as an attempt.",
+        "It never began. If a ready server with room for it says so three times, that counts as an attempt.",
         if_unready=Outcome.REFUSED,
     ),
     Seen.GATEWAY: Rule(Outcome.LOST, "The proxy saw a broken connection."),
@@ -101,9 +101,7 @@ MOST_FORBIDDEN: Final = 3  # in a row: a key that was changed costs no more pred
 SERVER_AUTH: Final = "server_auth"  # also the state of a director whose servers are all locked
 WRONG_KEY: Final = "the operator of the model has to give its director the right key"
 BUSY: Final = tuple(sorted(status for status, seen in STATUSES.items() if seen is Seen.BUSY))
-REFUSALS_OF_AN_ATTEMPT: Final = 3  # by servers that had nothing else to do
-# A status that means only "no room": a limit on the rate, or the slot of a run that has just ended
-ONLY_BUSY: Final = frozenset({409, 429})
+REFUSALS_OF_AN_ATTEMPT: Final = 3  # by servers that had room
 MOST_ASKED: Final = 3  # times for its health, each as long as an answer may take, until it is no silence
 
 # An engine that died behind a front that still answers its health checks
@@ -147,10 +145,12 @@ def _or_dead(seen: Seen, said: str) -> Seen:
     return Seen.DEAD_WORDS if DEAD_ENGINE.search(said) else seen
 
 
-def end(seen: Seen, error: str, *, retry_after_s: float | None = None, is_only_busy: bool = True) -> Ended:
-    """Return the end for what was seen. It is in doubt where the health decides: see `settled`."""
+def end(seen: Seen, error: str, *, retry_after_s: float | None = None) -> Ended:
+    """Return the end for what was seen. It is in doubt where the health decides: see `settled`. A server that says when
+    to come again has no room.
+    """
     rule = TABLE[seen]
-    in_doubt = rule.if_unready is not None and (seen is not Seen.BUSY or not is_only_busy)
+    in_doubt = rule.if_unready is not None and (seen is not Seen.BUSY or retry_after_s is None)
     by_words = seen is Seen.DEAD_WORDS
     return Ended(outcome=rule.outcome, error=error, retry_after_s=retry_after_s, in_doubt=in_doubt, by_words=by_words)
 
@@ -166,7 +166,8 @@ def settled(ended: Ended, health: Health, *, restarts: bool, lets_in: bool) -> E
     `restarts`: it can be asked to end, which helps only one that is gone. `lets_in`: it took the key of this director.
     """
     if ended.outcome is Outcome.REFUSED:
-        return replace(ended, in_doubt=False, may_be_input=health.can_run and ended.retry_after_s is None)
+        # a server that is busy says so itself
+        return replace(ended, in_doubt=False, may_be_input=health.status is HealthStatus.READY)
     if ended.outcome is Outcome.INVALID and not (lets_in and health.can_run):
         return locked(FORBIDDEN)
     if health.can_run or health.is_silent:

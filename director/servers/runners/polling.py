@@ -33,6 +33,7 @@ MOST_ID_CHARS: Final = 256
 UNHEEDED_S: Final = 20.0
 # A server that does not know the run has lost it
 FORGOTTEN: Final = frozenset({404, 410})
+SAYS_NOTHING: Final = frozenset({Seen.GATEWAY, Seen.TIMED_OUT, Seen.BUSY})
 # A state comes as JSON, or as an event stream that is open until the run ends
 STATES: Final = f"application/json, {answers.EVENT_STREAM};q=0.9, */*;q=0.5"
 ENDLESS: Final = "The model server's event stream stopped before the run had ended"
@@ -224,7 +225,7 @@ class PollingRunner(MappedRunner):
         if answer.trouble:
             return _Trouble(Seen.BROKEN, answer.trouble)
         if not answer.is_ok:
-            return _status_trouble(answers.refused(answer, error=self._config.error))
+            return _status_trouble(answer.status, answers.refused(answer, error=self._config.error))
         if not answer.complete:
             return answers.too_large(self._max_body)
         if answer.is_file:
@@ -249,7 +250,7 @@ class PollingRunner(MappedRunner):
         if answer.status in answers.NO_ENTRY:  # the run goes on, for a director with the right key
             return answers.locked(answer.status)
         if not answer.is_ok:
-            return _status_trouble(answers.refused(answer))
+            return _status_trouble(answer.status, answers.refused(answer))
         if not answer.complete:
             return answers.too_large(self._max_body)
         try:
@@ -349,8 +350,10 @@ class _Trouble(Struct, frozen=True):
     words: str
 
 
-def _status_trouble(ended: Ended) -> _Trouble:
-    return _Trouble(Seen.GATEWAY if ended.outcome is Outcome.LOST else Seen.FAULT, ended.error or "")
+def _status_trouble(status: int, ended: Ended) -> _Trouble:
+    """Take a status of what stands before the server, or of a full one, for what it is: it says nothing of the run."""
+    is_silent = outcomes.STATUSES.get(status) in SAYS_NOTHING or ended.outcome is Outcome.LOST
+    return _Trouble(Seen.GATEWAY if is_silent else Seen.FAULT, ended.error or "")
 
 
 def _unreadable_trouble(exc: answers.Unreadable, answer: answers.Answer) -> _Trouble:

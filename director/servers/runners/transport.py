@@ -1,7 +1,7 @@
 """Send HTTP/1.1 requests to one model server, read each answer as it comes, and say what a broken connection means.
 
 The server is untrusted: everything beside the body has a bound, and the body comes only as fast as it is read. No
-request is sent twice.
+request is sent twice, unless the kernel knows that the server had closed a kept connection before any of it came there.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import re
 import select
 import socket
 import ssl
+import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +20,12 @@ from typing import Any, Final, cast
 import httptools
 import httpx
 from msgspec.structs import replace
+
+try:
+    import fcntl
+    import termios
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
 
 from director.core import sockets
 from director.core.schema import NO_TRACE, TraceHeaders
@@ -61,6 +68,10 @@ HUNG_UP: Final = "Server disconnected without sending a response."
 CUT_OFF: Final = "peer closed connection without sending complete message body"
 
 
+class NeverReceived(httpx.RemoteProtocolError):
+    """The server closed a kept connection before any byte of the request came there."""
+
+
 class NotHttp(httpx.RemoteProtocolError):
     """The server answered something that is no HTTP."""
 
@@ -84,6 +95,7 @@ class Exchange:
         self._reader: asyncio.Future[None] | None = None
         self._is_complete = False
         self._keeps_alive = False
+        self._has_data = False
         self._fault: httpx.TransportError | None = None
 
     @property
@@ -139,6 +151,7 @@ class Exchange:
             over(self._is_complete and self._keeps_alive and self._fault is None)
 
     def feed(self, data: bytes) -> None:
+        self._has_data = True
         self._beside += len(data)
         try:
             self._parser.feed_data(data)
@@ -153,6 +166,8 @@ class Exchange:
         """Take in that the connection closed. An answer without a length ends in this way."""
         if self._is_complete:
             self._keeps_alive = False
+        elif self._wire.is_unread and not self._has_data:
+            self.fail(NeverReceived(HUNG_UP))
         elif exc is not None:
             self.fail(httpx.ReadError(""))
         elif not self.head.done():
@@ -214,7 +229,10 @@ class Exchange:
 class Wire(asyncio.Protocol):
     def __init__(self) -> None:
         self.is_open = False
+        self.is_unread = False  # it was closed by the server, which had received nothing of the last request
         self.idle_since = 0.0
+        self._is_kept = False
+        self._asked_bytes = 0
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange | None = None
         self._is_slow = False
@@ -229,6 +247,7 @@ class Wire(asyncio.Protocol):
         """
         assert self._transport is not None  # noqa: S101 - for the type checker: it is open
         self._exchange = exchange = Exchange(self, over)
+        self._asked_bytes = len(request)
         self._limit(SMALL_ARRIVES if len(request) <= SMALL_BYTES else LARGE_ARRIVES)
         self._transport.write(request)
         if self._is_slow:
@@ -241,6 +260,7 @@ class Wire(asyncio.Protocol):
     def rest(self, now: float) -> bool:
         """End the exchange, whose answer was read. True if the connection is good for another request."""
         self._exchange = None
+        self._is_kept = True
         self.idle_since = now
         self.resume()
         return self.is_open and not self._is_slow
@@ -315,6 +335,15 @@ class Wire(asyncio.Protocol):
             self._sent_timer.cancel()
             self._sent_timer = None
 
+    def eof_received(self) -> None:
+        """Judge whether the server had closed the connection before a request came. What closes a connection also
+        acknowledges all that came before, and after that nothing of the request can be read.
+        """
+        if self._is_kept and self._exchange is not None and fcntl is not None and not self.get_extra_info("ssl_object"):
+            with suppress(OSError):
+                unsaid = fcntl.ioctl(self.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+                self.is_unread = int.from_bytes(unsaid, sys.byteorder) >= self._asked_bytes > 0
+
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
         self._forget_sending()
@@ -386,6 +415,12 @@ class OneServer:
             content,
         )
         wire = (None if on_new else self._kept()) or await self._connected()
+        try:
+            return await self._asked_on(wire, request, sent)
+        except NeverReceived:
+            return await self._asked_on(await self._connected(), request, sent)
+
+    async def _asked_on(self, wire: Wire, request: bytes, sent: Callable[[], None]) -> Exchange:
         self._busy.add(wire)
 
         def over(is_good: bool) -> None:

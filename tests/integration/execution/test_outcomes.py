@@ -25,6 +25,7 @@ BATCHES: Final = {"runner": "http", "runner_config": json.dumps(EACH)}
 OPENAI: Final = {"runner": "openai", "runner_config": json.dumps({"kind": "openai", "model": "tiny"})}
 DEAD: Final = {"error": {"message": "EngineCore encountered an issue. See stack trace (above).", "code": 500}}
 POISONED: Final = b'{"message": "Prediction failed: shape mismatch"}'
+SLOW_S: Final = 0.1  # a run, long enough that others run beside it
 FINE: Final = {"choices": [{"message": {"content": "fine"}, "finish_reason": "stop"}]}
 
 
@@ -34,6 +35,7 @@ class Front(Struct):
     runs: Counter[str] = field(default_factory=Counter)
     is_dead: bool = False
     is_held: bool = False
+    refusal: int = 503
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def __call__(self, request: Request) -> Answer:
@@ -53,9 +55,11 @@ class Front(Struct):
             await self.changed.wait()
         if self.is_dead:
             return Answer(500, json.dumps(DEAD).encode())
+        if text.startswith("slow"):
+            await asyncio.sleep(SLOW_S)
         match text:
             case "poison":
-                return Answer(503, POISONED)
+                return Answer(self.refusal, POISONED)
             case "unreadable":
                 return Answer(200, b'{"score": NaN}')
             case "replica":
@@ -103,6 +107,24 @@ async def test_input_that_a_ready_server_refuses_holds_up_no_other(caller: Calle
     assert (model.runs["poison"], kinds["released"], kinds["retried"]) == (9, 6, 2)
     assert shown["code"] == "refused"
     assert "shape mismatch" in shown["error"]
+
+
+@pytest.mark.parametrize("status", [409, 429, 503])
+async def test_input_that_a_server_under_load_refuses_ends_as_a_dead_letter(
+    caller: Caller, server: RedisServer, status: int
+) -> None:
+    async with front() as (model, url), live_director(server.url, url, concurrent_predictions=3, **HTTP):
+        model.refusal = status
+        poison = await caller.submit(prompt="poison")
+        good = 0
+        while await caller.status(poison) != "failed":
+            for each in [await caller.submit(prompt=f"slow {good + number}") for number in range(12)]:
+                assert (await caller.ended(each))["status"] == "succeeded"
+                good += 1
+        shown = await caller.get(poison)
+    assert shown["code"] == "refused"
+    assert "shape mismatch" in shown["error"]
+    assert 9 <= model.runs["poison"] <= 9 + 3  # some until it is known how many runs the server takes
 
 
 async def test_input_that_a_batch_is_refused_for_ends_alone(caller: Caller, server: RedisServer) -> None:

@@ -1,6 +1,9 @@
 """Test the transport to a model server: how it treats every kind of answer, and when it reuses a connection."""
 
 import asyncio
+import select
+import socket
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -9,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from director.servers.runners.transport import MOST_WAITING, OneServer
+from director.servers.runners.transport import MOST_WAITING, OneServer, Wire
 from tests.support.authority import Authority, secure_sink
 from tests.support.eventually import eventually, turns
 
@@ -123,6 +126,74 @@ async def test_kept_connection_that_the_server_closed_is_not_used() -> None:
         assert await ask(server, transport) == b"ok"
         await eventually(lambda: server.closed, "closed", until=(1).__eq__)
         assert await ask(server, transport) == b"ok"
+
+
+class Hand:
+    """A server that a test plays, one step at a time, on sockets of its own."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setblocking(False)
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    async def connection(self) -> socket.socket:
+        connected, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+        return connected
+
+    async def answer(self, connected: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        assert await loop.sock_recv(connected, 65536)
+        await loop.sock_sendall(connected, OK)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@asynccontextmanager
+async def kept_connection() -> AsyncGenerator[tuple[Hand, OneServer, socket.socket]]:
+    """Yield a server, a transport, and the server's end of a connection that the transport has kept."""
+    hand = Hand()
+    transport = OneServer(hand.url)
+    asking = asyncio.create_task(transport.send("POST", "/x"))
+    connected = await hand.connection()
+    await hand.answer(connected)
+    assert (await asking).whole() == b"ok"
+    try:
+        yield hand, transport, connected
+    finally:
+        await transport.aclose()
+        connected.close()
+        hand.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what was acknowledged")
+async def test_request_that_met_the_close_of_its_connection_goes_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with kept_connection() as (hand, transport, connected):
+
+        def is_silent(wire: Wire) -> bool:
+            connected.close()  # just after the look, before the request
+            return True
+
+        monkeypatch.setattr(Wire, "is_silent", property(is_silent))
+        asking = asyncio.create_task(transport.send("POST", "/x", content=b"a run"))
+        with await asyncio.wait_for(hand.connection(), 5) as second:
+            await hand.answer(second)
+            assert (await asking).whole() == b"ok"
+
+
+@pytest.mark.parametrize("reads", [True, False])
+async def test_request_that_came_to_its_server_is_never_sent_again(reads: bool) -> None:
+    async with kept_connection() as (hand, transport, connected):
+        asking = asyncio.create_task(transport.send("POST", "/x", content=b"a run"))
+        if reads:
+            await asyncio.get_running_loop().sock_recv(connected, 65536)
+        else:
+            await eventually(lambda: select.select([connected], [], [], 0)[0], "it came")
+        connected.close()
+        with pytest.raises((httpx.ReadError, httpx.RemoteProtocolError)):
+            await asking
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(hand.connection(), 0.2)
 
 
 async def test_abandoned_request_closes_the_connection() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from director.servers.runners.runner import Ended, Health, HealthStatus, Outcome
-from director.servers.servers import LEAST_ALONE_S, Permit, Server, Servers, Standing, Trust
+from director.servers.servers import LEAST_ALONE_S, Permit, Room, Server, Servers, Standing, Trust
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually, turns
 from tests.support.scripted_runner import ScriptedRunner
@@ -442,3 +442,53 @@ async def test_pool_that_is_reserved_for_long_runs_others_half_of_the_time() -> 
         clock.pass_time(seconds)
         servers.permits.release(lost)
     assert reserved == [True, True, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("runs", "most"),
+    [
+        ([], 1),
+        ([(0, 1), (1, 2), (4, 5)], 1),
+        ([(0, 2), (1, 3), (2.5, 4)], 2),
+        ([(2, 3), (1, 4), (0, 5)], 3),
+        ([(0, 1), (0, 1), (0, 1)], 3),
+        ([(0, 9), (1, 2), (3, 4), (5, 6)], 2),
+    ],
+)
+def test_room_is_the_most_successful_runs_at_once(runs: list[tuple[float, float]], most: int) -> None:
+    for order in (runs, sorted(runs, key=lambda run: run[1])):
+        room = Room()
+        for began_at, ended_at in order:
+            room.add(began_at, ended_at)
+        assert room.most == most
+
+
+REFUSED = Ended(outcome=Outcome.REFUSED, may_be_input=True)
+
+
+async def test_refusal_counts_beside_as_many_runs_as_succeeded_at_once() -> None:
+    clock = FakeClock()
+    one = server(3)
+    servers = Servers([one], clock.monotonic)
+
+    async def together(*others: Outcome) -> int:
+        permits = await taken(servers)
+        for permit in permits[: len(others) + 1]:
+            servers.permits.start(permit)
+        clock.pass_time(1)
+        counted = servers.refused(permits[0], REFUSED, "poison").refusals
+        for permit, outcome in zip(permits[1:], others, strict=False):
+            servers.ended(permit, Ended(outcome=outcome), unasked=True)
+        for permit in permits:
+            servers.permits.release(permit)
+        return counted
+
+    fine = Outcome.SUCCEEDED
+    assert await together(fine) == 0, "it may have one slot"
+    assert await together(fine) == 0
+    assert await together(fine, fine) == 0, "two at once are known from now on"
+    assert await together(fine) == 1
+    assert await together(fine, fine) == 0, "a third may have been too many"
+    servers.started(one, "second")
+    assert await together(fine) == 0
+    assert await together() == 2, "it had nothing else to do"
