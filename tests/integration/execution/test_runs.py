@@ -12,6 +12,7 @@ from redis import exceptions
 from director.broker.scripts import Scripts
 from director.core.errors import BackendUnavailable
 from director.execution import active_claims
+from director.servers.runners.runner import HealthStatus
 from director.store.catalog import Catalog
 from tests.support.cog import cog_server
 from tests.support.eventually import eventually
@@ -124,7 +125,8 @@ async def test_slot_held_by_a_foreign_client_restarts_the_server_without_an_atte
             put = await stranger.put("/predictions/strangers", json=body, headers={"prefer": "respond-async"})
             assert put.status_code == 202
         asked = await caller.submit(n=1)
-        await eventually(lambda: director.servers.any_ready(), "the server is given up", until=lambda ready: not ready)
+        [one] = director.servers.all
+        await eventually(lambda: one.health.status, "it is asked to end", until=HealthStatus.DEFUNCT.__eq__)
         gate.open()  # the server can only end now, as it was asked to
         async with live.keeper(lease_s=15):
             assert (await caller.ended(asked))["status"] == "succeeded"
