@@ -100,7 +100,7 @@ def _simulate_swaps(given: argparse.Namespace) -> int:
     from director.core.pool_file import read_pool
     from director.core.settings import DirectorSettings
     from director.lab.simulate.show import check
-    from director.lab.simulate.swaps_report import plot_swaps, simulate_swaps, slots_at_once, swaps_text, timed_models
+    from director.lab.simulate.swaps_report import plot_swaps, simulate_swaps, slots_at_once, swaps_text, time_models
 
     picture = Path(given.plot) if given.plot else None
     if picture is not None:
@@ -109,7 +109,7 @@ def _simulate_swaps(given: argparse.Namespace) -> int:
     if strange := [rule for rule in rules if rule not in RULES]:
         raise SettingsError(f"{strange[0]!r} is no policy beside --pool. Choose from: {', '.join(RULES)}.")
     pool = read_pool(Path(given.pool), DirectorSettings())
-    models = timed_models(pool)
+    models = time_models(pool)
     names = tuple(each.model.name for each in models)
     trace = _trace(given, slots=slots_at_once(pool.devices, models), models=names)
     reports = simulate_swaps(pool.devices, models, trace, rules)
@@ -121,14 +121,14 @@ def _simulate_swaps(given: argparse.Namespace) -> int:
 def _simulate_queue(given: argparse.Namespace) -> int:
     import anyio
 
-    from director.lab.simulate.play import tried
+    from director.lab.simulate.play import try_policy
     from director.lab.simulate.report import simulate, trace_report
     from director.lab.simulate.show import check, plot, tables
 
     picture = Path(given.plot) if given.plot else None
     if picture is not None:
         check(picture)
-    policies = [tried(text) for text in given.policy or ("fair",)]
+    policies = [try_policy(text) for text in given.policy or ("fair",)]
     if len(policies) * len(given.slots) > MOST_PLAYS:
         raise SettingsError(f"that is {len(policies) * len(given.slots)} replays: at most {MOST_PLAYS} at once.")
     trace = _trace(given, slots=given.slots[0])
@@ -149,7 +149,7 @@ def _simulate_queue(given: argparse.Namespace) -> int:
 
 def _trace(given: argparse.Namespace, *, slots: int, models: Sequence[str] = ()) -> "Trace":
     from director.lab.simulate.reading import read
-    from director.lab.simulate.trace import MadeOptions, made
+    from director.lab.simulate.trace import MadeOptions, make_trace
 
     if bool(given.file) == bool(given.made):
         raise SettingsError("give either a FILE or --made.")
@@ -157,7 +157,9 @@ def _trace(given: argparse.Namespace, *, slots: int, models: Sequence[str] = ())
         return read(Path(given.file), queue=given.queue)
     options = {name: getattr(given, name) for name in ("seed", "minutes", "load", "accounts", "run_s")}
     try:
-        return made(msgspec.convert({"shape": given.made, "slots": slots, "models": models, **options}, MadeOptions))
+        return make_trace(
+            msgspec.convert({"shape": given.made, "slots": slots, "models": models, **options}, MadeOptions)
+        )
     except msgspec.ValidationError as exc:
         raise SettingsError(f"{exc}.") from exc
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import anyio.to_thread
 from msgspec import Struct
 
-from director.lab.bench.load import ask, asked
+from director.lab.bench.load import ask, run_load
 from director.local.launcher.processes import free_port
 from tests.bench.benches.options import Found, Rounds
 from tests.bench.picture import Line, Panel, drawn
@@ -252,7 +252,7 @@ async def _load(installation: Ours, url: str, per_s: float, until: float) -> Ans
     while (left := until - time.monotonic()) > 1:
         load = installation.asks(url, connections=CONNECTIONS, seconds=min(SLICE_S, left), rate=per_s)
         try:
-            answered = await asked(load)
+            answered = await run_load(load)
         except ChildProcessError:
             answers.cut_off += 1
             await asyncio.sleep(AGAIN_S)  # as a client does that was cut off

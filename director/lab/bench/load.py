@@ -136,9 +136,9 @@ class Crowd:
             callers.append((await loop.create_connection(make, host, port))[1])
         async with asyncio.timeout(self.load.seconds + LIMIT_S):
             await asyncio.gather(*(caller.over for caller in callers))
-        return self._answered()
+        return self._report()
 
-    def _answered(self) -> Answered:
+    def _report(self) -> Answered:
         warm = self._began + (0 if self.load.requests else WARM_PART * self.load.seconds)
         counted = [note for note in self._notes if note[0] > warm][LEAST_WARM if self.load.requests else 0 :]
         refused = sum(map(len, self._others.values()))
@@ -169,7 +169,7 @@ def kind_of(answer: bytes) -> str:
 
 async def ask(load: Load) -> Answered:
     """Run the load in a new process. Raises ChildProcessError if that fails, or if any answer or all were bad."""
-    answered = await asked(load)
+    answered = await run_load(load)
     if answered.refused or not answered.answered:
         raise ChildProcessError(
             f"{answered.refused} requests to {load.url} were not answered well. The last answer: {answered.said}"
@@ -177,7 +177,7 @@ async def ask(load: Load) -> Answered:
     return answered
 
 
-async def asked(load: Load) -> Answered:
+async def run_load(load: Load) -> Answered:
     """Run the load in a new process. Raises ChildProcessError if that fails, also by a lost connection."""
     command, pipe = (sys.executable, "-m", "director.lab.bench.load"), asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)

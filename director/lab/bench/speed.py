@@ -30,12 +30,12 @@ def latency(home: Home, *, rounds: int) -> dict[str, Any]:
     SettingsError if no `up` runs in this home, or if the measurement breaks off.
     """
     with (
-        _measured(home) as state,
+        _measure(home) as state,
         httpx.Client(base_url=state.servers[MODEL], timeout=ANSWER_S, trust_env=False) as model,
         httpx.Client(base_url=state.url, timeout=ANSWER_S, trust_env=False) as api,
     ):
         api.headers.update({"authorization": f"Bearer {state.token}", "prefer": "wait"})
-        return _compared(model, api, rounds=max(2, rounds))
+        return _compare(model, api, rounds=max(2, rounds))
 
 
 def latency_text(facts: dict[str, Any]) -> str:
@@ -51,7 +51,7 @@ def latency_text(facts: dict[str, Any]) -> str:
 
 def throughput(home: Home, *, connections: int, seconds: float) -> dict[str, Any]:
     """Count the predictions per second, from the POST to its answer. Raises as `latency` does."""
-    with _measured(home) as state:
+    with _measure(home) as state:
         load = Load(
             url=f"{state.url}/v1/models/{MODEL}/predictions",
             headers={"authorization": f"Bearer {state.token}", "prefer": "wait"},
@@ -76,7 +76,7 @@ def throughput_text(facts: dict[str, Any]) -> str:
 
 
 @contextmanager
-def _measured(home: Home) -> Iterator[State]:
+def _measure(home: Home) -> Iterator[State]:
     state = home.read()
     if MODEL not in state.servers:
         raise SettingsError(f"no `director up` with its examples runs in {home.shown}. Start one, then measure.")
@@ -86,7 +86,7 @@ def _measured(home: Home) -> Iterator[State]:
         raise SettingsError(f"the measurement broke off ({exc!r}). Is the `director up` still running?") from exc
 
 
-def _compared(model: httpx.Client, api: httpx.Client, *, rounds: int) -> dict[str, Any]:
+def _compare(model: httpx.Client, api: httpx.Client, *, rounds: int) -> dict[str, Any]:
     load_before = os.getloadavg()[0]
     number = itertools.count()
 
@@ -101,9 +101,9 @@ def _compared(model: httpx.Client, api: httpx.Client, *, rounds: int) -> dict[st
         return api.post(f"/v1/models/{MODEL}/predictions", json=INPUT)
 
     for _ in range(WARM_UP):
-        _timed_ms(direct)
-        _timed_ms(through)
-    pairs = [(_timed_ms(direct), _timed_ms(through)) for _ in range(rounds)]
+        _time_ms(direct)
+        _time_ms(through)
+    pairs = [(_time_ms(direct), _time_ms(through)) for _ in range(rounds)]
     alone, served = ([pair[way] for pair in pairs] for way in (0, 1))
     return {
         "rounds": rounds,
@@ -114,7 +114,7 @@ def _compared(model: httpx.Client, api: httpx.Client, *, rounds: int) -> dict[st
     }
 
 
-def _timed_ms(call: Callable[[], httpx.Response]) -> float:
+def _time_ms(call: Callable[[], httpx.Response]) -> float:
     began = time.perf_counter()
     answer = call()
     took_ms = (time.perf_counter() - began) * 1000

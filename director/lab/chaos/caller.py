@@ -91,7 +91,7 @@ def _was_on_its_way(evidence: Evidence, late: journal.Delivered) -> bool:
     return any(fault.overlaps(since, late.at) for fault in faults)
 
 
-def canceled_stays_canceled(evidence: Evidence) -> Findings:
+def check_cancels(evidence: Evidence) -> Findings:
     for prediction_id, tries in evidence.by_id.items():
         status, final = evidence.status(prediction_id), evidence.finals.get(prediction_id)
         if final is not None and len(lives(final.events)) == 1:
@@ -129,7 +129,7 @@ def clients_see_one_history(evidence: Evidence) -> Findings:
     for prediction_id, seen in evidence.seen.items():
         final = evidence.finals.get(prediction_id)
         if final is not None and len(lives(final.events)) == 1:
-            ends = sorted(_shown_ends(evidence, prediction_id))
+            ends = sorted(_find_shown_ends(evidence, prediction_id))
             for each in seen:
                 if not each.status:
                     yield prediction_id, f"missing by {each.by}, which was asked at {each.asked}, after its creation"
@@ -142,7 +142,7 @@ def clients_see_one_history(evidence: Evidence) -> Findings:
                     )
 
 
-def _shown_ends(evidence: Evidence, prediction_id: str) -> Iterator[tuple[int, str, str]]:
+def _find_shown_ends(evidence: Evidence, prediction_id: str) -> Iterator[tuple[int, str, str]]:
     """Yield when an end was shown to a client, as what, and by what."""
     shown: list[tuple[int, str, str]] = [(each.at, each.status, each.by) for each in evidence.seen[prediction_id]]
     tries = evidence.by_id.get(prediction_id, [])
@@ -185,7 +185,7 @@ def _key_misread(tries: list[Try]) -> Iterator[str]:
             yield f"a different body under the same key was answered {status}"
 
 
-def followed_once_in_order(evidence: Evidence) -> Findings:
+def check_streams(evidence: Evidence) -> Findings:
     """I10: a reader receives every event once, in order, and the events are numbered without gaps. The expected stream
     is derived from the events and the output that Redis has at rest. The model servers of a run print nothing, so
     there are no logs. A missing end is a breach of I1 instead.
@@ -193,14 +193,14 @@ def followed_once_in_order(evidence: Evidence) -> Findings:
     for prediction_id in filter(evidence.is_terminal, evidence.followed):
         final = evidence.finals[prediction_id]
         wrong = chain(
-            _misnumbered(evidence.listed.get(prediction_id), final),
-            _turned_away(evidence.visits.get(prediction_id, [])),
+            _find_misnumbered(evidence.listed.get(prediction_id), final),
+            _find_turned_away(evidence.visits.get(prediction_id, [])),
             _misheard(evidence.heard.get(prediction_id, []), final),
         )
         yield from ((prediction_id, what) for what in wrong)
 
 
-def _misnumbered(listed: journal.Listed | None, final: journal.Final) -> Iterator[str]:
+def _find_misnumbered(listed: journal.Listed | None, final: journal.Final) -> Iterator[str]:
     if listed is None:
         yield "no reader received the list of its events"
         return
@@ -212,7 +212,7 @@ def _misnumbered(listed: journal.Listed | None, final: journal.Final) -> Iterato
         yield f"its events are listed as {kinds}, but are {there}"
 
 
-def _turned_away(visits: Sequence[journal.Visited]) -> Iterator[str]:
+def _find_turned_away(visits: Sequence[journal.Visited]) -> Iterator[str]:
     for visit in visits:
         if 300 <= visit.status < 500:
             yield f"a reader was answered {visit.status}"
@@ -226,7 +226,7 @@ def _misheard(heard: Sequence[Heard], final: journal.Final) -> Iterator[str]:
     # a comment has no id, so a reader that left after `retried` receives it again
     again = [one.event == before.event == RETRIED for before, one in pairwise(heard)]
     received = [one for one, is_again in zip(heard, [False, *again], strict=False) if not is_again]
-    expected = list(_expected(final))
+    expected = list(_expect(final))
     for place, (one, (event, data, number)) in enumerate(zip(received, expected, strict=False)):
         if (one.event, one.data) != (event, data):
             yield f"heard {one.event} {one.data} as number {place + 1}, but {event} {data} is due"
@@ -242,7 +242,7 @@ def _misheard(heard: Sequence[Heard], final: journal.Final) -> Iterator[str]:
         yield f"heard {shown}, but its output is {_items(final.output)}"
 
 
-def _expected(final: journal.Final) -> Iterator[tuple[str, str, int]]:
+def _expect(final: journal.Final) -> Iterator[tuple[str, str, int]]:
     """Yield (event, data, place in the log or 0): the events of the log, then the end's."""
     shown = 0
     for number, (kind, _, data) in enumerate(final.events, start=1):

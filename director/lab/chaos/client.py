@@ -46,7 +46,7 @@ from director.lab.chaos.plan import (
     bystanders,
     key_of,
     large,
-    made_plain,
+    make_plain,
     orders,
     rush,
 )
@@ -297,7 +297,7 @@ class Client:
                     if due_s >= self._errand.seconds:
                         break
                     is_quiet = due_s < self._errand.quiet_s
-                    order = made_plain(upcoming, NOT_IN_PEACE if is_quiet else self._errand.left_out)
+                    order = make_plain(upcoming, NOT_IN_PEACE if is_quiet else self._errand.left_out)
                     await anyio.sleep_until(began + due_s)
                     await self._in_flight.acquire_on_behalf_of(order)
                     tasks.start_soon(self._see_through, order, readers)

@@ -134,7 +134,7 @@ class ServerClock(Struct, frozen=True):
     def server(self, at: int) -> int:
         return at + sum(ms for when, ms in self.steps if when <= at)
 
-    def reached(self, server_ms: int, *, since: int) -> float:
+    def find_time(self, server_ms: int, *, since: int) -> float:
         """Return when the server's clock first showed this time or a later one, from `since` on; infinity for never."""
         for begin, end, offset in self._stretches():
             at = max(begin, since, server_ms - offset)
@@ -198,7 +198,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
         )
 
     def accepted(self) -> dict[str, list[Try]]:
-        return grouped((each for tries in self.creates.values() for each in tries if each.ok), by_answer)
+        return group((each for tries in self.creates.values() for each in tries if each.ok), by_answer)
 
     def status(self, prediction_id: str) -> str:
         final = self.finals.get(prediction_id)
@@ -227,7 +227,7 @@ def pid_of(holder: str) -> int:
     return int(parts[-2]) if len(parts) > 2 and parts[-2].isdecimal() else 0
 
 
-def grouped(items: Iterable[T], key: Callable[[T], Key]) -> dict[Key, list[T]]:
+def group(items: Iterable[T], key: Callable[[T], Key]) -> dict[Key, list[T]]:
     found: dict[Key, list[T]] = defaultdict(list)
     for item in items:
         found[key(item)].append(item)
@@ -264,28 +264,28 @@ def gather(folder: Path, rules: Rules | None = None, leftovers: Leftovers | None
     healed = max((line.at for line in _only(lines, journal.Healed)), default=None)
     faults = _windows(_only(lines, journal.Fault), until if healed is None else healed)
     requests = [line for line in lines if isinstance(line, Sent | Answered)]
-    tries = [Try(*pair) for pair in _paired(requests, lambda line: isinstance(line, Sent), attrgetter("key", "action"))]
+    tries = [Try(*pair) for pair in _pair(requests, lambda line: isinstance(line, Sent), attrgetter("key", "action"))]
     return Evidence(
         rules=rules,
-        creates=grouped((each for each in tries if each.sent.action == "create"), attrgetter("sent.key")),
-        by_id=grouped((each for each in tries if each.answer.id), by_answer),
+        creates=group((each for each in tries if each.sent.action == "create"), attrgetter("sent.key")),
+        by_id=group((each for each in tries if each.answer.id), by_answer),
         runs=_runs(lines, faults, until),
-        webhooks=grouped(_only(lines, journal.Delivered), _id),
+        webhooks=group(_only(lines, journal.Delivered), _id),
         followed=frozenset(line.id for line in _only(lines, journal.Followed)),
-        visits=grouped(_only(lines, journal.Visited), _id),
-        heard=grouped(_only(lines, journal.Heard), _id),
+        visits=group(_only(lines, journal.Visited), _id),
+        heard=group(_only(lines, journal.Heard), _id),
         listed={listed.id: listed for listed in _only(lines, journal.Listed)},
-        seen=grouped(_only(lines, journal.Seen), _id),
+        seen=group(_only(lines, journal.Seen), _id),
         held=_only(lines, journal.Held),
         samples=_only(lines, journal.Sampled),
         rested=_only(lines, journal.Rested),
         faults=faults,
         healed=healed,
         arrivals={arrived.id: arrived for arrived in _only(lines, journal.Arrived)},
-        claims=grouped(sorted(_only(lines, Claimed), key=_number), _id),
+        claims=group(sorted(_only(lines, Claimed), key=_number), _id),
         breakers=_breakers(_only(lines, journal.Breaker), until),
         reigns=_only(lines, journal.Reign),
-        unmade=grouped(_only(lines, journal.Unmade), _id),
+        unmade=group(_only(lines, journal.Unmade), _id),
         finals={final.id: final for final in _only(lines, journal.Final)},
         leftovers=leftovers,
         until=until,
@@ -313,7 +313,7 @@ def _only(lines: Iterable[Line], kind: type[T]) -> list[T]:
     return [line for line in lines if isinstance(line, kind)]
 
 
-def _paired(lines: Iterable[T], begins: Callable[[T], bool], key: Callable[[T], object]) -> list[list[Any]]:
+def _pair(lines: Iterable[T], begins: Callable[[T], bool], key: Callable[[T], object]) -> list[list[Any]]:
     """Join each beginning with its end: the first line of the same key that no earlier beginning has. It may lack."""
     pairs: list[list[Any]] = []
     waiting: dict[object, list[list[Any]]] = defaultdict(list)
@@ -346,7 +346,7 @@ def _windows(faults: list[journal.Fault], healed: int) -> list[Window]:
             begin=fault.at,
             end=ends[0].at if ends else max(fault.at, healed),
         )
-        for fault, *ends in _paired(faults, lambda line: line.phase == "begin", attrgetter("kind", "target"))
+        for fault, *ends in _pair(faults, lambda line: line.phase == "begin", attrgetter("kind", "target"))
     ]
 
 
@@ -362,7 +362,7 @@ def _runs(lines: list[Line], faults: list[Window], until: int) -> dict[str, list
         elif later := [at for at in deaths[start.pid] if at >= start.at]:
             run = replace(run, ended=min(later))
         runs.append(run)
-    return grouped(runs, _id)
+    return group(runs, _id)
 
 
 def _deaths(

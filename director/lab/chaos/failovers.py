@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from director.lab.chaos.caller import MISSING
-from director.lab.chaos.evidence import Evidence, Findings, grouped
+from director.lab.chaos.evidence import Evidence, Findings, group
 from director.lab.chaos.history import NO_RECORD, SHOWN
 from director.lab.chaos.journal import Reign, Unmade
 from director.lab.chaos.plan import SERVER
@@ -100,7 +100,7 @@ def explains(invariant: str, what: str) -> bool:
 def losses_are_bounded(evidence: Evidence) -> Findings:
     """I21: a failover loses no more than what was accepted in the promised seconds, without a pause of its master."""
     lost = (line for lines in evidence.unmade.values() for line in lines)
-    for (server, promoted), several in grouped(lost, lambda line: (line.server, line.promoted)).items():
+    for (server, promoted), several in group(lost, lambda line: (line.server, line.promoted)).items():
         times = sorted(line.at for line in several)
         seconds = sum(min(later - earlier, PAUSE_MS) for earlier, later in pairwise(times)) / 1000
         if seconds > evidence.rules.lag_s + TICKS_S:

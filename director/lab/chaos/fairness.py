@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from director.core.figures import jain
 from director.core.states import TERMINAL
-from director.lab.chaos.evidence import Evidence, Findings, Stretch, Try, depends_on, grouped, stretches
+from director.lab.chaos.evidence import Evidence, Findings, Stretch, Try, depends_on, group, stretches
 from director.lab.chaos.journal import Arrived
 from director.lab.chaos.plan import ALONE, BESIDE, EQUAL, HEAVY, NEIGHBOURS, Plan
 from director.lab.chaos.recovery import percentile
@@ -75,7 +75,7 @@ def is_rushed(evidence: Evidence) -> bool:
 
 def saturations(evidence: Evidence) -> list[Saturation]:
     plans, found = _plans(evidence), list[Saturation]()
-    for arrivals in grouped(evidence.arrivals.values(), lambda each: (each.queue, each.lane)).values():
+    for arrivals in group(evidence.arrivals.values(), lambda each: (each.queue, each.lane)).values():
         tenants = {each.tenant for each in arrivals if plans.get(each.id) == EQUAL}
         waits = [(each, _until(evidence, each)) for each in arrivals]
         found += [_saturation(evidence, waits, tenants, window, plans) for window in _windows(waits, tenants)]
@@ -114,7 +114,7 @@ def _saturation(
     begin, end = window
     shares = dict.fromkeys(sorted(tenants), Share())
     is_quiet = not evidence.was_hit(begin, end)
-    share_of = _held if is_quiet else _ran
+    share_of = _measure_hold if is_quiet else _ran
     owners = {each.tenant for each in evidence.arrivals.values() if plans.get(each.id) == HEAVY}
     # neighbours have limits of their own, for which they wait
     others = [
@@ -168,7 +168,7 @@ def _turns(evidence: Evidence, arrivals: list[Arrived]) -> dict[str, int]:
     }
 
 
-def _held(evidence: Evidence, prediction_id: str, begin: int, end: int) -> Share:
+def _measure_hold(evidence: Evidence, prediction_id: str, begin: int, end: int) -> Share:
     """Return how long its last claim held a slot, if it succeeded."""
     claims = evidence.claims.get(prediction_id)
     if not claims or evidence.status(prediction_id) != "succeeded":

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from director.core.states import TERMINAL
 from director.lab.chaos import journal
-from director.lab.chaos.evidence import Event, Evidence, Findings, Run, depends_on, grouped
+from director.lab.chaos.evidence import Event, Evidence, Findings, Run, depends_on, group
 from director.lab.chaos.journal import Arrived, Claimed
 
 RESTARTS: Final = frozenset({"retried", "released", "revived"})
@@ -156,7 +156,7 @@ def odd_answers_are_ends(evidence: Evidence) -> Findings:
     """I25: an odd answer is the end that it must be, after one run. Judged if nothing hit the run, its director or its
     server until the prediction ended or began again.
     """
-    crashes = grouped((run for run in evidence.every_run() if run.outcome == "crashed"), lambda run: run.server)
+    crashes = group((run for run in evidence.every_run() if run.outcome == "crashed"), lambda run: run.server)
     for run in evidence.every_run():
         final = evidence.finals.get(run.id)
         over = _first_end(final.events, run) if run.odd and final else None
@@ -183,7 +183,7 @@ def _first_end(events: list[Event], run: Run) -> Event | None:
 
 def slots_are_kept(evidence: Evidence) -> Findings:
     """I9: no model server ran more than its slots. Report each server once, at its worst moment."""
-    for server, runs in sorted(grouped(evidence.every_run(), lambda run: run.server).items()):
+    for server, runs in sorted(group(evidence.every_run(), lambda run: run.server).items()):
         # in one millisecond ends come before beginnings
         changes = sorted(change for run in runs for change in ((run.began, 1), (run.ended, -1)))
         running = accumulate(step for _, step in changes)
@@ -231,9 +231,9 @@ def every_line(evidence: Evidence) -> list[Line]:
     firsts = sorted((claims[0] for claims in evidence.claims.values()), key=lambda claimed: claimed.number)
     there = evidence.arrivals.keys() - evidence.unmade.keys()
     pairs = [(evidence.arrivals[claimed.id], claimed) for claimed in firsts if claimed.id in there]
-    lanes = grouped(pairs, lambda pair: (pair[0].queue, pair[0].lane))
+    lanes = group(pairs, lambda pair: (pair[0].queue, pair[0].lane))
     return [
         Line(claims=claims, is_exact=len({claimed.stream for _, claimed in lane}) == 1)
         for lane in lanes.values()
-        for claims in grouped(lane, lambda pair: (pair[0].tenant, pair[1].stream)).values()
+        for claims in group(lane, lambda pair: (pair[0].tenant, pair[1].stream)).values()
     ]

@@ -122,11 +122,11 @@ class Neighbours:
         """Open streams of an ended prediction, whose output comes as one event."""
         path = await self._stream_of(await self._client.create(order), self._errand.tokens[order.tenant])
         head = f"GET {path} HTTP/1.1\r\nHost: {LOOPBACK}\r\nAccept: text/event-stream\r\n\r\n".encode()
-        with opened() as sockets:
+        with open_sockets() as sockets:
             for _ in range(STALLED):
                 await self._open(sockets, LOOPBACK, head, takes=BUFFER_BYTES)
             await anyio.sleep(ANSWER_S)
-            answered = sum(peeked(one).startswith(OK) for one in sockets)
+            answered = sum(peek(one).startswith(OK) for one in sockets)
             self._journal.write(Held(at=now_ms(), kind="stall", part=each.part, count=answered))
             await anyio.sleep_forever()
 
@@ -143,7 +143,7 @@ class Neighbours:
 
     async def _connect_slowly(self, each: Visit) -> None:
         dripping = DRIPPING % self._errand.tokens[self._errand.tenants.slow].encode()
-        with opened() as sockets:
+        with open_sockets() as sockets:
             drips = []
             for number in range(SLOW):
                 sent = (SILENT, HALF_HEAD, dripping)[number % 3]
@@ -158,7 +158,7 @@ class Neighbours:
                         one.send(b" ")
                 if not is_noted and anyio.current_time() >= noted_at:
                     is_noted = True
-                    count = sum(peeked(one) == NOTHING for one in sockets)
+                    count = sum(peek(one) == NOTHING for one in sockets)
                     self._journal.write(Held(at=now_ms(), kind="slow", part=each.part, count=count))
 
     async def _open(
@@ -180,7 +180,7 @@ class Neighbours:
 NOTHING: Final = b"-"
 
 
-def peeked(one: socket.socket) -> bytes:
+def peek(one: socket.socket) -> bytes:
     """Return the first bytes that wait at this socket, b'' if it was closed or never open, NOTHING for none yet."""
     try:
         return one.recv(len(OK), socket.MSG_PEEK)
@@ -191,7 +191,7 @@ def peeked(one: socket.socket) -> bytes:
 
 
 @contextmanager
-def opened() -> Iterator[list[socket.socket]]:
+def open_sockets() -> Iterator[list[socket.socket]]:
     sockets: list[socket.socket] = []
     try:
         yield sockets

@@ -122,7 +122,7 @@ class Nemesis:
         raise UpError(f"{late} does not work again after the faults. Its log is {scene.home.log(late)}.")
 
     async def _kill(self, fault: Planned, *, by: signal.Signals = signal.SIGKILL) -> None:
-        with self._noted(fault) as pid:
+        with self._note(fault) as pid:
             self._scene.signal(fault.target, by)
             await self._until_back(fault.target, pid)
 
@@ -138,12 +138,12 @@ class Nemesis:
         """
         scene = self._scene
         links = scene.to_redis
-        with self._noted(fault) as pid:
+        with self._note(fault) as pid:
             for link in links:
                 link.hold_replies()
             try:
                 with suppress(DirectorError):  # a server that is away already loses nothing more
-                    synced = await scene.synced()
+                    synced = await scene.find_synced()
                     await anyio.sleep(fault.lasts_ms / 1000)
                     scene.cut_power(synced, is_torn=fault.detail != AT_A_SYNC)
                 scene.signal(SERVER, signal.SIGKILL)
@@ -163,11 +163,11 @@ class Nemesis:
         assert isinstance(servers, Sentinels)  # noqa: S101 - for the type checker
         struck = replace(fault, target=await servers.master())
         ways: dict[str, Callable[[str], AbstractContextManager[None]]] = {
-            KILL_MASTER: partial(self._killed, servers),
-            STOP_MASTER: lambda name: self._frozen([name]),
+            KILL_MASTER: partial(self._keep_killed, servers),
+            STOP_MASTER: lambda name: self._freeze([name]),
             CUT_MASTER: servers.cut_off,
         }
-        with self._noted(struck):
+        with self._note(struck):
             with ways[fault.kind](struck.target):
                 await servers.until_another_than(struck.target)
                 await anyio.sleep(fault.lasts_ms / 1000)
@@ -183,7 +183,7 @@ class Nemesis:
         with suppress(exceptions.RedisError, DirectorError), anyio.move_on_after(LONGEST_MOVE_S):
             queues = await self._scene.queues()
             await servers.move(keys.meta(queues[int(fault.detail) % len(queues)]))
-            with self._noted(fault):
+            with self._note(fault):
                 pass
 
     async def _crash(self, fault: Planned) -> None:
@@ -191,7 +191,7 @@ class Nemesis:
         scene, name = self._scene, fault.target
         environment = scene.roles[name].env
         give_up_at = anyio.current_time() + fault.lasts_ms / 1000
-        with self._noted(Planned(at_ms=fault.at_ms, kind=RESTART, target=name)) as first:
+        with self._note(Planned(at_ms=fault.at_ms, kind=RESTART, target=name)) as first:
             environment[CRASH_AT] = fault.detail
             scene.signal(name, signal.SIGTERM)
             await scene.until_restarted(name, first)
@@ -199,7 +199,7 @@ class Nemesis:
             armed = scene.pid(name)
             with anyio.CancelScope(deadline=give_up_at):
                 await scene.until_gone(name, armed)
-            with self._noted(fault, pid=armed):
+            with self._note(fault, pid=armed):
                 if scene.pid(name) == armed:
                     scene.signal(name, signal.SIGKILL)
                 await self._until_back(name, armed)
@@ -207,20 +207,20 @@ class Nemesis:
     async def _stop(self, fault: Planned) -> None:
         self._stopped.add(fault.target)
         try:
-            with self._noted(fault), self._frozen([fault.target]):
+            with self._note(fault), self._freeze([fault.target]):
                 await anyio.sleep(fault.lasts_ms / 1000)
         finally:
             self._stopped.discard(fault.target)
 
     @contextmanager
-    def _killed(self, servers: Sentinels, name: str) -> Iterator[None]:
+    def _keep_killed(self, servers: Sentinels, name: str) -> Iterator[None]:
         """Kill this server. It starts again after the block."""
-        with servers.kept_away(name):
+        with servers.keep_away(name):
             self._scene.signal(name, signal.SIGKILL)
             yield
 
     @contextmanager
-    def _frozen(self, names: Sequence[str]) -> Iterator[None]:
+    def _freeze(self, names: Sequence[str]) -> Iterator[None]:
         """Stop these processes for the block. A process that took the place of one of them was not stopped."""
         stopped = {name: self._scene.pid(name) for name in names}
         for name in names:
@@ -245,10 +245,10 @@ class Nemesis:
         await self._restart(fault)
 
     async def _delete_version(self, fault: Planned) -> None:
-        with self._noted(fault):
+        with self._note(fault):
             kill = Planned(at_ms=fault.at_ms, kind="kill_director", target=fault.target)
             for _ in range(int(fault.detail)):
-                with self._noted(kill) as pid:
+                with self._note(kill) as pid:
                     await self._delete_at_start(fault.target, pid)
             await self._until_accepted(f"{fault.kind}-{fault.at_ms}")
 
@@ -266,7 +266,7 @@ class Nemesis:
                 tasks.start_soon(self._delete, queue)
                 with anyio.move_on_after(FORGOTTEN_S):
                     await scene.until_known(queue, is_known=False)
-                    with self._frozen([API]), anyio.move_on_after(FREEZE_S):
+                    with self._freeze([API]), anyio.move_on_after(FREEZE_S):
                         way.mend()
                         await scene.until_known(queue, is_known=True)
         finally:
@@ -291,7 +291,7 @@ class Nemesis:
 
     async def _on_links(self, fault: Planned) -> None:
         hit = self._hit(fault)
-        with self._noted(fault):
+        with self._note(fault):
             for link in hit:
                 match fault.kind:
                     case "partition":
@@ -320,7 +320,7 @@ class Nemesis:
         connection that was begun in it is given up first.
         """
         hit = self._hit(fault)
-        with self._noted(fault):
+        with self._note(fault):
             for link in hit:
                 link.vanish()
             try:
@@ -331,18 +331,18 @@ class Nemesis:
             await anyio.sleep(AGAIN_MS / 1000)
 
     async def _lose_reply(self, fault: Planned) -> None:
-        with self._noted(fault), anyio.move_on_after(fault.lasts_ms / 1000):
+        with self._note(fault), anyio.move_on_after(fault.lasts_ms / 1000):
             await self._scene.links[fault.target].lose_reply(fault.detail.encode())
 
     async def _sink_outage(self, fault: Planned) -> None:
-        with self._noted(fault):
+        with self._note(fault):
             for mode, lasts_ms in ((fault.detail, fault.lasts_ms), ("ok", 0)):
                 with suppress(httpx.TransportError):
                     await self._scene.http.put(f"{self._scene.roles[SINK].url}/mode/{mode}")
                 await anyio.sleep(lasts_ms / 1000)
 
     async def _memory_full(self, fault: Planned) -> None:
-        with self._noted(fault):
+        with self._note(fault):
             with suppress(exceptions.RedisError):  # if it is down now, it accepts no writes either
                 for redis in await masters(self._scene.redis):
                     memory = await redis.info("memory")
@@ -358,7 +358,7 @@ class Nemesis:
                 await self._scene.servers.direct[name].config_set("maxmemory", 0)
 
     async def _resize(self, fault: Planned) -> None:
-        with self._noted(fault), suppress(DirectorError):
+        with self._note(fault), suppress(DirectorError):
             await self._scene.resize(streams=int(fault.detail))
 
     async def _step_clock(self, fault: Planned) -> None:
@@ -369,7 +369,7 @@ class Nemesis:
         passed by the server's clock only. The wall clocks of the other processes are not stepped.
         """
         running = [name for name in self._scene.names if name not in self._stopped]
-        with self._noted(fault), self._frozen(running):
+        with self._note(fault), self._freeze(running):
             self._step(int(fault.detail))
             await anyio.sleep(fault.lasts_ms / 1000)
 
@@ -377,11 +377,11 @@ class Nemesis:
         """The record comes first: a time from after the step must not precede it."""
         if self._scene.clock is None:
             raise UpError("The server of this run was started without libfaketime.")
-        with self._noted(Planned(at_ms=0, kind=CLOCK_STEP, target=SERVER, detail=f"{seconds:+d}")):
+        with self._note(Planned(at_ms=0, kind=CLOCK_STEP, target=SERVER, detail=f"{seconds:+d}")):
             self._scene.clock.step(seconds)
 
     @contextmanager
-    def _noted(self, fault: Planned, *, pid: int = 0) -> Iterator[int]:
+    def _note(self, fault: Planned, *, pid: int = 0) -> Iterator[int]:
         hit, kind, target, detail = pid or self._scene.pid(fault.target), fault.kind, fault.target, fault.detail
         line = Fault(at=now_ms(), kind=kind, target=target, phase="begin", detail=detail, pid=hit)
         self._journal.write(line)

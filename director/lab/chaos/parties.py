@@ -168,11 +168,11 @@ class Cog:
     async def _play(self, run: Run) -> Literal["succeeded", "failed", "canceled"]:
         script = run.create.input
         if script.outcome == "hang":
-            await _stopped(run, None)
+            await _wait_for_stop(run, None)
             return "canceled"
         for number in range(script.outputs):
             rest_s = max(script.ms / 1000 / max(1, script.outputs), (script.until_ms - now_ms()) / 1000)
-            if await _stopped(run, rest_s):
+            if await _wait_for_stop(run, rest_s):
                 if script.outcome == "slow_cancel":
                     await asyncio.sleep(SLOW_CANCEL_S)
                 return "canceled"
@@ -207,7 +207,7 @@ class Cog:
                 await caller.ask("POST", f"/{path}", msgspec.json.encode(snapshot), within_s=CALLBACK_S)
 
 
-async def _stopped(run: Run, within_s: float | None) -> bool:
+async def _wait_for_stop(run: Run, within_s: float | None) -> bool:
     waits = [asyncio.create_task(event.wait()) for event in (run.cancel, run.gone)]
     done, _ = await asyncio.wait(waits, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:

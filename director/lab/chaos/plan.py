@@ -215,7 +215,7 @@ def schedule(seed: int, *, seconds: float, lease_s: float, stage: Stage) -> list
     until = FAR_UNTIL_VISITED if seconds >= VISITED_S else FAR_UNTIL
     far_ms = min(int(until * length_ms) - FAR_AT_MS, LONGEST_HOLE_MS)
     planned.append(Planned(at_ms=FAR_AT_MS, kind=BLACK_HOLE, target=FAR, lasts_ms=max(0, far_ms)))
-    planned += _drawn(seed, length_ms, lease_s, stage)
+    planned += _draw(seed, length_ms, lease_s, stage)
     in_time = [replace(fault, lasts_ms=min(fault.lasts_ms, length_ms - fault.at_ms)) for fault in planned]
     return sorted(in_time, key=lambda fault: fault.at_ms)
 
@@ -231,7 +231,7 @@ def rollout(release: str, *, seconds: float, stage: Stage) -> list[Planned]:
     ]
 
 
-def _drawn(seed: int, length_ms: int, lease_s: float, stage: Stage) -> Iterator[Planned]:
+def _draw(seed: int, length_ms: int, lease_s: float, stage: Stage) -> Iterator[Planned]:
     dice = random.Random(f"{seed}:faults")  # noqa: S311 - repeatable on purpose
     free_at: dict[str, int] = {}
     for at_ms in range(WARM_UP_MS, length_ms, TICK_MS):
@@ -241,7 +241,7 @@ def _drawn(seed: int, length_ms: int, lease_s: float, stage: Stage) -> Iterator[
             targets = [
                 target
                 for target in getattr(stage, facts.targets)
-                if all(free_at.get(name, 0) <= at_ms for name in _held(kind, target, stage))
+                if all(free_at.get(name, 0) <= at_ms for name in _list_held(kind, target, stage))
             ]
             if not targets:
                 continue
@@ -256,13 +256,13 @@ def _drawn(seed: int, length_ms: int, lease_s: float, stage: Stage) -> Iterator[
                 detail = str(dice.randint(*LATENCY_MS))
             if kind == "lose_reply":  # the word that marks a reply as "done", so that the caller loses exactly that one
                 detail = "created" if target.startswith("api") else "finished"
-            for name in _held(kind, target, stage):
+            for name in _list_held(kind, target, stage):
                 # a killed process comes back a little later, and is worth another fault only then
                 free_at[name] = at_ms + max(lasts_ms, 4 * TICK_MS)
             yield Planned(at_ms=at_ms, kind=kind, target=target, lasts_ms=lasts_ms, detail=detail)
 
 
-def _held(kind: str, target: str, stage: Stage) -> Sequence[str]:
+def _list_held(kind: str, target: str, stage: Stage) -> Sequence[str]:
     if target == ALL_LINKS:
         return stage.links
     return (target, kind) if kind == "stop_director" else (target,)
@@ -460,7 +460,7 @@ def visit(
     }
 
 
-def made_plain(order: Order, plans: Sequence[Plan]) -> Order:
+def make_plain(order: Order, plans: Sequence[Plan]) -> Order:
     """Return a plain order in place of one with these plans."""
     if order.plan not in plans:
         return order

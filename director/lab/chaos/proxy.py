@@ -64,7 +64,7 @@ class Link:
 
     async def listen(self, connect: Upstream, *, host: str = LOOPBACK, port: int = 0) -> None:
         """Listen at one address more, and pass its connections on. All addresses are one link."""
-        server = await asyncio.start_server(partial(self._connected, connect), host, port, backlog=512)
+        server = await asyncio.start_server(partial(self._serve, connect), host, port, backlog=512)
         self._servers.append(server)
         self.port = self.port or server.sockets[0].getsockname()[1]
 
@@ -135,7 +135,7 @@ class Link:
         finally:
             self._marker = None
 
-    async def _connected(self, connect: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, connect: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - for the type checker
         self._connections.add(task)

@@ -20,7 +20,7 @@ from director.lab.chaos.evidence import (
     Stretch,
     Window,
     depends_on,
-    grouped,
+    group,
     pid_of,
     stretches,
 )
@@ -108,7 +108,7 @@ def recoveries(evidence: Evidence) -> list[Recovery]:
     believed no lease to be over, or while a fault struck the next holder.
     """
     outages = [fault for fault in evidence.faults if fault.is_outage]
-    by_queue = grouped(evidence.finals.values(), lambda final: final.record.get("queue", ""))
+    by_queue = group(evidence.finals.values(), lambda final: final.record.get("queue", ""))
     contention = {
         queue: _contention(evidence, queue, [final.id for final in finals]) for queue, finals in by_queue.items()
     }
@@ -126,7 +126,7 @@ def recoveries(evidence: Evidence) -> list[Recovery]:
             continue
         all_ms = again.began - death
         full = contention[final.record.get("queue", "")]
-        held = _held_off(breaks, death, evidence.rules)
+        held = _hold_off(breaks, death, evidence.rules)
         struck = _struck_again(evidence, again, retry[1])
         excused_ms = _within([held], death, retry[1]) + _within([*full, *struck], retry[1], again.began)
         found.append(Recovery(id=final.id, died=death, ms=all_ms - excused_ms, all_ms=all_ms))
@@ -174,7 +174,7 @@ def _breaks(evidence: Evidence) -> list[Stretch]:
     return sorted([*steps, *((begin, end) for begin, end in unwatched if end - begin > silence_ms)])
 
 
-def _held_off(breaks: list[Stretch], died: int, rules: Rules) -> Stretch:
+def _hold_off(breaks: list[Stretch], died: int, rules: Rules) -> Stretch:
     """For one lease after a break of contact, the product believes no lease to be over. A break counts that begins
     before the reaper has seen the end of the lease.
     """
@@ -256,8 +256,8 @@ def no_work_for_the_dead(evidence: Evidence) -> Findings:
     """I13: nothing is claimed or ended on the wrong side of its limit, and model servers do little useless work. A
     limit that a caller gave passes by the server's clock, which may step.
     """
-    yield from _claimed_too_late(evidence)
-    yield from _ended_too_early(evidence)
+    yield from _find_late_claims(evidence)
+    yield from _find_early_ends(evidence)
     wasted = waste(evidence)
     if wasted.share > WASTED:
         for prediction_id, ms in sorted(wasted.wasted_ms.items(), key=lambda each: -each[1]):
@@ -265,14 +265,14 @@ def no_work_for_the_dead(evidence: Evidence) -> Findings:
             yield prediction_id, f"{ms} ms: {share}"
 
 
-def _claimed_too_late(evidence: Evidence) -> Findings:
+def _find_late_claims(evidence: Evidence) -> Findings:
     unseeing = _unseeing(evidence)
     for prediction_id, claims in evidence.claims.items():
         due = _due(evidence, prediction_id, "start_by_s")
         if due is None:
             continue
         runs = (run.began for run in evidence.runs.get(prediction_id, []))
-        began = min([*runs, *_begun_unseen(evidence, prediction_id, unseeing)], default=evidence.until)
+        began = min([*runs, *_find_unseen(evidence, prediction_id, unseeing)], default=evidence.until)
         # a prediction that began in time may begin again later
         for claimed in claims:
             late_ms = evidence.clock.server(claimed.at) - due
@@ -280,7 +280,7 @@ def _claimed_too_late(evidence: Evidence) -> Findings:
                 yield prediction_id, f"claimed {late_ms} ms after the time by which it was to start"
 
 
-def _begun_unseen(evidence: Evidence, prediction_id: str, unseeing: list[Stretch]) -> list[int]:
+def _find_unseen(evidence: Evidence, prediction_id: str, unseeing: list[Stretch]) -> list[int]:
     """Return when runs were sent to a server that recorded none of them."""
     final = evidence.finals.get(prediction_id)
     starts = [at for kind, at, _ in final.events if kind == "started"] if final else []
@@ -299,14 +299,14 @@ def _unseeing(evidence: Evidence) -> list[Stretch]:
     ]
 
 
-def _ended_too_early(evidence: Evidence) -> Findings:
+def _find_early_ends(evidence: Evidence) -> Findings:
     for prediction_id, final in evidence.finals.items():
         how = final.record.get("code") or evidence.status(prediction_id)
         due = _due(evidence, prediction_id, TOO_LATE.get(how, ""))
         ended = max(evidence.ends(prediction_id), default=None)
         if due is None or ended is None:
             continue
-        passed = evidence.clock.reached(due, since=evidence.arrivals[prediction_id].at)
+        passed = evidence.clock.find_time(due, since=evidence.arrivals[prediction_id].at)
         if ended < passed:
             early_ms = due - evidence.clock.server(ended)
             yield prediction_id, f"ended as too late, {early_ms} ms before its time"
@@ -336,7 +336,7 @@ def _deaths(evidence: Evidence) -> Iterator[tuple[str, int]]:
         times = [each.answer.at for each in tries if each.sent.action == "cancel" and each.ok]
         due = _due(evidence, prediction_id, "cancel_after_s")
         if due is not None:
-            passed = evidence.clock.reached(due, since=evidence.arrivals[prediction_id].at)
+            passed = evidence.clock.find_time(due, since=evidence.arrivals[prediction_id].at)
             times += [] if math.isinf(passed) else [round(passed)]
         if times:
             yield prediction_id, min(times)
@@ -354,16 +354,16 @@ def ends_are_written(evidence: Evidence) -> Findings:
     hit by nothing except a narrow link. A director that sends a large end again and again from its first byte is
     caught.
     """
-    for prediction_id, run, ms in _written(evidence):
+    for prediction_id, run, ms in _find_written(evidence):
         if ms > evidence.rules.write_s * 1000:
             yield prediction_id, f"its run ended at {run.ended}, its end was written {ms} ms later"
 
 
 def slowest_end_ms(evidence: Evidence) -> int | None:
-    return max((ms for *_, ms in _written(evidence)), default=None)
+    return max((ms for *_, ms in _find_written(evidence)), default=None)
 
 
-def _written(evidence: Evidence) -> Iterator[tuple[str, Run, int]]:
+def _find_written(evidence: Evidence) -> Iterator[tuple[str, Run, int]]:
     for prediction_id, runs in evidence.runs.items():
         last = max(runs, key=lambda run: run.ended)
         if evidence.status(prediction_id) != "succeeded" or last.outcome != "succeeded":

@@ -108,7 +108,7 @@ async def leftovers(redis: Redis) -> Leftovers:
         queue = QueueName(name)
         for part in ("lease", "delayed", "deadline", "live"):
             setattr(rest, part, await client.zcard(getattr(keys, part)(queue)))
-        rest.lost_by = await _lost_by(client, queue)
+        rest.lost_by = await _find_lost(client, queue)
         dead |= {member.decode() for member in await client.zrange(keys.dead(queue), 0, -1)}
     for name in lifetimes:
         if match := STREAM.match(name):
@@ -116,12 +116,12 @@ async def leftovers(redis: Redis) -> Leftovers:
             rest.entries += await client.xlen(name)
             rest.pending += sum([group["pending"] for group in await client.xinfo_groups(name)])
         elif OWED.match(name):
-            owed += await owed_to_living(client, name)
+            owed += await count_owed_to_living(client, name)
     endless = sorted(name for name, ttl in lifetimes.items() if ttl == -1 and not _may_stay(name, dead))
     return Leftovers(queues=list(queues.values()), owed=owed, endless=endless)
 
 
-async def owed_to_living(redis: Redis, name: str) -> int:
+async def count_owed_to_living(redis: Redis, name: str) -> int:
     """Return how many webhooks on this list are owed to receivers that answer."""
     client: Any = redis
     pipe = client.pipeline(transaction=False)
@@ -130,7 +130,7 @@ async def owed_to_living(redis: Redis, name: str) -> int:
     return sum(not (url or b"").endswith(DEAD.encode()) for url in await pipe.execute())
 
 
-async def _lost_by(client: Any, queue: QueueName) -> list[str]:
+async def _find_lost(client: Any, queue: QueueName) -> list[str]:
     seconds, _ = await client.time()
     if not await client.zcount(keys.directors(queue), (seconds - ALIVE_S) * 1000, "+inf"):
         return []
@@ -202,7 +202,7 @@ def server_log(data: Path, *, start: int = 0) -> Iterator[ServerLine]:
             yield line
 
 
-def joined(logs: Mapping[str, Iterable[ServerLine]], master_at: Callable[[int], str]) -> list[ServerLine]:
+def join(logs: Mapping[str, Iterable[ServerLine]], master_at: Callable[[int], str]) -> list[ServerLine]:
     """Return the lines of several servers, each one once, in order of time. Lines of one millisecond are in the order
     of the server that was the master then. A replica's log has its master's lines, but not what it got as a whole.
     """

@@ -47,7 +47,7 @@ from director.lab.chaos.plan import (
     rollout,
     schedule,
 )
-from director.lab.chaos.rest import LEFTOVERS, joined, leftovers, owed_to_living, predictions, server_log
+from director.lab.chaos.rest import LEFTOVERS, count_owed_to_living, join, leftovers, predictions, server_log
 from director.lab.chaos.scene import (
     API,
     CROWDED,
@@ -61,7 +61,7 @@ from director.lab.chaos.scene import (
     Options,
     Scene,
     find_library,
-    staged,
+    open_scene,
 )
 from director.local.home import Home
 from director.local.launcher import child
@@ -147,8 +147,8 @@ async def _until_judged(home: Home, options: Options, say: Callable[[str], None]
     with anyio.open_signal_receiver(*SIGNALS) as signals, one_error():
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(cancel_on_signal)
-            async with staged(home, options) as scene:
-                report = await Run(scene, say).judged()
+            async with open_scene(home, options) as scene:
+                report = await Run(scene, say).judge()
             tasks.cancel_scope.cancel()
     return report
 
@@ -189,19 +189,19 @@ class Run:
         self._say = say
         self._journal = Journal(scene.journals / "nemesis.jsonl")
 
-    async def judged(self) -> Report:
+    async def judge(self) -> Report:
         with closing(self._journal), closing(Journal(self._scene.journals / "usage.jsonl")) as samples:
-            await self._watched(samples)
+            await self._watch(samples)
         await come_back(self._front, self._scene.tokens, self._scene.journals)
         await self._write_down()
         return check(self._scene.journals)
 
-    async def _watched(self, samples: Journal) -> None:
+    async def _watch(self, samples: Journal) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch_disk, self._scene.home.path, self._journal)
             if self._options.rollout is None:
                 tasks.start_soon(usage.watch, self._pids, samples)
-            await self._calibrated_load()
+            await self._calibrate()
             self._journal.write(Healed(at=now_ms()))
             self._say("healed; waiting for rest")
             await self._rest()
@@ -210,7 +210,7 @@ class Run:
     def _pids(self) -> dict[str, int]:
         return {name: pid for name in self._scene.names if (pid := self._scene.pid(name))}
 
-    async def _calibrated_load(self) -> None:
+    async def _calibrate(self) -> None:
         scene, options = self._scene, self._options
         await scene.start()
         self._say(f"{len(scene.names)} processes are ready; calibrating for {options.calibration_s:g} s without faults")
@@ -329,7 +329,7 @@ class Run:
         queues = await self._scene.queues()
         counts: dict[str, Any] = {keys.live(queue): partial(redis.zcard, keys.live(queue)) for queue in queues}
         owed = {keys.owed(keys.queue_partition(queue)) for queue in queues}
-        counts |= {name: partial(owed_to_living, redis, name) for name in owed}
+        counts |= {name: partial(count_owed_to_living, redis, name) for name in owed}
         began = anyio.current_time()
         patience_s = REST_S + self._options.lease_s
         left, fewest = {"": 1}, math.inf
@@ -383,6 +383,6 @@ class Run:
             return
         promotions = reigns({name: scene.home.log(name) for name in data})
         logs = {name: server_log(folder) for name, folder in data.items()}
-        yield from joined(logs, partial(master_at, promotions))
+        yield from join(logs, partial(master_at, promotions))
         yield from promotions
         yield from unmade(data, promotions)

@@ -89,7 +89,7 @@ def cast(
     durability: str,
 ) -> list[list[Role]]:
     cogs = [
-        _scripted(name, "cog", [str(journals / f"{name}.jsonl"), name, str(SLOTS)], ready="/health-check")
+        _script(name, "cog", [str(journals / f"{name}.jsonl"), name, str(SLOTS)], ready="/health-check")
         for name in COGS
     ]
     shared: dict[str, object] = {"lease_s": lease_s, "webhook_allow": "loopback", "durability": durability}
@@ -109,13 +109,13 @@ def cast(
     ]
     return [
         [_ours(name, "director keeper", redis_urls, **shared) for name in KEEPERS],
-        [_scripted(SINK, "sink", [str(journals / "sink.jsonl"), str(secrets)], ready="/health"), *cogs],
+        [_script(SINK, "sink", [str(journals / "sink.jsonl"), str(secrets)], ready="/health"), *cogs],
         directors,
         [_ours(API, "api", redis_urls, durability=durability, **CONNECTIONS)],
     ]
 
 
-def _scripted(name: str, kind: str, arguments: Sequence[str], *, ready: str) -> Role:
+def _script(name: str, kind: str, arguments: Sequence[str], *, ready: str) -> Role:
     port = quiet_port()
     return _role(name, ["director.lab.chaos.parties", kind, str(port), *arguments], port, ready)
 
@@ -340,7 +340,7 @@ class Scene:
         marked = self.supervisor.marks.get(name)
         return marked is not None and is_alive(marked)
 
-    async def synced(self) -> int:
+    async def find_synced(self) -> int:
         """Return a length of the server's log that is on the disk. The server answers only after it has synced all that
         it wrote before, so the length comes first.
         """
@@ -349,7 +349,7 @@ class Scene:
         return length
 
     def cut_power(self, synced: int, *, is_torn: bool) -> None:
-        """Kill the server, and drop what its log has behind `synced`. There is no pause, so that nothing wakes or
+        """Kill the server, and drop what its log has behind `find_synced`. There is no pause, so that nothing wakes or
         restarts the server meanwhile.
         """
         self.signal(SERVER, signal.SIGSTOP)
@@ -449,7 +449,7 @@ class Scene:
 
 
 @asynccontextmanager
-async def staged(home: Home, options: Options) -> AsyncGenerator[Scene]:
+async def open_scene(home: Home, options: Options) -> AsyncGenerator[Scene]:
     """Yield a scene in this new home, not started yet. No process of it is left after the block."""
     servers = KINDS[options.kind](home)
     log = home.log("supervisor")

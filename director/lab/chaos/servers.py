@@ -137,7 +137,7 @@ class _Group(Servers):
         raise NotImplementedError
 
     @contextmanager
-    def kept_away(self, name: str) -> Generator[None]:
+    def keep_away(self, name: str) -> Generator[None]:
         """Start this server again only after the block, if it dies."""
         self._mark(name).touch()
         try:
@@ -361,8 +361,8 @@ class _Renamed:
 
 
 def _renaming(connect: Upstream, host: str) -> Upstream:
-    async def renamed() -> Connection:
+    async def rename() -> Connection:
         replies, requests = await connect()
         return _Renamed(replies, host), requests
 
-    return renamed
+    return rename

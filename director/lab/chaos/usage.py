@@ -12,7 +12,7 @@ from typing import Final
 import anyio
 from msgspec import Struct
 
-from director.lab.chaos.evidence import Evidence, Findings, Stretch, grouped
+from director.lab.chaos.evidence import Evidence, Findings, Stretch, group
 from director.lab.chaos.journal import Journal, Sampled, now_ms
 from director.lab.chaos.plan import AGAIN_MS, BLACK_HOLE, TO_REDIS
 
@@ -36,12 +36,12 @@ async def watch(pids: Callable[[], dict[str, int]], journal: Journal) -> None:
     while IS_SAMPLED:
         for name, pid in pids().items():
             with suppress(OSError):
-                busy_ms, kb = used(pid)
+                busy_ms, kb = read_usage(pid)
                 journal.write(Sampled(at=now_ms(), target=name, pid=pid, busy_ms=busy_ms, kb=kb))
         await anyio.sleep(EACH_S)
 
 
-def used(pid: int) -> tuple[int, int]:
+def read_usage(pid: int) -> tuple[int, int]:
     """Return the processor time and the memory of a process. Raises OSError if it is gone."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * TICK_MS, int(fields[21]) * PAGE_KB
@@ -104,7 +104,7 @@ def largest_kb(evidence: Evidence) -> int:
 
 def _by_process(evidence: Evidence) -> dict[tuple[str, int], list[Sampled]]:
     judged = (each for each in evidence.samples if each.target.startswith(JUDGED))
-    return grouped(judged, lambda each: (each.target, each.pid))
+    return group(judged, lambda each: (each.target, each.pid))
 
 
 def _calm(evidence: Evidence, target: str) -> Iterator[Stretch]:

@@ -55,21 +55,21 @@ async def listening(handler: Handler, port: int = 0, *, at: socket.socket | None
     """
     tasks = set[asyncio.Task[None]]()
 
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while await _exchange(handler, reader, writer):
                 pass
         except (ConnectionError, asyncio.IncompleteReadError):
             pass  # the client hung up
 
-    def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        tasks.add(task := asyncio.create_task(connected(reader, writer)))
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.add(task := asyncio.create_task(serve_connection(reader, writer)))
         task.add_done_callback(tasks.discard)
         # a task that is canceled before it starts runs no `finally`
         task.add_done_callback(lambda _: writer.close())
 
     at = at or socket.create_server(("127.0.0.1", port), backlog=512)
-    async with await asyncio.start_server(accepted, sock=at, backlog=512) as server:
+    async with await asyncio.start_server(accept, sock=at, backlog=512) as server:
         try:
             yield server.sockets[0].getsockname()[1]
         finally:
@@ -87,12 +87,12 @@ class Caller:
     async def ask(
         self, method: str, path: str, body: bytes = b"", *, headers: Mapping[str, str] = NONE, within_s: float
     ) -> Answer:
-        with _unanswered():
+        with _raise_unanswered():
             async with asyncio.timeout(within_s):
                 connection = self._idle.pop() if self._idle else await self._connect()
                 is_whole = False
                 try:
-                    status, headers_back = await self._sent(connection, method, path, headers, body)
+                    status, headers_back = await self._send(connection, method, path, headers, body)
                     content = await connection[0].readexactly(int(headers_back.get("content-length", "0")))
                     is_whole = headers_back.get("connection", "").lower() != "close"
                 finally:
@@ -110,11 +110,11 @@ class Caller:
         `silent_s`.
         """
         connection = None
-        with _unanswered():
+        with _raise_unanswered():
             try:
                 async with asyncio.timeout(within_s):
                     connection = await self._connect()
-                    status, _ = await self._sent(connection, "GET", path, headers)
+                    status, _ = await self._send(connection, "GET", path, headers)
                 yield status, _pieces(connection[0], silent_s)
             finally:
                 if connection is not None:
@@ -124,7 +124,7 @@ class Caller:
         name, _, port = self._host.partition(":")
         return await asyncio.open_connection(name, int(port))
 
-    async def _sent(
+    async def _send(
         self, connection: Connection, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
     ) -> tuple[int, dict[str, str]]:
         reader, writer = connection
@@ -138,7 +138,7 @@ class Caller:
 
 
 @contextmanager
-def _unanswered() -> Iterator[None]:
+def _raise_unanswered() -> Iterator[None]:
     try:
         yield
     except (OSError, asyncio.IncompleteReadError, TimeoutError) as exc:

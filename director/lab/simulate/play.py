@@ -83,7 +83,7 @@ FIFO: Final = TriedPolicy(name="fifo", fifo=True)
 NAMED: Final = {each.name: each for each in (FAIR, FIFO)}
 
 
-def tried(text: str) -> TriedPolicy:
+def try_policy(text: str) -> TriedPolicy:
     """Return `fair` (a queue's defaults), `fifo` (one line for all), or the policy in a TOML file. Raises
     SettingsError.
     """
@@ -266,9 +266,9 @@ class _Play:
             most_queued=share.max_queued,
             most_running=share.max_running,
         )
-        return self._accepted(call, prediction_id, number)
+        return self._accept(call, prediction_id, number)
 
-    async def _accepted(self, call: Coroutine[Any, Any, object], prediction_id: PredictionId, number: int) -> None:
+    async def _accept(self, call: Coroutine[Any, Any, object], prediction_id: PredictionId, number: int) -> None:
         try:
             await call
         except QueueRefused as exc:

@@ -76,7 +76,7 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
             yield number, line
 
 
-def _decoded(lines: Lines, decode: Callable[[bytes], T]) -> Iterator[T]:
+def _decode(lines: Lines, decode: Callable[[bytes], T]) -> Iterator[T]:
     for number, line in lines:
         try:
             yield decode(line)
@@ -88,7 +88,7 @@ def _decoded(lines: Lines, decode: Callable[[bytes], T]) -> Iterator[T]:
 
 def _of_trace(lines: Lines) -> Trace:
     builder = Builder()
-    for line in _decoded(lines, msgspec.json.Decoder(Line).decode):
+    for line in _decode(lines, msgspec.json.Decoder(Line).decode):
         at_ms, run_ms = round(line.at_s * 1000), round(line.run_s * 1000)
         builder.add(at_ms=at_ms, account=line.account, lane=line.lane, cost=line.cost, run_ms=run_ms, model=line.model)
     return builder.build()
@@ -96,7 +96,7 @@ def _of_trace(lines: Lines) -> Trace:
 
 def _of_log(lines: Lines, queue: str) -> Trace:
     log = _Log(queue)
-    for step in _decoded(lines, msgspec.json.Decoder(Step).decode):
+    for step in _decode(lines, msgspec.json.Decoder(Step).decode):
         log.add(step)
     return log.build()
 

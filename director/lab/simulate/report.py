@@ -191,11 +191,11 @@ def report(trace: Trace, tried: TriedPolicy, played: PlayResult, *, slots: int) 
         refused=dict(sorted(played.refused.items())),
         never=sum(at == NEVER for at in started),
         span_s=span / 1000,
-        per_minute=_rounded(60_000 * len(ran) / span),
-        utilisation=_rounded(busy_ms / (slots * span)),
-        waiting_mean=_rounded(sum(started[n] - trace.at_ms[n] for n in ran) / span),
+        per_minute=_round(60_000 * len(ran) / span),
+        utilisation=_round(busy_ms / (slots * span)),
+        waiting_mean=_round(sum(started[n] - trace.at_ms[n] for n in ran) / span),
         waiting_most=_most_waiting(trace, started, ran),
-        jain=None if index is None else _rounded(index),
+        jain=None if index is None else _round(index),
         waits={name: wait for name, numbers in groups.items() if (wait := _wait(trace, started, numbers))},
         objectives=_objectives(trace, tried, started),
         accounts=_accounts(trace, tried, started, ran),
@@ -234,7 +234,7 @@ def _accounts(trace: Trace, tried: TriedPolicy, started: "array[int]", ran: Sequ
             account=trace.accounts[account],
             weight=tried.share_of(trace.accounts[account]).weight,
             predictions=sent[account],
-            served=_rounded(sum(trace.run_ms[n] for n in of[account]) / max(1, total)),
+            served=_round(sum(trace.run_ms[n] for n in of[account]) / max(1, total)),
             wait=_wait(trace, started, of[account]),
         )
         for account in _by_work(trace)[:MOST_SHOWN]
@@ -250,7 +250,7 @@ def _wait(trace: Trace, started: "array[int]", numbers: Iterable[int]) -> Wait |
         p50=percentile(waits, 0.5),
         p90=percentile(waits, 0.9),
         p99=percentile(waits, 0.99),
-        mean=_rounded(sum(waits) / len(waits)),
+        mean=_round(sum(waits) / len(waits)),
         most=waits[-1],
     )
 
@@ -262,7 +262,7 @@ def _objectives(trace: Trace, tried: TriedPolicy, started: "array[int]") -> dict
         came = [n for n in range(len(trace)) if trace.lane[n] == number and started[n] != REFUSED]
         kept = sum(0 <= started[n] - trace.at_ms[n] <= objective.within_s * 1000 for n in came if started[n] >= 0)
         if came:
-            found[lane] = Kept(share=objective.share, within_s=objective.within_s, kept=_rounded(kept / len(came)))
+            found[lane] = Kept(share=objective.share, within_s=objective.within_s, kept=_round(kept / len(came)))
     return found
 
 
@@ -278,8 +278,8 @@ def _series(
 ) -> Series:
     bins = max(1, min(BINS, span))
     width = span / bins
-    waiting = _covered([(trace.at_ms[n], started[n]) for n in ran], bins, width)
-    busy = _covered([(started[n], started[n] + trace.run_ms[n]) for n in ran], bins, width)
+    waiting = _cover([(trace.at_ms[n], started[n]) for n in ran], bins, width)
+    busy = _cover([(started[n], started[n] + trace.run_ms[n]) for n in ran], bins, width)
     waits: dict[str, list[float | None]] = {}
     for name, numbers in groups.items():
         found: list[list[float]] = [[] for _ in range(bins)]
@@ -287,14 +287,14 @@ def _series(
             found[min(bins - 1, int(trace.at_ms[n] / width))].append((started[n] - trace.at_ms[n]) / 1000)
         waits[name] = [percentile(each, 0.9) if each else None for each in found]
     return Series(
-        at_s=[_rounded((number + 0.5) * width / 1000) for number in range(bins)],
-        waiting=[_rounded(ms / width) for ms in waiting],
-        utilisation=[_rounded(ms / width / slots) for ms in busy],
+        at_s=[_round((number + 0.5) * width / 1000) for number in range(bins)],
+        waiting=[_round(ms / width) for ms in waiting],
+        utilisation=[_round(ms / width / slots) for ms in busy],
         wait_p90_s=waits,
     )
 
 
-def _covered(intervals: Iterable[tuple[int, int]], bins: int, width: float) -> list[float]:
+def _cover(intervals: Iterable[tuple[int, int]], bins: int, width: float) -> list[float]:
     """Return how much of each bin the intervals cover. A long interval costs no more than a short one."""
     parts, steps = [0.0] * bins, [0] * (bins + 1)
     for begin, end in intervals:
@@ -309,7 +309,7 @@ def _covered(intervals: Iterable[tuple[int, int]], bins: int, width: float) -> l
     return [part + whole * width for part, whole in zip(parts, accumulate(steps), strict=False)]
 
 
-def _rounded(value: float) -> float:
+def _round(value: float) -> float:
     return round(value, 4)
 
 

@@ -35,10 +35,10 @@ def tables(trace: TraceReport, reports: Sequence[Report]) -> str:
         )
         for at in range(0, len(reports), each)
     ]
-    return "\n\n".join([_played(trace), *found])
+    return "\n\n".join([_show_trace(trace), *found])
 
 
-def _played(trace: TraceReport) -> str:
+def _show_trace(trace: TraceReport) -> str:
     lines = [
         f"{trace.predictions:,} predictions of {trace.accounts:,} accounts came in {_span(trace.span_s)}, "
         f"with {_span(trace.work_s)} of runs."
@@ -68,11 +68,11 @@ def _rows(reports: Sequence[Report]) -> dict[str, list[str]]:
         rows[f"refused: {code}"] = [f"{report.refused.get(code, 0):,}" for report in reports]
     for lane in LANES:
         if any(lane in report.objectives for report in reports):
-            rows[f"{lane} started in time, %"] = [_kept(report.objectives.get(lane)) for report in reports]
+            rows[f"{lane} started in time, %"] = [_show_objective(report.objectives.get(lane)) for report in reports]
     return rows
 
 
-def _kept(kept: Kept | None) -> str:
+def _show_objective(kept: Kept | None) -> str:
     return f"{100 * kept.kept:.1f} {'≥' if kept.ok else '<'} {100 * kept.share:g}" if kept else "–"
 
 

@@ -119,7 +119,7 @@ class Play:
 
     def _settle(self) -> None:
         """Start what can start, and ask the rule until it changes nothing more at this moment."""
-        self.used_s = charged(self.used_s, self.devices, self.seen(), elapsed_s=self.now_s - self._charged_s)
+        self.used_s = charged(self.used_s, self.devices, self.survey(), elapsed_s=self.now_s - self._charged_s)
         self._charged_s = self.now_s
         while True:
             self._start()
@@ -156,46 +156,46 @@ class Play:
         took_s = self.now_s - one.running.pop(number)
         one.run_s += LEARN * (took_s - one.run_s)
         if one.state == "leaving" and not one.running:
-            self._at(self.now_s + one.timed.rest_s, lambda: self._gone(one))
+            self._at(self.now_s + one.timed.rest_s, lambda: self._end_rest(one))
 
     def _rest(self, one: Standing) -> None:
         self._note(one)
         one.becomes("leaving", self.now_s)
         if not one.running:
-            self._at(self.now_s + one.timed.rest_s, lambda: self._gone(one))
+            self._at(self.now_s + one.timed.rest_s, lambda: self._end_rest(one))
 
-    def _gone(self, one: Standing) -> None:
+    def _end_rest(self, one: Standing) -> None:
         self._note(one)
         self.result.leaving_s += self.now_s - one.since_s
         one.place = {}
         one.becomes("absent", self.now_s)
 
     def _load(self, one: Standing, place: Place) -> None:
-        waited_s = self.now_s - self._wanted_since(one)
+        waited_s = self.now_s - self._find_wanted_since(one)
         self.result.longest_s[one.name] = max(waited_s, self.result.longest_s.get(one.name, 0.0))
         self.result.late_s = max(self.result.late_s, self.now_s - one.due_s)
         self.result.loads += 1
         self.result.loading_s += one.timed.load_s
         one.due_s, one.place = math.inf, place
         one.becomes("loading", self.now_s)
-        self._at(self.now_s + one.timed.load_s, lambda: self._loaded(one))
+        self._at(self.now_s + one.timed.load_s, lambda: self._end_load(one))
 
-    def _loaded(self, one: Standing) -> None:
+    def _end_load(self, one: Standing) -> None:
         self._note(one)
         one.becomes("loaded", self.now_s)
         one.used_at_s = self.now_s
 
-    def _wanted_since(self, one: Standing) -> float:
+    def _find_wanted_since(self, one: Standing) -> float:
         came_s = self.trace.at_ms[one.waiting[0]] / 1000 if one.waiting else self.now_s
         return max(came_s, one.since_s)
 
     def _note(self, one: Standing) -> None:
         self.result.spans.append((one.name, one.state, one.since_s, self.now_s))
 
-    def seen(self) -> dict[str, Seen]:
-        return {name: self._seen(one) for name, one in self.standings.items()}
+    def survey(self) -> dict[str, Seen]:
+        return {name: self._survey(one) for name, one in self.standings.items()}
 
-    def _seen(self, one: Standing) -> Seen:
+    def _survey(self, one: Standing) -> Seen:
         trace = self.trace
         limit_s = one.timed.model.run_limit_s
         return Seen(
@@ -230,7 +230,7 @@ class Play:
 
 def _by_planner(play: Play) -> Decision:
     models = [one.timed.model for one in play.standings.values()]
-    return plan(play.devices, models, play.seen(), play.used_s)
+    return plan(play.devices, models, play.survey(), play.used_s)
 
 
 def _first_come(play: Play) -> Decision:
@@ -243,7 +243,7 @@ def _least_recently_used(play: Play) -> Decision:
     return _make_room(play, play.line.values(), play.standings.values())
 
 
-def _collated(play: Play) -> Decision:
+def _collate(play: Play) -> Decision:
     """Run all that waits for a loaded model before it makes room. The model that waits longest is next."""
     return _make_room(play, play.line.values(), [one for one in play.standings.values() if not one.waiting])
 
@@ -282,5 +282,5 @@ RULES: Final[Mapping[str, tuple[Callable[[Play], Decision], bool]]] = {
     "director": (_by_planner, False),
     "fcfs": (_first_come, True),
     "lru": (_least_recently_used, False),
-    "collation": (_collated, False),
+    "collation": (_collate, False),
 }

@@ -43,7 +43,7 @@ class SwapReport(Struct, frozen=True, kw_only=True):
     played: Swaps
 
 
-def timed_models(pool: PoolFile) -> list[Timed]:
+def time_models(pool: PoolFile) -> list[Timed]:
     """Return the models of a pool file that share devices. Raises SettingsError if no model does."""
     found = [Timed(model=each.hosted.model, load_s=each.hosted.launch.load_s) for each in pool.tables if each.hosted]
     if not found:

@@ -144,7 +144,7 @@ SHAPES: Final[Mapping[str, Shape]] = {
 }
 
 
-def made(options: MadeOptions) -> Trace:
+def make_trace(options: MadeOptions) -> Trace:
     """Make a trace of that shape: accounts send at random moments, runs take random times. Raises SettingsError."""
     if options.shape not in SHAPES:
         raise SettingsError(f"{options.shape!r} is not a shape. Choose one of: {', '.join(SHAPES)}.")

@@ -239,11 +239,11 @@ class Replay(Play):
         self._at(self.looks_at_s, lambda: None)
 
     def _loaded(self, one: Standing) -> None:
-        super()._loaded(one)
+        super()._end_load(one)
         self._look_in(0.0)
 
     def _gone(self, one: Standing) -> None:
-        super()._gone(one)
+        super()._end_rest(one)
         self._look_in(0.0)
 
     def _end(self, number: int, one: Standing) -> None:

@@ -10,7 +10,7 @@ import pytest
 from msgspec import Struct
 
 from director.lab.chaos.checker import Report, text
-from director.lab.chaos.neighbours import NOTHING, dead_receivers, opened, peeked
+from director.lab.chaos.neighbours import NOTHING, dead_receivers, open_sockets, peek
 from director.lab.chaos.run import chaos
 from director.lab.chaos.scene import Options
 from tests.support.release import sabotaged
@@ -59,11 +59,11 @@ def _shown(report: Report) -> list[str]:
 
 
 def test_one_dead_receiver_accepts_and_the_other_one_refuses() -> None:
-    with dead_receivers() as [hanging, refusing], opened() as sockets:
+    with dead_receivers() as [hanging, refusing], open_sockets() as sockets:
         assert _connected(hanging, sockets)
-        assert peeked(sockets[0]) == NOTHING
+        assert peek(sockets[0]) == NOTHING
         assert not _connected(refusing, sockets)
-        assert peeked(sockets[1]) == b""
+        assert peek(sockets[1]) == b""
 
 
 def _connected(url: str, sockets: list[socket.socket]) -> bool:

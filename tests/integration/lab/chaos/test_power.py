@@ -15,7 +15,7 @@ from director.lab.chaos.journal import Arrived, Journal
 from director.lab.chaos.nemesis import Nemesis
 from director.lab.chaos.plan import AT_A_SYNC, SERVER, Planned
 from director.lab.chaos.rest import cut, server_log, size
-from director.lab.chaos.scene import Options, staged
+from director.lab.chaos.scene import Options, open_scene
 from director.local.home import Home
 from tests.support.eventually import eventually
 
@@ -48,7 +48,7 @@ async def test_a_power_cut_takes_only_what_no_client_was_answered(
         dropped.append(before - size(data))
 
     monkeypatch.setattr(module, "cut", noted)
-    async with staged(home, Options(seed=1, seconds=1)) as scene:
+    async with open_scene(home, Options(seed=1, seconds=1)) as scene:
         urls = await scene.start_server()
         fault = Planned(at_ms=0, kind="kill_power", target=SERVER, lasts_ms=100, detail=detail)
         with closing(Journal(scene.journals / "nemesis.jsonl")) as journal:
@@ -88,7 +88,7 @@ async def test_a_log_that_was_rewritten_still_has_all_that_happened(tmp_path: Pa
     home = Home(tmp_path / "run")
     home.make()
     record = {"created": "1", "account": "ant", "queue": "q", "lane": "normal"}
-    async with staged(home, Options(seed=1, seconds=1)) as scene:
+    async with open_scene(home, Options(seed=1, seconds=1)) as scene:
         await scene.start_server()
         for number in range(3):
             await scene.redis.hset(f"{{p1}}:rec:{number:026}", mapping=record)

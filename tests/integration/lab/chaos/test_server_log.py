@@ -8,7 +8,7 @@ from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.ids import partition_of
 from director.lab.chaos.journal import Arrived, Breaker, Claimed
-from director.lab.chaos.rest import leftovers, owed_to_living, server_log, size
+from director.lab.chaos.rest import count_owed_to_living, leftovers, server_log, size
 from tests.support.queue_driver import QueueDriver
 from tests.support.servers import RedisServer
 
@@ -86,7 +86,7 @@ async def test_webhooks_to_dead_receivers_may_stay_owed(driver: QueueDriver):
         await driver.finish(claim)
     owed = keys.owed(partition_of(ids[0]))
     assert await driver.redis.zcard(owed) == 2
-    assert await owed_to_living(driver.redis, owed) == 1
+    assert await count_owed_to_living(driver.redis, owed) == 1
     found = await leftovers(driver.redis)
     assert (found.owed, owed in found.endless) == (1, False)
     await driver.redis.flushall()

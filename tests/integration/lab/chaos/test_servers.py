@@ -26,7 +26,7 @@ from director.lab.chaos.plan import (
     Planned,
     ServerKind,
 )
-from director.lab.chaos.scene import Options, Scene, staged
+from director.lab.chaos.scene import Options, Scene, open_scene
 from director.lab.chaos.servers import ClusterNodes
 from director.local.home import Home
 from tests.support.eventually import eventually, every
@@ -41,7 +41,7 @@ async def group(folder: Path, kind: ServerKind) -> AsyncIterator[tuple[Scene, Re
     """Yield servers of this kind, and a client that reaches them over its link only."""
     home = Home(folder / "run")
     home.make()
-    async with staged(home, Options(seed=1, seconds=1, kind=kind)) as scene:
+    async with open_scene(home, Options(seed=1, seconds=1, kind=kind)) as scene:
         urls = await scene.start_server()
         async with client(urls[NAME]) as redis:
             yield scene, redis

@@ -19,7 +19,7 @@ from director.core.ids import LANES, QueueName
 from director.lab.simulate.play import FAIR, FIFO, REFUSED, PlayResult, Share, TriedPolicy, play
 from director.lab.simulate.reading import read
 from director.lab.simulate.report import Report, report
-from director.lab.simulate.trace import Builder, MadeOptions, Trace, made
+from director.lab.simulate.trace import Builder, MadeOptions, Trace, make_trace
 from director.local.server import own_server
 from director.operate.audit.feeder import Feeder, FileReceiver
 from director.store.logs import AuditLog
@@ -65,7 +65,7 @@ def one_line(trace: Trace, *, slots: int) -> list[int]:
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("load", [0.7, 1.3])
 async def test_single_line_starts_match_the_calculation(scratch: Redis, slots: int, load: float) -> None:
-    trace = made(MadeOptions(shape="even", slots=slots, load=load, minutes=10 / slots))
+    trace = make_trace(MadeOptions(shape="even", slots=slots, load=load, minutes=10 / slots))
     played = await play(scratch, trace, FIFO, slots=slots)
     assert list(played.started_ms) == one_line(trace, slots=slots)
 
@@ -73,14 +73,14 @@ async def test_single_line_starts_match_the_calculation(scratch: Redis, slots: i
 @pytest.mark.heavy
 async def test_waits_of_one_account_match_the_formula_for_constant_runs(scratch: Redis) -> None:
     load, run_s = 0.6, 1.0
-    trace = made(MadeOptions(shape="constant", slots=1, load=load, run_s=run_s, minutes=60, seed=3))
+    trace = make_trace(MadeOptions(shape="constant", slots=1, load=load, run_s=run_s, minutes=60, seed=3))
     found = await reported(scratch, trace, FAIR, slots=1)
     assert found.waits["all"].mean == pytest.approx(load * run_s / (2 * (1 - load)), rel=0.15)
     assert found.utilisation == pytest.approx(load, rel=0.05)
 
 
 async def test_slot_is_never_idle_while_work_waits(scratch: Redis) -> None:
-    trace = made(MadeOptions(shape="lanes", slots=3, minutes=3))
+    trace = make_trace(MadeOptions(shape="lanes", slots=3, minutes=3))
     for tried in (FAIR, FIFO):
         played = await play(scratch, trace, tried, slots=3)
         assert len(played.order) == len(trace)
@@ -107,7 +107,7 @@ def idle_while_waiting(trace: Trace, played: PlayResult, *, slots: int) -> int:
 
 @pytest.mark.heavy
 async def test_light_accounts_hardly_wait_beside_a_heavy_one_except_under_fifo(scratch: Redis) -> None:
-    trace = made(MadeOptions(shape="heavy-light", minutes=4, load=1.4))
+    trace = make_trace(MadeOptions(shape="heavy-light", minutes=4, load=1.4))
     fair, fifo = [await reported(scratch, trace, tried, slots=4) for tried in (FAIR, FIFO)]
     assert fair.waits["lightest"].p90 < 3 < 20 < fifo.waits["lightest"].p90
     assert fair.waits["heaviest"].p90 > fifo.waits["heaviest"].p90
@@ -154,7 +154,7 @@ async def test_simultaneous_batch_of_thousands_is_played_to_its_end(scratch: Red
 
 
 async def test_simulation_removes_everything_from_the_server(scratch: Redis) -> None:
-    trace = made(MadeOptions(shape="even", minutes=2))
+    trace = make_trace(MadeOptions(shape="even", minutes=2))
     await play(scratch, trace, FAIR, slots=8)
     of_predictions = [key async for key in scratch.scan_iter() if b":q:" not in key and b":log" not in key]
     assert [key for key in of_predictions if await scratch.pttl(key) == -1] == []

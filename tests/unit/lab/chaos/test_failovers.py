@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from director.lab.chaos.checker import Report, check, text
 from director.lab.chaos.failovers import EXCUSED, master_at, reigns, unmade
 from director.lab.chaos.journal import Arrived, Claimed, Delivered, Final, Healed, Journal, Line, Reign, Unmade
-from director.lab.chaos.rest import FOLDER, joined
+from director.lab.chaos.rest import FOLDER, join
 from tests.unit.lab.chaos.test_checker import (
     EMPTY,
     RETRIED_EVENT,
@@ -251,7 +251,7 @@ def test_logs_of_several_servers_become_one_in_order_of_time() -> None:
     ]
     copy = [arrived("b", 10, number=1), replace(claimed("b", 20, number=2), stream=-1, delivered=0)]
     successor = [arrived("d", 40, number=3), arrived("c", 30, number=9)]
-    lines = joined(
+    lines = join(
         {"redis-1": [*copy, *successor], "redis-0": master}, lambda at: "redis-0" if at < T + 40 else "redis-1"
     )
     assert [(type(line), getattr(line, "id", "")) for line in lines] == [

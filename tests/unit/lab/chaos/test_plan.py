@@ -41,7 +41,7 @@ from director.lab.chaos.plan import (
     bystanders,
     key_of,
     large,
-    made_plain,
+    make_plain,
     orders,
     rollout,
     rush,
@@ -127,7 +127,7 @@ def test_every_odd_answer_is_ordered_and_none_where_it_is_left_out():
     odd = Counter(order.script.odd for order in load(7) if order.plan == ODDLY)
     assert set(odd) == set(ODD)
     assert {order.script.odd for order in load(7) if order.plan != ODDLY} == {""}
-    assert {made_plain(order, [ODDLY]).script.odd for order in load(7)} == {""}
+    assert {make_plain(order, [ODDLY]).script.odd for order in load(7)} == {""}
 
 
 def test_parts_of_a_run_share_no_key():
@@ -135,7 +135,7 @@ def test_parts_of_a_run_share_no_key():
 
 
 def test_in_peace_no_run_crashes_its_model_server():
-    peace = [made_plain(order, NOT_IN_PEACE) for order in load(7)]
+    peace = [make_plain(order, NOT_IN_PEACE) for order in load(7)]
     assert "crash" in {order.script.outcome for order in load(7)}
     assert "crash" not in {order.script.outcome for order in peace}
     assert Counter(order.lane for order in peace) == Counter(order.lane for order in load(7))

@@ -15,11 +15,11 @@ from director.cli import trials as command
 from director.cli.main import main
 from director.core.errors import SettingsError
 from director.lab.simulate import trace as traces
-from director.lab.simulate.play import FAIR, NEVER, REFUSED, PlayResult, tried
+from director.lab.simulate.play import FAIR, NEVER, REFUSED, PlayResult, try_policy
 from director.lab.simulate.reading import read
 from director.lab.simulate.report import Report, fair_shares, fairness, report, trace_report
 from director.lab.simulate.show import check, plot, tables
-from director.lab.simulate.trace import SHAPES, Builder, MadeOptions, Trace, made
+from director.lab.simulate.trace import SHAPES, Builder, MadeOptions, Trace, make_trace
 
 QUEUE = "acme/echo:a1a1a1a1a1a1"
 
@@ -190,18 +190,18 @@ def test_log_with_several_queues_needs_a_choice(file: Path, log: Logged) -> None
 
 @pytest.mark.parametrize("shape", sorted(SHAPES.keys() - {"turns"}))  # without models, nothing in it is left to chance
 def test_the_same_seed_makes_the_same_and_another_another(shape: str) -> None:
-    first, again, other = (made(MadeOptions(shape=shape, seed=seed, minutes=5)) for seed in (1, 1, 2))
+    first, again, other = (make_trace(MadeOptions(shape=shape, seed=seed, minutes=5)) for seed in (1, 1, 2))
     assert columns(first) == columns(again) != columns(other)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_as_much_work_comes_as_was_asked_for(shape: str) -> None:
-    trace = made(MadeOptions(shape=shape, minutes=240, slots=8, load=0.9))
+    trace = make_trace(MadeOptions(shape=shape, minutes=240, slots=8, load=0.9))
     assert sum(trace.run_ms) / 1000 == pytest.approx(0.9 * 8 * 240 * 60, rel=0.05)
 
 
 def test_the_heavy_account_sends_three_fifths() -> None:
-    trace = made(MadeOptions(shape="heavy-light", minutes=240))
+    trace = make_trace(MadeOptions(shape="heavy-light", minutes=240))
     heavy = sum(ms for ms, who in zip(trace.run_ms, trace.account, strict=True) if trace.accounts[who] == "heavy")
     assert heavy / sum(trace.run_ms) == pytest.approx(0.6, abs=0.05)
 
@@ -209,7 +209,7 @@ def test_the_heavy_account_sends_three_fifths() -> None:
 def test_policy_file_sets_the_queue_and_the_limits_of_accounts(tmp_path: Path) -> None:
     path = tmp_path / "weights.toml"
     path.write_text('streams = 8\naccounts.acme = { weight = 3, max_running = 2 }\naccounts."*" = { max_queued = 5 }\n')
-    read = tried(str(path))
+    read = try_policy(str(path))
     assert (read.name, read.policy.streams, read.share_of("acme").weight) == ("weights", 8, 3)
     assert (read.share_of("acme").max_queued, read.share_of("anybody").max_queued) == (None, 5)
 
@@ -231,12 +231,12 @@ def test_policy_file_sets_the_queue_and_the_limits_of_accounts(tmp_path: Path) -
 def test_a_wrong_policy_is_refused_with_what_is_wrong(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "wrong.toml").write_text(text)
     with pytest.raises(SettingsError, match=says):
-        tried(str(tmp_path / "wrong.toml"))
+        try_policy(str(tmp_path / "wrong.toml"))
 
 
 def test_policy_that_is_neither_known_nor_a_file_is_refused() -> None:
     with pytest.raises(SettingsError, match="fair and fifo"):
-        tried("unfair")
+        try_policy("unfair")
 
 
 def test_what_one_leaves_goes_to_the_others_by_weight() -> None:

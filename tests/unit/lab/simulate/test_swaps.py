@@ -6,7 +6,7 @@ from director.core.devices import Device, Model
 from director.core.errors import SettingsError
 from director.lab.simulate.swaps import Timed
 from director.lab.simulate.swaps_report import SwapReport, plot_swaps, simulate_swaps, slots_at_once, swaps_text
-from director.lab.simulate.trace import Builder, MadeOptions, Trace, made
+from director.lab.simulate.trace import Builder, MadeOptions, Trace, make_trace
 
 ONE = [Device("gpu0", 1)]
 THREE = [Device("gpu0", 3)]
@@ -18,7 +18,7 @@ def timed(name: str, **given: float) -> Timed:
 
 
 def in_turns(models: str = "ABC", *, minutes: float = 6.0) -> Trace:
-    return made(MadeOptions(shape="turns", slots=1, load=0.8, run_s=2.0, minutes=minutes, models=tuple(models)))
+    return make_trace(MadeOptions(shape="turns", slots=1, load=0.8, run_s=2.0, minutes=minutes, models=tuple(models)))
 
 
 def by_rule(reports: list[SwapReport]) -> dict[str, SwapReport]:
@@ -71,7 +71,7 @@ def test_accounts_of_two_models_get_equal_device_time() -> None:
 
 
 def test_every_rule_runs_all_and_takes_no_more_memory_than_there_is() -> None:
-    trace = made(MadeOptions(shape="even", slots=3, load=0.6, minutes=3, models=tuple("ABCDE")))
+    trace = make_trace(MadeOptions(shape="even", slots=3, load=0.6, minutes=3, models=tuple("ABCDE")))
     for each in simulate_swaps(THREE, [timed(name) for name in "ABCDE"], trace):
         assert each.predictions == len(trace)
         assert each.most_s < 10_000
