@@ -310,7 +310,7 @@ class Scripts:
         args += [prediction.lifetime_ms, prediction.start_by_ms, "1" if prediction.bound else ""]
         for name, value in zip(NAMED, named_values(prediction), strict=True):
             if value:
-                args += (name, value if type(value) is str else _number(value))
+                args += (name, value if isinstance(value, str) else _number(value))
         names = [record, keys.input_data(prediction.id), idem]
         word, *rest = await self._call(
             "enqueue", names, args, traffic=_filing(len(prediction.input)), group=prediction.queue
