@@ -11,7 +11,7 @@ from director.servers.runners.runner import HealthStatus
 from tests.support.cog import write_model
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, Live, supervised_cog
-from tests.support.scripted_cog import HEALTHY, answer, scripted_cog
+from tests.support.scripted_cog import HEALTHY, Exchange, Script, answer, scripted_cog
 
 pytestmark = pytest.mark.cog
 
@@ -63,6 +63,25 @@ async def test_server_that_fails_every_run_rests_while_the_other_works(
         assert ends.count("failed") == 3
         assert ends.count("succeeded") == 9
         assert not broken.asked("POST", "/shutdown"), "it is ready"
+
+
+@pytest.mark.faults
+async def test_ready_server_that_loses_every_run_rests_and_is_not_restarted(caller: Caller, live: Live) -> None:
+    async def hang_up(_: Exchange) -> None:
+        """Close the connection without an answer."""
+
+    async with scripted_cog() as cog, live.keeper(), live.director(cog.url, max_failures=3) as director:
+        asked = [caller.new_id() for _ in range(3)]
+        for each in asked:
+            cog.on("PUT", f"/predictions/{each}", Script(hang_up))
+            await caller.submit(each)
+        [one] = director.servers.all
+        await eventually(lambda: one.trust.failures >= 3, "three runs were lost", limit_s=30)
+        assert one.state == "resting"
+        for each in asked:
+            cog.on("PUT", f"/predictions/{each}", answer(200, {"status": "succeeded", "output": ["x"]}))
+        assert {(await caller.ended(each))["status"] for each in asked} == {"succeeded"}
+        assert not cog.asked("POST", "/shutdown"), "it was ready each time"
 
 
 async def test_errors_of_the_model_delay_no_run_and_restart_no_server(caller: Caller, live: Live) -> None:
