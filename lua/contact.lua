@@ -13,7 +13,7 @@ local contact, run_id, silence_ms, now = KEYS[1], ARGV[1], tonumber(ARGV[2]), ke
 
 local noted = redis.call('HMGET', contact, 'run_id', 'since', 'last')
 local since = now
--- `since` may be later than now: the clock went back a little, or a keeper of release 0.2.0 saw no break
+-- `since` may be later than now: the clock went back a little
 if noted[1] == run_id and math.abs(now - noted[3]) <= silence_ms then since = math.min(now, tonumber(noted[2])) end
 
 redis.call('HSET', contact, 'run_id', run_id, 'since', since, 'last', now)

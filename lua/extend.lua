@@ -39,8 +39,6 @@ end
 local meta, mine = keys.queue(queue, 'meta'), slots .. ' ' .. state
 if redis.call('HEXISTS', meta, 'streams') == 0 then return answers end
 redis.call('ZADD', KEYS[1], now, consumer)
--- not beside its slots: older directors sum those up, and read nothing else there
--- not in its state: release 0.2.0 knows five
 if swap ~= '' then redis.call('HSET', meta, 'swap', swap .. ' ' .. now) end
 if about ~= '' then redis.call('SET', keys.queue(queue, 'about:' .. consumer), about, 'PX', ABOUT_MS) end
 local changed = redis.call('HGET', keys.queue(queue, 'slots'), consumer) ~= mine

@@ -36,7 +36,6 @@ local has_resumed
 if account == '' then
   local was = redis.call('HGET', meta, 'paused') or '0'
   has_resumed = paused == '0' and was == '1'
-  -- '' once it is resumed: release 0.2.0 pauses without a time
   local noted = paused == '1' and { now, by } or { '', '' }
   if was ~= paused then redis.call('HSET', meta, 'paused', paused, 'paused_at', noted[1], 'paused_by', noted[2]) end
   if paused == '0' then ready.ring(queue) end

@@ -2,8 +2,7 @@
 with the name of the process that waits, which gets its ending published with all that the response needs. A
 prediction's own channel is subscribed to only by requests that read its events, or wait for another request's
 prediction. Its messages are hints to look, at a bounded pace, and a small event comes with its own. Every waiter looks
-every two seconds, and less often where thousands wait, so a lost message costs time and never an answer. A director of
-release 0.2.0 publishes no endings: once one is found, the channels are used as well for a minute.
+every two seconds, and less often where thousands wait, so a lost message costs time and never an answer.
 """
 
 import asyncio
@@ -30,7 +29,6 @@ from director.store.predictions import Ending, parse_message
 log = logging.getLogger(__name__)
 SAFETY_S: Final = 2.0
 LOOKS_PER_S: Final = 1_000  # of all waits together
-UNTOLD_S: Final = 60.0  # how long channels are listened to after an ending that was not published
 PAUSE_S: Final = 0.5  # before a lost subscription is replaced
 # A model may write hundreds of events a second. A prediction that ends quickly must not wait for its turn.
 GAP_S: Final = 0.05
@@ -76,7 +74,6 @@ class Wait:
     def __init__(self) -> None:
         self.news = News()
         self.ending: Ending | None = None
-        self.is_told = False
         self.is_over = False
         self.whole = True
         self.look: asyncio.Timeout | None = None  # of the look that is under way
@@ -117,7 +114,6 @@ class Waiters:
         self._weights: dict[Wait, int] = {}
         self._weight = 0
         self._is_leaving = False
-        self._listens_until = -math.inf
         self._told = ""  # the logged reason why the subscription does not work
 
     @property
@@ -177,7 +173,6 @@ class Waiters:
             return None
         is_ours = wait is not None and self._expected.get(prediction_id) is wait  # else another request filed it
         held = wait if wait is not None and is_ours else Wait()
-        is_told = is_ours and self._clock.monotonic() >= self._listens_until
         held.whole = whole
         until = asyncio.get_running_loop().time() + seconds
         self._held.enter(account, held, self._part(weight))
@@ -186,7 +181,7 @@ class Waiters:
         if gone is not None:
             gone.add_done_callback(held.stop)
         try:
-            with nullcontext() if is_told else self.listening(prediction_id, held.news):
+            with nullcontext() if is_ours else self.listening(prediction_id, held.news):
                 return await self._watch(prediction_id, held, until)
         finally:
             if gone is not None:
@@ -263,11 +258,7 @@ class Waiters:
         except BackendUnavailable as exc:
             log.info("could not read a prediction, trying again", extra={"reason": str(exc)})
             return None
-        if stored is None or not stored.record.is_terminal:
-            return None
-        if self._expected.get(prediction_id) is held and not held.is_told:
-            self._listens_until = self._clock.monotonic() + UNTOLD_S
-        return stored
+        return stored if stored is not None and stored.record.is_terminal else None
 
     def _hear(self, channel: bytes, data: bytes) -> None:
         name = channel.decode()
@@ -276,7 +267,7 @@ class Waiters:
             return
         prediction_id, ending = parse_message(data)
         if (wait := self._expected.get(prediction_id)) is not None:
-            wait.ending, wait.is_told = ending, True
+            wait.ending = ending
             wait.news.set()
 
     def _tell(self, reason: str) -> None:

@@ -17,7 +17,7 @@ Part = Literal["api", "keeper", "run"]
 """The user of a part has the name of the command that starts it. Operators' commands have the rights of the API."""
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
 
-# In front of each command: a for the API, k for keepers, r for directors. Those of no part are of release 0.2.0.
+# In front of each command: a for the API, k for keepers, r for directors.
 # A director reads `account:` because it signs webhooks. It reads no token, and changes no account.
 ROWS: Final = """
 --r blpop {p0}:q:a/b:0:bell 1
@@ -148,7 +148,6 @@ a-- zadd {a:}:expiring 0 a
 akr zadd {p0}:owed 0 0
 akr zcard {p0}:owed
 akr zcount {p0}:owed 0 1
---- zincrby {p0}:q:a/b:0:vtime:normal 1 a
 a-- zmscore {p0}:q:a/b:0:lease 0
 akr zrange models:created 0 1
 ak- zrange settling 0 1
@@ -161,7 +160,6 @@ akr zrank {p0}:q:a/b:0:live 0
 a-r zrem models:created a/b
 a-- zrem tokens:a 0
 akr zrem {p0}:owed 0
---- zremrangebylex {a:a}:files - [0
 a-- zremrangebyrank {a:a}:listing 0 1
 ak- zremrangebyscore settling 0 1
 akr zremrangebyscore {p0}:q:a/b:0:deadline 0 1

@@ -211,7 +211,7 @@ def delivery_attempt(event: Event) -> DeliveryAttempt:
         at=iso(event.at),
         next_at=None if following == "-" else iso(int(following)),
         host=host,
-        rule=rule[0] if rule else None,  # release 0.1.0 wrote none, and neither does an allowed address
+        rule=rule[0] if rule else None,  # an allowed address has none
     )
 
 

@@ -62,7 +62,7 @@ class Contact:
         has_stepped = abs(server_s - self._server_s - passed_s) > self.silence_s
         if self._since_s is None or passed_s > self.silence_s or run_id != self._run_id:
             self._since_s = at_s - others_s
-        elif has_stepped:  # to a keeper of release 0.2.0 a step back is no break
+        elif has_stepped:  # the script may see no break in a step back: it knows no monotonic time
             self._since_s = at_s
         self._run_id, self._last_s, self._server_s = run_id, at_s, server_s
 

@@ -428,7 +428,7 @@ def _queues(situation: Situation) -> Iterator[Finding]:
 
 
 def _pause(stats: QueueStats, now_ms: int) -> str:
-    """Return who paused the queue, and when, as far as that is known: release 0.2.0 notes neither."""
+    """Return who paused the queue, and when, as far as that is known."""
     ago = "" if stats.paused_at is None else f" {span(max(0, now_ms - stats.paused_at) / 1000)} ago"
     return f"{stats.paused_by or 'An operator'} paused the queue{ago}"
 

@@ -145,9 +145,6 @@ class Tokens:
         if not fields:
             return None
         found = _token(name, fields)
-        if found.created_ms is None:  # release 0.1.0 made it, which kept no list
-            with contextlib.suppress(BackendUnavailable):  # the token is good, see `_note_expiry`
-                await ask(lambda: self._redis.zadd(keys.tokens(found.account), {name: 0}, nx=True))
         if found.expires_ms is None:
             return found
         now_ms = self._clock.now_ms()

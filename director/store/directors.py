@@ -28,7 +28,7 @@ class ServerFound(Struct, frozen=True, kw_only=True):
     detail: str = ""
     failed_starts: int = 0
     log: str = ""  # the last lines of a failed setup
-    has_schema: bool = True  # directors of older releases do not say
+    has_schema: bool = True
     is_other_version: bool = False  # it shows another schema than the version that is served
 
 
@@ -88,8 +88,7 @@ class ShelfFound(Struct, frozen=True, kw_only=True):
 class About(Struct, frozen=True, kw_only=True):
     """The report of a director with each heartbeat, by its own clock. `more` counts servers that it left out.
 
-    `oldest` is its oldest run of the queue. Directors of older releases report no runs and no ends.
-    `files`: why its store of files does not work.
+    `oldest` is its oldest run of the queue. `files`: why its store of files does not work.
     """
 
     version: str = ""

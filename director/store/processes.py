@@ -1,7 +1,7 @@
 """Note which keepers and API processes there are, and read it. Directors are known by their heartbeats.
 
 A process is one member of a sorted set, scored with the server's time of its last sign. Plain commands that every
-user of Redis has suffice. A process of release 0.2.0 gives no sign, and is missing.
+user of Redis has suffice.
 """
 
 import os

@@ -128,7 +128,7 @@ function estimate.moved_factor(factor, was_longer, above, least)
 end
 
 -- Compare the estimate on acceptance with the wait. estimate.write_scores writes the result. `runs` of the record: p50 and p90 in
--- runs, without the factors; '' if release 0.2.0 accepted it.
+-- runs, without the factors.
 estimate.BUCKETS_S = { 0.1, 0.5, 1, 5, 15, 60, 300 }
 estimate.scores = nil
 function estimate.score(r, now)

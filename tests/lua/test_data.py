@@ -96,7 +96,7 @@ async def test_an_end_counts_what_it_left_and_moves_what_lives_longer(book: Book
 
 
 async def test_bytes_are_never_below_zero(book: Book, scripts: Scripts) -> None:
-    """A process of release 0.2.0 accepted it, so it was not counted."""
+    """What was never counted may be taken off: its bucket was over, or a process died before it counted."""
     await book.enlist(Counted(3, NOW + 5))
     await scripts.weigh(ACCOUNT, Counted(30, NOW + 9), Counted(10, NOW + 5), now_ms=NOW)
     await scripts.weigh(ACCOUNT, Counted(30, NOW + 9), Counted(10, NOW + 7), now_ms=NOW)

@@ -437,24 +437,6 @@ async def test_end_missed_without_a_subscription_is_seen_after_resubscribing(
     assert (answers[0].status_code, answers[0].json()["output"]) == (201, 1)
 
 
-async def test_end_by_a_director_of_release_0_2_0_is_noticed(
-    api: AsyncClient, director: PlayedDirector, redis: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def end() -> None:
-        claim = await director.claim()
-        await redis.hdel(keys.record(claim.id), "waiter")  # release 0.2.0 does not know this field
-        await director.finish(claim, output=b"1")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(api_waiters, "SAFETY_S", 0.1)
-        async with asked(api) as first:
-            await end()
-    async with asked(api) as second:
-        await eventually(lambda: listeners(redis), "it is subscribed")
-        await end()
-    assert [(answer.status_code, answer.json()["output"]) for answer in first + second] == [(201, 1), (201, 1)]
-
-
 async def test_prediction_moved_to_another_version_ends_under_that_version(
     api: AsyncClient, scripts: Scripts, queue: QueueName, monkeypatch: pytest.MonkeyPatch
 ) -> None:

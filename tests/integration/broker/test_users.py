@@ -33,8 +33,6 @@ ROOMS = ("api", "director")
 QUEUE = QueueName("acme/echo:0123456789ab")
 LIVE = keys.live(QUEUE)
 ELSEWHERE = keys.live(QueueName("acme/other:0123456789ab"))
-# Only release 0.2.0 needs them
-FORMER = ("zincrby", "zremrangebylex")
 ID = new_prediction_id(model="acme/echo", now_ms=SystemClock().now_ms())
 SAMPLES: dict[str, Any] = {
     "account": "a",
@@ -290,7 +288,7 @@ def test_every_right_is_needed_by_our_code() -> None:
         in_lua = f"'{name.upper()}', '{rest.upper()}'" if rest else f"'{name.upper()}'"
         return any(each in python for each in (*spelled, right.upper(), f'("{name}"')) or in_lua in scripts
 
-    assert [right for right in sorted(granted("director")) if not is_used(right) and right not in FORMER] == []
+    assert [right for right in sorted(granted("director")) if not is_used(right)] == []
 
 
 async def test_our_keys_are_open_to_our_user_only(admin: Any) -> None:

@@ -172,32 +172,6 @@ async def test_ambiguous_token_name_revokes_nothing(operator: Operator, redis: R
     assert len(await Accounts(redis).tokens.of(ACCOUNT)) == 2
 
 
-async def test_token_of_the_former_release_is_listed_after_use(redis: Any) -> None:
-    accounts = Accounts(redis)
-    token = await accounts.create_token(ACCOUNT)
-    [known] = await accounts.tokens.of(ACCOUNT)
-    await redis.delete(f"tokens:{ACCOUNT}")
-    await redis.hdel(f"token:{known.digest}", "label", "last4", "created", "expires")
-    assert await accounts.tokens.of(ACCOUNT) == []
-    assert await accounts.authenticate(token) is not None
-    [listed] = await accounts.tokens.of(ACCOUNT)
-    assert (listed.id, listed.created_ms, listed.expires_ms) == (known.id, None, None)
-    assert await accounts.tokens.remove(listed)
-
-
-@pytest.mark.not_on("cluster", why="only one of its masters would be full")
-async def test_token_of_the_first_release_is_good_while_redis_is_full(redis: Any) -> None:
-    accounts = Accounts(redis)
-    token = await accounts.create_token(ACCOUNT)
-    [known] = await accounts.tokens.of(ACCOUNT)
-    await redis.hdel(f"token:{known.digest}", "created")
-    await redis.config_set("maxmemory", 1)
-    try:
-        assert await accounts.authenticate(token) is not None
-    finally:
-        await redis.config_set("maxmemory", 0)
-
-
 async def test_token_can_expire(operator: Operator, redis: Any) -> None:
     token = (await operator.types("token", "create", "--account", ACCOUNT, "--expires-hours", "1")).strip()
     account = await Accounts(redis).authenticate(token)

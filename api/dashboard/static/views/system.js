@@ -41,6 +41,5 @@ function releases(seen, snapshot) {
   return h("section", { "aria-label": "Processes" }, h("h2", {}, "Processes"),
     table("Releases of the processes", ["Process", "Name", "Release", "#Started"], h("tbody", {}, all.map(({ role, name, version, since }) => h("tr", {},
       h("td", {}, role), h("th", { scope: "row", class: "mono" }, name), h("td", {}, version ?? "an older release", version === seen.version ? null : [" ", h("span", { class: "chip warn" }, "differs")]),
-      h("td", { class: "num" }, since ? ago(since) : "–"))))),
-    h("p", { class: "hint" }, "Keepers and API processes up to 0.2.0 are not listed: they do not report theirs."));
+      h("td", { class: "num" }, since ? ago(since) : "–"))))));
 }
