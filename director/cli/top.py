@@ -1,283 +1,338 @@
-"""The loops of `director top`: read Redis, follow keys, and draw. It reads Redis for at most a hundredth of its time
-(see operate/overview.py).
+"""`director top`: queues and directors live, from the snapshots that the page shows too. A `Screen` says what is shown
+and what each key does, and is pure. Redis is read for at most a hundredth of the time (see operate/overview.py).
 """
 
 import argparse
-import asyncio
 import os
 import re
 import signal
 import sys
 import termios
 import tty
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Final
+from dataclasses import dataclass
+from textwrap import wrap
+from typing import Final, Literal, NamedTuple
 
 import anyio
-from msgspec.structs import replace
-from rich.console import Console
-from rich.control import Control
+from rich.console import Console, Group
+from rich.live import Live
 from rich.text import Text
 
 from director.cli.arguments import JSON, REDIS, command, flag
 from director.cli.backend import Backend, on_backend
 from director.cli.operators import typist
 from director.cli.output import printable
-from director.cli.tables import line_width, print_json
-from director.cli.top_screen import (
-    TITLE,
-    Change,
-    Detail,
-    Rates,
-    Row,
-    Seen,
-    State,
-    pressed,
-    screen,
-    shown,
-    started_per_min,
-    waited,
-)
+from director.cli.status import device_lines, director_lines
+from director.cli.tables import fit, line_width, print_json
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable, DirectorError
-from director.core.ids import QueueName
-from director.core.samples import PERIOD_S, Sample
-from director.operate.overview import LONGEST_S, REST, Snapshot
+from director.core.ids import LANES, QueueName
+from director.core.words import several, span
+from director.operate.findings import Finding
+from director.operate.overview import Snapshot
 from director.operate.views import QueueView
 
-RESIZED: Final = "resized"
-ENDED: Final = "ended"
-ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+View = Literal["queues", "directors", "findings"]
 
 KEY: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Za-z]|.", re.DOTALL)
 SENT: Final = {
     "escape": ("\x1b",),
-    "enter": ("\r", "\n"),
-    "backspace": ("\x7f", "\b"),
-    "up": ("\x1b[A", "\x1bOA"),
-    "down": ("\x1b[B", "\x1bOB"),
+    "up": ("k", "\x1b[A", "\x1bOA"),
+    "down": ("j", "\x1b[B", "\x1bOB"),
     "page_up": ("\x1b[5~",),
     "page_down": ("\x1b[6~",),
-    "home": ("\x1b[H", "\x1b[1~"),
-    "end": ("\x1b[F", "\x1b[4~"),
 }
 NAMES: Final = {each: name for name, sent in SENT.items() for each in sent}
-TREND: Final = 8  # columns of blocks for the last ten minutes
-SAMPLES: Final = 60
-MOST_TENANTS: Final = 50
+MOVES: Final = {"up": -1, "down": 1, "page_up": -10, "page_down": 10}
+VIEWS: Final[Mapping[str, View]] = {"d": "directors", "f": "findings"}
+KEYS: Final = "↑↓ move  d directors  f findings  p pause or resume  q back or quit"
+COLUMNS: Final = ("queue", *LANES, "oldest", "running", "state")
+CALM: Final = ("good", "calm")
+TITLE: Final = "bold"
+ALARM: Final = "yellow"
+DIM: Final = "dim"
+SELECTED: Final = "reverse"
+MOST_FINDINGS: Final = 3
+ROOMY: Final = 16  # lines of a screen that has room for findings above the queues
 AWAY_S: Final = 1.0
+ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+class Change(NamedTuple):
+    queue: QueueName
+    paused: bool
+
+
+@dataclass(slots=True, eq=False)
+class Screen:
+    """A snapshot and what is shown of it. `away`: why nothing newer is known. `asked` waits for a confirmation."""
+
+    snapshot: Snapshot | None = None
+    away: str = ""
+    view: View = "queues"
+    selected: QueueName | None = None
+    scroll: int = 0
+    asked: Change | None = None
+    note: str = ""
+    is_over: bool = False
+
+    @property
+    def queues(self) -> list[QueueView]:
+        """Return all queues, the worst first."""
+        found = self.snapshot.queues if self.snapshot else ()
+        return sorted(found, key=lambda one: (one.shade in CALM, -_waiting(one), one.name))
+
+    def press(self, key: str) -> Change | None:
+        """Return the change that this key confirms."""
+        asked, self.asked, self.note = self.asked, None, ""
+        if asked is not None:
+            return asked if key in ("y", "Y") else None
+        if key in MOVES:
+            self._move(MOVES[key])
+        elif key in VIEWS:
+            self._show("queues" if self.view == VIEWS[key] else VIEWS[key])
+        elif key in ("escape", "q"):
+            self.is_over = key == "q" and self.view == "queues"
+            self._show("queues")
+        elif key == "p" and self.view == "queues" and self.queues:
+            chosen = self.queues[self._at()]
+            self.asked = Change(chosen.name, not chosen.paused)
+        return None
+
+    def _show(self, view: View) -> None:
+        self.view, self.scroll = view, 0
+
+    def _move(self, by: int) -> None:
+        if self.view != "queues":
+            self.scroll = max(0, self.scroll + by)
+        elif queues := self.queues:
+            self.selected = queues[min(max(0, self._at() + by), len(queues) - 1)].name
+
+    def _at(self) -> int:
+        return next((at for at, one in enumerate(self.queues) if one.name == self.selected), 0)
+
+    def lines(self, width: int | None, height: int | None = None) -> list[Text]:
+        """Return a screen of this size. Without a width no line is cut, and without a height none is left out."""
+        if self.snapshot is None:
+            return [Text(printable(self.away or "looking …"), TITLE)]
+        head = [Text(_title(self.snapshot), TITLE), Text(_totals(self.snapshot))]
+        if self.view == "queues" and (height is None or height >= ROOMY):
+            head += [_headline(one) for one in self.snapshot.findings[:MOST_FINDINGS]]
+        head.append(self._mode(self.snapshot))
+        room = None if height is None else max(1, height - len(head) - 1)
+        names, *rows = self._body(self.snapshot, width, room)
+        if room is not None and height is not None:
+            self.scroll = min(self.scroll, max(0, len(rows) + 1 - room))
+            rows = rows[self.scroll :][: room - 1]
+            rows += [Text() for _ in range(room - 1 - len(rows))]
+            lines = [*head, names, *rows, self._bottom()][:height]
+        else:
+            lines = [*head, names, *rows]
+        for line in lines:
+            line.no_wrap = True
+            if width is not None:
+                line.truncate(width, overflow="ellipsis")
+        return lines
+
+    def _mode(self, snapshot: Snapshot) -> Text:
+        if self.away:
+            return Text(f"{printable(self.away)}: last seen at {snapshot.at[11:19]}", ALARM)
+        if self.view != "queues":
+            return Text(self.view, TITLE)
+        left = len(snapshot.findings)
+        return Text("worst first" + (f"; {several(left, 'finding')}: press f" if left else ""), DIM)
+
+    def _body(self, snapshot: Snapshot, width: int | None, room: int | None) -> list[Text]:
+        if self.view == "queues":
+            return self._queues(width, room)
+        if self.view == "findings":
+            return [line for one in snapshot.findings for line in _finding(one, width)] or [Text("no findings", DIM)]
+        now_ms = SystemClock().now_ms()
+        names, *lines = director_lines(snapshot.directors, now_ms=now_ms, width=width)
+        return [
+            Text(names, TITLE),
+            *map(Text, [*lines, "", *device_lines(snapshot.devices, now_ms=now_ms, width=width)]),
+        ]
+
+    def _queues(self, width: int | None, room: int | None) -> list[Text]:
+        queues, at = self.queues, self._at()
+        first = 0 if room is None else max(0, min(at - room + 2, len(queues) - room + 1))
+        shown = queues if room is None else queues[first:][: room - 1]  # a table of 1,000 rows takes half a second
+        names, *lines = fit(COLUMNS, map(_row, shown), width=width and width - 2, words=("queue", "state"))
+        found = [Text(f"  {names}", TITLE)]
+        for number, (one, line) in enumerate(zip(shown, lines, strict=True), first):
+            is_selected = room is not None and number == at
+            style = "" if one.shade in CALM else ALARM
+            found.append(Text(f"{'›' if is_selected else ' '} {line}", SELECTED if is_selected else style))
+        return found if queues else [*found, Text("  no queue yet", DIM)]
+
+    def _bottom(self) -> Text:
+        if self.asked is not None:
+            return Text(
+                f"{'pause' if self.asked.paused else 'resume'} {self.asked.queue}? y: yes, any other key: no", ALARM
+            )
+        return Text(printable(self.note), TITLE) if self.note else Text(KEYS, DIM)
+
+
+def _waiting(one: QueueView) -> int:
+    return one.waiting.high + one.waiting.normal + one.waiting.low
+
+
+def _row(one: QueueView) -> list[str]:
+    return [
+        one.name,
+        *(str(getattr(one.waiting, lane)) for lane in LANES),
+        "-" if one.oldest_s is None else span(one.oldest_s),
+        f"{one.claimed}/{one.slots}",
+        one.words,
+    ]
+
+
+def _title(snapshot: Snapshot) -> str:
+    silent = sum(not one.alive for one in snapshot.directors)
+    more = f" and {snapshot.more_queues} more" if snapshot.more_queues else ""
+    directors = len(snapshot.directors) + snapshot.more_directors
+    return (
+        f"director top  {snapshot.at[11:19]}  queues: {len(snapshot.queues)}{more}  "
+        f"directors: {directors}{f' ({silent} silent)' if silent else ''}"
+    )
+
+
+def _totals(snapshot: Snapshot) -> str:
+    queues, owed = snapshot.queues, snapshot.owed
+    return (
+        f"waiting {sum(map(_waiting, queues))}  running {sum(one.claimed for one in queues)}"
+        f" of {sum(one.slots for one in queues)}  delayed {sum(one.delayed for one in queues)}"
+        f"  dead {sum(one.dead for one in queues)}"
+        f"  webhooks owed {owed.count}{f' ({owed.late} late)' if owed.late else ''}"
+    )
+
+
+def _headline(one: Finding) -> Text:
+    return Text(printable(f"! {one.title}{f' ({one.queue})' if one.queue else ''}: {one.detail}"), ALARM)
+
+
+def _finding(one: Finding, width: int | None) -> list[Text]:
+    told = (one.detail, *(f"| {line}" for line in one.log.splitlines()), f"→ {one.ask}")
+    lines = [line for text in told for line in wrap(printable(text), max(20, (width or 1_000) - 2))]
+    return [Text(printable(one.title), ALARM), *(Text(f"  {line}") for line in lines)]
 
 
 @command("top", JSON, *REDIS, flag("--once", "print one screen with all queues, and end"), examples=("", "--once"))
 def _top(given: argparse.Namespace) -> int:
     """Watch queues and directors live. Without a terminal: print one screen, as with --once."""
     is_interactive = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-    if given.json:
-        print_json(on_backend(given, lambda backend: backend.overview.look()))
-    elif given.once or not is_interactive:
-        print("\n".join(on_backend(given, lambda backend: _once(backend, width=line_width()))))
+    if given.once or given.json or not is_interactive:
+        snapshot = on_backend(given, lambda backend: backend.overview.look())
+        if given.json:
+            print_json(snapshot)
+        else:
+            print("\n".join(line.plain for line in Screen(snapshot).lines(line_width())))
     else:
-        on_backend(given, _watch)
+        on_backend(given, lambda backend: Top(backend).run())
     return 0
+
+
+class Top:
+    """Reads Redis, follows keys and signals, and draws. Ctrl-Z does nothing, because it would leave the screen."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._screen = Screen()
+        self._live = Live(console=Console(file=sys.stdout, highlight=False), screen=True, auto_refresh=False)
+        self._again = anyio.Event()
+        self._over = anyio.Event()
+
+    async def run(self) -> None:
+        with _single_keys(), self._shown():
+            async with anyio.create_task_group() as tasks:
+                for loop in (self._look, self._follow_keys, self._follow_signals):
+                    tasks.start_soon(loop)
+                await self._over.wait()
+                tasks.cancel_scope.cancel()
+
+    @contextmanager
+    def _shown(self) -> Iterator[None]:
+        self._live.start()
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # the terminal was closed
+                self._live.stop()
+
+    async def _look(self) -> None:
+        while True:
+            self._again = anyio.Event()
+            try:
+                self._screen.snapshot, self._screen.away = await self._backend.overview.look(), ""
+                rest_s = self._backend.overview.rest_s
+            except BackendUnavailable as exc:
+                self._screen.away, rest_s = str(exc), AWAY_S
+            self._draw()
+            with anyio.move_on_after(rest_s):
+                await self._again.wait()
+
+    async def _follow_keys(self) -> None:
+        while data := await _read():
+            for key in keys_in(data):
+                if (change := self._screen.press(key)) is not None:
+                    await self._make(change)
+            if self._screen.is_over:
+                break
+            self._draw()
+        self._over.set()
+
+    async def _follow_signals(self) -> None:
+        with anyio.open_signal_receiver(signal.SIGWINCH, *ENDING) as signals:
+            async for number in signals:
+                if number in ENDING:
+                    self._over.set()
+                self._draw()
+
+    async def _make(self, change: Change) -> None:
+        hand = self._backend.queue_administration
+        try:
+            await (hand.pause if change.paused else hand.resume)(change.queue, by=typist())
+        except DirectorError as exc:
+            self._screen.note = str(exc)
+        else:
+            self._screen.note = f"{change.queue} is {'paused' if change.paused else 'resumed'}"
+            self._again.set()
+
+    def _draw(self) -> None:
+        width, height = self._live.console.size
+        try:
+            self._live.update(Group(*self._screen.lines(width, height)), refresh=True)
+        except OSError:  # the terminal was closed
+            self._over.set()
+
+
+@contextmanager
+def _single_keys() -> Iterator[None]:
+    """Let each key arrive at once, without its echo."""
+    was = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    ours = termios.tcgetattr(sys.stdin)
+    ours[6][termios.VSUSP] = b"\0"
+    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, ours)
+    try:
+        yield
+    finally:
+        with suppress(termios.error):  # a closed terminal needs no restoring
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, was)
+
+
+async def _read() -> str:
+    """Return what is typed next, or nothing once the terminal is closed."""
+    await anyio.wait_readable(sys.stdin)
+    try:
+        return os.read(sys.stdin.fileno(), 4096).decode(errors="ignore")
+    except OSError:
+        return ""
 
 
 def keys_in(text: str) -> list[str]:
     """Return the names of the pressed keys, or the characters they write. An unknown escape sequence is one key."""
     return [NAMES.get(one, one) for one in KEY.findall(text)]
-
-
-class Terminal:
-    """A terminal with its own screen while it is `opened`. It is restored also after a failure or a signal."""
-
-    def __init__(self) -> None:
-        self._in = sys.stdin.fileno()
-        self._was = termios.tcgetattr(self._in)
-        self._keys: asyncio.Queue[str] = asyncio.Queue()
-        self._console = Console(file=sys.stdout, highlight=False)
-        self._screen = self._console.screen(hide_cursor=True)
-
-    @contextmanager
-    def opened(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        self._enter()
-        loop.add_reader(self._in, self._read)
-        try:
-            yield
-        finally:
-            loop.remove_reader(self._in)
-            self._leave()
-
-    async def key(self) -> str:
-        """Return the next key, RESIZED if the screen must be drawn again, or ENDED if the command must end."""
-        return await self._keys.get()
-
-    @property
-    def size(self) -> tuple[int, int]:
-        return self._console.size
-
-    def draw(self, lines: Sequence[Text]) -> None:
-        try:
-            with self._console:  # collects both in one write
-                self._console.control(Control.home())
-                self._screen.update(*lines)
-        except OSError:  # the terminal was closed
-            self._keys.put_nowait(ENDED)
-
-    async def hear_signals(self) -> None:
-        with anyio.open_signal_receiver(signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT, *ENDING) as heard:
-            async for number in heard:
-                if number == signal.SIGTSTP:
-                    self._leave()
-                    os.kill(os.getpid(), signal.SIGSTOP)
-                    self._enter()  # before anything is drawn on the shell's screen
-                elif number == signal.SIGCONT:
-                    tty.setcbreak(self._in)
-                self._keys.put_nowait(ENDED if number in ENDING else RESIZED)
-
-    def _read(self) -> None:
-        try:
-            data = os.read(self._in, 4096)
-        except OSError:  # the terminal was closed
-            data = b""
-        for key in keys_in(data.decode(errors="ignore")) if data else [ENDED]:
-            self._keys.put_nowait(key)
-
-    def _enter(self) -> None:
-        tty.setcbreak(self._in)
-        self._screen.__enter__()
-
-    def _leave(self) -> None:
-        with suppress(OSError, termios.error):  # a closed terminal needs no restoring
-            self._screen.__exit__(None, None, None)
-            termios.tcsetattr(self._in, termios.TCSADRAIN, self._was)
-
-
-async def _once(backend: Backend, *, width: int | None) -> list[str]:
-    snapshot, clock = await backend.overview.look(), SystemClock()
-    history = await backend.history.many([each.name for each in snapshot.queues], most=SAMPLES)
-    seen = _seen(snapshot, history, Rates(), now_ms=clock.now_ms())
-    return [line.plain for line in screen(State(), seen, width=width)]
-
-
-async def _watch(backend: Backend) -> None:
-    terminal = Terminal()
-    with terminal.opened():
-        top = Top(backend, terminal)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(terminal.hear_signals)
-            tasks.start_soon(top.look)
-            await top.listen()
-            tasks.cancel_scope.cancel()
-
-
-class Top:
-    def __init__(self, backend: Backend, terminal: Terminal) -> None:
-        self._backend = backend
-        self._terminal = terminal
-        self._clock = SystemClock()
-        self._state = State()
-        self._rates = Rates()
-        self._history: dict[QueueName, list[Sample]] = {}
-        self._history_s = -PERIOD_S
-        self._seen: Seen | None = None
-        self._away = ""
-        self._again = anyio.Event()
-
-    async def listen(self) -> None:
-        while True:
-            key = await self._terminal.key()
-            rows = shown(self._state, self._seen.rows) if self._seen else []
-            before = self._state
-            step = pressed(before, key, rows)
-            if step.is_over or key == ENDED:
-                return
-            self._state = step.state
-            if step.change is not None:
-                await self._change(step.change)
-            if (before.view, before.selected) != (self._state.view, self._state.selected):
-                self._again.set()
-            self._draw()
-
-    async def look(self) -> None:
-        while True:
-            self._again = anyio.Event()
-            try:
-                rest_s = await self._look()
-            except BackendUnavailable as exc:
-                self._away, rest_s = str(exc), AWAY_S
-            self._draw()
-            with anyio.move_on_after(rest_s):
-                await self._again.wait()
-
-    async def _look(self) -> float:
-        """Return the seconds to rest afterwards."""
-        snapshot = await self._backend.overview.look()
-        began_s = self._clock.monotonic()
-        self._rates.note(began_s, snapshot.queues)
-        await self._read_history(snapshot, began_s)
-        detail = await self._detail() if self._state.view == "queue" else None
-        now_ms = self._clock.now_ms()
-        self._seen, self._away = _seen(snapshot, self._history, self._rates, now_ms=now_ms, detail=detail), ""
-        more_s = REST * (self._clock.monotonic() - began_s)
-        return max(self._backend.overview.rest_s, min(more_s, LONGEST_S))
-
-    async def _read_history(self, snapshot: Snapshot, now_s: float) -> None:
-        rows = shown(self._state, [_row(each, [], self._rates, now_ms=0) for each in snapshot.queues])
-        names = [row.queue.name for row in rows][: self._terminal.size[1]]
-        if now_s - self._history_s >= PERIOD_S:
-            self._history, self._history_s = {}, now_s
-        self._history |= await self._backend.history.many(
-            [name for name in names if name not in self._history], most=SAMPLES
-        )
-
-    async def _detail(self) -> Detail | None:
-        found = [row for row in self._seen.rows if row.queue.name == self._state.selected] if self._seen else []
-        if not found:
-            return None
-        queue = found[0].queue
-        return Detail(
-            queue=queue.name,
-            tenants=await self._backend.queues.tenants(queue.name, most=MOST_TENANTS),
-            heat=await self._backend.queues.heat(queue.name, read=queue.read),
-        )
-
-    async def _change(self, change: Change) -> None:
-        hand = self._backend.queue_administration
-        try:
-            await (hand.pause if change.paused else hand.resume)(change.queue, by=typist())
-        except DirectorError as exc:
-            self._state = replace(self._state, note=str(exc))
-        else:
-            done = "is paused" if change.paused else "is resumed"
-            self._state = replace(self._state, note=f"{change.queue} {done}")
-            self._again.set()
-
-    def _draw(self) -> None:
-        width, height = self._terminal.size
-        if self._seen is not None:
-            seen = replace(self._seen, away=self._away)
-            lines = screen(self._state, seen, width=width, height=height)
-        else:
-            lines = [Text(printable(self._away or "looking …"), TITLE, overflow="ellipsis")]
-        for line in lines:
-            line.no_wrap = True
-        self._terminal.draw(lines)
-
-
-def _seen(
-    snapshot: Snapshot,
-    history: Mapping[QueueName, Sequence[Sample]],
-    rates: Rates,
-    *,
-    now_ms: int,
-    detail: Detail | None = None,
-) -> Seen:
-    rows = [_row(each, history.get(each.name, ()), rates, now_ms=now_ms) for each in snapshot.queues]
-    return Seen(now_ms=now_ms, snapshot=snapshot, rows=rows, detail=detail)
-
-
-def _row(queue: QueueView, samples: Sequence[Sample], rates: Rates, *, now_ms: int) -> Row:
-    per_min = rates.per_min(queue.name)
-    row = Row(queue, started_per_min(samples, now_ms=now_ms) if per_min is None else per_min)
-    return replace(row, trend=tuple(waited(samples, now_ms=now_ms, now=row.waiting, parts=TREND)))

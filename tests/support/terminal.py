@@ -44,7 +44,7 @@ class PlayedTerminal:
 
     @property
     def is_given_back(self) -> bool:
-        return self.said.rstrip().endswith("\x1b[?1049l\x1b[?25h") and termios.tcgetattr(self._theirs) == self.was
+        return self.said.rstrip().endswith("\x1b[?25h\x1b[?1049l") and termios.tcgetattr(self._theirs) == self.was
 
     def shows(self, text: str) -> bool:
         return any(text in line for line in self.screen)
