@@ -20,6 +20,7 @@ from director.core.runner_config import RunnerKind
 
 PREFIX = "DIRECTOR_"
 # Seconds for a restart, minutes for a deploy, then days: see director.webhooks.delivery
+DATA_FILE_BYTES: Final = 32 << 10
 WEBHOOK_SCHEDULE = "2s,5s,15s,30s,1m,2m,5m,30m,2h,5h,10h,14h,20h,24h"
 
 RunKind = Literal["prediction", "training", "procedure"]
@@ -55,13 +56,11 @@ class CommonSettings(Struct, frozen=True, kw_only=True):
     that has the folder: http://api:8080.
     """
     data_in_files: bool = False
-    """Keep large inputs and outputs in the file store."""
-    data_in_files_bytes: Annotated[int, Meta(ge=1024)] = 32 << 10
-    """Smallest input or output that DIRECTOR_DATA_IN_FILES keeps in the file store."""
+    """Keep inputs and outputs of 32 KiB or more in the file store."""
 
     @property
     def data_files_from(self) -> int | None:
-        return self.data_in_files_bytes if self.data_in_files else None
+        return DATA_FILE_BYTES if self.data_in_files else None
 
 
 class ApiSettings(CommonSettings, frozen=True, kw_only=True):
@@ -218,8 +217,6 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     """Where this process sees its servers' folder /tmp/coglet/predictions, to clean it; empty: nowhere."""
     devices_dir: Annotated[str, Meta(pattern=r"^/")] = "/tmp/director-devices"  # noqa: S108 - the host checks whose it is
     """Folder of locks, records and logs of the servers on shared devices, the same for all directors of a machine."""
-    max_log_bytes: Annotated[int, Meta(ge=1024)] = 2 << 20
-    """Bytes of log text kept per prediction: the last ones."""
     webhook_allow: str = ""
     """Private receivers that are allowed: hosts, networks, the word loopback."""
     webhook_schedule: str = WEBHOOK_SCHEDULE
@@ -238,8 +235,6 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     """URL that gets the result of each model server's setup (POST) with its logs; empty: none."""
     setup_webhook_secret: str = ""
     """Secret that signs those requests, as for webhooks: whsec_ and base64."""
-    webhook_interval_s: Seconds = 0.5
-    """Shortest time between output or logs webhooks."""
 
     @property
     def policy(self) -> Policy:
@@ -302,6 +297,12 @@ class AuditSettings(CommonSettings, frozen=True, kw_only=True):
     """Private receivers that are allowed: hosts, networks, the word loopback."""
 
 
+# Settings of release 0.3.0 that are constants now. One that is set is refused, because it would have no effect
+GONE: Final = {
+    "data_in_files_bytes": "DIRECTOR_DATA_IN_FILES keeps what has 32 KiB or more in the file store",
+    "max_log_bytes": "the last 2 MiB of each prediction's logs are kept",
+    "webhook_interval_s": "webhooks of output and logs are at least half a second apart",
+}
 # Words for people, where the library would name a pattern
 IN_WORDS: Final = {"model": "expected owner/name in lower case, such as acme/painter"}
 TYPES: Final = {"`float`": "a number", "`int`": "a whole number", "`bool`": "true or false", "`str`": "text"}
@@ -313,6 +314,8 @@ def load(cls: type[AnySettings], environ: Mapping[str, str] | None = None, **giv
     """
     environ = os.environ if environ is None else environ
     names = {field.name: field for field in msgspec.structs.fields(cls)}
+    if gone := [name for name in GONE if environ.get(PREFIX + name.upper())]:
+        raise SettingsError(f"{PREFIX}{gone[0].upper()} is no setting any more: {GONE[gone[0]]}. Remove the variable.")
     values: dict[str, object] = {
         name: [part.strip() for part in text.split(",") if part.strip()] if "tuple" in str(field.type) else text
         for name, field in names.items()

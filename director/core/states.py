@@ -27,9 +27,9 @@ class WebhookEvent(StrEnum):
     START = "start"
     """Once, when the run begins."""
     OUTPUT = "output"
-    """When output arrives, at most once in each `DIRECTOR_WEBHOOK_INTERVAL_S`."""
+    """When output arrives, at most twice a second."""
     LOGS = "logs"
-    """When the model prints, at most once in each `DIRECTOR_WEBHOOK_INTERVAL_S`."""
+    """When the model prints, at most twice a second."""
     COMPLETED = "completed"
     """At the end, whatever the status. It is repeated until the receiver accepts it."""
 

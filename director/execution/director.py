@@ -384,10 +384,9 @@ class Director:
             clock=self._clock,
             claims=self.claims,
             servers=self.servers,
-            post=Post(webhooks, settings.webhook_interval_s),
+            post=Post(webhooks),
             limits=Limits(
                 output=settings.max_output_bytes,
-                logs=settings.max_log_bytes,
                 files=settings.max_files_bytes,
                 inline=settings.inline_text_bytes if self._storing else None,
             ),

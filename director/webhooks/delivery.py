@@ -259,7 +259,7 @@ class Post(Struct, frozen=True):
     """The outboxes of one director share it. `interval_s`: least time between two webhooks of a claim."""
 
     webhooks: Webhooks
-    interval_s: float
+    interval_s: float = 0.5
 
 
 class Outbox:

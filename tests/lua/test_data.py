@@ -96,7 +96,7 @@ async def test_an_end_counts_what_it_left_and_moves_what_lives_longer(book: Book
 
 
 async def test_bytes_are_never_below_zero(book: Book, scripts: Scripts) -> None:
-    """What was never counted may be taken off: its bucket was over, or a process died before it counted."""
+    """An API may die before it counted what is taken off here, and a bucket may be over."""
     await book.enlist(Counted(3, NOW + 5))
     await scripts.weigh(ACCOUNT, Counted(30, NOW + 9), Counted(10, NOW + 5), now_ms=NOW)
     await scripts.weigh(ACCOUNT, Counted(30, NOW + 9), Counted(10, NOW + 7), now_ms=NOW)

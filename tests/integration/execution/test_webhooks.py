@@ -67,7 +67,7 @@ async def owed(redis: Any, prediction_id: Any) -> float | None:
 
 @pytest.mark.cog
 async def test_start_comes_before_output_and_output_before_completed(caller: Caller, live: Live, gate: Gate) -> None:
-    async with sink() as receiver, live.director(webhook_allow="loopback", webhook_interval_s=0):
+    async with sink() as receiver, live.director(webhook_allow="loopback"):
         asked = await caller.submit(n=2, gate=str(gate), webhook=receiver.url, events=ALL)
         await eventually(
             lambda: receiver.received and body(receiver.received[-1])["output"],
@@ -93,7 +93,7 @@ async def test_start_comes_before_output_and_output_before_completed(caller: Cal
 @pytest.mark.parametrize(("events", "expected"), [("completed", 1), ("start,completed", 2), ("start", 1)])
 async def test_caller_gets_only_the_requested_events(caller: Caller, live: Live, events: str, expected: int) -> None:
     async with sink() as receiver:
-        async with live.director(webhook_allow="loopback", webhook_interval_s=0) as director:
+        async with live.director(webhook_allow="loopback") as director:
             asked = await caller.submit(n=3, webhook=receiver.url, webhook_events=events)
             await caller.ended(asked)
             await eventually(lambda: director._consumer and not director._consumer._runs, "all is told")

@@ -2,6 +2,7 @@ import pytest
 
 from director.core.errors import SettingsError
 from director.core.settings import (
+    GONE,
     PREFIX,
     ApiSettings,
     AuditSettings,
@@ -51,6 +52,13 @@ def test_the_command_line_wins_where_it_says_something() -> None:
     environ = {"DIRECTOR_PORT": "1000", "DIRECTOR_HOST": "0.0.0.0"}
     settings = load(ApiSettings, environ, port=2000, host=None)
     assert (settings.port, settings.host) == (2000, "0.0.0.0")
+
+
+@pytest.mark.parametrize("name", GONE)
+def test_a_setting_that_is_gone_is_refused_with_what_holds_now(name: str) -> None:
+    with pytest.raises(SettingsError, match=f"{PREFIX}{name.upper()} is no setting any more: .*{GONE[name]}"):
+        load(ApiSettings, {PREFIX + name.upper(): "1"})
+    assert load(ApiSettings, {PREFIX + name.upper(): ""}) == ApiSettings()
 
 
 def test_other_variables_are_not_ours() -> None:
