@@ -228,13 +228,12 @@ def _leases(text: str) -> tuple[float, ...]:
     examples=("--out campaign", "--seeds 3 --predictions 60000 --out small"),
 )
 def _campaign(given: argparse.Namespace) -> int:
-    """Run several seeds of `chaos`, one after the other, and report on all of them in DIR/report.html and report.json.
+    """Run several seeds of `chaos`, one after the other, and report on all of them in DIR/report.json.
     The seeds are written down before the first run, and each run is reported, whatever its outcome. An interrupted
     campaign goes on where it was. The exit code is 1 if a promise was broken, a run broke off, or predictions are
     missing.
     """
-    from director.lab.chaos.campaign import Campaign, campaign
-    from director.lab.chaos.campaign_page import keep, text
+    from director.lab.chaos.campaign import Campaign, campaign, keep, text
 
     wanted = Campaign(
         seeds=tuple(range(1, given.seeds + 1)), predictions=given.predictions, leases=given.leases, kind=given.kind
@@ -257,15 +256,15 @@ def _check(given: argparse.Namespace) -> int:
     """Judge the journals of a campaign again, or those of one run that was kept. Nothing is used of what the runs
     reported. The exit code is 1 if a promise was broken, or a run of a campaign reported something else.
     """
-    from director.lab.chaos import campaign_page, checker
-    from director.lab.chaos.campaign import JOURNALS, checked
+    from director.lab.chaos import checker
+    from director.lab.chaos.campaign import JOURNALS, checked, text
 
     folder = Path(given.folder)
     if (folder / JOURNALS).is_dir():
         run = checker.check(folder / JOURNALS)
         return _print_report(run, checker.text(run), given.json)
     report = checked(folder, _say)
-    return _print_report(report, campaign_page.text(report), given.json)
+    return _print_report(report, text(report), given.json)
 
 
 def _print_report(report: "Report | CampaignReport", shown: str, file: str) -> int:

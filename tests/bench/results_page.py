@@ -7,8 +7,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from director.lab.chaos.campaign import CampaignReport, Recovered
-from director.lab.chaos.campaign_page import FAILED_OVER, TOTALS, runs
+from director.lab.chaos.campaign import FAILED_OVER, TOTALS, CampaignReport, Recovered, runs
 from director.lab.chaos.plan import SENTINEL, SINGLE, ServerKind
 from tests.bench.results import OURS, Measured, Result
 from tests.bench.tables import about, lined

@@ -2,7 +2,7 @@
 
 - `campaign.json`: its seeds, leases and number of predictions, written before the first run
 - `runs/01` and so on: one run each, with its outcome, its journals, and its logs unless it kept every promise
-- `report.json` and `report.html`: made again after each run, from the outcomes alone
+- `report.json`: made again after each run, from the outcomes alone
 - `run`: the home of the run in progress, which is removed once its journals are packed
 
 A campaign that was interrupted goes on with the seeds that have no outcome. An interrupted run stays in the report.
@@ -27,7 +27,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from director import __version__
-from director.lab.chaos.checker import Report, check
+from director.lab.chaos.checker import Report, check, in_s, named
 from director.lab.chaos.evidence import Rules
 from director.lab.chaos.journal import PACKED
 from director.lab.chaos.plan import CLUSTER, MOVE_SLOT, SENTINEL, SINGLE, ServerKind
@@ -45,13 +45,32 @@ OUTCOME: Final = "outcome.json"
 JOURNALS: Final = "journals"
 LOGS: Final = "logs"
 LEAST_S: Final = 60.0  # of a run, however quick the machine is
-BINS: Final = 20  # of a histogram, up to the promised most
 GB: Final = 1 << 30
 RUN_GB: Final = 4.0  # what a run takes while it runs, most of it the log of its server: 250 MB a minute
 # Counts of a run's report that are added up
 SUMMED: Final = ("sent", "acked", "terminal", "lost", "double", "stale", "webhooks_missing", "duplicate_runs")
 LOST: Final = ("failovers", "unmade", "lost_in_failovers")
 SEEN: Final = ("followed", "resumed", "shared", "seen", "cancels_timed", "first_claims")
+
+
+TOTALS: Final = {
+    "acked": "predictions accepted",
+    "terminal": "of them ended",
+    "lost": "lost",
+    "double": "ended twice",
+    "stale": "written by a holder whose claim was lost",
+    "webhooks_missing": "webhooks missed",
+    "duplicate_runs": "runs that had to be done again",
+    "followed": "followed by a reader of its events",
+    "shared": "looked at by several clients at once",
+    "seen": "answers that those clients saw",
+}
+FAILED_OVER: Final = {
+    "failovers": "failovers",
+    "unmade": "predictions whose last changes a failover lost",
+    "lost_in_failovers": "of them lost whole",
+}
+MUST_BE_0: Final = ("lost", "double", "stale", "webhooks_missing")
 
 
 class Campaign(Struct, frozen=True, kw_only=True):
@@ -96,7 +115,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
 
 class Recovered(Struct, frozen=True, kw_only=True):
-    """Recoveries of all runs with one lease. `histogram` has their number in each `bin_ms`, from 0 on."""
+    """Recoveries of all runs with one lease. `most_ms` is promised."""
 
     lease_s: float
     count: int
@@ -105,8 +124,6 @@ class Recovered(Struct, frozen=True, kw_only=True):
     p99_ms: int | None
     slowest_ms: int | None
     most_ms: int
-    bin_ms: int
-    histogram: list[int]
 
 
 class CampaignReport(Struct, frozen=True, kw_only=True):
@@ -205,8 +222,6 @@ def reported(wanted: Campaign, runs: Sequence[Outcome]) -> CampaignReport:
 def _recovered(lease_s: float, reports: Sequence[Report]) -> Recovered:
     times = sorted(ms for each in reports if each.lease == lease_s for ms in each.recovery_ms)
     most_ms = round(Rules(lease_s=lease_s).recovery_s * 1000)
-    bin_ms = most_ms // BINS
-    bins = Counter(max(0, ms) // bin_ms for ms in times)
     return Recovered(
         lease_s=lease_s,
         count=len(times),
@@ -215,8 +230,6 @@ def _recovered(lease_s: float, reports: Sequence[Report]) -> Recovered:
         p99_ms=percentile(times, 0.99),
         slowest_ms=max(times, default=None),
         most_ms=most_ms,
-        bin_ms=bin_ms,
-        histogram=[bins[number] for number in range(max(bins, default=-1) + 1)],
     )
 
 
@@ -326,3 +339,51 @@ def write(path: Path, content: Any) -> None:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def keep(report: CampaignReport, out: Path) -> None:
+    write(out / "report.json", report)
+
+
+def text(report: CampaignReport) -> str:
+    totals = report.totals
+    counts = "  ".join(f"{name.replace('_', ' ')} {totals[name]:,}" for name in ("acked", "terminal", *MUST_BE_0))
+    lines = [
+        f"{runs(report)}, {sum(report.faults.values()):,} faults of {len(report.faults)} kinds",
+        counts,
+        *(
+            f"lease {each.lease_s:g} s: {each.count} recoveries, p50 {in_s(each.p50_ms)}, p99 {in_s(each.p99_ms)},"
+            f" slowest {in_s(each.slowest_ms)}; at most {in_s(each.most_ms)} is promised"
+            for each in report.recoveries
+        ),
+        *_failed_over(report),
+        *report.left_out,
+        _verdict(report),
+        *(f"  {why}" for why in report.lacks),
+        *(
+            f"  run {each.number}, {name}: {breach.id or '(the run)'}: {breach.what}"
+            for each in report.outcomes
+            for name, breaches in (each.report.breaches.items() if each.report else ())
+            for breach in breaches
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def _failed_over(report: CampaignReport) -> list[str]:
+    if report.campaign.kind != SENTINEL:
+        return []
+    counts = "  ".join(f"{name.replace('_', ' ')} {report.totals[name]:,}" for name in FAILED_OVER)
+    return [f"{counts}  this explains {named(report.failed_over)}"]
+
+
+def runs(report: CampaignReport) -> str:
+    interrupted = sum(each.what == "interrupted" for each in report.outcomes)
+    return f"{len(report.outcomes)} runs{f', {interrupted} of them interrupted and not judged' if interrupted else ''}"
+
+
+def _verdict(report: CampaignReport) -> str:
+    if report.ok:
+        return "No accepted prediction was lost, and every promise held."
+    is_broken = report.breaches or any(each.what == "broke off" for each in report.outcomes)
+    return "The campaign did not pass." if report.is_over or is_broken else "The campaign is not over."

@@ -7,8 +7,7 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from director.lab.chaos.campaign import Campaign, campaign, checked
-from director.lab.chaos.campaign_page import text
+from director.lab.chaos.campaign import Campaign, campaign, checked, text
 from director.lab.chaos.plan import CLUSTER, SENTINEL, SINGLE, ServerKind
 from tests.support.release import sabotaged
 

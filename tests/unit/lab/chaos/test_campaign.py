@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from director.lab.chaos import campaign as module
-from director.lab.chaos.campaign import Campaign, CampaignReport, campaign, checked, outcomes
-from director.lab.chaos.campaign_page import keep, page, text
+from director.lab.chaos.campaign import Campaign, CampaignReport, campaign, checked, keep, outcomes, text
 from director.lab.chaos.checker import Report, check
 from director.lab.chaos.journal import Delivered, Healed, Journal, Reign, Unmade
 from director.lab.chaos.run import chaos
@@ -75,20 +74,15 @@ def test_a_campaign_runs_each_seed_once_with_the_leases_in_turn(out: Path, monke
     assert msgspec.json.decode((out / "campaign.json").read_bytes(), type=Campaign) == WANTED
     assert report.totals["acked"] == 6
     assert report.faults == {"kill_director": 3, "kill_redis": 3}
-    assert [(each.lease_s, each.count, each.histogram) for each in report.recoveries] == [
-        (3.0, 1, [0] * 79 + [1]),
-        (15.0, 2, [0] * 15 + [2]),
-    ]
+    found = [(each.lease_s, each.count, (each.slowest_ms or 0) // 1000, each.most_ms) for each in report.recoveries]
+    assert found == [(3.0, 1, 15, 4_000), (15.0, 2, 15, 20_000)]
 
 
 def test_a_campaign_on_sentinel_counts_its_failovers(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "failovers" not in text(carried_out(out, monkeypatch))
     report = carried_out(out / "sentinel", monkeypatch, wanted=msgspec.structs.replace(WANTED, kind="sentinel"))
     assert "failovers 3  unmade 3  lost in failovers 3  this explains I1 × 3" in text(report)
-    assert "Failovers explain these breaches: I1 × 3." in page(report)
     assert "I1" not in report.breaches
-    assert "predictions whose last changes a failover lost" in page(report)
-    assert "servers of the kind sentinel" in page(report)
 
 
 def test_a_campaign_on_several_servers_without_faults_of_their_own_fails(
@@ -109,7 +103,7 @@ def test_a_broken_promise_fails_the_campaign_and_keeps_its_logs(out: Path, monke
     assert report.lacks == ["seed 2 broke I3"]
     assert [path.name for path in sorted((out / "runs").glob("*/logs/*"))] == ["api-0.log.gz"]
     assert not (out / "run").exists()
-    assert "missing: it succeeded, but no webhook" in page(report)
+    assert "missing: it succeeded, but no webhook" in text(report)
     assert "The campaign did not pass." in text(report)
 
 
@@ -218,19 +212,15 @@ def test_a_run_names_the_folder_in_which_its_journals_stay(
     assert said[-1] == f"journals and logs stay in {tmp_path / (packed or 'run')}"
 
 
-def test_the_page_has_every_run_and_loads_nothing_from_elsewhere(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_is_kept_beside_the_runs(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = carried_out(out, monkeypatch)
     keep(report, out)
-    assert sorted(path.name for path in out.iterdir()) == ["campaign.json", "report.html", "report.json", "runs"]
+    assert sorted(path.name for path in out.iterdir()) == ["campaign.json", "report.json", "runs"]
     assert msgspec.json.decode((out / "report.json").read_bytes(), type=CampaignReport) == report
-    shown = (out / "report.html").read_text()
-    assert shown.count("<tr><td") > 20
-    assert "commit abc" in shown
-    assert not [word for word in ("http://", "https://", "src=", "url(") if word in shown]
 
 
-def test_the_page_of_a_campaign_before_its_first_run_can_be_read(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_of_a_campaign_before_its_first_run_can_be_read(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = next(iter(campaign(WANTED, out, disk_gb=20, faketime="", say=print)))
-    assert "not judged: 1, 2, 3" in page(first)
+    assert "not judged: 1, 2, 3" in text(first)
     assert "The campaign is not over." in text(first)
     assert "0 runs, 0 faults of 0 kinds" in text(first)
