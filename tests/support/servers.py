@@ -18,10 +18,10 @@ from typing import Any, Final, Literal
 import pytest
 from redis import Redis, exceptions
 
-from director.lab.chaos import far_host as far_hosts
-from director.lab.chaos.far_host import FarHost
 from director.lab.chaos.scene import MISSING, SteppedClock, find_library
 from director.local.launcher.processes import free_port
+from tests.support import far_host as far_hosts
+from tests.support.far_host import FarHost
 
 Kind = Literal["valkey", "redis7"]
 

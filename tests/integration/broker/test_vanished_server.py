@@ -20,8 +20,8 @@ from director.core import sockets
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.ids import queue_name
-from director.lab.chaos.far_host import FarHost
 from tests.support.eventually import eventually, turns
+from tests.support.far_host import FarHost
 from tests.support.queue_driver import MODEL, VERSION
 from tests.support.servers import RedisServer, far_host, redis_server
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from director.lab.chaos.far_host import FarHost
+from tests.support.far_host import FarHost
 from tests.support.servers import far_host
 
 

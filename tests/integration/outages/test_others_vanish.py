@@ -27,7 +27,6 @@ from director.execution.uploads import DataUri
 from director.files import data_files
 from director.files.choose import LONGEST_S, StoreCheck, output_store_in, store_in
 from director.files.data_files import DataFiles
-from director.lab.chaos.far_host import FarHost
 from director.lab.chaos.wire import BROKEN, Answer, Request, listening
 from director.runtime import bounded_http
 from director.runtime.process import Health, serve_http
@@ -36,6 +35,7 @@ from director.servers.runners.transport import OneServer
 from director.webhooks import sender
 from director.webhooks.sender import AllowList, Sender
 from tests.support.eventually import eventually, every
+from tests.support.far_host import FarHost
 from tests.support.kinds import Started
 from tests.support.live_director import Caller, director_process
 from tests.support.queue_driver import MODEL, QueueDriver

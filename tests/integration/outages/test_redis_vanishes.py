@@ -17,12 +17,12 @@ from httpx import AsyncClient
 from msgspec import Struct
 
 from director.broker.redis_client import client
-from director.lab.chaos.far_host import FarHost
 from director.local.launcher.processes import free_port
 from director.store.accounts import Accounts
 from tests.support.api import live_api
 from tests.support.cog import cog_schema, cog_server, write_model
 from tests.support.eventually import eventually
+from tests.support.far_host import FarHost
 from tests.support.live_director import TERMINAL, Gate, Tally, director_process, keeper_process
 from tests.support.queue_driver import ACCOUNT, VERSION, driving
 from tests.support.servers import RedisServer, redis_server

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from director.lab.chaos.far_host import FarHost
+from tests.support.far_host import FarHost
 from tests.support.servers import far_host
 
 pytestmark = pytest.mark.faults
