@@ -1,8 +1,9 @@
 """Count what a process does as plain numbers, and write them as a page for Prometheus at a scrape.
 
 Each process has a registry of its own. A page is written in a thread and at most once a second, so that no scrape
-delays the loop. prometheus_client takes a lock for each number: what one run changes takes 7.3 µs there and 1.1 µs
-here, 2.5 % of the 250 µs of director CPU that a run has. Only the thread of the loop changes these numbers.
+delays the loop. prometheus_client takes a lock for each number: what one run changes (six histograms, three counters)
+takes 69,500 instructions there and 15,000 here, and the director's whole run takes 577,000. Only the thread of the loop
+changes these numbers.
 """
 
 import time
