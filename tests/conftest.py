@@ -28,7 +28,8 @@ from tests.support.keyspace import leaks
 from tests.support.kinds import KINDS, Started, started, whole
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 from tests.support.release import Release, former_release
-from tests.support.servers import RedisServer
+from tests.support.servers import RedisServer, redis_server
+from tests.support.sink import Sink, sink
 
 TESTS = Path(__file__).parent
 # each worker of pytest has ports of its own: two could choose the same one before either listens there
@@ -76,6 +77,20 @@ def server(request: pytest.FixtureRequest) -> Iterator[Started]:
             with SyncRedis.from_url(server.admin_url) as admin:
                 refused = [entry for entry in admin.acl_log() if entry["username"] in PARTS]
             assert refused == []
+
+
+@pytest.fixture
+def mortal() -> Iterator[RedisServer]:
+    """Start a server that the test may kill or fill."""
+    with redis_server(loopback=True) as server:
+        yield server
+
+
+@pytest.fixture
+async def receiver() -> AsyncIterator[Sink]:
+    """Start a receiver of webhooks."""
+    async with sink() as receiver:
+        yield receiver
 
 
 @pytest.fixture(scope="session")

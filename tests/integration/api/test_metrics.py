@@ -1,7 +1,5 @@
 """Test the API's metrics: who may read them, what they count, and that they contain nothing of a caller."""
 
-from collections.abc import Iterator
-
 import httpx
 import pytest
 from msgspec.structs import replace
@@ -13,7 +11,7 @@ from director.store.accounts import Accounts
 from tests.support.api import api_client
 from tests.support.queue_driver import ACCOUNT, VERSION
 from tests.support.scrape import scrape
-from tests.support.servers import RedisServer, redis_server
+from tests.support.servers import RedisServer
 
 SECRET = "scrape-me-and-nothing-else"
 BODY = {"version": VERSION, "input": {"text": "a secret of its caller"}}
@@ -95,16 +93,10 @@ async def test_internal_error_is_counted(
     assert shown.value("director_api_refusals_total", code="internal") == 1
 
 
-@pytest.fixture
-def away() -> Iterator[RedisServer]:
-    with redis_server() as started:
-        yield started
-
-
-async def test_metrics_report_an_outage_of_redis(away: RedisServer) -> None:
-    async with api_client(ApiSettings(redis_url=away.url, metrics_token=SECRET)) as api:
-        away.kill()
+async def test_metrics_report_an_outage_of_redis(mortal: RedisServer) -> None:
+    async with api_client(ApiSettings(redis_url=mortal.url, metrics_token=SECRET)) as api:
+        mortal.kill()
         assert (await api.get("/v1/account", headers=bearer("unknown"))).status_code == 503
         shown = await scrape(api, token=SECRET)
         assert shown.value("director_api_refusals_total", code="unavailable") == 1
-        away.start()
+        mortal.start()

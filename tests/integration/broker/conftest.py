@@ -11,12 +11,6 @@ from tests.support.servers import Kind, RedisServer, redis_server
 
 
 @pytest.fixture
-def mortal() -> Iterator[RedisServer]:
-    with redis_server(loopback=True) as started:
-        yield started
-
-
-@pytest.fixture
 async def near(mortal: RedisServer) -> AsyncIterator[QueueDriver]:
     async with driving(mortal.url) as driver:
         yield driver

@@ -4,7 +4,7 @@ The tests of a module share one service. Each test has its own account, which se
 """
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from itertools import count
 from pathlib import Path
@@ -30,7 +30,6 @@ from tests.support.eventually import eventually
 from tests.support.live_director import Gate, keeping, live_director
 from tests.support.models import MODELS, WRITER
 from tests.support.servers import redis_server
-from tests.support.sink import Sink, sink
 from tests.support.tls_front import tls_front
 
 
@@ -122,12 +121,6 @@ async def caller(service: Service, numbers: "count[int]") -> Caller:
     account = f"acme-{next(numbers)}"
     token = await Accounts(service.redis).create_token(account)
     return Caller(account=account, token=token, url=service.url, authority=service.authority)
-
-
-@pytest.fixture
-async def receiver() -> AsyncIterator[Sink]:
-    async with sink() as receiver:
-        yield receiver
 
 
 @pytest.fixture

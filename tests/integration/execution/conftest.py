@@ -12,6 +12,7 @@ from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.cog import cog_schema, cog_server, write_model
 from tests.support.live_director import Caller, Gate, Live, Tally
+from tests.support.model_server import ModelServer, model_server
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.servers import RedisServer
 
@@ -101,6 +102,13 @@ async def caller(redis: Redis, scripts: Scripts, catalog: Catalog) -> Caller:
     await Accounts(redis).create_token(ACCOUNT)
     await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="", policy=Policy())
     return Caller(redis, scripts)
+
+
+@pytest.fixture(scope="module")
+async def model() -> AsyncGenerator[ModelServer]:
+    """Start a model server of another protocol."""
+    async with model_server() as server:
+        yield server
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from tests.support.api import LiveApi, live_api
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, DirectorProcess, director_process, keeper_process, live_director
-from tests.support.model_server import ModelServer, model_server
+from tests.support.model_server import ModelServer
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.runner_conformance import CONFIGS
 from tests.support.servers import RedisServer
@@ -41,12 +41,6 @@ pytestmark = pytest.mark.faults
 
 TEXT = "x" * 200_000
 OUTPUT = [TEXT + "0"]
-
-
-@pytest.fixture(scope="module")
-async def model() -> AsyncGenerator[ModelServer, None]:
-    async with model_server() as server:
-        yield server
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import json
 import signal
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +20,13 @@ from director.store.models import ModelConfigs
 from tests.integration.servers.test_polling_runner import jobs
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, Live, live_director
-from tests.support.model_server import ModelServer, model_server
+from tests.support.model_server import ModelServer
 from tests.support.queue_driver import MODEL, VERSION
 from tests.support.runner_conformance import CONFIGS
 from tests.support.scripted_cog import answer, scripted_cog
 from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.usefixtures("hurried")
-
-
-@pytest.fixture(scope="module")
-async def model() -> AsyncGenerator[ModelServer, None]:
-    async with model_server() as server:
-        yield server
 
 
 @pytest.fixture

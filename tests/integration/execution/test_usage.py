@@ -2,7 +2,6 @@
 
 import json
 import signal
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -12,15 +11,9 @@ from director.core.ids import partition_of_model
 from director.core.usage import NOTHING, Used
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, Live
-from tests.support.model_server import ModelServer, model_server
+from tests.support.model_server import ModelServer
 from tests.support.queue_driver import ACCOUNT, MODEL
 from tests.support.runner_conformance import CONFIGS
-
-
-@pytest.fixture(scope="module")
-async def model() -> AsyncGenerator[ModelServer, None]:
-    async with model_server() as server:
-        yield server
 
 
 @pytest.fixture

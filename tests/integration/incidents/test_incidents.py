@@ -4,7 +4,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
@@ -229,17 +229,11 @@ async def test_frozen_server_is_named(stage: Scene, folder: Path, tmp_path: Path
             os.killpg(cog.pid, signal.SIGCONT)
 
 
-@pytest.fixture
-def full_server() -> Iterator[RedisServer]:
-    with redis_server() as started:
-        yield started
-
-
-async def test_full_redis_is_named(full_server: RedisServer) -> None:
-    async with scene(full_server.url) as stage, stage.http() as http:
+async def test_full_redis_is_named(mortal: RedisServer) -> None:
+    async with scene(mortal.url) as stage, stage.http() as http:
         caller = await stage.caller("acme/full")
         waiting = await caller.submit(text="a")
-        operator = Redis(unix_socket_path=str(full_server.socket))
+        operator = Redis(unix_socket_path=str(mortal.socket))
         for number in range(64):  # small ones: a buffer of 32 MB would count as used, and then no more
             await operator.set(f"filler:{number}", b"x" * (512 << 10))
         used = (await stage.redis.info("memory"))["used_memory"]
@@ -287,17 +281,11 @@ async def test_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             assert "Redis cannot write to its disk" in await stage.command("explain", waiting)
 
 
-@pytest.fixture
-def far_server() -> Iterator[RedisServer]:
-    with redis_server(loopback=True) as started:
-        yield started
-
-
 @pytest.mark.heavy
-async def test_slow_redis_is_named(far_server: RedisServer) -> None:
+async def test_slow_redis_is_named(mortal: RedisServer) -> None:
     async with (
-        losing_proxy(far_server.port) as proxy,
-        scene(far_server.url, through=proxy.url) as far,
+        losing_proxy(mortal.port) as proxy,
+        scene(mortal.url, through=proxy.url) as far,
     ):
         proxy.delay_s = (0.03, 0.03)  # each way
         caller = await far.caller("acme/slow")

@@ -175,12 +175,6 @@ async def test_passed_deadline_of_a_run_notifies_its_director(registry: Registry
 
 
 @pytest.fixture
-async def receiver() -> AsyncGenerator[Sink]:
-    async with sink() as s:
-        yield s
-
-
-@pytest.fixture
 async def webhooks(redis: Redis, scripts: Scripts) -> AsyncGenerator[Webhooks]:
     accounts = Accounts(redis)
     await accounts.create_token(ACCOUNT)

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -29,7 +28,7 @@ from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 from tests.support.scrape import Scrape, scrape
-from tests.support.servers import RedisServer, redis_server
+from tests.support.servers import RedisServer
 from tests.support.sink import Answer, sink
 
 
@@ -86,20 +85,14 @@ async def test_metrics_show_queue_state_and_acts_of_roles(server: RedisServer, p
                 assert private not in told.text
 
 
-@pytest.fixture
-def lone() -> Iterator[RedisServer]:
-    with redis_server() as started:
-        yield started
-
-
 @pytest.mark.faults
-async def test_metrics_answer_while_redis_is_away_and_heal(lone: RedisServer) -> None:
-    async with keeper_at(lone.url) as http:
+async def test_metrics_answer_while_redis_is_away_and_heal(mortal: RedisServer) -> None:
+    async with keeper_at(mortal.url) as http:
         await shows(http, "director_queues", 0)
-        lone.kill()
+        mortal.kill()
         shown = await shows(http, "director_redis_up", 0)
         assert shown.total("director_redis_errors_total") >= 1
-        lone.start()
+        mortal.start()
         await shows(http, "director_redis_up", 1)
 
 

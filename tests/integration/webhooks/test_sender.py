@@ -34,12 +34,6 @@ LOOPBACK = AllowList.parse("loopback")
 
 
 @pytest.fixture
-async def receiver() -> AsyncGenerator[Sink]:
-    async with sink() as s:
-        yield s
-
-
-@pytest.fixture
 async def sender() -> AsyncGenerator[Sender]:
     sender = Sender(LOOPBACK)
     yield sender
