@@ -330,7 +330,7 @@ def test_next_up_after_ctrl_c_keeps_token_and_data(tmp_path):
         assert first.end(signal.SIGINT) == 0
         assert not [name for name, one in processes.items() if is_alive(one)]
         assert first.state["pids"] == {}
-    with started(home) as second:
+    with started(home, "--no-example") as second:
         assert second.state["token"] == token
         again = json.loads(director("get", made["id"], "--json", home=home).stdout)
         assert (again["status"], again["output"]) == ("succeeded", ["hi 1\n"])
