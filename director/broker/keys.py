@@ -223,7 +223,7 @@ PERMANENT["models"] = PERMANENT["version"] = "catalogue"
 
 # With the tag of a partition, because the ACL user of every release may write there
 @_grows("directors: one of each model")
-def awaited(name: str) -> str:
+def wait_reason(name: str) -> str:
     """string · what a director of a model waits for before its queue exists, as JSON. Written by it; 20 s."""
     return f"{tag(partition_of_model(name))}:awaited:{name}"
 

@@ -92,7 +92,7 @@ class Scripts:
     async def resize(self, queue: QueueName, *, streams: int) -> tuple[int, int]:
         """Change the streams of each lane. Returns (streams that take new work, streams that are read)."""
         _refuse_streams(streams)
-        taking, read = _known(queue, await self._call("resize", [keys.meta(queue)], [streams]))
+        taking, read = _require_known(queue, await self._call("resize", [keys.meta(queue)], [streams]))
         return taking, read
 
     async def migrate(
@@ -103,7 +103,7 @@ class Scripts:
         return replies.Migrated(**dict(zip(replies.Migrated.__struct_fields__, reply, strict=True))) if reply else None
 
     async def stats(self, queue: QueueName, *, now_ms: int | None = None) -> replies.QueueStats:
-        reply = _known(queue, await self._call("stats", [keys.meta(queue)], [now_ms]))
+        reply = _require_known(queue, await self._call("stats", [keys.meta(queue)], [now_ms]))
         fields: dict[str, Any] = dict(zip(replies.QueueStats.__struct_fields__, reply[:-1], strict=False))
         for name in ("service_cost", "mode", "breaker", "max_queued", "paused_at", "paused_by", "swap"):
             fields[name] = text(fields[name])
@@ -116,14 +116,14 @@ class Scripts:
 
     async def demand(self, queue: QueueName, *, soon_s: float, now_ms: int | None = None) -> replies.Demand:
         """Return what the queue runs, and what it could run now or within `soon_s`. Raises UnknownQueue."""
-        reply = _known(queue, await self._call("demand", [keys.meta(queue)], [ms(soon_s), now_ms]))
+        reply = _require_known(queue, await self._call("demand", [keys.meta(queue)], [ms(soon_s), now_ms]))
         values = [text(value) if isinstance(value, bytes) else value for value in reply[:-1]]
         fields = dict(zip(replies.Demand.__struct_fields__, [*values, _read_objectives(reply[-1])], strict=True))
         return msgspec.convert(fields, replies.Demand, strict=False)
 
     async def survey(self, queue: QueueName, *, now_ms: int | None = None) -> replies.Survey:
         """Return what waits and could start now, by account and lane. Raises UnknownQueue."""
-        reply = _known(queue, await self._call("survey", [keys.meta(queue)], [now_ms]))
+        reply = _require_known(queue, await self._call("survey", [keys.meta(queue)], [now_ms]))
         order, accepted, service_ms, *rest = reply
         rows = zip(*[iter(rest)] * 4, strict=True)
         lines = tuple(
@@ -135,7 +135,7 @@ class Scripts:
 
     async def order(self, queue: QueueName, order: replies.Order, *, was: replies.Order = "") -> None:
         """Write an operator's order for a model that shares devices; with `was` only in place of that one."""
-        _known(queue, await self._call("order", [keys.meta(queue)], [order, was]))
+        _require_known(queue, await self._call("order", [keys.meta(queue)], [order, was]))
 
     async def pause(
         self,
@@ -150,13 +150,15 @@ class Scripts:
         """Pause or resume one account, or the whole queue. An older `revision` of a suspension changes nothing. Callers
         whose predictions wait in a paused queue read `by`.
         """
-        _known(queue, await self._call("pause", [keys.meta(queue)], [int(paused), account, revision, by, now_ms]))
+        _require_known(
+            queue, await self._call("pause", [keys.meta(queue)], [int(paused), account, revision, by, now_ms])
+        )
 
     async def bound(self, queue: QueueName, *, mode: replies.Admission, max_queued: int | None = None) -> None:
         """Set how the queue treats more work than it can run; `max_queued` goes with `bounded`."""
         if (mode == "bounded") != (max_queued is not None):
             raise ValueError("a bounded queue has max_queued, and no other has")
-        _known(queue, await self._call("bound", [keys.meta(queue)], [mode, max_queued]))
+        _require_known(queue, await self._call("bound", [keys.meta(queue)], [mode, max_queued]))
 
     async def limit(
         self,
@@ -168,7 +170,9 @@ class Scripts:
         revision: int = 0,
     ) -> None:
         """Set an account's weight and most running claims (`kept`: leave them). `revision`: of the account's limits."""
-        _known(queue, await self._call("limit", [keys.meta(queue)], [account, f"{weight:g}", most_running, revision]))
+        _require_known(
+            queue, await self._call("limit", [keys.meta(queue)], [account, f"{weight:g}", most_running, revision])
+        )
 
     async def reserve(
         self,
@@ -331,7 +335,7 @@ class Scripts:
             case b"late":
                 raise BackendUnavailable("the same request was placed again meanwhile")
             case b"refused":
-                raise _refused(*rest)
+                raise _parse_refusal(*rest)
             case _:
                 raise UnknownQueue(prediction.queue)
 
@@ -850,7 +854,7 @@ def ms(seconds: float | None) -> int | None:
     return None if seconds is None else int(seconds * 1000)
 
 
-def _known(queue: QueueName, reply: Any) -> Any:
+def _require_known(queue: QueueName, reply: Any) -> Any:
     if not reply:
         raise UnknownQueue(queue)
     return reply
@@ -878,7 +882,7 @@ def _filing(input_bytes: int) -> Traffic:
     return Traffic.LARGE_WRITES if input_bytes >= LARGE_BYTES // 2 else Traffic.SMALL
 
 
-def _refused(code: bytes, limit: bytes | int, retry_after_ms: bytes | int, eta_ms: bytes | int) -> QueueRefused:
+def _parse_refusal(code: bytes, limit: bytes | int, retry_after_ms: bytes | int, eta_ms: bytes | int) -> QueueRefused:
     return QueueRefused(
         code.decode(),
         limit=int(limit) if limit != b"" else None,

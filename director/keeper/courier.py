@@ -25,7 +25,7 @@ from director.core.errors import BackendUnavailable
 from director.core.ids import Partition, PredictionId, partition_of
 from director.core.webhooks import host_of
 from director.keeper.registry import Registry
-from director.keeper.sweeps import ignored
+from director.keeper.sweeps import ignore
 from director.runtime.sweep import LIMIT, repeat, sweep
 from director.store.records import record_fields
 from director.webhooks.delivery import FORWARD, LONGEST_S, Noted, Webhooks
@@ -113,7 +113,7 @@ class Breakers:
             )
         return waiting
 
-    def failed(self, name: str, *, asked_s: float | None = None) -> None:
+    def note_failure(self, name: str, *, asked_s: float | None = None) -> None:
         """Note that the endpoint gave no answer, or an error of its own. `asked_s` is the delay that it asked for."""
         host = self._hosts.setdefault(name, _Host())
         host.failures += 1
@@ -124,7 +124,7 @@ class Breakers:
         if len(self._hosts) > MOST_HOSTS:
             del self._hosts[next(iter(self._hosts))]
 
-    def answered(self, name: str) -> bool:
+    def note_answer(self, name: str) -> bool:
         return self._hosts.pop(name, None) is not None
 
 
@@ -239,7 +239,7 @@ class Courier:
     _registry: Registry
     _webhooks: Webhooks
     _clock: Clock
-    on_put_off: Callable[[int], None] = ignored
+    on_put_off: Callable[[int], None] = ignore
     breakers: InitVar[Breakers | None] = None
     hold_s: float = HOLD_S
     patience_s: float = PATIENCE_S
@@ -360,11 +360,11 @@ class Courier:
 
     async def _learn(self, attempt: Attempt, noted: Noted) -> None:
         if noted.host_answers is False:
-            self._breakers.failed(attempt.endpoint, asked_s=noted.delay_s if noted.is_asked else None)
+            self._breakers.note_failure(attempt.endpoint, asked_s=noted.delay_s if noted.is_asked else None)
         elif noted.host_answers:
             was_away = self._breakers.is_away(attempt.endpoint)
             # a 404 closes it too, and then nothing else would look after what was put off
-            if self._breakers.answered(attempt.endpoint) and (was_away or noted.outcome == "delivered"):
+            if self._breakers.note_answer(attempt.endpoint) and (was_away or noted.outcome == "delivered"):
                 await self._forward(attempt.endpoint, limit=FORWARD)
 
     async def _fill(self, endpoint: str, waiting: list[str]) -> None:

@@ -121,17 +121,17 @@ class Keeper:
         observer = Observer(redis, scripts, registry, metering.names, settings, clock, shares, overview)
         metering.show(observer)
         time = ServerTime(redis, scripts, clock, lease_s=lease_s)
-        reaper = Reaper(scripts, registry, time, lease_s, metering.reaped)
-        recoverer = Recoverer(redis, scripts, registry, time, clock, lease_s, metering.recovered)
-        reconciler = Reconciler(scripts, registry, clock, lease_s, metering.repaired)
+        reaper = Reaper(scripts, registry, time, lease_s, metering.note_reaped)
+        recoverer = Recoverer(redis, scripts, registry, time, clock, lease_s, metering.note_recovered)
+        reconciler = Reconciler(scripts, registry, clock, lease_s, metering.note_repaired)
         self._roles: list[tuple[str, Callable[[], Awaitable[object]], float]] = [
             ("reaper", reaper.run_once, min(1.0, lease_s / 10)),
             ("recoverer", recoverer.look_through, 2 * lease_s),
             ("reconciler", reconciler.compare_all, 30.0),
             ("retirer", partial(retire, scripts, registry), 300.0),
             # the shortest backoff is about one second
-            ("promoter", partial(promote, scripts, registry, metering.promoted), 0.5),
-            ("expirer", partial(expire, scripts, registry, metering.expired), EXPIRER_TICK_S),
+            ("promoter", partial(promote, scripts, registry, metering.note_promoted), 0.5),
+            ("expirer", partial(expire, scripts, registry, metering.note_expired), EXPIRER_TICK_S),
             # More often than it samples: the look costs nothing extra beside other roles, and shows short-lived work.
             ("sampler", Sampler(scripts, registry, clock).run_once, 1.0),
             ("recorder", Recorder(redis, registry, services.trends).run_once, 1.0),

@@ -43,7 +43,7 @@ Labels = tuple[str, ...]
 Fold = Callable[[float, float], float]
 
 
-class Seen(Struct, frozen=True):
+class QueueReading(Struct, frozen=True):
     """One queue. `tenants` counts accounts with anything waiting, `largest` is the most of one: None if not counted.
 
     `burnt` is how its objectives are kept. `named` are the accounts with the most, if they may be named.
@@ -65,7 +65,7 @@ State = Mapping[str, Mapping[Labels, float]]
 """Metric → labels → value."""
 
 # The value of a queue, and how to combine queues that share the label for others.
-OF_QUEUES: Final[Mapping[str, tuple[Callable[[Seen], float | None], Fold]]] = {
+OF_QUEUES: Final[Mapping[str, tuple[Callable[[QueueReading], float | None], Fold]]] = {
     "director_queue_oldest_seconds": (lambda seen: max(0, seen.stats.oldest_ms) / 1000, max),
     "director_queue_claimed": (lambda seen: seen.stats.claimed, add),
     "director_queue_delayed": (lambda seen: seen.stats.delayed, add),
@@ -108,7 +108,7 @@ OF_THE_WHOLE: Final = (
 )
 
 
-def folded(seen: Mapping[QueueName, Seen], names: QueueNames, whole: Mapping[str, float]) -> State:
+def fold(seen: Mapping[QueueName, QueueReading], names: QueueNames, whole: Mapping[str, float]) -> State:
     """Return all series. Queues with work or directors are named before others."""
     values: dict[str, dict[Labels, float]] = {name: {} for name in (BURN, *OF_LANES, *OF_QUEUES, OF_TENANTS)}
     busy_first = sorted(seen, key=lambda queue: (-seen[queue].stats.live, -seen[queue].stats.directors, queue))
@@ -169,7 +169,7 @@ class Observer(Collector):
     _shares: Shares
     _overview: Overview
     pause_s: float = LOOK_S
-    _seen: dict[QueueName, Seen] = field(default_factory=dict)
+    _seen: dict[QueueName, QueueReading] = field(default_factory=dict)
     _state: State | None = None
     _since_s: float = field(init=False)
     _next_s: float = float("-inf")
@@ -215,11 +215,13 @@ class Observer(Collector):
         self._seen = {queue: seen for queue, seen in self._seen.items() if queue in there}
         found = await self._findings(newcomers, models)
         took_s = time.perf_counter() - began
-        whole = {"director_queues": float(len(queues)), **await self._owed(), **await self._server()}
-        whole |= self._held()
+        whole = {"director_queues": float(len(queues)), **await self._count_owed(), **await self._server()}
+        whole |= self._read_shares()
         self.pause_s = min(max(LOOK_S, took_s / SHARE), LONGEST_S)
         whole["director_state_look_seconds"] = took_s
-        state = folded({**{model: Seen(stats) for model, stats in models.items()}, **self._seen}, self._names, whole)
+        state = fold(
+            {**{model: QueueReading(stats) for model, stats in models.items()}, **self._seen}, self._names, whole
+        )
         held = self._shares.last if self._settings.metrics_tenants else None
         of_accounts: dict[Labels, float] = {(name,): float(size) for name, size in held.first} if held else {}
         state = {**state, DATA_OF_ACCOUNTS: of_accounts, FINDINGS: found}
@@ -250,7 +252,7 @@ class Observer(Collector):
                 burnt = burns(samples, stats.objectives, now_ms=self._clock.now_ms())
             first = most.get(queue)
             named = tuple(first) if first and self._settings.metrics_tenants else ()
-            self._seen[queue] = Seen(stats, tenants.get(queue), first[0][1] if first else None, burnt, named)
+            self._seen[queue] = QueueReading(stats, tenants.get(queue), first[0][1] if first else None, burnt, named)
         await anyio.lowlevel.checkpoint()
 
     async def _stats(self, queue: QueueName) -> QueueStats | None:
@@ -266,7 +268,7 @@ class Observer(Collector):
             for queue, counts in zip(queues, waiting, strict=True)
         }
 
-    async def _owed(self) -> dict[str, float]:
+    async def _count_owed(self) -> dict[str, float]:
         count, since_ms = await owed_since(self._redis, await self._registry.owing(), looked_at=OWED_READ)
         now_ms = self._clock.now_ms()
         return {
@@ -274,7 +276,7 @@ class Observer(Collector):
             "director_webhooks_owed_oldest_seconds": max(0, now_ms - min(since_ms, default=now_ms)) / 1000,
         }
 
-    def _held(self) -> dict[str, float]:
+    def _read_shares(self) -> dict[str, float]:
         held = self._shares.last
         return (
             {}
@@ -335,19 +337,19 @@ class Metering:
         self.registry.add((BURN, *OF_LANES, *OF_QUEUES, OF_TENANTS, *OF_THE_WHOLE), observer)
         self.registry.gauge("director_state_age_seconds").set_function(lambda: observer.age_s)
 
-    def reaped(self, queue: QueueName, became: Requeued) -> None:
+    def note_reaped(self, queue: QueueName, became: Requeued) -> None:
         self._reaped.labels(self.names.of(queue), became).inc()
 
-    def recovered(self, queue: QueueName, became: Requeued) -> None:
+    def note_recovered(self, queue: QueueName, became: Requeued) -> None:
         self._recovered.labels(self.names.of(queue), became).inc()
 
-    def repaired(self, repair: Repair) -> None:
+    def note_repaired(self, repair: Repair) -> None:
         self._repaired.labels(repair).inc()
 
-    def promoted(self, queue: QueueName, count: int) -> None:
+    def note_promoted(self, queue: QueueName, count: int) -> None:
         self._promoted.labels(self.names.of(queue)).inc(count)
 
-    def expired(self, ended: int, told: int) -> None:
+    def note_expired(self, ended: int, told: int) -> None:
         self._expired.labels("ended").inc(ended)
         self._expired.labels("told").inc(told)
 

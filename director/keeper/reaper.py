@@ -22,7 +22,7 @@ from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import LANES, PredictionId, QueueName
 from director.keeper.registry import GLANCE_S, Registry
-from director.keeper.sweeps import ignored, sweep_all
+from director.keeper.sweeps import ignore, sweep_all
 from director.runtime.sweep import LIMIT, sweep
 from director.store.records import queue_fields
 
@@ -53,7 +53,7 @@ class Contact:
     def silence_s(self) -> float:
         return self.lease_s * LONGEST_SILENCE
 
-    def heard(self, run_id: str, *, at_s: float, server_s: float, others_s: float = 0.0) -> None:
+    def note_answer(self, run_id: str, *, at_s: float, server_s: float, others_s: float = 0.0) -> None:
         """Note an answer of the server. Another run, a silence before, or a step of its clock begins a new contact.
 
         `others_s`: how long all keepers together have had contact with this run, so a new contact begins that long ago.
@@ -66,7 +66,7 @@ class Contact:
             self._since_s = at_s
         self._run_id, self._last_s, self._server_s = run_id, at_s, server_s
 
-    def lost(self) -> None:
+    def break_off(self) -> None:
         self._since_s = None
 
 
@@ -89,7 +89,7 @@ class ServerTime:
         now_ms, others_s = await self._scripts.contact(run_id, silence_s=self._contact.silence_s)
         if len(found) > 1:  # each master of a Cluster has a clock, and a lease ends by it
             now_ms = min(now_ms, *(int(info["server_time_usec"]) // 1000 for info in found))
-        self._contact.heard(run_id, at_s=self._clock.monotonic(), server_s=now_ms / 1000, others_s=others_s)
+        self._contact.note_answer(run_id, at_s=self._clock.monotonic(), server_s=now_ms / 1000, others_s=others_s)
         return now_ms if self._contact.is_proven else None
 
     @asynccontextmanager
@@ -98,7 +98,7 @@ class ServerTime:
         try:
             yield await self.proven_ms()
         except BackendUnavailable:
-            self._contact.lost()
+            self._contact.break_off()
             raise
 
 
@@ -117,7 +117,7 @@ class Reaper:
     _registry: Registry
     _time: ServerTime
     _lease_s: float
-    on_reaped: Callable[[QueueName, Requeued], None] = ignored
+    on_reaped: Callable[[QueueName, Requeued], None] = ignore
 
     async def run_once(self) -> Reaped:
         async with self._time.proven() as now_ms:
@@ -171,7 +171,7 @@ class Recoverer:
     _time: ServerTime
     _clock: Clock
     _lease_s: float
-    on_recovered: Callable[[QueueName, Requeued], None] = ignored
+    on_recovered: Callable[[QueueName, Requeued], None] = ignore
     _walks: dict[QueueName, Walk] = field(default_factory=dict)
 
     async def look_through(self) -> None:

@@ -36,7 +36,7 @@ LEAST_RECORDS: Final = 5  # of each queue
 AT_ONCE: Final = 25
 
 
-class Seen(Struct):
+class StepCounts(Struct):
     """The steps of one queue that were read. `scale`: how many predictions each of them stands for."""
 
     scale: float = 1.0
@@ -64,7 +64,7 @@ class Recorder:
         """Record the step that ends at `until_s`. Return how many queues had anything, or 0 if another keeper does."""
         if not await self._trends.take_turn(until_s):
             return 0
-        seen = await self._seen(until_s - STEP_S)
+        seen = await self._read_logs(until_s - STEP_S)
         runs = await self._runs(seen)
         points = {queue: _point(until_s - STEP_S, one, runs.get(queue, {})) for queue, one in seen.items()}
         memory = Fullness.of(await infos(self._redis, "memory"))
@@ -72,11 +72,11 @@ class Recorder:
         await self._trends.roll_up(now_s=until_s)
         return len(points)
 
-    async def _seen(self, from_s: int) -> dict[QueueName, Seen]:
+    async def _read_logs(self, from_s: int) -> dict[QueueName, StepCounts]:
         """Read a few entries of each log, and of those that have more an equal part of what may be read."""
         partitions = sorted({keys.queue_partition(queue) for queue in await self._registry.queues()})
         first, last = f"{from_s * 1000}-0", f"{(from_s + STEP_S) * 1000 - 1}"
-        found: dict[QueueName, Seen] = {}
+        found: dict[QueueName, StepCounts] = {}
         busy: list[Partition] = []
         for start in range(0, len(partitions), AT_ONCE):
             some: Sequence[Partition] = partitions[start : start + AT_ONCE]
@@ -93,7 +93,7 @@ class Recorder:
             _note_all(found, entries, scale=_scale(entries, from_s) if is_cut or len(entries) == most else 1.0)
         return found
 
-    async def _runs(self, seen: Mapping[QueueName, Seen]) -> dict[QueueName, dict[int, int]]:
+    async def _runs(self, seen: Mapping[QueueName, StepCounts]) -> dict[QueueName, dict[int, int]]:
         """Return for each queue how many runs took how long, from the records of some that ended."""
         each = max(LEAST_RECORDS, MOST_RECORDS // max(1, len(seen)))
         chosen = [
@@ -119,12 +119,12 @@ def _scale(entries: Sequence[Line], from_s: int) -> float:
     return STEP_S * 1000 / max(LEAST_COVERED_MS, until_ms - _at_ms(entries[-1])) if entries else 1.0
 
 
-def _note_all(found: dict[QueueName, Seen], entries: Sequence[Line], *, scale: float) -> None:
+def _note_all(found: dict[QueueName, StepCounts], entries: Sequence[Line], *, scale: float) -> None:
     for _, fields in entries:
         kind, detail = fields[b"kind"], text(fields[b"detail"])
         if kind not in (b"claimed", b"ended"):
             continue
-        one = found.setdefault(QueueName(text(fields[b"queue"])), Seen(scale=scale))
+        one = found.setdefault(QueueName(text(fields[b"queue"])), StepCounts(scale=scale))
         name = PredictionId(text(fields[b"id"]))
         if kind == b"ended":
             status = detail.partition(" ")[0]
@@ -135,7 +135,7 @@ def _note_all(found: dict[QueueName, Seen], entries: Sequence[Line], *, scale: f
             one.waits_ms.append(max(0, int(fields[b"at"]) - created_ms_of(name)))
 
 
-def _point(at_s: int, seen: Seen, runs: Mapping[int, int]) -> Point:
+def _point(at_s: int, seen: StepCounts, runs: Mapping[int, int]) -> Point:
     count = {status: math.ceil(seen.scale * number) for status, number in seen.statuses.items()}
     waits: dict[int, int] = {}
     for wait_ms in seen.waits_ms:

@@ -64,11 +64,11 @@ class Recounter:
         found.update({name: KEPT_BYTES * count for name, count in records.items()})
         for queue, ttl_ms in self._ttls_ms.items():
             async for ids in account_data.live_or_dead(self._redis, queue, until_ms=before_ms - ttl_ms):
-                found.update(await self._measured(ids, are_owed=False))
+                found.update(await self._measure(ids, are_owed=False))
         for partition in await self._registry.owing():
             async for ids in account_data.owed(self._redis, partition):
-                found.update(await self._measured(ids, are_owed=True))
-        retained = await self._retained()
+                found.update(await self._measure(ids, are_owed=True))
+        retained = await self._read_retained()
         pause_s = max(PERIOD_S, (time.perf_counter() - began) / SHARE)
         until_ms = self._clock.now_ms() + int(1000 * KEPT * pause_s)
         changed = {name for name, (size, was) in retained.items() if size != was}
@@ -83,7 +83,7 @@ class Recounter:
         self._known, self._next_s = set(found), self._clock.monotonic() + pause_s
         return dict(found)
 
-    async def _retained(self) -> dict[str, tuple[int, int]]:
+    async def _read_retained(self) -> dict[str, tuple[int, int]]:
         """Return the bytes of what each account keeps until it deletes it, and those that were counted before."""
         was = await account_data.lasting_bytes(self._redis)
         deployments = await account_data.deployment_counts(self._redis)
@@ -93,7 +93,7 @@ class Recounter:
             found[owner] += size
         return {name: (found[name], size) for name, size in was.items()}
 
-    async def _measured(self, ids: Sequence[PredictionId], *, are_owed: bool) -> Counter[str]:
+    async def _measure(self, ids: Sequence[PredictionId], *, are_owed: bool) -> Counter[str]:
         """Return the bytes of each account. A dead letter that is owed too is measured with what is owed."""
         now_ms, found = self._clock.now_ms(), Counter[str]()
         for one in await account_data.measured(self._redis, ids):

@@ -24,7 +24,7 @@ SLICE: Final = 200
 STEP_S: Final = 0.1
 
 
-def ignored(*_: object) -> None: ...
+def ignore(*_: object) -> None: ...
 
 
 async def sweep_all(
@@ -42,7 +42,7 @@ async def sweep_all(
 
 
 async def promote(
-    scripts: Scripts, registry: Registry, on_promoted: Callable[[QueueName, int], None] = ignored
+    scripts: Scripts, registry: Registry, on_promoted: Callable[[QueueName, int], None] = ignore
 ) -> dict[QueueName, int]:
     """Put due retries back into line, wake a director for them, and return how many by queue."""
     queues = await registry.awake("promoter", glance_s=0)
@@ -61,7 +61,7 @@ class Expired(Struct, frozen=True):
     told: int = 0
 
 
-async def expire(scripts: Scripts, registry: Registry, on_expired: Callable[[int, int], None] = ignored) -> Expired:
+async def expire(scripts: Scripts, registry: Registry, on_expired: Callable[[int, int], None] = ignore) -> Expired:
     """End what waited past its deadline, and notify the directors of what runs past it: they stop it and finish."""
 
     async def of(queue: QueueName) -> tuple[int, int]:
@@ -130,7 +130,7 @@ class Reconciler:
     _registry: Registry
     _clock: Clock
     _lease_s: float
-    on_repaired: Callable[[Repair], None] = ignored
+    on_repaired: Callable[[Repair], None] = ignore
     repaired: Counter[Repair] = field(default_factory=Counter)
     _next: dict[QueueName, int] = field(default_factory=dict)
 

@@ -44,22 +44,22 @@ class Tidier:
         seen = removed = 0
         async for holders in self._store.holders(LIMIT):
             seen += len(holders)
-            for prediction_id, account in await self._gone(holders):
+            for prediction_id, account in await self._find_gone(holders):
                 if account:  # without a record it stops counting when its time is over
                     await self._scripts.stow(account, prediction_id)
-                removed += await self._deleted(self._store.remove(prediction_id), prediction_id)
+                removed += await self._delete(self._store.remove(prediction_id), prediction_id)
         async for names in self._store.callers(LIMIT):
             seen += len(names)
             before_ms = self._clock.now_ms() - GRACE_S * 1000
             arrived = [name for name in names if created_ms_of(name.id) < before_ms]
             for name in await CallerFiles(self._redis).unknown(arrived):
                 await self._scripts.stow(name.account, name.id)  # an upload or a deletion may have been cut short
-                removed += await self._deleted(self._store.discard(name), name.id)
+                removed += await self._delete(self._store.discard(name), name.id)
         if removed:
             log.info("files deleted", extra={"seen": seen, "removed": removed})
         return Tidied(seen, removed)
 
-    async def _deleted(self, deleting: Awaitable[None], whose: str) -> bool:
+    async def _delete(self, deleting: Awaitable[None], whose: str) -> bool:
         try:
             await deleting
         except Exception:  # a store belongs to others: one file that cannot be deleted must not keep the rest
@@ -67,7 +67,7 @@ class Tidier:
             return False
         return True
 
-    async def _gone(self, holders: Sequence[PredictionId]) -> list[tuple[PredictionId, str]]:
+    async def _find_gone(self, holders: Sequence[PredictionId]) -> list[tuple[PredictionId, str]]:
         gone = {
             each: left.account
             for each, left in (await remains(self._redis, holders)).items()

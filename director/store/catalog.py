@@ -245,11 +245,11 @@ class Catalog:
 
     async def note_awaited(self, model: str, awaited: Awaited) -> None:
         written = msgspec.json.encode(awaited)
-        await ask(lambda: self._redis.set(keys.awaited(model), written, ex=AWAITED_S))
+        await ask(lambda: self._redis.set(keys.wait_reason(model), written, ex=AWAITED_S))
 
     async def read_awaited(self, model: str) -> Awaited | None:
         """Return what the director of this model waits for. None if none does, or an unknown release wrote it."""
-        written: Any = await ask(lambda: self._redis.get(keys.awaited(model)))
+        written: Any = await ask(lambda: self._redis.get(keys.wait_reason(model)))
         try:
             return None if written is None else msgspec.json.decode(written, type=Awaited)
         except msgspec.DecodeError:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from director.core.json_pointer import Pointer
 from director.core.runner_config import MappedConfig
 from director.servers.runners import outcomes
-from director.servers.runners.outcomes import Seen
+from director.servers.runners.outcomes import Observation
 from director.servers.runners.runner import Ended, Outcome
 
 EXCERPT_CHARS: Final = 500
@@ -31,7 +31,7 @@ COMPLAINTS_MAX: Final = 20
 NO_ENTRY: Final = frozenset(status for status, seen in outcomes.STATUSES.items() if seen in outcomes.MAY_BE_LOCKED)
 SERVER_AUTH: Final = outcomes.SERVER_AUTH
 WRONG_KEY: Final = outcomes.WRONG_KEY
-locked = outcomes.locked
+locked = outcomes.lock_out
 
 T = TypeVar("T")
 
@@ -204,27 +204,27 @@ def charset_in(headers: Mapping[str, str]) -> str:
     raise Unreadable(f"in an encoding that is not known here, {one_line(name)[:40]!r}")
 
 
-def refused(answer: Answer, *, error: Pointer | None = None, busy: tuple[int, ...] = outcomes.BUSY) -> Ended:
-    return refused_as(answer, one_line(_words_of(answer, error)), busy=busy)
+def judge_refusal(answer: Answer, *, error: Pointer | None = None, busy: tuple[int, ...] = outcomes.BUSY) -> Ended:
+    return judge_refusal_as(answer, one_line(_words_of(answer, error)), busy=busy)
 
 
-def refused_as(answer: Answer, said: str, *, busy: tuple[int, ...] = outcomes.BUSY) -> Ended:
-    seen = outcomes.seen_in(answer.status, said, busy=busy)
-    if seen is Seen.LOCKED:
+def judge_refusal_as(answer: Answer, said: str, *, busy: tuple[int, ...] = outcomes.BUSY) -> Ended:
+    seen = outcomes.read_status(answer.status, said, busy=busy)
+    if seen is Observation.LOCKED:
         return locked(answer.status)
     words = status_of(answer)
     if said:
-        words = said if seen is Seen.INVALID else f"{words}: {said}"
+        words = said if seen is Observation.INVALID else f"{words}: {said}"
     return outcomes.end(seen, words, retry_after_s=answer.retry_after_s)
 
 
-def said_of(answer: Answer, *, error: Pointer | None = None) -> str:
+def read_words(answer: Answer, *, error: Pointer | None = None) -> str:
     return WRONG_KEY if answer.status in NO_ENTRY else _words_of(answer, error)
 
 
 def _words_of(answer: Answer, error: Pointer | None) -> str:
     try:
-        return mapped_error(read_document(answer.body), error) or reason(answer.body)
+        return map_error(read_document(answer.body), error) or reason(answer.body)
     except Unreadable:
         return reason(answer.body)
 
@@ -233,7 +233,7 @@ def unreadable(what: str, exc: Unreadable, body: bytes, *, is_framed: bool = Tru
     """Return the end of a run whose answer came and cannot be read, with its own words. `what` is the subject."""
     words = excerpt(body)
     error = f"{what} {exc}" + (f": {words}" if words else "")
-    return outcomes.end(Seen.UNREADABLE if is_framed else Seen.UNFRAMED, error)
+    return outcomes.end(Observation.UNREADABLE if is_framed else Observation.UNFRAMED, error)
 
 
 def read_output(answer: Answer, *, is_mapped: bool) -> Raw:
@@ -346,7 +346,7 @@ def unproven(ended: Ended, *, is_whole: bool) -> Ended:
 
 def too_large(max_body: int) -> Ended:
     """Return the end of a run whose answer is too large. The same input would give as much again."""
-    return outcomes.end(Seen.TOO_LARGE, f"The model's output is larger than {max_body} bytes")
+    return outcomes.end(Observation.TOO_LARGE, f"The model's output is larger than {max_body} bytes")
 
 
 def read_document(body: bytes) -> Raw:
@@ -405,26 +405,26 @@ def text_of_event(data: bytes) -> Raw:
     return Raw(msgspec.json.encode(data.decode()))
 
 
-def mapped_end(document: Raw, config: MappedConfig) -> Ended:
+def map_end(document: Raw, config: MappedConfig) -> Ended:
     """Return the end of a successful run: what its answer holds where the configuration points to."""
     output = config.output.find(document)
     if output is None:
         what = f"The model server's answer has nothing at {config.output.text}"
-        return outcomes.end(Seen.UNREADABLE, f"{what}: {excerpt(bytes(document))}")
+        return outcomes.end(Observation.UNREADABLE, f"{what}: {excerpt(bytes(document))}")
     try:
-        return Ended(outcome=Outcome.SUCCEEDED, output=legible(output), metrics=mapped_metrics(document, config))
+        return Ended(outcome=Outcome.SUCCEEDED, output=legible(output), metrics=map_metrics(document, config))
     except Unreadable as exc:
         return unreadable("The model server's answer is", exc, bytes(output))
 
 
-def mapped_metrics(document: Raw, config: MappedConfig) -> dict[str, Raw]:
+def map_metrics(document: Raw, config: MappedConfig) -> dict[str, Raw]:
     if not config.metrics:
         return {}
     found = {name: pointer.find(document) for name, pointer in config.metrics.items()}
     return legible_metrics({name: value for name, value in found.items() if value is not None and value != NULL})
 
 
-def mapped_error(document: Raw, error: Pointer | None) -> str:
+def map_error(document: Raw, error: Pointer | None) -> str:
     found = error.find(document) if error is not None else None
     if found is None or bytes(found) in NO_ERROR:
         return ""

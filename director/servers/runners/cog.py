@@ -20,7 +20,7 @@ from director.servers.runners import cog_answers, outcomes
 from director.servers.runners.answers import Unreadable, one_line, read_json
 from director.servers.runners.cog_follow import Run, put_called, put_stream, put_sync
 from director.servers.runners.http_base import Feed, HttpBase, RunnerOptions, no_health
-from director.servers.runners.outcomes import Seen
+from director.servers.runners.outcomes import Observation
 from director.servers.runners.runner import (
     Capabilities,
     Ended,
@@ -57,7 +57,7 @@ NO_SLOT: Final = Ended(
     in_doubt=True,
 )
 DEAF: Final = "It runs, and hears nothing meanwhile"
-NOT_STREAMED: Final = outcomes.end(Seen.FAULT, "The model server answered 406 to a request for JSON")
+NOT_STREAMED: Final = outcomes.end(Observation.FAULT, "The model server answered 406 to a request for JSON")
 STRANGER_STAYS: Final = Ended(
     outcome=Outcome.LOST,
     error="An earlier run of this prediction does not end on the model server, though it was canceled",
@@ -210,10 +210,10 @@ class CogRunner(HttpBase):
                 else self._arrivals.expect(request.id, feed.add, most=self._max_files)
             ):
                 if streamed:
-                    return await put_stream(self._server, run, feed, accepted=self._accepted)
+                    return await put_stream(self._server, run, feed, accepted=self._note_accepted)
                 if called and self._inbox is not None:
                     return await put_called(
-                        self._server, run, feed, inbox=self._inbox, look=self._look, accepted=self._accepted
+                        self._server, run, feed, inbox=self._inbox, look=self._look, accepted=self._note_accepted
                     )
                 return await put_sync(self._server, run, feed, inbox=self._inbox)
         except httpx.TransportError as exc:
@@ -233,7 +233,7 @@ class CogRunner(HttpBase):
                 return False
         return True
 
-    def _accepted(self) -> None:
+    def _note_accepted(self) -> None:
         if self._slots == 1:  # with one slot, it can hold no other run now
             self._may_hold_strangers = False
 

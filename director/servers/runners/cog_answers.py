@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from director.core.json_pointer import Pointer
 from director.servers.runners import answers, outcomes
-from director.servers.runners.outcomes import Seen
+from director.servers.runners.outcomes import Observation
 from director.servers.runners.runner import Ended, Health, HealthStatus, Outcome, Setup
 
 T = TypeVar("T")
@@ -78,7 +78,7 @@ def read_answer(answer: answers.Answer, *, prediction_id: str, coglet: bool = Tr
             return Again.NO_STREAM
         case 409:
             return Again.NO_SLOT
-    return answers.refused_as(answer, answers.reason(answer.body))
+    return answers.judge_refusal_as(answer, answers.reason(answer.body))
 
 
 class AnotherPrediction(answers.Unreadable):
@@ -94,7 +94,7 @@ def read_end(body: bytes, *, prediction_id: str, coglet: bool = True, is_framed:
     if not snapshot.is_terminal:
         said = answers.one_line(snapshot.status)
         error = f"The model server answered before the run had ended: it is {said!r}"
-        return outcomes.end(Seen.ENDLESS, error)
+        return outcomes.end(Observation.ENDLESS, error)
     if snapshot.status == "succeeded":
         try:
             output = answers.legible(snapshot.output_or_none or answers.NULL)

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from director.servers.runners import answers, cog_answers, outcomes
 from director.servers.runners.http_base import RAN, Feed, StreamReader, receive
 from director.servers.runners.inbox import Inbox, Mailbox
-from director.servers.runners.outcomes import Seen
+from director.servers.runners.outcomes import Observation
 from director.servers.runners.runner import Ended, HealthStatus, Logged, Measured, Outcome, Produced, RunRequest
 from director.servers.runners.transport import Exchange, OneServer
 
@@ -103,9 +103,9 @@ async def put_sync(server: OneServer, run: Run, feed: Feed, *, inbox: Inbox | No
     events = events if run.known.kind.tells_all_at_end else (*events, "completed")
     async with _reading(run, feed, inbox if events else None) as callbacks:
         body = create_body(run, webhook=callbacks.url, events=events if callbacks.url else ())
-        response = await server.send("PUT", run.path, content=body, trace=run.request.trace, sent=feed.sent)
+        response = await server.send("PUT", run.path, content=body, trace=run.request.trace, sent=feed.note_sent)
         async with aclosing(response):
-            feed.answered()
+            feed.note_answered()
             ended = await read_whole(run, response)
         if isinstance(ended, cog_answers.Again):
             return ended
@@ -147,10 +147,10 @@ async def put_called(
         events = (*PROGRESS, "completed") if run.request.wants_progress else ("completed",)
         body = create_body(run, webhook=inbox.url_for(run.key), events=events)
         response = await server.send(
-            "PUT", run.path, content=body, prefer="respond-async", trace=run.request.trace, sent=feed.sent
+            "PUT", run.path, content=body, prefer="respond-async", trace=run.request.trace, sent=feed.note_sent
         )
         async with aclosing(response):
-            feed.answered()
+            feed.note_answered()
             if response.status_code != ACCEPTED:
                 return await read_whole(run, response)
         accepted()
@@ -250,16 +250,21 @@ async def put_stream(
 ) -> Ended | cog_answers.Again:
     """Start the run and follow it. `accepted`: called when the server took it. Raises `httpx.TransportError`."""
     response = await server.send(
-        "PUT", run.path, content=create_body(run), accept=answers.EVENT_STREAM, trace=run.request.trace, sent=feed.sent
+        "PUT",
+        run.path,
+        content=create_body(run),
+        accept=answers.EVENT_STREAM,
+        trace=run.request.trace,
+        sent=feed.note_sent,
     )
     async with aclosing(response):
-        feed.answered()
+        feed.note_answered()
         if response.status_code != 200 or answers.kind_in(response.headers) != answers.EVENT_STREAM:
             return await read_whole(run, response)
         accepted()
         if (ended := await _Reader(run, feed).follow(_chunks(response))) is not None:
             return ended
-    return outcomes.end(Seen.ENDLESS, "The model server's event stream stopped before the run had ended")
+    return outcomes.end(Observation.ENDLESS, "The model server's event stream stopped before the run had ended")
 
 
 async def _chunks(response: Exchange) -> AsyncGenerator[bytes, None]:
@@ -296,7 +301,7 @@ class _Reader(StreamReader[cog_answers.Again]):
                 if LAGGED in why:
                     return cog_answers.Again.LAGGED
                 error = f"The model server's event stream broke off: {why}"
-                return outcomes.end(outcomes.seen_in_stream(0, why), error)
+                return outcomes.end(outcomes.read_stream_error(0, why), error)
             case "log" | "output" | "metric" if self._request.wants_progress:
                 with suppress(answers.Unreadable):  # the last event has all of it
                     self._progress(frame)

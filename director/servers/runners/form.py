@@ -18,7 +18,7 @@ def content_type(boundary: str) -> str:
     return f"multipart/form-data; boundary={boundary}"
 
 
-def encoded(filled: bytes, *, files: Sequence[str], boundary: str) -> bytes:
+def encode(filled: bytes, *, files: Sequence[str], boundary: str) -> bytes:
     """Return the body for an object of JSON: a field per member, or per item of a list. Members named in `files` are
     files. Raises FormFault.
     """

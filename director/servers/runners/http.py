@@ -22,8 +22,8 @@ from director.core.json_pointer import WHOLE, Pointer
 from director.core.runner_config import BatchConfig, HttpConfig
 from director.core.view import join
 from director.servers.runners import answers, form, outcomes
-from director.servers.runners.http_base import MappedRunner, Reporter, RunnerOptions, StreamReader, receive, unpacked
-from director.servers.runners.outcomes import Seen
+from director.servers.runners.http_base import MappedRunner, Reporter, RunnerOptions, StreamReader, receive, unpack
+from director.servers.runners.outcomes import Observation
 from director.servers.runners.runner import Batch, Capabilities, Ended, Hear, OneAnswer, Outcome, Produced, RunRequest
 from director.servers.runners.transport import Exchange
 
@@ -37,7 +37,7 @@ class HttpRunner(MappedRunner, OneAnswer):
     _config: HttpConfig
 
     def hear(self, request: RunRequest, hear: Hear) -> Coroutine[Any, Any, None]:
-        return self._runs.hear(request, self._followed, hear)
+        return self._runs.hear(request, self._follow_to_end, hear)
 
     def __init__(self, config: HttpConfig, options: RunnerOptions) -> None:
         self._boundary = secrets.token_hex(16)
@@ -52,18 +52,18 @@ class HttpRunner(MappedRunner, OneAnswer):
         body = self._config.input.fill(request.input)
         if self._is_form:
             try:
-                body = form.encoded(body, files=self._config.files, boundary=self._boundary)
+                body = form.encode(body, files=self._config.files, boundary=self._boundary)
             except (form.FormFault, msgspec.DecodeError) as exc:
                 return Ended(outcome=Outcome.INVALID, error=str(exc))
         try:
-            response = await self._sent(body, feed, trace=request.trace)
+            response = await self._send_request(body, feed, trace=request.trace)
             async with aclosing(response):
                 parser = self._parser(response) if response.is_success else None
                 if parser is None:
                     answer = await receive(response, self._max_body)
                 else:
                     reader = _Reader(request, feed, self._max_body, parser, self._config)
-                    ended = await reader.follow(unpacked(response, self._max_body))
+                    ended = await reader.follow(unpack(response, self._max_body))
                     whole = parser.whole if isinstance(parser, answers.UntypedParser) and ended is None else None
                     if whole is None:
                         is_whole = reader.is_done or response.is_framed
@@ -71,7 +71,7 @@ class HttpRunner(MappedRunner, OneAnswer):
                     status, headers, is_framed = response.status_code, response.headers, response.is_framed
                     answer = answers.Answer(status=status, body=whole, headers=headers, is_framed=is_framed)
         except httpx.TransportError as exc:
-            return self._lost(exc, has_begun=feed.has_begun)
+            return self._lose(exc, has_begun=feed.has_begun)
         except answers.Unreadable as exc:
             return answers.unreadable("The model server's stream is", exc, b"")
         if answer.is_file:
@@ -80,7 +80,7 @@ class HttpRunner(MappedRunner, OneAnswer):
         if isinstance(document, Ended):
             return document
         is_whole = answers.is_whole(answer, document)
-        return answers.unproven(answers.mapped_end(document, self._config), is_whole=is_whole)
+        return answers.unproven(answers.map_end(document, self._config), is_whole=is_whole)
 
     def _parser(self, response: Exchange) -> answers.Parser | None:
         """Return the parser of a stream; None for an answer that comes as a whole. Raises Unreadable."""
@@ -99,7 +99,7 @@ class HttpRunner(MappedRunner, OneAnswer):
 
     def _document(self, answer: answers.Answer) -> Raw | Ended:
         if not answer.is_ok:
-            return self._refused(answer)
+            return self._judge_refusal(answer)
         if not answer.complete:
             return answers.too_large(self._max_body)
         if answer.status == ACCEPTED:
@@ -108,8 +108,8 @@ class HttpRunner(MappedRunner, OneAnswer):
             document = answers.read_output(answer, is_mapped=self._config.is_mapped)
         except answers.Unreadable as exc:
             return answers.unreadable("The model server's answer is", exc, answer.body, is_framed=answer.is_framed)
-        if error := answers.mapped_error(document, self._config.error):
-            return outcomes.end(outcomes.seen_in_error(error), error)
+        if error := answers.map_error(document, self._config.error):
+            return outcomes.end(outcomes.read_error(error), error)
         return document
 
 
@@ -131,7 +131,7 @@ class _Reader(StreamReader[Ended]):
         """Return the end. A stream that came whole has all of the output, since it has no sign of its end."""
         output = join(self._items)
         if ended is None:
-            empty = outcomes.end(Seen.UNREADABLE, "The model server's stream is empty")
+            empty = outcomes.end(Observation.UNREADABLE, "The model server's stream is empty")
             ended = empty if output is None else Ended(outcome=Outcome.SUCCEEDED)
         return replace(ended, output=output, metrics=self._metrics)
 
@@ -144,19 +144,17 @@ class _Reader(StreamReader[Ended]):
             return None
         document = answers.read_document(data) if self._must_be_json else answers.document_or_text(data)
         if frame.event.lower() in answers.ERROR_EVENTS:
-            why = answers.mapped_error(document, self._config.error) or answers.mapped_error(document, WHOLE)
-            return outcomes.end(outcomes.seen_in_stream(0, why), why or "The model failed without saying why")
-        error = (
-            answers.mapped_error(document, self._config.error) if self._config.error else answers.told_error(document)
-        )
+            why = answers.map_error(document, self._config.error) or answers.map_error(document, WHOLE)
+            return outcomes.end(outcomes.read_stream_error(0, why), why or "The model failed without saying why")
+        error = answers.map_error(document, self._config.error) if self._config.error else answers.told_error(document)
         if error:
-            return outcomes.end(outcomes.seen_in_stream(0, error), error)
-        self._metrics |= answers.mapped_metrics(document, self._config)
+            return outcomes.end(outcomes.read_stream_error(0, error), error)
+        self._metrics |= answers.map_metrics(document, self._config)
         found = self._config.output.find(document)
         return None if found is None or found == answers.NULL else self._produce(bytes(answers.legible(found)))
 
     def _cut_off(self, exc: answers.Unreadable) -> Ended:
-        return outcomes.end(Seen.UNFRAMED, f"The last piece of the model server's stream is {exc}")
+        return outcomes.end(Observation.UNFRAMED, f"The last piece of the model server's stream is {exc}")
 
     def _produce(self, item: bytes) -> Ended | None:
         self._bytes += len(item) + 1
@@ -331,10 +329,10 @@ class HttpBatchRunner(HttpRunner):
         try:
             answer = await self._post(body, *feeds, trace=trace)
         except httpx.TransportError as exc:
-            return [self._lost(exc, has_begun=feed.has_begun) for feed in feeds]
+            return [self._lose(exc, has_begun=feed.has_begun) for feed in feeds]
         document = self._document(answer)
         if isinstance(document, Ended):
-            return await self._settled(document)
+            return await self._settle(document)
         if is_list:
             return [end_of_list(document, self._config, self._batch, answer.headers)]
         return ends_of(document, self._config, self._batch, [run.request.cost for run in runs], answer.headers)
@@ -348,11 +346,11 @@ def ends_of(
         items = _items(document, batch.items)
         if len(items) != count:
             raise answers.Unreadable(f"has {len(items)} items for {count} predictions")
-        items = items if batch.index is None else _ordered(items, batch.index)
+        items = items if batch.index is None else _order(items, batch.index)
     except answers.Unreadable as exc:
         error = f"The model server's answer {exc}, so its outputs cannot be matched to predictions"
         return [Ended(outcome=Outcome.FAILED, error=error, code=MISMATCH)] * count
-    used = used_by(document, headers, items, batch, costs)
+    used = split_usage(document, headers, items, batch, costs)
     return [_end(item, config, share) for item, share in zip(items, used, strict=True)]
 
 
@@ -360,13 +358,13 @@ def end_of_list(document: Raw, config: HttpConfig, batch: BatchConfig, headers: 
     """Return the end of one prediction that had a list: the outputs of all items, or the first failure."""
     try:
         items = _items(document, batch.items)
-        items = items if batch.index is None else _ordered(items, batch.index)
+        items = items if batch.index is None else _order(items, batch.index)
     except answers.Unreadable as exc:
         return Ended(outcome=Outcome.FAILED, error=f"The model server's answer {exc}", code=MISMATCH)
     ends = [_end(item, config, {}) for item in items]
     if failed := next((end for end in ends if end.outcome is not Outcome.SUCCEEDED), None):
         return failed
-    [used] = used_by(document, headers, [document], msgspec.structs.replace(batch, share=None), [1.0])
+    [used] = split_usage(document, headers, [document], msgspec.structs.replace(batch, share=None), [1.0])
     output = Raw(b"[%b]" % b",".join(bytes(end.output or b"null") for end in ends))
     return Ended(outcome=Outcome.SUCCEEDED, output=output, metrics=used)
 
@@ -379,7 +377,7 @@ def _items(document: Raw, where: Pointer) -> list[Raw]:
         raise answers.Unreadable(f"has no list at {where.text!r}") from exc
 
 
-def _ordered(items: list[Raw], index: Pointer) -> list[Raw]:
+def _order(items: list[Raw], index: Pointer) -> list[Raw]:
     places: dict[int, Raw] = {}
     for item in items:
         places[answers.read_json(bytes(index.find(item) or b"null"), int)] = item
@@ -389,13 +387,13 @@ def _ordered(items: list[Raw], index: Pointer) -> list[Raw]:
 
 
 def _end(item: Raw, config: HttpConfig, used: dict[str, Raw]) -> Ended:
-    if error := answers.mapped_error(item, config.error):
-        return replace(outcomes.end(outcomes.seen_in_error(error), error), metrics=used)
-    end = answers.mapped_end(item, config)
+    if error := answers.map_error(item, config.error):
+        return replace(outcomes.end(outcomes.read_error(error), error), metrics=used)
+    end = answers.map_end(item, config)
     return replace(end, metrics=used | end.metrics)
 
 
-def used_by(
+def split_usage(
     document: Raw, headers: Mapping[str, str], items: Sequence[Raw], batch: BatchConfig, costs: Sequence[float]
 ) -> list[dict[str, Raw]]:
     """Split what one request used over its runs: by the share in each item, else by cost. In the order of the items."""

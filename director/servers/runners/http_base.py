@@ -55,20 +55,20 @@ class Reporter:
         self._ended = False
         self._timer: asyncio.TimerHandle | None = None
 
-    def sent(self) -> None:
+    def note_sent(self) -> None:
         """Note that the request has left. Unless the server answers within 30 ms, the run has begun."""
-        self.answered()
+        self.note_answered()
         self.is_answered = False
         self._timer = asyncio.get_running_loop().call_later(BEGAN_AFTER_S, self.begin)
 
-    def answered(self) -> None:
+    def note_answered(self) -> None:
         self.is_answered = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def mute(self) -> None:
-        self.answered()
+        self.note_answered()
         self._ended = True
 
     def begin(self) -> None:
@@ -81,7 +81,7 @@ class Reporter:
         self._put(event, size)
 
     def end(self, ended: Ended) -> None:
-        self.answered()
+        self.note_answered()
         if ended.outcome in RAN:
             self.begin()
         self._put(ended, 0)
@@ -200,7 +200,7 @@ class OpenRuns:
         following = asyncio.create_task(self._end_of(request, feed, follow), name=f"run of {request.id}")
         self._open[request.id] = following
         # Here and not in the task: a task that is canceled before its first step runs no code of its own
-        following.add_done_callback(lambda task: self._gone(request, task, feed))
+        following.add_done_callback(lambda task: self._end(request, task, feed))
         try:
             while True:
                 event = await feed.next()
@@ -244,7 +244,7 @@ class OpenRuns:
             outcome = Outcome.FAILED if is_same_again else Outcome.LOST
             return Ended(outcome=outcome, error=f"Following the run failed: {type(exc).__name__}")
 
-    def _gone(self, request: RunRequest, task: asyncio.Task[Ended], feed: Feed) -> None:
+    def _end(self, request: RunRequest, task: asyncio.Task[Ended], feed: Feed) -> None:
         stopped = self._forget(request, task) or CLOSED
         feed.end(stopped if task.cancelled() else task.result())
 
@@ -344,15 +344,15 @@ class HttpBase(ABC):
         return self._schema
 
     def run(self, request: RunRequest) -> AsyncGenerator[RunEvent, None]:
-        return self._runs.run(request, self._followed)
+        return self._runs.run(request, self._follow_to_end)
 
-    async def _followed(self, request: RunRequest, feed: Any) -> Ended:
-        ended = await self._settled(await self._follow(request, feed))
+    async def _follow_to_end(self, request: RunRequest, feed: Any) -> Ended:
+        ended = await self._settle(await self._follow(request, feed))
         if ended.outcome is Outcome.SUCCEEDED:
             self._forgives = outcomes.MOST_FORBIDDEN
         return ended
 
-    async def _settled(self, ended: Ended) -> Ended:
+    async def _settle(self, ended: Ended) -> Ended:
         """Ask the server how it is, if that decides what the end means."""
         if ended.error is not None:
             ended = replace(ended, error=self._server.without_secrets(ended.error))
@@ -364,7 +364,7 @@ class HttpBase(ABC):
             if not (health := await self.health()).is_silent:
                 break
         is_forbidden = ended.outcome is Outcome.INVALID
-        ended = outcomes.settled(ended, health, restarts=self.capabilities.restarts, lets_in=self._forgives > 0)
+        ended = outcomes.settle(ended, health, restarts=self.capabilities.restarts, lets_in=self._forgives > 0)
         if is_forbidden and not ended.is_locked:
             self._forgives -= 1
         if ended.outcome is Outcome.SUCCEEDED:
@@ -402,11 +402,11 @@ class HttpBase(ABC):
         try:
             async with asyncio.timeout(timeout_s):
                 try:
-                    return await self._asked(method, path, content, limit)
+                    return await self._ask_once(method, path, content, limit)
                 except (httpx.ReadError, httpx.RemoteProtocolError):
                     if method != "GET":
                         raise
-                    return await self._asked(method, path, content, limit, on_new=True)
+                    return await self._ask_once(method, path, content, limit, on_new=True)
         except TimeoutError:
             return answers.Answer(trouble=f"The model server did not answer within {timeout_s:g} s", is_silent=True)
         except httpx.TransportError as exc:
@@ -414,14 +414,14 @@ class HttpBase(ABC):
             is_silent = isinstance(exc, httpx.TimeoutException)
             return answers.Answer(trouble=f"The model server cannot be reached: {why}", is_silent=is_silent)
 
-    async def _asked(
+    async def _ask_once(
         self, method: str, path: str, content: bytes, limit: int, *, on_new: bool = False
     ) -> answers.Answer:
         response = await self._server.send(method, path, content=content, on_new=on_new)
         async with aclosing(response):
             return await receive(response, limit)
 
-    def _lost(self, exc: httpx.TransportError, *, has_begun: bool) -> Ended:
+    def _lose(self, exc: httpx.TransportError, *, has_begun: bool) -> Ended:
         self._starts += 1  # it may have restarted
         return connection_lost(exc, has_begun=has_begun)
 
@@ -431,7 +431,7 @@ def no_health(answer: answers.Answer) -> Health:
 
 
 def _not_ready(answer: answers.Answer, path: str, not_yet: Set[int]) -> Health:
-    said = f"{answers.status_of(answer, asked=f'GET {path}' if path else 'GET /')}: {answers.said_of(answer)}"
+    said = f"{answers.status_of(answer, asked=f'GET {path}' if path else 'GET /')}: {answers.read_words(answer)}"
     status = HealthStatus.STARTING if answer.status in not_yet else HealthStatus.UNHEALTHY
     return Health(status=status, detail=said.removesuffix(": "), is_locked=answer.status in answers.NO_ENTRY)
 
@@ -462,7 +462,7 @@ async def receive(response: Exchange, limit: int) -> answers.Answer:
     )
 
 
-async def unpacked(response: Exchange, most: int) -> AsyncGenerator[bytes, None]:
+async def unpack(response: Exchange, most: int) -> AsyncGenerator[bytes, None]:
     """Yield the body as it comes. Raises Unreadable."""
     unpacker = answers.Unpacker(encoding, most) if (encoding := answers.encoding_in(response.headers)) else None
     async for chunk in response.chunks():
@@ -546,34 +546,34 @@ class MappedRunner(HttpBase):
             raise NoAnswer(answer.trouble)
         if not answer.is_ok or not answer.complete:
             return None
-        return openapi.shown_by_server(
+        return openapi.read_schema(
             answer.body, self._path, is_form=getattr(config, "body", "json") == "form", title=config.model
         )
 
     async def _post(self, body: bytes, *feeds: Reporter, trace: TraceHeaders) -> answers.Answer:
         """Send one request, for one run or for several, and read the answer. Raises `httpx.TransportError`."""
-        response = await self._sent(body, *feeds, trace=trace)
+        response = await self._send_request(body, *feeds, trace=trace)
         try:
             return await receive(response, self._max_body)
         finally:
             response.close()
 
-    async def _sent(self, body: bytes, *feeds: Reporter, trace: TraceHeaders) -> Exchange:
+    async def _send_request(self, body: bytes, *feeds: Reporter, trace: TraceHeaders) -> Exchange:
         """Send one request, and return its answer once its head is there. The caller closes it."""
 
         def sent() -> None:
             for feed in feeds:
-                feed.sent()
+                feed.note_sent()
 
         response = await self._server.send(self._method, self._path, content=body, trace=trace, sent=sent)
         for feed in feeds:
-            feed.answered()
+            feed.note_answered()
             if response.is_success:
                 feed.begin()
         return response
 
-    def _refused(self, answer: answers.Answer) -> Ended:
-        return answers.refused(answer, error=self._config.error, busy=self._config.busy)
+    def _judge_refusal(self, answer: answers.Answer) -> Ended:
+        return answers.judge_refusal(answer, error=self._config.error, busy=self._config.busy)
 
     def _path_in(self, template: str) -> str:
         return template.replace("{model}", quote(self._config.model, safe=""))

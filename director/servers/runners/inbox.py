@@ -134,7 +134,7 @@ class _Run:
         try:
             self._spool = self._spool or Spool()
             content_type = _content_type(request.headers.get("content-type", ""))
-            file = await self._spool.take(self._bounded(request), content_type=content_type)
+            file = await self._spool.take(self._bound(request), content_type=content_type)
             await before.wait()
             name = NAME + secrets.token_hex(16)
             self.tell(Received(name, file))
@@ -142,7 +142,7 @@ class _Run:
         finally:
             mine.set()
 
-    async def _bounded(self, request: Request) -> AsyncGenerator[bytes, None]:
+    async def _bound(self, request: Request) -> AsyncGenerator[bytes, None]:
         size = taken = 0
         try:
             async for block in request.stream():

@@ -19,8 +19,8 @@ from director.core.runner_config import OpenAiConfig
 from director.core.schema import TraceHeaders
 from director.core.view import join
 from director.servers.runners import answers, openapi, outcomes
-from director.servers.runners.http_base import HttpBase, Reporter, RunnerOptions, StreamReader, receive, unpacked
-from director.servers.runners.outcomes import Seen
+from director.servers.runners.http_base import HttpBase, Reporter, RunnerOptions, StreamReader, receive, unpack
+from director.servers.runners.outcomes import Observation
 from director.servers.runners.runner import (
     Capabilities,
     Ended,
@@ -301,12 +301,12 @@ def _count(found: Any, name: str) -> int | None:
     return count if isinstance(count, int) and not isinstance(count, bool) else None
 
 
-def _encoded(value: Any) -> bytes:
+def _encode(value: Any) -> bytes:
     return json.dumps(value).encode()
 
 
 def _raw(value: Any) -> Raw:
-    return answers.NULL if value is None else Raw(_encoded(value))
+    return answers.NULL if value is None else Raw(_encode(value))
 
 
 # Texts that come in pieces. Any other is whole each time
@@ -315,21 +315,21 @@ GROWING: Final = frozenset(
 )
 
 
-def merged(into: Any, more: Any, name: str = "") -> Any:
+def merge(into: Any, more: Any, name: str = "") -> Any:
     """Return a message with one more delta: texts follow each other, and items of a list go by their `index`."""
     match into, more:
         case str(), str():
             return into + more if name in GROWING else more or into
         case dict(), dict():
-            parts = {key: merged(into[key], part, key) if key in into else part for key, part in more.items()}
+            parts = {key: merge(into[key], part, key) if key in into else part for key, part in more.items()}
             return into | parts
         case list(), list():
-            return _merged_list(into, more)
+            return _merge_list(into, more)
         case _:
             return into if more is None else more
 
 
-def _merged_list(into: list[Any], more: list[Any]) -> list[Any]:
+def _merge_list(into: list[Any], more: list[Any]) -> list[Any]:
     found = list(into)
     for item in more:
         index = item.get("index") if isinstance(item, dict) else None
@@ -338,7 +338,7 @@ def _merged_list(into: list[Any], more: list[Any]) -> list[Any]:
         if place is None:
             found.append(item)
         else:
-            found[place] = merged(found[place], item)
+            found[place] = merge(found[place], item)
     return found
 
 
@@ -357,9 +357,9 @@ def _as_error(data: bytes) -> bytes:
     try:
         found: Any = json.loads(data)
         is_piece = isinstance(found, dict) and found.get("error")
-        return data if is_piece else _encoded({"error": found or SILENT})
+        return data if is_piece else _encode({"error": found or SILENT})
     except (ValueError, RecursionError):
-        return _encoded({"error": data.decode(errors="replace")})
+        return _encode({"error": data.decode(errors="replace")})
 
 
 def schemas(endpoint: Endpoint, passed: Sequence[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -409,7 +409,7 @@ class OpenAiRunner(HttpBase, OneAnswer):
         return ""
 
     async def hear(self, request: RunRequest, hear: Hear) -> None:
-        await self._runs.hear(request, self._followed, hear)
+        await self._runs.hear(request, self._follow_to_end, hear)
 
     async def _follow(self, request: RunRequest, feed: Reporter) -> Ended:
         config = self._config
@@ -424,20 +424,20 @@ class OpenAiRunner(HttpBase, OneAnswer):
         except answers.Unreadable as exc:
             return answers.unreadable("The model server's stream is", exc, b"")
         except httpx.TransportError as exc:
-            return reader.with_output(self._lost(exc, has_begun=feed.has_begun))
+            return reader.with_output(self._lose(exc, has_begun=feed.has_begun))
 
     async def _stream(self, body: bytes, reader: "_Reader", feed: Reporter, *, trace: TraceHeaders) -> Ended:
         response = await self._server.send(
-            "POST", self._path, content=body, accept=answers.EVENT_STREAM, trace=trace, sent=feed.sent
+            "POST", self._path, content=body, accept=answers.EVENT_STREAM, trace=trace, sent=feed.note_sent
         )
         async with aclosing(response):
-            feed.answered()
+            feed.note_answered()
             if not response.is_success:
-                return answers.refused(await receive(response, self._max_body))
+                return answers.judge_refusal(await receive(response, self._max_body))
             feed.begin()
             if answers.kind_in(response.headers) != answers.EVENT_STREAM:
                 return reader.with_output(reader.whole(await receive(response, self._max_body)))
-            return reader.with_output(await reader.follow(unpacked(response, self._max_body)) or reader.closed())
+            return reader.with_output(await reader.follow(unpack(response, self._max_body)) or reader.closed())
 
 
 make = OpenAiRunner
@@ -464,7 +464,7 @@ class _Reader(StreamReader[Ended]):
     def closed(self) -> Ended:
         """Return the end for a stream that stopped. Some servers send no DONE, others no reason to finish."""
         if not self._is_finished:
-            return outcomes.end(Seen.ENDLESS, ENDLESS)
+            return outcomes.end(Observation.ENDLESS, ENDLESS)
         return Ended(outcome=Outcome.SUCCEEDED)
 
     def whole(self, answer: answers.Answer) -> Ended:
@@ -478,7 +478,7 @@ class _Reader(StreamReader[Ended]):
             return answers.unreadable(f"{NOT_STREAMED}, and it is", exc, answer.body, is_framed=answer.is_framed)
         if ended is not None or self._is_finished:
             return ended or self.closed()
-        return outcomes.end(Seen.UNREADABLE, f"{NOT_STREAMED}: {answers.excerpt(answer.body)}")
+        return outcomes.end(Observation.UNREADABLE, f"{NOT_STREAMED}: {answers.excerpt(answer.body)}")
 
     def with_output(self, ended: Ended) -> Ended:
         output = join(self._items)
@@ -486,7 +486,7 @@ class _Reader(StreamReader[Ended]):
             try:
                 output = self._object()
             except RecursionError:
-                ended = outcomes.end(Seen.UNREADABLE, f"The model server's answer is {TOO_DEEP}")
+                ended = outcomes.end(Observation.UNREADABLE, f"The model server's answer is {TOO_DEEP}")
         return replace(ended, output=output, metrics=self._metrics)
 
     def _object(self) -> Raw:
@@ -495,7 +495,7 @@ class _Reader(StreamReader[Ended]):
         for frame in self._frames:
             with suppress(ValueError):
                 piece = json.loads(frame, parse_constant=lambda name: None)
-                found = merged(found, {"choices": [_as_delta(each) for each in _choices_in(piece)]})
+                found = merge(found, {"choices": [_as_delta(each) for each in _choices_in(piece)]})
         choices = found.get("choices", [])
         if not any(_says_anything(choice) for choice in choices):
             return NO_OUTPUT
@@ -503,7 +503,7 @@ class _Reader(StreamReader[Ended]):
             choice["message"] = choice.pop("delta")
             if choice["index"] == 0 and self._items:  # the pieces that were shown, of which not all were kept
                 choice["message"]["content"] = "".join(map(msgspec.json.decode, self._items))
-        return Raw(_encoded({"choices": choices}))
+        return Raw(_encode({"choices": choices}))
 
     def _take(self, frame: answers.Frame) -> Ended | None:
         data = frame.data.strip()
@@ -517,7 +517,7 @@ class _Reader(StreamReader[Ended]):
             data = _as_error(data)
         chunk = read_chunk(data)
         if chunk.error is not None:
-            return outcomes.end(outcomes.seen_in_stream(chunk.code, chunk.error), chunk.error)
+            return outcomes.end(outcomes.read_stream_error(chunk.code, chunk.error), chunk.error)
         for name, count in chunk.tokens.items():
             self._measure(name, count)
         self._has_choices = self._has_choices or chunk.has_choices
@@ -529,7 +529,7 @@ class _Reader(StreamReader[Ended]):
 
     def _nothing(self) -> Ended:
         said = next((f": {answers.excerpt(frame)}" for frame in self._frames if frame not in EMPTY), "")
-        return outcomes.end(Seen.UNREADABLE, NO_CHOICE + said)
+        return outcomes.end(Observation.UNREADABLE, NO_CHOICE + said)
 
     def _keep(self, data: bytes) -> None:
         """Keep a piece, in case that the answer is shown as a whole. Beyond the limit its rest is left out."""

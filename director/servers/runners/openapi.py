@@ -32,10 +32,10 @@ class _Unusable(Exception):
 
 def document(given: dict[str, Any] | None, output: dict[str, Any] | None, *, title: str) -> Raw | None:
     """Return an OpenAPI document as Cog servers have it, made of configured schemas. None without an input schema."""
-    return None if given is None else _written(title, {INPUT: given, OUTPUT: output or ANYTHING})
+    return None if given is None else _write(title, {INPUT: given, OUTPUT: output or ANYTHING})
 
 
-def shown_by_server(body: bytes, path: str, *, is_form: bool, title: str) -> Raw | None:
+def read_schema(body: bytes, path: str, *, is_form: bool, title: str) -> Raw | None:
     """Return the same, made of what a server's own document says of a POST to `path`. None if that is not usable."""
     try:
         found = read_json(body, dict[str, Any])
@@ -45,12 +45,12 @@ def shown_by_server(body: bytes, path: str, *, is_form: bool, title: str) -> Raw
             return None  # nothing is sent there
         asked = _content(_dict(operation.get("requestBody")), FORM if is_form else JSON)
         answered = next((each for status, each in _responses(operation) if status.startswith("2")), {})
-        return _written(title, _closed(_resolved(asked, schemas), _content(answered, JSON), schemas))
+        return _write(title, _close(_resolve(asked, schemas), _content(answered, JSON), schemas))
     except (Unreadable, _Unusable, RecursionError):
         return None
 
 
-def _written(title: str, schemas: Mapping[str, Any]) -> Raw:
+def _write(title: str, schemas: Mapping[str, Any]) -> Raw:
     info = {"title": title, "version": "0.1.0"}
     return Raw(
         msgspec.json.encode({"openapi": "3.0.2", "info": info, "paths": {}, "components": {"schemas": dict(schemas)}})
@@ -88,7 +88,7 @@ def _content(body: Mapping[str, Any], kinds: tuple[str, ...]) -> dict[str, Any]:
     return next((_dict(_dict(content[kind]).get("schema")) for kind in kinds if kind in content), {})
 
 
-def _resolved(schema: dict[str, Any], schemas: Mapping[str, Any]) -> dict[str, Any]:
+def _resolve(schema: dict[str, Any], schemas: Mapping[str, Any]) -> dict[str, Any]:
     """Follow the reference that a schema is. Raises _Unusable if it is not the schema of an object."""
     for _ in range(MOST_DEPTH):
         named = schema.get("$ref")
@@ -102,7 +102,7 @@ def _resolved(schema: dict[str, Any], schemas: Mapping[str, Any]) -> dict[str, A
     return schema
 
 
-def _closed(asked: dict[str, Any], answered: dict[str, Any], schemas: Mapping[str, Any]) -> dict[str, Any]:
+def _close(asked: dict[str, Any], answered: dict[str, Any], schemas: Mapping[str, Any]) -> dict[str, Any]:
     """Return the two schemas as Input and Output, with all that they refer to. Raises _Unusable if that is too much."""
     renamed: dict[str, str] = {}
     waiting: list[str] = []
@@ -118,14 +118,14 @@ def _closed(asked: dict[str, Any], answered: dict[str, Any], schemas: Mapping[st
             waiting.append(named)
         return renamed[named]
 
-    def copied(value: Any, depth: int = 0) -> Any:
+    def copy(value: Any, depth: int = 0) -> Any:
         if depth > MOST_DEPTH:
             raise _Unusable
         if isinstance(value, list):
-            return [copied(each, depth + 1) for each in value]
+            return [copy(each, depth + 1) for each in value]
         if not isinstance(value, dict):
             return value
-        copy = {key: copied(each, depth + 1) for key, each in value.items()}
+        copy = {key: copy(each, depth + 1) for key, each in value.items()}
         match copy:
             case {"$ref": str(named)}:
                 if not named.startswith(LOCAL):
@@ -137,13 +137,13 @@ def _closed(asked: dict[str, Any], answered: dict[str, Any], schemas: Mapping[st
             case _:
                 return copy
 
-    own = {"title": INPUT, **copied(asked)}
+    own = {"title": INPUT, **copy(asked)}
     if isinstance(properties := own.get("properties"), dict):
         own["properties"] = dict(_in_order(properties))
-    found: dict[str, Any] = {INPUT: own, OUTPUT: {"title": OUTPUT, **copied(answered)}}
+    found: dict[str, Any] = {INPUT: own, OUTPUT: {"title": OUTPUT, **copy(answered)}}
     while waiting:
         named = waiting.pop()
-        found[renamed[named]] = copied(schemas[named])
+        found[renamed[named]] = copy(schemas[named])
     if _nodes(own, found, (), MOST_NODES) <= 0:
         raise _Unusable
     return found

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from director.servers.runners.runner import Ended, Health, HealthStatus, Outcome
 
 
-class Seen(StrEnum):
+class Observation(StrEnum):
     """A runner saw this of the answer to a run. The texts are rows of docs/explanation/outcomes.md."""
 
     OUTPUT = "a complete answer with the output"
@@ -47,60 +47,64 @@ class Rule(Struct, frozen=True):
     if_unready: Outcome | None = None
 
 
-TABLE: Final[dict[Seen, Rule]] = {
-    Seen.OUTPUT: Rule(Outcome.SUCCEEDED, "It is what was asked for."),
-    Seen.ERROR: Rule(Outcome.FAILED, "The model's own code failed, and the same input would fail again."),
-    Seen.UNREADABLE: Rule(Outcome.FAILED, "The run took its time and ended. Another run would give the same."),
-    Seen.UNFRAMED: Rule(
+TABLE: Final[dict[Observation, Rule]] = {
+    Observation.OUTPUT: Rule(Outcome.SUCCEEDED, "It is what was asked for."),
+    Observation.ERROR: Rule(Outcome.FAILED, "The model's own code failed, and the same input would fail again."),
+    Observation.UNREADABLE: Rule(Outcome.FAILED, "The run took its time and ended. Another run would give the same."),
+    Observation.UNFRAMED: Rule(
         Outcome.FAILED, "A server that died looks the same, so its health tells.", if_unready=Outcome.LOST
     ),
-    Seen.ENDLESS: Rule(
+    Observation.ENDLESS: Rule(
         Outcome.FAILED, "A server that gave up in order looks the same as a dead engine.", if_unready=Outcome.LOST
     ),
-    Seen.TOO_LARGE: Rule(Outcome.FAILED, "The same input would give as much again."),
-    Seen.INVALID: Rule(Outcome.INVALID, "The caller can correct it."),
-    Seen.LOCKED: Rule(Outcome.REFUSED, "The operator has to correct the key. The server gets no work meanwhile."),
-    Seen.FORBIDDEN: Rule(
+    Observation.TOO_LARGE: Rule(Outcome.FAILED, "The same input would give as much again."),
+    Observation.INVALID: Rule(Outcome.INVALID, "The caller can correct it."),
+    Observation.LOCKED: Rule(
+        Outcome.REFUSED, "The operator has to correct the key. The server gets no work meanwhile."
+    ),
+    Observation.FORBIDDEN: Rule(
         Outcome.INVALID,
         "It is about the input if the server let runs in before, at most three times in a row. Else it is locked.",
         if_unready=Outcome.REFUSED,
     ),
-    Seen.BUSY: Rule(
+    Observation.BUSY: Rule(
         Outcome.REFUSED,
         "It never began. If a ready server with room for it says so three times, that counts as an attempt.",
         if_unready=Outcome.REFUSED,
     ),
-    Seen.GATEWAY: Rule(Outcome.LOST, "The proxy saw a broken connection."),
-    Seen.TIMED_OUT: Rule(
+    Observation.GATEWAY: Rule(Outcome.LOST, "The proxy saw a broken connection."),
+    Observation.TIMED_OUT: Rule(
         Outcome.FAILED,
         "Servers with a time limit of their own say so of a slow input, which would be as slow again.",
         if_unready=Outcome.LOST,
     ),
-    Seen.FAULT: Rule(
+    Observation.FAULT: Rule(
         Outcome.FAILED,
         "Most servers report so that the model's own code raised. An engine that died behind a living front does too.",
         if_unready=Outcome.LOST,
     ),
-    Seen.DEAD_WORDS: Rule(Outcome.LOST, "The front lives, and what it stands for died: another run may succeed."),
-    Seen.FORGOTTEN: Rule(Outcome.LOST, "The server was restarted, or another one answers."),
-    Seen.BROKEN: Rule(Outcome.LOST, "The server, its worker or the network died."),
-    Seen.UNREACHED: Rule(Outcome.REFUSED, "It never began."),
+    Observation.DEAD_WORDS: Rule(
+        Outcome.LOST, "The front lives, and what it stands for died: another run may succeed."
+    ),
+    Observation.FORGOTTEN: Rule(Outcome.LOST, "The server was restarted, or another one answers."),
+    Observation.BROKEN: Rule(Outcome.LOST, "The server, its worker or the network died."),
+    Observation.UNREACHED: Rule(Outcome.REFUSED, "It never began."),
 }
 
 # The status of an answer other than 2xx → what it says. Any other status is a FAULT
-STATUSES: Final[dict[int, Seen]] = {
-    **dict.fromkeys((400, 413, 415, 422), Seen.INVALID),
-    **dict.fromkeys((401, 407), Seen.LOCKED),
-    403: Seen.FORBIDDEN,
-    **dict.fromkeys((409, 429, 503), Seen.BUSY),
-    **dict.fromkeys((408, 504), Seen.TIMED_OUT),
-    502: Seen.GATEWAY,
+STATUSES: Final[dict[int, Observation]] = {
+    **dict.fromkeys((400, 413, 415, 422), Observation.INVALID),
+    **dict.fromkeys((401, 407), Observation.LOCKED),
+    403: Observation.FORBIDDEN,
+    **dict.fromkeys((409, 429, 503), Observation.BUSY),
+    **dict.fromkeys((408, 504), Observation.TIMED_OUT),
+    502: Observation.GATEWAY,
 }
-MAY_BE_LOCKED: Final = frozenset({Seen.LOCKED, Seen.FORBIDDEN})
+MAY_BE_LOCKED: Final = frozenset({Observation.LOCKED, Observation.FORBIDDEN})
 MOST_FORBIDDEN: Final = 3  # in a row: a key that was changed costs no more predictions
 SERVER_AUTH: Final = "server_auth"  # also the state of a director whose servers are all locked
 WRONG_KEY: Final = "the operator of the model has to give its director the right key"
-BUSY: Final = tuple(sorted(status for status, seen in STATUSES.items() if seen is Seen.BUSY))
+BUSY: Final = tuple(sorted(status for status, seen in STATUSES.items() if seen is Observation.BUSY))
 REFUSALS_OF_AN_ATTEMPT: Final = 3  # by servers that had room
 MOST_ASKED: Final = 3  # times for its health, each as long as an answer may take, until it is no silence
 
@@ -121,46 +125,48 @@ FORBIDDEN: Final = 403
 GONE: Final = frozenset({HealthStatus.UNREACHABLE, HealthStatus.DEFUNCT})
 
 
-def seen_in(status: int, said: str, *, busy: tuple[int, ...] = BUSY) -> Seen:
+def read_status(status: int, said: str, *, busy: tuple[int, ...] = BUSY) -> Observation:
     """Return what an answer other than 2xx says. `busy`: the statuses that say that there is no room."""
-    seen = Seen.BUSY if status in busy else STATUSES.get(status, Seen.FAULT)
-    if seen is Seen.BUSY and status not in busy:
-        seen = Seen.FAULT
+    seen = Observation.BUSY if status in busy else STATUSES.get(status, Observation.FAULT)
+    if seen is Observation.BUSY and status not in busy:
+        seen = Observation.FAULT
     # Some say 400 of any ValueError, also of a dead engine's. The other statuses of INVALID mostly repeat the input
-    return _or_dead(seen, said) if seen is Seen.FAULT or status == BAD_REQUEST else seen
+    return _or_dead(seen, said) if seen is Observation.FAULT or status == BAD_REQUEST else seen
 
 
-def seen_in_stream(code: int, said: str) -> Seen:
+def read_stream_error(code: int, said: str) -> Observation:
     """Return what an error in a stream says. `code`: its own status, or 0. The run had begun, so it is no refusal."""
-    seen = STATUSES.get(code, Seen.FAULT)
-    return _or_dead(Seen.GATEWAY if seen is Seen.BUSY else Seen.FAULT if seen in MAY_BE_LOCKED else seen, said)
+    seen = STATUSES.get(code, Observation.FAULT)
+    return _or_dead(
+        Observation.GATEWAY if seen is Observation.BUSY else Observation.FAULT if seen in MAY_BE_LOCKED else seen, said
+    )
 
 
-def seen_in_error(said: str) -> Seen:
+def read_error(said: str) -> Observation:
     """Return what the error in an answer with a 2xx says."""
-    return _or_dead(Seen.ERROR, said)
+    return _or_dead(Observation.ERROR, said)
 
 
-def _or_dead(seen: Seen, said: str) -> Seen:
-    return Seen.DEAD_WORDS if DEAD_ENGINE.search(said) else seen
+def _or_dead(seen: Observation, said: str) -> Observation:
+    return Observation.DEAD_WORDS if DEAD_ENGINE.search(said) else seen
 
 
-def end(seen: Seen, error: str, *, retry_after_s: float | None = None) -> Ended:
+def end(seen: Observation, error: str, *, retry_after_s: float | None = None) -> Ended:
     """Return the end for what was seen. It is in doubt where the health decides: see `settled`. A server that says when
     to come again has no room.
     """
     rule = TABLE[seen]
-    in_doubt = rule.if_unready is not None and (seen is not Seen.BUSY or retry_after_s is None)
-    by_words = seen is Seen.DEAD_WORDS
+    in_doubt = rule.if_unready is not None and (seen is not Observation.BUSY or retry_after_s is None)
+    by_words = seen is Observation.DEAD_WORDS
     return Ended(outcome=rule.outcome, error=error, retry_after_s=retry_after_s, in_doubt=in_doubt, by_words=by_words)
 
 
-def locked(status: int) -> Ended:
+def lock_out(status: int) -> Ended:
     error = f"The model server answered {status}: {WRONG_KEY}"
     return Ended(outcome=Outcome.REFUSED, error=error, is_locked=True, code=SERVER_AUTH)
 
 
-def settled(ended: Ended, health: Health, *, restarts: bool, lets_in: bool) -> Ended:
+def settle(ended: Ended, health: Health, *, restarts: bool, lets_in: bool) -> Ended:
     """Return the end that was in doubt, by the health of the server as it was asked for afterwards. A server that is
     ready is never to blame for an answer, and one that is silent is no verdict: it may be busy with another run.
     `restarts`: it can be asked to end, which helps only one that is gone. `lets_in`: it took the key of this director.
@@ -169,7 +175,7 @@ def settled(ended: Ended, health: Health, *, restarts: bool, lets_in: bool) -> E
         # a server that is busy says so itself
         return replace(ended, in_doubt=False, may_be_input=health.status is HealthStatus.READY)
     if ended.outcome is Outcome.INVALID and not (lets_in and health.can_run):
-        return locked(FORBIDDEN)
+        return lock_out(FORBIDDEN)
     if health.can_run or health.is_silent:
         return replace(ended, in_doubt=False)
     return replace(

@@ -23,8 +23,8 @@ from msgspec.structs import replace
 from director.core.json_pointer import Pointer
 from director.core.runner_config import PollingConfig
 from director.servers.runners import answers, outcomes
-from director.servers.runners.http_base import HUNG_UP, Feed, MappedRunner, RunnerOptions, receive, unpacked
-from director.servers.runners.outcomes import Seen
+from director.servers.runners.http_base import HUNG_UP, Feed, MappedRunner, RunnerOptions, receive, unpack
+from director.servers.runners.outcomes import Observation
 from director.servers.runners.runner import Accepted, Capabilities, Ended, Outcome, RunRequest
 from director.servers.runners.transport import Exchange
 
@@ -33,7 +33,7 @@ MOST_ID_CHARS: Final = 256
 UNHEEDED_S: Final = 20.0
 # A server that does not know the run has lost it
 FORGOTTEN: Final = frozenset({404, 410})
-SAYS_NOTHING: Final = frozenset({Seen.GATEWAY, Seen.TIMED_OUT, Seen.BUSY})
+SAYS_NOTHING: Final = frozenset({Observation.GATEWAY, Observation.TIMED_OUT, Observation.BUSY})
 # A state comes as JSON, or as an event stream that is open until the run ends
 STATES: Final = f"application/json, {answers.EVENT_STREAM};q=0.9, */*;q=0.5"
 ENDLESS: Final = "The model server's event stream stopped before the run had ended"
@@ -109,9 +109,9 @@ class PollingRunner(MappedRunner):
             body = self._config.input.fill(request.input)
             answer = await self._post(body, feed, trace=request.trace)
         except httpx.TransportError as exc:
-            return self._lost(exc, has_begun=feed.has_begun)
+            return self._lose(exc, has_begun=feed.has_begun)
         if not answer.is_ok:
-            return self._refused(answer)
+            return self._judge_refusal(answer)
         try:
             job.id = _id_at(answers.read_output(answer, is_mapped=True), self._config.id_field)
         except answers.Unreadable as exc:
@@ -144,7 +144,7 @@ class PollingRunner(MappedRunner):
                     silent_since = math.inf if silent_since < job.heard_at else silent_since
                     silent_since = min(silent_since, max(asked_at, job.heard_at))
                     if now() - silent_since >= config.away_s:
-                        is_away = trouble.seen is Seen.BROKEN
+                        is_away = trouble.seen is Observation.BROKEN
                         self._starts += is_away
                         return replace(outcomes.end(trouble.seen, trouble.words), server_is_dead=is_away)
                     pause_s = min(pause_s, config.away_s)
@@ -190,13 +190,13 @@ class PollingRunner(MappedRunner):
         parser, now = answers.SseParser(self._max_body), asyncio.get_running_loop().time
         opened_at, last = now(), None
         try:
-            async with aclosing(unpacked(response, self._max_body)) as chunks:
+            async with aclosing(unpack(response, self._max_body)) as chunks:
                 async for chunk in chunks:
                     last = self._state_in(parser.feed(chunk)) or last
                     if last is not None and self._status(last.word) is not PollStatus.RUNNING:
                         return last
             rest = parser.end() if response.is_framed else []  # else it may be half of an event
-            return self._state_in(rest) or last or _Trouble(Seen.ENDLESS, ENDLESS)
+            return self._state_in(rest) or last or _Trouble(Observation.ENDLESS, ENDLESS)
         except answers.FrameTooLarge:
             return answers.Answer(status=response.status_code, complete=False)
         except answers.Unreadable as exc:
@@ -223,9 +223,9 @@ class PollingRunner(MappedRunner):
         if isinstance(answer, _Said):
             return self._judge_event(answer, job)
         if answer.trouble:
-            return _Trouble(Seen.BROKEN, answer.trouble)
+            return _Trouble(Observation.BROKEN, answer.trouble)
         if not answer.is_ok:
-            return _status_trouble(answer.status, answers.refused(answer, error=self._config.error))
+            return _status_trouble(answer.status, answers.judge_refusal(answer, error=self._config.error))
         if not answer.complete:
             return answers.too_large(self._max_body)
         if answer.is_file:
@@ -233,7 +233,7 @@ class PollingRunner(MappedRunner):
         try:
             document = answers.read_output(answer, is_mapped=False)
             is_whole = answers.is_whole(answer, document)
-            return answers.unproven(answers.mapped_end(document, self._config), is_whole=is_whole)
+            return answers.unproven(answers.map_end(document, self._config), is_whole=is_whole)
         except answers.Unreadable as exc:
             return _unreadable_trouble(exc, answer)
 
@@ -243,14 +243,14 @@ class PollingRunner(MappedRunner):
         if isinstance(answer, _Said):
             return self._judge_event(answer, job)
         if answer.trouble:
-            return _Trouble(Seen.BROKEN, answer.trouble)
+            return _Trouble(Observation.BROKEN, answer.trouble)
         if answer.status in FORGOTTEN:
-            why = f"{answers.refused(answer).error}: the run is not known there any more"
-            return outcomes.end(Seen.FORGOTTEN, why)
+            why = f"{answers.judge_refusal(answer).error}: the run is not known there any more"
+            return outcomes.end(Observation.FORGOTTEN, why)
         if answer.status in answers.NO_ENTRY:  # the run goes on, for a director with the right key
             return answers.locked(answer.status)
         if not answer.is_ok:
-            return _status_trouble(answer.status, answers.refused(answer))
+            return _status_trouble(answer.status, answers.judge_refusal(answer))
         if not answer.complete:
             return answers.too_large(self._max_body)
         try:
@@ -260,7 +260,7 @@ class PollingRunner(MappedRunner):
         said = job.config.status.find(document)
         if said is None and not job.config.without_status:
             what = f"The model server's answer has nothing at {job.config.status.text}"
-            return _Trouble(Seen.UNREADABLE, f"{what}: {answers.excerpt(bytes(document))}")
+            return _Trouble(Observation.UNREADABLE, f"{what}: {answers.excerpt(bytes(document))}")
         return self._judge(job.config.without_status if said is None else _word(said), document, job)
 
     def _judge_event(self, said: "_Said", job: "_Job") -> Ended | None:
@@ -271,7 +271,7 @@ class PollingRunner(MappedRunner):
         except answers.Unreadable as exc:
             document, fault = answers.text_of_event(said.data), exc
         if self._status(said.word) is PollStatus.FAILED and UNKNOWN.match(_text(document)):
-            return outcomes.end(Seen.FORGOTTEN, f"{_text(document)}: the run is not known there any more")
+            return outcomes.end(Observation.FORGOTTEN, f"{_text(document)}: the run is not known there any more")
         ended = self._judge(said.word, document, job)
         if fault is None or ended is None or self._status(said.word) is not PollStatus.DONE:
             return ended
@@ -286,12 +286,12 @@ class PollingRunner(MappedRunner):
                 job.is_done = True
                 return None
             case PollStatus.DONE:
-                return answers.mapped_end(document, config)
+                return answers.map_end(document, config)
             case PollStatus.FAILED:
-                why = answers.mapped_error(document, config.error) or _text(document)
-                return outcomes.end(outcomes.seen_in_error(why), why or "The model failed without saying why")
+                why = answers.map_error(document, config.error) or _text(document)
+                return outcomes.end(outcomes.read_error(why), why or "The model failed without saying why")
             case PollStatus.CANCELED:
-                return Ended(outcome=Outcome.CANCELED, error=answers.mapped_error(document, config.error) or None)
+                return Ended(outcome=Outcome.CANCELED, error=answers.map_error(document, config.error) or None)
             case _:
                 said = f"The model server says that the run is {answers.one_line(word)!r}"
                 return Ended(outcome=Outcome.FAILED, error=f"{said}, a word that is not configured")
@@ -301,7 +301,7 @@ class PollingRunner(MappedRunner):
             return False
         path = self._path_of(self._config.cancel_endpoint_template, job)
         body = self._config.cancel_body
-        content = b"" if body is None else msgspec.json.encode(_placed(body, job.id))
+        content = b"" if body is None else msgspec.json.encode(_place_id(body, job.id))
         return (await self._ask(self._config.cancel_method, path, content=content)).is_ok
 
     def _path_of(self, template: str, job: "_Job") -> str:
@@ -346,19 +346,19 @@ class _Job(Struct, eq=False):
 class _Trouble(Struct, frozen=True):
     """A poll without a state. It is asked again, and decides the end only if that lasts."""
 
-    seen: Seen
+    seen: Observation
     words: str
 
 
 def _status_trouble(status: int, ended: Ended) -> _Trouble:
     """Take a status of what stands before the server, or of a full one, for what it is: it says nothing of the run."""
     is_silent = outcomes.STATUSES.get(status) in SAYS_NOTHING or ended.outcome is Outcome.LOST
-    return _Trouble(Seen.GATEWAY if is_silent else Seen.FAULT, ended.error or "")
+    return _Trouble(Observation.GATEWAY if is_silent else Observation.FAULT, ended.error or "")
 
 
 def _unreadable_trouble(exc: answers.Unreadable, answer: answers.Answer) -> _Trouble:
     ended = answers.unreadable("The model server's answer is", exc, answer.body)
-    return _Trouble(Seen.UNREADABLE, ended.error or "")
+    return _Trouble(Observation.UNREADABLE, ended.error or "")
 
 
 def _id_at(document: Raw, id_field: Pointer) -> str:
@@ -373,14 +373,14 @@ def _id_at(document: Raw, id_field: Pointer) -> str:
     return name
 
 
-def _placed(value: Any, run_id: str) -> Any:
+def _place_id(value: Any, run_id: str) -> Any:
     match value:
         case str():
             return value.replace("{id}", run_id)
         case dict():
-            return {name: _placed(each, run_id) for name, each in value.items()}
+            return {name: _place_id(each, run_id) for name, each in value.items()}
         case list():
-            return [_placed(each, run_id) for each in value]
+            return [_place_id(each, run_id) for each in value]
         case _:
             return value
 

@@ -30,7 +30,7 @@ except ImportError:  # not on Windows
 from director.core import sockets
 from director.core.schema import NO_TRACE, TraceHeaders
 from director.servers.runners import outcomes
-from director.servers.runners.outcomes import Seen
+from director.servers.runners.outcomes import Observation
 from director.servers.runners.runner import Ended
 
 NO_HEADERS: Final[Mapping[str, str]] = {}
@@ -162,7 +162,7 @@ class Exchange:
         if self._waiting > MOST_WAITING:
             self._wire.pause()
 
-    def lost(self, exc: Exception | None) -> None:
+    def lose(self, exc: Exception | None) -> None:
         """Take in that the connection closed. An answer without a length ends in this way."""
         if self._is_complete:
             self._keeps_alive = False
@@ -348,7 +348,7 @@ class Wire(asyncio.Protocol):
         self.is_open = False
         self._forget_sending()
         if self._exchange is not None:
-            self._exchange.lost(exc)
+            self._exchange.lose(exc)
 
 
 class OneServer:
@@ -367,7 +367,7 @@ class OneServer:
         self._host = at.raw_host.decode("ascii").strip("[]")
         self._port = at.port or PORTS[at.scheme]
         self._is_name = not _is_address(self._host)
-        self._tls = _trusted() if at.scheme == "https" else None
+        self._tls = _load_authorities() if at.scheme == "https" else None
         always = {
             "host": at.netloc.decode("ascii"),
             "accept-encoding": "identity",  # without it a server may compress, and nothing here unpacks
@@ -404,7 +404,7 @@ class OneServer:
         """Send a request and wait for the head of the answer, which the caller closes. `sent`: called when it has left.
         `on_new`: on a new connection. Raises `httpx.TransportError`, also for a header of more than one line.
         """
-        lines = self._lines_of_kind.get((accept, prefer)) or self._asked(accept, prefer)
+        lines = self._lines_of_kind.get((accept, prefer)) or self._make_lines(accept, prefer)
         traced = _lines(trace) if trace else b""
         request = b"%b %b HTTP/1.1\r\n%b%bcontent-length: %d\r\n\r\n%b" % (
             method.encode("ascii"),
@@ -414,11 +414,11 @@ class OneServer:
             len(content),
             content,
         )
-        wire = (None if on_new else self._kept()) or await self._connected()
+        wire = (None if on_new else self._take_idle()) or await self._connect()
         try:
             return await self._asked_on(wire, request, sent)
         except NeverReceived:
-            return await self._asked_on(await self._connected(), request, sent)
+            return await self._asked_on(await self._connect(), request, sent)
 
     async def _asked_on(self, wire: Wire, request: bytes, sent: Callable[[], None]) -> Exchange:
         self._busy.add(wire)
@@ -435,7 +435,7 @@ class OneServer:
             raise
         return exchange
 
-    def _asked(self, accept: str, prefer: str) -> bytes:
+    def _make_lines(self, accept: str, prefer: str) -> bytes:
         """Return the lines of all requests that differ only in path and trace, made once: a runner asks in few ways."""
         asked = {"accept": accept, "prefer": prefer} if prefer else {"accept": accept}
         lines = self._lines_of_kind[accept, prefer] = _lines(asked) + self._headers
@@ -460,7 +460,7 @@ class OneServer:
             self._path, self._target_of_path = path, target
         return self._target_of_path
 
-    def _kept(self) -> Wire | None:
+    def _take_idle(self) -> Wire | None:
         now = time.monotonic()
         while self._idle:
             wire = self._idle.pop()
@@ -469,7 +469,7 @@ class OneServer:
             wire.abort()
         return None
 
-    async def _connected(self) -> Wire:
+    async def _connect(self) -> Wire:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 wire = await self._to_each_address() if self._is_name else await self._to(self._host)
@@ -516,7 +516,7 @@ def _is_address(host: str) -> bool:
 
 
 @cache
-def _trusted() -> ssl.SSLContext:
+def _load_authorities() -> ssl.SSLContext:
     """Return the public authorities, loaded once for all servers: loading blocks the loop for 50 ms."""
     return ssl.create_default_context()
 
@@ -559,10 +559,10 @@ async def read_out(chunks: AsyncIterable[bytes]) -> None:
 def connection_lost(exc: httpx.TransportError, *, has_begun: bool) -> Ended:
     """Return the end of a run whose connection broke, or was never made: then the claim is given back unspent."""
     if isinstance(exc, NotHttp):
-        return outcomes.end(Seen.UNFRAMED, f"The model server's answer cannot be read: {exc}")
+        return outcomes.end(Observation.UNFRAMED, f"The model server's answer cannot be read: {exc}")
     # A server that is slow to accept may be alive; one that refuses or hangs up is not
     is_dead = not isinstance(exc, httpx.TimeoutException)
     never_made = isinstance(exc, httpx.ConnectError | httpx.ConnectTimeout)
     what = "The model server cannot be reached" if never_made else "The connection to the model server was lost"
-    seen = Seen.UNREACHED if never_made and not has_begun else Seen.BROKEN
+    seen = Observation.UNREACHED if never_made and not has_begun else Observation.BROKEN
     return replace(outcomes.end(seen, f"{what}: {str(exc) or type(exc).__name__}"), server_is_dead=is_dead)

@@ -235,7 +235,7 @@ async def test_tls_server_is_called_if_its_certificate_matches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_trusted: bool
 ) -> None:
     authority = Authority(tmp_path)
-    monkeypatch.setattr("director.servers.runners.transport._trusted", authority.trusted)
+    monkeypatch.setattr("director.servers.runners.transport._load_authorities", authority.trusted)
     async with secure_sink(authority.shown_by(name)) as sink:
         asking = OneServer(f"https://localhost:{sink.port}").send("GET", "/x")
         if is_trusted:

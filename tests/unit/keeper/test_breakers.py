@@ -18,7 +18,7 @@ def breakers(clock: FakeClock) -> Breakers:
 
 def fail(breakers: Breakers, times: int = AFTER) -> None:
     for _ in range(times):
-        breakers.failed(HOST)
+        breakers.note_failure(HOST)
 
 
 def test_few_failures_do_not_open_the_breaker(breakers: Breakers) -> None:
@@ -45,13 +45,13 @@ def test_failures_already_under_way_do_not_move_the_interval(breakers: Breakers,
 
 def test_answer_closes_the_breaker_and_resets_the_count(breakers: Breakers) -> None:
     fail(breakers)
-    assert breakers.answered(HOST)
+    assert breakers.note_answer(HOST)
     assert breakers.may_try(HOST)
     assert breakers.put_off_s(HOST, "one") < 1
     fail(breakers, AFTER - 1)
     assert breakers.may_try(HOST)
-    assert breakers.answered(HOST)
-    assert not breakers.answered(HOST), "one that did not fail did not come back"
+    assert breakers.note_answer(HOST)
+    assert not breakers.note_answer(HOST), "one that did not fail did not come back"
 
 
 def test_each_delayed_webhook_gets_its_own_interval(breakers: Breakers, clock: FakeClock) -> None:
@@ -97,27 +97,27 @@ def test_no_webhook_is_delayed_beyond_the_limit(breakers: Breakers) -> None:
 
 def test_requested_delay_is_honoured_up_to_the_limit(breakers: Breakers, clock: FakeClock) -> None:
     fail(breakers, AFTER - 1)
-    breakers.failed(HOST, asked_s=120)
+    breakers.note_failure(HOST, asked_s=120)
     clock.pass_time(119)
     assert not breakers.may_try(HOST)
     clock.pass_time(1)
     assert breakers.may_try(HOST)
-    breakers.failed(HOST, asked_s=86_400)
+    breakers.note_failure(HOST, asked_s=86_400)
     clock.pass_time(LATEST_S)
     assert breakers.may_try(HOST)
 
 
 def test_number_of_remembered_hosts_is_bounded(breakers: Breakers) -> None:
     for number in range(MOST_HOSTS + 10):
-        breakers.failed(f"h{number}.example")
-    assert not breakers.answered("h0.example")
-    assert breakers.answered(f"h{MOST_HOSTS + 9}.example")
+        breakers.note_failure(f"h{number}.example")
+    assert not breakers.note_answer("h0.example")
+    assert breakers.note_answer(f"h{MOST_HOSTS + 9}.example")
 
 
 def test_free_intervals_of_many_endpoints_are_filled_in_turn(breakers: Breakers, clock: FakeClock) -> None:
     for number in range(3 * MOST_OVERDUE):
         for _ in range(AFTER):
-            breakers.failed(f"h{number}.example")
+            breakers.note_failure(f"h{number}.example")
         for who in ("first", "second", "third"):
             breakers.put_off_s(f"h{number}.example", who)
     assert breakers.overdue() == {}

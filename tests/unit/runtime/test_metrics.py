@@ -6,7 +6,7 @@ import pytest
 
 from director.broker.replies import QueueStats
 from director.core.ids import QueueName
-from director.keeper.metrics import OF_QUEUES, Seen, families, folded
+from director.keeper.metrics import OF_QUEUES, QueueReading, families, fold
 from director.runtime.metric_table import METRICS, OTHER, Metric, Process, QueueNames
 from director.runtime.metrics import OPEN_METRICS, PLAIN, RedisMeter, Registry
 
@@ -119,9 +119,10 @@ def test_what_is_counted_of_a_queue_goes_with_it() -> None:
 def test_two_thousand_queues_are_five_hundred_and_the_rest() -> None:
     names = QueueNames(500)
     seen = {
-        queue: Seen(stats(normal=1, live=number, oldest_ms=1000 * number)) for number, queue in enumerate(queues(2000))
+        queue: QueueReading(stats(normal=1, live=number, oldest_ms=1000 * number))
+        for number, queue in enumerate(queues(2000))
     }
-    state = folded(seen, names, {"director_queues": 2000})
+    state = fold(seen, names, {"director_queues": 2000})
     for name in OF_QUEUES.keys() - {"director_queue_tenants", "director_queue_largest_share"}:
         assert len(state[name]) == 501
     waiting, oldest = state["director_queue_waiting"], state["director_queue_oldest_seconds"]
@@ -135,7 +136,9 @@ def test_two_thousand_queues_are_five_hundred_and_the_rest() -> None:
 
 def test_what_is_not_known_of_a_queue_is_not_shown() -> None:
     one, two = queues(2)
-    state = folded({one: Seen(stats(normal=30, delayed=10), 2, 39), two: Seen(stats())}, QueueNames(9), {})
+    state = fold(
+        {one: QueueReading(stats(normal=30, delayed=10), 2, 39), two: QueueReading(stats())}, QueueNames(9), {}
+    )
     assert state["director_queue_largest_share"] == {(one,): 39 / 40}
     assert state["director_queue_tenants"] == {(one,): 2}
     assert list(families(None)) == []

@@ -3,12 +3,12 @@
 import msgspec
 import pytest
 
-from director.servers.runners.form import FormFault, encoded
+from director.servers.runners.form import FormFault, encode
 
 
 def part(uri: str) -> list[bytes]:
     """Return the lines of the form that has one file."""
-    return encoded(msgspec.json.encode({"f": uri}), files=("f",), boundary="B").split(b"\r\n")[1:-2]
+    return encode(msgspec.json.encode({"f": uri}), files=("f",), boundary="B").split(b"\r\n")[1:-2]
 
 
 @pytest.mark.parametrize(
@@ -43,4 +43,4 @@ def test_text_that_is_no_file_is_refused(text: str) -> None:
 )
 def test_input_with_the_boundary_adds_no_field(filled: dict[str, str]) -> None:
     with pytest.raises(FormFault, match="separates"):
-        encoded(msgspec.json.encode(filled), files=("f",), boundary="B")
+        encode(msgspec.json.encode(filled), files=("f",), boundary="B")

@@ -102,9 +102,9 @@ async def test_fault_after_an_answer_is_not_tried_again(fault: Exception, is_ans
 
     def answer() -> None:
         assert heard.reporter is not None
-        heard.reporter.sent()
+        heard.reporter.note_sent()
         if is_answered:
-            heard.reporter.answered()
+            heard.reporter.note_answered()
 
     await heard.after(answer, heard.answers.set)
     end = heard.events[-1]

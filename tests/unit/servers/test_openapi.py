@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from api.predictions.validation import InputSchema
-from director.servers.runners.openapi import shown_by_server
+from director.servers.runners.openapi import read_schema
 
 ASK = {
     "type": "object",
@@ -32,13 +32,13 @@ def of_server(asked: Any, *, path: str = "/run", kind: str = "application/json",
 
 
 def shown(body: bytes, path: str = "/run", *, is_form: bool = False) -> dict[str, Any] | None:
-    found = shown_by_server(body, path, is_form=is_form, title="")
+    found = read_schema(body, path, is_form=is_form, title="")
     return None if found is None else msgspec.json.decode(found)["components"]["schemas"]
 
 
 @pytest.mark.parametrize("asked", [ASK, {"$ref": "#/components/schemas/Ask"}], ids=["inline", "referred to"])
 def test_input_is_checked_by_the_schema_of_the_server(asked: Any) -> None:
-    found = shown_by_server(of_server(asked), "/run", is_form=False, title="")
+    found = read_schema(of_server(asked), "/run", is_form=False, title="")
     assert found is not None
     schema = InputSchema.from_openapi(bytes(found))
     assert schema.check(b'{"text": "a", "more": [3], "how": {"again": {}}}') == []

@@ -5,7 +5,7 @@ from msgspec import Raw
 
 from director.servers.runners import outcomes
 from director.servers.runners.http_base import HttpBase, Reporter, RunnerOptions
-from director.servers.runners.outcomes import MOST_ASKED, Seen
+from director.servers.runners.outcomes import MOST_ASKED, Observation
 from director.servers.runners.runner import Ended, Health, HealthStatus, Outcome, RunRequest
 
 READY = Health(status=HealthStatus.READY)
@@ -24,7 +24,7 @@ class Asked(HttpBase):
         return self.looks.pop(0)
 
     async def _follow(self, request: RunRequest, feed: Reporter) -> Ended:
-        return outcomes.end(Seen.FAULT, "shape mismatch")
+        return outcomes.end(Observation.FAULT, "shape mismatch")
 
 
 @pytest.mark.parametrize(
@@ -47,11 +47,11 @@ async def test_silent_health_after_a_whole_answer_is_asked_again(
 
 
 def test_only_words_of_a_dead_engine_are_told_apart() -> None:
-    told = {seen: outcomes.end(seen, "").by_words for seen in Seen}
-    assert [seen for seen, by_words in told.items() if by_words] == [Seen.DEAD_WORDS]
+    told = {seen: outcomes.end(seen, "").by_words for seen in Observation}
+    assert [seen for seen, by_words in told.items() if by_words] == [Observation.DEAD_WORDS]
 
 
 @pytest.mark.parametrize(("code", "outcome"), [(504, Outcome.FAILED), (408, Outcome.FAILED), (502, Outcome.LOST)])
 def test_time_limit_of_a_server_is_no_death(code: int, outcome: Outcome) -> None:
-    for seen in (outcomes.seen_in(code, "late"), outcomes.seen_in_stream(code, "late")):
-        assert outcomes.settled(outcomes.end(seen, "late"), READY, restarts=False, lets_in=True).outcome is outcome
+    for seen in (outcomes.read_status(code, "late"), outcomes.read_stream_error(code, "late")):
+        assert outcomes.settle(outcomes.end(seen, "late"), READY, restarts=False, lets_in=True).outcome is outcome

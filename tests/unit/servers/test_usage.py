@@ -6,7 +6,7 @@ from msgspec import Raw
 
 from director.core.json_pointer import Pointer
 from director.core.runner_config import BatchConfig
-from director.servers.runners.http import MOST, split, used_by
+from director.servers.runners.http import MOST, split, split_usage
 
 WEIGHTS = st.lists(st.floats(0, 1e6), min_size=1, max_size=64)
 
@@ -44,7 +44,7 @@ ITEMS = [Raw(b'{"t":1}'), Raw(b'{"t":3}')]
 )
 def test_shares_are_used_if_every_item_has_one(share: str | None, items: list[Raw], parts: list[int]) -> None:
     batch = BatchConfig(usage={"n": Pointer("/n")}, share=None if share is None else Pointer(share))
-    used = used_by(Raw(b'{"n":8}'), {}, items, batch, [1.0, 1.0])
+    used = split_usage(Raw(b'{"n":8}'), {}, items, batch, [1.0, 1.0])
     assert [msgspec.json.decode(each["n"]) for each in used] == parts
 
 
@@ -52,10 +52,10 @@ def test_shares_are_used_if_every_item_has_one(share: str | None, items: list[Ra
 def test_invalid_usage_is_dropped(told: bytes) -> None:
     batch = BatchConfig(usage={"n": Pointer("/n")}, usage_headers={"m": "x-m"})
     headers = {"x-m": told.decode()}
-    assert used_by(Raw(b'{"n":%s}' % told), headers, ITEMS, batch, [1.0, 1.0]) == [{}, {}]
+    assert split_usage(Raw(b'{"n":%s}' % told), headers, ITEMS, batch, [1.0, 1.0]) == [{}, {}]
 
 
 def test_costs_are_the_weights_without_shares() -> None:
     batch = BatchConfig(usage_headers={"m": "x-m"})
-    used = used_by(Raw(b"[]"), {"x-m": "10"}, ITEMS, batch, [1.0, 4.0])
+    used = split_usage(Raw(b"[]"), {"x-m": "10"}, ITEMS, batch, [1.0, 4.0])
     assert used == [{"m": Raw(b"2")}, {"m": Raw(b"8")}]
