@@ -13,7 +13,7 @@ from director.core.ids import QueueName
 from director.store.accounts import Accounts
 from tests.integration.api.conftest import Served
 from tests.support.api import live_api
-from tests.support.eventually import every
+from tests.support.eventually import every, until_time
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.servers import RedisServer
 
@@ -130,7 +130,7 @@ async def test_large_batch_does_not_hold_up_other_requests(server: RedisServer, 
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     async with live_api(server.url) as live, AsyncClient(base_url=live.url, trust_env=False, timeout=60) as http:
         # what is compared is how long the same request takes in three quiet seconds
-        quiet_s = await slowest_livez(http, asyncio.create_task(asyncio.sleep(3)))
+        quiet_s = await slowest_livez(http, asyncio.create_task(until_time(time.monotonic() + 3)))
         sending = asyncio.create_task(http.post("/v1/predictions/batch", content=body, headers=headers))
         busy_s = await slowest_livez(http, sending)
         results = (await sending).json()["results"]

@@ -56,7 +56,7 @@ class Front(Struct):
         if self.is_dead:
             return Answer(500, json.dumps(DEAD).encode())
         if text.startswith("slow"):
-            await asyncio.sleep(SLOW_S)
+            await asyncio.sleep(SLOW_S)  # the model's own time
         match text:
             case "poison":
                 return Answer(self.refusal, POISONED)

@@ -27,13 +27,11 @@ ALERT: Final = "DirectorSetupFailing"
 WITHIN_S: Final = 10.0
 SCRAPE_S: Final = 5  # as components/monitoring has it
 SOURCE: Final = f"""
-    import pathlib, time
     from cog import BasePredictor
 
     class Broken(BasePredictor):
         def setup(self):
-            while not pathlib.Path("now").exists():
-                time.sleep(0.01)
+            wait_for("now")
             raise RuntimeError("{WHY}")
 
         def predict(self) -> str:
