@@ -30,6 +30,10 @@ async def until(terminal: PlayedTerminal, text: str) -> None:
     await eventually(lambda: terminal.screen, text, until=lambda _: terminal.shows(text), limit_s=30)
 
 
+def is_paused(screen: list[str]) -> bool:
+    return any(line.startswith("›") and line.rstrip().endswith("paused") for line in screen)
+
+
 def size(terminal: PlayedTerminal) -> tuple[int, int]:
     return len(terminal.screen), max(map(len, terminal.screen))
 
@@ -57,7 +61,7 @@ async def test_top_shows_queues_live_and_pauses_one_after_confirmation(
         assert not (await driver.stats()).paused
         terminal.type("py")
         await until(terminal, f"{driver.queue} is paused")
-        await until(terminal, "paused")
+        await eventually(lambda: terminal.screen, "its row", until=is_paused)
         assert (await driver.stats()).paused
         terminal.type("py")
         await until(terminal, "is resumed")
