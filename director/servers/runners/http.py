@@ -22,9 +22,9 @@ from director.core.json_pointer import WHOLE, Pointer
 from director.core.runner_config import BatchConfig, HttpConfig
 from director.core.view import join
 from director.servers.runners import answers, form, outcomes
-from director.servers.runners.http_base import MappedRunner, Reporter, RunnerOptions, StreamReader, receive, unpack
+from director.servers.runners.http_base import MappedRunner, OutputReader, Reporter, RunnerOptions, receive, unpack
 from director.servers.runners.outcomes import Observation
-from director.servers.runners.runner import Batch, Capabilities, Ended, Hear, OneAnswer, Outcome, Produced, RunRequest
+from director.servers.runners.runner import Batch, Capabilities, Ended, Hear, OneAnswer, Outcome, RunRequest
 from director.servers.runners.transport import Exchange
 
 ACCEPTED: Final = 202
@@ -113,7 +113,7 @@ class HttpRunner(MappedRunner, OneAnswer):
         return document
 
 
-class _Reader(StreamReader[Ended]):
+class _Reader(OutputReader):
     """Takes each event of a stream as one output. Data that is no JSON is text, and so is a piece of text."""
 
     def __init__(
@@ -122,9 +122,6 @@ class _Reader(StreamReader[Ended]):
         super().__init__(request, feed, max_body, parser=parser)
         self._config = config
         self._must_be_json = isinstance(parser, answers.LineParser | answers.UntypedParser)
-        self._items: list[bytes] = []
-        self._bytes = 0
-        self._metrics: dict[str, Raw] = {}
         self.is_done = False  # it said so
 
     def with_output(self, ended: Ended | None) -> Ended:
@@ -155,15 +152,6 @@ class _Reader(StreamReader[Ended]):
 
     def _cut_off(self, exc: answers.Unreadable) -> Ended:
         return outcomes.end(Observation.UNFRAMED, f"The last piece of the model server's stream is {exc}")
-
-    def _produce(self, item: bytes) -> Ended | None:
-        self._bytes += len(item) + 1
-        if self._bytes > self._max_body:
-            return answers.too_large(self._max_body)
-        if self._request.wants_progress:
-            self._feed.add(Produced(Raw(item), len(self._items)), size=len(item))
-        self._items.append(item)
-        return None
 
 
 # Run several predictions in one request, on a server that answers one POST with several outputs, as for embeddings.

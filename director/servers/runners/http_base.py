@@ -30,6 +30,7 @@ from director.servers.runners.runner import (
     Hear,
     NoAnswer,
     Outcome,
+    Produced,
     Progress,
     RunEvent,
     RunRequest,
@@ -520,6 +521,27 @@ class StreamReader(ABC, Generic[End]):
             if is_last:
                 return self._cut_off(exc)
             return answers.unreadable("An event of the model server's stream is", exc, data)
+        return None
+
+
+class OutputReader(StreamReader[Ended]):
+    """Takes the pieces of a stream as outputs, and shows each if the caller asked to see them."""
+
+    def __init__(
+        self, request: RunRequest, feed: Reporter, max_body: int, *, parser: answers.Parser | None = None
+    ) -> None:
+        super().__init__(request, feed, max_body, parser=parser)
+        self._items: list[bytes] = []
+        self._bytes = 0
+        self._metrics: dict[str, Raw] = {}
+
+    def _produce(self, item: bytes, *, tokens: int = 0) -> Ended | None:
+        self._bytes += len(item) + 1
+        if self._bytes > self._max_body:
+            return answers.too_large(self._max_body)
+        if self._request.wants_progress:
+            self._feed.add(Produced(Raw(item), len(self._items), tokens), size=len(item))
+        self._items.append(item)
         return None
 
 

@@ -19,7 +19,7 @@ from director.core.runner_config import OpenAiConfig
 from director.core.schema import TraceHeaders
 from director.core.view import join
 from director.servers.runners import answers, openapi, outcomes
-from director.servers.runners.http_base import HttpBase, Reporter, RunnerOptions, StreamReader, receive, unpack
+from director.servers.runners.http_base import HttpBase, OutputReader, Reporter, RunnerOptions, receive, unpack
 from director.servers.runners.outcomes import Observation
 from director.servers.runners.runner import (
     Capabilities,
@@ -29,7 +29,6 @@ from director.servers.runners.runner import (
     Measured,
     OneAnswer,
     Outcome,
-    Produced,
     RunRequest,
 )
 
@@ -443,19 +442,16 @@ class OpenAiRunner(HttpBase, OneAnswer):
 make = OpenAiRunner
 
 
-class _Reader(StreamReader[Ended]):
+class _Reader(OutputReader):
     """Shows each piece of text. An answer with more than one text, or with none, is kept as a whole and shown at its
     end as OpenAI's API has it: one object with its choices.
     """
 
     def __init__(self, request: RunRequest, feed: Reporter, max_body: int) -> None:
         super().__init__(request, feed, max_body)
-        self._items: list[bytes] = []
-        self._bytes = 0
         self._frames: list[bytes] = []
         self._frames_bytes = 0
         self._is_more = False
-        self._metrics: dict[str, Raw] = {}
         self._has_choices = False
         self._is_finished = False
         self._now = asyncio.get_running_loop().time
@@ -525,7 +521,11 @@ class _Reader(StreamReader[Ended]):
         self._is_more = self._is_more or chunk.is_more
         if self._is_more or not self._items:
             self._keep(data)
-        return self._produce(chunk.text) if chunk.text else None
+        if not chunk.text:
+            return None
+        if not self._items:
+            self._measure("time_to_first_token", round(self._now() - self._sent_at, 4))
+        return self._produce(msgspec.json.encode(chunk.text), tokens=1)
 
     def _nothing(self) -> Ended:
         said = next((f": {answers.excerpt(frame)}" for frame in self._frames if frame not in EMPTY), "")
@@ -536,18 +536,6 @@ class _Reader(StreamReader[Ended]):
         self._frames_bytes += len(data)
         if self._frames_bytes <= self._max_body:
             self._frames.append(data)
-
-    def _produce(self, text: str) -> Ended | None:
-        item = msgspec.json.encode(text)
-        if not self._items:
-            self._measure("time_to_first_token", round(self._now() - self._sent_at, 4))
-        self._bytes += len(item) + 1
-        if self._bytes > self._max_body:
-            return answers.too_large(self._max_body)
-        if self._request.wants_progress:
-            self._feed.add(Produced(Raw(item), len(self._items), tokens=1), size=len(item))
-        self._items.append(item)
-        return None
 
     def _measure(self, name: str, value: float) -> None:
         self._metrics[name] = Raw(msgspec.json.encode(value))
