@@ -11,6 +11,7 @@ import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any, Final, TypeVar
 
 from msgspec import Struct
@@ -146,14 +147,47 @@ def _together(permits: Sequence[Permit]) -> list[Permit]:
     return [permit for permit in permits if (permit.place is None if batch is None else permit.batch is batch)]
 
 
+class Next(Enum):
+    CLAIM = auto()
+    CLAIM_AHEAD = auto()  # all slots are taken and more waits: also for permits that wait for a slot
+    CLAIM_BEHIND_WAKEUP = auto()
+    AWAIT_ROOM = auto()
+    AWAIT_WAKEUP = auto()
+    REGISTER = auto()
+
+
+class StoppableLoop:
+    """The loop of one task, which is stopped only where it waits: no call in progress is cut."""
+
+    def __init__(self) -> None:
+        self.is_stopping = False
+        self._task: asyncio.Task[None] | None = None
+        self._is_waiting = False
+
+    def begin(self) -> None:
+        self._task = asyncio.current_task()
+
+    def stop(self) -> None:
+        """Cancel the task if it waits. Else it ends itself: it asks `is_stopping` before each step."""
+        self.is_stopping = True
+        if self._is_waiting and self._task is not None:
+            self._task.cancel()
+
+    async def wait(self, wait: Awaitable[Waited]) -> Waited:
+        self._is_waiting = True
+        try:
+            return await wait
+        finally:
+            self._is_waiting = False
+
+
 @dataclass(eq=False, kw_only=True)
 class Consumer:
-    """Claims until `stop`, from its own queue (registered again by `register` after Redis has lost it) and from others.
+    """Claims until `stop`, from `queues`: the first is its own, which `register` brings back after Redis has lost it.
     `gather_s`: how long the first prediction in an empty queue waits for others that can go in the same request.
     """
 
-    queue: QueueName
-    also: Sequence[QueueName] = ()
+    queues: Sequence[QueueName]
     name: str
     scripts: Scripts
     servers: Servers
@@ -166,26 +200,37 @@ class Consumer:
     gather_s: float = 0
 
     def __post_init__(self) -> None:
-        self._turns = deque((self.queue, *self.also))
-        self._strange: set[QueueName] = set()
-        self._is_full = self._has_more = self._is_ahead = self._is_empty = False
+        self._turns = deque(self.queues)
+        self._unknown: set[QueueName] = set()
         self._runs: set[asyncio.Task[None]] = set()
-        self._task: asyncio.Task[None] | None = None
-        self._stopping = False
-        self._at_rest = False
+        self._loop = StoppableLoop()
         self._over = asyncio.Event()
 
     async def run(self) -> None:
-        self._task = asyncio.current_task()
+        self._loop.begin()
+        step = Next.CLAIM
         try:
-            while not self._stopping:
+            while not self._loop.is_stopping:
                 try:
-                    await self._claim_or_rest()
+                    match step:
+                        case Next.CLAIM | Next.CLAIM_AHEAD:
+                            step = await self.run_once(ahead=step is Next.CLAIM_AHEAD)
+                        case Next.CLAIM_BEHIND_WAKEUP:
+                            step = await self._claim_behind_wakeup()
+                        case Next.AWAIT_ROOM:
+                            step = await self._loop.wait(self._await_room())
+                        case Next.AWAIT_WAKEUP:
+                            step = await self._loop.wait(self._await_wakeup())
+                        case Next.REGISTER:
+                            step = await self._register_again()
+                except UnknownQueue:
+                    step = Next.REGISTER
                 except Exception:  # a fault in one claim must not end every run of this director
-                    log.exception("claiming broke", extra={"queue": self.queue})
-                    await self._resting(self.clock.sleep(AWAY_S))
+                    log.exception("claiming broke", extra={"queue": self.queues[0]})
+                    await self._loop.wait(self.clock.sleep(AWAY_S))
+                    step = Next.CLAIM
         except asyncio.CancelledError:
-            if not self._stopping:  # canceled by the owner of the task, not by stop
+            if not self._loop.is_stopping:  # canceled by the owner of the task, not by stop
                 raise
         finally:
             self._over.set()
@@ -193,20 +238,18 @@ class Consumer:
 
     def stop(self) -> None:
         """Claim nothing more. A claim call in progress is not cut: what it brings still runs."""
-        self._stopping = True
-        if self._at_rest and self._task is not None:
-            self._task.cancel()
+        self._loop.stop()
 
-    async def run_once(self) -> int:
-        """Wait for a permit, then claim from each queue in turn and start what came. Returns the number of claims."""
-        self._is_full = self._is_empty = False
+    async def run_once(self, *, ahead: bool = False) -> Next:
+        """Wait for a permit, claim from each queue in turn, and start what came. Returns what to do then.
+        Raises UnknownQueue. `ahead`: where runs are short, claim also for permits that wait for a slot.
+        """
         # claims ahead would upset the turns of several queues
-        ahead = self._has_more and not self.planner.is_bounded and len(self._turns) == 1
+        ahead = ahead and not self.planner.is_bounded and len(self._turns) == 1
         most = MOST_AT_ONCE * len(self._turns)  # more, without batches, would be made and released for nothing
-        permits = await self._resting(self.servers.permits.wait(most, ahead=ahead))
-        self._is_ahead = not any(permit.has_slot for permit in permits)
-        self._has_more = False
-        started = emptied = 0
+        permits = await self._loop.wait(self.servers.permits.wait(most, ahead=ahead))
+        has_slots = any(permit.has_slot for permit in permits)
+        started, why = 0, list[str]()
         try:
             self._turns.rotate(-1)
             for asked, queue in enumerate(self._turns):
@@ -214,20 +257,31 @@ class Consumer:
                 fills_batch = permits[0].batch is not None
                 claims = await self._fill(queue, permits, len(permits) if fills_batch else share)
                 started += len(claims)
-                emptied += claims.why == "empty"
-                if not permits or self._stopping or (started and fills_batch):
+                why.append(claims.why)
+                if not permits or self._loop.is_stopping or (started and fills_batch):
                     break
-            self._has_more = not permits
-            # a later prediction sends a wakeup, so the queue need not be asked again
-            self._is_empty = emptied == len(self._turns) and bool(permits) and not self._is_ahead
-            return started
+            # a later prediction sends a wakeup, so a queue that is empty need not be asked again
+            is_empty = why.count("empty") == len(self._turns) and bool(permits) and has_slots
+            if not permits:
+                return Next.CLAIM_AHEAD
+            if is_empty and self._may_claim_behind_wakeup():
+                return Next.CLAIM_BEHIND_WAKEUP
+            # While every slot is taken, a new prediction is for a director with a free slot; a full batch asks nothing
+            if not has_slots or (started and (not is_empty or self.planner.is_full)):
+                return Next.CLAIM
+            return Next.AWAIT_ROOM if "budget" in why else Next.AWAIT_WAKEUP
         finally:
             self.servers.permits.release(*permits)
+
+    def _may_claim_behind_wakeup(self) -> bool:
+        # a director may die before it receives this claim, which must then not cost an attempt: see `may_wait`
+        permits = self.servers.permits
+        carries = self.wakeup.carries and permits.may_wait
+        return carries and not self.planner.is_bounded and not permits.take_batches()
 
     async def _fill(self, queue: QueueName, permits: list[Permit], share: int) -> Claims:
         request = self.planner.next(permits[:share])
         claims = await self._ask(queue, request) if request else Claims(why="budget")
-        self._is_full = self._is_full or claims.why == "budget"
         if request:
             self._begin(request, claims, permits, share)
         return claims
@@ -239,52 +293,36 @@ class Consumer:
             permits.remove(permit)
             self._start(claim, permit)
 
-    async def _claim_or_rest(self) -> None:
-        # a director may die before it receives this claim, which must then not cost an attempt: see `may_wait`
-        carries = self.wakeup.carries and self.servers.permits.may_wait and not self.planner.is_bounded
-        carries = carries and not self.servers.permits.take_batches()
-        if self._is_empty and carries:
-            await self._claim_behind_wakeup()
-            return
-        started = await self._claimed()
-        # While every slot is taken, a new prediction is for a director with a free slot; a full batch asks nothing
-        goes_on = started and (not self._is_empty or self.planner.is_full)
-        if self._is_ahead or goes_on or (self._is_empty and carries):
-            return
-        await self._resting(self._wait_for_room() if self._is_full else self._wait_for_wakeup())
-
-    async def _claim_behind_wakeup(self) -> None:
+    async def _claim_behind_wakeup(self) -> Next:
         """Send a claim for a few that Redis carries out when the wakeup comes. No permit is held meanwhile: a claim
         that finds none free is released, without counting as an attempt.
         """
-        self._is_empty = False
         free = self.servers.permits.take(MOST_BEHIND_WAKEUP)
         request = self.planner.next(free) if free else None
         self.servers.permits.release(*free)
         if request is None:
-            return
-        nonce = secrets.token_urlsafe(12)
+            return Next.CLAIM
+        nonce, queue = secrets.token_urlsafe(12), self.queues[0]
         try:
-            claims = await self._resting(self._ask_once(self.queue, request, nonce, send=self.wakeup.carry))
-        except UnknownQueue:  # the next claim registers it again
-            return
+            claims = await self._loop.wait(self._ask_once(queue, request, nonce, send=self.wakeup.carry))
         except exceptions.RedisError as exc:  # if Redis carried it out, it answers the same again
             log.info("a claim behind the wakeup was lost, asking again", extra={"error": type(exc).__name__})
-            claims = await self._claim(self.queue, request, nonce)
+            claims = await self._claim(queue, request, nonce)
             if not claims:  # a wait that fails at once must not be repeated at once
-                await self._resting(self.clock.sleep(AWAY_S))
+                await self._loop.wait(self.clock.sleep(AWAY_S))
         except asyncio.CancelledError:
-            if self._stopping:
+            if self._loop.is_stopping:
                 await self._run_what_came(nonce)
             raise
         await self._begin_or_release(request, claims)
-        self._is_empty = claims.why == "empty"
         await asyncio.sleep(0)  # the runs begin first: to ask again takes 0.1 ms
+        is_empty = claims.why == "empty" and self._may_claim_behind_wakeup()
+        return Next.CLAIM_BEHIND_WAKEUP if is_empty else Next.CLAIM
 
     async def _run_what_came(self, nonce: str) -> None:
         nothing = ClaimRequest(count=0)
         try:
-            claims = await self._ask_once(self.queue, nothing, nonce)
+            claims = await self._ask_once(self.queues[0], nothing, nonce)
         except (BackendUnavailable, UnknownQueue):  # claims that it made are recovered after their lease
             return
         await self._begin_or_release(nothing, claims)
@@ -317,47 +355,39 @@ class Consumer:
         if runs:
             await asyncio.wait(runs)
 
-    async def _wait_for_room(self) -> None:
+    async def _await_room(self) -> Next:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s()):
                 while not self.planner.has_more_room:
                     await self.servers.permits.changed()
+        return Next.CLAIM
 
-    async def _wait_for_wakeup(self) -> None:
+    async def _await_wakeup(self) -> Next:
         if await self.wakeup.wait() and self.servers.permits.take_batches():
             await self.clock.sleep(self.gather_s)
+        return Next.CLAIM
 
-    async def _resting(self, wait: Awaitable[Waited]) -> Waited:
-        self._at_rest = True
-        try:
-            return await wait
-        finally:
-            self._at_rest = False
-
-    async def _claimed(self) -> int:
-        try:
-            return await self.run_once()
-        except UnknownQueue:
-            log.error("redis does not know the queue, registering it again", extra={"queue": self.queue})
+    async def _register_again(self) -> Next:
+        log.error("redis does not know the queue, registering it again", extra={"queue": self.queues[0]})
         try:
             await self.register()
         except BackendUnavailable as exc:
             log.warning("registering a model failed", extra={"error": str(exc)})
-            await self._resting(self.clock.sleep(AWAY_S))
-        return 0
+            await self._loop.wait(self.clock.sleep(AWAY_S))
+        return Next.AWAIT_WAKEUP
 
     async def _ask(self, queue: QueueName, request: ClaimRequest) -> Claims:
         """Claim, or return no claims if another version's queue is unknown: only its own directors register it."""
         try:
             claims = await self._claim(queue, request)
         except UnknownQueue:
-            if queue == self.queue:
+            if queue == self.queues[0]:
                 raise
-            if queue not in self._strange:
+            if queue not in self._unknown:
                 log.error("a queue that is to be read too is not known", extra={"queue": queue})
-            self._strange.add(queue)
+            self._unknown.add(queue)
             return Claims()
-        self._strange.discard(queue)
+        self._unknown.discard(queue)
         return claims
 
     async def _claim(self, queue: QueueName, request: ClaimRequest, nonce: str = "") -> Claims:
@@ -368,9 +398,9 @@ class Consumer:
                 return await self._ask_once(queue, request, nonce)
             except BackendUnavailable as exc:
                 log.warning("claiming failed", extra={"queue": queue, "error": str(exc)})
-                if self._stopping:  # claims that it made are recovered after their lease
+                if self._loop.is_stopping:  # claims that it made are recovered after their lease
                     return Claims()
-                await self._resting(self.clock.sleep(AWAY_S))
+                await self._loop.wait(self.clock.sleep(AWAY_S))
 
     async def _ask_once(
         self, queue: QueueName, request: ClaimRequest, nonce: str, *, send: Send | None = None

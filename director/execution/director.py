@@ -358,8 +358,7 @@ class Director:
             store_check=self._shared.store_check,
         )
         consumer = Consumer(
-            queue=queue,
-            also=self.also,
+            queues=(queue, *self.also),
             name=self.name,
             scripts=self._scripts,
             servers=self.servers,

@@ -14,7 +14,7 @@ from director.broker.replies import Ceased, Claims
 from director.core.errors import BackendUnavailable, UnknownQueue
 from director.core.ids import QueueName
 from director.core.schema import Claim
-from director.execution.consumer import ClaimPlanner, Consumer
+from director.execution.consumer import ClaimPlanner, Consumer, Next
 from director.servers.runners.runner import Health, HealthStatus
 from director.servers.servers import Permit, Server, Servers
 from tests.support.clock import FakeClock
@@ -58,6 +58,7 @@ class Counter:
         self.carried: list[object] = []
         self.released: list[Claim | str] = []
         self.executed: list[Claim] = []
+        self.claimed = 0
         self.registered = self.closed = 0
         self.away = list(away)
         self.bell = asyncio.Event()
@@ -67,8 +68,7 @@ class Counter:
         self.servers = Servers([Server(ScriptedRunner(), slots, health=ready, places=places, run_s=run_s)])
         parts: Any = {"scripts": self, "executor": self, "wakeup": self}
         self.consumer = Consumer(
-            queue=QUEUE,
-            also=also,
+            queues=(QUEUE, *also),
             name="d1",
             servers=self.servers,
             clock=self.clock,
@@ -108,9 +108,16 @@ class Counter:
             raise answer
         if isinstance(answer, str):
             return Claims(why=answer)
+        self.claimed += answer
         record = replace(RECORD, cost=self.cost, queue=queue)
         claims = [Claim(replace(record, token=f"{nonce}-{number}"), Raw(b"{}")) for number in range(answer)]
         return Claims(claims, why="count" if answer == count else "empty" if budget is None else "budget")
+
+    async def claims(self) -> int:
+        """Return how many claims one step of the consumer brings."""
+        before = self.claimed
+        await self.consumer.run_once()
+        return self.claimed - before
 
     async def execute(self, claim: Claim, permit: Permit) -> None:
         self.executed.append(claim)
@@ -170,11 +177,30 @@ def no_poll(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_claim_asks_for_all_permits_and_releases_the_unused() -> None:
     counter = Counter(slots=3, answers=[2])
-    assert await counter.consumer.run_once() == 2
+    assert await counter.claims() == 2
     assert [count for _, count in counter.asked] == [3]
     await eventually(lambda: len(counter.executed), "both run", until=(2).__eq__)
     assert counter.servers.permits.busy == 2
     await counter.all_released()
+
+
+@pytest.mark.parametrize(
+    ("answers", "options", "follows"),
+    [
+        ([2], {}, Next.CLAIM_AHEAD),
+        ([1], {}, Next.AWAIT_WAKEUP),
+        (["count"], {}, Next.AWAIT_WAKEUP),
+        (["paused"], {"carries": True}, Next.AWAIT_WAKEUP),
+        ([0], {"carries": True}, Next.CLAIM_BEHIND_WAKEUP),
+        (["budget"], {"planner": ClaimPlanner(batch_cost=4)}, Next.AWAIT_ROOM),
+        ([1], {"planner": ClaimPlanner(batch_cost=4)}, Next.CLAIM),
+    ],
+)
+async def test_claim_says_what_to_do_next(answers: list[Any], options: dict[str, Any], follows: Next) -> None:
+    counter = Counter(slots=2, answers=answers, **options)
+    assert await counter.consumer.run_once() is follows
+    await counter.all_released()
+    await counter.consumer.abandon()
 
 
 async def test_short_run_is_claimed_ahead_when_more_waits() -> None:
@@ -337,14 +363,14 @@ async def test_abandoned_runs_have_ended() -> None:
 
 async def test_free_permits_are_shared_between_the_queues() -> None:
     counter = Counter(slots=4, also=[OLD], depth={QUEUE: 9, OLD: 9})
-    assert await counter.consumer.run_once() == 4
+    assert await counter.claims() == 4
     assert counter.depth == {QUEUE: 7, OLD: 7}
     await eventually(lambda: len(counter.executed), "they run", until=(4).__eq__)
     counter.run_ends.set()
     counter.servers.resize(counter.servers.all[0], 1)
     await eventually(lambda: counter.servers.permits.busy, "permits are left", until=(0).__eq__)
     for _ in range(6):
-        assert await counter.consumer.run_once() == 1
+        assert await counter.claims() == 1
         await eventually(lambda: counter.servers.permits.busy, "its permit is left", until=(0).__eq__)
     ran = [claim.record.queue for claim in counter.executed[4:]]
     assert ran in ([QUEUE, OLD] * 3, [OLD, QUEUE] * 3)
@@ -354,7 +380,7 @@ async def test_a_batch_that_one_claim_fills_is_of_one_queue() -> None:
     counter = Counter(slots=2, also=[OLD], places=4, depth={QUEUE: 2, OLD: 2})
     batches = []
     for _ in range(2):
-        assert await counter.consumer.run_once() == 2
+        assert await counter.claims() == 2
         batches.append(counter.queues[-1])
     assert sorted(batches) == [QUEUE, OLD]
     await eventually(lambda: len(counter.executed), "they run", until=(4).__eq__)
@@ -366,7 +392,7 @@ async def test_another_queue_that_is_gone_is_told_once_and_holds_up_nothing(capl
     for _ in range(2):
         counter.queues.clear()
         counter.answers = [0, UnknownQueue(OLD)] if counter.heard % 2 else [UnknownQueue(OLD), 0]
-        assert await counter.consumer.run_once() == 0
+        assert await counter.claims() == 0
         assert set(counter.queues) == {QUEUE, OLD}
         counter.heard += 1
     assert [record.message for record in caplog.records] == ["a queue that is to be read too is not known"]
@@ -375,7 +401,7 @@ async def test_another_queue_that_is_gone_is_told_once_and_holds_up_nothing(capl
 
 async def test_batches_of_both_queues_together_cost_no_more_than_one_may() -> None:
     counter = Counter(slots=4, planner=ClaimPlanner(batch_cost=4), also=[OLD], cost=3, answers=[1, "budget"])
-    assert await counter.consumer.run_once() == 1
+    assert await counter.claims() == 1
     assert counter.bounds == [(4, True), (1, False)]
     await eventually(lambda: counter.executed, "it runs")
     await counter.all_released()
