@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 from operator import itemgetter
 from typing import Final
@@ -42,21 +43,24 @@ GATHER_S: Final = 0.01
 AWAY_S: Final = 1.0
 
 
+class Cut(Enum):
+    """Why a run is not followed to its end although its claim is still ours."""
+
+    NEVER_BEGAN = "never_began"  # it was stopped before its start
+    STUCK = "stuck"  # the server ignored every cancel
+    LEFT = "left"  # another director follows it on its server
+
+
 @dataclass(eq=False)
 class ActiveClaim:
-    """One claim and its run. The flags say why following ended early: `is_lost`, the claim is another director's;
-    `is_stuck`, the server ignored every cancel; `never_began`, it was stopped before its start; `is_left`, another
-    director follows it on its server.
-    """
+    """One claim and its run. `is_lost`: the claim is another director's."""
 
     claim: Claim
     tracker: Tracker
     runner: Runner
     clock: Clock
     is_lost: bool = False
-    is_stuck: bool = False
-    never_began: bool = False
-    is_left: bool = False
+    cut: Cut | None = None
     older: "ActiveClaim | None" = None
     limit_s: float = 0.0
     _following: asyncio.Task[object] | None = None
@@ -65,7 +69,7 @@ class ActiveClaim:
     _stop_until: float = math.inf
     _detached: asyncio.Event | None = None
     _is_detached: bool = False
-    _is_cut: bool = False
+    _is_canceled: bool = False
 
     def __post_init__(self) -> None:
         self._claimed_at = self.clock.monotonic()
@@ -87,8 +91,9 @@ class ActiveClaim:
         Runs in the caller's task, since a task for each run would cost more than everything else here. Abandoning the
         run cancels that task, and this method takes the cancellation back.
         """
-        self.never_began = self.tracker.stopped is not None and self.tracker.began_at is None
-        if self.is_lost or self.never_began:
+        if self.tracker.stopped is not None and self.tracker.began_at is None:
+            self.cut = Cut.NEVER_BEGAN
+        if self.is_lost or self.cut is not None:
             following.close()
             self._detach()
             return
@@ -100,16 +105,16 @@ class ActiveClaim:
         except asyncio.CancelledError:
             pass  # the counts below tell our own cancellation from the caller's
         finally:
-            if self._is_cut:
+            if self._is_canceled:
                 task.uncancel()
             self._detach()
             if task.cancelling() > asked:  # the whole claim is to be abandoned, whatever failed meanwhile
                 raise asyncio.CancelledError
 
     async def wait_for(self, working: asyncio.Task[None]) -> None:
-        self._following, self._is_cut = working, False
+        self._following, self._is_canceled = working, False
         if self.is_lost:
-            self._cut()
+            self._cancel()
         await asyncio.wait({working})
 
     def replace(self, older: "ActiveClaim") -> None:
@@ -143,7 +148,7 @@ class ActiveClaim:
         if not self.is_lost:
             log.warning("claim lost", extra={"prediction": self.claim.id, "attempt": self.claim.record.attempt})
         self.is_lost = True
-        self._cut()
+        self._cancel()
 
     def apply_hold(self, hold: Hold) -> None:
         if hold == "lost":
@@ -154,8 +159,7 @@ class ActiveClaim:
     async def _stop(self) -> None:
         if self.tracker.began_at is None and self._following is not None:
             # it may wait long for a slot, and the server cannot stop a run that it does not know
-            self.never_began = True
-            self._cut()
+            self._cut(Cut.NEVER_BEGAN)
             return
         pauses = iter(CANCEL_AGAIN_S)
         pause = 0.0
@@ -163,16 +167,14 @@ class ActiveClaim:
             is_drain = self.tracker.stopped is Stop.DRAIN
             if is_drain and self.tracker.is_accepted:
                 # the server runs it without us, and another director follows it further
-                self.is_left = True
-                self._cut()
+                self._cut(Cut.LEFT)
                 return
             if not (is_drain and self.runner.capabilities.resumes):  # a run that resumes is accepted soon, then left
                 await self._ask_to_stop()
             pause = next(pauses, pause)
             await self.clock.sleep(pause)
         log.error("a run does not stop on its server", extra={"prediction": self.claim.id, "server": self.runner.url})
-        self.is_stuck = True
-        self._cut()
+        self._cut(Cut.STUCK)
 
     async def _ask_to_stop(self) -> None:
         try:
@@ -193,10 +195,14 @@ class ActiveClaim:
         if self._detached is not None:
             self._detached.set()
 
-    def _cut(self) -> None:
+    def _cut(self, why: Cut) -> None:
+        self.cut = why
+        self._cancel()
+
+    def _cancel(self) -> None:
         """Cancel the following task, once: a second cancellation would interrupt the runner's own cancel request."""
-        if self._following is not None and not self._is_cut:
-            self._is_cut = True
+        if self._following is not None and not self._is_canceled:
+            self._is_canceled = True
             self._following.cancel()
 
 

@@ -27,7 +27,7 @@ from director.core.settings import DirectorSettings
 from director.core.states import Status
 from director.core.usage import Used
 from director.execution import tracker
-from director.execution.active_claims import ActiveClaim, ActiveClaims, Progress
+from director.execution.active_claims import ActiveClaim, ActiveClaims, Cut, Progress
 from director.execution.metering import ClaimSpans, Metering, metrics_of, with_metrics
 from director.execution.moderation import Moderator
 from director.execution.quoted_secrets import without_secrets
@@ -58,10 +58,13 @@ MOST_ENDING: Final = 8
 MOST_AHEAD: Final = 64 << 20
 LONGEST_AWAY_S: Final = 1800.0  # until an input in the file store is read again
 
-ABANDONED: Final = Ended(outcome=Outcome.LOST, error="The run was abandoned")
+CUT: Final = {
+    Cut.NEVER_BEGAN: Ended(outcome=Outcome.REFUSED, error="It was asked to stop before it was started"),
+    Cut.STUCK: Ended(outcome=Outcome.LOST, error="The run was abandoned"),
+    Cut.LEFT: Ended(outcome=Outcome.LOST, error="It was left on its server, for another director to follow"),
+}
 FAULT: Final = Ended(outcome=Outcome.LOST, error="Following the run failed inside the director")
 NO_INPUT: Final = Ended(outcome=Outcome.REFUSED, error="The files of its input could not be looked up")
-LEFT: Final = Ended(outcome=Outcome.LOST, error="It was left on its server, for another director to follow")
 INPUT_AWAY: Final = Ended(
     outcome=Outcome.REFUSED, code=tracker.INPUT_AWAY, error="Its input cannot be read from the file store"
 )
@@ -69,7 +72,6 @@ NO_TURN: Final = Ended(outcome=Outcome.REFUSED, code=tracker.CLAIMED_AHEAD)
 ONE_ALONE: Final = Ended(
     outcome=Outcome.REFUSED, error="Another prediction that was lost runs alone here", retry_after_s=2
 )
-NEVER_BEGAN: Final = Ended(outcome=Outcome.REFUSED, error="It was asked to stop before it was started")
 GONE: Final = "The destination of this training is gone, or the version that it trained is."
 
 
@@ -166,9 +168,8 @@ class Run:
         if active.is_lost:
             return
         if not self._tracker.is_over:
-            ends = ((active.is_stuck, ABANDONED), (active.never_began, NEVER_BEGAN), (active.is_left, LEFT))
-            self._apply(next((end for is_so, end in ends if is_so), FAULT))
-        if active.is_stuck:
+            self._apply(CUT[active.cut] if active.cut else FAULT)
+        if active.cut is Cut.STUCK:
             self._servers.doubt(self._permit)
 
     async def _start_and_read(self) -> None:
@@ -547,7 +548,7 @@ def _may_have_begun(active: ActiveClaim, end: tracker.GiveBack) -> bool:
     A slow refusal looks like a run that began, so there the answer of the server decides. A run that was left to the
     next director goes on: that director follows it and starts none.
     """
-    if active.is_left:
+    if active.cut is Cut.LEFT:
         return False
     if end.fault is tracker.ErrorClass.INFRASTRUCTURE or active.tracker.is_accepted:
         return True

@@ -13,6 +13,7 @@ from director.execution.active_claims import (
     DRAIN_WAIT_S,
     ActiveClaim,
     ActiveClaims,
+    Cut,
 )
 from director.execution.director import HAND_BACK_S, TELL_S
 from director.execution.tracker import Limits, Stop, Tracker
@@ -122,7 +123,7 @@ async def test_drain_gives_up_sooner_on_a_run_that_ignores_its_cancel(before: St
     run.held.stop(Stop.USER)  # wins no time
     run.clock.pass_time(DRAIN_WAIT_S)
     await run.over()
-    assert run.held.is_stuck
+    assert run.held.cut is Cut.STUCK
 
 
 class Resuming(ScriptedRunner):
@@ -139,7 +140,7 @@ async def test_drain_waits_for_the_remote_id_of_a_resumable_run() -> None:
     await turns()
     run.clock.pass_time(CANCEL_AGAIN_S[0])
     await run.over()
-    assert (run.runner.cancels, run.held.is_left, run.held.is_stuck) == (0, True, False)
+    assert (run.runner.cancels, run.held.cut) == (0, Cut.LEFT)
 
 
 def test_a_drain_has_time_left_to_hand_back_what_it_gave_up() -> None:
@@ -167,7 +168,7 @@ async def test_run_without_a_claim_or_a_start_is_released_without_a_cancel(is_lo
         run.held.lose()
     run.held.stop(Stop.USER)
     await run.over()
-    assert run.held.never_began is not is_lost
+    assert run.held.cut is (None if is_lost else Cut.NEVER_BEGAN)
     assert run.runner.let_go.is_set()
     assert run.runner.cancels == 0
 

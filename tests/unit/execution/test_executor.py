@@ -20,7 +20,7 @@ from director.core.policy import Policy
 from director.core.schema import REFERENCE_BYTES, Claim, Reference
 from director.core.settings import DirectorSettings
 from director.core.states import WebhookEvent
-from director.execution.active_claims import ActiveClaim, ActiveClaims
+from director.execution.active_claims import ActiveClaim, ActiveClaims, Cut
 from director.execution.executor import AWAY_S, TELL_S, Executor, _may_have_begun
 from director.execution.run_files import Storing
 from director.execution.tracker import DRAINED, Limits, Stop
@@ -541,8 +541,8 @@ async def test_run_left_on_its_server_is_released_with_its_name_there(
     assert (record.token, record.remote) == ("", "a:1")
 
 
-@pytest.mark.parametrize(("is_left", "began"), [(True, False), (False, True)])
-def test_run_left_to_the_next_director_is_no_second_run(is_left: bool, began: bool) -> None:
+@pytest.mark.parametrize(("cut", "began"), [(Cut.LEFT, False), (Cut.STUCK, True), (None, True)])
+def test_run_left_to_the_next_director_is_no_second_run(cut: Cut | None, began: bool) -> None:
     tracker = SimpleNamespace(is_accepted=True, began_at=1.0)
-    active = SimpleNamespace(is_left=is_left, tracker=tracker)
+    active = SimpleNamespace(cut=cut, tracker=tracker)
     assert _may_have_begun(active, DRAINED) is began
