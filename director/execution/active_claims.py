@@ -61,7 +61,6 @@ class ActiveClaim:
     clock: Clock
     is_lost: bool = False
     cut: Cut | None = None
-    older: "ActiveClaim | None" = None
     limit_s: float = 0.0
     _following: asyncio.Task[object] | None = None
     _stopping: asyncio.Task[None] | None = None
@@ -71,16 +70,9 @@ class ActiveClaim:
     _is_detached: bool = False
     _is_canceled: bool = False
 
-    def __post_init__(self) -> None:
-        self._claimed_at = self.clock.monotonic()
-
     @cached_property
     def stop_asked(self) -> asyncio.Event:
         return asyncio.Event()
-
-    @property
-    def claimed_ms(self) -> int:
-        return round((self.clock.monotonic() - self._claimed_at) * 1000)
 
     def left_s(self, limit_s: float) -> float:
         began_at = self.tracker.began_at
@@ -117,17 +109,11 @@ class ActiveClaim:
             self._cancel()
         await asyncio.wait({working})
 
-    def replace(self, older: "ActiveClaim") -> None:
-        """Declare an older claim of the same prediction lost, whether or not a heartbeat has said so."""
-        older.lose()
-        self.older = older
-
-    async def wait_for_older(self, older: "ActiveClaim") -> None:
-        """Wait until an older claim's run is abandoned: it is canceled by the prediction's id, which is also ours."""
-        if not older._is_detached:
-            older._detached = older._detached or asyncio.Event()
-            await older._detached.wait()
-        self.older = None
+    async def wait_detached(self) -> None:
+        """Wait until nothing more is asked about this run."""
+        if not self._is_detached:
+            self._detached = self._detached or asyncio.Event()
+            await self._detached.wait()
 
     def limit(self, seconds: float) -> None:
         self.limit_s = seconds
@@ -216,14 +202,16 @@ class ActiveClaims:
     def __len__(self) -> int:
         return len(self._claims)
 
-    def add(self, active: ActiveClaim) -> None:
+    def add(self, active: ActiveClaim) -> ActiveClaim | None:
+        """Return an older claim of the same prediction: it is lost, whether or not a heartbeat has said so."""
         prediction_id = active.claim.record.id
         if (older := self._claims.get(prediction_id)) is not None:
-            active.replace(older)
+            older.lose()
         self._claims[prediction_id] = active
         self._empty.clear()
         if self._stopped is not None:
             active.stop(self._stopped)
+        return older
 
     def remove(self, active: ActiveClaim) -> None:
         prediction_id = active.claim.record.id

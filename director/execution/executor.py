@@ -7,10 +7,10 @@ lease. It is never finished twice, because every write carries the claim's fenci
 import asyncio
 import contextlib
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from contextlib import aclosing
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Final, assert_never
 
 import msgspec
@@ -22,19 +22,19 @@ from director.core import data_bytes
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.policy import Policy
-from director.core.schema import REFERENCE_BYTES, Claim, Stored, reference_in
+from director.core.schema import REFERENCE_BYTES, Claim, Record, Stored, reference_in
 from director.core.settings import DirectorSettings
 from director.core.states import Status
 from director.core.usage import Used
 from director.execution import tracker
 from director.execution.active_claims import ActiveClaim, ActiveClaims, Cut, Progress
-from director.execution.metering import ClaimSpans, Metering, metrics_of, with_metrics
+from director.execution.metering import ClaimMeter, ClaimSpans, Metering, with_metrics
 from director.execution.moderation import Moderator
 from director.execution.quoted_secrets import without_secrets
-from director.execution.run_files import FileInputs, StoredFile, Storing
-from director.execution.uploads import Upload, Uploaded
+from director.execution.run_files import FileInputs, Storing
+from director.execution.side_work import SideWork
+from director.execution.uploads import Upload
 from director.files.data_files import DataFiles
-from director.files.store import FileName
 from director.runtime import crash
 from director.runtime.tracing import OFF, Tracing
 from director.servers.runners.outcomes import REFUSALS_OF_AN_ATTEMPT
@@ -54,8 +54,6 @@ TELL_S: Final = 25.0
 MOST_TELLING: Final = 128
 # Claims that have left their slots while their files are stored or their output is judged
 MOST_ENDING: Final = 8
-# Bytes of files that wait for the store: beyond it the run is not followed until some are stored
-MOST_AHEAD: Final = 64 << 20
 LONGEST_AWAY_S: Final = 1800.0  # until an input in the file store is read again
 
 CUT: Final = {
@@ -101,9 +99,9 @@ class Executor(Struct, kw_only=True, eq=False):
         """Run a claim up to its last write. Never raises for what the model server, the model or Redis does."""
         run = Run(self, claim, permit)
         try:
-            self.claims.add(run.active)
+            older = self.claims.add(run.active)
             try:
-                await run.follow()
+                await run.follow(older)
                 end = await run.end()
                 finished = await run.settle(end)
             finally:
@@ -118,51 +116,44 @@ class Executor(Struct, kw_only=True, eq=False):
 
 
 class Run:
-    """One claim: call `follow`, `end`, `settle` and `notify` in this order, and `drop` in every case.
-    Storing files and asking the moderator is done beside the run, one after the other.
-    """
+    """One claim: call `follow`, `end`, `settle` and `notify` in this order, and `drop` in every case."""
 
     def __init__(self, executor: Executor, claim: Claim, permit: Permit) -> None:
         record = claim.record
         self._executor = executor
-        self._clock = executor.clock
         self._now = executor.clock.monotonic
-        self._servers = executor.servers
-        self._figures = executor.metering.of(record.queue)
         self._claim = claim
         self._permit = permit
-        self._figures.claimed(record)
-        self._spans = ClaimSpans(executor.tracing, record) if executor.tracing.is_on else None
+        series = executor.metering.of(record.queue)
+        series.claimed(record)
         waited_ms = 0 if record.claimed is None else record.claimed - record.created
-        self._setup_wait_s = self._servers.setup_wait_s(waited_ms / 1000)
+        self._meter = ClaimMeter(
+            series,
+            claimed_at=self._now(),
+            setup_wait_s=executor.servers.setup_wait_s(waited_ms / 1000),
+            spans=ClaimSpans(executor.tracing, record) if executor.tracing.is_on else None,
+        )
         if record.remote:
-            self._servers.permits.move(permit, record.remote)
+            executor.servers.permits.move(permit, record.remote)
         self._tracker = tracker.Tracker(record, executor.limits, is_moderated=executor.moderator is not None)
-        self.active = ActiveClaim(claim, self._tracker, permit.server.runner, self._clock)
+        self.active = ActiveClaim(claim, self._tracker, permit.server.runner, executor.clock)
         # not a method of this run: a circle of references would be left to the garbage collector
-        snapshot = partial(_snapshot, claim, self._tracker, self._clock) if record.webhook else None
+        snapshot = partial(_snapshot, claim, self._tracker, executor.clock) if record.webhook else None
         self._outbox = None if snapshot is None else Outbox(record, executor.post, snapshot)
         self._progress = Progress(self.active, executor.scripts, self._outbox)
         self._run_limit_s = executor.settings.run_limit_s
         self._decided: tracker.End | None = None
-        self._ahead_s = 0.0
-        self._measured: dict[str, float] = {}
-        self._known_files: dict[FileName, StoredFile] = {}
-        self._beside: deque[Upload | tracker.Ask] = deque()
-        self._beside_task: asyncio.Task[None] | None = None
-        self._bytes_ahead = 0
-        self._has_files = False
+        self._side_work: SideWork | None = None
         self._input_bytes = len(claim.input)  # in Redis
         self._data_bytes = 0  # in the file store
 
-    @cached_property
-    def _caught_up(self) -> asyncio.Event:
-        return asyncio.Event()
-
-    async def follow(self) -> None:
+    async def follow(self, older: ActiveClaim | None = None) -> None:
+        """Follow the run to its end. It begins once that of an `older` claim is not followed any more: the server
+        knows both by the id of the prediction.
+        """
         active = self.active
         try:
-            await active.follow(self._start_and_read())
+            await active.follow(self._start_and_read(older))
         except Exception:  # any fault ends this run as FAULT below
             log.exception("following a run failed", extra={"prediction": self._claim.id})
         if active.is_lost:
@@ -170,28 +161,29 @@ class Run:
         if not self._tracker.is_over:
             self._apply(CUT[active.cut] if active.cut else FAULT)
         if active.cut is Cut.STUCK:
-            self._servers.doubt(self._permit)
+            self._executor.servers.doubt(self._permit)
 
-    async def _start_and_read(self) -> None:
-        if self.active.older is not None:
-            await self.active.wait_for_older(self.active.older)
+    async def _start_and_read(self, older: ActiveClaim | None) -> None:
+        if older is not None:
+            await older.wait_detached()
         if len(self._claim.input) == REFERENCE_BYTES and not await self._has_read_input():
             self._apply(replace(INPUT_AWAY, retry_after_s=_away_s(self._claim.record.claims)))
             return
         files = self._executor.file_inputs
-        given = self._claim.input if files is None else await self._input(files)
+        given = self._claim.input if files is None else await self._look_up_files(files)
         if given is None:
             self._apply(NO_INPUT)
             return
+        permits = self._executor.servers.permits
         if self._permit.turn is not None:
             waits_since = self._now()
-            if not await self._servers.permits.turn(self._permit):
+            if not await permits.turn(self._permit):
                 self._apply(NO_TURN)
                 return
-            self._ahead_s = self._now() - waits_since
+            self._meter.ahead_s = self._now() - waits_since
         record = self._claim.record
         # Its last run was lost with its server, and may have taken others along
-        if record.history.endswith(" server_lost") and not await self._servers.permits.be_alone(self._permit):
+        if record.history.endswith(" server_lost") and not await permits.be_alone(self._permit):
             self._apply(ONE_ALONE)
             return
         crash.at("before_put")
@@ -202,10 +194,10 @@ class Run:
             place=self._permit.place,
             alone=record.attempt > 1 or record.claims > REFUSALS_OF_AN_ATTEMPT,
             cost=record.cost,
-            trace=record.trace if self._spans is None else self._spans.run(),
+            trace=record.trace if self._meter.spans is None else self._meter.spans.run(),
             is_first=record.claims == 1 and not record.revivals,
         )
-        self._servers.permits.start(self._permit)
+        permits.start(self._permit)
         runner = self.active.runner
         if isinstance(runner, OneAnswer):
             await runner.hear(request, self._hear)
@@ -213,7 +205,8 @@ class Run:
         async with aclosing(runner.run(request)) as events:
             async for event in events:
                 self._hear(event)
-                await self._room_for_files()
+                if self._side_work is not None:
+                    await self._side_work.room()
 
     async def _has_read_input(self) -> bool:
         """Read the input if it is in the file store. False if that fails: no attempt is counted for an outage."""
@@ -222,16 +215,16 @@ class Run:
         try:
             claim.input = await self._executor.data_files.read(claim.id, claim.input) or claim.input
         except BackendUnavailable as exc:
-            log.warning("an input cannot be read", extra={**self._facts(), "reason": str(exc)})
+            log.warning("an input cannot be read", extra={**_facts(self._claim.record), "reason": str(exc)})
             return False
         return True
 
-    async def _input(self, files: FileInputs) -> Raw | None:
+    async def _look_up_files(self, files: FileInputs) -> Raw | None:
         try:
             takes_bytes = self._permit.server.runner.capabilities.takes_bytes
             return await files.for_run(self._claim.record, self._claim.input, takes_bytes=takes_bytes)
         except Exception:  # Redis is away, or the store: any store may raise anything
-            log.warning("the files of an input cannot be looked up", extra=self._facts(), exc_info=True)
+            log.warning("the files of an input cannot be looked up", extra=_facts(self._claim.record), exc_info=True)
             return None
 
     def _hear(self, event: RunEvent) -> None:
@@ -239,18 +232,18 @@ class Run:
             case Began():
                 self.active.limit(self._run_limit_s)
                 crash.at("after_put")
-                self._figures.started(self._claim.record)
+                self._meter.series.started(self._claim.record)
                 if log.isEnabledFor(logging.DEBUG):
-                    log.debug("prediction started", extra=self._facts())
+                    log.debug("prediction started", extra=_facts(self._claim.record))
             case Ended():
                 if event.error and self._claim.record.secret:
                     event = replace(event, error=without_secrets(event.error, self._claim.record, self._claim.input))
-                if self._spans is not None:
-                    self._spans.ran(event)
-                unasked = self._tracker.stopped is None
+                if self._meter.spans is not None:
+                    self._meter.spans.ran(event)
+                unasked, servers = self._tracker.stopped is None, self._executor.servers
                 if event.may_be_input and unasked:
-                    event = self._servers.refused(self._permit, event, self._claim.id)
-                self._servers.ended(self._permit, event, unasked=unasked, account=self._claim.record.account)
+                    event = servers.refused(self._permit, event, self._claim.id)
+                servers.ended(self._permit, event, unasked=unasked, account=self._claim.record.account)
         self._apply(event)
 
     def _apply(self, event: tracker.Happening) -> None:
@@ -266,66 +259,33 @@ class Run:
                     self._progress.tell(effect.event)
                 case tracker.Halt():
                     self.active.stop(effect.why)
-                case Upload():
-                    self._bytes_ahead += effect.size
-                    self._do_beside(effect)
-                case tracker.Ask():
+                case Upload() | tracker.Ask():
                     self._do_beside(effect)
                 case _:
                     assert_never(effect)
 
-    def _do_beside(self, effect: Upload | tracker.Ask) -> None:
-        self._beside.append(effect)
-        if self._beside_task is None or self._beside_task.done():
-            self._beside_task = asyncio.get_running_loop().create_task(self._work_beside())
-
-    async def _work_beside(self) -> None:
-        try:
-            while self._beside:
-                effect = self._beside.popleft()
-                self._apply(await (self._store(effect) if isinstance(effect, Upload) else self._judge(effect)))
-        except Exception:  # then there is no end, and the claim is left to its lease
-            log.exception("work beside a run failed", extra={"prediction": self._claim.id})
-        finally:
-            self._caught_up.set()
-
-    async def _store(self, upload: Upload) -> Uploaded:
-        storing = self._executor.storing
-        assert storing is not None  # noqa: S101 - without it the tracker asks for no upload
-        self._has_files = True
-        urls = await storing.store(self._claim.record, upload.files, self._known_files)
-        self._bytes_ahead -= upload.size
-        self._caught_up.set()
-        return Uploaded(upload.number, urls)
-
-    async def _judge(self, ask: tracker.Ask) -> tracker.Judged:
-        moderator, began_at = self._executor.moderator, self._tracker.began_at
-        assert moderator is not None and began_at is not None  # noqa: S101, PT018 - the tracker asks about an output
-        until_s = began_at + self._run_limit_s
-        return await moderator.judge(self._claim.record, ask.output, until_s=until_s, cut=self.active.stop_asked)
-
-    async def _room_for_files(self) -> None:
-        while self._bytes_ahead > MOST_AHEAD and self._beside_task is not None and not self._beside_task.done():
-            self._caught_up.clear()
-            await self._caught_up.wait()
+    def _do_beside(self, work: Upload | tracker.Ask) -> None:
+        if self._side_work is None:
+            storing, moderator = self._executor.storing, self._executor.moderator
+            self._side_work = SideWork(self.active, self._apply, storing=storing, moderator=moderator)
+        self._side_work.add(work)
 
     async def end(self) -> tracker.End | None:
-        if self._decided is None and not self.active.is_lost:
-            await self._wait_beside()
+        if self._decided is None and not self.active.is_lost and self._side_work is not None:
+            await self._wait_beside(self._side_work)
         end = None if self.active.is_lost else self._decided
         if self._executor.trained is not None and self._claim.record.kind == "training":
-            self._servers.permits.release(self._permit)
+            self._executor.servers.permits.release(self._permit)
             end = await self._publish(self._executor.trained, end)
         return end
 
-    async def _wait_beside(self) -> None:
+    async def _wait_beside(self, work: SideWork) -> None:
         """Wait off the slot, at most `MOST_ENDING` claims at once: else a slow store would let output pile up here."""
         if self._executor.ending < MOST_ENDING:
-            self._servers.permits.release(self._permit)
+            self._executor.servers.permits.release(self._permit)
         self._executor.ending += 1
         try:
-            if self._beside_task is not None:
-                await self.active.wait_for(self._beside_task)
+            await work.finish()
         finally:
             self._executor.ending -= 1
 
@@ -337,7 +297,7 @@ class Run:
             try:
                 made = await versions.make(self._claim.record, weights_of(end.output))
             except BackendUnavailable:
-                await self._clock.sleep(PUBLISH_AGAIN_S)
+                await self._executor.clock.sleep(PUBLISH_AGAIN_S)
                 continue
             if made is None:
                 return replace(end, status=Status.FAILED, code="destination_gone", error=GONE, output=b"")
@@ -348,143 +308,30 @@ class Run:
     async def settle(self, end: tracker.End | None) -> bool:
         """Write the end. True when the prediction is terminal and its webhook is ours to deliver first."""
         # before the last write: the next claim then leaves together with it
-        self._servers.permits.release(self._permit)
+        self._executor.servers.permits.release(self._permit)
         if isinstance(end, tracker.Finish):
-            self._measured = metrics_of(
-                self._claim.record, self._tracker, setup_wait_s=self._setup_wait_s, ahead_s=self._ahead_s
-            )
-            self._figures.measured(self._measured)
+            self._meter.measure(self._claim.record, self._tracker)
         elif self._outbox is not None:  # from here on another attempt may notify the caller
             self._outbox.drop()
-        is_ours = await self._settle(end)
-        if self._spans is not None:
-            self._spans.settled(end)
-        return is_ours
-
-    async def _settle(self, end: tracker.End | None) -> bool:
-        """Try for as long as it takes, since the output must not be lost because Redis is away. Go on if the claim
-        seems lost: it looks the same when `finish` was carried out and its answer was lost.
-        """
-        pause = AWAY_S
-        asked_at = self._now()
-        unwritten = await self._progress.close()
-        given = output = end.output if isinstance(end, tracker.Finish) else b""
-        if len(given) >= self._executor.data_files.from_bytes:
-            output = await self._executor.data_files.put(self._claim.id, given)
-            self._data_bytes += 0 if output is given else len(given)
-        while end is not None:
-            try:
-                if isinstance(end, tracker.GiveBack):
-                    # first: else the next director would start a run again that goes on on its server
-                    await self._progress.write_remote()
-                    await self._give_back(end)
-                    return False
-                crash.at("before_finish")
-                now = self._now()
-                finished = await self._executor.scripts.finish(
-                    self._claim.record.id,
-                    queue=self._claim.record.queue,
-                    token=self._claim.record.token,
-                    status=end.status,
-                    error=end.error,
-                    code=end.code,
-                    output=output,
-                    logs=end.logs,
-                    metrics=with_metrics(end.metrics, self._measured),
-                    ran_ms=self._tracker.ran_ms(now),
-                    over_ms=self._tracker.over_ms(now),
-                    claimed_ms=self.active.claimed_ms,
-                    ahead_ms=round(self._ahead_s * 1000),
-                    grace_s=GRACE_S,
-                    seq=self._progress.seq,
-                    used=self._used(now),
-                    events=unwritten,
-                )
-            except BackendUnavailable:
-                # what failed together must not be sent again together
-                await self._clock.sleep(pause * (0.5 + self._executor.dice()))
-                pause = min(2 * pause, AWAY_MOST_S)
-            else:
-                crash.at("after_finish")
-                if finished:
-                    self._count_end(end, output)
-                    if self._data_bytes:
-                        await self._count_files()
-                log.info("inference" if finished else "claim lost", extra=self._facts_of_end(end))
-                # the grace began when `finish` was carried out: perhaps as early as the first try
-                return finished and self._now() - asked_at < GRACE_S - TELL_S
-        return False
-
-    def _used(self, now: float) -> Used:
-        """Return what the run used. One that goes on for another director to follow is counted at its end."""
-        files = sum(file.size for file in self._known_files.values()) if self._known_files else 0
-        used = self._tracker.used(now, file_bytes=files)
-        return Used(ms=used.ms) if self.active.is_left else used
-
-    def _count_end(self, end: tracker.Finish, output: bytes) -> None:
-        """Count the end, and the data that it left in Redis if that is more than was counted before. The call is not
-        awaited: if it is lost, the figure is too low until the data expires.
-        """
-        record, now_ms = self._claim.record, self._clock.now_ms()
-        run_s = self._measured.get("run_time", 0.0)
-        self._figures.ended(record, end.status, end.code, now_ms=now_ms, run_s=run_s)
-        ttl_ms = record.data_ttl_ms or int(self._executor.policy.data_ttl_s * 1000)
-        counted = data_bytes.at_end(
-            record.id,
+        last = LastWrite(
+            self._executor,
+            self.active,
+            self._meter,
+            self._progress,
             input_bytes=self._input_bytes,
-            left_bytes=len(output) + tracker.size_of(end.logs) + self._tracker.shown_bytes,
-            lived_ms=now_ms - record.created,
-            now_ms=now_ms,
-            ttl_ms=ttl_ms,
+            data_bytes=self._data_bytes,
+            files_bytes=sum(file.size for file in self._side_work.files.values()) if self._side_work else 0,
         )
-        if counted is not None:
-            self._executor.scripts.weigh(record.account, *counted)
-        # the record keeps them: 16 KiB and 64 KiB at most
-        record_ttl_ms = int(self._executor.policy.record_ttl_s * 1000)
-        stays = data_bytes.lasting((end.error, end.metrics), now_ms=now_ms, record_ttl_ms=record_ttl_ms)
-        if stays.bytes:
-            self._executor.scripts.weigh(record.account, stays)
-
-    async def _count_files(self) -> None:
-        """Count the input and the output in the file store, and with them the files that were counted before."""
-        if self._executor.storing is not None:
-            files = sum(file.size for file in self._known_files.values())
-            await self._executor.storing.count(self._claim.record, self._data_bytes + files)
-
-    async def _give_back(self, end: tracker.GiveBack) -> None:
-        claim, policy = self._claim, self._executor.policy
-        delay_s = end.asked_s or 0.0
-        if end.fault is not None:
-            delay_s = tracker.backoff_s(
-                end.fault,
-                claim.record.attempt,
-                base_s=policy.backoff_s,
-                cap_s=policy.backoff_cap_s,
-                dice=self._executor.dice(),
-                asked_s=end.asked_s,
-            )
-        spent = end.fault is not None and tracker.RULES[end.fault].spent
-        crash.at("before_release")
-        became = await self._executor.scripts.release(
-            claim.id,
-            token=claim.token,
-            spent=spent,
-            delay_s=delay_s,
-            error=end.error,
-            code=end.code,
-            began=_may_have_begun(self.active, end),
-            claimed_ms=self.active.claimed_ms,
-            used=self._used(self._now()),
-        )
-        crash.at("after_release")
-        self._figures.given_back(end, became)
-        log.warning("claim given back", extra={**self._facts(), "spent": spent, "code": end.code, "became": became})
+        is_ours = await last.write(end)
+        if self._meter.spans is not None:
+            self._meter.spans.settled(end)
+        return is_ours
 
     async def notify(self, end: tracker.End | None) -> None:
         """Deliver the terminal webhook, off the slot. The courier delivers those beyond a time and a number."""
         if self._outbox is None or not isinstance(end, tracker.Finish):
             return
-        last = _snapshot(self._claim, self._tracker, self._clock, None)
+        last = _snapshot(self._claim, self._tracker, self._executor.clock, None)
         last = replace(last, output=Raw(end.output) if end.output else None, logs=end.logs)
         telling, account = self._executor.telling, self._claim.record.account
         if telling[account] >= MOST_TELLING - telling.total():
@@ -503,44 +350,178 @@ class Run:
         """Delete the files of a prediction without an output; never of a training, whose version may name them, nor if
         the input is among them.
         """
-        storing, record = self._executor.storing, self._claim.record
-        if storing is None or not self._has_files or self._data_bytes or record.kind == "training":
+        storing, work, record = self._executor.storing, self._side_work, self._claim.record
+        if storing is None or work is None or not work.has_files or self._data_bytes or record.kind == "training":
             return
         if isinstance(end, tracker.Finish) and not end.output:
-            self._drop_beside()
+            work.drop()
             await storing.remove(record)
 
     def drop(self) -> None:
         if self.active.is_lost:
-            self._figures.lost.inc()
+            self._meter.series.lost.inc()
         if self._permit.taken:
-            self._servers.permits.release(self._permit)
-        if self._spans is not None:
-            self._spans.drop()
-        self._drop_beside()
+            self._executor.servers.permits.release(self._permit)
+        if self._meter.spans is not None:
+            self._meter.spans.drop()
+        if self._side_work is not None:
+            self._side_work.drop()
+            self._side_work = None  # it holds this run, in a circle
         self._progress.drop()
         if self._outbox is not None:
             self._outbox.drop()
 
-    def _drop_beside(self) -> None:
-        if self._beside_task is not None:
-            self._beside_task.cancel()
 
-    def _facts(self) -> dict[str, object]:
-        record = self._claim.record
-        return {"prediction": record.id, "queue": record.queue, "attempt": record.attempt}
+class LastWrite(Struct, eq=False):
+    """The last write of one claim. `input_bytes`: in Redis. `data_bytes`: of input and output in the file store.
+    `files_bytes`: of the files in its output.
+    """
 
-    def _facts_of_end(self, end: tracker.Finish) -> dict[str, object]:
-        record = self._claim.record
+    executor: Executor
+    active: ActiveClaim
+    meter: ClaimMeter
+    progress: Progress
+    input_bytes: int
+    data_bytes: int
+    files_bytes: int
+
+    async def write(self, end: tracker.End | None) -> bool:
+        """Try for as long as it takes, since the output must not be lost because Redis is away. Go on if the claim
+        seems lost: it looks the same when `finish` was carried out and its answer was lost. Returns whether the
+        prediction is terminal and its webhook is ours to deliver first.
+        """
+        executor, claim, run = self.executor, self.active.claim, self.active.tracker
+        pause = AWAY_S
+        asked_at = executor.clock.monotonic()
+        unwritten = await self.progress.close()
+        given = output = end.output if isinstance(end, tracker.Finish) else b""
+        if len(given) >= executor.data_files.from_bytes:
+            output = await executor.data_files.put(claim.id, given)
+            self.data_bytes += 0 if output is given else len(given)
+        while end is not None:
+            try:
+                if isinstance(end, tracker.GiveBack):
+                    # first: else the next director would start a run again that goes on on its server
+                    await self.progress.write_remote()
+                    await self._give_back(end)
+                    return False
+                crash.at("before_finish")
+                now = executor.clock.monotonic()
+                finished = await executor.scripts.finish(
+                    claim.record.id,
+                    queue=claim.record.queue,
+                    token=claim.record.token,
+                    status=end.status,
+                    error=end.error,
+                    code=end.code,
+                    output=output,
+                    logs=end.logs,
+                    metrics=with_metrics(end.metrics, self.meter.times),
+                    ran_ms=run.ran_ms(now),
+                    over_ms=run.over_ms(now),
+                    claimed_ms=round((now - self.meter.claimed_at) * 1000),
+                    ahead_ms=round(self.meter.ahead_s * 1000),
+                    grace_s=GRACE_S,
+                    seq=self.progress.seq,
+                    used=self._used(now),
+                    events=unwritten,
+                )
+            except BackendUnavailable:
+                # what failed together must not be sent again together
+                await executor.clock.sleep(pause * (0.5 + executor.dice()))
+                pause = min(2 * pause, AWAY_MOST_S)
+            else:
+                crash.at("after_finish")
+                if finished:
+                    self._count_end(end, output)
+                    if self.data_bytes:
+                        await self._count_files()
+                log.info("inference" if finished else "claim lost", extra=self._facts_of(end))
+                # the grace began when `finish` was carried out: perhaps as early as the first try
+                return finished and executor.clock.monotonic() - asked_at < GRACE_S - TELL_S
+        return False
+
+    def _used(self, now: float) -> Used:
+        """Return what the run used. One that goes on for another director to follow is counted at its end."""
+        used = self.active.tracker.used(now, file_bytes=self.files_bytes)
+        return Used(ms=used.ms) if self.active.cut is Cut.LEFT else used
+
+    def _count_end(self, end: tracker.Finish, output: bytes) -> None:
+        """Count the end, and the data that it left in Redis if that is more than was counted before. The call is not
+        awaited: if it is lost, the figure is too low until the data expires.
+        """
+        record, now_ms = self.active.claim.record, self.executor.clock.now_ms()
+        run_s = self.meter.times.get("run_time", 0.0)
+        self.meter.series.ended(record, end.status, end.code, now_ms=now_ms, run_s=run_s)
+        ttl_ms = record.data_ttl_ms or int(self.executor.policy.data_ttl_s * 1000)
+        counted = data_bytes.at_end(
+            record.id,
+            input_bytes=self.input_bytes,
+            left_bytes=len(output) + tracker.size_of(end.logs) + self.active.tracker.shown_bytes,
+            lived_ms=now_ms - record.created,
+            now_ms=now_ms,
+            ttl_ms=ttl_ms,
+        )
+        if counted is not None:
+            self.executor.scripts.weigh(record.account, *counted)
+        # the record keeps them: 16 KiB and 64 KiB at most
+        record_ttl_ms = int(self.executor.policy.record_ttl_s * 1000)
+        stays = data_bytes.lasting((end.error, end.metrics), now_ms=now_ms, record_ttl_ms=record_ttl_ms)
+        if stays.bytes:
+            self.executor.scripts.weigh(record.account, stays)
+
+    async def _count_files(self) -> None:
+        """Count the input and the output in the file store, and with them the files that were counted before."""
+        if self.executor.storing is not None:
+            await self.executor.storing.count(self.active.claim.record, self.data_bytes + self.files_bytes)
+
+    async def _give_back(self, end: tracker.GiveBack) -> None:
+        claim, policy = self.active.claim, self.executor.policy
+        delay_s = end.asked_s or 0.0
+        if end.fault is not None:
+            delay_s = tracker.backoff_s(
+                end.fault,
+                claim.record.attempt,
+                base_s=policy.backoff_s,
+                cap_s=policy.backoff_cap_s,
+                dice=self.executor.dice(),
+                asked_s=end.asked_s,
+            )
+        spent = end.fault is not None and tracker.RULES[end.fault].spent
+        crash.at("before_release")
+        now = self.executor.clock.monotonic()
+        became = await self.executor.scripts.release(
+            claim.id,
+            token=claim.token,
+            spent=spent,
+            delay_s=delay_s,
+            error=end.error,
+            code=end.code,
+            began=_may_have_begun(self.active, end),
+            claimed_ms=round((now - self.meter.claimed_at) * 1000),
+            used=self._used(now),
+        )
+        crash.at("after_release")
+        self.meter.series.given_back(end, became)
+        log.warning(
+            "claim given back", extra={**_facts(claim.record), "spent": spent, "code": end.code, "became": became}
+        )
+
+    def _facts_of(self, end: tracker.Finish) -> dict[str, object]:
+        record = self.active.claim.record
         return {
-            **self._facts(),
+            **_facts(record),
             "model": record.model,
             "version": record.version,
             "server": self.active.runner.url,
             "status": end.status,
             "code": end.code,
-            **self._measured,
+            **self.meter.times,
         }
+
+
+def _facts(record: Record) -> dict[str, object]:
+    return {"prediction": record.id, "queue": record.queue, "attempt": record.attempt}
 
 
 def _may_have_begun(active: ActiveClaim, end: tracker.GiveBack) -> bool:

@@ -255,6 +255,23 @@ def with_metrics(of_model: bytes, ours: dict[str, float]) -> bytes:
     return msgspec.json.encode({**ours, **metrics})
 
 
+class ClaimMeter(Struct, eq=False):
+    """The figures of one claim. `claimed_at`: by the monotonic clock. `ahead_s`: its wait for a slot after the claim.
+    `setup_wait_s`: its wait in the queue while no server could run. `times`: of the attempt, once it has ended.
+    """
+
+    series: QueueSeries
+    claimed_at: float
+    setup_wait_s: float
+    spans: "ClaimSpans | None" = None
+    ahead_s: float = 0.0
+    times: dict[str, float] = {}
+
+    def measure(self, record: Record, tracker: Tracker) -> None:
+        self.times = metrics_of(record, tracker, setup_wait_s=self.setup_wait_s, ahead_s=self.ahead_s)
+        self.series.measured(self.times)
+
+
 class ClaimSpans:
     """The spans of one claim: the wait before it (times from the record), the claim itself, and the run within it."""
 

@@ -449,7 +449,7 @@ async def test_a_store_slower_than_the_runs_slows_them(
 async def test_a_run_is_not_followed_further_than_its_store_can_take(
     bench: Bench, driver: QueueDriver, store: SlowStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("director.execution.executor.MOST_AHEAD", 20)
+    monkeypatch.setattr("director.execution.side_work.MOST_AHEAD", 20)
     produced = [Produced(PNG, index) for index in range(50)]
     runner = ScriptedRunner(Began(), *produced, Ended(outcome=Outcome.SUCCEEDED))
     claim = await claimed(driver)

@@ -6,9 +6,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
 from msgspec import Raw
 
 import director
+from director.core.policy import Policy
 from director.core.schema import Claim
 from director.core.settings import DirectorSettings
 from director.execution.active_claims import ActiveClaims
@@ -28,6 +30,9 @@ class Script:
         self.output = given["output"]
         return True
 
+    def weigh(self, *_: object) -> None:
+        pass
+
 
 class Runner(OneAnswer):
     url = "http://127.0.0.1"
@@ -37,15 +42,17 @@ class Runner(OneAnswer):
         hear(Ended(outcome=Outcome.SUCCEEDED, output=Raw(b'"x"')))
 
 
-async def test_plain_run_takes_few_calls() -> None:
+async def test_plain_run_takes_few_calls(caplog: pytest.LogCaptureFixture) -> None:
     script, runner, calls = Script(), Runner(), Counter[str]()
     servers = Servers([Server(runner, 1, health=Health(status=HealthStatus.READY))])
-    given: dict[str, Any] = {"scripts": script, "post": None, "policy": None, "settings": DirectorSettings()}
+    given: dict[str, Any] = {"scripts": script, "post": None}
     executor = Executor(
         clock=FakeClock(),
         claims=ActiveClaims(),
         servers=servers,
         limits=Limits(),
+        policy=Policy(),
+        settings=DirectorSettings(),
         dice=lambda: 0.5,
         data_files=DataFiles(FakeClock()),
         **given,
@@ -61,4 +68,5 @@ async def test_plain_run_takes_few_calls() -> None:
         await executor.execute(Claim(RECORD, Raw(b"{}")), permit)
         sys.setprofile(None)
     assert script.output == b'"x"'
-    assert calls.total() <= 82, calls.most_common()
+    assert not caplog.records, "it came to its end"
+    assert calls.total() <= 87, calls.most_common()
