@@ -30,13 +30,11 @@ SILENCE_S: Final = 10.0  # then a connection of channels is pinged
 class Wakeup:
     """The wakeups of one model's queues, for one waiter. A lost wakeup costs one pause and never a prediction.
     `redis` is a blocking client made for `LONGEST_S`. A call can wait behind the wakeup: saves a round trip.
-    `may_carry` is false where the model may be put to rest meanwhile.
     """
 
     redis: Redis
     queues: InitVar[Sequence[QueueName]]
     clock: Clock
-    may_carry: bool = True
     _kept: AbstractConnection | None = None
 
     def __post_init__(self, queues: Sequence[QueueName]) -> None:
@@ -44,7 +42,7 @@ class Wakeup:
 
     @property
     def carries(self) -> bool:
-        return self.may_carry and len(self._keys) == 1 and not isinstance(self.redis, Cluster)
+        return len(self._keys) == 1 and not isinstance(self.redis, Cluster)
 
     async def wait(self) -> bool:
         await self.close()

@@ -161,6 +161,7 @@ class StoppableLoop:
 
     def __init__(self) -> None:
         self.is_stopping = False
+        self.over = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_waiting = False
 
@@ -204,7 +205,6 @@ class Consumer:
         self._unknown: set[QueueName] = set()
         self._runs: set[asyncio.Task[None]] = set()
         self._loop = StoppableLoop()
-        self._over = asyncio.Event()
 
     async def run(self) -> None:
         self._loop.begin()
@@ -233,7 +233,7 @@ class Consumer:
             if not self._loop.is_stopping:  # canceled by the owner of the task, not by stop
                 raise
         finally:
-            self._over.set()
+            self._loop.over.set()
         await self.wakeup.close()
 
     def stop(self) -> None:
@@ -275,9 +275,10 @@ class Consumer:
 
     def _may_claim_behind_wakeup(self) -> bool:
         # a director may die before it receives this claim, which must then not cost an attempt: see `may_wait`
-        permits = self.servers.permits
-        carries = self.wakeup.carries and permits.may_wait
-        return carries and not self.planner.is_bounded and not permits.take_batches()
+        servers = self.servers
+        if not self.wakeup.carries or not servers.permits.may_wait or servers.may_rest:
+            return False
+        return not self.planner.is_bounded and not servers.permits.take_batches()
 
     async def _fill(self, queue: QueueName, permits: list[Permit], share: int) -> Claims:
         request = self.planner.next(permits[:share])
@@ -338,7 +339,7 @@ class Consumer:
 
     async def over(self) -> None:
         """After `stop`: wait until no claim call is in progress and the last claims have started."""
-        await self._over.wait()
+        await self._loop.over.wait()
         await asyncio.sleep(0)
 
     async def finished(self) -> None:

@@ -95,6 +95,13 @@ class Executor(Struct, kw_only=True, eq=False):
     ending: int = 0
     telling: Counter[str] = field(default_factory=Counter)  # by account
 
+    def take_settings(self, settings: DirectorSettings, policy: Policy) -> None:
+        """Use these settings for later claims."""
+        self.settings, self.policy = settings, policy
+        for part in (self.storing, self.file_inputs):
+            if part is not None:
+                part.settings = settings
+
     async def execute(self, claim: Claim, permit: Permit) -> None:
         """Run a claim up to its last write. Never raises for what the model server, the model or Redis does."""
         run = Run(self, claim, permit)

@@ -91,7 +91,7 @@ class SelfReport:
             since_ms=since_ms,
             slots=server.usable,
             detail=server.detail[:LONGEST_DETAIL],
-            failed_starts=server.failed_starts if server.gate.state == "open" else 0,  # a load is counted beside it
+            failed_starts=server.failed_starts if server.gate.is_open else 0,  # a load is counted beside it
             log=server.setup_log,
             has_schema=server.has_schema,
             is_other_version=server.is_other_version,
@@ -109,12 +109,10 @@ class Heartbeat:
     clock: Clock
     lease_s: float
     metering: Metering
+    report: SelfReport
     shelf: Callable[[], ShelfFound | None] = lambda: None
-    store_check: StoreCheck | None = None
 
     def __post_init__(self) -> None:
-        self._report = SelfReport(self.servers, self.clock, self.store_check)
-        self._interval_s = min(self.lease_s / HEARTBEATS_PER_LEASE, LONGEST_S)
         self._woken = asyncio.Event()
         self._reported: Standing | None = None
         self._draining = False
@@ -181,7 +179,11 @@ class Heartbeat:
         oldest = self.claims.oldest(queue, now_ms=now_ms)
         ends = self.metering.of(queue).recent.found(now_ms)
         shelf = self.shelf() if queue == self.queues[0] else None  # its memory is counted once
-        return self._report.encoded(held=held, oldest=oldest, ends=ends, shelf=shelf)
+        return self.report.encoded(held=held, oldest=oldest, ends=ends, shelf=shelf)
+
+    @property
+    def _interval_s(self) -> float:
+        return min(self.lease_s / HEARTBEATS_PER_LEASE, LONGEST_S)
 
     @property
     def _standing(self) -> Standing:

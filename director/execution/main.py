@@ -29,7 +29,7 @@ from director.execution.metering import Metering
 from director.execution.moderation import Moderator
 from director.files.choose import BAD_S, StoreCheck, output_store_in
 from director.files.data_files import DataFiles
-from director.gpus.garage import Garage
+from director.gpus.garage import Garage, closed_gate
 from director.gpus.host import Host, hosting
 from director.runtime import process
 from director.runtime.metrics import Pulse
@@ -97,28 +97,33 @@ async def opened(
     """Open a process's connections and make its directors. Raises SettingsError, in a pool with the model's name."""
     labelled = {label_of(model): model for model in models} or {ALONE: settings}
     async with connections(settings, directors=len(labelled), tracing=tracing) as shared, AsyncExitStack() as stack:
-        host = await _hosted(sharing, stack) if sharing else None
+        host = await _open_host(sharing, stack) if sharing else None
         directors = {}
         for label, model in labelled.items():
             try:
-                is_swapped = host is not None and sharing is not None and label in sharing.hosted
-                mine = _addressed(model, sharing.hosted[label], host) if host and sharing and is_swapped else model
-                check_settings(mine)
-                directors[label] = await stack.enter_async_context(_made(mine, shared, is_swapped=is_swapped))
+                if host is not None and sharing is not None and label in sharing.hosted:
+                    mine = _address(model, sharing.hosted[label], host)
+                    check_settings(mine)
+                    # a stored runner would drive another server than the one that this process starts
+                    own = Director(mine, shared, make_gate=closed_gate, keeps=("runner", "runner_config"))
+                else:
+                    check_settings(model)
+                    own = Director(model, shared)
+                directors[label] = await stack.enter_async_context(_closing(own))
             except SettingsError as exc:
                 if not models:
                     raise
                 raise SettingsError(f"{label}: {exc}") from exc
-        garage = _garage(sharing, host, directors, shared) if sharing and host else None
+        garage = _make_garage(sharing, host, directors, shared) if sharing and host else None
         yield Pool(settings, shared, directors, garage, host)
 
 
-async def _hosted(sharing: Sharing, stack: AsyncExitStack) -> Host:
+async def _open_host(sharing: Sharing, stack: AsyncExitStack) -> Host:
     hosted = list(sharing.hosted.values())
     return await stack.enter_async_context(hosting(sharing.file, sharing.devices, hosted, folder=sharing.folder))
 
 
-def _addressed(settings: DirectorSettings, hosted: Hosted, host: Host) -> DirectorSettings:
+def _address(settings: DirectorSettings, hosted: Hosted, host: Host) -> DirectorSettings:
     """Return the settings with the address of a server that this process owns. Raises SettingsError."""
     addressed = replace(settings, servers=(host.url(hosted.model.name),))
     if not hosted.launch.ready:
@@ -130,7 +135,7 @@ def _addressed(settings: DirectorSettings, hosted: Hosted, host: Host) -> Direct
     return replace(addressed, runner_config=msgspec.json.encode(fields).decode())
 
 
-def _garage(sharing: Sharing, host: Host, directors: Mapping[str, Director], shared: Shared) -> Garage:
+def _make_garage(sharing: Sharing, host: Host, directors: Mapping[str, Director], shared: Shared) -> Garage:
     models = [(hosted, directors[label]) for label, hosted in sharing.hosted.items()]
     garage = Garage(sharing.devices, models, host, shared.services.scripts, shared.services.clock)
     shared.metering.follow(garage)
@@ -174,8 +179,7 @@ async def connections(
 
 
 @asynccontextmanager
-async def _made(settings: DirectorSettings, shared: Shared, *, is_swapped: bool) -> AsyncGenerator[Director]:
-    director = Director(settings, shared, is_swapped=is_swapped)
+async def _closing(director: Director) -> AsyncGenerator[Director]:
     try:
         yield director
     finally:

@@ -30,7 +30,7 @@ from director.core.words import span
 from director.gpus.host import CALL_LIMIT_S, END_LIMIT_S, Held, LoadFailed
 from director.gpus.plan import Decision, Expected, Load, Seen, State, Waiting, charged, plan
 from director.servers.runners.runner import HealthStatus
-from director.servers.servers import Server, Servers
+from director.servers.servers import Gate, Server, Servers
 from director.store.directors import ShelfFound, SwapFound
 
 log = logging.getLogger(__name__)
@@ -53,6 +53,11 @@ LATE: Final = 1.5  # times as long as likely, if no bound is known
 AWAY_S: Final = 1.0
 LONGEST_WHY: Final = 500
 CHANGED: Final = 0.2  # of an estimate: a smaller change is no news
+
+
+def closed_gate() -> Gate:
+    """Return the gate of a server that this process starts when its model is loaded."""
+    return Gate(state="at_rest", may_close=True)
 
 
 SwapStep = Literal["loaded", "failed", "rested"]

@@ -131,7 +131,7 @@ async def test_claim_in_flight_at_the_start_of_a_drain_still_runs(
         asked = await caller.submit(n=1)
         await asyncio.wait_for(claimed.wait(), LIMIT_S)
         draining = asyncio.create_task(director.drain())
-        await eventually(lambda: director._consumer and director._consumer._loop.is_stopping, "it drains")
+        await eventually(lambda: director._claiming and director._claiming.consumer._loop.is_stopping, "it drains")
         answered.set()
         await draining
         assert (await caller.get(asked))["status"] == "succeeded"

@@ -265,7 +265,7 @@ async def test_lost_answer_of_a_finish_leads_to_one_webhook(
 ) -> None:
     answers: list[bool] = []
     async with live.director() as director:
-        finish = director._scripts.finish
+        finish = director._shared.services.scripts.finish
 
         async def lossy(*args: Any, **options: Any) -> Any:
             answers.append(await finish(*args, **options))
@@ -273,7 +273,7 @@ async def test_lost_answer_of_a_finish_leads_to_one_webhook(
                 raise BackendUnavailable("the answer was lost")
             return answers[-1]
 
-        monkeypatch.setattr(director._scripts, "finish", lossy)
+        monkeypatch.setattr(director._shared.services.scripts, "finish", lossy)
         asked = await caller.submit(n=1)
         assert (await caller.ended(asked))["status"] == "succeeded"
         await eventually(lambda: answers, "it asked again", until=[True, True].__eq__)

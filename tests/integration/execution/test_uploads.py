@@ -128,13 +128,13 @@ async def test_hanging_store_blocks_no_other_prediction(
     monkeypatch.setattr(storing, "PAUSES_S", (0.0,))
     monkeypatch.setattr(storing, "PUT_S", 0.05)
     async with live.director(**given.settings(folder)) as director:
-        assert director._storing is not None
+        assert director._executor.storing is not None
 
         async def hang(*_: Any, **__: Any) -> None:
             with anyio.CancelScope(shield=True):
                 await anyio.sleep_forever()
 
-        monkeypatch.setattr(director._storing._store, "put", hang)
+        monkeypatch.setattr(director._executor.storing._store, "put", hang)
         assert (await caller.ended(await caller.submit(n=1)))["code"] == "output_not_stored"
 
 

@@ -96,7 +96,7 @@ async def test_caller_gets_only_the_requested_events(caller: Caller, live: Live,
         async with live.director(webhook_allow="loopback") as director:
             asked = await caller.submit(n=3, webhook=receiver.url, webhook_events=events)
             await caller.ended(asked)
-            await eventually(lambda: director._consumer and not director._consumer._runs, "all is told")
+            await eventually(lambda: director._claiming and not director._claiming.consumer._runs, "all is told")
         statuses = [body(each)["status"] for each in receiver.received]
     assert len(statuses) == expected
     assert statuses == (["processing"] if "start" in events else []) + (["succeeded"] if "completed" in events else [])

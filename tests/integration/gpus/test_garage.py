@@ -16,7 +16,7 @@ from director.core.model_config import ModelConfig
 from director.core.policy import Policy
 from director.execution.director import Director
 from director.execution.main import Pool, connections
-from director.gpus.garage import Garage
+from director.gpus.garage import Garage, closed_gate
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.directors import Directors, ShelfFound
 from director.store.models import ModelConfigs
@@ -48,7 +48,7 @@ async def sharing(
         for name, played in host.models.items():
             given = {"model": name, "version": VERSIONS[name] if version is None else version, "also": tuple(also)}
             mine = settings_for(server.url, [host.url(name)], lease_s=6.0, **given)
-            directors[name] = Director(mine, shared, is_swapped=True)
+            directors[name] = Director(mine, shared, make_gate=closed_gate, keeps=("runner", "runner_config"))
             assert played.hosted.model.name == name
         models = [(played.hosted, directors[name]) for name, played in host.models.items()]
         garage = Garage(host.devices, models, host, shared.services.scripts, shared.services.clock)
@@ -351,7 +351,7 @@ async def test_model_whose_director_does_not_begin_makes_room(
     begin = Director._begin
 
     async def begin_all_but_one(director: Director) -> None:
-        await (anyio.sleep_forever() if director._given.model == "acme/a" else begin(director))
+        await (anyio.sleep_forever() if director.live.given.model == "acme/a" else begin(director))
 
     monkeypatch.setattr(Director, "_begin", begin_all_but_one)
     host = PlayedHost(PlayedModel("acme/a", keep=True), PlayedModel("acme/b"), memory=2)

@@ -10,7 +10,7 @@ from redis import exceptions
 from director.core.errors import BackendUnavailable
 from director.core.ids import QueueName
 from director.execution.active_claims import ActiveClaims
-from director.execution.heartbeat import Heartbeat
+from director.execution.heartbeat import Heartbeat, SelfReport
 from director.execution.metering import Metering
 from director.servers.runners.runner import Health, HealthStatus
 from director.servers.servers import Server, Servers
@@ -45,6 +45,7 @@ class Beating:
             clock=self.clock,
             lease_s=LEASE_S,
             metering=Metering(),
+            report=SelfReport(self.servers, self.clock),
             **parts,
         )
 
