@@ -110,6 +110,24 @@ class Times:
         return median(self._measured) if self._measured else self._expected_s
 
 
+class History:
+    """What was done with one model: its last few swaps, and all steps of the last hour."""
+
+    def __init__(self, load_s: float) -> None:
+        self.load_s = Times(load_s)
+        self.rest_s = Times(1.0)
+        self.swaps: deque[SwapFound] = deque(maxlen=MOST_SWAPS)
+        self._steps: deque[tuple[float, SwapStep, float]] = deque()
+
+    def add(self, now: float, what: SwapStep, seconds: float) -> None:
+        self._steps.append((now, what, seconds))
+        while now - self._steps[0][0] > HOUR_S:
+            self._steps.popleft()
+
+    def last_hour(self, now: float) -> list[tuple[SwapStep, float]]:
+        return [(what, seconds) for at, what, seconds in self._steps if now - at <= HOUR_S]
+
+
 @dataclass(eq=False)
 class Bay:
     """One model and what is known of it. `place` is the memory that it takes from its load until it is at rest.
@@ -131,12 +149,9 @@ class Bay:
     survey: Survey | None = None
     arrivals_per_s: float = 0.0
     expected: Expected | None = None
-    swaps: deque[SwapFound] = field(default_factory=lambda: deque(maxlen=MOST_SWAPS))
-    steps: deque[tuple[float, SwapStep, float]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self.load_s = Times(self.hosted.launch.load_s)
-        self.rest_s = Times(1.0)
+        self.history = History(self.hosted.launch.load_s)
 
     @property
     def name(self) -> str:
@@ -204,9 +219,29 @@ class Bay:
             is_known=not self.director.is_unknown,
             order=survey.order if survey else "",
             retry_in_s=max(0.0, self.retry_at - now) if self.is_served else TICK_S,  # it has no gate yet
-            load_s=self.load_s.seconds,
-            rest_s=self.rest_s.seconds,
+            load_s=self.history.load_s.seconds,
+            rest_s=self.history.rest_s.seconds,
             run_s=run_s,
+        )
+
+    def swap(self, now: float) -> Swap:
+        """Return what predictions of this model wait for while it is not loaded."""
+        likely_s, slots = self.history.load_s.seconds, self.server.usable * (self.server.places or 1)
+        if self.state == "loading":
+            since_s = now - self.since
+            return Swap(
+                reason="loading",
+                eta_s=max(0.0, likely_s - since_s),
+                late_s=max(0.0, LATE * likely_s - since_s),
+                slots=slots,
+            )
+        eta_s = self.expected.eta_s if self.expected else likely_s
+        is_known = math.isfinite(eta_s)
+        return Swap(
+            reason="waiting_for_device",
+            eta_s=eta_s if is_known else None,
+            late_s=LATE * eta_s if is_known else None,
+            slots=slots,
         )
 
 
@@ -389,14 +424,14 @@ class Garage:
             log.exception("loading a model broke", extra={"model": bay.name})
             why = f"{type(exc).__name__}: {exc}"
         took_s = self._clock.monotonic() - bay.since
-        bay.swaps.append(SwapFound(began_ms, None if why else self._clock.now_ms(), instead_of))
-        self._note_lost(bay, "failed" if why else "loaded", took_s)
+        bay.history.swaps.append(SwapFound(began_ms, None if why else self._clock.now_ms(), instead_of))
+        self._note_step(bay, "failed" if why else "loaded", took_s)
         if why:
             self._note_failure(bay, why, is_again=True)
             await self._rest(bay)
             return
         if not is_adopted:
-            bay.load_s.add(took_s)
+            bay.history.load_s.add(took_s)
         bay.server.failed_starts, bay.unwell_since = 0, None
         bay.runs_before = bay.server.runs
         bay.become("loaded", self._clock.monotonic())
@@ -407,7 +442,7 @@ class Garage:
 
     async def _ready(self, bay: Bay) -> None:
         """Wait until its watch has seen that it can run. Raises LoadFailed."""
-        limit_s = max(LEAST_LIMIT_S, SLOWER * bay.load_s.seconds)
+        limit_s = max(LEAST_LIMIT_S, SLOWER * bay.history.load_s.seconds)
         server = bay.server
         while not server.health.can_run:
             held = self._host.held(bay.name)
@@ -435,8 +470,8 @@ class Garage:
                 await self._clock.sleep(AWAY_S)
         took_s = self._clock.monotonic() - began
         bay.ends_since = None
-        bay.rest_s.add(took_s)
-        self._note_lost(bay, "rested", took_s)
+        bay.history.rest_s.add(took_s)
+        self._note_step(bay, "rested", took_s)
         self._rested[bay.name] = bay.place
         bay.become("absent", self._clock.monotonic(), {})
         self._tell(bay)
@@ -457,11 +492,8 @@ class Garage:
         bay.server.failed_starts = bay.failed
         log.error("a model could not be loaded", extra={"model": bay.name, "why": why, "retry_s": retry_s})
 
-    def _note_lost(self, bay: Bay, what: SwapStep, seconds: float) -> None:
-        now = self._clock.monotonic()
-        bay.steps.append((now, what, seconds))
-        while bay.steps and now - bay.steps[0][0] > HOUR_S:
-            bay.steps.popleft()
+    def _note_step(self, bay: Bay, what: SwapStep, seconds: float) -> None:
+        bay.history.add(self._clock.monotonic(), what, seconds)
         self.on_step(bay.director.queue or bay.name, what, seconds)
 
     @property
@@ -474,30 +506,13 @@ class Garage:
         """Pass on what predictions of a model that is not loaded wait for. A small change is no news."""
         if bay.state == "loaded" or not bay.is_served:
             return
-        former, since_s = bay.server.gate.swap, self._clock.monotonic() - bay.since
-        likely_s, slots = bay.load_s.seconds, bay.server.usable * (bay.server.places or 1)
-        if bay.state == "loading":
-            found = Swap(
-                reason="loading",
-                eta_s=max(0.0, likely_s - since_s),
-                late_s=max(0.0, LATE * likely_s - since_s),
-                slots=slots,
-            )
-        else:
-            eta_s = bay.expected.eta_s if bay.expected else likely_s
-            is_known = math.isfinite(eta_s)
-            found = Swap(
-                reason="waiting_for_device",
-                eta_s=eta_s if is_known else None,
-                late_s=LATE * eta_s if is_known else None,
-                slots=slots,
-            )
-        if former is None or _differs(former, found):
-            bay.servers.expect(bay.server, found)
+        former, swap = bay.server.gate.swap, bay.swap(self._clock.monotonic())
+        if former is None or _differs(former, swap):
+            bay.servers.expect(bay.server, swap)
 
     def shelf(self, bay: Bay) -> ShelfFound:
         now, now_ms = self._clock.monotonic(), self._clock.now_ms()
-        steps = [(what, seconds) for at, what, seconds in bay.steps if now - at <= HOUR_S]
+        steps = bay.history.last_hour(now)
         expected, place = bay.expected, bay.place or bay.hosted.model.places[0]
         has_failed = bay.failed > 0 and bay.state != "loaded"
         return ShelfFound(
@@ -510,15 +525,15 @@ class Garage:
             loads=sum(what != "rested" for what, _ in steps),
             lost_s=sum(seconds for _, seconds in steps),
             failed=bay.failed if has_failed else 0,
-            why=(bay.why if has_failed else _said(expected))[-LONGEST_WHY:],  # last words are at the end
+            why=(bay.why if has_failed else _explain(expected))[-LONGEST_WHY:],  # last words are at the end
             is_stuck=expected is not None and expected.is_stuck,
             overdue_s=bay.overdue_s(now),
             behind=expected.behind if expected else (),
-            swaps=tuple(bay.swaps),
+            swaps=tuple(bay.history.swaps),
         )
 
 
-def _said(expected: Expected | None) -> str:
+def _explain(expected: Expected | None) -> str:
     """Say why a model is not loaded, and how soon its load begins at the latest."""
     if expected is None or not 0 < expected.bound_s < math.inf:
         return expected.why if expected else ""

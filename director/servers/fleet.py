@@ -6,6 +6,7 @@ Nothing else asks a server how it is, and nothing is claimed for a server that i
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
@@ -98,8 +99,7 @@ class Watch(Struct, eq=False):
     setup_retry_s: float = 0
     noted: tuple[str, bool] | None = None  # the start that was noted, and whether it could run
     seen: HealthStatus | None = None
-    starting_at: float | None = None
-    is_slow_reported: bool = False
+    starting_at: float | None = None  # infinite once its slow start was reported
     is_registered: bool = False
     asked_to_end_at: float | None = None
     stranger: tuple[float, int] | None = None  # since when, and the count of runs then
@@ -239,11 +239,11 @@ class Watch(Struct, eq=False):
     def _report_slow_start(self, health: Health) -> None:
         now = self.clock.monotonic()
         if health.status is not HealthStatus.STARTING:
-            self.starting_at, self.is_slow_reported = None, False
+            self.starting_at = None
         elif self.starting_at is None:
             self.starting_at = now
-        elif now - self.starting_at > SLOW_START_S and not self.is_slow_reported:
-            self.is_slow_reported = True
+        elif now - self.starting_at > SLOW_START_S:
+            self.starting_at = math.inf
             facts = {"server": self.server.runner.url, "seconds": SLOW_START_S, "likely": LIKELY_SLOW}
             log.warning("a model server has been starting for long", extra=facts)
 

@@ -1,4 +1,6 @@
-"""Count the lines of the product and of its tests: `python -m tests.support.size [CHECKOUT]`."""
+"""Count the lines of the product and of its tests, and name its largest classes:
+`python -m tests.support.size [CHECKOUT]`.
+"""
 
 import ast
 import io
@@ -17,6 +19,8 @@ NO_CODE: Final = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
     tokenize.ENCODING,
 }
+NO_FIELDS: Final = ("InitVar", "ClassVar", "Final")
+SHOWN: Final = 10  # classes
 HOLDERS: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -73,6 +77,55 @@ def _lines(nodes: Iterable[ast.stmt]) -> set[int]:
     return {line for node in nodes for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
 
 
+class ClassSize(Struct, frozen=True, order=True):
+    """`attributes`: fields, and what methods assign to `self`. `is_data`: no method waits or changes it."""
+
+    lines: int
+    attributes: int
+    name: str
+    path: str
+    is_data: bool
+
+
+def class_sizes(root: Path) -> list[ClassSize]:
+    """Return all classes of the product, the longest first."""
+    found = (
+        _class_size(node, path.relative_to(root).as_posix())
+        for folder in PRODUCT
+        for path in (root / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    return sorted(found, reverse=True)
+
+
+def _class_size(node: ast.ClassDef, path: str) -> ClassSize:
+    fields = {
+        each.target.id
+        for each in node.body
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+        if not any(word in ast.unparse(each.annotation) for word in NO_FIELDS)
+    }
+    methods = [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+    assigned = {name for method in methods for name in _assigned(method)}
+    return ClassSize(
+        lines=(node.end_lineno or node.lineno) - node.lineno + 1,
+        attributes=len(fields | assigned),
+        name=node.name,
+        path=path,
+        is_data=not assigned and not any(isinstance(method, ast.AsyncFunctionDef) for method in methods),
+    )
+
+
+def _assigned(method: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
+    if any(ast.unparse(decorator) == "cached_property" for decorator in method.decorator_list):
+        yield method.name
+    for node in ast.walk(method):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                yield name
+
+
 def main() -> None:
     root = Path(sys.argv[1]) if sys.argv[1:] else ROOT
     for name, folders in {"product": PRODUCT, "tests": TESTS}.items():
@@ -80,6 +133,9 @@ def main() -> None:
         print(f"{name} ({', '.join(folders)})")
         for field in found.__struct_fields__:
             print(f"  {field:<10} {getattr(found, field):>8,}")
+    print("largest classes (lines, attributes)")
+    for each in class_sizes(root)[:SHOWN]:
+        print(f"  {each.lines:>5} {each.attributes:>3} {each.name} in {each.path}")
 
 
 if __name__ == "__main__":
