@@ -66,7 +66,7 @@ NO_INPUT: Final = Ended(outcome=Outcome.REFUSED, error="The files of its input c
 INPUT_AWAY: Final = Ended(
     outcome=Outcome.REFUSED, code=tracker.INPUT_AWAY, error="Its input cannot be read from the file store"
 )
-NO_TURN: Final = Ended(outcome=Outcome.REFUSED, code=tracker.CLAIMED_AHEAD)
+NO_SLOT: Final = Ended(outcome=Outcome.REFUSED, code=tracker.CLAIMED_AHEAD)
 ONE_ALONE: Final = Ended(
     outcome=Outcome.REFUSED, error="Another prediction that was lost runs alone here", retry_after_s=2
 )
@@ -182,10 +182,10 @@ class Run:
             self._apply(NO_INPUT)
             return
         permits = self._executor.servers.permits
-        if self._permit.turn is not None:
+        if self._permit.slot is not None:
             waits_since = self._now()
-            if not await permits.turn(self._permit):
-                self._apply(NO_TURN)
+            if not await permits.wait_for_slot(self._permit):
+                self._apply(NO_SLOT)
                 return
             self._meter.ahead_s = self._now() - waits_since
         record = self._claim.record

@@ -258,7 +258,7 @@ class Pool:
     async def _measure(self) -> None:
         metering = self._shared.metering
         pulse = Pulse(metering.registry, metering.redis, self._redis)
-        pulse.on_turn.append(metering.turned)
+        pulse.on_turn.append(metering.count_full)
         await pulse.run()
 
     async def _check_files(self) -> None:

@@ -103,7 +103,7 @@ class Metering(Collector):
     def watch(self, director: DirectorGauges) -> None:
         self._directors.append(director)
 
-    def turned(self, since_s: float) -> None:
+    def count_full(self, since_s: float) -> None:
         for director in self._directors:
             if 0 < director.permits <= director.used:
                 self.of(QueueName(director.queue())).full.inc(since_s)

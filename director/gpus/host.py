@@ -91,7 +91,7 @@ class _Server(Struct, eq=False):
     process: Process | None = None
     is_asked: bool = False
     gone: anyio.Event = msgspec.field(default_factory=anyio.Event)
-    turn: anyio.Lock = msgspec.field(default_factory=anyio.Lock)
+    lock: anyio.Lock = msgspec.field(default_factory=anyio.Lock)
 
     @property
     def model(self) -> str:
@@ -164,7 +164,7 @@ class Host:
         Does nothing if it runs already. Raises LoadFailed if it does not fit beside what has memory now.
         """
         server = self._servers[model]
-        async with server.turn:
+        async with server.lock:
             if server.held.presence == "leaving" or (server.record is not None and server.record.place != place):
                 await self._end(server)
             if server.held.presence == "running":
@@ -179,7 +179,7 @@ class Host:
     async def rest(self, model: str) -> None:
         """Put the model's server to sleep or end it. Returns when its memory is known to be free. Safe to repeat."""
         server = self._servers[model]
-        async with server.turn:
+        async with server.lock:
             if server.held.presence in ("absent", "asleep"):
                 return
             self._note(server, "leaving")

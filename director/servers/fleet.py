@@ -104,7 +104,7 @@ class Watch(Struct, eq=False):
     asked_to_end_at: float | None = None
     stranger: tuple[float, int] | None = None  # since when, and the count of runs then
     doubted_at: float | None = None
-    turn: int = 0  # of the gate, as of the last look
+    gate_changes: int = 0  # as of the last look
     recovery: Recovery = msgspec.field(default_factory=lambda: Recovery({}))
 
     def __post_init__(self) -> None:
@@ -133,12 +133,12 @@ class Watch(Struct, eq=False):
                     await asyncio.wait_for(self.server.doubt.wait(), PAUSES[health.status])
 
     async def run_once(self) -> Health:
-        server, started, turn = self.server, self.server.runs, self.server.gate.turn
+        server, started, changes = self.server, self.server.runs, self.server.gate.changes
         health = await server.runner.health()
-        if server.gate.turn != turn:  # it was put to rest or loaded meanwhile
+        if server.gate.changes != changes:  # it was put to rest or loaded meanwhile
             return server.health
-        if turn != self.turn:
-            self.turn, self.is_registered = turn, False
+        if changes != self.gate_changes:
+            self.gate_changes, self.is_registered = changes, False
             self.asked_to_end_at = self.stranger = None
         self._judge_start(health)
         self._judge_count(health, started)
@@ -155,7 +155,7 @@ class Watch(Struct, eq=False):
             self.is_registered = not why
         self._report(health)
         self._report_slow_start(health)
-        if server.gate.turn != turn:
+        if server.gate.changes != changes:
             return server.health
         self.servers.saw(server, health)
         await self._note_end_of_setup(health)

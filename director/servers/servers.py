@@ -31,7 +31,7 @@ SOON_AGAIN: Final = 100  # runs
 ALONE_S: Final = 3600.0
 RETRIES: Final = (HealthStatus.STARTING, HealthStatus.UNREACHABLE)
 
-TURN_WITHIN_S: Final = 0.5
+SLOT_WITHIN_S: Final = 0.5
 # A claim takes some ms. Of longer runs that is too little to hold what another director may have a free slot for
 SHORT_S: Final = 0.25
 ONE_AHEAD_OF: Final = 4  # slots
@@ -203,12 +203,12 @@ class Gate(Struct, eq=False):
 
     Only an open gate gives permits, and the health of a server behind another one is no failure. `draining`: what was
     claimed still runs. `at_rest`: nothing asks the server anything. `loading`: it is watched until it can run.
-    `turn` counts loads and rests: a look at the server that began before one says nothing after it. `may_close`: the
+    `changes` counts loads and rests: a look at the server that began before one says nothing after it. `may_close`: the
     model shares its devices. A gate of any other model stays open.
     """
 
     state: GateState = "open"
-    turn: int = 0
+    changes: int = 0
     watched: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     swap: Swap | None = None
     may_close: bool = False
@@ -339,13 +339,13 @@ class Server(Struct, eq=False):
             self.busy += 1
             permit = self.waiting.popleft()
             permit.since = self.since
-            assert permit.turn is not None  # noqa: S101 - for the type checker: it waits
-            permit.turn.set()
+            assert permit.slot is not None  # noqa: S101 - for the type checker: it waits
+            permit.slot.set()
 
 
 class Permit(Struct, eq=False):
     """The right to use one slot, or one place in a batch. Release it once, when the server answered. `since`: the start
-    of the server that it is good for. `turn`: of a permit given ahead, set when it has a slot.
+    of the server that it is good for. `slot`: of a permit given ahead, set when it has a slot.
     """
 
     server: Server
@@ -354,7 +354,7 @@ class Permit(Struct, eq=False):
     started_at: float = 0.0
     is_running: bool = False
     place: Place | None = None
-    turn: asyncio.Event | None = None
+    slot: asyncio.Event | None = None
 
     @property
     def batch(self) -> Batch | None:
@@ -362,7 +362,7 @@ class Permit(Struct, eq=False):
 
     @property
     def has_slot(self) -> bool:
-        return self.turn is None or self.turn.is_set()
+        return self.slot is None or self.slot.is_set()
 
     def release(self) -> bool:
         """Give it back. True if that frees a slot: of a batch, the last place does. A second call does nothing."""
@@ -370,7 +370,7 @@ class Permit(Struct, eq=False):
             return False
         self.taken = False
         self.server.running -= self.is_running
-        if self.turn is not None and not self.turn.is_set():
+        if self.slot is not None and not self.slot.is_set():
             self.server.waiting.remove(self)
             return False
         if self.place is not None and not self.place.leave():
@@ -428,16 +428,16 @@ class Permits:
         permits = []
         for server in self._servers:
             while len(server.waiting) < server.ahead:
-                server.waiting.append(Permit(server, server.since, turn=asyncio.Event()))
+                server.waiting.append(Permit(server, server.since, slot=asyncio.Event()))
                 permits.append(server.waiting[-1])
         return permits
 
-    async def turn(self, permit: Permit) -> bool:
+    async def wait_for_slot(self, permit: Permit) -> bool:
         """Wait until the permit has a slot. False after 0.5 s: runs on that server are not short any more."""
-        if permit.turn is not None:
+        if permit.slot is not None:
             try:
-                async with asyncio.timeout(TURN_WITHIN_S):
-                    await permit.turn.wait()
+                async with asyncio.timeout(SLOT_WITHIN_S):
+                    await permit.slot.wait()
             except TimeoutError:
                 permit.server.run_s = max(SHORT_S, permit.server.run_s)
                 return False
@@ -490,7 +490,7 @@ class Permits:
         if there is permit.server:
             return
         self.release(permit)
-        permit.server, permit.since, permit.place, permit.taken, permit.turn = there, there.since, None, True, None
+        permit.server, permit.since, permit.place, permit.taken, permit.slot = there, there.since, None, True, None
         there.busy += 1
 
     def extend(self, server: Server, run: Remainder) -> None:
@@ -592,7 +592,7 @@ class Servers:
         gate = server.gate
         gate.state = state
         if state in ("loading", "at_rest"):
-            gate.turn += 1
+            gate.changes += 1
             server.health = UNSEEN
             self.acquit(server)
         if state == "at_rest":

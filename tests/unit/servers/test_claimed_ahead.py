@@ -57,7 +57,7 @@ async def test_slot_kept_past_its_permit_is_handed_on() -> None:
     servers.permits.release(permit)
     assert not ahead.has_slot
     rest.set_result(None)
-    assert await servers.permits.turn(ahead)
+    assert await servers.permits.wait_for_slot(ahead)
     assert (server.busy, server.running) == (1, 0)
 
 
@@ -88,7 +88,7 @@ async def test_claim_that_ends_in_line_never_starts(
 async def test_overlong_wait_releases_unspent(
     bench: Bench, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("director.servers.servers.TURN_WITHIN_S", 0.01)
+    monkeypatch.setattr("director.servers.servers.SLOT_WITHIN_S", 0.01)
     claim = await claimed(driver)
     waiting = Waiting(bench, claim)
     await asyncio.wait_for(waiting.run, 5)

@@ -270,7 +270,7 @@ async def test_short_runs_get_permits_ahead_which_take_slots_in_order() -> None:
     servers.permits.release(second)  # it never had one
     servers.permits.release(running[1])
     assert servers.permits.busy == 7
-    assert await servers.permits.turn(first)
+    assert await servers.permits.wait_for_slot(first)
 
 
 async def test_run_duration_is_measured_on_successful_runs() -> None:
