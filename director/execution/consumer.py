@@ -292,7 +292,9 @@ class Consumer:
             crash.at("after_claim")
         for claim, permit in zip(claims, self.planner.take(request, claims, permits[:share]), strict=True):
             permits.remove(permit)
-            self._start(claim, permit)
+            run = asyncio.get_running_loop().create_task(self.executor.execute(claim, permit))
+            self._runs.add(run)
+            run.add_done_callback(self._runs.discard)
 
     async def _claim_behind_wakeup(self) -> Next:
         """Send a claim for a few that Redis carries out when the wakeup comes. No permit is held meanwhile: a claim
@@ -417,8 +419,3 @@ class Consumer:
             warm=request.warm,
             send=send,
         )
-
-    def _start(self, claim: Claim, permit: Permit) -> None:
-        run = asyncio.get_running_loop().create_task(self.executor.execute(claim, permit))
-        self._runs.add(run)
-        run.add_done_callback(self._runs.discard)

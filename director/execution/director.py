@@ -227,6 +227,11 @@ class Director:
         if self._claiming is not None:
             await self._claiming.consumer.abandon()
 
+    async def aclose(self) -> None:
+        with anyio.CancelScope(shield=True):
+            await self.abandon()
+            await self.fleet.aclose()
+
     async def _watch(self, server: Server) -> None:
         registration = self._registration
         await Watch(

@@ -441,8 +441,9 @@ class LastWrite(Struct, eq=False):
                 crash.at("after_finish")
                 if finished:
                     self._count_end(end, output)
-                    if self.data_bytes:
-                        await self._count_files()
+                    if self.data_bytes and executor.storing is not None:
+                        # input and output, and with them the files that were counted before
+                        await executor.storing.count(claim.record, self.data_bytes + self.files_bytes)
                 log.info("inference" if finished else "claim lost", extra=self._facts_of(end))
                 # the grace began when `finish` was carried out: perhaps as early as the first try
                 return finished and executor.clock.monotonic() - asked_at < GRACE_S - TELL_S
@@ -476,11 +477,6 @@ class LastWrite(Struct, eq=False):
         stays = data_bytes.lasting((end.error, end.metrics), now_ms=now_ms, record_ttl_ms=record_ttl_ms)
         if stays.bytes:
             self.executor.scripts.weigh(record.account, stays)
-
-    async def _count_files(self) -> None:
-        """Count the input and the output in the file store, and with them the files that were counted before."""
-        if self.executor.storing is not None:
-            await self.executor.storing.count(self.active.claim.record, self.data_bytes + self.files_bytes)
 
     async def _give_back(self, end: tracker.GiveBack) -> None:
         claim, policy = self.active.claim, self.executor.policy

@@ -7,7 +7,7 @@ holds up no other. A model that cannot be served ends alone. A drain drains all 
 import logging
 import signal
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -61,6 +61,9 @@ class Sharing(Struct, frozen=True, kw_only=True):
         folder = Path(settings.devices_dir).expanduser()
         return cls(file=file, devices=pool.devices, hosted=hosted, folder=folder) if hosted else None
 
+    def open(self) -> AbstractAsyncContextManager[Host]:
+        return hosting(self.file, self.devices, list(self.hosted.values()), folder=self.folder)
+
 
 def serve(settings: DirectorSettings, models: Sequence[DirectorSettings] = (), sharing: Sharing | None = None) -> None:
     """Run a director, or a pool of them, until SIGTERM or SIGINT. An operator's mistake ends it with one line."""
@@ -97,7 +100,7 @@ async def opened(
     """Open a process's connections and make its directors. Raises SettingsError, in a pool with the model's name."""
     labelled = {label_of(model): model for model in models} or {ALONE: settings}
     async with connections(settings, directors=len(labelled), tracing=tracing) as shared, AsyncExitStack() as stack:
-        host = await _open_host(sharing, stack) if sharing else None
+        host = await stack.enter_async_context(sharing.open()) if sharing else None
         directors = {}
         for label, model in labelled.items():
             try:
@@ -109,18 +112,18 @@ async def opened(
                 else:
                     check_settings(model)
                     own = Director(model, shared)
-                directors[label] = await stack.enter_async_context(_closing(own))
             except SettingsError as exc:
                 if not models:
                     raise
                 raise SettingsError(f"{label}: {exc}") from exc
-        garage = _make_garage(sharing, host, directors, shared) if sharing and host else None
+            directors[label] = own
+            stack.push_async_callback(own.aclose)
+        garage = None
+        if host is not None and sharing is not None:
+            swapped = [(hosted, directors[label]) for label, hosted in sharing.hosted.items()]
+            garage = Garage(sharing.devices, swapped, host, shared.services.scripts, shared.services.clock)
+            shared.metering.follow(garage)
         yield Pool(settings, shared, directors, garage, host)
-
-
-async def _open_host(sharing: Sharing, stack: AsyncExitStack) -> Host:
-    hosted = list(sharing.hosted.values())
-    return await stack.enter_async_context(hosting(sharing.file, sharing.devices, hosted, folder=sharing.folder))
 
 
 def _address(settings: DirectorSettings, hosted: Hosted, host: Host) -> DirectorSettings:
@@ -133,13 +136,6 @@ def _address(settings: DirectorSettings, hosted: Hosted, host: Host) -> Director
         raise SettingsError("`ready` is for a server that is no Cog server and has its `runner_config` in this table.")
     fields = msgspec.json.decode(text, type=dict[str, Any]) | {"health": hosted.launch.ready}
     return replace(addressed, runner_config=msgspec.json.encode(fields).decode())
-
-
-def _make_garage(sharing: Sharing, host: Host, directors: Mapping[str, Director], shared: Shared) -> Garage:
-    models = [(hosted, directors[label]) for label, hosted in sharing.hosted.items()]
-    garage = Garage(sharing.devices, models, host, shared.services.scripts, shared.services.clock)
-    shared.metering.follow(garage)
-    return garage
 
 
 @asynccontextmanager
@@ -176,16 +172,6 @@ async def connections(
             await tracing.aclose()
             if moderator is not None:
                 await moderator.aclose()
-
-
-@asynccontextmanager
-async def _closing(director: Director) -> AsyncGenerator[Director]:
-    try:
-        yield director
-    finally:
-        with anyio.CancelScope(shield=True):
-            await director.abandon()
-            await director.fleet.aclose()
 
 
 class Pool:

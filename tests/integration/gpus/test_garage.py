@@ -62,8 +62,7 @@ async def sharing(
         finally:
             with anyio.CancelScope(shield=True):
                 for director in directors.values():
-                    await director.abandon()
-                    await director.fleet.aclose()
+                    await director.aclose()
                 await host.aclose()
 
 
