@@ -154,3 +154,13 @@ async def test_what_is_waited_for_is_news_while_the_gate_is_closed() -> None:
     await swapped.look(READY)
     swapped.servers.set_gate(swapped.server, "open")
     assert swapped.servers.standing.swap is None
+
+
+async def test_model_that_is_put_to_rest_serves_until_its_load_fails() -> None:
+    swapped = Swapped()
+    swapped.servers.set_gate(swapped.server, "at_rest")
+    assert not swapped.servers.is_serving, "this gate was to stay open"
+    swapped.server.gate.may_close = True
+    assert swapped.servers.is_serving
+    swapped.server.failed_starts = 2
+    assert not swapped.servers.is_serving
