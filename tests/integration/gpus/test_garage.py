@@ -246,7 +246,7 @@ async def test_model_without_a_known_version_is_loaded_once_to_learn_it(server: 
 async def test_model_that_was_never_loaded_says_what_it_waits_for(
     server: RedisServer, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("director.execution.director.LOOK_AGAIN_S", 0.05)
+    monkeypatch.setattr("director.execution.registration.LOOK_AGAIN_S", 0.05)
     host = PlayedHost(*(PlayedModel(f"acme/{name}", load_s=30) for name in "ab"), memory=1)
     words: dict[str, set[str]] = {"acme/a": set(), "acme/b": set()}
 
