@@ -9,9 +9,8 @@ import logging
 from contextlib import suppress
 from typing import Final
 
-from msgspec import Raw
+from msgspec import Raw, Struct
 
-from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import Kind, QueueName, version_id
 from director.core.policy import Policy
@@ -191,33 +190,24 @@ class Registration:
         self.known.set()
 
 
-class Newcomer:
+class Newcomer(Struct, eq=False):
     """A director that knows no queue yet. `has_looked`: Redis was asked for it once."""
 
-    def __init__(
-        self,
-        name: str,
-        model: str,
-        registration: Registration,
-        services: Services,
-        report: SelfReport,
-    ) -> None:
-        self.has_looked = False
-        self._name = name
-        self._model = model
-        self._registration = registration
-        self._services = services
-        self._clock: Clock = services.clock
-        self._report = report
+    name: str
+    model: str
+    registration: Registration
+    services: Services
+    report: SelfReport
+    has_looked: bool = False
 
     async def run(self) -> None:
         """Look for the queue until it is known, and show meanwhile why predictions wait."""
-        began = self._clock.monotonic()
-        known = self._registration.known
+        began = self.services.clock.monotonic()
+        known = self.registration.known
         has_noted = False
         while not known.is_set():
             try:
-                await self._registration.recognize()
+                await self.registration.recognize()
                 self.has_looked = True
                 if not known.is_set():
                     has_noted = True
@@ -231,29 +221,29 @@ class Newcomer:
 
     async def forget(self) -> None:
         with suppress(BackendUnavailable):  # it is forgotten after some seconds anyway
-            await self._services.directors.forget_newcomer(self._label, self._name)
+            await self.services.directors.forget_newcomer(self._label, self.name)
 
     async def _note(self, began: float) -> None:
-        if not self._registration.kind:
-            await self._services.catalog.note_awaited(self._model, self._describe(began))
-        state = self._report.servers.standing.state
-        about = self._report.encoded(held=0)
+        if not self.registration.kind:
+            await self.services.catalog.note_awaited(self.model, self._describe(began))
+        state = self.report.servers.standing.state
+        about = self.report.encoded(held=0)
         # it has no queue, so nothing is served yet, whatever its servers could do
         shown = "starting" if state == "ready" else state
-        await self._services.directors.note_newcomer(self._label, self._name, shown, about)
+        await self.services.directors.note_newcomer(self._label, self.name, shown, about)
 
     @property
     def _label(self) -> str:
-        kind = self._registration.kind
-        return self._model + (f"~{kind}" if kind else "")
+        kind = self.registration.kind
+        return self.model + (f"~{kind}" if kind else "")
 
     def _describe(self, began: float) -> Awaited:
-        servers = self._report.servers.all
+        servers = self.report.servers.all
         server = next((server for server in servers if not server.can_run), None)
         why = "" if server is None else _explain(server)
         return Awaited(
-            version=self._registration.version,
-            waited_s=self._clock.monotonic() - began,
+            version=self.registration.version,
+            waited_s=self.services.clock.monotonic() - began,
             servers=tuple(server.runner.url for server in servers[:MOST_AWAITED]),
             why=why[:LONGEST_DETAIL],
         )

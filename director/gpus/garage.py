@@ -111,7 +111,7 @@ class Times:
 
 
 class History:
-    """What was done with one model: its last few swaps, and all steps of the last hour."""
+    """The swaps of one model: the last few, all steps of the last hour, and how long loads and rests take."""
 
     def __init__(self, load_s: float) -> None:
         self.load_s = Times(load_s)
