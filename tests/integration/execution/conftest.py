@@ -125,8 +125,8 @@ def live(redis: Redis, server: RedisServer, model_url: str) -> Live:
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let directors of this process look every 50 ms at what they read every few seconds."""
-    for name in ("LOOK_AGAIN_S", "STAY_S"):
-        monkeypatch.setattr(f"director.execution.director.{name}", 0.05)
+    for name in ("registration.LOOK_AGAIN_S", "live_settings.LOOK_AGAIN_S", "director.STAY_S"):
+        monkeypatch.setattr(f"director.execution.{name}", 0.05)
 
 
 @pytest.fixture
