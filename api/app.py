@@ -34,7 +34,7 @@ from api.sites.sites import Plan, State, all_running, answer_at_site
 from api.web import openapi, reference
 from api.web.cors import Origins, may_read
 from api.web.errors import Code, head_too_large, invalid_host, is_expected, problem_of, too_many_connections
-from api.web.http import Request, allowed_hosts, carry, names_allowed_host, proxy_networks
+from api.web.http import RawHeaders, Request, allowed_hosts, carry, names_allowed_host, proxy_networks, services_of
 from api.web.route import Handler, Route, routes_of
 from director.core.clock import Clock, SystemClock
 from director.core.errors import UnsafeBackend
@@ -102,6 +102,7 @@ class Api:
         self._otherwise: Final = otherwise
         self._hosts: Final = hosts
         self._origins: Final = origins
+        self._has_origins: Final = origins != Origins()
         self._named: Final = _Paths(route for route in self.routes if route.name)
         self._plain: Final = _Paths(route for route in self.routes if not route.name)
         self.router: Final = Router(lifespan=lifespan)
@@ -149,7 +150,10 @@ class Api:
         scope["route"], scope["path_params"] = found
         methods = found[0].methods
         route = methods.get("GET" if method == "HEAD" else method)
-        if read_by := self._origins.headers(request.headers, route or methods.get("GET")):
+        shown = route or methods.get("GET")
+        read_by: RawHeaders = ()
+        if self._has_origins or (shown is not None and shown.is_open):
+            read_by = self._origins.headers(request.headers, shown)
             carry(request, read_by)
         if route is None:
             headers = {"Allow": ", ".join(sorted({*methods, "OPTIONS", *(("HEAD",) if "GET" in methods else ())}))}
@@ -159,7 +163,14 @@ class Api:
             return Response(status_code=204, headers={**headers, **may_send})
         if route.scopes:
             request.account = await authenticate(request, *route.scopes, bucket=route.bucket, frees=route.frees)
-        return await answer_at_site(request, route)
+        request.services = services_of(request)
+        if route.of is not None:
+            request.prediction_id = route.of(request)
+        if request.sites is not None:
+            return await answer_at_site(request, route)
+        if route.bucket == "create":
+            request.services.gate.pass_through()
+        return await route.handler(request)
 
     def _is_host_right(self, request: Request) -> bool:
         # Prometheus names the address of a pod, which no list can have, and the answer has no address

@@ -5,49 +5,26 @@ certain. The keeper corrects a prediction's compute once it is terminal.
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from typing import Final
 from uuid import uuid4
 
-from api.services.services import Services
+from api.services.memory import NO_LIMIT
 from api.web import errors
-from api.web.errors import Code
 from api.web.http import RawHeaders, Request, carry, raw, services_of
 from director.broker.replies import Allowance
 from director.core.account_limits import Bucket, BucketName
 from director.core.data_bytes import FOR_EVER_MS, NOTHING, RECORD_BYTES, Counted
-from director.core.errors import BackendUnavailable, DataRefused
+from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, QueueName
 from director.store.accounts import Account
 
-LONGEST_RETRY_S: Final = 60  # clients sleep for this long
 # Replicate's own values for an idle account: a program may pace itself by them. It sends no RateLimit-Limit.
 WITHOUT_RATE: Final[Mapping[BucketName, RawHeaders]] = {
     "create": raw({"RateLimit-Remaining": "599", "RateLimit-Reset": "1"}),
     "read": raw({"RateLimit-Remaining": "2999", "RateLimit-Reset": "1"}),
 }
 UNKNOWN_S: Final = 1.0  # the assumed time of a run while a queue has finished none
-
-
-class DataLimit(NamedTuple):
-    """The most bytes that an account may have now, None for no limit, and the code of a refusal."""
-
-    most: int | None
-    code: Code
-
-    @classmethod
-    def of(cls, services: Services, most_data: int | None, bytes_more: int) -> "DataLimit":
-        """Return what holds for these bytes more. They count in `services.memory` until `give_back`."""
-        share = services.memory.share(bytes_more)
-        if share is None or (most_data is not None and most_data < share):
-            return cls(most_data, Code.DATA_FULL)
-        return cls(share, Code.MEMORY_SHORT)
-
-    def refusal(self, refused: Sequence[int]) -> DataRefused:
-        """Return the error for the reply of a script: bytes that the account has, and ms until there is room."""
-        used, retry_after_ms = refused
-        retry_after_s = max(1, min(LONGEST_RETRY_S, math.ceil(retry_after_ms / 1000)))
-        return DataRefused(self.code, limit=self.most or 0, used=used, retry_after_s=retry_after_s)
 
 
 async def retain(request: Request, owner: str, size: int) -> None:
@@ -57,12 +34,12 @@ async def retain(request: Request, owner: str, size: int) -> None:
     services, account = request.services, request.account
     if size <= 0:
         return
-    limit = DataLimit(None, Code.DATA_FULL)
+    limit = NO_LIMIT
     if account.name == owner:
-        limit = DataLimit.of(services, account.limits.max_data_bytes, size)
+        limit = services.memory.limit(account.limits.max_data_bytes, size)
     refused = await services.scripts.retain(owner, size, most=limit.most)
     if refused is not None:
-        services.memory.give_back(size)
+        services.memory.uncount(size)
         raise limit.refusal(refused)
 
 

@@ -6,7 +6,7 @@ from typing import Final
 from msgspec import UNSET, Struct, UnsetType
 from starlette.responses import Response
 
-from api.sites.sites import Sites, sites_of
+from api.sites.sites import Sites
 from api.web.http import Request, json_response
 from api.web.route import Route
 from director.broker.redis_client import FULL
@@ -62,8 +62,8 @@ async def readyz(request: Request) -> Response:
     )
     if services.is_leaving:
         return json_response(Readiness(ready=False, accepting=False, load=load, reasons=(LEAVING,)), 503)
-    if (sites := sites_of(request)) is not None:
-        return _of_several(sites, load)
+    if request.sites is not None:
+        return _of_several(request.sites, load)
     try:
         async with asyncio.timeout(CHECK_S):
             server = await services.gate.checked()

@@ -11,14 +11,13 @@ from msgspec.structs import asdict, replace
 from starlette.responses import Response
 
 from api.accounts.auth import named
-from api.predictions.intake import enter
+from api.predictions.intake import try_at
 from api.predictions.listing import FILTERS, Filters, created_ms
-from api.predictions.streams import new_ticket
 from api.web.errors import InvalidField, invalid_field, invalid_input, not_found
 from api.web.http import PAGE_SIZE, Cursor, Request, cursor_of, decoded, json_response, page_response, prediction_id_of
 from api.web.route import CURSOR, Answer, Body, Parameter, administers, one_of
 from director.core.errors import SettingsError
-from director.core.ids import PredictionId, is_prediction_id
+from director.core.ids import PredictionId, is_prediction_id, new_ticket
 from director.core.schema import Page
 from director.core.states import Status
 from director.core.view import PATHS
@@ -151,7 +150,7 @@ async def _change(request: Request, verb: str, ids: list[PredictionId], wanted: 
     if verb == "cancel":
         return await services.across.cancel(ids, by=by, wanted=wanted)
     return await services.across.retry(
-        ids, by=by, ticket=new_ticket, enter=partial(enter, services), site=services.site, wanted=wanted
+        ids, by=by, ticket=new_ticket, enter=partial(try_at, services), site=services.site, wanted=wanted
     )
 
 

@@ -7,7 +7,6 @@ import msgspec
 from msgspec import Struct
 from starlette.responses import Response
 
-from api.sites.sites import sites_of
 from api.web.http import Request, json_response
 from api.web.route import Answer, administers
 from director import __version__
@@ -68,7 +67,7 @@ class SystemView(Struct, frozen=True, kw_only=True):
     answers={200: Answer("The process as it is.", SystemView)},
 )
 async def get_system(request: Request) -> Response:
-    services, sites = request.services, sites_of(request)
+    services, sites = request.services, request.sites
     server = await services.gate.checked()
     memory = Fullness.of(await infos(services.redis, "memory"))
     up_s = min(int(one["uptime_in_seconds"]) for one in await infos(services.redis, "server"))

@@ -17,7 +17,6 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.structs import replace
 from starlette.responses import Response
 
-from api.accounts.limits import DataLimit
 from api.files.multipart import Form, Part
 from api.files.outputs import BYTES, PART, store_of, stored_response
 from api.services.services import Services
@@ -304,7 +303,7 @@ class _Upload:
     async def count(self, file: CallerFile) -> None:
         """Count the file in the store and its record in Redis. Raises DataRefused."""
         counts = file.counts
-        limit = DataLimit.of(self._services, self._most_data, counts.bytes)
+        limit = self._services.memory.limit(self._most_data, counts.bytes)
         said = await self._scripts.enlist(
             file.id,
             account=file.account,
@@ -314,7 +313,7 @@ class _Upload:
             most=limit.most,
         )
         if isinstance(said, list):
-            self._services.memory.give_back(counts.bytes)
+            self._services.memory.uncount(counts.bytes)
             raise limit.refusal(said)
         self._room = max(file.size, BLOCK)
         stowed = await self._scripts.stow(file.account, file.id, self._room, most=self._most, until_ms=file.expires)

@@ -15,7 +15,7 @@ from msgspec import Meta
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
-from api.sites.sites import refuse_moved, sites_of
+from api.sites.sites import refuse_moved
 from api.web import errors
 from api.web.errors import Problem
 from api.web.http import Request, prediction_id_of
@@ -108,7 +108,7 @@ async def _ordered(request: Request, verb: str, what: str) -> FileStore:
 
 async def _refuse_moved(request: Request) -> None:
     """Raise Moved if another of our sites may have signed this address, since it has the prediction now."""
-    if sites_of(request) is not None:
+    if request.sites is not None:
         await refuse_moved(request)
 
 

@@ -3,6 +3,7 @@
 """
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, TypeVar
@@ -15,15 +16,17 @@ from api.accounts.account import AccountView
 from api.accounts.limits import retain, uncount
 from api.models.models import SKU, Hardware, Name
 from api.predictions.bodies import HOW, MODEL, VERSION, WAIT, PredictionRequest, creates, read_create
-from api.predictions.intake import submit
+from api.predictions.intake import Filed, Hold, accept, answer, read_here
 from api.services.lookups import VersionRef
-from api.sites.sites import others, version_named
+from api.services.services import Services
+from api.sites.sites import others, where_it_is
 from api.web.errors import InvalidField, deployment_disabled, invalid_input, invalid_version, not_found, unavailable
 from api.web.http import Members, Request, cursor_of, json_response, page_response, read_body, slice_of
 from api.web.route import CURSOR, Answer, Body, deletes, reads, stores
 from director.core.data_bytes import ENTRY_BYTES
+from director.core.errors import BackendUnavailable
 from director.core.ids import MODEL_NAME, VERSION_ID, model_and_kind
-from director.core.schema import Page
+from director.core.schema import Page, Stored
 from director.core.view import iso
 from director.store.accounts import AccountType
 from director.store.catalog import Version
@@ -217,7 +220,34 @@ async def create_of_deployment(request: Request) -> Response:
     version = await _version(request, deployment.release.model, deployment.release.version)
     if version is None:
         raise invalid_version()
-    return await submit(request, version, asked, deployment=deployment.full_name)
+    with Hold(request) as hold:
+        filed = await accept(
+            request,
+            version,
+            asked,
+            rate_token=request.rate_token,
+            deployment=deployment.full_name,
+            wait=hold.wait,
+        )
+        return await answer(request, await _cancel_if_disabled(request, filed), hold)
+
+
+async def _cancel_if_disabled(request: Request, filed: Filed) -> Filed:
+    """Cancel what was filed while an update disabled its deployment, since the update may not have seen it. The
+    prediction is accepted by now, so an outage here must not refuse it.
+    """
+    record = filed.stored.record
+
+    async def cancel(services: Services) -> Stored | None:
+        await services.scripts.cancel(record.id, account=record.account, kind=record.kind)
+        return await read_here(services, record.id)
+
+    with contextlib.suppress(BackendUnavailable):
+        known = await request.services.deployments.get(*record.deployment.split("/"))
+        if known is not None and known.is_disabled:
+            canceled = await where_it_is(request, record.id, cancel)
+            return filed if canceled is None else filed._replace(stored=canceled)
+    return filed
 
 
 async def _cancel_all(request: Request, deployment: Deployment) -> None:
@@ -238,7 +268,7 @@ async def _cancel_all(request: Request, deployment: Deployment) -> None:
 
 
 async def _version(request: Request, model: str, version: str) -> Version | None:
-    return await version_named(request, VersionRef(model=model, version=version), request.account)
+    return await request.versions.named(VersionRef(model=model, version=version), request.account)
 
 
 async def _refuse_missing(request: Request, model: str, version: str) -> None:

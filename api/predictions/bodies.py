@@ -1,5 +1,5 @@
-"""Read the bodies that create predictions, the names of models and versions, and the headers that say how to run.
-Reports everything that is wrong with a body at once. `validation` checks what is in `input`.
+"""Read the bodies that create predictions, the names of models and versions, and the headers that say how to run; and
+show a prediction to its client. Reports everything that is wrong with a body at once. `validation` checks `input`.
 """
 
 import hashlib
@@ -10,14 +10,16 @@ from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec.structs import replace
 
 from api.services.lookups import VersionRef
 from api.web.errors import input_too_large, invalid_header, invalid_input, invalid_version, not_found
 from api.web.http import Members, Request, read_body, type_of, wrong_type
 from api.web.route import Answer, Parameter, changes, one_of
 from director.core.ids import LANES, MODEL_NAME, VERSION_ID
-from director.core.schema import Prediction
-from director.core.states import WebhookEvent
+from director.core.schema import Prediction, Stored
+from director.core.states import Status, WebhookEvent
+from director.core.view import view
 from director.core.webhooks import parse_webhook_url
 
 MODEL: Final = re.compile(MODEL_NAME)
@@ -50,6 +52,11 @@ class CreatePrediction(Struct, frozen=True, kw_only=True):
     destination: str | None = None
     webhook: str | None = None
     webhook_events_filter: tuple[WebhookEvent, ...] | None = None
+
+    @property
+    def events(self) -> str:
+        """Return the events that the webhook is called for, as the record has them."""
+        return ",".join(self.webhook_events_filter or WebhookEvent) if self.webhook else ""
 
 
 NO_EFFECT: Final = Meta(description="Has no effect.", extra_json_schema={"deprecated": True})
@@ -291,3 +298,22 @@ HOW: Final = (
         "header",
     ),
 )
+
+
+# A prediction as the client that asks understands it.
+
+# Replicate's clients that do not know `aborted`: wait() of JavaScript's polls for ever, a list fails in Python's
+WITHOUT_ABORTED: Final = re.compile(r"replicate-(?:javascript/(?:0|1\.[0-4])|python/[01])\.")
+
+
+def shown_to(request: Request, stored: Stored) -> Prediction:
+    return show_as_known(request, view(stored))
+
+
+def show_as_known(request: Request, prediction: Prediction) -> Prediction:
+    """Return it with `canceled` in place of `aborted` for a client that does not know that word. Event streams and
+    webhooks cannot know who reads: the former say `canceled` anyway.
+    """
+    if prediction.status is Status.ABORTED and WITHOUT_ABORTED.match(request.headers.get("user-agent", "")):
+        return replace(prediction, status=Status.CANCELED)
+    return prediction

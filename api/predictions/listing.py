@@ -18,9 +18,9 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 from starlette.responses import Response
 
-from api.predictions.shown import told
+from api.predictions.bodies import show_as_known
 from api.services.services import Services
-from api.sites.sites import sites_of
+from api.sites.sites import Sites
 from api.web.errors import InvalidField, forbidden, invalid_input
 from api.web.http import PAGE_SIZE, Cursor, Request, cursor_of, services_of, walked_page
 from api.web.route import CURSOR, Answer, Parameter, one_of
@@ -163,7 +163,8 @@ class Lists:
 
     @classmethod
     def of(cls, request: Request) -> "Lists":
-        if (sites := sites_of(request)) is None:
+        sites: Sites | None = request.sites
+        if sites is None:
             return cls([Source("", services_of(request))])
         up = [Source(site.name, site.services) for site in sites.all if site.is_up]
         return cls(up, sorted(sites.by_name.keys() - {source.name for source in up}))
@@ -248,7 +249,7 @@ async def list_of_kind(request: Request, kind: Kind) -> Response:
         raise forbidden("Only a token with the scope 'admin' may list the predictions of another account.")
     lists = Lists.of(request)
     results, walked, has_more = await _walk(lists, whose, kind, Span.of(filters, cursor), filters)
-    results = [told(request, one) for one in results]
+    results = [show_as_known(request, one) for one in results]
     response = walked_page(request, f"/{PATHS[kind]}", results, walked, has_more=has_more, kept=filters.given)
     if lists.away:
         response.headers[AWAY] = ", ".join(sorted(lists.away))

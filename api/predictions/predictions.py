@@ -16,11 +16,11 @@ from starlette.responses import Response
 from api.accounts.auth import named
 from api.accounts.limits import take
 from api.predictions import bodies
+from api.predictions.bodies import shown_to
 from api.predictions.intake import accept, submit
 from api.predictions.listing import FILTERS, LISTED, list_of_kind
-from api.predictions.shown import shown_to
 from api.services.lookups import VersionRef
-from api.sites.sites import no_version, refuse_moved, sites_of, version_named
+from api.sites.sites import no_version, refuse_moved
 from api.web import errors, route
 from api.web.errors import Moved, Problem, ProblemDocument, input_too_large
 from api.web.http import Request, json_response, number_of, prediction_id_of, read_body, watching
@@ -56,7 +56,7 @@ async def create(request: Request) -> Response:
 
 async def _version(request: Request, asked: bodies.CreatePrediction) -> Version:
     ref = bodies.parse_version(asked.version or "")
-    version = await version_named(request, ref, request.account)
+    version = await request.versions.named(ref, request.account)
     if version is None:
         raise await no_version(request, ref, errors.invalid_version)
     return version
@@ -77,7 +77,7 @@ async def create_of_model(request: Request) -> Response:
     model = bodies.parse_model(request.path_params["owner"], request.path_params["name"])
     asked = await bodies.read_create(request)
     ref = VersionRef(model=model)
-    version = await version_named(request, ref, request.account)
+    version = await request.versions.named(ref, request.account)
     if version is None:
         raise await no_version(request, ref, errors.not_found)
     return await submit(request, version, asked)
@@ -473,8 +473,6 @@ class BatchResults(Struct, frozen=True):
 async def create_batch(request: Request) -> Response:
     body = await read_body(request, max_bytes=request.services.settings.max_batch_bytes, refusal=input_too_large)
     given = await _unless_large(body, partial(bodies.parse_batch, body, most=MOST))
-    if sites_of(request) is None:
-        request.services.gate.pass_through()
     results: list[BatchResult] = []
     while len(results) < len(given):
         places = _together(given, len(results))
@@ -502,8 +500,8 @@ async def _result(request: Request, body: bytes, place: int) -> BatchResult:
         rate_token = request.rate_token if place == 0 else await take(request, request.account, "create")
         asked = await _unless_large(body, partial(bodies.parse_create, body, version=True))
         version = await _version(request, asked)
-        accepted, stored = await accept(request, version, asked, rate_token=rate_token, place=f"/{place}")
-        return BatchResult(status=201, prediction=view(stored), replayed=accepted.replayed or UNSET)
+        filed = await accept(request, version, asked, rate_token=rate_token, place=f"/{place}")
+        return BatchResult(status=201, prediction=view(filed.stored), replayed=filed.is_repeat or UNSET)
     except (Problem, DirectorError) as exc:
         document = errors.problem_of(exc).document
     except Exception:  # one failure of a thousand must not cost the others their answers

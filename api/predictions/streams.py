@@ -4,7 +4,6 @@ permission: no token is needed, and any web page may read it.
 
 import hmac
 import re
-import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, Literal
@@ -66,8 +65,6 @@ async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
 # A ticket makes the address of a stream unguessable. It is kept in the prediction's record alone, and never logged.
 # An address has 52 characters, the id and its ticket, as Replicate's have.
 
-LENGTH: Final = 26
-LETTERS: Final = bytes(b"abcdefghijklmnopqrstuvwxyz234567"[byte % 32] for byte in range(256))  # each equally likely
 ADDRESS: Final = re.compile(r"([0-9a-z]{26})([a-z2-7]{26})")
 
 
@@ -78,10 +75,6 @@ class Address(Struct, frozen=True):
     def opens(self, ticket: str) -> bool:
         """Return whether this is the ticket in the prediction's record. A record without a ticket opens for nothing."""
         return bool(ticket) and hmac.compare_digest(self.ticket, ticket)
-
-
-def new_ticket() -> str:
-    return secrets.token_bytes(LENGTH).translate(LETTERS).decode()
 
 
 def read_address(text: str) -> Address | None:

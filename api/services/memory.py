@@ -2,20 +2,41 @@
 
 import asyncio
 import logging
-from typing import Final
+import math
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from redis.asyncio import Redis
 
 from director.broker.redis_client import infos
 from director.core.clock import Clock
 from director.core.data_bytes import SHORT, Fullness, share_while_short
-from director.core.errors import BackendUnavailable
+from director.core.errors import BackendUnavailable, DataRefused
 from director.runtime.process import Recent
 from director.store.account_data import data_share
 
 log = logging.getLogger(__name__)
 MEMORY_FRESH_S: Final = 1.0
 MEMORY_STALE_S: Final = 10.0  # an API that had no creates for long, or whose looks fail, knows nothing
+
+
+LONGEST_RETRY_S: Final = 60  # clients sleep for this long
+
+
+class DataLimit(NamedTuple):
+    """The most bytes that an account may have now, None for no limit, and the code of a refusal."""
+
+    most: int | None
+    code: str
+
+    def refusal(self, refused: Sequence[int]) -> DataRefused:
+        """Return the error for the reply of a script: bytes that the account has, and ms until there is room."""
+        used, retry_after_ms = refused
+        retry_after_s = max(1, min(LONGEST_RETRY_S, math.ceil(retry_after_ms / 1000)))
+        return DataRefused(self.code, limit=self.most or 0, used=used, retry_after_s=retry_after_s)
+
+
+NO_LIMIT: Final = DataLimit(None, "data_full")
 
 
 class Memory:
@@ -45,7 +66,7 @@ class Memory:
 
     def share(self, bytes_more: int) -> int | None:
         """Return the most bytes that an account may have, these included. None while memory is not short, or while no
-        keeper has published a share. The bytes count here until `give_back`, or until the next look.
+        keeper has published a share. The bytes count here until `uncount`, or until the next look.
         """
         now = self._clock.monotonic()
         if now - self._asked_at >= MEMORY_FRESH_S and (self._look is None or self._look.done()):
@@ -57,7 +78,14 @@ class Memory:
         part = self._memory._replace(used=self._memory.used + self._accepted).part
         return share_while_short(self._share, part) if part > SHORT else None
 
-    def give_back(self, bytes_more: int) -> None:
+    def limit(self, most_data: int | None, bytes_more: int) -> DataLimit:
+        """Return what holds for these bytes more of an account that may have `most_data`. They count as in `share`."""
+        share = self.share(bytes_more)
+        if share is None or (most_data is not None and most_data < share):
+            return NO_LIMIT if most_data is None else DataLimit(most_data, NO_LIMIT.code)
+        return DataLimit(share, "memory_short")
+
+    def uncount(self, bytes_more: int) -> None:
         """Count no longer what was not accepted."""
         self._accepted = max(0, self._accepted - bytes_more)
 

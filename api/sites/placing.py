@@ -12,14 +12,16 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from api.services.services import Services
 from api.sites.sites import Site, Sites
 from api.web.errors import invalid_header
+from api.web.http import Request
 from director.broker.replies import Accepted, Bound
 from director.core.errors import BackendFull, BackendUnavailable, IdempotencyMismatch, QueueRefused, UnknownQueue
 from director.core.ids import PredictionId, created_ms_of, new_prediction_id
+from director.core.schema import NewPrediction
 from director.store.accounts import Account
 from director.store.catalog import Version
 
@@ -28,47 +30,30 @@ SETTLED_MS: Final = 20_000
 PAUSES_S: Final = (0.0, 0.05, 0.1, 0.2, 0.4)
 MOST_TAKEOVERS: Final = 3
 FILE: Final = re.compile(rb"files\\?/[0-9a-z]{26}")  # in JSON a backslash may stand before a slash
-Enter = Callable[[Services, Version, PredictionId], Awaitable[Accepted]]
-"""Files the run at a site. Raises QueueError if the site took nothing, and BackendUnavailable."""
+File = Callable[[Services, Version, NewPrediction], Awaitable[Accepted]]
+"""Files a prediction at one server. Raises QueueError if the server took nothing, and BackendUnavailable."""
 
 
-class Submission(Struct, frozen=True, kw_only=True):
-    """A run to place. `id`: its id if the home takes it. `asked`: the site that the caller named in X-Site."""
-
-    id: PredictionId
-    account: Account
-    version: Version
-    asked: str | None
-    names_files: bool
-    idempotency: tuple[str, str] | None
-
-    @property
-    def only_home(self) -> bool:
-        """Other sites know neither its files nor its destination nor the account's remaining budget."""
-        limits = self.account.limits
-        has_budget = limits.meters_compute or limits.max_files_bytes is not None
-        return bool(self.version.kind) or self.names_files or has_budget
-
-
-async def place(sites: Sites, run: Submission, enter: Enter) -> tuple[Accepted, Services]:
-    order = await _order(sites, run)
-    key = None if run.idempotency is None else _Key(sites, run, run.idempotency)
+async def choose_site(request: Request, version: Version, new: NewPrediction, file: File) -> tuple[Accepted, Services]:
+    """File the prediction at one of several sites. Returns the services of that site too."""
+    sites: Sites = request.sites
+    order = await _order(sites, request, version, new)
+    key = None if new.idempotency is None else _Key(sites, new, new.idempotency)
     refused: Exception | None = None
-    for site, version in order:
+    for site, own in order:
         # before the first await, so that requests of the same moment do not all choose the same site
-        site.expect(version.queue)
-        home, now_ms = sites.home, site.services.clock.now_ms()
-        new = run.id if site is home else new_prediction_id(model=version.model, now_ms=now_ms, site=site.row.number)
-        if key is not None and (known := await key.take(new)) is not None:
+        site.expect(own.queue)
+        there = _at(site, own, new, is_home=site is sites.home)
+        if key is not None and (known := await key.take(there.id)) is not None:
             return known
         try:
-            accepted = await enter(site.services, version, new)
+            accepted = await file(site.services, own, there)
         except (QueueRefused, UnknownQueue) as exc:
-            site.expect(version.queue, -1)
+            site.expect(own.queue, -1)
             refused = refused if isinstance(refused, QueueRefused) else exc
         except BackendUnavailable as exc:
             if isinstance(exc, BackendFull):  # it answers: lists, tokens and models are still read there
-                site.expect(version.queue, -1)
+                site.expect(own.queue, -1)
             else:
                 site.failed(str(exc))
             if not exc.is_untouched:
@@ -78,37 +63,58 @@ async def place(sites: Sites, run: Submission, enter: Enter) -> tuple[Accepted, 
             if accepted.replayed and key is not None:  # the site knew the key, but the home did not
                 await key.bind(accepted.id)
             if not accepted.replayed:
-                how = "forced" if run.asked else "chosen" if site is order[0][0] else "failover"
-                home.services.meters.placed(site.name, how)
+                how = "forced" if "x-site" in request.headers else "chosen" if site is order[0][0] else "failover"
+                sites.home.services.meters.placed(site.name, how)
             return accepted, site.services
     if key is not None and key.bound is not None:
         await key.bind(None)
     raise refused or BackendUnavailable("no site takes it")
 
 
-async def _order(sites: Sites, run: Submission) -> Sequence[tuple[Site, Version]]:
-    """Return the sites to try, best first, each with its own version. Raises a 422 if X-Site names another."""
-    version = run.version
-    names = sites.table.models.get(version.model, tuple(sites.by_name))
-    allowed = [sites.home] if run.only_home else [sites.by_name[name] for name in names]
-    if run.asked is not None:
-        known = " or ".join(site.name for site in allowed)
-        allowed = [site for site in allowed if site.name == run.asked]
-        if not allowed:
-            raise invalid_header("X-Site", known)
+def _at(site: Site, version: Version, new: NewPrediction, *, is_home: bool) -> NewPrediction:
+    """Return the prediction as it is filed at a site: the id names it."""
+    now_ms, number = site.services.clock.now_ms(), site.row.number
+    prediction_id = new.id if is_home else new_prediction_id(model=version.model, now_ms=now_ms, site=number)
+    return replace(new, id=prediction_id, shard=version.shard_of(new.account), bound=True)
+
+
+def check_site(request: Request, new: NewPrediction) -> None:
+    """Raise a 422 if X-Site names a site that may not have it."""
+    asked = request.headers.get("x-site")
+    names = [site.name for site in _allowed(request.sites, request.account, new)]
+    if asked is not None and asked not in names:
+        raise invalid_header("X-Site", " or ".join(names))
+
+
+def _allowed(sites: Sites, account: Account, new: NewPrediction) -> Sequence[Site]:
+    limits = account.limits
+    has_budget = limits.meters_compute or limits.max_files_bytes is not None
+    # other sites know neither its files nor its destination nor the account's remaining budget
+    if new.kind or has_budget or FILE.search(new.input):
+        return [sites.home]
+    return [sites.by_name[name] for name in sites.table.models.get(new.model, tuple(sites.by_name))]
+
+
+async def _order(
+    sites: Sites, request: Request, version: Version, new: NewPrediction
+) -> Sequence[tuple[Site, Version]]:
+    """Return the sites to try, best first, each with its own version."""
+    allowed, asked = _allowed(sites, request.account, new), request.headers.get("x-site")
+    if asked is not None:
+        allowed = [site for site in allowed if site.name == asked]
     up = [site for site in allowed if site.row.takes_new and site.is_up]
     # for trainings and procedures only the home was asked
-    order = [(sites.home, version)] if version.kind and up else await sites.in_order(version, run.account.name, up)
+    order = [(sites.home, version)] if version.kind and up else await sites.in_order(version, new.account, up)
     if not order and len(up) == len(allowed) and all(site.is_up for site in up):
         raise UnknownQueue(version.queue)
     return order
 
 
 class _Key:
-    def __init__(self, sites: Sites, run: Submission, pair: tuple[str, str]) -> None:
+    def __init__(self, sites: Sites, new: NewPrediction, pair: tuple[str, str]) -> None:
         self.bound: PredictionId | None = None
         self._sites = sites
-        self._facts = {"account": run.account.name, "model": run.version.model}
+        self._facts = {"account": new.account, "model": new.model}
         self._pair = pair
 
     async def bind(self, new: PredictionId | None) -> Bound | None:

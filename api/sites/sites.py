@@ -14,7 +14,6 @@ from typing import Final, NoReturn, TypedDict, TypeVar
 
 import anyio
 from msgspec import Struct
-from starlette.requests import Request as BaseRequest
 from starlette.responses import Response
 
 from api.services.lookups import Cache, VersionRef
@@ -23,7 +22,7 @@ from api.services.services import Clients, Services
 from api.sites import table
 from api.sites.table import Candidate, QueueReport, SiteRow, SiteTable
 from api.web.errors import Moved, Problem, Refusal, invalid_header, not_found, shown
-from api.web.http import Request, services_of
+from api.web.http import Request, Versions, services_of
 from api.web.route import Route
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable, UnknownQueue, UnsafeBackend
@@ -219,25 +218,15 @@ class Sites:
             site.services.release()
 
 
-def sites_of(request: BaseRequest) -> Sites | None:
-    sites: Sites | None = request.scope["state"]["sites"]
-    return sites
-
-
-def others(request: BaseRequest) -> Sequence[Site]:
-    sites = sites_of(request)
+def others(request: Request) -> Sequence[Site]:
+    sites: Sites | None = request.sites
     return () if sites is None else sites.all[1:]
 
 
 async def answer_at_site(request: Request, route: Route) -> Response:
-    """Call a route's handler with the services of the route's site. Raises a 404 or a 422 if there is no such site."""
-    request.services, sites = services_of(request), sites_of(request)
-    if route.of is not None:
-        request.prediction_id = route.of(request)
-    if sites is None:
-        return await route.handler(request)
+    """Call a route's handler with the services of one of several sites. Raises a 404 or a 422 for an unknown one."""
     if route.site == "asked":
-        request.services = sites.asked(request)
+        request.services = request.sites.asked(request)
     if route.of is None:
         return await route.handler(request)
 
@@ -249,12 +238,16 @@ async def answer_at_site(request: Request, route: Route) -> Response:
 
 
 async def where_it_is(
-    request: BaseRequest, prediction_id: PredictionId, act: Callable[[Services], Awaitable[Done]]
+    request: Request,
+    prediction_id: PredictionId,
+    act: Callable[[Services], Awaitable[Done]],
+    services: Services | None = None,
 ) -> Done:
     """Call `act` with the services of the site that has the prediction now. Raises a 404 if that does not exist, and
-    Moved if it went to a server outside this API.
+    Moved if it went to a server outside this API. `services`: those to begin with, else those of the site in its id.
     """
-    services, sites = services_at(request, prediction_id), sites_of(request)
+    sites: Sites | None = request.sites
+    services = services or services_at(request, prediction_id)
     for _ in range(MOST_MOVES):
         try:
             return await act(services)
@@ -273,18 +266,14 @@ async def refuse_moved(request: Request) -> None:
         raise Moved(known.moved)
 
 
-def services_at(request: BaseRequest, prediction_id: PredictionId) -> Services:
+def services_at(request: Request, prediction_id: PredictionId) -> Services:
     """Return the services of the site where the prediction was placed; 404 if there is no such site."""
-    if (sites := sites_of(request)) is None:
+    sites: Sites | None = request.sites
+    if sites is None:
         return services_of(request)
     if (site := sites.of(prediction_id)) is None:
         raise not_found()
     return site.services
-
-
-async def version_named(request: BaseRequest, ref: VersionRef, account: Account) -> Version | None:
-    sites = sites_of(request)
-    return await (services_of(request).lookups if sites is None else sites).named(ref, account)
 
 
 async def no_version(request: Request, ref: VersionRef, refusal: Refusal) -> Problem:
@@ -327,8 +316,11 @@ def _in_words(ref: VersionRef, awaited: Awaited, *, with_servers: bool) -> str:
 
 
 class State(TypedDict):
+    """Each request carries the home's services, the sites if there are several, and the finder of versions."""
+
     services: Services
     sites: Sites | None
+    versions: Versions
 
 
 class Plan(Struct, frozen=True):
@@ -369,7 +361,7 @@ async def all_running(
         held.set_function(lambda: sum(services.waiters.waiting for services in behind))
         reading.set_function(lambda: sum(services.readers.reading for services in behind))
         if plan.table is None:
-            yield {"services": behind[0], "sites": None}
+            yield {"services": behind[0], "sites": None, "versions": behind[0].lookups}
             return
         home = Site(plan.table.site[0], behind[0], clock)
         others = zip(plan.table.site[1:], behind[1:], strict=True)
@@ -378,5 +370,5 @@ async def all_running(
             for site in sites.all:
                 meters.watch_site(site.name, partial(getattr, site, "is_up"))
                 tasks.start_soon(site.run)
-            yield {"services": behind[0], "sites": sites}
+            yield {"services": behind[0], "sites": sites, "versions": sites}
             tasks.cancel_scope.cancel()

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import cache
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from itertools import accumulate, islice
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 from urllib.parse import urlencode, urlsplit
 
 import msgspec
@@ -27,6 +27,7 @@ from starlette.requests import Request as BaseRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from api.services.lookups import VersionRef
 from api.services.services import Services
 from api.web.errors import (
     MAX_INVALID_FIELDS,
@@ -48,6 +49,7 @@ from director.core.ids import PredictionId, is_prediction_id
 from director.core.schema import Page
 from director.core.settings import ApiSettings
 from director.store.accounts import Account
+from director.store.catalog import Version
 
 T = TypeVar("T")
 RawHeaders = Sequence[tuple[bytes, bytes]]
@@ -101,6 +103,12 @@ PAGE_HEADERS: Final = {
 PLACE: Final = re.compile(r"([np])([0-9A-Za-z._/:~-]{1,300})")
 
 
+class Versions(Protocol):
+    """Finds the version that an account means, at the one server or at several sites."""
+
+    async def named(self, ref: VersionRef, account: Account) -> Version | None: ...
+
+
 class Request(BaseRequest):
     """A request as handlers get it. The route says which attributes are set: see `api.web.route.Route`. Its headers are
     indexed once: a handler looks for a dozen, and most are missing. Names are looked up in lower case only.
@@ -115,6 +123,16 @@ class Request(BaseRequest):
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         super().__init__(scope, receive, send)
         self.headers = _Indexed(raw=scope["headers"])
+
+    @property
+    def sites(self) -> Any:
+        """Return the `Sites` of `api.sites`, or None with one Redis server."""
+        return self.scope["state"]["sites"]
+
+    @property
+    def versions(self) -> Versions:
+        versions: Versions = self.scope["state"]["versions"]
+        return versions
 
     @property
     def names_one_host(self) -> bool:

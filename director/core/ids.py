@@ -124,3 +124,12 @@ def _encode(now_ms: int, partition: int, site: int, random_bits: int, kind: int 
 
 def _number(prediction_id: str) -> int:
     return int(prediction_id.translate(DIGITS), 32)
+
+
+TICKET_LENGTH: Final = 26
+TICKET_LETTERS: Final = bytes(b"abcdefghijklmnopqrstuvwxyz234567"[byte % 32] for byte in range(256))  # equally likely
+
+
+def new_ticket() -> str:
+    """Return what makes the address of a prediction's event stream unguessable."""
+    return secrets.token_bytes(TICKET_LENGTH).translate(TICKET_LETTERS).decode()

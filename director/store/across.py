@@ -32,7 +32,6 @@ from director.core.errors import (
     UnknownQueue,
 )
 from director.core.ids import Kind, PredictionId, QueueName, lowest_id_at, new_prediction_id
-from director.core.policy import shard
 from director.core.schema import NewPrediction, Record, Stored
 from director.core.states import TERMINAL, Status
 from director.core.view import iso
@@ -273,10 +272,9 @@ class Across:
         served = version and await self._catalog.of_kind(version, record.kind)
         if served is None:
             return "no_queue"
-        streams = shard(owner.name, streams=served.streams, size=served.size)
         new_id = new_prediction_id(model=served.model, now_ms=self._clock.now_ms(), site=site)
         secret = ticket() if record.ticket else ""
-        new = _copy(record, bytes(given), new_id, owner, shard=",".join(map(str, streams)), ticket=secret)
+        new = _copy(record, bytes(given), new_id, owner, shard=served.shard_of(owner.name), ticket=secret)
         return await self._file(new, served, owner, record, enter)
 
     async def _find_retry(self, record: Record) -> PredictionId | None:

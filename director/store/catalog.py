@@ -18,7 +18,7 @@ from director.core.clock import Clock
 from director.core.data_bytes import DATA_TTL_MS, ENTRY_BYTES, RECORD_TTL_MS
 from director.core.errors import SettingsError, UnknownModel
 from director.core.ids import MODEL_NAME, VERSION_ID, Kind, Partition, QueueName, is_queue_of_predictions, queue_name
-from director.core.policy import Policy
+from director.core.policy import Policy, shard
 from director.core.schema import SetupRun, read_setup_run
 from director.store.models import Model, Models
 
@@ -63,6 +63,10 @@ class Version(Struct, frozen=True, kw_only=True):
     @property
     def queue(self) -> QueueName:
         return queue_name(self.model, self.id, self.kind)
+
+    def shard_of(self, account: str) -> str:
+        """Return the numbers of the streams that an account uses in its queue, joined by commas."""
+        return ",".join(map(str, shard(account, streams=self.streams, size=self.size)))
 
 
 class Awaited(Struct, frozen=True, kw_only=True):

@@ -61,7 +61,7 @@ def door_to(handler: Handler, *, method: str = "GET") -> Callable[..., Awaitable
     door = Api([route], otherwise=elsewhere, meters=Meters())
 
     async def with_state(scope: Any, receive: Any, send: Any) -> None:
-        await door({**scope, "state": {"services": None, "sites": None}}, receive, send)
+        await door({**scope, "state": {"services": None, "sites": None, "versions": None}}, receive, send)
 
     return with_state
 

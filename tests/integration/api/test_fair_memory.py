@@ -29,6 +29,7 @@ from tests.support.servers import redis_server
 
 MB = 1 << 20
 LOOK_S = 0.05
+BURST = 2
 ROUNDS = 3
 SHORT = (429, "memory_short")
 Answers = Counter[tuple[int, str]]
@@ -237,7 +238,8 @@ async def test_a_create_that_a_full_server_refuses_takes_nothing_from_its_accoun
     async with town(8 * MB) as place:
         await place.settle("metered")
         accounts, enqueue = Accounts(place.redis), Scripts.enqueue
-        await accounts.set_limits("metered", {"compute_s_per_day": "60", "max_data_bytes": str(MB)})
+        limits = {"compute_s_per_day": "60", "max_data_bytes": str(MB), "rate": "0.001", "burst": str(BURST)}
+        await accounts.set_limits("metered", limits)
 
         async def fill(*call: Any) -> Any:
             await place.fill()
@@ -247,6 +249,7 @@ async def test_a_create_that_a_full_server_refuses_takes_nothing_from_its_accoun
             monkeypatch.setattr(Scripts, "enqueue", fill)
         else:
             await place.fill()
-        assert refusal(await place.create("metered", 100)) == (503, "memory_full")
+        for _ in range(BURST + 1):  # nor from its rate
+            assert refusal(await place.create("metered", 100)) == (503, "memory_full")
         usage = await accounts.usage("metered", day=SystemClock().now_ms() // DAY_MS)
     assert (usage.reserved_s, usage.data_bytes) == (0, 0)

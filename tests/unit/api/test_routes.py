@@ -28,7 +28,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
     app = Api(routes, otherwise=otherwise, meters=Meters())
 
     async def with_state(scope: dict[str, object], receive: object, send: object) -> None:
-        await app({**scope, "state": {"services": None, "sites": None}}, receive, send)  # type: ignore[arg-type]
+        await app({**scope, "state": {"services": None, "sites": None, "versions": None}}, receive, send)  # type: ignore[arg-type]
 
     transport = httpx.ASGITransport(with_state)  # type: ignore[arg-type]
     async with httpx.AsyncClient(transport=transport, base_url="http://director") as client:

@@ -1,5 +1,5 @@
-from api.predictions.streams import Address, new_ticket, read_address
-from director.core.ids import PredictionId
+from api.predictions.streams import Address, read_address
+from director.core.ids import PredictionId, new_ticket
 
 ID = PredictionId("06hhgq2g02t40aqhd9gyx4kz3j")
 
