@@ -257,13 +257,13 @@ def _check(given: argparse.Namespace) -> int:
     reported. The exit code is 1 if a promise was broken, or a run of a campaign reported something else.
     """
     from director.lab.chaos import checker
-    from director.lab.chaos.campaign import JOURNALS, checked, text
+    from director.lab.chaos.campaign import JOURNALS, check_again, text
 
     folder = Path(given.folder)
     if (folder / JOURNALS).is_dir():
         run = checker.check(folder / JOURNALS)
         return _print_report(run, checker.text(run), given.json)
-    report = checked(folder, _say)
+    report = check_again(folder, _say)
     return _print_report(report, text(report), given.json)
 
 

@@ -16,7 +16,7 @@ from director.core.ids import Partition, created_ms_of
 from director.keeper.registry import Registry
 from director.keeper.sweeps import sweep_all
 from director.runtime.sweep import LIMIT
-from director.store.compute import forget_unspent, reserved, unspent, without_end
+from director.store.compute import forget_unspent, read_reserved, unspent, without_end
 
 LOOK_S: Final = 300.0
 # Longer than any create takes: a reservation of this age without a record will never have one.
@@ -50,7 +50,7 @@ class Cashier:
     async def _free_unborn(self) -> int:
         """Free what was reserved for predictions that were never created."""
         freed, born_ms = 0, self._clock.now_ms() - UNBORN_S * 1000
-        async for account, ids in reserved(self._redis, at_once=LIMIT):
+        async for account, ids in read_reserved(self._redis, at_once=LIMIT):
             unborn = await without_end(self._redis, account, [each for each in ids if created_ms_of(each) < born_ms])
             await asyncio.gather(*(self._scripts.spend(account, prediction_id=each) for each in unborn))
             freed += len(unborn)

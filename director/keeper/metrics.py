@@ -36,7 +36,7 @@ from director.runtime.metrics import RedisMeter, WebhookMeter
 from director.runtime.metrics import Registry as Metrics
 from director.runtime.sweep import sweep
 from director.store.directors import DirectorFound
-from director.store.owed import owed_since
+from director.store.owed import count_owed_since
 from director.store.queues import QueueHistory, account_counts, waiting_by_account
 
 Labels = tuple[str, ...]
@@ -269,7 +269,7 @@ class Observer(Collector):
         }
 
     async def _count_owed(self) -> dict[str, float]:
-        count, since_ms = await owed_since(self._redis, await self._registry.owing(), looked_at=OWED_READ)
+        count, since_ms = await count_owed_since(self._redis, await self._registry.owing(), looked_at=OWED_READ)
         now_ms = self._clock.now_ms()
         return {
             "director_webhooks_owed": float(count),

@@ -66,7 +66,7 @@ class Recounter:
             async for ids in account_data.live_or_dead(self._redis, queue, until_ms=before_ms - ttl_ms):
                 found.update(await self._measure(ids, are_owed=False))
         for partition in await self._registry.owing():
-            async for ids in account_data.owed(self._redis, partition):
+            async for ids in account_data.read_owed(self._redis, partition):
                 found.update(await self._measure(ids, are_owed=True))
         retained = await self._read_retained()
         pause_s = max(PERIOD_S, (time.perf_counter() - began) / SHARE)
@@ -96,7 +96,7 @@ class Recounter:
     async def _measure(self, ids: Sequence[PredictionId], *, are_owed: bool) -> Counter[str]:
         """Return the bytes of each account. A dead letter that is owed too is measured with what is owed."""
         now_ms, found = self._clock.now_ms(), Counter[str]()
-        for one in await account_data.measured(self._redis, ids):
+        for one in await account_data.measure(self._redis, ids):
             ttl_ms = one.ttl_ms or self._ttls_ms.get(one.queue, DATA_TTL_MS)
             if one.is_owed == are_owed and (one.completed or created_ms_of(one.id)) + ttl_ms < now_ms:
                 found[one.account] += RECORD_BYTES - KEPT_BYTES + one.bytes  # its list has the rest

@@ -128,7 +128,7 @@ async def live_or_dead(redis: Redis, queue: QueueName, *, until_ms: int) -> Asyn
             yield ids
 
 
-def owed(redis: Redis, partition: Partition) -> AsyncIterator[list[PredictionId]]:
+def read_owed(redis: Redis, partition: Partition) -> AsyncIterator[list[PredictionId]]:
     """Yield slices of the predictions whose terminal webhook is owed."""
     return _slices(redis, keys.owed(partition), None)
 
@@ -160,7 +160,7 @@ class Measured(Struct, frozen=True, kw_only=True):
     bytes: int
 
 
-async def measured(redis: Redis, ids: Sequence[PredictionId]) -> list[Measured]:
+async def measure(redis: Redis, ids: Sequence[PredictionId]) -> list[Measured]:
     """Measure those of these predictions that have a record."""
 
     def read(pipe: Any) -> None:

@@ -28,7 +28,7 @@ async def forget_unspent(redis: Redis, partition: Partition, settled: Sequence[t
         await ask(lambda: redis.zrem(keys.unspent(partition), *members))
 
 
-async def reserved(redis: Redis, *, at_once: int) -> AsyncIterator[tuple[str, list[PredictionId]]]:
+async def read_reserved(redis: Redis, *, at_once: int) -> AsyncIterator[tuple[str, list[PredictionId]]]:
     """Yield the predictions that each account has reserved compute for, a few at a time."""
     client: Any = redis
     for of_account in (keys.compute, keys.credit):

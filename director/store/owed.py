@@ -185,7 +185,7 @@ def _by_host(found: Sequence[OwedWebhook]) -> list[OwedHost]:
     return sorted(hosts, key=lambda each: (-each.count, each.host))
 
 
-async def owed_since(redis: Redis, partitions: Sequence[Partition], *, looked_at: int) -> tuple[int, list[int]]:
+async def count_owed_since(redis: Redis, partitions: Sequence[Partition], *, looked_at: int) -> tuple[int, list[int]]:
     """Return how many webhooks are owed, and since when, in ms, those that may be the oldest: those with the first and
     the last next attempts of each partition.
     """

@@ -27,7 +27,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from director import __version__
-from director.lab.chaos.checker import Report, check, in_s, named
+from director.lab.chaos.checker import Report, check, in_s, name_counts
 from director.lab.chaos.evidence import Rules
 from director.lab.chaos.journal import PACKED
 from director.lab.chaos.plan import CLUSTER, MOVE_SLOT, SENTINEL, SINGLE, ServerKind
@@ -150,11 +150,11 @@ def campaign(
     wanted: Campaign, out: Path, *, disk_gb: float, faketime: str, say: Callable[[str], None]
 ) -> Iterator[CampaignReport]:
     """Yield a report after each run. Raises UpError if the campaign cannot go on now, KeyboardInterrupt on a signal."""
-    with _locked(out, wanted):
+    with _lock(out, wanted):
         if (out / RUN).exists():
             _pack(out / RUN, out / RUNS / f"{len(outcomes(out)):02}")
         ended = {each.seed for each in outcomes(out) if each.what != "interrupted"}
-        yield reported(wanted, outcomes(out))
+        yield report_on(wanted, outcomes(out))
         for seed, lease_s in wanted.runs:
             if seed in ended:
                 continue
@@ -170,7 +170,7 @@ def campaign(
                 kind=wanted.kind,
             )
             _carry_out(options, out / RUNS, len(outcomes(out)) + 1, say)
-            yield reported(wanted, outcomes(out))
+            yield report_on(wanted, outcomes(out))
 
 
 def outcomes(out: Path) -> list[Outcome]:
@@ -178,7 +178,7 @@ def outcomes(out: Path) -> list[Outcome]:
     return [msgspec.json.decode(path.read_bytes(), type=Outcome) for path in paths]
 
 
-def reported(wanted: Campaign, runs: Sequence[Outcome]) -> CampaignReport:
+def report_on(wanted: Campaign, runs: Sequence[Outcome]) -> CampaignReport:
     reports = [each.report for each in runs if each.report is not None]
     totals = {name: sum(getattr(each, name) for each in reports) for name in (*SUMMED, *SEEN, *LOST)}
     judged = {each.seed for each in runs if each.what == "judged"}
@@ -212,14 +212,14 @@ def reported(wanted: Campaign, runs: Sequence[Outcome]) -> CampaignReport:
         totals=totals,
         faults=dict(sorted(faults.items())),
         left_out=sorted({each.left_out for each in reports} - {""}),
-        recoveries=[_recovered(lease_s, reports) for lease_s in sorted(set(wanted.leases))],
+        recoveries=[_judge_recovery(lease_s, reports) for lease_s in sorted(set(wanted.leases))],
         breaches=dict(+sum((Counter(each.counts) for each in reports), Counter[str]())),
         failed_over=dict(sorted(sum((Counter(each.failed_over) for each in reports), Counter[str]()).items())),
         outcomes=list(runs),
     )
 
 
-def _recovered(lease_s: float, reports: Sequence[Report]) -> Recovered:
+def _judge_recovery(lease_s: float, reports: Sequence[Report]) -> Recovered:
     times = sorted(ms for each in reports if each.lease == lease_s for ms in each.recovery_ms)
     most_ms = round(Rules(lease_s=lease_s).recovery_s * 1000)
     return Recovered(
@@ -233,7 +233,7 @@ def _recovered(lease_s: float, reports: Sequence[Report]) -> Recovered:
     )
 
 
-def checked(out: Path, say: Callable[[str], None]) -> CampaignReport:
+def check_again(out: Path, say: Callable[[str], None]) -> CampaignReport:
     """Judge the journals of a campaign again. What its runs reported is only compared with that: a difference fails."""
     if not (out / PLAN).exists():
         raise UpError(f"There is no campaign in {out}: {PLAN} is missing.")
@@ -248,12 +248,12 @@ def checked(out: Path, say: Callable[[str], None]) -> CampaignReport:
             say(f"run {each.number}, seed {each.seed}: {found}, {same}")
             each = replace(each, report=report)
         again.append(each)
-    judged = reported(msgspec.json.decode((out / PLAN).read_bytes(), type=Campaign), again)
+    judged = report_on(msgspec.json.decode((out / PLAN).read_bytes(), type=Campaign), again)
     return replace(judged, ok=judged.ok and not differ, lacks=[*judged.lacks, *differ])
 
 
 @contextmanager
-def _locked(out: Path, wanted: Campaign) -> Generator[None]:
+def _lock(out: Path, wanted: Campaign) -> Generator[None]:
     """Write down what is wanted, once, and keep other campaigns out of this folder."""
     out.mkdir(parents=True, exist_ok=True)
     path = out / PLAN
@@ -312,17 +312,19 @@ def _pack(home: Path, folder: Path) -> None:
 
 def machine() -> Machine:
     return Machine(
-        cpu=_told_by("sh", "-c", "sed -n 's/^model name.*: //p' /proc/cpuinfo | head -1") or platform.processor(),
+        cpu=_ask_program("sh", "-c", "sed -n 's/^model name.*: //p' /proc/cpuinfo | head -1") or platform.processor(),
         cores=os.cpu_count() or 1,
         kernel=platform.release(),
         python=platform.python_version(),
-        server=_told_by(str(find_binary()), "--version"),
+        server=_ask_program(str(find_binary()), "--version"),
         version=__version__,
-        commit=_told_by("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--exclude=*"),
+        commit=_ask_program(
+            "git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--exclude=*"
+        ),
     )
 
 
-def _told_by(*command: str) -> str:
+def _ask_program(*command: str) -> str:
     """Return what a program prints, or '' where it cannot."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -356,7 +358,7 @@ def text(report: CampaignReport) -> str:
             f" slowest {in_s(each.slowest_ms)}; at most {in_s(each.most_ms)} is promised"
             for each in report.recoveries
         ),
-        *_failed_over(report),
+        *_show_failovers(report),
         *report.left_out,
         _verdict(report),
         *(f"  {why}" for why in report.lacks),
@@ -370,11 +372,11 @@ def text(report: CampaignReport) -> str:
     return "\n".join(lines)
 
 
-def _failed_over(report: CampaignReport) -> list[str]:
+def _show_failovers(report: CampaignReport) -> list[str]:
     if report.campaign.kind != SENTINEL:
         return []
     counts = "  ".join(f"{name.replace('_', ' ')} {report.totals[name]:,}" for name in FAILED_OVER)
-    return [f"{counts}  this explains {named(report.failed_over)}"]
+    return [f"{counts}  this explains {name_counts(report.failed_over)}"]
 
 
 def runs(report: CampaignReport) -> str:

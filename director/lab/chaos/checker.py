@@ -288,13 +288,14 @@ def _breaches(evidence: Evidence) -> tuple[dict[str, list[Breach]], dict[str, li
 
 def text(report: Report) -> str:
     lines = [
-        f"{report.seconds:g} s of faults with seed {report.seed}, lease {report.lease:g} s: {named(report.faults)}",
+        f"{report.seconds:g} s of faults with seed {report.seed}, lease {report.lease:g} s:"
+        f" {name_counts(report.faults)}",
         *([report.left_out] if report.left_out else []),
         f"sent {report.sent}  accepted {report.acked}  terminal {report.terminal}  lost {report.lost}"
         f"  double {report.double}  stale {report.stale}  extra runs {report.duplicate_runs}"
         f"  webhooks missing {report.webhooks_missing}",
-        *([_failed_over(report)] if report.kind == SENTINEL else []),
-        f"runs per prediction: {named(report.runs_per_prediction)}",
+        *([_show_failovers(report)] if report.kind == SENTINEL else []),
+        f"runs per prediction: {name_counts(report.runs_per_prediction)}",
         f"recovery of {report.recoveries} orphans: p50 {in_s(report.recovery_p50_ms)},"
         f" p99 {in_s(report.recovery_p99_ms)} (with waits for a slot {in_s(report.recovery_p99_with_waits_ms)})",
         f"{report.cancels_timed} cancels that no fault hindered: the slowest took {in_s(report.cancel_slowest_ms)}",
@@ -327,10 +328,10 @@ def text(report: Report) -> str:
     return "\n".join([*lines, "", f"{verdict}  (seed {report.seed})"])
 
 
-def _failed_over(report: Report) -> str:
+def _show_failovers(report: Report) -> str:
     return (
         f"{report.failovers} failovers lost the last changes of {report.unmade} predictions,"
-        f" {report.lost_in_failovers} of them whole. This explains {named(report.failed_over)}"
+        f" {report.lost_in_failovers} of them whole. This explains {name_counts(report.failed_over)}"
     )
 
 
@@ -349,7 +350,7 @@ def _ids(breaches: list[Breach]) -> int:
     return len({each.id for each in breaches})
 
 
-def named(counts: dict[str, int] | dict[int, int]) -> str:
+def name_counts(counts: dict[str, int] | dict[int, int]) -> str:
     return ", ".join(f"{name} × {count}" for name, count in counts.items()) or "none"
 
 

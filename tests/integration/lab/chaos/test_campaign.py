@@ -7,7 +7,7 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from director.lab.chaos.campaign import Campaign, campaign, checked, text
+from director.lab.chaos.campaign import Campaign, campaign, check_again, text
 from director.lab.chaos.plan import CLUSTER, SENTINEL, SINGLE, ServerKind
 from tests.support.release import sabotaged
 
@@ -98,4 +98,4 @@ def test_a_sabotaged_build_is_caught(
         "it is caught by the checker, and not by a failed start"
     )
     assert one.breaks in report.breaches, text(report)
-    assert checked(tmp_path / "out", print).breaches == report.breaches
+    assert check_again(tmp_path / "out", print).breaches == report.breaches

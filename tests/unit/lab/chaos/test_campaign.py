@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from director.lab.chaos import campaign as module
-from director.lab.chaos.campaign import Campaign, CampaignReport, campaign, checked, keep, outcomes, text
+from director.lab.chaos.campaign import Campaign, CampaignReport, campaign, check_again, keep, outcomes, text
 from director.lab.chaos.checker import Report, check
 from director.lab.chaos.journal import Delivered, Healed, Journal, Reign, Unmade
 from director.lab.chaos.run import chaos
@@ -91,7 +91,7 @@ def test_a_campaign_on_several_servers_without_faults_of_their_own_fails(
     wanted = msgspec.structs.replace(WANTED, leases=(15.0,))
     assert carried_out(out, monkeypatch, wanted=wanted).ok
     for kind, lacking in (("sentinel", "no failover"), ("cluster", "no slot moved")):
-        report = module.reported(msgspec.structs.replace(wanted, kind=kind), outcomes(out))
+        report = module.report_on(msgspec.structs.replace(wanted, kind=kind), outcomes(out))
         assert report.lacks == [lacking]
 
 
@@ -167,11 +167,11 @@ def test_the_checker_alone_finds_what_the_runs_found(out: Path, monkeypatch: pyt
     wanted = msgspec.structs.replace(WANTED, leases=(15.0,))
     report = carried_out(out, monkeypatch, wanted=wanted, second="broken")
     said: list[str] = []
-    assert checked(out, said.append) == report
+    assert check_again(out, said.append) == report
     assert said[1] == "run 2, seed 2: broke I3, as the run said"
     journal = out / "runs" / "01" / "journals" / "all.jsonl.gz"
     shutil.copy(out / "runs" / "02" / "journals" / "all.jsonl.gz", journal)
-    assert checked(out, said.append).lacks[0] == "seed 1 broke I3"
+    assert check_again(out, said.append).lacks[0] == "seed 1 broke I3"
     assert "THE RUN SAID SOMETHING ELSE" in said[3]
 
 
@@ -181,7 +181,7 @@ def test_a_run_that_reported_something_else_fails_the_check(out: Path, monkeypat
     outcome = outcomes(out)[1]
     assert outcome.report is not None
     module.write(file, msgspec.structs.replace(outcome, report=msgspec.structs.replace(outcome.report, lost=1)))
-    report = checked(out, lambda line: None)
+    report = check_again(out, lambda line: None)
     assert (report.ok, report.lacks) == (False, ["run 2 reported something else than its journals show"])
 
 
@@ -189,7 +189,7 @@ def test_journals_of_another_seed_do_not_stand_for_a_run(out: Path, monkeypatch:
     assert carried_out(out, monkeypatch, wanted=msgspec.structs.replace(WANTED, leases=(15.0,))).ok
     for path in (out / "runs" / "01" / "journals").iterdir():
         shutil.copy(path, out / "runs" / "02" / "journals")
-    report = checked(out, lambda line: None)
+    report = check_again(out, lambda line: None)
     assert report.lacks[0] == "run 2 was of seed 2, lease 15 s, and its journals are of seed 1, lease 15 s"
 
 
