@@ -118,14 +118,14 @@ def _close(asked: dict[str, Any], answered: dict[str, Any], schemas: Mapping[str
             waiting.append(named)
         return renamed[named]
 
-    def copy(value: Any, depth: int = 0) -> Any:
+    def copy_of(value: Any, depth: int = 0) -> Any:
         if depth > MOST_DEPTH:
             raise _Unusable
         if isinstance(value, list):
-            return [copy(each, depth + 1) for each in value]
+            return [copy_of(each, depth + 1) for each in value]
         if not isinstance(value, dict):
             return value
-        copy = {key: copy(each, depth + 1) for key, each in value.items()}
+        copy = {key: copy_of(each, depth + 1) for key, each in value.items()}
         match copy:
             case {"$ref": str(named)}:
                 if not named.startswith(LOCAL):
@@ -137,13 +137,13 @@ def _close(asked: dict[str, Any], answered: dict[str, Any], schemas: Mapping[str
             case _:
                 return copy
 
-    own = {"title": INPUT, **copy(asked)}
+    own = {"title": INPUT, **copy_of(asked)}
     if isinstance(properties := own.get("properties"), dict):
         own["properties"] = dict(_in_order(properties))
-    found: dict[str, Any] = {INPUT: own, OUTPUT: {"title": OUTPUT, **copy(answered)}}
+    found: dict[str, Any] = {INPUT: own, OUTPUT: {"title": OUTPUT, **copy_of(answered)}}
     while waiting:
         named = waiting.pop()
-        found[renamed[named]] = copy(schemas[named])
+        found[renamed[named]] = copy_of(schemas[named])
     if _nodes(own, found, (), MOST_NODES) <= 0:
         raise _Unusable
     return found
