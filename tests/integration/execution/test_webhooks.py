@@ -68,7 +68,7 @@ async def owed(redis: Any, prediction_id: Any) -> float | None:
 @pytest.mark.cog
 async def test_start_comes_before_output_and_output_before_completed(caller: Caller, live: Live, gate: Gate) -> None:
     async with sink() as receiver, live.director(webhook_allow="loopback"):
-        asked = await caller.submit(n=2, gate=str(gate), webhook=receiver.url, events=ALL)
+        asked = await caller.submit(n=2, gate=str(gate), webhook=receiver.url, webhook_events=ALL)
         await eventually(
             lambda: receiver.received and body(receiver.received[-1])["output"],
             "output is told",
@@ -106,7 +106,7 @@ async def test_caller_gets_only_the_requested_events(caller: Caller, live: Live,
 @pytest.mark.cog
 async def test_many_outputs_are_few_webhooks_and_the_last_has_everything(caller: Caller, live: Live) -> None:
     async with sink() as receiver, live.director(webhook_allow="loopback"):
-        await caller.submit(n=500, webhook=receiver.url, events=ALL)
+        await caller.submit(n=500, webhook=receiver.url, webhook_events=ALL)
         last = await completed(receiver)
     assert last["output"] == [f"a{number}" for number in range(500)]
     assert 2 <= len(receiver.received) <= 5
@@ -116,7 +116,7 @@ async def test_many_outputs_are_few_webhooks_and_the_last_has_everything(caller:
 async def test_dead_receiver_blocks_neither_the_slot_nor_other_receivers(caller: Caller, live: Live) -> None:
     async with sink() as dead, live.director(webhook_allow="loopback"):
         dead.answer = Answer(delay_s=60)
-        first = await caller.submit(n=1, webhook=dead.url, events=ALL)
+        first = await caller.submit(n=1, webhook=dead.url, webhook_events=ALL)
         assert (await caller.ended(first))["status"] == "succeeded"
         assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
         assert [body(each)["status"] for each in dead.received] == ["processing"]  # the receiver still holds it
@@ -140,7 +140,7 @@ async def test_failed_terminal_webhook_stays_owed_until_its_next_attempt(caller:
 @pytest.mark.cog
 async def test_forbidden_receiver_is_recorded_as_refused_and_never_reached(caller: Caller, live: Live) -> None:
     async with sink() as receiver, live.director():
-        asked = await caller.submit(n=1, webhook=receiver.url, events=ALL)
+        asked = await caller.submit(n=1, webhook=receiver.url, webhook_events=ALL)
         assert (await caller.ended(asked))["status"] == "succeeded"
         record = await eventually(
             lambda: caller.record(asked), "it is noted", until=lambda record: record.webhook_outcome
@@ -173,7 +173,7 @@ async def submit_for(seconds: float, caller: Caller, url: str) -> list[str]:
     ids: list[str] = []
     until = anyio.current_time() + seconds
     while anyio.current_time() < until:
-        ids.append(asked := await caller.submit(n=2, webhook=url, events=ALL))
+        ids.append(asked := await caller.submit(n=2, webhook=url, webhook_events=ALL))
         await caller.ended(asked)
     return ids
 
@@ -304,7 +304,7 @@ async def test_start_is_delivered_before_any_output_and_the_end_last(
     left, webhooks, progress = many, 0, 0
     while left:
         async with sink() as receiver:  # one loop for each part, so that none holds all of them
-            ids = [await driver.submit(webhook=receiver.url, events=ALL) for _ in range(min(left, 500))]
+            ids = [await driver.submit(webhook=receiver.url, webhook_events=ALL) for _ in range(min(left, 500))]
             receiver.answers.extend(Answer(delay_s=dice.choice((0, 0, 0.002, 0.01))) for _ in range(5 * len(ids)))
             claims = await driver.claim_all()
             assert len(claims) == len(ids)
