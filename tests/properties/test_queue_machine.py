@@ -119,10 +119,10 @@ FAULTS = {
     "what is counted of many is not written": Fault("end\nshare_flush(queue)\n", "end\n", "claim"),
     "what is handed out has no lease": Fault("if #leases > 0 then", "if false then", "claim"),
     "who has come to a limit keeps its turns": Fault("  share_note_running(queue, r.account)\n", script="claim"),
-    "who has room again gets no turns": Fault("    share_note_running(queue, tenant)\n", script="finish"),
+    "who has room again gets no turns": Fault("    share_note_running(queue, account)\n", script="finish"),
     "who may run again is not called": Fault(
-        "share_join_turns(queue, lane, tenant) then\n      ready_ring(queue)\n",
-        "share_join_turns(queue, lane, tenant) then\n",
+        "share_join_turns(queue, lane, account) then\n      ready_ring(queue)\n",
+        "share_join_turns(queue, lane, account) then\n",
     ),
     "a limit counts at the door of the lane alone": Fault(
         "elseif not share_may_run(queue, r.account) then", "elseif false then", "claim"
@@ -140,14 +140,14 @@ FAULTS = {
     "the last of a line goes first": Fault(
         "redis.call('ZRANGE', turn.backlog", "redis.call('ZREVRANGE', turn.backlog", "claim"
     ),
-    "who comes again has two virtual times": Fault("  if own then redis.call('ZREM', debt, tenant) end\n"),
+    "who comes again has two virtual times": Fault("  if own then redis.call('ZREM', debt, account) end\n"),
     "a budget bounds nothing": Fault("if not budget or not cost", "if true or not cost", "claim"),
     "most_queued lets one more in": Fault(">= tonumber(most_queued)", "> tonumber(most_queued)", "enqueue"),
     "a bounded queue takes one more": Fault(">= tonumber(m.max_queued)", "> tonumber(m.max_queued)", "enqueue"),
     "an open breaker hands out": Fault(
-        "if not is_probe and (breaker or '') ~= '' then return { 'open' } end", script="claim"
+        "if not is_probe and (breaker_state or '') ~= '' then return { 'open' } end", script="claim"
     ),
-    "several try an open breaker": Fault("if is_probe then most = math.min(most, 1) end", script="claim"),
+    "several try an open breaker": Fault("if is_probe then count = math.min(count, 1) end", script="claim"),
     "an older change of limits applies": Fault(
         " or tonumber(string.match(known, '%S+$')) > tonumber(revision)", "", "enqueue"
     ),
