@@ -79,11 +79,19 @@ def sabotaged(folder: Path, file: str, old: str, new: str) -> Path:
     """Return this folder with a copy of the product in which one place of one file is another."""
     for name in ("api", "director", "lua"):
         shutil.copytree(OURS / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    whole = (folder / file).read_text()
-    assert whole.count(old) == 1, f"{file} has {whole.count(old)} × {old}"
-    (folder / file).write_text(whole.replace(old, new))
+    (folder / file).write_text(with_fault(file, old, new))
     assert imported_from(folder) == {folder}
     return folder
+
+
+def with_fault(file: str, old: str, new: str) -> str:
+    """Return a file of the product in which one place is another."""
+    whole = (OURS / file).read_text()
+    assert whole.count(old) == 1, f"{file} has {whole.count(old)} × {old}"
+    changed = whole.replace(old, new)
+    if file.endswith(".py"):
+        compile(changed, file, "exec")
+    return changed
 
 
 def _pip(command: str, *options: str) -> None:

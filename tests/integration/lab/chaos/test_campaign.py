@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from director.lab.chaos.campaign import Campaign, campaign, check_again, text
 from director.lab.chaos.plan import CLUSTER, SENTINEL, SINGLE, ServerKind
-from tests.support.release import sabotaged
+from tests.support.release import sabotaged, with_fault
 
 SMALL: Final = Campaign(seeds=(1,), predictions=2_000, leases=(3.0,))
 # The receiver gets the prediction as GET shows it once the end is written
@@ -53,7 +53,7 @@ SABOTAGES: Final = {
     ),
     "a turn costs its account nothing": Sabotage(
         "lua/lib/share.lua",
-        "turn.own, turn.has_moved = turn.own + r.charged / share.limits_of(queue, tenant), true",
+        "turn.own, turn.has_moved = turn.own + r.charged / share.limits_of(queue, account), true",
         "turn.has_moved = true",
         "I14",
     ),
@@ -71,8 +71,8 @@ SABOTAGES: Final = {
     ),
     "an answer that cannot be read is taken for a death": Sabotage(
         "director/servers/runners/outcomes.py",
-        "    Seen.UNREADABLE: Rule(Outcome.FAILED,",
-        "    Seen.UNREADABLE: Rule(Outcome.LOST,",
+        "    Observation.UNREADABLE: Rule(Outcome.FAILED,",
+        "    Observation.UNREADABLE: Rule(Outcome.LOST,",
         "I25",
     ),
 }
@@ -84,6 +84,11 @@ ON_SEVERAL: Final = [
     for kind in (SENTINEL, CLUSTER)
     for name in ("a token is not compared", "a prediction is acknowledged before its end is written")
 ]
+
+
+@pytest.mark.parametrize("one", SABOTAGES.values(), ids=SABOTAGES)
+def test_each_sabotage_changes_one_place_of_the_product(one: Sabotage) -> None:
+    assert with_fault(one.file, one.old, one.new)
 
 
 @pytest.mark.heavy

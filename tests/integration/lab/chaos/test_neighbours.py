@@ -13,7 +13,7 @@ from director.lab.chaos.checker import Report, text
 from director.lab.chaos.neighbours import NOTHING, dead_receivers, open_sockets, peek
 from director.lab.chaos.run import chaos
 from director.lab.chaos.scene import Options
-from tests.support.release import sabotaged
+from tests.support.release import sabotaged, with_fault
 
 
 class Fault(Struct, frozen=True):
@@ -41,6 +41,11 @@ FAULTS: Final = {
         "its ",
     ),
 }
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_each_missing_bound_changes_one_place_of_the_product(fault: Fault) -> None:
+    assert with_fault(fault.file, fault.old, fault.new)
 
 
 @pytest.mark.heavy  # a machine may be quick enough to serve the bystander in time all the same
