@@ -66,14 +66,16 @@ def main() -> int:
     try:
         settings = load(ApiSettings)
     except SettingsError as exc:
-        return _failed(str(exc), code=2)
+        return _report_failure(str(exc), code=2)
     configure(settings.log_level, process="api")
     raise_descriptor_limit()
     try:
         listener = _listen(settings.host, settings.port)
     except OSError as exc:
         reason = exc.strerror or str(exc)
-        return _failed(f"Cannot listen on {settings.host}:{settings.port} ({reason}). Choose another: DIRECTOR_PORT=…")
+        return _report_failure(
+            f"Cannot listen on {settings.host}:{settings.port} ({reason}). Choose another: DIRECTOR_PORT=…"
+        )
     bound_to = listener.getsockname()[0].partition("%")[0]
     if not settings.public_url and not ip_address(bound_to).is_loopback:
         # clients send their token to these addresses
@@ -82,7 +84,7 @@ def main() -> int:
         try:
             return _serve(settings, listener)
         except SettingsError as exc:
-            return _failed(str(exc), code=2)
+            return _report_failure(str(exc), code=2)
 
 
 def _serve(settings: ApiSettings, listener: socket.socket) -> int:
@@ -104,7 +106,7 @@ def _serve(settings: ApiSettings, listener: socket.socket) -> int:
     collect_garbage_rarely()
     with suppress(KeyboardInterrupt):  # uvicorn raises the signal again after an orderly end
         server.run(sockets=[listener])
-    return _failed(str(unsafe[0])) if unsafe else 0
+    return _report_failure(str(unsafe[0])) if unsafe else 0
 
 
 _OPTIONS: Final[dict[str, Any]] = {
@@ -133,7 +135,7 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _failed(line: str, *, code: int = 1) -> int:
+def _report_failure(line: str, *, code: int = 1) -> int:
     sys.stderr.write(f"director api: {line}\n")
     return code
 

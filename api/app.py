@@ -34,7 +34,7 @@ from api.sites.sites import Plan, State, all_running, answer_at_site
 from api.web import openapi, reference
 from api.web.cors import Origins, may_read
 from api.web.errors import Code, head_too_large, invalid_host, is_expected, problem_of, too_many_connections
-from api.web.http import RawHeaders, Request, allowed_hosts, carry, names_allowed_host, proxy_networks, services_of
+from api.web.http import RawHeaders, Request, carry, list_allowed_hosts, names_allowed_host, proxy_networks, services_of
 from api.web.route import Handler, Route, routes_of
 from director.core.clock import Clock, SystemClock
 from director.core.errors import UnsafeBackend
@@ -66,7 +66,7 @@ def create_app(
     is too weak. `tracing` replaces the environment's. Raises SettingsError for an invalid address or file of sites.
     """
     proxy_networks(settings.trusted_proxies)
-    hosts, plan, meters, origins = allowed_hosts(settings), Plan.of(settings), Meters(Code), Origins.of(settings)
+    hosts, plan, meters, origins = list_allowed_hosts(settings), Plan.of(settings), Meters(Code), Origins.of(settings)
 
     @asynccontextmanager
     async def lifespan(_app: Any) -> AsyncIterator[State]:
@@ -116,22 +116,22 @@ class Api:
         try:
             response = await self._answer(Request(scope, receive, send))
         except Exception as exc:  # any fault of a handler becomes an answer
-            await self._counted(self._refusal(exc), scope, began)(scope, receive, send)
+            await self._count_response(self._refusal(exc), scope, began)(scope, receive, send)
             if not is_expected(exc):
                 raise
         else:
-            await self._counted(response, scope, began)(scope, receive, send)
+            await self._count_response(response, scope, began)(scope, receive, send)
 
     def _refusal(self, exc: Exception) -> Response:
         # Not in the caller. Its frame would hold the refusal, whose traceback holds the frame.
         refusal = problem_of(exc)
-        self.meters.refused(refusal.code)
+        self.meters.note_refusal(refusal.code)
         return refusal.response()
 
-    def _counted(self, response: Response, scope: Scope, began: float) -> Response:
+    def _count_response(self, response: Response, scope: Scope, began: float) -> Response:
         """Count the response before it is sent, and add the headers that its request carries."""
         path = scope["route"].path if "route" in scope else NO_ROUTE
-        self.meters.answered(path, scope["method"], response.status_code, time.perf_counter() - began)
+        self.meters.note_answer(path, scope["method"], response.status_code, time.perf_counter() - began)
         if not any(name == b"cache-control" for name, _ in response.raw_headers):
             response.raw_headers.append(NEVER_CACHED)
         response.raw_headers += scope["state"].get("carried", ())

@@ -55,6 +55,6 @@ async def _account_of(request: Request, header: str) -> Account | None:
     return await services_of(request).lookups.account(token)
 
 
-def named(operator: Account) -> str:
+def name_operator(operator: Account) -> str:
     """Name the operator for the log of changes: account, and the token's id, which is no secret."""
     return f"{operator.name}/{operator.token_id}"

@@ -12,10 +12,10 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import asdict
 from starlette.responses import Response
 
-from api.accounts.auth import named
+from api.accounts.auth import name_operator
 from api.sites.sites import others
 from api.web.errors import account_exists, invalid_field, not_found
-from api.web.http import Request, cursor_of, decoded, json_response, page_after, page_response
+from api.web.http import Request, cursor_of, decode_body, json_response, page_after, page_response
 from api.web.route import CURSOR, NO_BODY, Answer, Body, Route
 from director.core.account_limits import DEFAULT, NO_LIMIT, AccountLimits
 from director.core.errors import SettingsError
@@ -155,8 +155,8 @@ async def list_accounts(request: Request) -> Response:
     refusals={409},
 )
 async def create_account(request: Request) -> Response:
-    administration, by = request.services.administration, named(request.account)
-    asked = await decoded(request, NewAccount, max_bytes=MAX_BODY)
+    administration, by = request.services.administration, name_operator(request.account)
+    asked = await decode_body(request, NewAccount, max_bytes=MAX_BODY)
     if not await administration.create(asked.name, asked.type, by=by):
         raise account_exists()
     return json_response(await _view(request, asked.name), 201)
@@ -188,8 +188,8 @@ async def get_account_of_all(request: Request) -> Response:
 )
 async def change_account(request: Request) -> Response:
     administration, name, by = await _target(request)
-    asked = await decoded(request, AccountChange, max_bytes=MAX_BODY)
-    limits = _written(asked.limits)
+    asked = await decode_body(request, AccountChange, max_bytes=MAX_BODY)
+    limits = _format_limits(asked.limits)
     if limits:
         await administration.set_limits(name, limits, by=by)
     if asked.type is not UNSET:
@@ -211,7 +211,7 @@ async def change_account(request: Request) -> Response:
 )
 async def suspend_account(request: Request) -> Response:
     administration, name, by = await _target(request)
-    asked = await decoded(request, AskedSuspension, max_bytes=MAX_BODY)
+    asked = await decode_body(request, AskedSuspension, max_bytes=MAX_BODY)
     ended = [await administration.suspend(name, asked.policy, asked.reason, by=by, within_s=LONGEST_S)]
     for site in others(request):  # if a site is away, the caller gets an error and asks again
         await site.introduce(name)
@@ -266,7 +266,7 @@ async def list_tokens(request: Request) -> Response:
 )
 async def create_token(request: Request) -> Response:
     administration, name, by = await _target(request)
-    asked = await decoded(request, AskedToken, max_bytes=MAX_BODY)
+    asked = await decode_body(request, AskedToken, max_bytes=MAX_BODY)
     expires_ms = None if asked.expires_at is None else int(asked.expires_at.timestamp() * 1000)
     try:
         made = await administration.create_token(
@@ -305,7 +305,7 @@ async def _target(request: Request) -> _Target:
     services, name = request.services, str(request.path_params["name"])
     if not re.fullmatch(ACCOUNT_NAME, name) or not await services.accounts.exists(name):
         raise not_found()
-    return _Target(services.administration, name, named(request.account))
+    return _Target(services.administration, name, name_operator(request.account))
 
 
 async def _view(request: Request, name: str) -> AccountDetail:
@@ -327,7 +327,7 @@ async def _views(request: Request, names: Sequence[str]) -> list[AccountDetail]:
     ]
 
 
-def _written(limits: Mapping[str, Limit]) -> dict[str, str]:
+def _format_limits(limits: Mapping[str, Limit]) -> dict[str, str]:
     if not set(limits) <= set(AccountLimits.__struct_fields__):
         known = ", ".join(AccountLimits.__struct_fields__)
         raise invalid_field("enum", "limits", f"Has only {known}")

@@ -9,9 +9,18 @@ from msgspec import Meta, Raw, Struct, field
 from msgspec.structs import asdict
 from starlette.responses import Response
 
-from api.accounts.auth import named
+from api.accounts.auth import name_operator
 from api.web.errors import InvalidField, invalid_field, invalid_input, not_found, secrets_gone
-from api.web.http import PAGE_SIZE, Cursor, Request, cursor_of, decoded, json_response, page_response, prediction_id_of
+from api.web.http import (
+    PAGE_SIZE,
+    Cursor,
+    Request,
+    cursor_of,
+    decode_body,
+    json_response,
+    page_response,
+    prediction_id_of,
+)
 from api.web.route import CURSOR, Answer, Body, Parameter, administers
 from director.core.ids import PredictionId, QueueName, is_prediction_id
 from director.core.schema import Page
@@ -91,7 +100,7 @@ def _serve(verb: str, act: Callable[..., Awaitable[Done]], *, one: str, many: st
         """Answer 404 for a prediction that is no dead letter, or whose input is gone; 409 if its secrets are gone."""
         ids, dead = [prediction_id_of(request)], request.services.dead
         slices = _slices(await dead.find(ids))
-        done = await act(dead, slices, by=named(request.account), asked=Asked(ids=ids))
+        done = await act(dead, slices, by=name_operator(request.account), asked=Asked(ids=ids))
         if done.secret:
             raise secrets_gone()
         if not done.done:
@@ -109,9 +118,11 @@ def _serve(verb: str, act: Callable[..., Awaitable[Done]], *, one: str, many: st
     )
     async def decide_on_many(request: Request) -> Response:
         dead = request.services.dead
-        given = await decoded(request, ManyLetters, max_bytes=request.services.settings.max_body_bytes)
-        slices, asked = await _asked(request, given)
-        done = await act(dead, slices, by=named(request.account), asked=asked, rate=given.rate, within_s=LONGEST_S)
+        given = await decode_body(request, ManyLetters, max_bytes=request.services.settings.max_body_bytes)
+        slices, asked = await _select(request, given)
+        done = await act(
+            dead, slices, by=name_operator(request.account), asked=asked, rate=given.rate, within_s=LONGEST_S
+        )
         return json_response(done)
 
 
@@ -131,7 +142,7 @@ _serve(
 )
 
 
-async def _asked(request: Request, given: ManyLetters) -> tuple[Slices, Asked]:
+async def _select(request: Request, given: ManyLetters) -> tuple[Slices, Asked]:
     if bool(given.ids) == given.is_all:
         raise invalid_field("required", "", 'Either "ids" or "all" is required')
     if bad := [f"ids.{place}" for place, name in enumerate(given.ids) if not is_prediction_id(name)]:

@@ -66,7 +66,7 @@ async def readyz(request: Request) -> Response:
         return _of_several(request.sites, load)
     try:
         async with asyncio.timeout(CHECK_S):
-            server = await services.gate.checked()
+            server = await services.gate.check_recently()
             is_full = await services.memory.is_full()
     except UnsafeBackend as exc:
         return json_response(Readiness(ready=False, accepting=False, load=load, reasons=(str(exc),)), 503)

@@ -8,10 +8,10 @@ from typing import Final
 from msgspec import Struct
 from starlette.responses import Response
 
-from api.accounts.auth import named
+from api.accounts.auth import name_operator
 from api.predictions.bodies import parse_model
 from api.web.errors import config_changed, invalid_field, invalid_header, newer_release, not_found
-from api.web.http import Request, decoded, json_response
+from api.web.http import Request, decode_body, json_response
 from api.web.route import NO_BODY, Answer, Body, Parameter, administers
 from director.core.errors import SettingsError
 from director.core.model_config import ModelConfig, StoredConfig
@@ -56,7 +56,7 @@ CONFIG: Final = {200: Answer("What is written down, as it is then.", ConfigView,
     refusals={501},
 )
 async def get_config(request: Request) -> Response:
-    return await _answer(request, _named(request))
+    return await _answer(request, _read_name(request))
 
 
 @administers(
@@ -74,9 +74,9 @@ async def get_config(request: Request) -> Response:
     refusals={412},
 )
 async def change_config(request: Request) -> Response:
-    model, was = _named(request), _was(request)
-    config = await decoded(request, ModelConfig, max_bytes=MAX_BODY)
-    await _write(request, model, config, by=named(request.account), was=was)
+    model, was = _read_name(request), _was(request)
+    config = await decode_body(request, ModelConfig, max_bytes=MAX_BODY)
+    await _write(request, model, config, by=name_operator(request.account), was=was)
     return await _answer(request, model)
 
 
@@ -91,8 +91,8 @@ async def change_config(request: Request) -> Response:
     refusals={412, 422},
 )
 async def remove_config(request: Request) -> Response:
-    model, was = _named(request), _was(request)
-    await _write(request, model, ModelConfig(), by=named(request.account), was=was)
+    model, was = _read_name(request), _was(request)
+    await _write(request, model, ModelConfig(), by=name_operator(request.account), was=was)
     return Response(status_code=204)
 
 
@@ -115,7 +115,7 @@ async def _answer(request: Request, model: str) -> Response:
     return json_response(ConfigView.of(stored), headers={"ETag": f'"{stored.revision}"'})
 
 
-def _named(request: Request) -> str:
+def _read_name(request: Request) -> str:
     return parse_model(request.path_params["owner"], request.path_params["name"])
 
 

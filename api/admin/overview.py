@@ -261,7 +261,7 @@ class Pace(Struct, frozen=True, kw_only=True):
     def fields_of(cls, point: Point) -> dict[str, Any]:
         of = {"wait": point.waits, "run": point.runs}
         quantiles = {
-            f"{name}_p{part}_s": _rounded(quantile_s(counts, part / 100))
+            f"{name}_p{part}_s": _round(quantile_s(counts, part / 100))
             for name, counts in of.items()
             for part in (50, 95)
         }
@@ -334,5 +334,5 @@ async def get_history(request: Request) -> Response:
     )
 
 
-def _rounded(seconds: float | None) -> float | None:
+def _round(seconds: float | None) -> float | None:
     return None if seconds is None else float(f"{seconds:.3g}")

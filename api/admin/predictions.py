@@ -10,11 +10,20 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from msgspec.structs import asdict, replace
 from starlette.responses import Response
 
-from api.accounts.auth import named
+from api.accounts.auth import name_operator
 from api.predictions.intake import try_at
-from api.predictions.listing import FILTERS, Filters, created_ms
+from api.predictions.listing import FILTERS, Filters, parse_created_ms
 from api.web.errors import InvalidField, invalid_field, invalid_input, not_found
-from api.web.http import PAGE_SIZE, Cursor, Request, cursor_of, decoded, json_response, page_response, prediction_id_of
+from api.web.http import (
+    PAGE_SIZE,
+    Cursor,
+    Request,
+    cursor_of,
+    decode_body,
+    json_response,
+    page_response,
+    prediction_id_of,
+)
 from api.web.route import CURSOR, Answer, Body, Parameter, administers, one_of
 from director.core.errors import SettingsError
 from director.core.ids import PredictionId, is_prediction_id, new_ticket
@@ -115,7 +124,7 @@ def _serve(verb: str, about: str) -> None:
         answers=DONE,
     )
     async def change_many(request: Request) -> Response:
-        given = await decoded(request, ManyPredictions, max_bytes=request.services.settings.max_body_bytes)
+        given = await decode_body(request, ManyPredictions, max_bytes=request.services.settings.max_body_bytes)
         asked = {name: value for name, value in asdict(given).items() if value and name in CONDITIONS}
         if [bool(given.ids), bool(asked), given.is_all].count(True) != 1:
             raise invalid_field("required", "", 'Either "ids", a filter or "all" is required')
@@ -146,7 +155,7 @@ _serve(
 
 
 async def _change(request: Request, verb: str, ids: list[PredictionId], wanted: Filter | None) -> BulkAnswer:
-    services, by = request.services, named(request.account)
+    services, by = request.services, name_operator(request.account)
     if verb == "cancel":
         return await services.across.cancel(ids, by=by, wanted=wanted)
     return await services.across.retry(
@@ -172,7 +181,7 @@ def _filter(given: Mapping[str, str]) -> Filter:
     found = Filters.parse(given).given
     if (kind := given.get("kind", "")) and kind not in KINDS:
         raise invalid_field("format", "kind", f"Must be one of {', '.join(KINDS)}")
-    after, before = (created_ms(found.get(name, "")) for name in ("created_after", "created_before"))
+    after, before = (parse_created_ms(found.get(name, "")) for name in ("created_after", "created_before"))
     return Filter(
         account=found.get("account", ""),
         model=found.get("model", ""),

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import asdict
 from starlette.responses import Response
 
-from api.accounts.auth import named
+from api.accounts.auth import name_operator
 from api.admin.models import ConfigView
 from api.web.errors import invalid_field, not_found
 from api.web.http import (
@@ -17,8 +17,8 @@ from api.web.http import (
     Cursor,
     Request,
     cursor_of,
+    decode_body,
     decode_json,
-    decoded,
     json_response,
     number_of,
     page_after,
@@ -320,7 +320,7 @@ async def drain_queue(request: Request) -> Response:
 )
 async def resize_queue(request: Request) -> Response:
     queue, by = await _queue_and_operator(request)
-    asked = await decoded(request, AskedSize, max_bytes=MAX_BODY)
+    asked = await decode_body(request, AskedSize, max_bytes=MAX_BODY)
     await request.services.queue_administration.resize(queue, streams=asked.streams, by=by)
     return await _answer(request, queue)
 
@@ -336,7 +336,7 @@ async def resize_queue(request: Request) -> Response:
 )
 async def bound_queue(request: Request) -> Response:
     queue, by = await _queue_and_operator(request)
-    asked = await decoded(request, AskedBound, max_bytes=MAX_BODY)
+    asked = await decode_body(request, AskedBound, max_bytes=MAX_BODY)
     if (asked.mode == "bounded") != (asked.max_queued is not None):
         raise invalid_field("invalid", "max_queued", "Goes with the mode bounded, and with no other")
     await request.services.queue_administration.set_bound(queue, mode=asked.mode, max_queued=asked.max_queued, by=by)
@@ -355,7 +355,7 @@ async def bound_queue(request: Request) -> Response:
 )
 async def migrate_queue(request: Request) -> Response:
     queue, by = await _queue_and_operator(request)
-    asked = await decoded(request, AskedMigration, max_bytes=MAX_BODY)
+    asked = await decode_body(request, AskedMigration, max_bytes=MAX_BODY)
     services = request.services
     to = await services.queues.find(asked.to)
     if to is None:
@@ -387,7 +387,7 @@ async def _queue_and_operator(request: Request) -> tuple[QueueName, str]:
     queue = queue_of(request)
     if not await request.services.queues.has(queue):
         raise not_found()
-    return queue, named(request.account)
+    return queue, name_operator(request.account)
 
 
 async def _account(request: Request) -> str:

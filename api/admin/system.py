@@ -68,7 +68,7 @@ class SystemView(Struct, frozen=True, kw_only=True):
 )
 async def get_system(request: Request) -> Response:
     services, sites = request.services, request.sites
-    server = await services.gate.checked()
+    server = await services.gate.check_recently()
     memory = Fullness.of(await infos(services.redis, "memory"))
     up_s = min(int(one["uptime_in_seconds"]) for one in await infos(services.redis, "server"))
     return json_response(
@@ -98,15 +98,15 @@ def settings_of(settings: ApiSettings) -> list[SettingView]:
         found.append(
             SettingView(
                 name=PREFIX + field.name.upper(),
-                value=_shown(field.name, value),
-                default=_shown(field.name, default),
+                value=_show_value(field.name, value),
+                default=_show_value(field.name, default),
                 is_set=value != default,
             )
         )
     return found
 
 
-def _shown(name: str, value: object) -> str:
+def _show_value(name: str, value: object) -> str:
     if value in ("", (), None):
         return ""
     if SECRET.search(name):

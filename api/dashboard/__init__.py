@@ -70,13 +70,13 @@ ASSETS: Final = _assets()
 
 @Route("GET", "/")
 async def page(request: Request) -> Response:
-    return _served(request, ASSETS["index.html"])
+    return _serve(request, ASSETS["index.html"])
 
 
 @Route("GET", "/p/{id}")
 async def for_people(request: Request) -> Response:
     """Redirect the address of a prediction for people to the page that shows it."""
-    return _shown(f"predictions/{quote(request.path_params['id'], safe='')}")
+    return _redirect(f"predictions/{quote(request.path_params['id'], safe='')}")
 
 
 async def elsewhere(request: Request) -> Response:
@@ -84,7 +84,7 @@ async def elsewhere(request: Request) -> Response:
     wants_page = request.method in ("GET", "HEAD") and "text/html" in request.headers.get("accept", "")
     if not wants_page or not MODEL_PATH.fullmatch(request.url.path):
         raise not_found()
-    return _shown(f"run{request.url.path}")
+    return _redirect(f"run{request.url.path}")
 
 
 @Route("GET", "/dashboard/{path:path}")
@@ -92,15 +92,15 @@ async def asset(request: Request) -> Response:
     found = ASSETS.get(request.path_params["path"])
     if found is None:
         raise not_found()
-    return _served(request, found)
+    return _serve(request, found)
 
 
-def _shown(view: str) -> Response:
+def _redirect(view: str) -> Response:
     """Redirect to a view. The page is one level up from these addresses, whatever path a proxy puts before them."""
     return Response(
         status_code=302, headers={"Location": f"../#/{view}", "Cache-Control": "no-store", "Vary": "Accept"}
     )
 
 
-def _served(request: Request, found: Asset) -> Response:
+def _serve(request: Request, found: Asset) -> Response:
     return answer_unless_known(request, found.body, etag=found.etag, headers=HEADERS, media_type=found.media_type)

@@ -18,11 +18,11 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from api.files.multipart import Form, Part
-from api.files.outputs import BYTES, PART, store_of, stored_response
+from api.files.outputs import BYTES, PART, serve_file, store_of
 from api.services.services import Services
 from api.web import errors
 from api.web.errors import InvalidField, Problem
-from api.web.http import PAGE_SIZE, Request, base_url, cursor_of, decode_json, json_response, walked_page
+from api.web.http import PAGE_SIZE, Request, answer_page, base_url, cursor_of, decode_json, json_response
 from api.web.route import CURSOR, Answer, Body, Parameter, Route, deletes, reads, stores
 from director.core.errors import BackendFull, BackendUnavailable
 from director.core.ids import FileId, is_file_id, lowest_id_at, new_file_id
@@ -111,8 +111,8 @@ async def create_file(request: Request) -> Response:
     base = base_url(request)
     form = Form(request, max_bytes=MAX_FILE_BYTES, longest_s=LONGEST_S)
     try:
-        async with services.uploading.taken(account.name, received=lambda: form.received):
-            file = await _stored(services, store, form, account)
+        async with services.uploading.hold(account.name, received=lambda: form.received):
+            file = await _store_file(services, store, form, account)
     except TimeoutError as exc:
         raise errors.too_many_uploads(retry_after=RETRY_S) from exc
     log.info("file stored", extra={"file": file.id, "size": file.size})
@@ -136,7 +136,7 @@ async def list_files(request: Request) -> Response:
     ids = found[:PAGE_SIZE]
     known = await services.caller_files.find(account.name, ids)
     views = [_view(known[file_id], base) for file_id in ids if file_id in known]
-    return walked_page(request, PATH, views, ids, has_more=len(found) > PAGE_SIZE)
+    return answer_page(request, PATH, views, ids, has_more=len(found) > PAGE_SIZE)
 
 
 @reads(
@@ -213,10 +213,10 @@ async def download_file(request: Request) -> Response:
         "Content-Type": file.content_type,
         "Content-Disposition": f"attachment; filename*=UTF-8''{quote(file.name, safe='')}",
     }
-    return stored_response(request, opened, digest=file.md5, headers=headers)
+    return serve_file(request, opened, digest=file.md5, headers=headers)
 
 
-async def _stored(services: Services, store: FileStore, form: Form, account: Account) -> CallerFile:
+async def _store_file(services: Services, store: FileStore, form: Form, account: Account) -> CallerFile:
     """Store the file of a form and record it. Deletes what was stored of a file that is refused."""
     name = CallerFileName(account.name, new_file_id(created := services.clock.now_ms()), "bin")
     upload, file = _Upload(services, store, form, account, name), None
@@ -415,7 +415,7 @@ def _is_object(text: bytes) -> bool:
 
 def _plain(name: str) -> str:
     """Return the last part of a path, with slashes or backslashes, with nothing that breaks a line."""
-    return errors.shown(re.split(r"[/\\]", name)[-1], limit=len(name)) or NAMELESS
+    return errors.make_printable(re.split(r"[/\\]", name)[-1], limit=len(name)) or NAMELESS
 
 
 def _view(file: CallerFile, base: str) -> File:

@@ -21,7 +21,7 @@ from api.web.errors import Problem, file_too_large, malformed, too_slow, trickle
 MOST_PARTS: Final = 16
 LONGEST_TYPE: Final = 1024
 SILENCE_S: Final = 30.0
-# Slower than any usual line, and fast enough that callers that only trickle hold few upload turns
+# Slower than any usual line, and fast enough that callers that only trickle hold few uploads
 LEAST_BYTES_S: Final = 16 << 10
 JUDGED_S: Final = 30.0  # of waiting for the caller: time in the store does not count
 FRAMING_BYTES: Final = 256 << 10  # of a body beside its largest part: boundaries, headers and the other parts
@@ -190,10 +190,10 @@ NAMED_AS: Final = "filename*=UTF-8''na%C3%AFve.png"
 def _part(headers: dict[bytes, bytes]) -> Part:
     value = _text(headers.get(b"content-disposition", b""))
     kind, parameters = value.partition(";")[0], _parameters(value)
-    if kind.strip().lower() != "form-data" or (name := _named(parameters, "name")) is None:
+    if kind.strip().lower() != "form-data" or (name := _read_parameter(parameters, "name")) is None:
         raise _unreadable()
     kind = headers.get(b"content-type", b"").decode("latin-1").strip()
-    return Part(name, _named(parameters, "filename"), kind)
+    return Part(name, _read_parameter(parameters, "filename"), kind)
 
 
 def _text(value: bytes) -> str:
@@ -213,13 +213,15 @@ def _parameters(value: str) -> dict[str, str]:
     return found
 
 
-def _named(parameters: dict[str, str], name: str) -> str | None:
+def _read_parameter(parameters: dict[str, str], name: str) -> str | None:
     """Return a parameter in the best of its spellings. Raises a 400 if the only one cannot be decoded."""
     plain = parameters.get(name)
     pieces = [
         (match, given) for key, given in parameters.items() if (match := PIECE.fullmatch(key)) and match[1] == name
     ]
-    extended = _extended([(int(match[2] or 0), not match[2] or bool(match[3]), given) for match, given in pieces])
+    extended = _decode_extended(
+        [(int(match[2] or 0), not match[2] or bool(match[3]), given) for match, given in pieces]
+    )
     if extended is not None:
         return extended
     if plain is None:
@@ -234,7 +236,7 @@ def _named(parameters: dict[str, str], name: str) -> str | None:
     return plain
 
 
-def _extended(pieces: Sequence[tuple[int, bool, str]]) -> str | None:
+def _decode_extended(pieces: Sequence[tuple[int, bool, str]]) -> str | None:
     """Decode `name*`, or `name*0`, `name*1*`, … by their numbers. None without any, or if one cannot be decoded."""
     if not pieces:
         return None

@@ -63,17 +63,17 @@ async def look_at_files(request: Request) -> Response:
 async def get_data(request: Request) -> Response:
     """Answer with a stored file, which a director asks for if it is an input or output as a whole."""
     name = _name(request, of_data=True)
-    store = await _ordered(request, "get", str(name))
+    store = await _check_order(request, "get", str(name))
     if (file := await store.open(name)) is None:
         raise errors.not_found()
-    return stored_response(request, file, digest=name.digest, headers={"Content-Type": file.content_type})
+    return serve_file(request, file, digest=name.digest, headers={"Content-Type": file.content_type})
 
 
 @Route("PUT", "/internal/outputs/{name}", of=_prediction_of)
 async def put_output(request: Request) -> Response:
     """Answer 204 once the file is stored, and 422 for other bytes than its name says."""
     name = _name(request, of_data=True)
-    store = await _ordered(request, "put", str(name))
+    store = await _check_order(request, "put", str(name))
     kind = request.headers.get("content-type", PLAIN_TYPE)
     if not kind.isascii() or len(kind) > LONGEST_TYPE:
         raise errors.invalid_header("Content-Type", f"at most {LONGEST_TYPE} characters of ASCII")
@@ -92,12 +92,12 @@ async def put_output(request: Request) -> Response:
 
 @Route("DELETE", "/internal/predictions/{id}/outputs", of=prediction_id_of)
 async def delete_outputs(request: Request) -> Response:
-    store = await _ordered(request, "remove", request.prediction_id)
+    store = await _check_order(request, "remove", request.prediction_id)
     await store.remove(request.prediction_id)
     return Response(status_code=204)
 
 
-async def _ordered(request: Request, verb: str, what: str) -> FileStore:
+async def _check_order(request: Request, verb: str, what: str) -> FileStore:
     query = request.query_params
     given = {"expires": query.get("expires", ""), "signature": query.get("signature", "")}
     if not await request.services.links.is_ordered(verb, what, **given):
@@ -153,7 +153,7 @@ UNTRUSTED: Final = {
 }
 
 
-def stored_response(request: Request, file: OpenFile, *, digest: str, headers: Mapping[str, str]) -> Response:
+def serve_file(request: Request, file: OpenFile, *, digest: str, headers: Mapping[str, str]) -> Response:
     """Answer 200 with the file, or 206 with a part, read a piece at a time. Raises a 416 for a part without a byte. The
     caller checks first who may have the file. `digest`: of the whole file.
     """
@@ -213,14 +213,14 @@ RUN_BY_BROWSERS: Final = frozenset({"image/svg+xml"})
 async def get_output(request: Request) -> Response:
     name = _name(request)
     try:
-        file = await _signed(request, name)
+        file = await _open_signed(request, name)
     except Problem:
         await _refuse_moved(request)
         raise
-    return stored_response(request, file, digest=name.digest, headers=_headers(name, file))
+    return serve_file(request, file, digest=name.digest, headers=_headers(name, file))
 
 
-async def _signed(request: Request, name: FileName) -> OpenFile:
+async def _open_signed(request: Request, name: FileName) -> OpenFile:
     query, services = request.query_params, request.services
     if services.files is None:
         raise errors.not_found()

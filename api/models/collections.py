@@ -8,7 +8,7 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from api.models.models import ModelView, fitting, shown_models
+from api.models.models import ModelView, fitting, show_models
 from api.services.lookups import Card
 from api.services.services import Services
 from api.web.errors import invalid_field, malformed, not_found
@@ -75,7 +75,7 @@ async def get_collection(request: Request) -> Response:
         raise not_found()
     models = await services.catalog.models.many(found.models)
     seen = [model for model in models if model is not None and model.may_be_seen_by(request.account)]
-    shown = await shown_models(request, await fitting(request, seen))
+    shown = await show_models(request, await fitting(request, seen))
     return json_response(WholeCollection(found.name, slug, found.description, found.full_description or None, shown))
 
 
@@ -157,7 +157,7 @@ async def query_models(request: Request) -> Response:
     if len(query) > 1 and query[0] == query[-1] == '"':
         query = query[1:-1]
     best = [model for _, model in await _best(request.services, request.account, query, most=PAGE_SIZE)]
-    return page_response(request, "/models", await shown_models(request, await fitting(request, best)))
+    return page_response(request, "/models", await show_models(request, await fitting(request, best)))
 
 
 @reads(
@@ -183,7 +183,7 @@ async def search(request: Request) -> Response:
     models = await fitting(request, [model for _, model in best])
     found = [
         FoundModel(view, Metadata(view.description, round(score, 3), []))
-        for (score, _), view in zip(best, await shown_models(request, models), strict=False)
+        for (score, _), view in zip(best, await show_models(request, models), strict=False)
     ]
     return json_response(SearchResults(query, found, await _collections(services, query)))
 
@@ -200,7 +200,7 @@ async def _best(services: Services, account: Account, query: str, *, most: int) 
     for number, (model, card) in enumerate(await services.lookups.cards()):
         if number % AT_ONCE == AT_ONCE - 1:
             await asyncio.sleep(0)
-        if (score := _matched(card, words)) and model.may_be_seen_by(account):
+        if (score := _score(card, words)) and model.may_be_seen_by(account):
             found.append((score, model))
     best = sorted(found, key=lambda each: -each[0])[:most]
     # a card is seconds old: models that became private or were deleted meanwhile are not shown
@@ -217,7 +217,7 @@ async def _collections(services: Services, query: str) -> list[CollectionView]:
     slugs = (await services.collections.slugs())[:MOST_COLLECTIONS]
     for slug, one in zip(slugs, await services.collections.many(slugs), strict=True):
         card = None if one is None else Card(f"{slug} {one.name}".lower(), text=one.description.lower())
-        if one and card and (score := _matched(card, words)):
+        if one and card and (score := _score(card, words)):
             found.append((score, CollectionView(one.name, slug, one.description)))
     return [view for _, view in sorted(found, key=lambda each: -each[0])]
 
@@ -226,7 +226,7 @@ def _words_of(query: str) -> Sequence[str]:
     return list(dict.fromkeys(WORD.findall(query[:MOST_QUERY].lower())))[:MOST_WORDS]
 
 
-def _matched(card: Card, words: Sequence[str]) -> float:
+def _score(card: Card, words: Sequence[str]) -> float:
     """Return the match from 0, if some word is missing, to 1, if each is a word of the name."""
     worth = [_worth(card, word) for word in words]
     return sum(worth) / (IN_NAME[0] * len(worth)) if worth and all(worth) else 0.0

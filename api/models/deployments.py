@@ -108,7 +108,7 @@ async def list_deployments(request: Request) -> Response:
     marks = {f"{created:014}-{name}": name for created, name in await deployments.names(account.name)}
     page, older, newer = slice_of(sorted(marks, reverse=True), cursor)
     found = await deployments.many(account.name, [marks[mark] for mark in page])
-    return page_response(request, PATH, await _shown(request, found), older=older, newer=newer)
+    return page_response(request, PATH, await _show_deployments(request, found), older=older, newer=newer)
 
 
 @stores(
@@ -144,7 +144,7 @@ async def create_deployment(request: Request) -> Response:
     answers={200: Answer("The deployment.", DeploymentView)},
 )
 async def get_deployment(request: Request) -> Response:
-    return await _answer(request, await _named(request))
+    return await _answer(request, await _find_deployment(request))
 
 
 @stores(
@@ -162,7 +162,7 @@ async def get_deployment(request: Request) -> Response:
 )
 async def update_deployment(request: Request) -> Response:
     """Release what the body changes. Where canceling the predictions fails half way, the same request continues."""
-    services, deployment = request.services, await _named(request)
+    services, deployment = request.services, await _find_deployment(request)
     asked = _parse(await read_body(request, max_bytes=services.settings.max_body_bytes), DeploymentChange)
     if asked.version:
         await _refuse_missing(request, deployment.release.model, asked.version)
@@ -184,7 +184,7 @@ async def update_deployment(request: Request) -> Response:
             if became.is_disabled:
                 await _cancel_all(request, became)
             return await _answer(request, became)
-        deployment = await _named(request)
+        deployment = await _find_deployment(request)
     raise unavailable(retry_after=RETRY_AFTER_S)
 
 
@@ -195,12 +195,12 @@ async def update_deployment(request: Request) -> Response:
     about="Predictions that were created by it go on.",
 )
 async def delete_deployment(request: Request) -> Response:
-    deployment = await _named(request)
+    deployment = await _find_deployment(request)
     for _ in range(TRIES):
         if await request.services.deployments.delete(deployment) == "written":
             await uncount(request, deployment.owner, ENTRY_BYTES)
             return Response(status_code=204)
-        deployment = await _named(request)
+        deployment = await _find_deployment(request)
     raise unavailable(retry_after=RETRY_AFTER_S)
 
 
@@ -213,7 +213,7 @@ async def delete_deployment(request: Request) -> Response:
     body=Body(PredictionRequest),
 )
 async def create_of_deployment(request: Request) -> Response:
-    deployment = await _named(request)
+    deployment = await _find_deployment(request)
     if deployment.is_disabled:
         raise deployment_disabled(name=deployment.full_name)
     asked = await read_create(request)
@@ -268,7 +268,7 @@ async def _cancel_all(request: Request, deployment: Deployment) -> None:
 
 
 async def _version(request: Request, model: str, version: str) -> Version | None:
-    return await request.versions.named(VersionRef(model=model, version=version), request.account)
+    return await request.versions.find_named(VersionRef(model=model, version=version), request.account)
 
 
 async def _refuse_missing(request: Request, model: str, version: str) -> None:
@@ -278,7 +278,7 @@ async def _refuse_missing(request: Request, model: str, version: str) -> None:
         raise invalid_version()
 
 
-async def _named(request: Request) -> Deployment:
+async def _find_deployment(request: Request) -> Deployment:
     owner, name, account = request.path_params["owner"], request.path_params["name"], request.account
     is_its = owner == account.name or "admin" in account.scopes
     if not is_its or not NAME.fullmatch(owner) or not NAME.fullmatch(name):
@@ -307,10 +307,10 @@ def _parse(body: bytes, kind: type[T]) -> T:
 
 
 async def _answer(request: Request, deployment: Deployment) -> Response:
-    return json_response((await _shown(request, [deployment]))[0])
+    return json_response((await _show_deployments(request, [deployment]))[0])
 
 
-async def _shown(request: Request, deployments: Sequence[Deployment]) -> list[DeploymentView]:
+async def _show_deployments(request: Request, deployments: Sequence[Deployment]) -> list[DeploymentView]:
     types = {request.account.name: request.account.type}
     for name in sorted({deployment.release.by for deployment in deployments} - types.keys()):
         types[name] = (await request.services.accounts.read_written(name)).type

@@ -22,13 +22,13 @@ from api.web.http import (
     Cursor,
     Members,
     Request,
+    answer_page,
     base_url,
     cursor_of,
     json_response,
     page_response,
     read_body,
     slice_of,
-    walked_page,
 )
 from api.web.route import CURSOR, NO_BODY, TEXT, Answer, Body, Parameter, deletes, one_of, reads, stores
 from director.core.data_bytes import ENTRY_BYTES
@@ -88,7 +88,7 @@ class ModelView(Struct, frozen=True, kw_only=True):
     latest_version: VersionView | None
 
 
-def shown_version(version: Version) -> VersionView:
+def show_version(version: Version) -> VersionView:
     return VersionView(version.id, iso(version.created_ms), cog_version(version.server), version.schema)
 
 
@@ -120,15 +120,15 @@ def _how_many_fit(weights: Iterable[int]) -> int:
     return max(next(heavier, PAGE_SIZE), 1)
 
 
-async def shown_models(request: Request, models: Sequence[Model]) -> list[ModelView]:
+async def show_models(request: Request, models: Sequence[Model]) -> list[ModelView]:
     services, base = request.services, base_url(request)
     versions = await services.catalog.each_version([(model.name, model.latest) for model in models])
     examples = await services.catalog.models.default_examples(models)
     runs = await _runs(services, models)
-    return [_shown(*each, base=base) for each in zip(models, versions, examples, runs, strict=True)]
+    return [_show_model(*each, base=base) for each in zip(models, versions, examples, runs, strict=True)]
 
 
-def _shown(model: Model, latest: Version | None, example: Raw | None, runs: int, *, base: str) -> ModelView:
+def _show_model(model: Model, latest: Version | None, example: Raw | None, runs: int, *, base: str) -> ModelView:
     owner, _, name = model.name.partition("/")
     return ModelView(
         url=f"{base}/{model.name}",
@@ -144,7 +144,7 @@ def _shown(model: Model, latest: Version | None, example: Raw | None, runs: int,
         run_count=runs,
         cover_image_url=model.cover_image_url or None,
         default_example=example,
-        latest_version=None if latest is None else shown_version(latest),
+        latest_version=None if latest is None else show_version(latest),
     )
 
 
@@ -276,9 +276,9 @@ async def list_models(request: Request) -> Response:
     fits = await fitting(request, list(found.values()))
     if len(fits) < len(found):
         walked = list(found)[: len(fits)]
-    models = await shown_models(request, fits)
+    models = await show_models(request, fits)
     kept = {name: value for name, value in asked.items() if name in request.query_params}
-    return walked_page(request, "/models", models, walked, has_more=len(walked) < len(places), kept=kept)
+    return answer_page(request, "/models", models, walked, has_more=len(walked) < len(places), kept=kept)
 
 
 @stores(
@@ -320,7 +320,7 @@ async def make_model(request: Request) -> Response:
     refusals={400},
 )
 async def get_model(request: Request) -> Response:
-    return json_response((await shown_models(request, [await seen_model(request)]))[0])
+    return json_response((await show_models(request, [await find_visible_model(request)]))[0])
 
 
 @stores(
@@ -375,7 +375,7 @@ async def delete_model(request: Request) -> Response:
     answers={200: Answer("The text.", str, TEXT)},
 )
 async def get_readme(request: Request) -> Response:
-    model = await seen_model(request)
+    model = await find_visible_model(request)
     readme = await request.services.catalog.models.readme(model.name)
     if not readme:
         raise not_found()
@@ -395,7 +395,7 @@ async def get_readme(request: Request) -> Response:
     answers={200: Answer("A page of predictions as they were then, newest first.", Page[Raw])},
 )
 async def get_examples(request: Request) -> Response:
-    model, cursor = await seen_model(request), cursor_of(request)
+    model, cursor = await find_visible_model(request), cursor_of(request)
     models, path = request.services.catalog.models, f"/models/{model.name}/examples"
     sizes = await models.example_sizes(model.name)
 
@@ -407,7 +407,7 @@ async def get_examples(request: Request) -> Response:
     return page_response(request, path, results, older=older, newer=newer)
 
 
-async def seen_model(request: Request) -> Model:
+async def find_visible_model(request: Request) -> Model:
     name = parse_model(request.path_params["owner"], request.path_params["name"])
     model = await request.services.lookups.model(name, request.account)
     if model is None:
@@ -419,7 +419,7 @@ async def own_model(request: Request, *, private: str = "") -> Model:
     """Return the model of this path. Raises a 403 if the caller may see it and not change it. `private`: what the
     caller wants to delete. That must be private, unless the caller is an operator.
     """
-    model = await seen_model(request)
+    model = await find_visible_model(request)
     if not model.may_be_changed_by(request.account):
         raise forbidden("This model belongs to another account.")
     if private and model.visibility == "public" and "admin" not in request.account.scopes:
@@ -431,7 +431,7 @@ async def _answer(request: Request, name: str, *, status: int = 200) -> Response
     model = await request.services.catalog.model(name)
     if model is None:  # deleted in between
         raise not_found()
-    return json_response((await shown_models(request, [model]))[0], status)
+    return json_response((await show_models(request, [model]))[0], status)
 
 
 def _sorting(request: Request) -> dict[str, str]:
@@ -480,7 +480,7 @@ NEEDED: Final = {
     answers={200: Answer("A page, newest first.", Page[VersionView])},
 )
 async def list_versions(request: Request) -> Response:
-    model = await seen_model(request)
+    model = await find_visible_model(request)
     cursor, catalog = cursor_of(request), request.services.catalog
     path = f"/models/{model.name}/versions"
     marks = {f"{created:014}-{version}": version for created, version in await catalog.list_versions(model.name)}
@@ -490,7 +490,7 @@ async def list_versions(request: Request) -> Response:
 
     page, older, newer = await fitting_slice(list(marks), cursor, weigh)
     versions = await catalog.versions(model.name, [marks[mark] for mark in page])
-    return page_response(request, path, list(map(shown_version, versions)), older=older, newer=newer)
+    return page_response(request, path, list(map(show_version, versions)), older=older, newer=newer)
 
 
 @reads(
@@ -505,13 +505,13 @@ async def list_versions(request: Request) -> Response:
 )
 async def get_version(request: Request) -> Response:
     """Show the version with its schema, from which `run()` of the official Python client reads the output's type."""
-    model, version_id = await seen_model(request), _id(request)
+    model, version_id = await find_visible_model(request), _id(request)
     version = await request.services.lookups.version(model.name, version_id)
     if version is None:
         raise not_found()
     setup = await request.services.catalog.setup_run(model.name, version_id)
     shown = None if setup is None else convert(setup, SetupRunView, from_attributes=True)
-    return json_response(WholeVersionView(**asdict(shown_version(version)), setup_run=shown))
+    return json_response(WholeVersionView(**asdict(show_version(version)), setup_run=shown))
 
 
 @deletes(

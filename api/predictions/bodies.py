@@ -203,7 +203,7 @@ def preference(prefer: Iterable[str]) -> tuple[float, str] | None:
     most is a minute, which a plain `wait` means. `wait=0` and other values are ignored, and the first wait counts (RFC
     7240).
     """
-    asked = _asked(prefer)
+    asked = _read_wait(prefer)
     if asked == "":
         return LONGEST_WAIT_S, "wait"
     if asked is None or not SECONDS.fullmatch(asked):
@@ -245,7 +245,7 @@ def affinity_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:AFFINITY_DIGITS]
 
 
-def _asked(prefer: Iterable[str]) -> str | None:
+def _read_wait(prefer: Iterable[str]) -> str | None:
     for header in prefer:
         plain = QUOTED.sub(lambda quoted: SEPARATORS.sub("_", quoted[1]), header) if '"' in header else header
         for preference in plain.split(","):
@@ -306,7 +306,7 @@ HOW: Final = (
 WITHOUT_ABORTED: Final = re.compile(r"replicate-(?:javascript/(?:0|1\.[0-4])|python/[01])\.")
 
 
-def shown_to(request: Request, stored: Stored) -> Prediction:
+def show_to(request: Request, stored: Stored) -> Prediction:
     return show_as_known(request, view(stored))
 
 

@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from api.accounts import limits
 from api.predictions import bodies
-from api.predictions.bodies import shown_to
+from api.predictions.bodies import show_to
 from api.predictions.validation import InputSchema
 from api.services.services import Services
 from api.services.waiters import Wait
@@ -73,7 +73,7 @@ class Undo:
     def push(self, step: Callable[[], object]) -> None:
         self._steps.append(step)
 
-    async def repeated(self) -> None:
+    async def note_repeat(self) -> None:
         self.is_repeat = True
         await self._carry_out()
 
@@ -156,7 +156,7 @@ async def file(
             await reserve_compute(request, new, rate_token, undo)
             accepted, services = await file_at_site(request, version, new, wait, undo)
             if accepted.replayed:
-                await undo.repeated()
+                await undo.note_repeat()
     except NO_ROOM:
         if (known := await find_repeated(request, new)) is not None:
             return known
@@ -166,7 +166,7 @@ async def file(
         if (known := await read_repeated(request, accepted.id, new, services)) is not None:
             return known
         raise errors.not_found()  # its record had a shorter life than the idempotency key
-    services.meters.accepted(new.kind, new.lane)
+    services.meters.note_acceptance(new.kind, new.lane)
     log.info("prediction accepted", extra={"prediction": accepted.id, "queue": new.queue})
     record = new.record(accepted.id, created=accepted.created_ms, deadline=accepted.deadline_ms)
     return Filed(Stored(record=record, input=Raw(new.input), outlook=accepted.outlook), services)
@@ -200,8 +200,8 @@ async def file_at(
     listing = await list_for_account(services, version, kept, most_data, undo)
     accepted = await enqueue(services, kept, wait)
     if accepted.replayed:
-        await undo.repeated()
-    await listed(listing)
+        await undo.note_repeat()
+    await finish_listing(listing)
     if kept is not new and not accepted.replayed:
         await count_file(services, new)
     return accepted
@@ -385,7 +385,7 @@ async def enqueue(services: Services, new: NewPrediction, wait: Wait | None) -> 
     return await services.scripts.enqueue(new)
 
 
-async def listed(listing: "asyncio.Future[object]") -> None:
+async def finish_listing(listing: "asyncio.Future[object]") -> None:
     try:
         await listing
     except BackendUnavailable as exc:
@@ -447,17 +447,17 @@ async def answer(request: Request, filed: Filed, hold: Hold) -> Response:
     weight = len(stored.input or b"")
     is_over = stored.record.is_terminal  # then it takes no wait, so none ends for it
     if wait is None or not (is_over or services.waiters.make_room(request.account.name, weight)):
-        return json_response(shown_to(request, stored), 201, headers)
+        return json_response(show_to(request, stored), 201, headers)
     headers["Preference-Applied"] = hold.applied
     if is_over:
-        return json_response(shown_to(request, stored), 201, headers)
+        return json_response(show_to(request, stored), 201, headers)
     left_s = max(0.0, hold.until - services.clock.monotonic())
     with watching(request) as gone:  # a caller that hangs up frees its wait; the prediction goes on
-        ended = await services.waiters.ended(
+        ended = await services.waiters.wait_for_end(
             stored.record.id, seconds=left_s, account=request.account.name, weight=weight, wait=wait, gone=gone
         )
     if ended is not None:
-        return json_response(shown_to(request, ended.of(stored) if isinstance(ended, Ending) else ended), 201, headers)
+        return json_response(show_to(request, ended.of(stored) if isinstance(ended, Ending) else ended), 201, headers)
     # Clients take any other status for the end, and a part of the output for all of it.
     record = replace(stored.record, status=Status.STARTING, started=None)
     outlook = await _outlook(services, record.id)

@@ -22,7 +22,7 @@ from api.predictions.bodies import show_as_known
 from api.services.services import Services
 from api.sites.sites import Sites
 from api.web.errors import InvalidField, forbidden, invalid_input
-from api.web.http import PAGE_SIZE, Cursor, Request, cursor_of, services_of, walked_page
+from api.web.http import PAGE_SIZE, Cursor, Request, answer_page, cursor_of, services_of
 from api.web.route import CURSOR, Answer, Parameter, one_of
 from director.broker.gatherer import LARGE_BYTES
 from director.core.errors import BackendUnavailable
@@ -98,7 +98,7 @@ class Filters(Struct, frozen=True):
         )
 
 
-def created_ms(text: str) -> int | None:
+def parse_created_ms(text: str) -> int | None:
     """Return a time that an id can hold, or None for another text."""
     try:
         moment = datetime.fromisoformat(text)
@@ -111,7 +111,7 @@ def created_ms(text: str) -> int | None:
 
 
 def _id_at(text: str) -> PredictionId | None:
-    at_ms = created_ms(text)
+    at_ms = parse_created_ms(text)
     return None if at_ms is None else lowest_id_at(at_ms)
 
 
@@ -250,7 +250,7 @@ async def list_of_kind(request: Request, kind: Kind) -> Response:
     lists = Lists.of(request)
     results, walked, has_more = await _walk(lists, whose, kind, Span.of(filters, cursor), filters)
     results = [show_as_known(request, one) for one in results]
-    response = walked_page(request, f"/{PATHS[kind]}", results, walked, has_more=has_more, kept=filters.given)
+    response = answer_page(request, f"/{PATHS[kind]}", results, walked, has_more=has_more, kept=filters.given)
     if lists.away:
         response.headers[AWAY] = ", ".join(sorted(lists.away))
     return response

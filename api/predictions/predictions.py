@@ -13,10 +13,10 @@ from typing import Annotated, Final, TypeVar
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from starlette.responses import Response
 
-from api.accounts.auth import named
+from api.accounts.auth import name_operator
 from api.accounts.limits import take
 from api.predictions import bodies
-from api.predictions.bodies import shown_to
+from api.predictions.bodies import show_to
 from api.predictions.intake import accept, submit
 from api.predictions.listing import FILTERS, LISTED, list_of_kind
 from api.services.lookups import VersionRef
@@ -56,7 +56,7 @@ async def create(request: Request) -> Response:
 
 async def _version(request: Request, asked: bodies.CreatePrediction) -> Version:
     ref = bodies.parse_version(asked.version or "")
-    version = await request.versions.named(ref, request.account)
+    version = await request.versions.find_named(ref, request.account)
     if version is None:
         raise await no_version(request, ref, errors.invalid_version)
     return version
@@ -77,7 +77,7 @@ async def create_of_model(request: Request) -> Response:
     model = bodies.parse_model(request.path_params["owner"], request.path_params["name"])
     asked = await bodies.read_create(request)
     ref = VersionRef(model=model)
-    version = await request.versions.named(ref, request.account)
+    version = await request.versions.find_named(ref, request.account)
     if version is None:
         raise await no_version(request, ref, errors.not_found)
     return await submit(request, version, asked)
@@ -161,7 +161,7 @@ async def delete(request: Request) -> Response:
 )
 async def create_procedure(request: Request) -> Response:
     asked = await bodies.read_create(request, version=True)
-    version = await request.services.lookups.named(bodies.parse_version(asked.version or ""), request.account)
+    version = await request.services.lookups.find_named(bodies.parse_version(asked.version or ""), request.account)
     if version is None:
         raise errors.invalid_version()
     return await submit(request, await _of_kind(request, version, "procedure"), asked)
@@ -184,7 +184,7 @@ async def create_training(request: Request) -> Response:
     if not re.fullmatch(VERSION_ID, params["id"]):
         raise errors.not_found()
     asked = await bodies.read_create(request, destination=True)
-    version = await lookups.named(ref, request.account)
+    version = await lookups.find_named(ref, request.account)
     if version is None:
         raise errors.not_found()
     destination = asked.destination or ""
@@ -233,7 +233,7 @@ def _serve(kind: Kind) -> None:
         answers=SHOWN,
     )
     async def get(request: Request) -> Response:
-        return await _shown(request, kind)
+        return await _show(request, kind)
 
     @route.changes(
         "POST",
@@ -251,14 +251,14 @@ def _serve(kind: Kind) -> None:
         answers=SHOWN,
     )
     async def cancel(request: Request) -> Response:
-        return await _canceled(request, kind)
+        return await _cancel(request, kind)
 
 
 for each in PATHS:
     _serve(each)
 
 
-async def _canceled(request: Request, kind: Kind) -> Response:
+async def _cancel(request: Request, kind: Kind) -> Response:
     """Answer 200 with the run, whether it was waiting, running or terminal. Programs take the status in this answer
     for its end, so the answer to a cancel of a running one waits a moment for it.
 
@@ -269,11 +269,11 @@ async def _canceled(request: Request, kind: Kind) -> Response:
     if asked == "unknown" and "admin" in account.scopes:
         found = await services.across.find([request.prediction_id])
         ids = [one.id for one in found if one.kind == kind]
-        await services.across.cancel(ids, by=named(account))
-    return await _shown(request, kind, await _ended_soon(request) if asked == "asked" else None)
+        await services.across.cancel(ids, by=name_operator(account))
+    return await _show(request, kind, await _wait_for_end(request) if asked == "asked" else None)
 
 
-async def _ended_soon(request: Request) -> Stored | None:
+async def _wait_for_end(request: Request) -> Stored | None:
     """Return the run if it ends within a moment, without large data. Half of the held responses are left to
     `Prefer: wait`.
     """
@@ -281,7 +281,7 @@ async def _ended_soon(request: Request) -> Stored | None:
     if not settings.cancel_wait_s or waiters.waiting >= settings.max_waits // 2:
         return None
     with watching(request) as gone:
-        ended = await waiters.ended(
+        ended = await waiters.wait_for_end(
             request.prediction_id,
             seconds=settings.cancel_wait_s,
             account=request.account.name,
@@ -295,7 +295,7 @@ def _may_see(request: Request, account: str) -> bool:
     return account == request.account.name or "admin" in request.account.scopes
 
 
-async def _shown(request: Request, kind: Kind, stored: Stored | None = None) -> Response:
+async def _show(request: Request, kind: Kind, stored: Stored | None = None) -> Response:
     """Show the run, which may have been read already without large data."""
     scripts, account = request.services.scripts, request.account.name
     stored = stored or await scripts.get(request.prediction_id, whole=False)
@@ -303,7 +303,7 @@ async def _shown(request: Request, kind: Kind, stored: Stored | None = None) -> 
         raise errors.not_found()
     if stored.left_out and not stored.record.moved:
         try:
-            async with request.services.reading.taken(account):
+            async with request.services.reading.hold(account):
                 stored = await scripts.get(request.prediction_id, size=stored.left_out)
         except TimeoutError as exc:
             raise BackendUnavailable("too many large predictions are read at once") from exc
@@ -311,7 +311,7 @@ async def _shown(request: Request, kind: Kind, stored: Stored | None = None) -> 
             raise errors.not_found()
     if stored.record.moved:
         raise Moved(stored.record.moved)
-    return json_response(shown_to(request, stored))
+    return json_response(show_to(request, stored))
 
 
 PAGE: Final = 100

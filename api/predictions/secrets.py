@@ -74,7 +74,7 @@ class Secrets:
         """Return the text to store. Raises a 422 for too many secret values."""
         marking = _Marking()
         marking.add(self._whole, bytes(given).strip(), 0)
-        return marking.marked()
+        return marking.build()
 
     def visible(self, path: Sequence[str]) -> list[str]:
         """Cut the path of a fault, which begins with `input`, where it enters a secret: its keys are secret too."""
@@ -184,7 +184,7 @@ class _Marking:
         self._size = 0
         self._looked_at = 0
 
-    def marked(self) -> Marked:
+    def build(self) -> Marked:
         return Marked(b"".join(self._pieces), " ".join(map(str, self._places)))
 
     def add(self, part: _Part, value: bytes, depth: int) -> None:

@@ -17,7 +17,7 @@ from jsonschema_rs import RegexOptions, ValidationError, validator_for
 from msgspec import Raw
 
 from api.predictions.secrets import Secrets
-from api.web.errors import MAX_INVALID_FIELDS, InvalidField, Problem, shown, unusable_schema
+from api.web.errors import MAX_INVALID_FIELDS, InvalidField, Problem, make_printable, unusable_schema
 from api.web.http import decode_json
 from director.core.ids import Kind
 from director.store.catalog import Version
@@ -122,11 +122,11 @@ class _Reduction:
         parts = [below(part) for part in _list(schema, "allOf")]
         # oneOf becomes anyOf: once its members are more lenient, two of them may match
         parts += [_any_of([below(part) for part in _list(schema, word)]) for word in ("anyOf", "oneOf")]
-        parts.append(self._referred(schema.get("$ref"), depth=depth, within=within))
+        parts.append(self._resolve(schema.get("$ref"), depth=depth, within=within))
         whole = _all_of(reduced, parts)
         return _or_null(whole) if self._has_nullable and schema.get("nullable") is True else whole
 
-    def _referred(self, reference: object, *, depth: int, within: tuple[str, ...]) -> Schema:
+    def _resolve(self, reference: object, *, depth: int, within: tuple[str, ...]) -> Schema:
         if not isinstance(reference, str) or reference in within:  # a schema inside itself: one level is checked
             return True
         if not reference.startswith("#/"):
@@ -431,7 +431,7 @@ class _Validator:
     def faults(self, value: Any, path: list[str], *, elements: int) -> Iterator[Fault]:
         """Yield what is wrong with a value of at most `elements` elements; one error where all would cost too much."""
         if elements * self._errors_each <= MANY_ERRORS:
-            yield from (_described(error, path) for error in self._validator.iter_errors(value))
+            yield from (_describe(error, path) for error in self._validator.iter_errors(value))
         elif self.takes(value):
             return
         elif self._has_alternatives:
@@ -440,7 +440,7 @@ class _Validator:
             try:
                 self._validator.validate(value)
             except ValidationError as error:
-                yield _described(error, path)
+                yield _describe(error, path)
 
 
 def _size(schema: object) -> int:
@@ -449,14 +449,14 @@ def _size(schema: object) -> int:
     return sum(1 + _size(part) for part in parts)
 
 
-def _described(error: ValidationError, path: list[str]) -> Fault:
+def _describe(error: ValidationError, path: list[str]) -> Fault:
     facts = error.kind.as_dict()
     return error.kind.name, [*path, *map(str, error.instance_path)], {**facts, "given": error.instance}
 
 
 def _invalid(keyword: str, path: list[str], facts: Mapping[str, Any]) -> InvalidField:
     kind, words = WORDS.get(keyword, OTHERWISE)
-    field = ".".join(map(shown, path))
+    field = ".".join(map(make_printable, path))
     # only the facts in the message: those of an alternative hold every error of every branch
     texts = {name: SAID.get(name, _json)(fact) for name, fact in facts.items() if f"{{{name}}}" in words}
     return InvalidField(kind, field, words.format(**{**texts, "field": field}))
@@ -478,6 +478,6 @@ SAID: Final[Mapping[str, Any]] = {
     "multiple_of": lambda value: str(int(value) if value == int(value) else value),
     "options": lambda options: ", ".join(map(_json, options)),
     "pattern": str,
-    "property": shown,
+    "property": make_printable,
     "types": _types,
 }

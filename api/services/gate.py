@@ -43,7 +43,7 @@ class Gate:
         if not self.is_open:
             raise BackendUnavailable("the server was not checked yet")
 
-    async def opened(self, *, within_s: float) -> None:
+    async def wait_until_open(self, *, within_s: float) -> None:
         with anyio.move_on_after(within_s):
             await self._opened.wait()
 
@@ -66,7 +66,7 @@ class Gate:
                 return
             await self._clock.sleep(GATE_PAUSE_S)
 
-    async def checked(self) -> Server:
+    async def check_recently(self) -> Server:
         """Return what `run_once` found in the last second: callers without a token ask, as often as they like."""
         return await self._recent.get()
 

@@ -8,7 +8,7 @@ from typing import Final, Generic, TypeVar
 
 from msgspec import Struct
 
-from api.services.places import Places
+from api.services.holders import Holders
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
@@ -46,8 +46,8 @@ class Cache(Generic[Key, Value]):
         self._most = most
         self._whose = whose
         self._kept: dict[Key, tuple[float, Value | None]] = {}
-        self._places: Places[Key] = Places()  # of keys with a value
-        self._absent: Places[Key] = Places()
+        self._present: Holders[Key] = Holders()  # of keys with a value
+        self._absent: Holders[Key] = Holders()
         self._loading: dict[Key, asyncio.Task[Value | None]] = {}
 
     async def get(self, key: Key, load: Callable[[], Awaitable[Value | None]]) -> Value | None:
@@ -68,7 +68,7 @@ class Cache(Generic[Key, Value]):
 
     def _drop(self, key: Key) -> None:
         self._kept.pop(key, None)
-        self._places.leave(key)
+        self._present.leave(key)
         self._absent.leave(key)
 
     def _begin(self, key: Key, load: Callable[[], Awaitable[Value | None]]) -> "asyncio.Task[Value | None]":
@@ -94,10 +94,10 @@ class Cache(Generic[Key, Value]):
         ttl_s = self._ttl_s if value is not None else min(self._ttl_s, LONGEST_ABSENCE_S)
         self._drop(key)
         self._kept[key] = (self._clock.monotonic() + ttl_s, value)
-        places = self._absent if value is None else self._places
-        places.enter("" if value is None else self._whose(key, value), key)
-        if len(places) > self._most:
-            self._drop(places.oldest_of_largest())
+        holders = self._absent if value is None else self._present
+        holders.enter("" if value is None else self._whose(key, value), key)
+        if len(holders) > self._most:
+            self._drop(holders.oldest_of_largest())
         return value
 
 
@@ -184,7 +184,7 @@ class Lookups:
         """Return a version of a model. The caller of this method has checked that the model is visible."""
         return await self._versions.get((model, version), lambda: self._catalog.version(model, version))
 
-    async def named(self, ref: VersionRef, account: Account) -> Version | None:
+    async def find_named(self, ref: VersionRef, account: Account) -> Version | None:
         name = ref.model
         if name is None and ref.version is not None:
             name = await self.owner(ref.version)

@@ -29,7 +29,7 @@ class Meters:
         self._by_run: dict[tuple[str, str], Counter] = {}
         self._by_answer: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 
-    def answered(self, route: str, method: str, status: int, took_s: float) -> None:
+    def note_answer(self, route: str, method: str, status: int, took_s: float) -> None:
         method = method if method in METHODS else "other"
         found = self._by_answer.get((route, method, status))
         if found is None:
@@ -39,16 +39,16 @@ class Meters:
         counter.inc()
         seconds.observe(took_s)
 
-    def refused(self, code: str) -> None:
+    def note_refusal(self, code: str) -> None:
         self._refusals.labels(code).inc()
 
-    def accepted(self, kind: str, lane: str) -> None:
+    def note_acceptance(self, kind: str, lane: str) -> None:
         counter = self._by_run.get((kind, lane))
         if counter is None:
             counter = self._by_run[kind, lane] = self._accepted.labels(kind or "prediction", lane)
         counter.inc()
 
-    def placed(self, site: str, how: str) -> None:
+    def note_placement(self, site: str, how: str) -> None:
         self._placed.labels(site, how).inc()
 
     def watch_site(self, name: str, is_up: Callable[[], float]) -> None:

@@ -14,8 +14,8 @@ from api.services.gate import Gate
 from api.services.lookups import Lookups
 from api.services.memory import Memory
 from api.services.meters import Meters
+from api.services.semaphores import AccountSemaphore, UploadSemaphore
 from api.services.stream_readers import Readers
-from api.services.turns import Turns, UploadTurns
 from api.services.waiters import Waiters
 from api.services.watching import Watching
 from director.broker.news import SILENCE_S
@@ -116,8 +116,8 @@ class Services(store.Services):
         self.store_check = None if self.files is None else StoreCheck(self.files, clock, up=up)
         self.links = Links(redis, clock)
         self.caller_files = CallerFiles(redis)
-        self.uploading = UploadTurns()
-        self.reading = Turns(MOST_READS, each=MOST_READS_EACH, patience_s=READ_PATIENCE_S)
+        self.uploading = UploadSemaphore()
+        self.reading = AccountSemaphore(MOST_READS, each=MOST_READS_EACH, patience_s=READ_PATIENCE_S)
         self.is_leaving = False
         self._subscriber = clients.subscriber
         self._presence = Presence(
@@ -138,7 +138,7 @@ class Services(store.Services):
                 if self._pulse is not None:
                     tasks.start_soon(self._pulse.run)
                 # if Redis is there, the first request finds the gate open
-                await self.gate.opened(within_s=FIRST_CHECK_S)
+                await self.gate.wait_until_open(within_s=FIRST_CHECK_S)
                 yield
                 tasks.cancel_scope.cancel()
         finally:

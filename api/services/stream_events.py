@@ -97,7 +97,7 @@ class Frames:
     def end(self, status: Status, error: str) -> bytes:
         return self._end(DONE[status], error if status is Status.FAILED else None)
 
-    def removed(self) -> bytes:
+    def end_as_removed(self) -> bytes:
         return self._end(DONE[Status.FAILED], REMOVED)
 
     def _next(self, event: Event) -> bytes:

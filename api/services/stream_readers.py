@@ -1,7 +1,7 @@
 """Send event streams to their readers, each from its own position to the end. A page is read once the reader took the
 one before, so a slow reader holds one page and delays no other. A small event comes with its news, and is not read.
 Anything larger is sent to few readers at once, and to fewer of one account, to bound memory. While others wait, a
-reader that takes nothing loses its turn. A stream that stops early never looks whole, so that its reader connects
+reader that takes nothing loses its place. A stream that stops early never looks whole, so that its reader connects
 again. Each reader looks after two seconds without news, or later if there are thousands.
 """
 
@@ -16,7 +16,7 @@ from typing import Final
 
 import anyio
 
-from api.services.places import Places
+from api.services.holders import Holders
 from api.services.stream_events import KEEP_ALIVE, Frames, Mark
 from api.services.waiters import News, Waiters
 from director.broker.replies import Replayed
@@ -30,7 +30,9 @@ from director.runtime.startup import Descriptors
 log = logging.getLogger(__name__)
 PAGE_EVENTS: Final = 256
 PAGE_BYTES: Final = 64 * 1024
-LARGE_BYTES: Final = 2 * PAGE_BYTES  # a larger answer needs a turn; a page is never larger, apart from the framing
+LARGE_BYTES: Final = (
+    2 * PAGE_BYTES
+)  # a larger answer needs a place among the large reads; a page is never larger, apart from the framing
 REST_BYTES: Final = 512 * 1024  # more than a page, because the whole output is read again for each piece of the rest
 PIECE_BYTES: Final = 64 * 1024
 SAFETY_S: Final = 2.0
@@ -41,7 +43,7 @@ TURNS_PER_S: Final = 5_000  # of all readers together: even many of them must le
 ENDS_AT_ONCE: Final = 4  # a final output may be megabytes, and is in memory whole while it is split
 LARGE_AT_ONCE: Final = 16
 LARGE_EACH: Final = 4  # of one account
-EVICT_S: Final = 5.0  # to take one piece while another reader waits for the turn
+EVICT_S: Final = 5.0  # to take one piece while another reader waits for the place
 LARGE_S: Final = 60.0  # to take a large page, if no other reader waits
 SLOWEST_BYTES_S: Final = 64 * 1024  # a reader that takes it at this pace gets more time
 Send = Callable[[bytes], Awaitable[None]]
@@ -51,7 +53,7 @@ Look = tuple[PredictionId, int, bool]
 class Next(Enum):
     GO_ON = auto()
     WAIT = auto()
-    TAKE_TURN = auto()  # nothing was sent: the next event is large
+    READ_LARGE = auto()  # nothing was sent: the next event is large
     LEAVE = auto()  # all was sent
     HANG_UP = auto()  # it goes on elsewhere
 
@@ -66,10 +68,10 @@ class Readers:
         self.waiters = waiters
         self.clock = clock
         self.ends = anyio.Semaphore(ENDS_AT_ONCE)
-        self.turns = LargeTurns(LARGE_AT_ONCE, each=LARGE_EACH)
+        self.large_reads = LargeReadSemaphore(LARGE_AT_ONCE, each=LARGE_EACH)
         self._descriptors = descriptors
         self._most = most
-        self._reading: Places[anyio.CancelScope] = Places()
+        self._reading: Holders[anyio.CancelScope] = Holders()
         self._looks: dict[Look, asyncio.Task[Replayed | None]] = {}
         self._is_leaving = False
 
@@ -174,10 +176,10 @@ class Reader:
                 await self._pace()
                 events = news.take()
                 try:
-                    then = Next.WAIT if then is Next.WAIT and await self._sent_on(events) else await self._send_more()
-                    if then is Next.TAKE_TURN:
-                        async with self._turn():
-                            then = await self._send_more(has_turn=True)
+                    then = Next.WAIT if then is Next.WAIT and await self._send_on(events) else await self._send_more()
+                    if then is Next.READ_LARGE:
+                        async with self._hold_large_read():
+                            then = await self._send_more(may_be_large=True)
                 except BackendUnavailable as exc:
                     log.info("could not read on, trying again", extra={"prediction": self._id, "reason": str(exc)})
                     then, news.events = Next.WAIT, None
@@ -185,7 +187,7 @@ class Reader:
                     await self._wait(news)
         return then is Next.LEAVE
 
-    async def _sent_on(self, events: list[Event] | None) -> bool:
+    async def _send_on(self, events: list[Event] | None) -> bool:
         """Send events that came with the news. Returns False if the log has to be read: none came, one is missing, or
         all are older than the mark. So are those of a revived prediction, whose numbers begin at 1 here, and those
         after a failover that lost events.
@@ -196,31 +198,31 @@ class Reader:
         await self._send(self._frames.events([event for event in events if event.seq > seq]))
         return True
 
-    async def _send_more(self, *, has_turn: bool = False) -> Next:
+    async def _send_more(self, *, may_be_large: bool = False) -> Next:
         """Send what comes next. No page is held while the reader waits for more."""
-        page = await self._readers.look(self._id, self._frames.mark.seq, whole=has_turn)
+        page = await self._readers.look(self._id, self._frames.mark.seq, whole=may_be_large)
         if page is not None and page.moved:
             return Next.HANG_UP  # a reader that connects again gets the new place
         if page is None or page.is_removed:
-            await self._send(self._frames.removed())
+            await self._send(self._frames.end_as_removed())
             return Next.LEAVE
-        if page.has_more and not page.events and not has_turn:
-            return Next.TAKE_TURN
+        if page.has_more and not page.events and not may_be_large:
+            return Next.READ_LARGE
         # a log that claims more and returns nothing would be read in an endless loop
         has_more, is_over = page.has_more and bool(page.events), page.is_terminal
         data = self._frames.events(page.events)
         del page
         await self._send(data)
         if self._frames.at_end or (is_over and not has_more):
-            return await self._send_end(has_turn=has_turn)
+            return await self._send_end(may_be_large=may_be_large)
         return Next.GO_ON if has_more else Next.WAIT
 
-    async def _send_end(self, *, has_turn: bool) -> Next:
+    async def _send_end(self, *, may_be_large: bool) -> Next:
         before = self._frames.mark
         async with self._readers.ends:
             stored = await self._readers.scripts.get(self._id, outlook=False)
             if stored is None or stored.input is None:
-                data, is_all = self._frames.removed(), True
+                data, is_all = self._frames.end_as_removed(), True
             elif not stored.record.is_terminal:  # it starts again
                 return Next.GO_ON
             else:
@@ -228,16 +230,16 @@ class Reader:
                 if is_all:
                     data += self._frames.end(stored.record.status, stored.record.error)
             del stored  # it may be large, and sending may take long
-        if len(data) > LARGE_BYTES and not has_turn:
+        if len(data) > LARGE_BYTES and not may_be_large:
             self._frames.mark = before
-            return Next.TAKE_TURN
+            return Next.READ_LARGE
         await self._send(data)
         return Next.LEAVE if is_all else Next.GO_ON
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        """Wait for one of the few turns in which a large page may be held, and hold it for a limited time."""
-        async with self._readers.turns.taken(self, meanwhile=partial(self._send, KEEP_ALIVE)):
+    async def _hold_large_read(self) -> AsyncIterator[None]:
+        """Wait until a large page may be held, among the few at once, and hold the place for a limited time."""
+        async with self._readers.large_reads.hold(self, meanwhile=partial(self._send, KEEP_ALIVE)):
             try:
                 with anyio.fail_after(LARGE_S) as self._limit:
                     yield
@@ -265,7 +267,7 @@ class Reader:
 
     async def _send(self, data: bytes) -> None:
         for start in range(0, len(data), PIECE_BYTES):
-            is_wanted = self._limit is not None and self._readers.turns.are_wanted_of(self)
+            is_wanted = self._limit is not None and self._readers.large_reads.are_wanted_of(self)
             patience_s = EVICT_S if is_wanted else STALL_S
             async with asyncio.timeout(patience_s) as self._piece:  # a scope of anyio takes three times the calls
                 await self._transmit(data[start : start + PIECE_BYTES])
@@ -275,8 +277,8 @@ class Reader:
             self._sent = self._clock.monotonic()
 
 
-class LargeTurns:
-    """Turns of readers with large data: `most` at once, and `each` of one account. A free turn goes to the account
+class LargeReadSemaphore:
+    """Let `most` readers read large data at once, and `each` of one account. A free place goes to the account
     that has the fewest. A reader that waits hurries those that it waits for: a stalled one cannot hold it up for long.
     """
 
@@ -290,24 +292,24 @@ class LargeTurns:
         return holder.account in self._waiting or (bool(self._waiting) and len(self.holders) >= self._most)
 
     @asynccontextmanager
-    async def taken(self, reader: Reader, *, meanwhile: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-        """Wait for a turn and hold it. `meanwhile` is awaited each KEEP_ALIVE_S of the wait."""
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(reader.account, deque()).append((reader, turn))
+    async def hold(self, reader: Reader, *, meanwhile: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+        """Wait for a place and hold it. `meanwhile` is awaited each KEEP_ALIVE_S of the wait."""
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(reader.account, deque()).append((reader, granted))
         try:
             self._grant()
-            if not turn.done():
+            if not granted.done():
                 self._hurry_for(reader)
-            while not turn.done():
-                await asyncio.wait([turn], timeout=KEEP_ALIVE_S)
-                if not turn.done():
+            while not granted.done():
+                await asyncio.wait([granted], timeout=KEEP_ALIVE_S)
+                if not granted.done():
                     await meanwhile()
             yield
         finally:
             if reader in self.holders:
                 self.holders.discard(reader)
             else:
-                self._take_off((reader, turn))
+                self._take_off((reader, granted))
             self._grant()
 
     def _grant(self) -> None:
@@ -316,10 +318,10 @@ class LargeTurns:
             account = min((each for each in self._waiting if held[each] < self._each), key=held.__getitem__, default="")
             if not account:
                 return
-            reader, turn = first = self._waiting[account][0]
+            reader, granted = first = self._waiting[account][0]
             self._take_off(first)
             self.holders.add(reader)
-            turn.set_result(None)
+            granted.set_result(None)
 
     def _take_off(self, waiter: tuple[Reader, asyncio.Future[None]]) -> None:
         queue = self._waiting[waiter[0].account]

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from api.services.places import Places
+from api.services.holders import Holders
 from director.broker import keys
 from director.broker.news import Subscription
 from director.broker.replies import event
@@ -110,7 +110,7 @@ class Waiters:
         self._expected: dict[PredictionId, Wait] = {}
         self._listeners: dict[str, set[News]] = {}
         self._subscription = Subscription(redis, self._ends, on_message=self._hear, on_active=self._wake)
-        self._held: Places[Wait] = Places()
+        self._held: Holders[Wait] = Holders()
         self._weights: dict[Wait, int] = {}
         self._weight = 0
         self._is_leaving = False
@@ -154,7 +154,7 @@ class Waiters:
         wait.enter(self._expected, prediction_id)
         return self._name
 
-    async def ended(
+    async def wait_for_end(
         self,
         prediction_id: PredictionId,
         *,
@@ -242,13 +242,13 @@ class Waiters:
             with suppress(TimeoutError):
                 try:
                     async with asyncio.timeout_at(until) as held.look:
-                        if (stored := await self._looked(prediction_id, held, due - now)) is not None:
+                        if (stored := await self._look(prediction_id, held, due - now)) is not None:
                             return stored
                 finally:
                     held.look = None
         return None
 
-    async def _looked(self, prediction_id: PredictionId, held: Wait, in_s: float) -> Stored | None:
+    async def _look(self, prediction_id: PredictionId, held: Wait, in_s: float) -> Stored | None:
         """Return the prediction if it is terminal."""
         if in_s > 0:
             await self._clock.sleep(in_s)

@@ -55,7 +55,7 @@ async def choose_site(request: Request, version: Version, new: NewPrediction, fi
             if isinstance(exc, BackendFull):  # it answers: lists, tokens and models are still read there
                 site.expect(own.queue, -1)
             else:
-                site.failed(str(exc))
+                site.note_failure(str(exc))
             if not exc.is_untouched:
                 raise
             refused = refused or exc
@@ -64,7 +64,7 @@ async def choose_site(request: Request, version: Version, new: NewPrediction, fi
                 await key.bind(accepted.id)
             if not accepted.replayed:
                 how = "forced" if "x-site" in request.headers else "chosen" if site is order[0][0] else "failover"
-                sites.home.services.meters.placed(site.name, how)
+                sites.home.services.meters.note_placement(site.name, how)
             return accepted, site.services
     if key is not None and key.bound is not None:
         await key.bind(None)
@@ -81,12 +81,12 @@ def _at(site: Site, version: Version, new: NewPrediction, *, is_home: bool) -> N
 def check_site(request: Request, new: NewPrediction) -> None:
     """Raise a 422 if X-Site names a site that may not have it."""
     asked = request.headers.get("x-site")
-    names = [site.name for site in _allowed(request.sites, request.account, new)]
+    names = [site.name for site in _find_allowed(request.sites, request.account, new)]
     if asked is not None and asked not in names:
         raise invalid_header("X-Site", " or ".join(names))
 
 
-def _allowed(sites: Sites, account: Account, new: NewPrediction) -> Sequence[Site]:
+def _find_allowed(sites: Sites, account: Account, new: NewPrediction) -> Sequence[Site]:
     limits = account.limits
     has_budget = limits.meters_compute or limits.max_files_bytes is not None
     # other sites know neither its files nor its destination nor the account's remaining budget
@@ -99,7 +99,7 @@ async def _order(
     sites: Sites, request: Request, version: Version, new: NewPrediction
 ) -> Sequence[tuple[Site, Version]]:
     """Return the sites to try, best first, each with its own version."""
-    allowed, asked = _allowed(sites, request.account, new), request.headers.get("x-site")
+    allowed, asked = _find_allowed(sites, request.account, new), request.headers.get("x-site")
     if asked is not None:
         allowed = [site for site in allowed if site.name == asked]
     up = [site for site in allowed if site.row.takes_new and site.is_up]

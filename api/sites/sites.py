@@ -21,7 +21,7 @@ from api.services.meters import Meters
 from api.services.services import Clients, Services
 from api.sites import table
 from api.sites.table import Candidate, QueueReport, SiteRow, SiteTable
-from api.web.errors import Moved, Problem, Refusal, invalid_header, not_found, shown
+from api.web.errors import Moved, Problem, Refusal, invalid_header, make_printable, not_found
 from api.web.http import Request, Versions, services_of
 from api.web.route import Route
 from director.core.clock import Clock
@@ -77,15 +77,15 @@ class Site:
         try:
             await self.services.gate.run_once()
         except BackendUnavailable as exc:
-            self.failed(str(exc))
+            self.note_failure(str(exc))
         except UnsafeBackend as exc:
-            self.failed(str(exc), level=logging.ERROR)
+            self.note_failure(str(exc), level=logging.ERROR)
         else:
             if not was_up or self.reason:
                 log.info("a site answers", extra={"site": self.name})
             self.reason = ""
 
-    def failed(self, reason: str, *, level: int = logging.WARNING) -> None:
+    def note_failure(self, reason: str, *, level: int = logging.WARNING) -> None:
         """Note that the server did not answer: nothing new goes there until it does."""
         if reason != self.reason:
             log.log(level, "a site takes nothing new", extra={"site": self.name, "reason": reason})
@@ -140,7 +140,7 @@ class Sites:
     def of(self, prediction_id: PredictionId) -> Site | None:
         return self._by_number.get(site_of(prediction_id))
 
-    def asked(self, request: Request) -> Services:
+    def find_asked(self, request: Request) -> Services:
         """Return the services of the site that X-Site names, else the home's. 422 for an unknown name."""
         name = request.headers.get("x-site")
         if name is None:
@@ -149,7 +149,7 @@ class Sites:
             raise invalid_header("X-Site", " or ".join(self.by_name))
         return self.by_name[name].services
 
-    async def called(self, server: str) -> Services | None:
+    async def find_called(self, server: str) -> Services | None:
         """Return the server of this name, to which a prediction moved. None if it is not ours or does not answer."""
         if server not in self._called:
             up = [site.services for site in self.all if site.is_up]
@@ -159,7 +159,7 @@ class Sites:
             }
         return self._called.get(server)
 
-    async def named(self, ref: VersionRef, account: Account) -> Version | None:
+    async def find_named(self, ref: VersionRef, account: Account) -> Version | None:
         """Return the version that this account means. The first site that knows the model decides who may see it.
         Raises BackendUnavailable if a site that may have it is away.
         """
@@ -203,7 +203,7 @@ class Sites:
             own = await site.services.lookups.version(version.model, version.id)
             report = None if own is None else await site.report(own.queue)
         except BackendUnavailable as exc:
-            site.failed(str(exc))
+            site.note_failure(str(exc))
             return None
         if report is None or own is None:
             return None
@@ -226,7 +226,7 @@ def others(request: Request) -> Sequence[Site]:
 async def answer_at_site(request: Request, route: Route) -> Response:
     """Call a route's handler with the services of one of several sites. Raises a 404 or a 422 for an unknown one."""
     if route.site == "asked":
-        request.services = request.sites.asked(request)
+        request.services = request.sites.find_asked(request)
     if route.of is None:
         return await route.handler(request)
 
@@ -252,7 +252,7 @@ async def where_it_is(
         try:
             return await act(services)
         except Moved as exc:
-            there = None if sites is None else await sites.called(exc.to)
+            there = None if sites is None else await sites.find_called(exc.to)
             if there is None:
                 raise
             services = there
@@ -279,14 +279,14 @@ def services_at(request: Request, prediction_id: PredictionId) -> Services:
 async def no_version(request: Request, ref: VersionRef, refusal: Refusal) -> Problem:
     """Return the refusal of a version that is not in the catalogue. Only operators see addresses of servers."""
     try:
-        found = await _awaited(request, ref)
+        found = await _find_awaited(request, ref)
     except BackendUnavailable:  # the refusal is true without its reason
         found = None
     is_operator = "admin" in request.account.scopes
     return refusal() if found is None else refusal(_in_words(ref, found, with_servers=is_operator))
 
 
-async def _awaited(request: Request, ref: VersionRef) -> Awaited | None:
+async def _find_awaited(request: Request, ref: VersionRef) -> Awaited | None:
     """Return what the version's director waits for, if the caller may know.
 
     Nothing says yet whether a model without a record is private, so only its owner and operators may. The first site
@@ -311,7 +311,7 @@ def _in_words(ref: VersionRef, awaited: Awaited, *, with_servers: bool) -> str:
         f"No version of {ref.model} is ready" if ref.version is None else f"{ref.model}:{ref.version} is not ready"
     )
     servers = " and ".join(awaited.servers) if with_servers else ""
-    why = f": {shown(awaited.why, MAX_WHY)}" if awaited.why else ""
+    why = f": {make_printable(awaited.why, MAX_WHY)}" if awaited.why else ""
     return f"{subject}: a director has waited for {servers or 'its model server'} for {awaited.waited_s:.0f} s{why}"
 
 

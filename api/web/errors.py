@@ -182,7 +182,7 @@ class Refusal(Struct, frozen=True):
         return Problem(document, own if headers is None else headers)
 
 
-def shown(text: str, limit: int = MAX_NAME) -> str:
+def make_printable(text: str, limit: int = MAX_NAME) -> str:
     """Make untrusted text fit for one line of a response: replace unprintable characters, and cut a long text."""
     cut = text if len(text) <= limit else text[: limit - 1] + "…"
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in cut)
@@ -397,7 +397,7 @@ WHY_SUSPENDED: Final[Mapping[Reason, str]] = {
 def invalid_input(fields: Iterable[InvalidField]) -> Problem:
     """422 with the first twenty wrong fields of a body, in `detail` too."""
     first = tuple(
-        InvalidField(field.type, shown(field.field), shown(field.description, MAX_DESCRIPTION))
+        InvalidField(field.type, make_printable(field.field), make_printable(field.description, MAX_DESCRIPTION))
         for field, _ in zip(fields, range(MAX_INVALID_FIELDS), strict=False)
     )
     # the whole body has no name, and Replicate writes no colon then: `- version is required`

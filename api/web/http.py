@@ -37,9 +37,9 @@ from api.web.errors import (
     invalid_field,
     invalid_host,
     invalid_input,
+    make_printable,
     malformed,
     not_found,
-    shown,
     too_large,
     too_slow,
 )
@@ -106,7 +106,7 @@ PLACE: Final = re.compile(r"([np])([0-9A-Za-z._/:~-]{1,300})")
 class Versions(Protocol):
     """Finds the version that an account means, at the one server or at several sites."""
 
-    async def named(self, ref: VersionRef, account: Account) -> Version | None: ...
+    async def find_named(self, ref: VersionRef, account: Account) -> Version | None: ...
 
 
 class Request(BaseRequest):
@@ -153,10 +153,10 @@ async def read_body(request: BaseRequest, *, max_bytes: int, refusal: Refusal = 
     if announced.isdecimal() and int(announced[:20]) > max_bytes:
         raise refusal(limit=max_bytes)
     if request.scope["state"].get("is_whole"):  # the body is here already, so there is nothing to wait for
-        return await _counted(request, max_bytes, refusal)
+        return await _read_up_to(request, max_bytes, refusal)
     try:
         async with asyncio.timeout(LONGEST_S):
-            return await _counted(request, max_bytes, refusal)
+            return await _read_up_to(request, max_bytes, refusal)
     except TimeoutError as exc:
         raise too_slow(seconds=LONGEST_S) from exc
 
@@ -183,7 +183,7 @@ def decode_json(body: bytes, kind: type[T]) -> T:
         raise malformed(f"The body cannot be read: {said}.") from exc
 
 
-async def decoded(request: BaseRequest, kind: type[T], *, max_bytes: int) -> T:
+async def decode_body(request: BaseRequest, kind: type[T], *, max_bytes: int) -> T:
     return decode_json(await read_body(request, max_bytes=max_bytes), kind)
 
 
@@ -249,7 +249,9 @@ class Members:
             header = headers.get(name.lower().replace("-", "_"), "")
             instead = f": send the header {header}" if header else ""
             self.fault(
-                "additional_property_not_allowed", "", f"Additional property {shown(name)} is not allowed{instead}"
+                "additional_property_not_allowed",
+                "",
+                f"Additional property {make_printable(name)} is not allowed{instead}",
             )
 
 
@@ -333,7 +335,7 @@ def base_url(request: BaseRequest) -> str:
     """Return the public URL, else the scheme and host of the request, without /v1. 400 for an invalid host."""
     if public := services_of(request).settings.public_url:
         return public.rstrip("/")
-    scheme, host = _named(request)
+    scheme, host = _read_host(request)
     if scheme not in SCHEMES or not HOST.fullmatch(host):
         raise invalid_host()
     return f"{scheme}://{host}"
@@ -341,11 +343,11 @@ def base_url(request: BaseRequest) -> str:
 
 def names_allowed_host(request: BaseRequest, allowed: frozenset[str]) -> bool:
     """Whether the request names one of the hosts, on any port, or none, as HTTP/1.0 may."""
-    _, host = _named(request)
+    _, host = _read_host(request)
     return not host or ((found := HOST.fullmatch(host)) is not None and _bare(found[1]) in allowed)
 
 
-def allowed_hosts(settings: ApiSettings) -> frozenset[str]:
+def list_allowed_hosts(settings: ApiSettings) -> frozenset[str]:
     """Return the hosts that requests may name, in lower case; an empty set allows any. Raises SettingsError."""
     for name in settings.allowed_hosts:
         if (found := HOST.fullmatch(name)) is None or found[2]:
@@ -361,7 +363,7 @@ def _bare(host: str) -> str:
     return host.lower().removesuffix(".")  # a name with its final dot is the same one, in full
 
 
-def _named(request: BaseRequest) -> tuple[str, str]:
+def _read_host(request: BaseRequest) -> tuple[str, str]:
     """Return the scheme and the host that the client named; a trusted proxy may name others."""
     scheme, host = request.scope["scheme"], request.headers.get("host", "")
     if _is_from_proxy(request):
@@ -424,7 +426,7 @@ def page_response(
     return json_response(Page(next=following, previous=previous, results=results))
 
 
-def walked_page(
+def answer_page(
     request: BaseRequest,
     path: str,
     results: Sequence[Any],
@@ -488,7 +490,7 @@ def _decoder(kind: type) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)
 
 
-async def _counted(request: BaseRequest, max_bytes: int, refusal: Refusal) -> bytes:
+async def _read_up_to(request: BaseRequest, max_bytes: int, refusal: Refusal) -> bytes:
     body, more = bytearray(), True
     while more:
         message = await request.receive()

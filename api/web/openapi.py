@@ -68,7 +68,7 @@ REFUSED_WITH: Final = {
 }
 
 
-def encoded(base: str, routes: Iterable[Route]) -> bytes:
+def encode_document(base: str, routes: Iterable[Route]) -> bytes:
     """Return the document as JSON, for a service whose public URL is `base`. Routes without a name are left out."""
     info = {
         "title": "Director",
@@ -76,12 +76,12 @@ def encoded(base: str, routes: Iterable[Route]) -> bytes:
         "description": ABOUT,
         "license": {"name": "Apache 2.0", "identifier": "Apache-2.0"},
     }
-    fixed = _fixed(tuple(route for route in routes if route.name))
+    fixed = _build_fixed(tuple(route for route in routes if route.name))
     return msgspec.json.encode({"openapi": "3.1.0", "info": info, "servers": [{"url": f"{base}/v1"}], **fixed})
 
 
 @cache
-def _fixed(routes: tuple[Route, ...]) -> dict[str, Raw]:
+def _build_fixed(routes: tuple[Route, ...]) -> dict[str, Raw]:
     types: list[Any] = [ProblemDocument, *(type_ for _, type_ in HEADERS.values())]
     for route in routes:
         types += [parameter.type for parameter in route.all_parameters]
@@ -199,6 +199,6 @@ def _refusal(status: int) -> str:
     refusals={400},
 )
 async def get_document(request: Request) -> Response:
-    body = encoded(base_url(request), request.app.routes)
+    body = encode_document(base_url(request), request.app.routes)
     headers = {"Cache-Control": "no-cache", "Vary": "Host"}
     return answer_unless_known(request, body, etag=etag_of(body), headers=headers, media_type="application/json")

@@ -15,7 +15,7 @@ from msgspec import Struct
 from starlette.responses import Response
 
 from api.web.http import PAGE_HEADERS, Request, answer_unless_known, etag_of
-from api.web.openapi import encoded
+from api.web.openapi import encode_document
 from api.web.route import Route
 
 # Nothing but our own styles is loaded.
@@ -262,14 +262,14 @@ def page(document: Mapping[str, Any]) -> str:
 
 
 @cache
-def _rendered(routes: tuple[Route, ...]) -> tuple[bytes, str]:
-    body = page(msgspec.json.decode(encoded("", routes))).encode()
+def _render(routes: tuple[Route, ...]) -> tuple[bytes, str]:
+    body = page(msgspec.json.decode(encode_document("", routes))).encode()
     return body, etag_of(body)
 
 
 @Route("GET", "/docs")
 async def get_reference(request: Request) -> Response:
     """Serve the page to everyone, like the document. Each process renders it once, in 40 ms."""
-    body, etag = _rendered(request.app.routes)
+    body, etag = _render(request.app.routes)
     headers = {**PAGE_HEADERS, "Content-Security-Policy": POLICY}
     return answer_unless_known(request, body, etag=etag, headers=headers, media_type="text/html; charset=utf-8")

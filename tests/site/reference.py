@@ -18,7 +18,7 @@ import msgspec
 from api.app import ROUTES
 from api.web import errors
 from api.web.errors import Code, Refusal
-from api.web.openapi import encoded
+from api.web.openapi import encode_document
 from api.web.reference import CHAPTERS, operation_html, operations, refusals_html, type_html
 from director.broker import keys as broker_keys
 from director.cli.arguments import EXIT_CODES, CommandParser
@@ -306,7 +306,7 @@ def webhook_events() -> str:
 
 @cache
 def document() -> dict[str, Any]:
-    return msgspec.json.decode(encoded("", ROUTES), type=dict[str, Any])
+    return msgspec.json.decode(encode_document("", ROUTES), type=dict[str, Any])
 
 
 def http(chapter: str) -> str:

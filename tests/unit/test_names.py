@@ -34,7 +34,7 @@ ALLOWED = {
 }
 # Packages that are not held to it yet
 LATER = (
-    *("api", "director.execution", "director.gpus", "director.servers.servers", "director.servers.fleet"),
+    *("director.execution", "director.gpus", "director.servers.servers", "director.servers.fleet"),
     *("director.servers.leftovers", "director.core.usage", "director.store.ledger"),
 )
 

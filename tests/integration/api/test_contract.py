@@ -12,14 +12,14 @@ from anyio.from_thread import start_blocking_portal
 
 from api.admin.overview import MOST_SNAPSHOTS
 from api.app import ROUTES
-from api.web.openapi import encoded
+from api.web.openapi import encode_document
 from tests.support.contract import Scene, scene
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 
 if TYPE_CHECKING:  # loading it takes two seconds of each process that collects tests
     from schemathesis import Case
 
-DOCUMENT = msgspec.json.decode(encoded("http://director.test", ROUTES))
+DOCUMENT = msgspec.json.decode(encode_document("http://director.test", ROUTES))
 # deletions come last, so that the resources exist for the other requests
 OPERATIONS = sorted(
     (

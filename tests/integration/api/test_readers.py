@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from api.services import stream_readers as api_readers
 from api.services.stream_events import KEEP_ALIVE, REMOVED, Mark
-from api.services.stream_readers import LargeTurns, Readers
+from api.services.stream_readers import LargeReadSemaphore, Readers
 from api.services.waiters import Waiters
 from director.broker import keys
 from director.broker.replies import Replayed
@@ -318,32 +318,32 @@ async def test_few_readers_get_large_data_at_once_while_others_get_comments(
     readers: Readers, claim: Claim, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch, is_shown: bool
 ) -> None:
     monkeypatch.setattr(api_readers, "KEEP_ALIVE_S", 0.02)
-    readers.turns = LargeTurns(1, each=1)
+    readers.large_reads = LargeReadSemaphore(1, each=1)
     small = ("output", b'"small"')
     seq = await driver.begin(claim, *([small, ("output", LARGE)] if is_shown else [small]))
     await driver.finish(claim, output=b'["small",%b]' % LARGE, seq=seq)
     slow, other = Stuck(), Sink()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(read, readers, claim.id, slow)
-        await eventually(lambda: readers.turns.holders, "it takes the turn")
+        await eventually(lambda: readers.large_reads.holders, "it takes the turn")
         tasks.start_soon(read, readers, claim.id, other)
         await eventually(lambda: other.data, "it hears comments", until=lambda data: data.count(KEEP_ALIVE) > 2)
         assert other.said == ["small"]
         slow.may_take.set()
         await other.says(3)
     assert [len(said) for said in other.said] == [len(said) for said in slow.said] == [5, 300_000, 2]
-    assert not readers.turns.holders
+    assert not readers.large_reads.holders
 
 
 async def test_stalled_reader_of_large_data_frees_its_permit(
     readers: Readers, claim: Claim, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_readers, "LARGE_S", 0.2)
-    readers.turns = LargeTurns(1, each=1)
+    readers.large_reads = LargeReadSemaphore(1, each=1)
     seq = await driver.begin(claim, ("output", LARGE))
     await driver.finish(claim, output=b"[%b]" % LARGE, seq=seq)
     stalled, sink = asyncio.create_task(read(readers, claim.id, Stuck())), Sink()
-    await eventually(lambda: readers.turns.holders, "it takes the turn")
+    await eventually(lambda: readers.large_reads.holders, "it takes the turn")
     assert await read(readers, claim.id, sink)
     assert await stalled is False
     assert len(sink.said) == 2
@@ -380,7 +380,9 @@ async def test_waiting_reader_holds_no_sent_data(readers: Readers, claim: Claim,
                 tasks.start_soon(read, readers, claim.id, sink)
             for sink in sinks:
                 await eventually(lambda sink=sink: sink.data, "it was told", until=lambda data: len(data) > 30)
-            await eventually(lambda: readers.turns.holders, "nothing large is on its way", until=lambda held: not held)
+            await eventually(
+                lambda: readers.large_reads.holders, "nothing large is on its way", until=lambda held: not held
+            )
             held, _ = tracemalloc.get_traced_memory()
             tasks.cancel_scope.cancel()
     finally:
@@ -393,7 +395,7 @@ async def stalled(readers: Readers, claim: Claim, count: int, account: str) -> l
     tasks = [asyncio.create_task(read(readers, claim.id, Stuck(), account=account)) for _ in range(count)]
     most = min(count, api_readers.LARGE_EACH)
     await eventually(
-        lambda: [holder for holder in readers.turns.holders if holder.account == account],
+        lambda: [holder for holder in readers.large_reads.holders if holder.account == account],
         "they have their turns",
         until=lambda held: len(held) == most,
     )
@@ -414,7 +416,7 @@ async def test_stalled_readers_of_one_account_delay_no_other(
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert not readers.turns.holders
+    assert not readers.large_reads.holders
 
 
 async def test_stalled_readers_of_many_accounts_lose_their_turns_while_another_waits(
@@ -424,7 +426,7 @@ async def test_stalled_readers_of_many_accounts_lose_their_turns_while_another_w
     seq = await driver.begin(claim, ("output", LARGE))
     await driver.finish(claim, output=b"[%b]" % LARGE, seq=seq)
     tasks = [task for account in "acde" for task in await stalled(readers, claim, 4, account)]
-    assert len(readers.turns.holders) == api_readers.LARGE_AT_ONCE
+    assert len(readers.large_reads.holders) == api_readers.LARGE_AT_ONCE
     sink = Sink()
     with anyio.fail_after(5):
         assert await read(readers, claim.id, sink, account="b")

@@ -144,7 +144,7 @@ async def test_wait_is_answered_even_without_an_outlook(
 
 
 async def test_time_spent_on_filing_shortens_the_wait(api: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    enqueue, ended, waited = Scripts.enqueue, api_waiters.Waiters.ended, []
+    enqueue, ended, waited = Scripts.enqueue, api_waiters.Waiters.wait_for_end, []
 
     async def slow_enqueue(*args: Any, **options: Any) -> Accepted:
         await anyio.sleep(0.2)  # the time that has to be missing from the wait
@@ -155,7 +155,7 @@ async def test_time_spent_on_filing_shortens_the_wait(api: AsyncClient, monkeypa
         return await ended(self, *args, seconds=0, **options)
 
     monkeypatch.setattr(Scripts, "enqueue", slow_enqueue)
-    monkeypatch.setattr(api_waiters.Waiters, "ended", noted)
+    monkeypatch.setattr(api_waiters.Waiters, "wait_for_end", noted)
     for prefer in ("wait=30", "wait=0.1"):
         assert (await api.post("/v1/predictions", json=BODY, headers={"Prefer": prefer})).status_code == 202
     assert 0 < waited[0] <= 29.8
@@ -186,7 +186,7 @@ async def test_waiting_checks_progress_at_a_bounded_rate_without_reading_it(redi
     began = time.monotonic()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(waiters.run)
-        tasks.start_soon(partial(waiters.ended, running, seconds=30))
+        tasks.start_soon(partial(waiters.wait_for_end, running, seconds=30))
         await eventually(lambda: looks, "it looked")
         for seq in range(500):
             await redis.publish(keys.channel(running), seq)
@@ -225,7 +225,7 @@ async def test_hanging_up_at_the_moment_of_the_end_reports_no_fault(redis: Redis
     prediction_id = driver.new_id()
     waiters.expect(prediction_id, wait)
     with no_faults():
-        held = asyncio.create_task(waiters.ended(prediction_id, seconds=30, wait=wait, gone=gone))
+        held = asyncio.create_task(waiters.wait_for_end(prediction_id, seconds=30, wait=wait, gone=gone))
         await anyio.wait_all_tasks_blocked()
         _, wait.ending = parse_message(f"{prediction_id} canceled - 1 0 0 0 0 0\n".encode())
         wait.news.set()
@@ -375,10 +375,10 @@ async def test_caller_joining_an_existing_subscription_looks_at_once(
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(waiters.run)
-        tasks.start_soon(partial(waiters.ended, running.record.id, seconds=30))
+        tasks.start_soon(partial(waiters.wait_for_end, running.record.id, seconds=30))
         await eventually(lambda: listeners(redis), "it is subscribed")
         now = ended
-        assert await waiters.ended(running.record.id, seconds=30) == ended
+        assert await waiters.wait_for_end(running.record.id, seconds=30) == ended
         tasks.cancel_scope.cancel()
 
 

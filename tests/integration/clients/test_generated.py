@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from api.app import ROUTES
-from api.web.openapi import encoded
+from api.web.openapi import encode_document
 from tests.support.clients import javascript_client, javascript_package, python_with
 
 pytestmark = pytest.mark.heavy
@@ -35,7 +35,7 @@ def cache(pytestconfig: pytest.Config, tmp_path: Path) -> Path:
 @pytest.fixture
 def document(tmp_path: Path) -> Path:
     file = tmp_path / "openapi.json"
-    file.write_bytes(encoded("http://127.0.0.1:8080", ROUTES))
+    file.write_bytes(encode_document("http://127.0.0.1:8080", ROUTES))
     return file
 
 

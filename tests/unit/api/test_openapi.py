@@ -10,10 +10,10 @@ import pytest
 from api.app import ROUTES
 from api.files.outputs import Bytes
 from api.web.examples import OF_OPERATIONS, OF_TYPES
-from api.web.openapi import REFUSALS, encoded
+from api.web.openapi import REFUSALS, encode_document
 from api.web.route import Route
 
-DOCUMENT = msgspec.json.decode(encoded("https://api.example.com", ROUTES))
+DOCUMENT = msgspec.json.decode(encode_document("https://api.example.com", ROUTES))
 # probes, pages for people, and what our own directors ask
 PLAIN = {
     "/docs",

@@ -7,10 +7,10 @@ import msgspec
 
 from api.app import ROUTES
 from api.web.errors import Code
-from api.web.openapi import REFUSALS, encoded
+from api.web.openapi import REFUSALS, encode_document
 from api.web.reference import CHAPTERS, curl, operations, page
 
-DOCUMENT: Final[dict[str, Any]] = msgspec.json.decode(encoded("", ROUTES))
+DOCUMENT: Final[dict[str, Any]] = msgspec.json.decode(encode_document("", ROUTES))
 PAGE: Final = page(DOCUMENT)
 HOSTILE: Final = """<script>alert("x")</script>'"""
 

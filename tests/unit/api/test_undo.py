@@ -46,8 +46,8 @@ async def test_repeat_undoes_each_step_once() -> None:
     done: list[bool] = []
     async with Undo() as undo:
         undo.push(lambda: done.append(undo.is_repeat))
-        await undo.repeated()
-        await undo.repeated()
+        await undo.note_repeat()
+        await undo.note_repeat()
     assert done == [True]
 
 

@@ -3,19 +3,19 @@ from contextlib import AsyncExitStack
 import anyio
 import pytest
 
-from api.services.turns import Turns
+from api.services.semaphores import AccountSemaphore
 
 
 async def test_so_many_at_once_and_the_next_one_waits() -> None:
-    turns, order = Turns(2, each=2, patience_s=10), []
+    semaphore, order = AccountSemaphore(2, each=2, patience_s=10), []
 
     async def take(name: str) -> None:
-        async with turns.taken(name):
+        async with semaphore.hold(name):
             order.append(name)
 
     async with anyio.create_task_group() as tasks, AsyncExitStack() as held:
         for name in ("a", "b"):
-            await held.enter_async_context(turns.taken(name))
+            await held.enter_async_context(semaphore.hold(name))
         tasks.start_soon(take, "c")
         await anyio.wait_all_tasks_blocked()
         assert order == []
@@ -23,13 +23,13 @@ async def test_so_many_at_once_and_the_next_one_waits() -> None:
 
 
 async def test_one_account_takes_its_part_and_no_more() -> None:
-    turns = Turns(3, each=2, patience_s=0.01)
-    async with turns.taken("a"), turns.taken("a"):
+    semaphore = AccountSemaphore(3, each=2, patience_s=0.01)
+    async with semaphore.hold("a"), semaphore.hold("a"):
         with pytest.raises(TimeoutError):
-            async with turns.taken("a"):
+            async with semaphore.hold("a"):
                 pytest.fail("it has two already")
-        async with turns.taken("b"):
+        async with semaphore.hold("b"):
             pass
-    async with turns.taken("a"):
+    async with semaphore.hold("a"):
         pass
-    assert len(turns._accounts) <= 1
+    assert len(semaphore._accounts) <= 1

@@ -2,11 +2,11 @@
 
 import pytest
 
-from api.services.places import Places
+from api.services.holders import Holders
 
 
-def places(**held: int) -> Places[str]:
-    made: Places[str] = Places()
+def make_holders(**held: int) -> Holders[str]:
+    made: Holders[str] = Holders()
     for account, count in held.items():
         for number in range(count):
             made.enter(account, f"{account} {number}")
@@ -28,7 +28,7 @@ def places(**held: int) -> Places[str]:
 def test_account_with_most_gives_way_until_shares_are_equal(
     held: dict[str, int], account: str, gives_way: str | None
 ) -> None:
-    assert places(**held).first_to_leave(account) == gives_way
+    assert make_holders(**held).first_to_leave(account) == gives_way
 
 
 @pytest.mark.parametrize(
@@ -40,13 +40,13 @@ def test_account_with_most_gives_way_until_shares_are_equal(
     ],
 )
 def test_those_that_give_way_are_known_before_any_leaves(held: dict[str, int], part: int, gives_way: list[str]) -> None:
-    taken = places(**held)
+    taken = make_holders(**held)
     assert list(taken.give_way("bob", part)) == gives_way
     assert len(taken) == sum(held.values())
 
 
 def test_oldest_of_the_largest_account_is_found_after_changes() -> None:
-    held = places(alice=3, bob=2)
+    held = make_holders(alice=3, bob=2)
     assert held.oldest_of_largest() == "alice 0"
     held.leave("alice 0")
     held.leave("alice 1")
@@ -65,7 +65,7 @@ def test_the_largest_is_found_without_a_look_at_each_account() -> None:
             looks += 1
             return super().__hash__()
 
-    held: Places[int] = Places()
+    held: Holders[int] = Holders()
     for number in range(2_000):
         held.enter(Name(f"account {number}"), number)
     looks = 0
@@ -73,14 +73,14 @@ def test_the_largest_is_found_without_a_look_at_each_account() -> None:
 
 
 def test_large_parts_give_way_to_small_ones() -> None:
-    held = places(bob=3)
+    held = make_holders(bob=3)
     held.enter("alice", "large", 20)
     assert held.first_to_leave("bob") == "large"
     assert held.first_to_leave("bob", 17) is None
 
 
 def test_what_left_counts_no_longer() -> None:
-    held = places(alice=3)
+    held = make_holders(alice=3)
     for _ in range(2):
         held.leave("alice 0")
     assert (len(held), "alice 0" in held, held.first_to_leave("bob")) == (2, False, "alice 1")

@@ -1,5 +1,5 @@
-"""Let few uploads go on at once. A place goes to the account with the fewest. While an upload waits, the slowest one of
-the account with the most gives way. So callers who only trickle keep no others from their uploads.
+"""Let few uploads go on at once. A free place goes to the account with the fewest. While an upload waits, the slowest
+one of the account with the most gives way. So callers that only trickle keep no others from their uploads.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ TRICKLE_S: Final = 60.0
 TRICKLE_BYTES_S: Final = 16 << 10
 
 
-class _Turn:
+class _Upload:
     def __init__(self, account: str, received: Callable[[], int]) -> None:
         self.account = account
         self.granted = anyio.Event()
@@ -37,54 +37,56 @@ class _Turn:
         return self._received() / max(HURRY_S, now_s - self.began_s)
 
 
-class UploadTurns:
+class UploadSemaphore:
     def __init__(self, most: int = MOST, *, each: int = MOST_EACH) -> None:
         self._most = most
         self._each = each
-        self._holders: set[_Turn] = set()
-        self._waiting: list[_Turn] = []
+        self._holders: set[_Upload] = set()
+        self._waiting: list[_Upload] = []
 
     @asynccontextmanager
-    async def taken(self, account: str, *, received: Callable[[], int]) -> AsyncGenerator[None]:
+    async def hold(self, account: str, *, received: Callable[[], int]) -> AsyncGenerator[None]:
         """Hold a place. `received`: bytes of the upload so far. Raises TimeoutError where none came free in PATIENCE_S,
         or where the upload had to give way.
         """
-        turn = _Turn(account, received)
-        self._waiting.append(turn)
+        upload = _Upload(account, received)
+        self._waiting.append(upload)
         self._grant()
         try:
             with anyio.fail_after(PATIENCE_S):
-                while not turn.granted.is_set():
+                while not upload.granted.is_set():
                     with anyio.move_on_after(HURRY_S):
-                        await turn.granted.wait()
-                    if not turn.granted.is_set():
+                        await upload.granted.wait()
+                    if not upload.granted.is_set():
                         self._make_room()
-            with turn.scope:
+            with upload.scope:
                 yield
-            if turn.scope.cancelled_caught:
+            if upload.scope.cancelled_caught:
                 raise TimeoutError
         finally:
-            self._holders.discard(turn)
-            if turn in self._waiting:
-                self._waiting.remove(turn)
+            self._holders.discard(upload)
+            if upload in self._waiting:
+                self._waiting.remove(upload)
             self._grant()
 
     def _grant(self) -> None:
-        while self._waiting and len(self._holders) < self._most and (turn := self._next()) is not None:
-            self._waiting.remove(turn)
-            self._holders.add(turn)
-            turn.began_s = anyio.current_time()
-            turn.granted.set()
+        while self._waiting and len(self._holders) < self._most and (upload := self._next()) is not None:
+            self._waiting.remove(upload)
+            self._holders.add(upload)
+            upload.began_s = anyio.current_time()
+            upload.granted.set()
 
-    def _next(self, asked_by_s: float = math.inf) -> _Turn | None:
-        """Return the turn that waits for longest, of an account with the fewest places, of those asked for by then."""
+    def _next(self, asked_by_s: float = math.inf) -> _Upload | None:
+        """Return the upload that waits longest, of an account with the fewest places, of those asked for by then."""
         held = self._held
-        allowed = [turn for turn in self._waiting if held[turn.account] < self._each and turn.asked_s <= asked_by_s]
-        return min(allowed, key=lambda turn: held[turn.account], default=None)
+        allowed = [
+            upload for upload in self._waiting if held[upload.account] < self._each and upload.asked_s <= asked_by_s
+        ]
+        return min(allowed, key=lambda upload: held[upload.account], default=None)
 
     @property
     def _held(self) -> Counter[str]:
-        return Counter(turn.account for turn in self._holders)
+        return Counter(upload.account for upload in self._holders)
 
     def _make_room(self) -> None:
         """Let one upload give way, if the account that is next after HURRY_S has fewer places. One at a time: it may
@@ -92,23 +94,23 @@ class UploadTurns:
         """
         held, now_s = self._held, anyio.current_time()
         waits = self._next(asked_by_s=now_s - HURRY_S)
-        if waits is None or any(turn.scope.cancel_called for turn in self._holders):
+        if waits is None or any(upload.scope.cancel_called for upload in self._holders):
             return
 
-        def gives_way(turn: _Turn) -> bool:
-            more = held[turn.account] - held[waits.account]
-            trickles = now_s - turn.began_s >= TRICKLE_S and turn.pace(now_s) < TRICKLE_BYTES_S
+        def gives_way(upload: _Upload) -> bool:
+            more = held[upload.account] - held[waits.account]
+            trickles = now_s - upload.began_s >= TRICKLE_S and upload.pace(now_s) < TRICKLE_BYTES_S
             return more > 1 or (more == 1 and trickles)
 
-        def order(turn: _Turn) -> tuple[int, float]:
-            return -held[turn.account], turn.pace(now_s)
+        def order(upload: _Upload) -> tuple[int, float]:
+            return -held[upload.account], upload.pace(now_s)
 
         slowest = min(filter(gives_way, self._holders), key=order, default=None)
         if slowest is not None:
             slowest.scope.cancel()
 
 
-class Turns:
+class AccountSemaphore:
     """Let `most` requests work at once, and `each` of one account, in order. TimeoutError after `patience_s`."""
 
     def __init__(self, most: int, *, each: int, patience_s: float) -> None:
@@ -118,7 +120,7 @@ class Turns:
         self._accounts: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     @asynccontextmanager
-    async def taken(self, account: str) -> AsyncGenerator[None]:
+    async def hold(self, account: str) -> AsyncGenerator[None]:
         own = self._accounts.setdefault(account, asyncio.Semaphore(self._each))
         async with AsyncExitStack() as held:
             async with asyncio.timeout(self._patience_s):

@@ -1,4 +1,4 @@
-"""Test that uploads share their places fairly, and that those who only trickle give way."""
+"""Test that uploads share their places fairly, and that those that only trickle give way."""
 
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -7,15 +7,15 @@ from typing import Any
 import anyio
 import pytest
 
-from api.services import turns
-from api.services.turns import TRICKLE_BYTES_S, UploadTurns
+from api.services import semaphores
+from api.services.semaphores import TRICKLE_BYTES_S, UploadSemaphore
 
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "HURRY_S", 0.05)
-    monkeypatch.setattr(turns, "TRICKLE_S", 0.05)
-    monkeypatch.setattr(turns, "PATIENCE_S", 2.0)
+    monkeypatch.setattr(semaphores, "HURRY_S", 0.05)
+    monkeypatch.setattr(semaphores, "TRICKLE_S", 0.05)
+    monkeypatch.setattr(semaphores, "PATIENCE_S", 2.0)
 
 
 @pytest.fixture
@@ -28,10 +28,10 @@ async def tasks() -> AsyncIterator[Any]:
 class Uploads:
     """Uploads that go on for ever, and the names of those that gave way."""
 
-    def __init__(self, tasks: Any, places: UploadTurns) -> None:
+    def __init__(self, tasks: Any, semaphore: UploadSemaphore) -> None:
         self.lost: list[str] = []
         self._tasks = tasks
-        self._places = places
+        self._semaphore = semaphore
 
     async def begin(self, account: str, *, count: int = 1, received: int = 0) -> None:
         for number in range(count):
@@ -39,45 +39,45 @@ class Uploads:
 
     async def _hold(self, account: str, received: int, *, task_status: Any) -> None:
         with suppress(TimeoutError):
-            async with self._places.taken(account, received=lambda: received):
+            async with self._semaphore.hold(account, received=lambda: received):
                 task_status.started()
                 await anyio.sleep_forever()
         self.lost.append(f"{account} {received}")
 
 
 async def test_slowest_upload_of_the_largest_account_gives_way(tasks: Any) -> None:
-    uploads = Uploads(tasks, places := UploadTurns(4, each=3))
+    uploads = Uploads(tasks, semaphore := UploadSemaphore(4, each=3))
     await uploads.begin("alice", count=3, received=1 << 30)
     await uploads.begin("carol", received=0)
-    async with places.taken("bob", received=lambda: 0):
+    async with semaphore.hold("bob", received=lambda: 0):
         assert uploads.lost == [f"alice {1 << 30}"]
 
 
 async def test_four_accounts_that_trickle_keep_no_fifth_from_uploading(tasks: Any) -> None:
-    uploads = Uploads(tasks, places := UploadTurns(16, each=4))
+    uploads = Uploads(tasks, semaphore := UploadSemaphore(16, each=4))
     for account in ("a", "b", "c", "d"):
         await uploads.begin(account, count=4)
-    async with places.taken("bob", received=lambda: 0):
+    async with semaphore.hold("bob", received=lambda: 0):
         assert len(uploads.lost) == 1
 
 
 async def test_only_an_upload_that_trickles_gives_way_to_an_equal_account(tasks: Any) -> None:
-    uploads = Uploads(tasks, places := UploadTurns(2, each=1))
+    uploads = Uploads(tasks, semaphore := UploadSemaphore(2, each=1))
     await uploads.begin("fast", received=1 << 40)
     await uploads.begin("slow", received=TRICKLE_BYTES_S // 100)
-    async with places.taken("bob", received=lambda: 0):
+    async with semaphore.hold("bob", received=lambda: 0):
         assert uploads.lost == [f"slow {TRICKLE_BYTES_S // 100}"]
 
 
 async def test_slow_uploads_of_equal_accounts_keep_their_places(tasks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each that gave way would try again from its first byte, and make another one give way."""
-    monkeypatch.setattr(turns, "TRICKLE_S", 60.0)
-    monkeypatch.setattr(turns, "PATIENCE_S", 0.3)
-    uploads = Uploads(tasks, places := UploadTurns(2, each=1))
+    monkeypatch.setattr(semaphores, "TRICKLE_S", 60.0)
+    monkeypatch.setattr(semaphores, "PATIENCE_S", 0.3)
+    uploads = Uploads(tasks, semaphore := UploadSemaphore(2, each=1))
     await uploads.begin("slow")
     await uploads.begin("slower")
     with pytest.raises(TimeoutError):
-        async with places.taken("bob", received=lambda: 0):
+        async with semaphore.hold("bob", received=lambda: 0):
             pytest.fail("there was no place")
     assert uploads.lost == []
 
@@ -85,10 +85,10 @@ async def test_slow_uploads_of_equal_accounts_keep_their_places(tasks: Any, monk
 async def test_place_that_comes_free_takes_none_for_the_next_account(
     tasks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "HURRY_S", 10.0)
-    uploads = Uploads(tasks, places := UploadTurns(4, each=3))
+    monkeypatch.setattr(semaphores, "HURRY_S", 10.0)
+    uploads = Uploads(tasks, semaphore := UploadSemaphore(4, each=3))
     await uploads.begin("alice", count=3)
-    async with places.taken("carol", received=lambda: 0):
+    async with semaphore.hold("carol", received=lambda: 0):
         tasks.start_soon(uploads.begin, "bob")
         tasks.start_soon(uploads.begin, "dave")
         await anyio.wait_all_tasks_blocked()
@@ -97,22 +97,22 @@ async def test_place_that_comes_free_takes_none_for_the_next_account(
 
 
 async def test_fast_uploads_keep_their_places(tasks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "PATIENCE_S", 0.3)
-    uploads = Uploads(tasks, places := UploadTurns(2, each=1))
+    monkeypatch.setattr(semaphores, "PATIENCE_S", 0.3)
+    uploads = Uploads(tasks, semaphore := UploadSemaphore(2, each=1))
     await uploads.begin("one", received=1 << 40)
     await uploads.begin("two", received=1 << 40)
     with pytest.raises(TimeoutError):
-        async with places.taken("bob", received=lambda: 0):
+        async with semaphore.hold("bob", received=lambda: 0):
             pytest.fail("there was no place")
     assert uploads.lost == []
 
 
 async def test_account_waits_for_its_own_uploads_alone(tasks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "PATIENCE_S", 0.3)
-    uploads = Uploads(tasks, places := UploadTurns(4, each=2))
+    monkeypatch.setattr(semaphores, "PATIENCE_S", 0.3)
+    uploads = Uploads(tasks, semaphore := UploadSemaphore(4, each=2))
     await uploads.begin("alice", count=2)
     await uploads.begin("carol", count=2)
     with pytest.raises(TimeoutError):
-        async with places.taken("alice", received=lambda: 0):
+        async with semaphore.hold("alice", received=lambda: 0):
             pytest.fail("it has its share")
     assert uploads.lost == []

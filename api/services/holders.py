@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 Holder = TypeVar("Holder", bound=Hashable)
 
 
-class Places(Generic[Holder]):
+class Holders(Generic[Holder]):
     """Holders by account, the oldest first. `part`: what a holder takes; the unit is the caller's."""
 
     def __init__(self) -> None:
