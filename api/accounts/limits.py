@@ -17,6 +17,7 @@ from director.core.account_limits import Bucket, BucketName
 from director.core.data_bytes import FOR_EVER_MS, NOTHING, RECORD_BYTES, Counted
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, QueueName
+from director.core.schema import NewPrediction
 from director.store.accounts import Account
 
 # Replicate's own values for an idle account: a program may pace itself by them. It sends no RateLimit-Limit.
@@ -89,6 +90,28 @@ async def reserve_compute(request: Request, prediction_id: PredictionId, *, queu
     raise errors.compute_exhausted(limit=allowance.most, retry_after=_retry_after_s(allowance))
 
 
+async def reserve_budget(request: Request, new: NewPrediction) -> None:
+    """Reserve the tokens that this prediction will probably use, and the compute of the month. Raises a 429."""
+    limits, services = request.account.limits, services_of(request)
+    if not limits.has_budget:
+        return
+    service = await services.lookups.service(new.queue)
+    answer = await services.scripts.budget(
+        new.account,
+        new.id,
+        limits.budget,
+        tokens=sum(map(int, new.tokens.split())),
+        compute_s=(service.run_s or UNKNOWN_S) * max(1, new.cost / service.cost),
+    )
+    if answer.allowed:
+        return
+    retry_after_s = max(1, math.ceil(answer.retry_after_ms / 1000))
+    if answer.limit == "compute":
+        raise errors.month_exhausted(limit=limits.compute_s_per_month, retry_after=retry_after_s)
+    most = getattr(limits, f"tokens_per_{answer.limit}")
+    raise errors.tokens_exhausted(limit=most, over=answer.limit, retry_after=retry_after_s)
+
+
 async def refuse_full(request: Request, *, input_bytes: int) -> None:
     """Raise a 402 if the account's files fill its quota: the prediction's output would have no room. Raise a 413 for an
     input that is larger than all that the account may have in Redis.
@@ -103,8 +126,10 @@ async def refuse_full(request: Request, *, input_bytes: int) -> None:
 async def give_back(
     request: Request, prediction_id: PredictionId, rate_token: tuple[Bucket, str] | None = None
 ) -> None:
-    """Give back the compute of a prediction that no queue took, and a token of the rate."""
+    """Give back the compute and the tokens of a prediction that no queue took, and a token of the rate."""
     account = request.account
+    if account.limits.has_budget:
+        await services_of(request).scripts.settle(account.name, prediction_id)
     if rate_token is not None or account.limits.meters_compute:
         await services_of(request).scripts.spend(account.name, prediction_id=prediction_id, token=rate_token)
 

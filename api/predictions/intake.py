@@ -247,6 +247,7 @@ def check(
         most_running=caps.max_running,
         limits_rev=account.limits_rev,
         metered=caps.meters_compute,
+        budgeted=caps.has_budget,
         data_ttl_ms=None if caps.data_ttl_s is None else int(caps.data_ttl_s * 1000),
         url=base_url(request),
         ticket=new_ticket() if schema.can_stream else "",
@@ -310,6 +311,7 @@ async def reserve_compute(
     undo.push(give_back)
     await limits.refuse_full(request, input_bytes=0 if _goes_to_files(request.services, new) else len(new.input))
     await limits.reserve_compute(request, new.id, queue=new.queue, cost=new.cost)
+    await limits.reserve_budget(request, new)
 
 
 async def store_input(services: Services, new: NewPrediction, undo: Undo) -> NewPrediction:

@@ -88,7 +88,7 @@ def check_site(request: Request, new: NewPrediction) -> None:
 
 def _find_allowed(sites: Sites, account: Account, new: NewPrediction) -> Sequence[Site]:
     limits = account.limits
-    has_budget = limits.meters_compute or limits.max_files_bytes is not None
+    has_budget = limits.meters_compute or limits.has_budget or limits.max_files_bytes is not None
     # other sites know neither its files nor its destination nor the account's remaining budget
     if new.kind or has_budget or FILE.search(new.input):
         return [sites.home]

@@ -52,7 +52,7 @@ class Code(StrEnum):
     CANNOT_START_IN_TIME = "cannot_start_in_time"
     """The prediction would not start within `X-Start-By`. Allow more time, or try again later."""
     COMPUTE_EXHAUSTED = "compute_exhausted"
-    """The account's compute of this day is used up. It comes back after `retry_after`."""
+    """The account's compute of this day or month is used up. It comes back after `retry_after`."""
     CONFIG_CHANGED = "config_changed"
     """Another operator changed the configuration in between. Read it again, then decide again."""
     CREDIT_EXHAUSTED = "credit_exhausted"
@@ -100,6 +100,8 @@ class Code(StrEnum):
     """The prediction had secret inputs, which were removed at its end. Create it again."""
     STORAGE_FULL = "storage_full"
     """The account's files take all of its room. Delete some, or ask the operator for more."""
+    TOKENS_EXHAUSTED = "tokens_exhausted"
+    """The account's tokens of this minute, day or month are used up. They come back after `retry_after`."""
     TOO_LARGE = "too_large"
     """The body, a file or the headers are larger than what is accepted."""
     TOO_MANY_CONNECTIONS = "too_many_connections"
@@ -285,6 +287,16 @@ compute_exhausted = Refusal(  # spent, or reserved for predictions that are not 
     429,
     "Request was throttled. Your {limit:,} seconds of compute a day are used up, and come back in about {soon}.",
     code=Code.COMPUTE_EXHAUSTED,
+)
+month_exhausted = Refusal(
+    429,
+    "Request was throttled. Your {limit:,} seconds of compute a month are used up, and come back in about {soon}.",
+    code=Code.COMPUTE_EXHAUSTED,
+)
+tokens_exhausted = Refusal(  # used, or reserved for predictions that are not terminal
+    429,
+    "Request was throttled. Your {limit:,} tokens a {over} are used up. Please try again in about {soon}.",
+    code=Code.TOKENS_EXHAUSTED,
 )
 credit_exhausted = Refusal(
     402,

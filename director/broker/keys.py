@@ -148,6 +148,10 @@ credit = _of_account(
     grows="callers: counted, one field of each prediction",
 )
 """hash · as `compute`, over all days, while the account has a total limit. By reserve and spend."""
+budget = _of_account("budget", grows="callers: counted, one field of each prediction")
+"""hash · tokens and compute of the minute, the day and the month: spent, reserved, by which predictions. Written by
+budget and settle; 40 days.
+"""
 stored = _of_account("stored", grows="callers: counted, with the file")
 """hash · id of a file, or of a prediction with files → bytes; `total`. By stow; until the last expires."""
 stored_until = _of_account("stored_until", grows="callers: counted, with the file")
@@ -273,6 +277,10 @@ owed = _of_partition("owed", grows="callers: counted, with the prediction")
 """zset · ids whose terminal webhook is not delivered → next attempt, ms. Emptied by deliver."""
 unspent = _of_partition("unspent", grows="callers: counted, with the prediction")
 """zset · `<id> <account>` of ended predictions with reserved compute → ms they ran. Emptied by the keeper."""
+unsettled = _of_partition("unsettled", grows="callers: counted, with the prediction")
+"""hash · `<id> <account>` of ended predictions with a reserved budget → `<ms> <tokens>` that they used. Emptied by the
+keeper.
+"""
 log = _of_partition("log", permanent="capped by each write", grows="callers: at most about the last 10,000")
 """stream · steps of predictions, about the last 10,000. By every script with a step."""
 

@@ -22,7 +22,7 @@ LUA: Final = next(
 # In the order of the linked script: a library uses only what stands before it
 LIBRARIES: Final = (
     *("keys", "records", "data", "log", "ready", "pending", "estimate", "share", "outlook", "breaker", "ends"),
-    *("ledger", "requeue", "batch"),
+    *("ledger", "bucket", "requeue", "batch"),
 )
 IN_CLUSTER: Final = ("lib/slot",)
 FIRST_INNER: Final = "ready"

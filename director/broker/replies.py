@@ -134,6 +134,17 @@ class Allowance(Struct, frozen=True):
     retry_after_ms: int
 
 
+BudgetLimit = Literal["", "minute", "day", "month", "compute"]
+
+
+class Budgeted(Struct, frozen=True):
+    """The answer to a reservation of tokens and compute. `limit`: the one that denies for longest."""
+
+    allowed: bool
+    limit: BudgetLimit
+    retry_after_ms: int
+
+
 class Stowed(Struct, frozen=True):
     fits: bool
     total: int

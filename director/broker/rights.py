@@ -35,8 +35,10 @@ a-- evalsha 0 1 {a:a}:deployment:b
 a-- evalsha 0 1 {a:a}:listing
 akr evalsha 0 1 {a:a}:data
 akr evalsha 0 1 {a:a}:stored
+ak- evalsha 0 1 {a:a}:budget
 ak- evalsha 0 1 {a:a}:usage
 a-r exec
+ak- exists {a:a}:budget
 ak- exists {a:a}:compute
 ak- exists {a:a}:credit
 ak- exists {a:a}:deployment:b
@@ -66,6 +68,7 @@ ak- hlen {p0}:q:a/b:0:queued
 akr hmget model:a/b latest
 akr hmget version:a/b:0 schema
 ak- hrandfield {p0}:q:a/b:0:last 1
+ak- hscan {a:a}:budget 0
 ak- hscan {a:a}:compute 0
 ak- hscan {a:a}:credit 0
 ak- hscan {p0}:q:a/b:0:queued 0

@@ -218,6 +218,38 @@ class Scripts:
         returned, corrected = await self._call("spend", names, args)
         return bool(returned), bool(corrected)
 
+    async def budget(
+        self,
+        account: str,
+        prediction_id: PredictionId,
+        limits: tuple[int | None, int | None, int | None, int | None],
+        *,
+        tokens: int,
+        compute_s: float,
+        now_ms: int | None = None,
+    ) -> replies.Budgeted:
+        """Reserve tokens and compute. Nothing is taken if a limit denies it. Safe to repeat.
+
+        `limits`: tokens of a minute, a day and a month, and seconds of a month; None for no limit.
+        """
+        per_minute, per_day, per_month, month_s = limits
+        args: list[Arg] = [prediction_id, tokens, ms(compute_s), per_minute, per_day, per_month, ms(month_s), now_ms]
+        allowed, limit, retry_after_ms = await self._call("budget", [keys.budget(account)], args)
+        return replies.Budgeted(bool(allowed), cast(replies.BudgetLimit, limit.decode()), retry_after_ms)
+
+    async def settle(
+        self,
+        account: str,
+        prediction_id: PredictionId,
+        *,
+        tokens: int = 0,
+        spent_s: float = 0,
+        now_ms: int | None = None,
+    ) -> bool:
+        """Replace what a prediction reserved by what it used. Returns whether anything changed."""
+        args: list[Arg] = [prediction_id, tokens, ms(spent_s), now_ms]
+        return bool(await self._call("settle", [keys.budget(account)], args))
+
     async def stow(
         self,
         account: str,

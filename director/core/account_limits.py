@@ -20,6 +20,7 @@ DEFAULT: Final = "default"  # written by an operator to remove a limit that was 
 Rate = Annotated[float, Meta(ge=0.00001, le=100_000)]
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 Compute = Annotated[int, Meta(ge=1, le=1_000_000_000)]
+Tokens = Annotated[int, Meta(ge=1, le=1_000_000_000_000)]
 Retention = Annotated[int, Meta(ge=1, le=366 * 86400)]
 Bytes = Annotated[int, Meta(ge=1, le=100_000_000_000_000)]
 
@@ -44,6 +45,10 @@ class AccountLimits(Struct, frozen=True, kw_only=True):
     max_running: Count | None = None
     compute_s_per_day: Compute | None = None
     compute_s_total: Compute | None = None
+    compute_s_per_month: Compute | None = None
+    tokens_per_minute: Tokens | None = None
+    tokens_per_day: Tokens | None = None
+    tokens_per_month: Tokens | None = None
     data_ttl_s: Retention | None = None
     max_files_bytes: Bytes | None = None
     max_data_bytes: Bytes | None = None
@@ -52,6 +57,15 @@ class AccountLimits(Struct, frozen=True, kw_only=True):
     @property
     def meters_compute(self) -> bool:
         return self.compute_s_per_day is not None or self.compute_s_total is not None
+
+    @property
+    def has_budget(self) -> bool:
+        """Is anything limited that `lua/budget.lua` counts?"""
+        return any(most is not None for most in self.budget)
+
+    @property
+    def budget(self) -> tuple[int | None, int | None, int | None, int | None]:
+        return self.tokens_per_minute, self.tokens_per_day, self.tokens_per_month, self.compute_s_per_month
 
     def bucket(self, name: BucketName) -> Bucket | None:
         rate, burst = (self.rate, self.burst) if name == "create" else (self.read_rate, self.read_burst)

@@ -76,6 +76,7 @@ class RequestFacts(Struct, frozen=True, kw_only=True, rename={"webhook_events": 
     data_ttl_ms: int | None = None  # lifetime of its data after the end, if its account has its own
     secret: str = ""  # where secret values lie in its input, in bytes: pairs of start and end; overwritten at the end
     api_token: str = ""  # id of the API token that it came with, see lua/lib/ledger.lua
+    budgeted: bool = False  # its account's tokens, or compute of the month, are reserved and settled at its end
     tokens: str = ""  # expected: `<of its input> <most of its output>`, see lua/lib/estimate.lua
     traceparent: str = ""  # of its trace, see director/runtime/tracing.py
     tracestate: str = ""

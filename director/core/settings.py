@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_args
 import msgspec
 from msgspec import Meta, Struct
 
-from director.core.account_limits import AccountLimits, Bytes, Compute, Count, Rate, Retention
+from director.core.account_limits import AccountLimits, Bytes, Compute, Count, Rate, Retention, Tokens
 from director.core.errors import SettingsError
 from director.core.ids import MODEL_NAME, QUEUE_NAME
 from director.core.policy import BreakerMode, OnLost, Policy, decode_objectives
@@ -118,6 +118,14 @@ class ApiSettings(CommonSettings, frozen=True, kw_only=True):
     """Compute seconds of an account per UTC day; empty: no limit."""
     account_compute_s_total: Compute | None = None
     """Compute seconds of an account in total; empty: no limit."""
+    account_compute_s_per_month: Compute | None = None
+    """Compute seconds of an account per UTC month; empty: no limit."""
+    account_tokens_per_minute: Tokens | None = None
+    """Tokens of an account per minute, of input and output; empty: no limit."""
+    account_tokens_per_day: Tokens | None = None
+    """Tokens of an account per UTC day; empty: no limit."""
+    account_tokens_per_month: Tokens | None = None
+    """Tokens of an account per UTC month; empty: no limit."""
     account_data_ttl_s: Retention | None = None
     """Lifetime of an account's data after the end; empty: the model's."""
     account_max_files_bytes: Bytes | None = None

@@ -37,6 +37,7 @@ class Registry:
     _live: dict[QueueName, str] = field(default_factory=dict)
     _owed: dict[Partition, str] = field(default_factory=dict)
     _unspent: dict[Partition, str] = field(default_factory=dict)
+    _unsettled: dict[Partition, str] = field(default_factory=dict)
     _together: list[list[str]] = field(default_factory=list)
     _glancing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _glanced_s: float | None = None
@@ -69,6 +70,10 @@ class Registry:
         await self.queues()
         return await self._present_of(self._unspent)
 
+    async def unsettled(self) -> list[Partition]:
+        await self.queues()
+        return await self._present_of(self._unsettled)
+
     async def _know(self, queues: list[QueueName]) -> None:
         live = {queue: keys.live(queue) for queue in queues}
         by_partition: dict[Partition, list[str]] = {}
@@ -78,10 +83,14 @@ class Registry:
             by_partition.setdefault(partition, [])
         owed = {partition: keys.owed(partition) for partition in sorted(by_partition)}
         unspent = {partition: keys.unspent(partition) for partition in owed}
-        together = [[owed[partition], unspent[partition], *by_partition[partition]] for partition in owed]
+        unsettled = {partition: keys.unsettled(partition) for partition in owed}
+        together = [
+            [owed[partition], unspent[partition], unsettled[partition], *by_partition[partition]] for partition in owed
+        ]
         if not await is_cluster(self._redis):  # in a Cluster, one command may not ask for keys of two partitions
             together = [[key for of_partition in together for key in of_partition]]
         self._live, self._owed, self._unspent, self._together = live, owed, unspent, together
+        self._unsettled = unsettled
         self._glanced_s = None
 
     async def _present_of(self, named: Mapping[Place, str], glance_s: float = GLANCE_S) -> list[Place]:

@@ -53,7 +53,7 @@ FIELDS: Final = (
 LONGEST_ERROR: Final = 300
 # Facts of a request that a retry does not copy: it gets a stream's ticket and a meter of its own, and begins no trace.
 # Secret values are overwritten at the end, so a request with some is not retried
-OWN_FACTS: Final = frozenset({"ticket", "metered", "traceparent", "tracestate", "secret"})
+OWN_FACTS: Final = frozenset({"ticket", "metered", "budgeted", "traceparent", "tracestate", "secret"})
 UNKNOWN_S: Final = 1.0  # the assumed time of a run while a queue has finished none
 
 Why = Literal[
@@ -299,6 +299,9 @@ class Across:
     async def _file(self, new: NewPrediction, served: Version, owner: Account, former: Record, enter: Enter) -> Outcome:
         if new.metered and not await self._reserve(new, owner):
             return "compute_exhausted"
+        if new.budgeted and not await self._budget(new, owner):
+            await self._give_back(new)
+            return "compute_exhausted"
         try:
             accepted = await enter(served, new, owner.limits.max_data_bytes)
         except QueueError:
@@ -335,7 +338,20 @@ class Across:
         )
         return allowed.allowed
 
+    async def _budget(self, new: NewPrediction, owner: Account) -> bool:
+        stats = await self._scripts.stats(new.queue)
+        answer = await self._scripts.budget(
+            owner.name,
+            new.id,
+            owner.limits.budget,
+            tokens=sum(map(int, new.tokens.split())),
+            compute_s=(stats.service_ms / 1000 or UNKNOWN_S) * max(1, new.cost / stats.service_cost),
+        )
+        return answer.allowed
+
     async def _give_back(self, new: NewPrediction) -> None:
+        if new.budgeted:
+            await self._scripts.settle(new.account, new.id)
         if new.metered:
             await self._scripts.spend(new.account, prediction_id=new.id)
 
@@ -405,6 +421,7 @@ def _copy(
         lifetime_ms=record.deadline - record.created if record.deadline_status and record.deadline else None,
         ticket=ticket,
         metered=limits.meters_compute,
+        budgeted=limits.has_budget,
         **facts,
     )
 

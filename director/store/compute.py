@@ -1,4 +1,4 @@
-"""Read what accounts have reserved of their compute, and what ended predictions spent of it and is not settled yet."""
+"""Read what accounts have reserved of compute and tokens, and what ended predictions spent and is not settled yet."""
 
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
@@ -11,7 +11,7 @@ from director.broker.redis_client import ask, pipelined, text
 from director.core.ids import Partition, PredictionId, partition_of
 from director.store.accounts import each_account
 
-TOTALS: Final = (b"day", b"spent", b"reserved")
+TOTALS: Final = (b"day", b"spent", b"reserved", b"minute", b"month", b"compute")
 
 
 async def unspent(redis: Redis, partition: Partition, *, most: int) -> list[tuple[PredictionId, str, float]]:
@@ -28,10 +28,26 @@ async def forget_unspent(redis: Redis, partition: Partition, settled: Sequence[t
         await ask(lambda: redis.zrem(keys.unspent(partition), *members))
 
 
+async def unsettled(
+    redis: Redis, partition: Partition, *, most: int
+) -> dict[tuple[PredictionId, str], tuple[int, int]]:
+    """Return (prediction, account) → (ms of its runs, tokens) of some that ended and whose budget is not settled."""
+    client: Any = redis
+    _, found = await ask(lambda: client.hscan(keys.unsettled(partition), 0, count=most))
+    named = {text(member).partition(" "): text(used).split() for member, used in found.items()}
+    return {(PredictionId(of), account): (int(ms), int(tokens)) for (of, _, account), (ms, tokens) in named.items()}
+
+
+async def forget_unsettled(redis: Redis, partition: Partition, settled: Sequence[tuple[PredictionId, str]]) -> None:
+    if settled:
+        members = [f"{each} {account}" for each, account in settled]
+        await ask(lambda: redis.hdel(keys.unsettled(partition), *members))
+
+
 async def read_reserved(redis: Redis, *, at_once: int) -> AsyncIterator[tuple[str, list[PredictionId]]]:
     """Yield the predictions that each account has reserved compute for, a few at a time."""
     client: Any = redis
-    for of_account in (keys.compute, keys.credit):
+    for of_account in (keys.compute, keys.credit, keys.budget):
         async for account, has_limit in each_account(redis, lambda pipe, name: pipe.exists(of_account(name))):  # noqa: B023
             cursor = -1
             while has_limit and cursor:
@@ -48,10 +64,11 @@ async def without_end(redis: Redis, account: str, ids: Sequence[PredictionId]) -
             # In this order: a prediction that ends now and is deleted is noted as ended before its record goes.
             pipe.exists(keys.record(each))
             pipe.zscore(keys.unspent(partition_of(each)), f"{each} {account}")
+            pipe.hexists(keys.unsettled(partition_of(each)), f"{each} {account}")
 
     replies = iter(await pipelined(redis, read))
     return [
         each
-        for each, has_record, ran_ms in zip(ids, replies, replies, strict=True)
-        if not has_record and ran_ms is None
+        for each, has_record, ran_ms, is_unsettled in zip(ids, replies, replies, replies, strict=True)
+        if not has_record and ran_ms is None and not is_unsettled
     ]

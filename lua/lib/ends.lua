@@ -1,6 +1,6 @@
 -- lib/ends: make a prediction terminal, in the same way for every script.
 --
--- uses keys:     channel, ends, events, input, output, owed, queue, record, unspent
+-- uses keys:     channel, ends, events, input, output, owed, queue, record, unsettled, unspent
 -- uses records:  DATA_TTL_MS, OWED_MS, RECORD_TTL_MS, append, entry, past, wants_end
 -- uses log:      write
 -- uses pending:  correct_charge, count, ended_of, gone, gone_from
@@ -17,6 +17,13 @@ function ends.ran_in_all(id, r, started, now)
   local before = tonumber(r.ran_ms) or 0
   if r.token == '' or started == '' then return before end
   return before + math.max(0, ends.ran_until(id, r, now) - started)
+end
+
+-- '<ms> <tokens>' of its runs so far, with the one that ends now: r.used_now, in the form of lib/ledger.
+function ends.used_in_all(r)
+  local ms, tokens = string.match(r.used_before, '^(%d+) (%d+)$')
+  local now_ms, input, output = string.match(r.used_now .. ' 0 0 0 0', '^%d+ (%d+) (%d+) %d+ (%d+)')
+  return string.format('%.0f %.0f', (ms or 0) + (now_ms or 0), (tokens or 0) + (input or 0) + (output or 0))
 end
 
 -- True if it ends later than its lane's objective and never started: no claim will count it as missed.
@@ -60,12 +67,13 @@ function ends.write(own)
   local output, logs, code = end_.output or '', end_.logs or '', end_.code or ''
   redis.call('HSET', record, unpack(own.fields))
   -- its place and its claim, which only `revive` would need: 62 bytes of a record that is kept for a week
-  redis.call('HDEL', record, 'token', 'mid', 'stream', 'shard', 'arrival', 'charged', 'cancel', 'waiter', 'used')
+  redis.call('HDEL', record, 'token', 'mid', 'stream', 'shard', 'arrival', 'charged', 'cancel', 'waiter', 'used', 'used_before')
   redis.call('PEXPIRE', record, own.record_ttl)
   redis.call('PEXPIRE', keys.input(id), own.data_ttl)
   if r.secret ~= '' then ends.overwrite_secrets(keys.input(id), r.secret) end
   if own.wants_end then redis.call('ZADD', keys.owed(), own.now + (end_.grace_ms or 0), id) end
   if own.ran then redis.call('ZADD', keys.unspent(), own.ran, id .. ' ' .. r.account) end
+  if r.budgeted ~= '' then redis.call('HSET', keys.unsettled(), id .. ' ' .. r.account, ends.used_in_all(r)) end
   if output ~= '' or logs ~= '' then
     local data = keys.output(id)
     redis.call('HSET', data, 'output', output, 'logs', logs)

@@ -17,6 +17,7 @@ function keys.channel(id) return keys.TAG .. ':ch:' .. id end
 function keys.owed() return keys.TAG .. ':owed' end
 function keys.log() return keys.TAG .. ':log' end
 function keys.unspent() return keys.TAG .. ':unspent' end
+function keys.unsettled() return keys.TAG .. ':unsettled' end
 function keys.ledger_accounts(month) return keys.TAG .. ':ledger:' .. month end
 function keys.ledger(month, account) return keys.TAG .. ':ledger:' .. month .. ':' .. account end
 function keys.queue(queue, what) return keys.TAG .. ':q:' .. queue .. ':' .. what end

@@ -7,7 +7,7 @@
 -- uses estimate: charge_s
 -- uses share:    bring_limits, count_now, file_now, note_running, take_away, update_turns, write_limits
 -- uses breaker:  end_probe, note_failure
--- uses ends:     bury, end_late, end_now, history_with, ran_in_all, ran_until
+-- uses ends:     bury, end_late, end_now, history_with, ran_in_all, ran_until, used_in_all
 -- uses ledger:   add
 
 requeue.CAME_TTL_MS = 2592000000 -- a move is remembered as long as a call may be repeated, even by a mover that was frozen
@@ -72,6 +72,7 @@ end
 function requeue.give_back(id, r, how, now)
   local used = how.used or requeue.seen_of(id, r, now)
   ledger.add(r, used, now)
+  r.used_now = used
   if r.cancel == 'user' then
     ends.end_now(id, r, 'canceled', {}, now)
     return 'canceled'
@@ -125,6 +126,7 @@ function requeue.give_back(id, r, how, now)
   -- a failed run is not followed again; a run whose director died may still go on
   if r.remote ~= '' and how.spent and not how.lost then redis.call('HDEL', keys.record(id), 'remote') end
   if ran then redis.call('HSET', keys.record(id), 'ran_ms', ran) end
+  if r.budgeted ~= '' then redis.call('HSET', keys.record(id), 'used_before', ends.used_in_all(r)) end
   share.note_running(r.queue, r.account)
   if r.begun == '' and r.start_by ~= '' then
     redis.call('ZADD', keys.queue(r.queue, 'deadline'), records.soonest(r), id)

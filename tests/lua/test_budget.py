@@ -1,200 +1,104 @@
-"""A claim with a budget takes the prefix that fits, and a large prediction alone."""
+"""budget reserves tokens and compute of an account's limits or denies them; settle corrects them once, at the end."""
 
-import asyncio
-import random
+from typing import Any, Final
 
 import pytest
 
 from director.broker import keys
-from director.broker.gatherer import Gatherer
-from director.broker.redis_client import client
+from director.broker.replies import Budgeted
 from director.broker.scripts import Scripts
-from director.core.ids import LANES
-from director.core.states import Status
+from director.core.ids import PredictionId, partition_of
+from director.core.usage import Used
+from tests.support.keyspace import unchanged
 from tests.support.queue_driver import QueueDriver
-from tests.support.servers import RedisServer
+
+NOW_MS: Final = 1_800_000_000_000  # 2027-01-15 08:00
+DAY_MS: Final = 86_400_000
+P = [PredictionId(f"p{number}") for number in range(6)]
+Limits = tuple[int | None, int | None, int | None, int | None]
 
 
-async def costs(driver: QueueDriver, *wanted: float, slots: int = 50, **options: object) -> None:
-    """Submit these costs: into one stream while slots are free, else into a backlog."""
-    await driver.have_slots(slots)
-    for cost in wanted:
-        await driver.submit(streams=[0], cost=cost, **options)
+async def ask(
+    scripts: Scripts, number: int, limits: Limits, tokens: int = 0, *, compute_s: float = 0, at_ms: int = 0
+) -> Budgeted:
+    return await scripts.budget("acme", P[number], limits, tokens=tokens, compute_s=compute_s, now_ms=NOW_MS + at_ms)
 
 
-async def claimed(driver: QueueDriver, budget: float, *, count: int = 50, alone: bool = True) -> list[float]:
-    return [claim.record.cost for claim in await driver.claim(count, budget=budget, alone=alone)]
+async def settle(scripts: Scripts, number: int, tokens: int = 0, *, spent_s: float = 0, at_ms: int = 0) -> bool:
+    return await scripts.settle("acme", P[number], tokens=tokens, spent_s=spent_s, now_ms=NOW_MS + at_ms)
 
 
-async def tally(driver: QueueDriver) -> dict[str, int]:
-    return {name: many for name, many in (await driver.stats()).tally.items() if name.startswith("batch_")}
+async def test_tokens_of_a_day_are_reserved_and_denied_until_midnight(scripts: Scripts, redis: Any) -> None:
+    day: Limits = (None, 100, None, None)
+    assert (await ask(scripts, 0, day, 60)).allowed
+    async with unchanged(redis):
+        assert (await ask(scripts, 0, day, 60)).allowed, "the same call"
+        assert await ask(scripts, 1, day, 60) == Budgeted(False, "day", 16 * 3_600_000)
+    assert (await ask(scripts, 1, day, 60, at_ms=16 * 3_600_000)).allowed
 
 
-everywhere = pytest.mark.parametrize("slots", [50, 1], ids=["ready", "in turn"])
+async def test_months_end_with_the_calendar(scripts: Scripts) -> None:
+    month: Limits = (None, None, 100, 10)
+    assert (await ask(scripts, 0, month, 100, compute_s=10)).allowed
+    to_february = (17 * 24 - 8) * 3_600_000
+    assert await ask(scripts, 1, month, 1, compute_s=1) == Budgeted(False, "month", to_february)
+    assert not (await ask(scripts, 1, month, 1, at_ms=to_february - 1)).allowed
+    only_compute: Limits = (None, None, None, 10)
+    assert (await ask(scripts, 2, only_compute, compute_s=11)).limit == "compute"
+    assert (await ask(scripts, 1, month, 1, at_ms=to_february)).allowed
 
 
-@everywhere
-async def test_a_batch_takes_what_fits_in_order(driver: QueueDriver, slots: int) -> None:
-    await costs(driver, 1, 2, 3, 4, 5, slots=slots)
-    assert await claimed(driver, 6.5) == [1, 2, 3]
-    assert await claimed(driver, 9) == [4, 5], "an exact fit"
-    assert await claimed(driver, 9) == []
+async def test_a_minute_fills_all_the_time_and_may_be_overdrawn(scripts: Scripts) -> None:
+    minute: Limits = (60, None, None, None)
+    assert (await ask(scripts, 0, minute, 60)).allowed
+    assert await ask(scripts, 1, minute, 10) == Budgeted(False, "minute", 10_000)
+    assert (await ask(scripts, 1, minute, 10, at_ms=10_000)).allowed
+    await settle(scripts, 1, 100, at_ms=10_000)  # it used 90 more than was reserved
+    assert await ask(scripts, 2, minute, 1, at_ms=10_000) == Budgeted(False, "minute", 91_000)
+    assert (await ask(scripts, 2, minute, 1_000, at_ms=10_000 + 150_000)).allowed, "a full bucket allows any request"
 
 
-@everywhere
-async def test_a_small_prediction_does_not_pass_a_large_one(driver: QueueDriver, slots: int) -> None:
-    await costs(driver, 3, 9, 1, slots=slots)
-    [held] = await driver.claim(50, budget=5)
-    assert held.record.cost == 3
-    assert await driver.pending() == {held.id: "d1"}, "the others keep waiting"
-    assert (await driver.stats()).waiting == 2
-    assert await claimed(driver, 5) == [9], "it is first now, and goes alone"
-    assert await claimed(driver, 5) == [1]
+async def test_the_end_replaces_what_was_reserved_once(scripts: Scripts, redis: Any) -> None:
+    limits: Limits = (None, 100, 100, 100)
+    await ask(scripts, 0, limits, 90, compute_s=90)
+    assert await settle(scripts, 0, 10, spent_s=20)
+    async with unchanged(redis):
+        assert not await settle(scripts, 0, 10, spent_s=20)
+        assert not await settle(scripts, 5, 10)
+    assert (await ask(scripts, 1, limits, 90, compute_s=80)).allowed
+    assert (await ask(scripts, 2, limits, 1)).limit in ("day", "month")
 
 
-@everywhere
-async def test_a_large_prediction_is_not_claimed_unless_it_can_go_alone(driver: QueueDriver, slots: int) -> None:
-    await costs(driver, 9, 1, slots=slots)
-    claims = await driver.claim(50, budget=5, alone=False)
-    assert (claims, claims.why) == ([], "budget")
-    assert await claimed(driver, 9, alone=False) == [9]
+async def test_a_run_counts_for_the_day_in_which_it_was_accepted(scripts: Scripts) -> None:
+    day: Limits = (None, 100, None, None)
+    await ask(scripts, 0, day, 10)
+    await ask(scripts, 1, day, 50, at_ms=DAY_MS)
+    await settle(scripts, 0, 500, at_ms=DAY_MS)
+    assert (await ask(scripts, 2, day, 50, at_ms=DAY_MS)).allowed
 
 
-async def test_a_batch_fills_from_streams_and_then_by_turns(driver: QueueDriver) -> None:
-    await driver.have_slots(2)
-    for account, stream, cost in (("a", 1, 1), ("b", 2, 2), ("c", 3, 3), ("d", 4, 4)):
-        await driver.submit(account=account, streams=[stream], cost=cost)
-    assert await claimed(driver, 6) == [1, 2, 3]
+@pytest.mark.parametrize("lost", [False, True])
+async def test_all_runs_of_a_prediction_are_left_to_settle_at_its_end(driver: QueueDriver, lost: bool) -> None:
+    claim = await driver.claimed(budgeted=True)
+    seq = await driver.begin(claim)
+    used = Used(runs=1, ms=15_000, input_tokens=30, output_tokens=7)
+    if lost:
+        await driver.scripts.advance(
+            claim.id, token=claim.token, seq=seq, ran_ms=0, events=[], used=used, now_ms=driver.now_ms
+        )
+        driver.pass_time(20)
+        await driver.reap()
+    else:
+        await driver.release(claim, spent=False, used=used)
+    await driver.finish(await driver.claim_one(), used=Used(runs=1, ms=500, input_tokens=30, output_tokens=9))
+    unsettled = keys.unsettled(partition_of(claim.id))
+    assert await driver.counts(unsettled) == {f"{claim.id} acme": "15500 76"}
+    await driver.redis.delete(unsettled)
 
 
-async def test_an_oversized_prediction_ends_a_batch_and_an_empty_lane_does_not(driver: QueueDriver) -> None:
-    await costs(driver, 1, 1, lane="low")
-    await costs(driver, 4, lane="normal")
-    assert await claimed(driver, 5) == [4, 1]
-    await costs(driver, 9, lane="normal")
-    await costs(driver, 1, lane="low")
-    claims = await driver.claim(50, budget=5, alone=False)
-    assert (claims, claims.why) == ([], "budget")
-
-
-async def test_late_predictions_cost_no_budget(driver: QueueDriver) -> None:
-    await costs(driver, 3, lifetime_ms=1_000)
-    await costs(driver, 2, 2)
-    driver.pass_time(1)
-    assert await claimed(driver, 4) == [2, 2]
-
-
-@everywhere
-async def test_a_claim_without_budget_sends_a_wakeup_for_another_director(driver: QueueDriver, slots: int) -> None:
-    await costs(driver, 9, slots=slots)
-    assert await driver.hear_bell()
-    claims = await driver.claim(50, budget=5, alone=False)
-    assert (claims, claims.why) == ([], "budget")
-    assert await driver.hear_bell()
-    assert await claimed(driver, 5) == [9]
-    assert not await driver.hear_bell(), "nothing is left"
-
-
-async def test_a_probe_without_budget_sends_a_wakeup_for_another_director(driver: QueueDriver) -> None:
-    await driver.submit(cost=9)
-    await driver.redis.hset(keys.meta(driver.queue), mapping={"breaker": "open", "open_until": driver.now_ms})
-    assert await driver.hear_bell()
-    assert await claimed(driver, 5, alone=False) == []
-    assert await driver.hear_bell()
-    assert await claimed(driver, 5) == [9]
-    assert await driver.meta("breaker") == "probing"
-
-
-@everywhere
-async def test_each_prediction_of_a_batch_has_its_own_claim(driver: QueueDriver, slots: int) -> None:
-    await costs(driver, 1, 1, 1, slots=slots)
-    first, second, third = await driver.claim(50, budget=5, nonce="abc")
-    assert set(await driver.pending()) == {first.id, second.id, third.id}
-    assert [claim.token for claim in (first, second, third)] == ["abc-1", "abc-2", "abc-3"]
-    assert set(await driver.members(keys.lease(driver.queue))) == {first.id, second.id, third.id}
-    await driver.finish(first)
-    assert await driver.release(second) == "waiting"
-    assert await driver.extend(third) == ["held"]
-    assert (await driver.claim_one()).id == second.id
-
-
-async def test_a_repeated_call_gets_the_same_answer(driver: QueueDriver) -> None:
-    await costs(driver, 1, 2, 3, 4)
-    first = await driver.claim(50, budget=6, nonce="abc")
-    assert await driver.claim(50, budget=6, nonce="abc") == first
-    assert await claimed(driver, 6) == [4]
-
-
-async def test_a_limited_account_leaves_the_budget_to_others(driver: QueueDriver) -> None:
-    await costs(driver, 2, 2, account="limited", most_running=1)
-    await costs(driver, 2, account="other")
-    assert await claimed(driver, 4) == [2, 2]
-    assert await driver.counts(keys.running(driver.queue)) == {"limited": "1", "other": "1"}
-
-
-async def test_the_reason_for_a_batchs_size_is_counted(driver: QueueDriver) -> None:
-    await driver.submit()
-    assert len(await driver.claim(5)) == 1
-    assert await tally(driver) == {}, "it had no budget"
-    await costs(driver, 1, 1, 1, 9, 1)
-    assert await claimed(driver, 5, count=2) == [1, 1]
-    assert await tally(driver) == {"batch_count": 1}
-    assert await claimed(driver, 5) == [1]
-    assert await tally(driver) == {"batch_count": 1, "batch_budget": 1}
-    assert await claimed(driver, 5) == [9]
-    assert await tally(driver) == {"batch_count": 1, "batch_budget": 1, "batch_oversize": 1}
-    assert await claimed(driver, 5) == [1]
-    assert await claimed(driver, 5) == [], "what hands out nothing is no batch"
-    assert await tally(driver) == {"batch_count": 1, "batch_budget": 1, "batch_oversize": 1, "batch_empty": 1}
-
-
-@pytest.mark.parametrize("seed", range(2))
-async def test_thirty_two_concurrent_batches_never_exceed_budgets_or_share_a_prediction(
-    driver: QueueDriver, server: RedisServer, seed: int
-) -> None:
-    dice = random.Random(seed)
-    await driver.have_slots(40)
-    ids = [
-        await driver.submit(account=f"t{dice.randrange(9)}", lane=dice.choice(LANES), cost=dice.randint(1, 30) / 2)
-        for _ in range(200)
-    ]
-
-    async def claimer(number: int) -> list[tuple[float, list[tuple[str, float]]]]:
-        redis = client(server.url, connections=1)
-        gatherer = Gatherer(redis)
-        scripts, batches, turn = Scripts(gatherer), [], 0
-        budgets = random.Random(100 * seed + number)
-        try:
-            while True:
-                turn, budget = turn + 1, budgets.choice([2.0, 6.5, 10.0, 20.0])
-                claims = await scripts.claim(
-                    driver.queue,
-                    consumer=f"d{number}",
-                    nonce=f"n{number}-{turn}",
-                    count=budgets.randint(1, 6),
-                    lease_s=60,
-                    budget=budget,
-                    now_ms=driver.now_ms,
-                )
-                if not claims:
-                    return batches
-                batches.append((budget, [(claim.id, claim.record.cost) for claim in claims]))
-                for claim in claims:
-                    await scripts.finish(
-                        claim.id,
-                        queue=driver.queue,
-                        token=claim.token,
-                        status=Status.SUCCEEDED,
-                        ran_ms=0,
-                        now_ms=driver.now_ms,
-                    )
-        finally:
-            await gatherer.aclose()
-            await redis.aclose()
-
-    batches = [batch for found in await asyncio.gather(*map(claimer, range(32))) for batch in found]
-    assert sorted(prediction_id for _, batch in batches for prediction_id, _ in batch) == sorted(ids)
-    over = [batch for budget, batch in batches if sum(cost for _, cost in batch) > budget]
-    assert all(len(batch) == 1 for batch in over), "only a large one, alone"
-    assert sum((await tally(driver)).values()) == len(batches)
-    assert (await tally(driver))["batch_oversize"] == len(over)
+async def test_one_that_never_ran_is_settled_with_nothing(driver: QueueDriver) -> None:
+    waits = await driver.submit(budgeted=True)
+    await driver.cancel(waits)
+    unsettled = keys.unsettled(partition_of(waits))
+    assert await driver.counts(unsettled) == {f"{waits} acme": "0 0"}
+    await driver.redis.delete(unsettled)

@@ -147,6 +147,8 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
     assert (await scripts.reserve(ACCOUNT, 60, id=finished.id, asked_s=1)).allowed
     assert await scripts.spend(ACCOUNT, prediction_id=finished.id, token=(bucket, "n")) == (True, True)
 
+    assert (await scripts.budget(ACCOUNT, finished.id, (9, 9, 9, 9), tokens=1, compute_s=1)).allowed
+    assert await scripts.settle(ACCOUNT, finished.id, tokens=1)
     assert await scripts.fold(partition, "202701", ACCOUNT, [(f"15 {MODEL} ", f"00 {MODEL} ")], kept_s=9) == 0
 
     assert await scripts.deploy(ACCOUNT, "d", was=b"", becomes=b"{}", created_ms=1, most=9) == "written"

@@ -225,6 +225,7 @@ async def test_scripts_spell_keys_as_python_does(redis: Redis, queue: QueueName)
         "keys.owed()": keys.owed(partition_of(prediction_id)),
         "keys.log()": keys.log(partition_of(prediction_id)),
         "keys.unspent()": keys.unspent(partition_of(prediction_id)),
+        "keys.unsettled()": keys.unsettled(partition_of(prediction_id)),
         "keys.ledger('202611', 'a')": keys.ledger(partition_of(prediction_id), "202611", "a"),
         "keys.ledger_accounts('202611')": keys.ledger_accounts(partition_of(prediction_id), "202611"),
         "keys.stream(queue, 'low', 7)": keys.stream(queue, "low", 7),

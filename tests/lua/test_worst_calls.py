@@ -288,6 +288,8 @@ async def ended(driver: QueueDriver) -> None:
         bucket = Bucket("create", rate=1.0, burst=1)
         await scripts.reserve(account, bucket, id=f"n{number}", now_ms=driver.now_ms)
         await scripts.spend(account, prediction_id=claim.id, token=(bucket, f"n{number}"), now_ms=driver.now_ms)
+        await scripts.budget(account, claim.id, (9, 9, 9, 9), tokens=1, compute_s=1, now_ms=driver.now_ms)
+        await scripts.settle(account, claim.id, tokens=1, now_ms=driver.now_ms)
         days = [(f"{1 + day % 31:02} {MODEL} t{day}", f"00 {MODEL} t{day}") for day in range(FOLDED_AT_ONCE)]
         await driver.redis.hset(
             keys.ledger(here, f"20200{number + 1}", account), mapping=dict.fromkeys((d for d, _ in days), "1")

@@ -13,6 +13,7 @@ from director.core.errors import IdempotencyMismatch
 from director.core.ids import LANES, PredictionId, partition_of
 from director.core.schema import Claim
 from director.core.states import Status
+from director.core.usage import Used
 from director.lab.chaos.checker import Report, check
 from director.lab.chaos.evidence import Rules
 from director.lab.chaos.journal import (
@@ -38,6 +39,7 @@ from tests.support.queue_driver import ACCOUNT, QueueDriver
 LEASE_S: Final = 15
 RECONCILE_S: Final = 30
 STREAMS: Final = 16
+TOKENS: Final = 7  # of each run
 NOTHING: Final[Mapping[str, int]] = {}
 
 Outcome = Literal["succeeded", "failed", "canceled", "crashed"]
@@ -70,14 +72,19 @@ class PlayedRun:
     def ends(self, outcome: Outcome = "succeeded") -> None:
         now_ms = self._play.now_ms
         asked = now_ms if outcome == "canceled" else 0
-        ended = CogEnded(at=now_ms, id=self.claim.id, run=self.name, outcome=outcome, asked=asked)
+        ended = CogEnded(at=now_ms, id=self.claim.id, run=self.name, outcome=outcome, asked=asked, tokens=TOKENS)
         self._play.note("cog", ended)
 
     async def is_finished(self, status: Status = Status.SUCCEEDED) -> bool:
         output = b"[" + self.item + b"]"
         ran_ms = self._play.now_ms - self._began
         return await self._play.driver.finish(
-            self.claim, status, output=output, seq=self.claim.record.seq + 2, ran_ms=ran_ms
+            self.claim,
+            status,
+            output=output,
+            seq=self.claim.record.seq + 2,
+            ran_ms=ran_ms,
+            used=Used(runs=1, ms=ran_ms, output_tokens=TOKENS),
         )
 
 
@@ -262,5 +269,5 @@ class Play:
         for line in server_log(self._data, start=self._log_start):
             self.note("server", line)
         # the test's time differs from the server's
-        rules = Rules(lease_s=LEASE_S, attempts=3, slots=1, clock_s=math.inf, schedule_s=SCHEDULE_S)
+        rules = Rules(lease_s=LEASE_S, attempts=3, slots=1, clock_s=math.inf, schedule_s=SCHEDULE_S, is_counted=True)
         return check(self._folder, rules, leftovers=await leftovers(redis))

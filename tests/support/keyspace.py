@@ -15,6 +15,7 @@ OF_PREDICTION: Final = re.compile(r"^(\{p\d+\}):(?:rec|in|out|ev):(\w{26})$")
 INDEX: Final = re.compile(
     r"^(\{p\d+\}):(?:q:.+:(?:live|leaving|lease|delayed|deadline|backlog:[a-z]+:[^:]+)|owed|unspent)$"
 )
+UNSETTLED: Final = re.compile(r"^(\{p\d+\}):unsettled$")
 COUNTS: Final = re.compile(r"^(\{p\d+\}:q:.+):(?:queued|running|(?:vtime|debt):[a-z]+)$")
 OF_QUEUE: Final = re.compile(r"^\{p\d+\}:q:.+:([a-z]+)\d*$")
 OUTSIDE: Final = re.compile(r"^(?:\{(?:a:[^}]+|p\d+)\}:)?([a-z]+)(?::.*)?$")
@@ -96,6 +97,9 @@ async def _may_stay(redis: Any, name: str, statuses: dict[str, str | None]) -> b
         of_ended = name.endswith((":owed", ":unspent"))
         ended = (None,) if of_ended else (None, *TERMINAL)
         return all(status(match[1], member) not in ended for member in members)
+    if match := UNSETTLED.match(name):
+        members = [member.decode().partition(" ")[0] for member in await redis.hkeys(name)]
+        return all(status(match[1], member) is not None for member in members)
     if match := COUNTS.match(name):
         return bool(await redis.exists(f"{match[1]}:live"))
     match = OF_QUEUE.match(name) or OUTSIDE.match(name)

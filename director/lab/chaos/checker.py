@@ -110,6 +110,7 @@ INVARIANTS: Final[dict[str, tuple[str, Callable[[Evidence], Findings]]]] = {
     "I23": ("No process spun or grew while it could do nothing.", usage.nothing_spins_or_grows),
     "I24": ("A receiver that fails was tried by its own schedule.", caller.failing_receivers_keep_their_schedule),
     "I25": ("An odd answer of a model server was the end, after one run.", history.odd_answers_are_ends),
+    "I26": ("Runs and tokens that were counted are those of the model servers.", history.what_ran_is_counted),
 }
 JUDGED: Final = {**INVARIANTS, "evidence": ("Every party left its evidence.", evidence_is_whole)}
 

@@ -46,6 +46,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     is_sampled: bool = False  # what each process uses
     schedule_s: tuple[float, ...] = ()  # the waits between the attempts at a webhook; journals of former builds lack it
     lag_s: float = 0  # how far a replica may be behind its master
+    is_counted: bool = False  # all directors and keepers count what runs use; journals of former builds lack it
 
     @property
     def tick_s(self) -> float:
@@ -81,6 +82,7 @@ class Run(Struct, frozen=True, kw_only=True):
     outcome: str = ""
     asked: int = 0
     odd: str = ""
+    tokens: int = 0
 
 
 class Window(Struct, frozen=True, kw_only=True):
@@ -358,7 +360,7 @@ def _runs(lines: list[Line], faults: list[Window], until: int) -> dict[str, list
     for start in started:
         run = Run(id=start.id, run=start.run, server=start.server, pid=start.pid, began=start.at, ended=until)
         if end := ends.get(start.run):
-            run = replace(run, ended=end.at, outcome=end.outcome, asked=end.asked, odd=end.odd)
+            run = replace(run, ended=end.at, outcome=end.outcome, asked=end.asked, odd=end.odd, tokens=end.tokens)
         elif later := [at for at in deaths[start.pid] if at >= start.at]:
             run = replace(run, ended=min(later))
         runs.append(run)

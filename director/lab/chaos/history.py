@@ -1,4 +1,4 @@
-"""Judge the history of each prediction: I1, I2, I4, I5, I9, I11, I25, and the figure I15. Pure. A prediction's
+"""Judge the history of each prediction: I1, I2, I4, I5, I9, I11, I25, I26, and the figure I15. Pure. A prediction's
 events are read as lives (a revived one has several) of attempts (a retry begins another).
 """
 
@@ -133,6 +133,31 @@ def _attempts(events: list[Event]) -> list[Attempt]:
 
 def _writers(items: Iterable[object]) -> list[str]:
     return sorted({str(item.get("run", "")) if isinstance(item, dict) else "" for item in items})
+
+
+def what_ran_is_counted(evidence: Evidence) -> Findings:
+    """I26: each run whose end stands in its record was counted with its tokens, and no claim was counted twice, nor a
+    run that no model server had. Of runs that were given back or lost, the servers know more than their directors.
+    """
+    left = evidence.leftovers
+    if left is None or not evidence.rules.is_counted or evidence.unmade:
+        return
+    kept = [run for final in evidence.finals.values() for run in _written(final, evidence.runs.get(final.id, []))]
+    claims = sum(map(len, evidence.claims.values()))
+    all_tokens = sum(run.tokens for runs in evidence.runs.values() for run in runs)
+    for name, counted, least, most in (
+        ("runs", left.runs, len(kept), claims),
+        ("output tokens", left.tokens, sum(run.tokens for run in kept), all_tokens),
+    ):
+        if not least <= counted <= most:
+            yield "", f"{counted} {name} were counted, and the model servers had {least} to {most}"
+
+
+def _written(final: journal.Final, runs: list[Run]) -> list[Run]:
+    """Return the run whose end stands in the record: the one that wrote its output."""
+    output = msgspec.json.decode(final.output) if final.output else []
+    writers = _writers(output if isinstance(output, list) else [output])
+    return [run for run in runs if final.record.get("status") == "succeeded" and [run.run] == writers]
 
 
 def attempts_are_bounded(evidence: Evidence) -> Findings:

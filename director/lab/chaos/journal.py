@@ -125,7 +125,7 @@ class CogStarted(_Line, frozen=True, kw_only=True):
 
 class CogEnded(_Line, frozen=True, kw_only=True):
     """a model server: that run ended. Missing after a kill. `asked`: when it was asked to stop, or 0. `odd` names its
-    odd answer, whose `outcome` is what a director must make of it.
+    odd answer, whose `outcome` is what a director must make of it. `tokens`: of its output, as its answer reports them.
     """
 
     id: str
@@ -133,6 +133,7 @@ class CogEnded(_Line, frozen=True, kw_only=True):
     outcome: Literal["succeeded", "failed", "canceled", "crashed"]
     asked: int = 0
     odd: str = ""
+    tokens: int = 0
 
 
 class Delivered(_Line, frozen=True, kw_only=True):

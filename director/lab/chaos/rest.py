@@ -30,6 +30,7 @@ LISTING: Final = "{a:*}:listing"
 LISTED_FOR: Final = re.compile(r"^\{a:(.+)\}:listing$")
 QUEUE: Final = re.compile(r"^\{p\d+\}:q:(.+):meta$")
 STREAM: Final = re.compile(r"^\{p\d+\}:q:(.+):[a-z]+:s(\d+)$")
+LEDGER: Final = re.compile(r"^\{p\d+\}:ledger:\d{6}:[^:]+$")
 OWED: Final = re.compile(r"^\{p\d+\}:owed$")
 DEAD: Final = "/dead"  # how the addresses of receivers end that answer nothing: webhooks stay owed to them for days
 OF_PREDICTION: Final = re.compile(r"^\{p\d+\}:(?:rec|in|out|ev):(\w{26})$")
@@ -68,6 +69,8 @@ class Leftovers(Struct, frozen=True, kw_only=True):
     queues: list[QueueRest]
     owed: int
     endless: list[str]
+    runs: int = 0  # that the ledger counted, of all accounts
+    tokens: int = 0  # of their outputs
 
 
 async def predictions(redis: Redis, ids: Iterable[str]) -> AsyncIterator[Prediction]:
@@ -117,8 +120,19 @@ async def leftovers(redis: Redis) -> Leftovers:
             rest.pending += sum([group["pending"] for group in await client.xinfo_groups(name)])
         elif OWED.match(name):
             owed += await count_owed_to_living(client, name)
+    runs, tokens = await _count_used(client, filter(LEDGER.match, lifetimes))
     endless = sorted(name for name, ttl in lifetimes.items() if ttl == -1 and not _may_stay(name, dead))
-    return Leftovers(queues=list(queues.values()), owed=owed, endless=endless)
+    return Leftovers(queues=list(queues.values()), owed=owed, endless=endless, runs=runs, tokens=tokens)
+
+
+async def _count_used(client: Any, names: Iterable[str]) -> tuple[int, int]:
+    """Return runs and output tokens of the ledger, whose rows are `<runs> <ms> <input> <cached> <output> <bytes>`."""
+    runs = tokens = 0
+    for name in names:
+        for row in (await client.hgetall(name)).values():
+            numbers = [*map(int, row.split()), *[0] * 6]
+            runs, tokens = runs + numbers[0], tokens + numbers[4]
+    return runs, tokens
 
 
 async def count_owed_to_living(redis: Redis, name: str) -> int:

@@ -372,6 +372,7 @@ class Run:
             kind=options.kind,
             is_sampled=usage.IS_SAMPLED and options.rollout is None,
             schedule_s=() if options.rollout else SCHEDULE_S,  # other deliveries use up that of 0.3.0
+            is_counted=options.rollout is None,  # directors of 0.3.0 count nothing
             lag_s=self._scene.servers.lag_s,
         )
         (folder / RULES).write_bytes(msgspec.json.encode(rules))

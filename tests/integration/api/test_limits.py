@@ -18,6 +18,7 @@ from director.core.clock import SystemClock
 from director.core.ids import QueueName
 from director.core.settings import ApiSettings
 from director.core.states import Status
+from director.core.usage import Used
 from director.keeper.cashier import Cashier
 from director.keeper.registry import Registry
 from director.store.accounts import Accounts
@@ -353,3 +354,39 @@ async def test_full_storage_refuses_creates_until_files_are_deleted(door: Door, 
         await scripts.stow(ACCOUNT, "f", 9, until_ms=2**42)
         accepted = await create(api)
         assert (accepted.status_code, limit_headers(accepted)[:2]) == (201, ("3", "2")), "the refused one's is back"
+
+
+async def test_tokens_of_a_day_are_reserved_at_the_create_and_settled(
+    door: Door, director: PlayedDirector, cashier: Cashier, scripts: Scripts
+) -> None:
+    async with door(tokens_per_day="1000") as api:
+        assert (await create(api, input={"max_tokens": 900})).status_code == 201
+        refused = await create(api, input={"max_tokens": 900})
+        assert (*refusal(refused), refused.json()["limit"]) == (429, "tokens_exhausted", 1000)
+        assert 1 <= int(refused.headers["retry-after"]) <= 86_400
+        assert "1,000 tokens a day" in refused.json()["detail"]
+        claim = await director.claim()
+        assert claim.record.budgeted
+        await scripts.finish(
+            claim.id,
+            queue=claim.record.queue,
+            token=claim.token,
+            status=Status.SUCCEEDED,
+            used=Used(runs=1, input_tokens=40, output_tokens=10),
+        )
+        await cashier.run_once()
+        assert (await create(api, input={"max_tokens": 900})).status_code == 201
+
+
+async def test_compute_of_a_month_is_bounded(door: Door) -> None:
+    async with door(compute_s_per_month="10") as api:
+        assert (await create(api, {"X-Cost": "7.5"})).status_code == 201
+        refused = await create(api, {"X-Cost": "3"})
+        assert (*refusal(refused), refused.json()["limit"]) == (429, "compute_exhausted", 10)
+        assert "a month" in refused.json()["detail"]
+
+
+async def test_a_create_that_a_queue_refuses_gives_its_tokens_back(door: Door) -> None:
+    async with door(tokens_per_minute="1000", max_queued="1") as api:
+        answers = [await create(api, input={"max_tokens": 300}) for _ in range(6)]
+    assert [answer.json().get("code", "") for answer in answers] == ["", *["too_many_queued"] * 5]

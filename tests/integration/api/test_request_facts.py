@@ -56,6 +56,7 @@ HIDDEN: Final = {
     "account",
     "api_token",
     "tokens",
+    "budgeted",
     "queue",
     "lane",
     "cost",
@@ -75,7 +76,9 @@ Made = Mapping[str, tuple[Record, dict[str, Any]]]
 @pytest.fixture
 async def made(api: AsyncClient, redis: Redis, catalog: Catalog, driver: QueueDriver) -> Made:
     """Make one run by each way. Returns its record and its answer, by the way."""
-    await Accounts(redis).set_limits(ACCOUNT, {"compute_s_per_day": "1000", "data_ttl_s": "7200"})
+    await Accounts(redis).set_limits(
+        ACCOUNT, {"compute_s_per_day": "1000", "tokens_per_day": "1000", "data_ttl_s": "7200"}
+    )
     schema = Raw(json.dumps(SCHEMA).encode())
     for kind in ("", "training"):
         await catalog.register_kind(MODEL, TRAINED, kind, schema=schema, server="echo", policy=Policy())

@@ -6,14 +6,15 @@ from redis.asyncio import Redis
 from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.ids import PredictionId, partition_of
+from director.core.ids import PredictionId, new_prediction_id, partition_of
+from director.core.usage import Used
 from director.keeper.cashier import LOOK_S, UNBORN_S, Cashier
 from director.keeper.registry import GLANCE_S, Registry
 from director.runtime.sweep import LIMIT
 from director.store.accounts import Accounts
 from director.store.catalog import Catalog
 from tests.support.clock import FakeClock
-from tests.support.queue_driver import ACCOUNT, QueueDriver
+from tests.support.queue_driver import ACCOUNT, MODEL, QueueDriver
 
 DAY_S = 100_000
 
@@ -131,3 +132,31 @@ async def test_one_look_frees_all_uncreated_predictions(
     assert await cashier.run_once() == 700
     assert await in_all(redis) == (0, 0)
     assert sorted(await redis.hkeys(keys.credit(ACCOUNT))) == [b"reserved", b"spent"]
+
+
+async def test_tokens_are_settled_by_what_the_runs_used(
+    cashier: Cashier, driver: QueueDriver, scripts: Scripts, redis: Redis
+) -> None:
+    limits = (None, 1_000, None, None)
+    ran, canceled = [await driver.submit(budgeted=True) for _ in range(2)]
+    for prediction_id in (ran, canceled):
+        await scripts.budget(ACCOUNT, prediction_id, limits, tokens=400, compute_s=0)
+    assert not (await scripts.budget(ACCOUNT, PredictionId("p"), limits, tokens=400, compute_s=0)).allowed
+    await driver.finish(await driver.claim_one(), used=Used(runs=1, input_tokens=90, output_tokens=10))
+    await driver.cancel(canceled)
+    assert await cashier.run_once() == 2
+    assert await cashier.run_once() == 0
+    assert (await scripts.budget(ACCOUNT, PredictionId("p"), limits, tokens=900, compute_s=0)).allowed
+
+
+async def test_tokens_of_a_prediction_that_was_never_created_are_freed(
+    cashier: Cashier, scripts: Scripts, clock: FakeClock, redis: Redis
+) -> None:
+    await Accounts(redis).create(ACCOUNT)
+    limits = (None, 1_000, None, None)
+    unborn = new_prediction_id(model=MODEL, now_ms=clock.now_ms())
+    await scripts.budget(ACCOUNT, unborn, limits, tokens=1_000, compute_s=0)
+    await cashier.run_once()
+    clock.pass_time(max(UNBORN_S, LOOK_S) + 1)
+    assert await cashier.run_once() == 1
+    assert (await scripts.budget(ACCOUNT, PredictionId("p"), limits, tokens=1_000, compute_s=0)).allowed

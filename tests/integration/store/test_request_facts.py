@@ -42,11 +42,13 @@ FACTS: Final[Mapping[str, Any]] = {
     "data_ttl_ms": 7_200_000,
     "secret": "2 4",
     "api_token": "0123456789abcdef",
+    "budgeted": True,
     "tokens": "250 512",
     "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     "tracestate": "rojo=00f067aa0ba902b7",
 }
 WITHOUT_SECRET: Final = {**FACTS, "secret": ""}  # a request with secret values is not run again
+SETTLED: Final = {"metered": False, "budgeted": False}  # its compute and tokens were settled at its end
 NEWER: Final = "b2" * 32
 LIFETIME_MS: Final = 600_000
 
@@ -141,7 +143,7 @@ async def test_retry_of_an_operator_keeps_every_fact_but_its_own(driver: QueueDr
 
     answer = await services.across.retry([name], by="ops", ticket=lambda: "another", enter=enter)
     assert (answer.done, answer.refused) == (1, [])
-    own = {"ticket": "another", "metered": False, "traceparent": "", "tracestate": ""}
+    own = {"ticket": "another", "metered": False, "budgeted": False, "traceparent": "", "tracestate": ""}
     assert await facts_of(driver, entered[0].id) == {**WITHOUT_SECRET, **own}
     assert entered[0].lifetime_ms == LIFETIME_MS
 
@@ -149,7 +151,7 @@ async def test_retry_of_an_operator_keeps_every_fact_but_its_own(driver: QueueDr
 async def test_revival_keeps_every_fact_but_the_meter(driver: QueueDriver) -> None:
     name = await die(driver)
     assert await driver.revive(name)
-    assert await facts_of(driver, name) == {**WITHOUT_SECRET, "metered": False}  # its compute was settled at its end
+    assert await facts_of(driver, name) == {**WITHOUT_SECRET, **SETTLED}
 
 
 async def test_migration_keeps_every_fact_but_version_and_queue(driver: QueueDriver, catalog: Catalog) -> None:

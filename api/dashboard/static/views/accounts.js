@@ -12,6 +12,7 @@ const LIMITS = [
   ["rate", "Creates a second", count], ["burst", "Creates at once", count], ["read_rate", "Other requests a second", count], ["read_burst", "Other requests at once", count],
   ["max_queued", "Waiting in one queue", count], ["max_running", "Running in one queue", count],
   ["compute_s_per_day", "Compute a day", compute, (usage) => usage.spent_s + usage.reserved_s], ["compute_s_total", "Compute in total", compute, (usage) => usage.total_spent_s + usage.total_reserved_s],
+  ["compute_s_per_month", "Compute a month", compute], ["tokens_per_minute", "Tokens a minute", count], ["tokens_per_day", "Tokens a day", count], ["tokens_per_month", "Tokens a month", count],
   ["max_files_bytes", "Files", bytes, (usage) => usage.stored_bytes], ["max_data_bytes", "Data in Redis", bytes, (usage) => usage.data_bytes],
   ["data_ttl_s", "Data is kept for", seconds], ["weight", "Weight", String],
 ];

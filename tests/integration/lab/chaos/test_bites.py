@@ -44,6 +44,16 @@ async def plain(play: Play) -> None:
     await play.deliver()
 
 
+async def an_answer_to_an_end_is_lost(play: Play) -> None:
+    """The director writes the end of a run again, because it heard nothing."""
+    await play.ask(has_webhook=False)
+    run = await play.run("r1", pid=41)
+    assert run is not None
+    run.ends()
+    for _ in range(2):
+        assert await run.is_finished()
+
+
 async def no_webhook_wanted(play: Play) -> None:
     await play.ask(has_webhook=False)
     run = await play.run("r1", pid=41)
@@ -248,7 +258,7 @@ FAULTS: Final = {
     "claim acknowledges what it hands out": Fault(LEASE, AT_MOST_ONCE, a_director_dies, "I1 I7"),
     "claim writes no lease": Fault(LEASE, "", a_director_dies, "I12"),
     "finish looks at no token": Fault(FINISH, "", a_director_freezes, "I2 I4"),
-    "finish revives what was canceled": Fault(FINISH, "", a_director_wakes_after_a_cancel, "I2 I4 I6"),
+    "finish revives what was canceled": Fault(FINISH, "", a_director_wakes_after_a_cancel, "I2 I4 I6 I26"),
     "advance looks at no token": Fault(ADVANCE, "", a_director_freezes, "I4"),
     "a heartbeat extends no lease": Fault(
         re.escape("redis.call('ZADD', keys_queue(queue, 'lease'), now + lease_ms, id)\n    local late"),
@@ -296,6 +306,15 @@ FAULTS: Final = {
     ),
     "a holder is not told of a cancel": Fault(
         re.escape("(r[2] and r[2] ~= '') and r[2] or late"), "late", a_caller_cancels, "I6 I13"
+    ),
+    "the end of a run counts nothing": Fault(
+        re.escape("ledger_add(r, used, now)") + r"(?=\s+queue)", "", no_webhook_wanted, "I26"
+    ),
+    "an end that is written again counts again": Fault(
+        re.escape("if r.ended == token or ended[id] == token then"),
+        "if r.ended == token or ended[id] == token then queue = r.queue; ledger_add(r, ARGV[arg + 16], now);",
+        an_answer_to_an_end_is_lost,
+        "I26",
     ),
     "it is always the turn of who was served most": Fault(
         TURN, "redis.call('ZREVRANGE', keys_queue(queue, 'vtime:' .. lane), 0,", a_rush, "I14"

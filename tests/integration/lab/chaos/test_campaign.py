@@ -69,6 +69,12 @@ SABOTAGES: Final = {
         "is_missed=True,",
         "I24",
     ),
+    "what a run used is left out of its end": Sabotage(
+        "director/execution/executor.py",
+        "                    used=self._used(now),\n",
+        "",
+        "I26",
+    ),
     "an answer that cannot be read is taken for a death": Sabotage(
         "director/servers/runners/outcomes.py",
         "    Observation.UNREADABLE: Rule(Outcome.FAILED,",

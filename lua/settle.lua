@@ -1,0 +1,38 @@
+#!lua flags=allow-oom
+-- settle: replace what a prediction reserved by what its runs used, or by nothing. Safe to repeat: only what budget
+-- remembers is corrected, and only in the day and the month in which it was reserved.
+--
+--   KEYS[1]  budget  hash  {a:<account>}:budget   see budget
+--   ARGV[1]  id      of the prediction
+--   ARGV[2]  tokens  that it used
+--   ARGV[3]  ms      of compute that it used
+--   Returns  1 if something was corrected, else 0
+--
+-- uses keys:     clock
+-- uses bucket:   minute_left
+
+local key, id, tokens, ms, now = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), keys.clock(ARGV[4])
+
+local kept = redis.call('HMGET', key, id, 'minute', 'day', 'month', 'compute')
+local had_tokens, had_ms, day, month = string.match(kept[1] or '', '^(%S+) (%S+) (%S+) (%S+)$')
+if not had_tokens then return 0 end
+
+local fields = {}
+local function correct(field, text, period, had, used)
+  local known, spent, reserved = string.match(text or '', '^(%S+) (%S+) (%S+)$')
+  if known ~= period then return end
+  fields[#fields + 1] = field
+  fields[#fields + 1] = string.format('%s %.0f %.0f', period, spent + used, math.max(0, reserved - had))
+end
+
+local most = tonumber(string.match(kept[2] or '', '(%S+)$'))
+if most then
+  local left = math.min(most, bucket.minute_left(kept[2], most, now) + had_tokens - tokens)
+  fields = { 'minute', string.format('%.3f %.0f %.0f', left, now, most) }
+end
+correct('day', kept[3], day, had_tokens, tokens)
+correct('month', kept[4], month, had_tokens, tokens)
+correct('compute', kept[5], month, had_ms, ms)
+if #fields > 0 then redis.call('HSET', key, unpack(fields)) end
+redis.call('HDEL', key, id)
+return 1
