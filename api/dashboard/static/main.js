@@ -16,6 +16,7 @@ import { prediction } from "./views/prediction.js";
 import { predictions } from "./views/predictions.js";
 import { queue } from "./views/queue.js";
 import { system } from "./views/system.js";
+import { usage } from "./views/usage.js";
 import { webhooks } from "./views/webhooks.js";
 
 // what names may look like: whatever else an address has, a stranger may have written, and nothing is asked for there
@@ -37,6 +38,7 @@ const VIEWS = [
   [exactly("/system"), system, true],
   [exactly("/predictions"), predictions, false],
   [exactly("/predictions/([a-z0-9]+)"), prediction, false],
+  [exactly("/usage"), usage, false],
   [exactly("/run"), models, false],
   [exactly(`/run/(${NAME})/(${NAME})`), run, false],
 ];
@@ -48,6 +50,7 @@ const SECTIONS = [
   ["/webhooks", "Webhooks", true],
   ["/directors", "Directors", true],
   ["/accounts", "Accounts", true],
+  ["/usage", "Usage", false],
   ["/audit", "Changes", true],
   ["/system", "System", true],
 ];

@@ -14,7 +14,17 @@ from tests.support.live_director import Gate, director_process
 pytestmark = [pytest.mark.anyio, pytest.mark.cog, pytest.mark.heavy]  # the browser comes from a Debian package
 
 VIEWS: Final = (
-    *("/", "/directors", "/predictions", "/run", "/run/example/hello", "/accounts", "/accounts/acme", "/webhooks"),
+    *(
+        "/",
+        "/directors",
+        "/predictions",
+        "/run",
+        "/run/example/hello",
+        "/accounts",
+        "/accounts/acme",
+        "/webhooks",
+        "/usage",
+    ),
     *("/dead", "/audit", "/system", "/nothing"),
 )
 

@@ -12,6 +12,8 @@ from director import __version__
 from director.core.schema import Claim
 from director.core.states import Status
 from director.core.trends import STEPS, Point
+from director.core.usage import Price, Used
+from director.store.services import Services
 from director.store.trends import Trends
 from tests.integration.dashboard.conftest import ACCOUNT, MODEL, Place, opened
 from tests.support.api import PlayedDirector
@@ -336,3 +338,29 @@ async def test_sections_are_in_a_menu_on_a_telephone(chromium: tuple[Any, str], 
 
     await eventually(is_closed, "the menu is closed")
     await context.close()
+
+
+async def test_usage_of_a_month_is_a_table_with_its_cost(window: Window, place: Place) -> None:
+    claim = await place.claimed(await create(place))  # type: ignore[arg-type]
+    used = Used(runs=1, ms=90_000, input_tokens=1_200, output_tokens=34_000, file_bytes=5_000)
+    assert await place.scripts.finish(
+        claim.id, queue=place.queue, token=claim.token, status=Status.SUCCEEDED, used=used
+    )
+    ledger = Services(place.redis).ledger
+    await ledger.set_price(MODEL, Price(output=100))
+    await window.page.goto(f"{place.url}/#/usage")
+    row = window.page.get_by_role("row").filter(has_text=MODEL)
+    await row.wait_for()
+    assert await row.get_by_role("cell").all_inner_texts() == [
+        MODEL,
+        "1",
+        "1.5 min",
+        "1.2K",
+        "0",
+        "34K",
+        "5 kB",
+        "3.40",
+    ]
+    await window.page.get_by_role("link", name=re.compile(r"^\d{4}-\d{2}$")).first.click()
+    await window.page.get_by_text("Nothing ran in this month.").wait_for()
+    assert window.faults == []
