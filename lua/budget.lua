@@ -4,9 +4,9 @@
 -- day and a month in UTC have what was spent and what runs that have not ended have reserved.
 --
 --   KEYS[1]  budget      hash  {a:<account>}:budget   see below
---   ARGV[1]  id          of the prediction; a call with the same one is the same call
+--   ARGV[1]  prediction_id  a call with the same one is the same call
 --   ARGV[2]  tokens      that it will probably use
---   ARGV[3]  ms          of compute that it will probably use
+--   ARGV[3]  compute_ms  that it will probably use
 --   ARGV[4]  per_minute  tokens; '' for no limit, as below
 --   ARGV[5]  per_day     tokens
 --   ARGV[6]  per_month   tokens

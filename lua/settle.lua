@@ -3,9 +3,9 @@
 -- remembers is corrected, and only in the day and the month in which it was reserved.
 --
 --   KEYS[1]  budget  hash  {a:<account>}:budget   see budget
---   ARGV[1]  id      of the prediction
---   ARGV[2]  tokens  that it used
---   ARGV[3]  ms      of compute that it used
+--   ARGV[1]  prediction_id
+--   ARGV[2]  tokens    that it used
+--   ARGV[3]  spent_ms  of compute
 --   Returns  1 if something was corrected, else 0
 --
 -- uses keys:     clock
