@@ -235,7 +235,7 @@ def check(
         queue=version.queue,
         kind=version.kind,
         api_token=account.token_id,
-        tokens=expected_tokens(asked.input),
+        tokens=expected_tokens(bytes(asked.input)),
         deployment=deployment,
         destination=asked.destination or "",
         lane=_lane(headers, account),

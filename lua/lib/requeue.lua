@@ -57,7 +57,7 @@ function requeue.seen_of(id, r, now)
   local ms = math.max(0, ends.ran_until(id, r, now) - r.started)
   if r.remote ~= '' then return string.format('0 %.0f', ms) end
   local token, tokens = string.match(r.used, '^(%S+) (.+)$')
-  return string.format('1 %.0f ', ms) .. (token == r.token and tokens or '')
+  return string.format('1 %.0f', ms) .. (token == r.token and ' ' .. tokens or '')
 end
 
 -- Take its claim away and put it back, or end it if it may not run again. Returns its new state in one word.

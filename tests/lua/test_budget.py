@@ -96,6 +96,17 @@ async def test_all_runs_of_a_prediction_are_left_to_settle_at_its_end(driver: Qu
     await driver.redis.delete(unsettled)
 
 
+async def test_the_time_of_a_lost_run_is_left_to_settle_too(driver: QueueDriver) -> None:
+    claim = await driver.claimed(budgeted=True)
+    await driver.begin(claim)
+    driver.pass_time(20)
+    await driver.reap()
+    await driver.cancel(claim.id)
+    unsettled = keys.unsettled(partition_of(claim.id))
+    assert await driver.counts(unsettled) == {f"{claim.id} acme": "15000 0"}
+    await driver.redis.delete(unsettled)
+
+
 async def test_one_that_never_ran_is_settled_with_nothing(driver: QueueDriver) -> None:
     waits = await driver.submit(budgeted=True)
     await driver.cancel(waits)
