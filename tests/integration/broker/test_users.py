@@ -161,8 +161,8 @@ zrevrangebylex {a:a}:listing + -
 SCRIPTS: dict[Part, str] = {
     "api": """
 amend arrive bind bound budget cancel configure delist demand depart deploy drop enlist enqueue erase get limit migrate
-note order pause redeliver replay reserve resize retain revive rotate settle spend stats stay story stow unregister vacate
-withdraw
+note order pause redeliver replay reserve resize retain revive rotate settle spend stats stay story stow unregister
+vacate withdraw
 """,
     "keeper": """
 cancel contact deliver demand due expire fold forward get pause promote reap reconcile recount recover retire sample
