@@ -20,7 +20,7 @@ from director.store.compute import (
     forget_unsettled,
     forget_unspent,
     read_reserved,
-    unsettled,
+    read_unsettled,
     unspent,
     without_end,
 )
@@ -41,7 +41,7 @@ class Cashier:
     async def run_once(self) -> int:
         """Settle all that ended, and sometimes what was never created. Return how many predictions that was."""
         counts = await sweep_all(await self._registry.unspent(), self._put_right, is_full=lambda count: count == LIMIT)
-        settled = await sweep_all(await self._registry.unsettled(), self._settle, is_full=lambda count: count >= LIMIT)
+        settled = await sweep_all(await self._registry.to_settle(), self._settle, is_full=lambda count: count >= LIMIT)
         total = sum(map(sum, (*counts.values(), *settled.values())))
         now_s = self._clock.monotonic()
         if self._looked_s is None or now_s - self._looked_s >= LOOK_S:
@@ -57,7 +57,7 @@ class Cashier:
 
     async def _settle(self, partition: Partition) -> int:
         """Settle tokens and compute of ended predictions, those that one look at the list shows."""
-        ended, settle = await unsettled(self._redis, partition, most=LIMIT), self._scripts.settle
+        ended, settle = await read_unsettled(self._redis, partition, most=LIMIT), self._scripts.settle
         await asyncio.gather(
             *(
                 settle(account, each, tokens=tokens, spent_s=ran_ms / 1000)

@@ -70,7 +70,7 @@ class Registry:
         await self.queues()
         return await self._present_of(self._unspent)
 
-    async def unsettled(self) -> list[Partition]:
+    async def to_settle(self) -> list[Partition]:
         await self.queues()
         return await self._present_of(self._unsettled)
 

@@ -28,7 +28,7 @@ async def forget_unspent(redis: Redis, partition: Partition, settled: Sequence[t
         await ask(lambda: redis.zrem(keys.unspent(partition), *members))
 
 
-async def unsettled(
+async def read_unsettled(
     redis: Redis, partition: Partition, *, most: int
 ) -> dict[tuple[PredictionId, str], tuple[int, int]]:
     """Return (prediction, account) → (ms of its runs, tokens) of some that ended and whose budget is not settled."""

@@ -142,7 +142,7 @@ def what_ran_is_counted(evidence: Evidence) -> Findings:
     left = evidence.leftovers
     if left is None or not evidence.rules.is_counted or evidence.unmade:
         return
-    kept = [run for final in evidence.finals.values() for run in _written(final, evidence.runs.get(final.id, []))]
+    kept = [run for final in evidence.finals.values() for run in _find_written(final, evidence.runs.get(final.id, []))]
     claims = sum(map(len, evidence.claims.values()))
     all_tokens = sum(run.tokens for runs in evidence.runs.values() for run in runs)
     for name, counted, least, most in (
@@ -153,7 +153,7 @@ def what_ran_is_counted(evidence: Evidence) -> Findings:
             yield "", f"{counted} {name} were counted, and the model servers had {least} to {most}"
 
 
-def _written(final: journal.Final, runs: list[Run]) -> list[Run]:
+def _find_written(final: journal.Final, runs: list[Run]) -> list[Run]:
     """Return the run whose end stands in the record: the one that wrote its output."""
     output = msgspec.json.decode(final.output) if final.output else []
     writers = _writers(output if isinstance(output, list) else [output])
