@@ -19,7 +19,7 @@
 --   ARGV[10] lifetime_ms         becomes `deadline`, '' for the queue's
 --   ARGV[11] start_by_ms         becomes `start_by`, '' for none
 --   ARGV[12] bound               '1' if bind.lua bound the idempotency key to it, else ''
---   ARGV[13…] field, value of the record: account, queue, lane, shard, cost; then model, version, url, webhook, …
+--   ARGV[13…] field, value of the record: account, queue, lane, shard, cost, tokens; then model, version, url, webhook, …
 --                          with a trace, traceparent and tracestate; with a held response, waiter
 --   Returns  for each item
 --            {'created', created_ms, deadline, outlook}   outlook as in lib/outlook; only created_ms if this id was accepted before
@@ -100,9 +100,9 @@ local function accept(key, arg, last)
   local answer = held and answer_of(held, id, fingerprint, ARGV[arg + 12] ~= '')
   if answer then return answer end
 
-  local r = { account = '', queue = '', lane = '', shard = '', cost = '', arrival = '', token = '', mid = '', begun = '',
+  local r = { account = '', queue = '', lane = '', shard = '', cost = '', tokens = '', arrival = '', token = '', mid = '', begun = '',
     deadline = '', start_by = '' }
-  for i = arg + 13, arg + 21, 2 do r[ARGV[i]] = ARGV[i + 1] end
+  for i = arg + 13, arg + 23, 2 do r[ARGV[i]] = ARGV[i + 1] end
   local account, lane = r.account, r.lane
   queue = r.queue
   if not looks[lane] then

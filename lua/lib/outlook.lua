@@ -3,7 +3,7 @@
 -- uses keys:     ALIVE_MS, queue, record, stream
 -- uses ready:    choose_stream, delivered, next_set, waiting_in, without_bit
 -- uses pending:  counted, counts
--- uses estimate: LATE90, expected_s
+-- uses estimate: LATE90, expected_charge_s, means
 -- uses share:    LANES, backlog, backlog_depths, has_any, is_calm, is_held, is_suspended, lane_clock, limits_of,
 --                may_run
 
@@ -60,19 +60,21 @@ function outlook.place_in(up, account)
 end
 
 -- Entries that leave backlogs before the one at `rank` of its account's: each account's share by weight, at most what it
--- has waiting. That number includes other lanes, because one call then reads it for all accounts.
-function outlook.ahead_in_backlogs(r, rank, each_s)
+-- has waiting. That number includes other lanes, because one call then reads it for all accounts. Each run is taken to be
+-- charged as much as this one (`each`, as virtual times are): what other accounts send is not read. If their prompts are
+-- longer, fewer go before it.
+function outlook.ahead_in_backlogs(r, rank, each)
   local queue, lane, account = r.queue, r.lane, r.account
   local up = outlook.line_up(queue, lane)
   local place = outlook.place_in(up, account)
   local own = place and up.times[place] or tonumber(redis.call('ZSCORE', keys.queue(queue, 'vtime:' .. lane), account)
     or redis.call('ZSCORE', keys.queue(queue, 'debt:' .. lane), account) or share.lane_clock(queue, lane))
-  local turn = own + rank * each_s / share.limits_of(queue, account) -- the virtual time at which it is admitted
+  local turn = own + rank * each / share.limits_of(queue, account) -- the virtual time at which it is admitted
   local sum, others, later = rank, 0, pending.counts.queued or {}
   local times, queued, are_equal = up.times, up.waiting, not share.has_any(queue, 'limits')
   for i, other in ipairs(up.names) do
     if i ~= place then
-      local fit = math.floor((turn - times[i]) * (are_equal and 1 or share.limits_of(queue, other)) / each_s + 0.5)
+      local fit = math.floor((turn - times[i]) * (are_equal and 1 or share.limits_of(queue, other)) / each + 0.5)
       if fit > 0 then sum = sum + math.max(0, math.min((queued[i] or 0) + (later[other] or 0), fit)) end
       others = others + 1
     end
@@ -129,7 +131,8 @@ function outlook.look_at(queue, lane)
     'streams', 'mode', 'lifetime_ms', 'breaker_mode', 'paused', 'breaker', 'max_queued', 'open_until', 'cool_ms',
     'slots', 'starting', 'setup_failed', 'server_auth', 'recounted', 'service_ms', 'service_dev', 'late50',
     'late90', 'arrivals', 'ready:high', 'ready:normal', 'ready:low', 'backlogged:high', 'backlogged:normal',
-    'backlogged:low', 'service_n')
+    'backlogged:low', 'service_n', 'service_cost', 'service_out')
+  estimate.means = { v[17], v[29], v[30] }
   local m = { claimed = redis.call('ZCARD', keys.queue(queue, 'lease')),
     streams = v[3] or '', mode = v[4] or '', lifetime_ms = v[5] or '', breaker_mode = v[6] or '',
     paused = v[7] or '', breaker = v[8] or '', max_queued = v[9] or '0', open_until = v[10] or '0',
@@ -162,8 +165,7 @@ function outlook.stand(id, r, m)
     rank = outlook.depth_of(share.backlog(r.queue, r.lane, r.account))
   end
   if rank then
-    local each_s = m.service_ms ~= '0' and m.service_ms / 1000 or estimate.expected_s(r)
-    return rank + 1, look.ready + outlook.ahead_in_backlogs(r, rank, each_s)
+    return rank + 1, look.ready + outlook.ahead_in_backlogs(r, rank, estimate.expected_charge_s(r))
   end
   local depth = look.depth or outlook.depths(r.queue, r.lane, look.ready > 0 and look.mask or 0)
   look.depth = depth

@@ -11,6 +11,7 @@ from director.core.errors import QueueRefused
 from director.core.ids import LANES, PredictionId
 from director.core.policy import Policy, shard
 from director.core.schema import Outlook
+from director.core.usage import Used
 from tests.support.keyspace import unchanged
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver, enqueue
 
@@ -232,6 +233,31 @@ async def test_position_errs_by_at_most_the_number_of_level_tenants(
     served = await order(driver)
     off = [abs(ahead - served.index(prediction_id)) for ahead, prediction_id in zip(told, ids, strict=True)]
     assert max(off) <= 2
+
+
+@pytest.mark.parametrize("reports", [False, True])
+async def test_position_knows_turns_by_tokens(driver: QueueDriver, reports: bool) -> None:
+    used = Used(runs=1, ms=1_000, input_tokens=4_000, output_tokens=100) if reports else Used(runs=1, ms=1_000)
+
+    async def run() -> PredictionId:
+        claim = await driver.claim_one()
+        driver.pass_time(1)
+        await driver.finish(claim, ran_ms=1_000, used=used)
+        return claim.id
+
+    await driver.have_slots(1)
+    await driver.submit(account="a", tokens="4000 ")
+    await run()
+    for account in ("a", "b") * 30:
+        await driver.submit(account=account, tokens="4000 ")
+    for _ in range(4):  # one of them is a run ahead of the other
+        await run()
+    last = [await accepted(driver, account, tokens="4000 ") for account in ("a", "b")]
+    waiting = {one.id: one.outlook.ahead for one in last if one.outlook}
+    for account in ("a", "b"):
+        waiting |= {each: (await driver.outlook(each)).ahead for each in await driver.backlog(account)}
+    first = [await run() for _ in waiting]
+    assert [each for each, ahead in waiting.items() if abs(ahead - first.index(each)) > 1] == []
 
 
 async def test_weight_that_came_in_the_same_call_counts_in_the_outlook(driver: QueueDriver) -> None:
