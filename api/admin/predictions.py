@@ -11,7 +11,7 @@ from msgspec.structs import asdict, replace
 from starlette.responses import Response
 
 from api.accounts.auth import name_operator
-from api.predictions.intake import try_at
+from api.predictions.intake import file_at
 from api.predictions.listing import FILTERS, Filters, parse_created_ms
 from api.web.errors import InvalidField, invalid_field, invalid_input, not_found
 from api.web.http import (
@@ -159,7 +159,7 @@ async def _change(request: Request, verb: str, ids: list[PredictionId], wanted: 
     if verb == "cancel":
         return await services.across.cancel(ids, by=by, wanted=wanted)
     return await services.across.retry(
-        ids, by=by, ticket=new_ticket, enter=partial(try_at, services), site=services.site, wanted=wanted
+        ids, by=by, ticket=new_ticket, enter=partial(file_at, services), site=services.site, wanted=wanted
     )
 
 

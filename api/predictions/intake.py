@@ -7,9 +7,8 @@ import contextlib
 import hashlib
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache, partial
-from inspect import isawaitable
 from typing import Final, NamedTuple, Self
 
 import anyio
@@ -32,11 +31,9 @@ from director.broker.replies import Accepted
 from director.core.account_limits import Bucket
 from director.core.data_bytes import ENTRY_BYTES, at_creation, lasting
 from director.core.errors import (
-    BackendFull,
     BackendUnavailable,
     DataRefused,
     DirectorError,
-    QueueError,
     UnknownQueue,
 )
 from director.core.ids import LANES, PredictionId, lowest_id_at, new_prediction_id, new_ticket
@@ -49,6 +46,7 @@ from director.runtime.tracing import Facts, Span, trace_headers
 from director.store.accounts import Account
 from director.store.catalog import Version
 from director.store.predictions import Ending
+from director.store.undo import Undo
 
 log = logging.getLogger(__name__)
 UNEXPECTED: Final = "internal"
@@ -58,40 +56,7 @@ OUTLOOK_S: Final = 0.2  # the official Python client gives up half a second afte
 # where it is sent, so that fingerprints of requests without these newer headers stay as they were.
 OF_THE_REQUEST: Final = ("cancel-after", "x-priority", "x-start-by")
 OF_THE_REQUEST_TOO: Final = ("x-cost", "x-affinity-key")
-NO_ROOM: Final = (Problem, DataRefused, UnknownQueue)  # nothing new, but what an idempotency key names is answered
-
-
-class Undo:
-    """Take back what was pushed, the last first, if the queue certainly took nothing. After a lost reply nothing is
-    taken back: the prediction may be accepted. `is_repeat`: another prediction has its idempotency key.
-    """
-
-    def __init__(self) -> None:
-        self._steps: list[Callable[[], object]] = []
-        self.is_repeat = False
-
-    def push(self, step: Callable[[], object]) -> None:
-        self._steps.append(step)
-
-    async def note_repeat(self) -> None:
-        self.is_repeat = True
-        await self._carry_out()
-
-    async def _carry_out(self) -> None:
-        while self._steps:
-            done = self._steps.pop()()
-            if isawaitable(done):
-                await done
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, _kind: object, exc: BaseException | None, _traceback: object) -> None:
-        try:
-            if isinstance(exc, Problem | QueueError) or (isinstance(exc, BackendFull) and exc.is_untouched):
-                await self._carry_out()
-        finally:
-            self._steps.clear()  # a step may name this object, which would then wait for the garbage collector
+REFUSED: Final = (Problem, DataRefused, UnknownQueue)  # nothing new, but what an idempotency key names is answered
 
 
 class Hold:
@@ -154,10 +119,15 @@ async def file(
     try:
         async with Undo() as undo:
             await reserve_compute(request, new, rate_token, undo)
-            accepted, services = await file_at_site(request, version, new, wait, undo)
+            most_data = request.account.limits.max_data_bytes
+            at = partial(file_at, most_data=most_data, outer=undo, wait=wait)
+            if request.sites is None:
+                accepted, services = await at(request.services, version, new), request.services
+            else:
+                accepted, services = await choose_site(request, version, new, at)
             if accepted.replayed:
                 await undo.note_repeat()
-    except NO_ROOM:
+    except REFUSED:
         if (known := await find_repeated(request, new)) is not None:
             return known
         raise
@@ -172,38 +142,34 @@ async def file(
     return Filed(Stored(record=record, input=Raw(new.input), outlook=accepted.outlook), services)
 
 
-async def file_at_site(
-    request: Request, version: Version, new: NewPrediction, wait: Wait | None, undo: Undo
-) -> tuple[Accepted, Services]:
-    """File it at the one server, or at one of several sites. Returns the services of that one."""
-    most_data = request.account.limits.max_data_bytes
-    if request.sites is None:
-        return await file_at(request.services, version, new, most_data, wait, undo), request.services
-    return await choose_site(request, version, new, partial(try_at, most_data=most_data, wait=wait))
-
-
-async def try_at(
-    services: Services, version: Version, new: NewPrediction, most_data: int | None, wait: Wait | None = None
-) -> Accepted:
-    """File it at one server, and leave nothing there if the server takes nothing."""
-    async with Undo() as undo:
-        return await file_at(services, version, new, most_data, wait, undo)
-
-
 async def file_at(
-    services: Services, version: Version, new: NewPrediction, most_data: int | None, wait: Wait | None, undo: Undo
+    services: Services,
+    version: Version,
+    new: NewPrediction,
+    most_data: int | None,
+    outer: Undo,
+    wait: Wait | None = None,
 ) -> Accepted:
-    """File it at one server, in one write to the socket. `most_data`: bytes that its account may have there. Raises
-    QueueError.
+    """File it at one server, in one write to the socket, and leave nothing there if the server takes nothing.
+    `most_data`: bytes that its account may have there. Raises QueueError.
     """
-    kept = await store_input(services, new, undo)
-    listing = await list_for_account(services, version, kept, most_data, undo)
-    accepted = await enqueue(services, kept, wait)
-    if accepted.replayed:
-        await undo.note_repeat()
-    await finish_listing(listing)
-    if kept is not new and not accepted.replayed:
-        await count_file(services, new)
+    async with Undo(outer) as undo:
+        kept = await store_input(services, new, undo)
+        listing = await list_for_account(services, version, kept, most_data, undo)
+        awaited = kept if wait is None else replace(kept, waiter=services.waiters.expect(new.id, wait))
+        accepted = await undo.enqueue(services.scripts.enqueue(awaited))
+        if accepted.replayed:
+            await undo.note_repeat()
+            return accepted
+    try:
+        await listing
+    except BackendUnavailable as exc:
+        exc.is_untouched = False  # the list may lack it, but the queue has it
+        raise
+    if kept is not new:  # its file counts for as long as the list lives, or until its director counts it
+        until_ms = services.clock.now_ms() + int(services.settings.listing_ttl_s * 1000)
+        with contextlib.suppress(BackendUnavailable):
+            await services.scripts.stow(new.account, new.id, len(new.input), until_ms=until_ms)
     return accepted
 
 
@@ -379,27 +345,6 @@ def _oldest_listed(services: Services, new: NewPrediction) -> PredictionId:
 def _lowest_id_at_s(seconds: int) -> PredictionId:
     """Return the lowest id of a whole second. Thousands of predictions share it, so it is cached."""
     return lowest_id_at(seconds * 1000)
-
-
-async def enqueue(services: Services, new: NewPrediction, wait: Wait | None) -> Accepted:
-    if wait is not None:
-        new = replace(new, waiter=services.waiters.expect(new.id, wait))
-    return await services.scripts.enqueue(new)
-
-
-async def finish_listing(listing: "asyncio.Future[object]") -> None:
-    try:
-        await listing
-    except BackendUnavailable as exc:
-        exc.is_untouched = False  # the list may lack it, but the queue has it
-        raise
-
-
-async def count_file(services: Services, new: NewPrediction) -> None:
-    """Count the file of an accepted input for as long as the list lives, or until its director counts it."""
-    until_ms = services.clock.now_ms() + int(services.settings.listing_ttl_s * 1000)
-    with contextlib.suppress(BackendUnavailable):
-        await services.scripts.stow(new.account, new.id, len(new.input), until_ms=until_ms)
 
 
 async def find_repeated(request: Request, new: NewPrediction) -> Filed | None:

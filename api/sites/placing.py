@@ -40,35 +40,38 @@ async def choose_site(request: Request, version: Version, new: NewPrediction, fi
     order = await _order(sites, request, version, new)
     key = None if new.idempotency is None else _Key(sites, new, new.idempotency)
     refused: Exception | None = None
-    for site, own in order:
-        # before the first await, so that requests of the same moment do not all choose the same site
-        site.expect(own.queue)
-        there = _at(site, own, new, is_home=site is sites.home)
-        if key is not None and (known := await key.take(there.id)) is not None:
-            return known
-        try:
-            accepted = await file(site.services, own, there)
-        except (QueueRefused, UnknownQueue) as exc:
-            site.expect(own.queue, -1)
-            refused = refused if isinstance(refused, QueueRefused) else exc
-        except BackendUnavailable as exc:
-            if isinstance(exc, BackendFull):  # it answers: lists, tokens and models are still read there
+    try:
+        for site, own in order:
+            # before the first await, so that requests of the same moment do not all choose the same site
+            site.expect(own.queue)
+            there = _at(site, own, new, is_home=site is sites.home)
+            if key is not None and (known := await key.take(there.id)) is not None:
+                return known
+            try:
+                accepted = await file(site.services, own, there)
+            except (QueueRefused, UnknownQueue) as exc:
                 site.expect(own.queue, -1)
+                refused = refused if isinstance(refused, QueueRefused) else exc
+            except BackendUnavailable as exc:
+                if isinstance(exc, BackendFull):  # it answers: lists, tokens and models are still read there
+                    site.expect(own.queue, -1)
+                else:
+                    site.note_failure(str(exc))
+                if not exc.is_untouched:
+                    raise
+                refused = refused or exc
             else:
-                site.note_failure(str(exc))
-            if not exc.is_untouched:
-                raise
-            refused = refused or exc
-        else:
-            if accepted.replayed and key is not None:  # the site knew the key, but the home did not
-                await key.bind(accepted.id)
-            if not accepted.replayed:
-                how = "forced" if "x-site" in request.headers else "chosen" if site is order[0][0] else "failover"
-                sites.home.services.meters.note_placement(site.name, how)
-            return accepted, site.services
-    if key is not None and key.bound is not None:
-        await key.bind(None)
-    raise refused or BackendUnavailable("no site takes it")
+                if accepted.replayed and key is not None:  # the site knew the key, but the home did not
+                    await key.bind(accepted.id)
+                if not accepted.replayed:
+                    how = "forced" if "x-site" in request.headers else "chosen" if site is order[0][0] else "failover"
+                    sites.home.services.meters.note_placement(site.name, how)
+                return accepted, site.services
+        if key is not None and key.bound is not None:
+            await key.bind(None)
+        raise refused or BackendUnavailable("no site takes it")
+    finally:
+        refused = None  # its traceback holds this frame, see without_frames
 
 
 def _at(site: Site, version: Version, new: NewPrediction, *, is_home: bool) -> NewPrediction:
@@ -80,9 +83,10 @@ def _at(site: Site, version: Version, new: NewPrediction, *, is_home: bool) -> N
 
 def check_site(request: Request, new: NewPrediction) -> None:
     """Raise a 422 if X-Site names a site that may not have it."""
-    asked = request.headers.get("x-site")
+    if (asked := request.headers.get("x-site")) is None:
+        return  # without a look through the input
     names = [site.name for site in _find_allowed(request.sites, request.account, new)]
-    if asked is not None and asked not in names:
+    if asked not in names:
         raise invalid_header("X-Site", " or ".join(names))
 
 

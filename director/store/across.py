@@ -22,12 +22,10 @@ from director.broker.replies import Accepted
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import (
-    BackendFull,
     BackendUnavailable,
     DataRefused,
     DirectorError,
     IdempotencyMismatch,
-    QueueError,
     SettingsError,
     UnknownQueue,
 )
@@ -40,6 +38,7 @@ from director.store.accounts import Account, Accounts
 from director.store.catalog import Catalog, Version
 from director.store.changes import Changes
 from director.store.predictions import Predictions
+from director.store.undo import Undo
 
 MOST_ACCOUNTS: Final = 1_000  # beyond that a filter must name one: each list is asked for its first id
 MOST_LOOKED_AT: Final = 2_000
@@ -155,8 +154,9 @@ class BulkAnswer(Struct, frozen=True, kw_only=True):
 Outcome = Why | PredictionId
 """Why it was left alone, or the id that it has now."""
 Act = Callable[[PredictionBrief], Awaitable[Outcome]]
-Enter = Callable[[Version, NewPrediction, int | None], Awaitable[Accepted]]
-"""Put a checked prediction into its queue, as a caller's, with at most so many bytes of its account. Raises QueueError.
+Enter = Callable[[Version, NewPrediction, int | None, Undo], Awaitable[Accepted]]
+"""Put a checked prediction into its queue, as a caller's, with at most so many bytes of its account. The Undo is that
+of the block around. Raises QueueError.
 """
 
 
@@ -302,17 +302,12 @@ class Across:
         if new.budgeted and not await self._budget(new, owner):
             await self._give_back(new)
             return "compute_exhausted"
-        try:
-            accepted = await enter(served, new, owner.limits.max_data_bytes)
-        except QueueError:
-            await self._give_back(new)
-            raise
-        except BackendFull as exc:
-            if exc.is_untouched:
-                await self._give_back(new)
-            raise
+        async with Undo() as undo:
+            undo.push(lambda: self._give_back(new))
+            accepted = await enter(served, new, owner.limits.max_data_bytes, undo)
+            if accepted.replayed:
+                await undo.note_repeat()
         if accepted.replayed:
-            await self._give_back(new)
             await self._list(accepted.id, former)
         else:
             key = _key(former)

@@ -15,8 +15,9 @@ from httpx import AsyncClient
 from director.broker import keys
 from director.broker.scripts import IDEMPOTENCY_TTL_MS
 from director.core.clock import SystemClock
-from director.core.errors import BackendUnavailable
+from director.core.errors import BackendUnavailable, QueueRefused
 from director.core.ids import PredictionId, lowest_id_at, new_prediction_id, site_of
+from director.core.schema import NewPrediction
 from director.core.settings import ApiSettings
 from director.files.store import Links, file_name
 from director.store.catalog import Awaited
@@ -24,6 +25,7 @@ from director.store.departure import name_site
 from tests.integration.api.conftest import refusal
 from tests.support.api import BASE, api_client
 from tests.support.eventually import eventually
+from tests.support.garbage import alive, uncollected
 from tests.support.queue_driver import ACCOUNT, MODEL, START_MS, VERSION
 from tests.support.servers import RedisServer, redis_server
 from tests.support.sites import Place, environ, place, sites_file
@@ -130,6 +132,20 @@ async def test_full_site_passes_work_on_until_all_are_full(service: Service, eu:
         assert (refused.status_code, refused.json()["code"]) == (429, "queue_full")
         shown = (await api.get("/v1/predictions")).json()["results"]
     assert len(shown) == 2, "what was refused is in no list"
+
+
+@pytest.mark.parametrize("us_takes", [0, 1])
+async def test_failover_leaves_nothing_to_the_garbage_collector(
+    service: Service, eu: Place, us: Place, us_takes: int
+) -> None:
+    for each, most in ((eu, 0), (us, us_takes)):
+        await each.driver.scripts.bound(each.driver.queue, mode="bounded", max_queued=most)
+    async with service.api(top='placement = "random"', eu={"weight": 1000}) as api:
+        with uncollected():
+            answer = await api.post("/v1/predictions", json=ASKED)
+            assert answer.status_code == (201 if us_takes else 429)
+            await anyio.wait_all_tasks_blocked()
+            assert alive(NewPrediction, QueueRefused) == 0
 
 
 @pytest.mark.parametrize("name", ["eu", "us"])
@@ -373,6 +389,21 @@ async def test_key_being_placed_is_503_and_an_abandoned_key_is_reused(api: Async
     with pytest.raises(BackendUnavailable):  # the API that placed it was frozen for that time, or the network was
         await us.driver.submit(other, idempotency=(held.rpartition(":")[2], fingerprint), bound=True)
     assert (await eu.has(), await us.has()) == (2, 0)
+
+
+async def test_retries_of_a_key_being_placed_reserve_no_compute(service: Service, eu: Place) -> None:
+    await eu.accounts.set_limits(ACCOUNT, {"compute_s_per_day": "1000"})
+    key = {"idempotency-key": "once"}
+    async with service.api() as api:
+        await made(api, **key)
+        reserved = [(await eu.accounts.usage(ACCOUNT, day=SystemClock().now_ms() // 86_400_000)).reserved_s]
+        held = keys.idempotency(account=ACCOUNT, model=MODEL, digest=hashlib.sha256(b"once").hexdigest())
+        fingerprint = (await eu.driver.redis.get(held)).decode().partition(" ")[2]
+        other = new_prediction_id(model=MODEL, now_ms=SystemClock().now_ms(), site=1)
+        await eu.driver.redis.set(held, f"{other} {fingerprint}", px=IDEMPOTENCY_TTL_MS)
+        assert (await api.post("/v1/predictions", json=ASKED, headers=key)).status_code == 503
+        reserved.append((await eu.accounts.usage(ACCOUNT, day=SystemClock().now_ms() // 86_400_000)).reserved_s)
+    assert reserved[0] == reserved[1] > 0
 
 
 async def test_simultaneous_creates_with_one_key_make_one_prediction(api: AsyncClient, eu: Place, us: Place) -> None:
