@@ -13,6 +13,7 @@ from director.core.clock import SystemClock
 from director.core.ids import FileId, Kind, PredictionId, QueueName
 from director.core.policy import Policy
 from director.core.schema import Claim
+from director.core.usage import Used
 from director.files.local import LocalFiles
 from director.files.store import FileName, Links
 from director.store.accounts import Accounts
@@ -127,7 +128,9 @@ class Maker:
         for name in ("dead", "dead_too", "dead_as_well"):
             self._things[name] = await self._created("/predictions", {"version": HIDDEN, "input": INPUT})
             claim = await director.claim()
-            became = await self._scripts.release(claim.id, token=claim.token, spent=True, error=MARK, code="broken")
+            became = await self._scripts.release(
+                claim.id, token=claim.token, spent=True, error=MARK, code="broken", used=Used(runs=1, ms=1000)
+            )
             assert became == "dead"
 
     async def _deployment(self) -> None:
