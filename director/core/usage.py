@@ -3,7 +3,6 @@
 A server reports tokens as metrics of its run. They are untrusted, so what is no whole number of a sane size is ignored.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Final, Literal, Self, get_args
@@ -15,6 +14,9 @@ from msgspec.structs import astuple, replace
 DAYS: Final = 90  # the age up to which days are kept
 MOST_TOKENS: Final = 10**9  # of one run
 BYTES_OF_TOKEN: Final = 4  # of English text and its JSON, roughly: the end corrects it
+MOST_FILES: Final = 64  # in an input that are looked for
+MOST_READ_BYTES: Final = 1 << 16  # of an input, for the most tokens of its output
+UNSAID: Final = Raw(b"null")
 Tokens = Literal["input_tokens", "cached_tokens", "output_tokens"]
 # Metric → what it counts. The first are ours, the others those of Cog's models at Replicate, in both spellings
 NAMES: Final[Mapping[str, Tokens]] = {
@@ -87,31 +89,41 @@ def _count(value: Raw) -> int | None:
     return int(found) if 0 <= found <= MOST_TOKENS and found == int(found) else None
 
 
-NULL: Final = Raw(b"null")
-
-
-DATA_URI: Final = re.compile(rb'"data:[^"]*"')
-
-
 class _Asked(Struct):
-    max_tokens: Raw = NULL
-    max_completion_tokens: Raw = NULL
-    max_new_tokens: Raw = NULL
-    max_length: Raw = NULL
+    max_tokens: Raw = UNSAID
+    max_completion_tokens: Raw = UNSAID
+    max_new_tokens: Raw = UNSAID
+    max_length: Raw = UNSAID
 
 
 def expected_tokens(given: bytes) -> str:
     """Return the expected tokens of an input, and the most of its output if it says so: `<input> <output>`. Files in it
     count as none: an image has a hundredth of the tokens that a text of its size has.
     """
-    files = sum(len(match[0]) for match in DATA_URI.finditer(given)) if b'"data:' in given else 0
-    tokens = (len(given) - files) // BYTES_OF_TOKEN
+    return f"{(len(given) - _count_file_bytes(given)) // BYTES_OF_TOKEN} {_find_most_output(given) or ''}"
+
+
+def _count_file_bytes(given: bytes) -> int:
+    """Return the bytes of the first files in it."""
+    counted, end = 0, 0
+    for _ in range(MOST_FILES):
+        begin = given.find(b'"data:', end)
+        end = given.find(b'"', begin + 1)
+        if begin < 0 or end < 0:
+            break
+        counted += end - begin
+    return counted
+
+
+def _find_most_output(given: bytes) -> int | None:
+    # each create comes here: most inputs say no such thing, and a large one is not read a second time for it
+    if len(given) > MOST_READ_BYTES or b'"max_' not in given:
+        return None
     try:
-        asked = msgspec.json.decode(given, type=_Asked)
+        said = astuple(msgspec.json.decode(given, type=_Asked))
     except msgspec.DecodeError:
-        return f"{tokens} "
-    counts = map(_count, astuple(asked))
-    return f"{tokens} {next((count for count in counts if count), '')}"
+        return None
+    return next((count for each in said if each is not UNSAID and (count := _count(each))), None)
 
 
 class Price(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
