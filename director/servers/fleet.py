@@ -163,7 +163,8 @@ class Watch(Struct, eq=False):
 
     def _is_restart_due(self, health: Health) -> bool:
         """Judge a server in doubt. One that is ready is not restarted for what it answered, and has the doubt taken off
-        it. One that hangs, or is busy with nothing of ours, does not get its slot back otherwise.
+        it. One that stays busy with nothing of ours, or on which a run hangs, does not get its slot back otherwise. With
+        one slot, one that is ready has it back.
         """
         server, now = self.server, self.clock.monotonic()
         if not server.doubt.is_set():
@@ -174,14 +175,15 @@ class Watch(Struct, eq=False):
             return False
         if not server.runner.capabilities.restarts:  # it is only counted, which ends no run
             return True
-        if health.status is HealthStatus.READY and not server.hangs:
+        if health.status is HealthStatus.READY and not (server.hangs and server.slots > 1):
             is_ending = self.asked_to_end_at is not None and now - self.asked_to_end_at < END_AGAIN_S
             if now - self.doubted_at >= ACQUIT_S and not is_ending:
                 log.info("a model server that a run found dead is ready", extra={"server": server.runner.url})
                 self.doubted_at = None
                 self.servers.acquit(server)
             return False
-        return not server.busy
+        is_lasting = server.hangs or now - self.doubted_at >= STRANGER_S
+        return is_lasting and not server.busy
 
     async def _note_end_of_setup(self, health: Health) -> None:
         """Record the end of a setup once for each start. This comes last, since no work waits for it."""
@@ -216,6 +218,7 @@ class Watch(Struct, eq=False):
             self.stranger = now, started
         elif now - self.stranger[0] >= STRANGER_S and not server.doubt.is_set():
             log.warning("a model server is busy with nothing of ours", extra={"server": server.runner.url})
+            self.doubted_at = self.stranger[0]
             self.servers.distrust(server)
 
     async def _end_server(self) -> None:

@@ -24,10 +24,10 @@ BUSY = replace(READY, status=HealthStatus.BUSY)
 class Watched:
     """A server under watch."""
 
-    def __init__(self) -> None:
+    def __init__(self, slots: int = 1) -> None:
         self.clock = FakeClock()
         self.runner = ScriptedRunner()
-        self.server = Server(self.runner, 1)
+        self.server = Server(self.runner, slots)
         self.servers = Servers([self.server])
         self.registered: list[str] = []
         self.noted: list[tuple[str, bool]] = []
@@ -55,7 +55,7 @@ class Watched:
 
     async def doubt(self) -> None:
         """A run on it does not stop."""
-        [permit] = await self.servers.permits.wait()
+        [permit] = await self.servers.permits.wait(1)
         self.servers.doubt(permit)
         self.servers.permits.release(permit)
 
@@ -69,6 +69,12 @@ class Watched:
 @pytest.fixture
 async def watched() -> Watched:
     return Watched()
+
+
+@pytest.fixture
+async def wide() -> Watched:
+    """A server that is ready while one of its runs hangs."""
+    return Watched(slots=2)
 
 
 async def test_a_server_is_registered_once_for_each_of_its_starts(watched: Watched) -> None:
@@ -131,14 +137,45 @@ async def test_server_that_stays_busy_with_nothing_of_ours_is_restarted(watched:
     await watched.look(READY)
     await watched.lose()
     await watched.look(BUSY)
+    watched.clock.pass_time(STRANGER_S - 0.1)
+    await watched.look(BUSY)
+    assert (watched.runner.shutdowns, watched.servers.any_ready()) == (0, False)
+    watched.clock.pass_time(0.1)
+    await watched.look(BUSY)
+    assert watched.runner.shutdowns == 1
+
+
+async def test_server_found_busy_with_a_stranger_is_restarted_at_once(watched: Watched) -> None:
+    for _ in range(2):
+        await watched.look(BUSY)
+        watched.clock.pass_time(STRANGER_S)
+    assert watched.runner.shutdowns == 1
+
+
+async def test_ready_server_of_one_slot_has_no_run_that_hangs(watched: Watched) -> None:
+    await watched.look(READY)
+    await watched.doubt()
+    await watched.look(AWAY)
+    watched.clock.pass_time(UNHEALTHY_S)
+    await watched.look(READY)
+    assert watched.servers.any_ready()
+    assert watched.runner.shutdowns == 0
+
+
+async def test_busy_server_with_a_run_that_hangs_is_restarted_at_once(watched: Watched) -> None:
+    await watched.look(READY)
+    await watched.doubt()
+    await watched.look(BUSY)
     assert watched.runner.shutdowns == 1
 
 
 async def test_server_that_did_not_end_and_is_ready_gets_work(watched: Watched) -> None:
     await watched.look(READY)
     await watched.lose()
-    await watched.look(BUSY)
-    watched.clock.pass_time(END_AGAIN_S)
+    watched.clock.pass_time(STRANGER_S)
+    for _ in range(2):
+        await watched.look(BUSY)
+        watched.clock.pass_time(END_AGAIN_S)
     await watched.look(READY)
     assert watched.servers.any_ready()
     assert watched.runner.shutdowns == 1
@@ -151,28 +188,28 @@ async def test_server_that_refuses_our_key_is_not_restarted(watched: Watched) ->
     assert watched.runner.shutdowns == 0
 
 
-async def test_hanging_server_gets_no_work_until_its_restart(watched: Watched) -> None:
-    await watched.look(READY)
-    await watched.doubt()
-    assert (await watched.look(READY)).status is HealthStatus.DEFUNCT
-    assert watched.runner.shutdowns == 1
+async def test_hanging_server_gets_no_work_until_its_restart(wide: Watched) -> None:
+    await wide.look(READY)
+    await wide.doubt()
+    assert (await wide.look(READY)).status is HealthStatus.DEFUNCT
+    assert wide.runner.shutdowns == 1
     for health in (READY, AWAY, READY):  # it takes its time, and is not to be trusted before it is another one
-        await watched.look(health)
-        assert not watched.servers.any_ready()
-    await watched.look(replace(READY, since="second"))
-    assert watched.servers.any_ready()
-    assert watched.runner.shutdowns == 1
+        await wide.look(health)
+        assert not wide.servers.any_ready()
+    await wide.look(replace(READY, since="second"))
+    assert wide.servers.any_ready()
+    assert wide.runner.shutdowns == 1
 
 
-async def test_doubted_server_is_not_ended_during_another_run(watched: Watched) -> None:
-    await watched.look(READY)
-    await watched.doubt()
-    watched.server.busy = 1
-    await watched.look(READY)
-    assert watched.runner.shutdowns == 0
-    watched.server.busy = 0
-    await watched.look(READY)
-    assert watched.runner.shutdowns == 1
+async def test_doubted_server_is_not_ended_during_another_run(wide: Watched) -> None:
+    await wide.look(READY)
+    await wide.doubt()
+    wide.server.busy = 1
+    await wide.look(READY)
+    assert wide.runner.shutdowns == 0
+    wide.server.busy = 0
+    await wide.look(READY)
+    assert wide.runner.shutdowns == 1
 
 
 class Enduring(ScriptedRunner):
@@ -217,16 +254,16 @@ async def test_server_busy_with_our_runs_is_not_restarted(watched: Watched) -> N
     assert watched.runner.shutdowns == 0
 
 
-async def test_server_without_a_start_time_leaves_doubt_once_away(watched: Watched) -> None:
+async def test_server_without_a_start_time_leaves_doubt_once_away(wide: Watched) -> None:
     nameless = replace(READY, since="")
-    await watched.look(nameless)
-    await watched.doubt()
-    await watched.look(nameless)
-    assert watched.runner.shutdowns == 1
-    await watched.look(AWAY)
-    await watched.look(nameless)
-    assert watched.servers.any_ready()
-    assert watched.runner.shutdowns == 1
+    await wide.look(nameless)
+    await wide.doubt()
+    await wide.look(nameless)
+    assert wide.runner.shutdowns == 1
+    await wide.look(AWAY)
+    await wide.look(nameless)
+    assert wide.servers.any_ready()
+    assert wide.runner.shutdowns == 1
 
 
 CHANGED = "the health of a model server changed"
