@@ -163,8 +163,8 @@ class Watch(Struct, eq=False):
 
     def _is_restart_due(self, health: Health) -> bool:
         """Judge a server in doubt. One that is ready is not restarted for what it answered, and has the doubt taken off
-        it. One that stays busy with nothing of ours, or on which a run hangs, does not get its slot back otherwise. With
-        one slot, one that is ready has it back.
+        it. One that stays busy with nothing of ours, or on which a run hangs, does not get its slot back otherwise. A
+        server with one slot that is ready has it back.
         """
         server, now = self.server, self.clock.monotonic()
         if not server.doubt.is_set():

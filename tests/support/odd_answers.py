@@ -637,9 +637,10 @@ POLLED: Final = (
     Row("state null", (whole(b'{"state": null}'),), "failed", words="'null'"),
     Row("always no JSON", (whole(b"<html>"),), "failed", words="<html>"),
     Row("always 500", (whole(b"oh no", TEXT, 500),), "failed", words="oh no"),
+    Row("always 502", (whole(b"oh no", TEXT, 502),), "lost", words="502"),
     *(
-        Row(f"always {status}", (whole(b"oh no", TEXT, status),), "lost", words=f"{status}")
-        for status in (408, 429, 502, 503, 504)
+        Row(f"always {status} and not ready", (whole(b"oh no", TEXT, status),), "lost", words=f"{status}", health=503)
+        for status in (408, 409, 429, 503, 504)
     ),
     Row("always 500 and dead", (whole(b"oh no", TEXT, 500),), "lost", words="not ready", health=503),
     Row("event", pieces(b"event: done\ndata: %b\n\n" % STATE), output=7),

@@ -57,7 +57,7 @@ class OddServer(Struct):
             case "POST", "shutdown":
                 self.shutdowns += 1
                 return Answer()
-            case "POST", "predictions", _, "cancel":
+            case ("POST", "predictions", _, "cancel") | ("POST", "cancel", _):
                 return Answer(404)
         name = self._named(request.body)
         self.runs[name] += 1

@@ -34,6 +34,8 @@ UNHEEDED_S: Final = 20.0
 # A server that does not know the run has lost it
 FORGOTTEN: Final = frozenset({404, 410})
 SAYS_NOTHING: Final = frozenset({Observation.GATEWAY, Observation.TIMED_OUT, Observation.BUSY})
+# By a server that is ready it only says that the answer takes longer, or that it was asked too often
+COME_AGAIN: Final = frozenset({Observation.TIMED_OUT, Observation.BUSY})
 # A state comes as JSON, or as an event stream that is open until the run ends
 STATES: Final = f"application/json, {answers.EVENT_STREAM};q=0.9, */*;q=0.5"
 ENDLESS: Final = "The model server's event stream stopped before the run had ended"
@@ -143,11 +145,12 @@ class PollingRunner(MappedRunner):
                     # not since the last answer, which may be an interval ago
                     silent_since = math.inf if silent_since < job.heard_at else silent_since
                     silent_since = min(silent_since, max(asked_at, job.heard_at))
-                    if now() - silent_since >= config.away_s:
+                    if now() - silent_since >= config.away_s and not (trouble.may_pass and await self._is_ready()):
+                        await self._stop(job)  # it may go on, and the prediction may run again
                         is_away = trouble.seen is Observation.BROKEN
                         self._starts += is_away
                         return replace(outcomes.end(trouble.seen, trouble.words), server_is_dead=is_away)
-                    pause_s = min(pause_s, config.away_s)
+                    pause_s = max(min(pause_s, config.away_s), trouble.retry_after_s)
                 case None:
                     silent_since = math.inf
                     if job.is_done and not was_done:
@@ -155,6 +158,10 @@ class PollingRunner(MappedRunner):
             await job.pause(min(pause_s, job.until - now()))
         await self._stop(job)
         return Ended(outcome=Outcome.FAILED, error=f"It ran for longer than {config.longest_s:g} s")
+
+    async def _is_ready(self) -> bool:
+        health = await self.health()
+        return health.can_run or health.is_silent
 
     async def _ask_for_run(self, path: str, job: "_Job") -> "answers.Answer | _Said | _Trouble":
         """Ask for the state of a run. An event stream is followed to the event that ends it, or until the run is not
@@ -344,16 +351,22 @@ class _Job(Struct, eq=False):
 
 
 class _Trouble(Struct, frozen=True):
-    """A poll without a state. It is asked again, and decides the end only if that lasts."""
+    """A poll without a state. It is asked again, and decides the end only if that lasts. `may_pass`: not even then, as
+    long as the server is ready.
+    """
 
     seen: Observation
     words: str
+    may_pass: bool = False
+    retry_after_s: float = 0.0
 
 
 def _status_trouble(status: int, ended: Ended) -> _Trouble:
     """Take a status of what stands before the server, or of a full one, for what it is: it says nothing of the run."""
-    is_silent = outcomes.STATUSES.get(status) in SAYS_NOTHING or ended.outcome is Outcome.LOST
-    return _Trouble(Observation.GATEWAY if is_silent else Observation.FAULT, ended.error or "")
+    said = outcomes.STATUSES.get(status)
+    is_silent = said in SAYS_NOTHING or ended.outcome is Outcome.LOST
+    seen = Observation.GATEWAY if is_silent else Observation.FAULT
+    return _Trouble(seen, ended.error or "", may_pass=said in COME_AGAIN, retry_after_s=ended.retry_after_s or 0.0)
 
 
 def _unreadable_trouble(exc: answers.Unreadable, answer: answers.Answer) -> _Trouble:

@@ -213,6 +213,32 @@ async def test_polls_with_only_errors_end_the_run_by_the_health(
     assert "oh no" in (ended.error or "")
 
 
+@pytest.mark.parametrize("status", [408, 409, 429, 503, 504])
+async def test_full_server_that_is_ready_is_polled_until_it_answers(scripted: ScriptedCog, status: int) -> None:
+    done = answer(200, {"state": "ok", "result": {"items": []}})
+    scripted.on("GET", "/jobs/7", *[answer(status, b"slow down")] * 12, done)
+    ended = await end_of(request(), scripted.url, interval_s=0.05, away_s=0.1)
+    assert (ended.outcome, ended.error) == (Outcome.SUCCEEDED, None)
+    assert len(scripted.asked("POST", "/jobs")) == 1
+
+
+async def test_poll_waits_as_long_as_the_server_says(scripted: ScriptedCog) -> None:
+    done = answer(200, {"state": "ok", "result": {"items": []}})
+    scripted.on("GET", "/jobs/7", answer(429, b"slow down", retry_after="1"), done)
+    ended = await asyncio.wait_for(end_of(request(), scripted.url, interval_s=0.02, away_s=0.1), 20)
+    assert ended.outcome is Outcome.SUCCEEDED
+    assert len(scripted.asked("GET", "/jobs/7")) == 2
+
+
+@pytest.mark.parametrize("status", [429, 502, 503])
+async def test_run_that_is_lost_by_its_polls_is_stopped_first(scripted: ScriptedCog, status: int) -> None:
+    scripted.on("GET", "/jobs/7", answer(status, b"no"))
+    scripted.on("GET", "/health", answer(503, b"{}"))
+    ended = await end_of(request(), scripted.url, interval_s=0.02, away_s=0.1)
+    assert ended.outcome is Outcome.LOST
+    assert len(scripted.asked("POST", "/cancel/7")) == 1
+
+
 @pytest.mark.parametrize("name", ["..", "", None, "x" * 300, "a\nb", {"a": 1}], ids=str)
 async def test_unusable_run_id_counts_as_missing(scripted: ScriptedCog, name: object) -> None:
     scripted.on("POST", "/jobs", answer(200, {"job": {"id": name}}))
