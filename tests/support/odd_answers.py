@@ -84,6 +84,7 @@ def bare(body: bytes, kind: str = JSON) -> bytes:
 
 
 PNG: Final = b"\x89PNG\r\n\x1a\n\x00"
+BEYOND: Final = (1 << 1024) - (1 << 970)  # halfway between the largest double and the next power of two
 DEEP: Final = b"[" * 100_000 + b"]" * 100_000
 MEMBERS: Final = gzip.compress(b"one ") + gzip.compress(b"two")
 GZIPPED: Final = b"content-encoding: gzip\r\n"
@@ -107,6 +108,8 @@ HTTP: Final = (
     Row("undefined", (whole(b"undefined"),), "failed", words="undefined"),
     Row("XML", (whole(b"<a>1</a>", "application/xml"),), "failed", words="<a>1</a>"),
     Row("large number", (whole(b"9" * 300),), output=int("9" * 300)),
+    Row("largest number", (whole(b"%d" % (BEYOND - 1)),), output=BEYOND - 1),
+    Row("number that rounds to Infinity", (whole(b"%d" % BEYOND),), "failed", words="308 digits"),
     Row("huge number", (whole(b"9" * 400),), "failed", words="308 digits"),
     Row("huge number deep inside", (whole(b'{"a": [1, {"b": -%b}]}' % (b"9" * 400)),), "failed", words="308"),
     Row("digits in a text", (whole(b'"%b"' % (b"9" * 400)),), output="9" * 400),
@@ -502,6 +505,36 @@ OPENAI: Final = (
         output={"choices": [{"index": 0, "finish_reason": None, "message": {"content": "H", "tool_calls": [CALLS]}}]},
     ),
     Row("no text", pieces(chunk({"content": ""}, "stop"), DONE), output=[]),
+    *(
+        Row(
+            f"tool calls with {name}",
+            pieces(chunk({"tool_calls": [CALL | {"x": "X"}]}, "stop").replace(b'"X"', number), DONE),
+            "failed",
+            words="beyond",
+        )
+        for name, number in (
+            ("a huge exponent", b"1e400"),
+            ("many digits", b"9" * 400),
+            ("thousands of digits", b"9" * 5_000),
+        )
+    ),
+    Row(
+        "tool calls beside a huge number",
+        pieces(chunk({"tool_calls": [CALL]}, "stop").replace(b"{", b'{"x": %b, ' % (b"9" * 5_000), 1), DONE),
+    ),
+    *(
+        Row(
+            f"usage of {len(count)} digits",
+            said(b'data: {"usage": {"completion_tokens": %b}}\n\n' % count),
+            output=["H", "i"],
+        )
+        for count in (b"9" * 400, b"9" * 5_000)
+    ),
+    Row(
+        "dead engine with a huge code",
+        said(b'data: {"error": {"message": "EngineDeadError", "code": 1e400}}\n\n'),
+        "lost",
+    ),
     Row(
         "tool calls",
         pieces(
@@ -565,6 +598,20 @@ COG: Final = (
     Row("error of another type", (whole(b'{"status": "failed", "error": {"a": 1}}'),), "failed", words='{"a": 1}'),
     Row("error null", (whole(b'{"status": "failed", "error": null}'),), "failed", words="without saying why"),
     Row("huge exponent", (whole(b'{"status": "succeeded", "output": [1e400]}'),), "failed", words="1e400"),
+    *(
+        Row(
+            f"huge exponent, {status}",
+            (
+                whole(
+                    b'{"status": "%b", "error": "no", "output": [1e400], "metrics": {"n": 1e400, "m": 2}}'
+                    % status.encode()
+                ),
+            ),
+            status,
+            output=None,
+        )
+        for status in ("failed", "canceled")
+    ),
     Row(
         "huge exponent in metrics",
         (whole(b'{"status": "succeeded", "output": 1, "metrics": {"a": 1e400}}'),),

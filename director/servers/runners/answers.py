@@ -140,9 +140,11 @@ CHARSET: Final = re.compile(
 PACKED: Final[Mapping[str, tuple[int, ...]]] = {"gzip": (47,), "x-gzip": (47,), "deflate": (47, -15)}
 GZIP: Final = b"\x1f"  # the first byte
 MOST_WORDS: Final = 200
-MOST_CHECKED: Final = 256 << 10  # bytes of an output: 20 ns each at most
-HUGE: Final = re.compile(rb"[0-9]{309}")
-BEYOND: Final = 1 << 1024
+MOST_CHECKED: Final = 64 << 10  # bytes of an output: 66 ns each at most, for many empty objects
+MANY_DIGITS: Final = 309  # of a number that may be beyond a double
+HUGE: Final = re.compile(rb"[0-9]{%d}" % MANY_DIGITS)
+BEYOND: Final = (1 << 1024) - (1 << 970)  # the least that a double rounds to Infinity
+BEYOND_JSON: Final = "beyond what a reader of JSON can hold"
 
 
 class Answer(Struct, frozen=True, kw_only=True):
@@ -362,13 +364,21 @@ def legible(output: Raw) -> Raw:
         return output
     try:
         found = msgspec.json.decode(text)
-        if HUGE.search(text) and not _fits(found):
-            raise Unreadable("beyond what a reader of JSON can hold: a number of more than 308 digits")
+        if HUGE.search(text) and not fits(found):
+            raise Unreadable(f"{BEYOND_JSON}: a number of more than 308 digits")
     except msgspec.DecodeError as exc:
-        raise Unreadable(f"beyond what a reader of JSON can hold: {exc}"[:MOST_WORDS]) from exc
+        raise Unreadable(f"{BEYOND_JSON}: {exc}"[:MOST_WORDS]) from exc
     except RecursionError:
         pass
     return output
+
+
+def legible_or_none(output: Raw | None) -> Raw | None:
+    """Return the output of a run that did not succeed, if each reader of JSON can read it."""
+    try:
+        return None if output is None else legible(output)
+    except Unreadable:
+        return None
 
 
 def legible_metrics(found: dict[str, Raw]) -> dict[str, Raw]:
@@ -380,14 +390,14 @@ def legible_metrics(found: dict[str, Raw]) -> dict[str, Raw]:
     return legible_ones
 
 
-def _fits(value: object) -> bool:
+def fits(value: object) -> bool:
     match value:
         case int():
             return abs(value) < BEYOND
         case list():
-            return all(map(_fits, value))
+            return all(map(fits, value))
         case dict():
-            return all(map(_fits, value.values()))
+            return all(map(fits, value.values()))
     return True
 
 

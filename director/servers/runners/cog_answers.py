@@ -158,10 +158,10 @@ def _unsuccessful(snapshot: Snapshot, *, coglet: bool) -> Ended:
         error = "The model failed without saying why"
     return Ended(
         outcome=Outcome.LOST if server_fault else OUTCOMES[snapshot.status],
-        output=snapshot.output_or_none,
+        output=answers.legible_or_none(snapshot.output_or_none),
         logs=snapshot.logs or None,  # coglet answers "" here whatever was printed, so "" says nothing
         error=error or None,
-        metrics=snapshot.metrics or {},
+        metrics=answers.legible_metrics(snapshot.metrics or {}),
         server_is_dead=server_fault,
     )
 

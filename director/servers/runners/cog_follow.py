@@ -199,7 +199,7 @@ class _Callbacks:
         if last is None or cog_answers.OUTCOMES[last.status] is Outcome.SUCCEEDED:
             return ended
         # coglet's callbacks have a list of items, also of a model that yields nothing
-        output = ended.output or (last.output_or_none if self._run.known.is_array else None)
+        output = ended.output or (answers.legible_or_none(last.output_or_none) if self._run.known.is_array else None)
         return replace(ended, logs=ended.logs or last.logs, output=output)
 
     async def end(self, look: Callable[[], Awaitable[cog_answers.Sighting]]) -> Ended:

@@ -126,7 +126,7 @@ class _Usage(Struct):
             "output_tokens": self.completion_tokens,
             "cached_tokens": cached or None,  # none is no figure worth showing
         }
-        return {name: count for name, count in found.items() if count is not None}
+        return {name: count for name, count in found.items() if count is not None and answers.fits(count)}
 
 
 class _Chunk(Struct):
@@ -225,7 +225,10 @@ def _error_itself(data: bytes) -> Raw:
 
 def _error(said: Raw) -> tuple[str, int]:
     """Return the words of an error of any shape, and its own status, or 0."""
-    found: Any = answers.read_json(bytes(said), object)
+    try:
+        found: Any = answers.read_json(bytes(said), object)
+    except answers.Unreadable:  # a number in it: its words may still be those of a dead engine
+        return answers.excerpt(bytes(said)), 0
     if not isinstance(found, dict):
         return answers.one_line(found if isinstance(found, str) else answers.excerpt(bytes(said))), 0
     named = ("message", "detail", "error", "msg", "text")
@@ -240,7 +243,7 @@ def _leniently(data: bytes) -> _Chunk:
     Raises Unreadable.
     """
     try:
-        found = json.loads(data, parse_constant=lambda name: None)
+        found = _decode(data)
         if isinstance(found, dict):
             usage = found.get("usage")
             return _Chunk(
@@ -300,8 +303,20 @@ def _count(found: Any, name: str) -> int | None:
     return count if isinstance(count, int) and not isinstance(count, bool) else None
 
 
+def _decode(data: bytes) -> Any:
+    """Return JSON with the numbers that it lacks as None. One beyond a double is infinite, however many digits it has.
+    Raises ValueError, RecursionError.
+    """
+    return json.loads(data, parse_constant=lambda name: None, parse_int=_number)
+
+
+def _number(text: str) -> int | float:
+    return int(text) if len(text) < answers.MANY_DIGITS else float(text)
+
+
 def _encode(value: Any) -> bytes:
-    return json.dumps(value).encode()
+    """Raises ValueError for a number that is no JSON."""
+    return json.dumps(value, allow_nan=False).encode()
 
 
 def _raw(value: Any) -> Raw:
@@ -354,7 +369,7 @@ def _says_anything(choice: dict[str, Any]) -> bool:
 def _as_error(data: bytes) -> bytes:
     """Return the data of an `error` event as a piece with an error, whatever shape it has."""
     try:
-        found: Any = json.loads(data)
+        found: Any = _decode(data)
         is_piece = isinstance(found, dict) and found.get("error")
         return data if is_piece else _encode({"error": found or SILENT})
     except (ValueError, RecursionError):
@@ -483,15 +498,19 @@ class _Reader(OutputReader):
                 output = self._object()
             except RecursionError:
                 ended = outcomes.end(Observation.UNREADABLE, f"The model server's answer is {TOO_DEEP}")
+            except ValueError as exc:
+                ended = outcomes.end(
+                    Observation.UNREADABLE, f"The model server's answer is {answers.BEYOND_JSON}: {exc}"
+                )
         return replace(ended, output=output, metrics=self._metrics)
 
     def _object(self) -> Raw:
-        """Return all choices as one object. An answer with nothing in it is no output. Raises RecursionError."""
+        """Return all choices as one object. An answer with nothing in it is no output. Raises RecursionError,
+        and ValueError for a number that not each reader of JSON can hold.
+        """
         found: dict[str, Any] = {}
         for frame in self._frames:
-            with suppress(ValueError):
-                piece = json.loads(frame, parse_constant=lambda name: None)
-                found = merge(found, {"choices": [_as_delta(each) for each in _choices_in(piece)]})
+            found = merge(found, {"choices": [_as_delta(each) for each in _choices_in(_decode(frame))]})
         choices = found.get("choices", [])
         if not any(_says_anything(choice) for choice in choices):
             return NO_OUTPUT

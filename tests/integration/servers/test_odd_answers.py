@@ -1,6 +1,7 @@
 """Test that each odd answer ends its run as the table says."""
 
 import json
+import math
 from collections import Counter
 from typing import Final
 
@@ -43,6 +44,12 @@ async def test_odd_answer_ends_its_run_as_the_table_says(row: Row) -> None:
         assert ("".join(found) if row.kind == "http" and isinstance(row.output, str) else found) == row.output
     assert row.words in (end.error or "")
     assert "secret" not in (end.error or "")
-    # what is stored can be read again by the strictest reader
-    msgspec.json.decode(end.output or b"null", type=Raw)
-    bytes(end.output or b"").decode()
+    for stored in (end.output or b"null", *end.metrics.values()):
+        # the strictest reader can read it
+        msgspec.json.decode(stored, type=Raw)
+        json.loads(bytes(stored).decode(), parse_int=finite, parse_float=finite, parse_constant=pytest.fail)
+
+
+def finite(text: str) -> float:
+    assert math.isfinite(float(text))
+    return float(text)
