@@ -38,7 +38,7 @@ UNTRIED: Final = frozenset({CLAIMED_AHEAD, INPUT_AWAY})
 
 class ErrorClass(StrEnum):
     CAPACITY = "capacity"  # no room, or not ready: the run never began
-    REFUSAL = "refusal"  # refused several times by a server that had nothing else to do: the run never began
+    REFUSAL = "refusal"  # refused several times by a server that had room for it: the run never began
     INFRASTRUCTURE = "infrastructure"  # the server, its worker or the connection died during the run
     MODEL = "model"  # the model's own code raised: it would raise again
     INPUT = "input"  # the input was refused: it would be refused again
@@ -145,7 +145,7 @@ FAULTS: Final[dict[Outcome, Fault]] = {
 }
 # The fault of a run that was refused so often that this was an attempt
 REFUSED_AGAIN: Final = Fault(
-    ErrorClass.REFUSAL, "refused", "The model server refused it again and again while it had nothing else to do."
+    ErrorClass.REFUSAL, "refused", "The model server refused it again and again while it had room for it."
 )
 # The reason to stop → the end, whatever the server answers. A drain has no row: it releases the claim.
 STOPS: Final[dict[Stop, tuple[Status, str, str]]] = {

@@ -201,8 +201,10 @@ class Watch(Struct, eq=False):
     def _judge_start(self, health: Health) -> None:
         server = self.server
         is_new = health.since not in ("", server.since)
+        if is_new and server.doubt.is_set() and server.health.can_run and not server.runner.capabilities.restarts:
+            server.trust.suspect()  # each connection that breaks counts as a start there
         if is_new or (not health.can_run and not server.since):
-            self.servers.acquit(server)
+            self.servers.end_doubt(server)
         if is_new:
             self.servers.started(server, health.since)
             self.asked_to_end_at = self.stranger = None
@@ -234,7 +236,7 @@ class Watch(Struct, eq=False):
             if health.status is HealthStatus.SETUP_FAILED and health.setup is not None:
                 facts["setup_logs"] = health.setup.logs[-SETUP_LOG_CHARS:]
             level = LEVELS.get(health.status, logging.INFO)
-            if self.server.gate.state != "open" and level == logging.WARNING:
+            if not self.server.gate.is_open and level == logging.WARNING:
                 level = logging.INFO  # a server that is loading or ending is away for some time
             log.log(level, "the health of a model server changed", extra=facts)
         self.seen = health.status

@@ -71,7 +71,8 @@ class Trust:
 
     Errors that the model's own code raises mostly come from inputs, so they count only if they have words of sickness,
     or of a dead engine (`by_words`), and come from two accounts. With `counts_failed` they all count. Failures of a
-    single account then count once, so that no account can make a server rest for all the others.
+    single account then count once, so that no account can make a server rest for all the others. So do its runs that a
+    server lost and stayed ready, and those that a server refused as if it were full.
     """
 
     def __init__(self, most: int = 0, *, counts_failed: bool = False) -> None:
@@ -80,6 +81,8 @@ class Trust:
         self.counts_failed = counts_failed
         self._rests = 0
         self._died = ""
+        self._found_by = ""
+        self._suspect = ""
         self._accused_by = ""
 
     @property
@@ -97,16 +100,17 @@ class Trust:
         since: str,
         is_dead: bool = False,
         by_words: bool = False,
+        may_be_full: bool = False,
         account: str = "",
         error: str = "",
     ) -> float | None:
         """Count the end of a run on the start `since` of the server: all runs that one death ends are one failure.
-        `account`: whose run it was. With `counts_failed` it is '' if no other account could suffer by its failures.
-        Returns the seconds of a rest if one is due.
+        `account`: whose run it was; '' if no other account could suffer by its failures, unless words of sickness make
+        it one. Returns the seconds of a rest if one is due.
         """
         if outcome is Outcome.SUCCEEDED:
             self.failures = self._rests = 0
-            self._accused_by = ""
+            self._accused_by = self._suspect = ""
             return None
         is_said = outcome is Outcome.FAILED or by_words
         if is_said and not self.counts_failed:
@@ -122,7 +126,12 @@ class Trust:
             self._accused_by = account
         if outcome not in AGAINST or not self._most or (is_dead and since and self._died == since):
             return None
-        self._died = since if is_dead else ""
+        if (is_dead or may_be_full) and account and account == self._suspect:
+            return None
+        if is_dead:
+            self._died, self._found_by = since, account
+        elif may_be_full:
+            self._suspect = account
         self.failures += 1
         if self.failures < self._most and not self._rests:
             return None
@@ -135,9 +144,16 @@ class Trust:
     def acquit(self) -> None:
         """Note that the server is alive after all: the next death that a run finds is another failure."""
         self._died = ""
+        self.suspect()
+
+    def suspect(self) -> None:
+        """Note that the server was ready right after a run found it dead: the run's account may be the reason."""
+        self._suspect = self._found_by
 
     def went_well_elsewhere(self, account: str) -> None:
         """Note a success on another server: failures here may not come from what the account sends."""
+        if account == self._suspect:
+            self._suspect = ""
         if self.counts_failed and account == self._accused_by:
             self._accused_by = ""
 
@@ -237,7 +253,8 @@ class Server(Struct, eq=False):
     `setup_log`: the last lines of its last setup, if that failed.
     `doubt`: set when a run found it dead or without the slot that it should have; it gets no work until the watch has
     asked it. `hangs`: a run there does not stop. `refusal`: why it did not let the director in; '' otherwise. `room`:
-    what is known of its slots, once it refused a run beside others.
+    what is known of its slots, once it refused a run beside others. `had_room`: a run succeeded since it last said that
+    it is full.
     """
 
     runner: Runner
@@ -252,6 +269,7 @@ class Server(Struct, eq=False):
     is_resting: bool = False
     refusal: str = ""
     room: Room | None = None
+    had_room: bool = False
     fewer: int | None = None
     runs: int = 0
     running: int = 0
@@ -268,12 +286,11 @@ class Server(Struct, eq=False):
 
     @property
     def can_run(self) -> bool:
-        is_open = self.gate.state == "open"
-        return is_open and self.health.can_run and not self.is_resting and not self.doubt.is_set()
+        return self.gate.is_open and self.health.can_run and not self.is_resting and not self.doubt.is_set()
 
     @property
     def is_drained(self) -> bool:
-        return self.gate.state != "open" and not self.busy and not self.waiting
+        return not self.gate.is_open and not self.busy and not self.waiting
 
     @property
     def usable(self) -> int:
@@ -290,7 +307,7 @@ class Server(Struct, eq=False):
 
     @property
     def is_locked(self) -> bool:
-        if self.gate.state != "open":
+        if not self.gate.is_open:
             return False
         return self.health.is_locked or (self.is_resting and bool(self.refusal))
 
@@ -302,7 +319,7 @@ class Server(Struct, eq=False):
     @property
     def state(self) -> str:
         """Its state in reports. One that is on trial still rests there: a rest is short, and what is broken stays."""
-        if self.gate.state != "open":
+        if not self.gate.is_open:
             return self.gate.state
         if self.is_resting or self.is_on_trial:
             return "resting"
@@ -318,7 +335,7 @@ class Server(Struct, eq=False):
     def trouble(self) -> str:
         if self.can_run:
             return ""
-        if self.gate.state != "open":
+        if not self.gate.is_open:
             return f"{self.gate.state}: {self.gate.swap.reason if self.gate.swap else 'nothing waits for it'}"
         if self.is_locked:
             return f"{SERVER_AUTH}: {self.refusal or self.health.detail}"
@@ -594,7 +611,7 @@ class Servers:
         if state in ("loading", "at_rest"):
             gate.changes += 1
             server.health = UNSEEN
-            self.acquit(server)
+            self.end_doubt(server)
         if state == "at_rest":
             gate.watched.clear()
         else:
@@ -608,7 +625,7 @@ class Servers:
             self.on_news()
 
     def saw(self, server: Server, health: Health) -> None:
-        if server.gate.state == "open":
+        if server.gate.is_open:
             server.failed_starts = _failed_starts(server, health)
         server.health = health
         if health.can_run:
@@ -620,7 +637,7 @@ class Servers:
     def started(self, server: Server, since: str) -> None:
         """Take in a new start of the server: it has all its slots again, and is not in doubt."""
         server.since, server.fewer, server.room = since, None, None
-        self.acquit(server)
+        self.end_doubt(server)
 
     def doubt(self, permit: Permit, *, hangs: bool = True) -> None:
         """Give the permit's server no work, unless it was restarted since. The watch restarts it if it is not ready, or
@@ -635,16 +652,25 @@ class Servers:
         self.on_news()
 
     def acquit(self, server: Server) -> None:
-        """End the doubt about a server that is alive, or has started again."""
-        server.hangs = False
-        server.doubt.clear()
+        """End the doubt about a server that is alive after all."""
+        self.end_doubt(server)
         server.trust.acquit()
 
+    def end_doubt(self, server: Server) -> None:
+        """End the doubt about a server that has started again. Runs that its death ended may still report it."""
+        server.hangs = False
+        server.doubt.clear()
+
     def refused(self, permit: Permit, ended: Ended, run: str) -> Ended:
-        """Return the end with its `refusals`, if the server had room: nothing else to do, or no more than it had when
-        as many runs succeeded there at once.
+        """Return the end with its `refusals`, if the server had room: nothing else of ours to do, or no more than it
+        had when as many runs succeeded there at once. One that says that it is full may be so with the runs of others:
+        then another run must have succeeded there since it last said so.
         """
         server = permit.server
+        if ended.may_be_full:
+            had_room, server.had_room = server.had_room, False
+            if not had_room:
+                return ended
         # the runs of a batch go one request after the other through one slot
         if server.running <= 1 or (permit.batch is not None and server.busy <= 1):
             return replace(ended, refusals=self._refusals.add(run))
@@ -671,6 +697,7 @@ class Servers:
         counts = counts and (ended.outcome is Outcome.SUCCEEDED or not server.is_resting)
         suspect = self._unless_alone(account)
         if ended.outcome is Outcome.SUCCEEDED:
+            server.had_room = True
             took_s = self._now() - permit.started_at
             if server.room is not None:
                 server.room.add(permit.started_at, self._now())
@@ -683,12 +710,14 @@ class Servers:
             return
         if not counts:
             return
+        is_said = ended.outcome is Outcome.FAILED or ended.by_words
         rest_s = server.trust.note(
             ended.outcome,
             since=permit.since,
             is_dead=ended.server_is_dead,
             by_words=ended.by_words,
-            account=suspect if server.trust.counts_failed else account,
+            may_be_full=ended.may_be_full and ended.may_be_input,
+            account=account if is_said and not server.trust.counts_failed else suspect,
             error=ended.error or "",
         )
         if rest_s is None:
@@ -776,6 +805,6 @@ def _failed_starts(server: Server, health: Health) -> int:
 
 
 def _prospect(server: Server) -> HealthStatus:
-    status = server.health.status if server.gate.state == "open" else HealthStatus.STARTING
+    status = server.health.status if server.gate.is_open else HealthStatus.STARTING
     is_loop = server.failed_starts >= LOOP and status in RETRIES
     return HealthStatus.SETUP_FAILED if is_loop else status

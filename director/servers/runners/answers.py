@@ -11,6 +11,7 @@ import zlib
 from base64 import b64encode
 from collections.abc import Mapping
 from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from typing import Final, Protocol, TypeVar
 
 import msgspec
@@ -25,13 +26,13 @@ from director.servers.runners.runner import Ended, Outcome
 
 EXCERPT_CHARS: Final = 500
 RETRY_AFTER_MAX_S: Final = 3600.0
+SECONDS: Final = re.compile(r"[0-9]+(?:\.[0-9]*)?")
 COMPLAINTS_MAX: Final = 20
 # The server does not let the director in, whatever a caller sends. Its body may repeat the secret that it was sent
 # 403 is one of them, unless a run was let in before
 NO_ENTRY: Final = frozenset(status for status, seen in outcomes.STATUSES.items() if seen in outcomes.MAY_BE_LOCKED)
 SERVER_AUTH: Final = outcomes.SERVER_AUTH
 WRONG_KEY: Final = outcomes.WRONG_KEY
-locked = outcomes.lock_out
 
 T = TypeVar("T")
 
@@ -164,9 +165,20 @@ class Answer(Struct, frozen=True, kw_only=True):
 
     @property
     def retry_after_s(self) -> float | None:
-        """Retry-After in seconds. None for its other form, a date, since that is by another clock."""
-        text = self.headers.get("retry-after", "")
-        return min(float(text[:9]), RETRY_AFTER_MAX_S) if text.isascii() and text.isdigit() else None
+        """Retry-After in seconds, also if it is a date: then by the server's own clock, as in its `Date`."""
+        text = self.headers.get("retry-after", "").strip()
+        if SECONDS.fullmatch(text):
+            return min(float(text[:32]), RETRY_AFTER_MAX_S)
+        try:
+            until, now = (parsedate_to_datetime(each) for each in (text, self.headers.get("date", "")))
+            return min(max(0.0, (until - now).total_seconds()), RETRY_AFTER_MAX_S)
+        except (ValueError, TypeError, OverflowError):  # no dates, or one of them without a zone
+            return None
+
+    @property
+    def says_when(self) -> bool:
+        """Whether the server says when to come again, in whatever form."""
+        return bool(self.headers.get("retry-after", "").strip())
 
     @property
     def kind(self) -> str:
@@ -213,11 +225,12 @@ def judge_refusal(answer: Answer, *, error: Pointer | None = None, busy: tuple[i
 def judge_refusal_as(answer: Answer, said: str, *, busy: tuple[int, ...] = outcomes.BUSY) -> Ended:
     seen = outcomes.read_status(answer.status, said, busy=busy)
     if seen is Observation.LOCKED:
-        return locked(answer.status)
+        return outcomes.lock_out(answer.status)
     words = status_of(answer)
     if said:
         words = said if seen is Observation.INVALID else f"{words}: {said}"
-    return outcomes.end(seen, words, retry_after_s=answer.retry_after_s)
+    ended = outcomes.end(seen, words, retry_after_s=answer.retry_after_s, says_when=answer.says_when)
+    return replace(ended, may_be_full=answer.status in outcomes.FULL)
 
 
 def read_words(answer: Answer, *, error: Pointer | None = None) -> str:

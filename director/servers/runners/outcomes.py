@@ -105,6 +105,7 @@ MOST_FORBIDDEN: Final = 3  # in a row: a key that was changed costs no more pred
 SERVER_AUTH: Final = "server_auth"  # also the state of a director whose servers are all locked
 WRONG_KEY: Final = "the operator of the model has to give its director the right key"
 BUSY: Final = tuple(sorted(status for status, seen in STATUSES.items() if seen is Observation.BUSY))
+FULL: Final = frozenset({409, 429})  # mostly say so of other runs, which may be of other callers
 REFUSALS_OF_AN_ATTEMPT: Final = 3  # by servers that had room
 MOST_ASKED: Final = 3  # times for its health, each as long as an answer may take, until it is no silence
 
@@ -151,12 +152,12 @@ def _or_dead(seen: Observation, said: str) -> Observation:
     return Observation.DEAD_WORDS if DEAD_ENGINE.search(said) else seen
 
 
-def end(seen: Observation, error: str, *, retry_after_s: float | None = None) -> Ended:
-    """Return the end for what was seen. It is in doubt where the health decides: see `settled`. A server that says when
-    to come again has no room.
+def end(seen: Observation, error: str, *, retry_after_s: float | None = None, says_when: bool = False) -> Ended:
+    """Return the end for what was seen. It is in doubt where the health decides: see `settle`. A server that says when
+    to come again, in a form that is known or not, has no room.
     """
     rule = TABLE[seen]
-    in_doubt = rule.if_unready is not None and (seen is not Observation.BUSY or retry_after_s is None)
+    in_doubt = rule.if_unready is not None and (seen is not Observation.BUSY or not says_when)
     by_words = seen is Observation.DEAD_WORDS
     return Ended(outcome=rule.outcome, error=error, retry_after_s=retry_after_s, in_doubt=in_doubt, by_words=by_words)
 

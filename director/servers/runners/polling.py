@@ -255,7 +255,7 @@ class PollingRunner(MappedRunner):
             why = f"{answers.judge_refusal(answer).error}: the run is not known there any more"
             return outcomes.end(Observation.FORGOTTEN, why)
         if answer.status in answers.NO_ENTRY:  # the run goes on, for a director with the right key
-            return answers.locked(answer.status)
+            return outcomes.lock_out(answer.status)
         if not answer.is_ok:
             return _status_trouble(answer.status, answers.judge_refusal(answer))
         if not answer.complete:

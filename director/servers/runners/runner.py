@@ -187,9 +187,10 @@ class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
     `hangs`: an earlier run there does not stop, so that only a restart helps.
     `has_no_slot`: it stayed full although our count has a free slot. `is_locked`: it does not let the director in, so
     send nothing there. `code`: overrides the code of the outcome. `goes_on`: the rest of the run, which uses its slot
-    on the server until it is over. `in_doubt`: the health of the server decides what it means (`outcomes.settled`);
+    on the server until it is over. `in_doubt`: the health of the server decides what it means (`outcomes.settle`);
     never seen outside of a runner. `may_be_input`: a server that is ready refused it, so the reason may be this input.
-    `refusals`: how often a server that had nothing else to do refused it so. `by_words`: only words of the answer say
+    `may_be_full`: it said so by a status that mostly speaks of other runs. `refusals`: how often a server that had room
+    refused it so. `by_words`: only words of the answer say
     that the server lost the run, and an input may make a server say them.
     """
 
@@ -207,6 +208,7 @@ class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
     goes_on: Remainder | None = None
     in_doubt: bool = False
     may_be_input: bool = False
+    may_be_full: bool = False
     refusals: int = 0
     by_words: bool = False
 

@@ -13,7 +13,7 @@ ID = "a" * 26
 
 def read(status: int, body: object, *, retry_after: str | None = None, coglet: bool = True) -> Ended | Again:
     raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
-    headers = {"retry-after": retry_after} if retry_after else {}
+    headers = {"retry-after": retry_after, "date": "Wed, 21 Oct 2026 07:28:00 GMT"} if retry_after else {}
     return read_answer(Answer(status=status, body=raw, headers=headers), prediction_id=ID, coglet=coglet)
 
 
@@ -132,12 +132,25 @@ def test_long_refusal_is_cut() -> None:
 
 @pytest.mark.parametrize(
     ("header", "seconds"),
-    [(None, None), ("7", 7.0), ("999999999999", 3600.0), ("-1", None), ("Wed, 21 Oct", None), ("", None), ("²", None)],
+    [
+        (None, None),
+        ("", None),
+        ("7", 7.0),
+        ("1.5", 1.5),
+        ("999999999999", 3600.0),
+        ("-1", None),
+        ("30s", None),
+        ("²", None),
+        ("Wed, 21 Oct", None),
+        ("Wed, 21 Oct 2026 07:28:30 GMT", 30.0),
+        ("Wed, 21 Oct 2026 07:27:00 GMT", 0.0),
+    ],
 )
 def test_not_ready_is_refused_with_retry_after(header: str | None, seconds: float | None) -> None:
     told = ended(503, {"error": "Setup has not finished yet.", "status": "failed"}, retry_after=header)
     error = "The model server answered 503: Setup has not finished yet."
-    assert told == Ended(outcome=Outcome.REFUSED, error=error, retry_after_s=seconds, in_doubt=seconds is None)
+    # in whatever form: a server that says when to come again does not mean this input
+    assert told == Ended(outcome=Outcome.REFUSED, error=error, retry_after_s=seconds, in_doubt=not header)
 
 
 @pytest.mark.parametrize("status", [301, 404, 405, 418, 500, 999])

@@ -492,3 +492,29 @@ async def test_refusal_counts_beside_as_many_runs_as_succeeded_at_once() -> None
     servers.started(one, "second")
     assert await together(fine) == 0
     assert await together() == 2, "it had nothing else to do"
+
+
+async def test_late_losers_of_a_death_count_no_second_failure() -> None:
+    one, servers = alone(8, rests_after=5)
+    permits = await taken(servers)
+    for number, permit in enumerate(permits):
+        servers.ended(permit, Ended(outcome=Outcome.LOST, server_is_dead=True), unasked=True, account=f"{number}")
+        servers.started(one, f"again {number}")
+    assert (one.trust.failures, one.is_resting) == (1, False)
+
+
+async def test_server_that_says_it_is_full_counts_only_after_a_success() -> None:
+    one = server(1)
+    servers = Servers([one])
+
+    async def run(*, good: bool) -> int:
+        [permit] = await taken(servers)
+        servers.permits.start(permit)
+        said = Ended(outcome=Outcome.SUCCEEDED) if good else replace(REFUSED, may_be_full=True)
+        refusals = 0 if good else servers.refused(permit, said, "poison").refusals
+        servers.ended(permit, said, unasked=True)
+        servers.permits.release(permit)
+        return refusals
+
+    assert [await run(good=False) for _ in range(9)] == [0] * 9, "other directors may fill it"
+    assert [await run(good=good) for good in (True, False, False, True, False)] == [0, 1, 0, 0, 2]

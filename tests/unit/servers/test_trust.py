@@ -50,6 +50,33 @@ def test_each_death_of_a_server_that_proved_alive_is_a_failure() -> None:
     assert noted(trust, Outcome.LOST, is_dead=True) == [1]
 
 
+def test_account_that_ready_servers_lose_counts_once_in_a_row() -> None:
+    trust = Trust(3)
+    counted = []
+    for account in "aaabba":
+        trust.note(Outcome.LOST, since="first", is_dead=True, account=account)
+        counted.append(trust.failures)
+        trust.acquit()
+    assert counted == [1, 1, 1, 2, 2, 3]
+
+
+def test_lost_runs_count_each_time_if_the_account_succeeds_elsewhere() -> None:
+    trust = Trust(3)
+    for _ in range(3):
+        trust.note(Outcome.LOST, since="first", is_dead=True, account="a")
+        trust.acquit()
+        trust.went_well_elsewhere("a")
+    assert (trust.failures, trust.is_on_trial) == (3, True)
+
+
+def test_account_that_is_refused_as_by_a_full_server_counts_once() -> None:
+    trust = Trust(3)
+    for account in "aaabba":
+        trust.note(Outcome.REFUSED, since="first", may_be_full=True, account=account)
+    assert trust.failures == 3
+    assert trust.note(Outcome.REFUSED, since="first", may_be_full=True) == 2, "no other account could suffer"
+
+
 def test_repeated_failures_of_one_account_count_once() -> None:
     trust = Trust(2, counts_failed=True)
     assert [trust.note(FAILED, since="first", account="a") for _ in range(20)] == [None] * 20

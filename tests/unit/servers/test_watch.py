@@ -59,10 +59,10 @@ class Watched:
         self.servers.doubt(permit)
         self.servers.permits.release(permit)
 
-    async def lose(self) -> None:
+    async def lose(self, account: str = "") -> None:
         """A run on it is lost."""
         [permit] = await self.servers.permits.wait()
-        self.servers.ended(permit, Ended(outcome=Outcome.LOST, server_is_dead=True), unasked=True)
+        self.servers.ended(permit, Ended(outcome=Outcome.LOST, server_is_dead=True), unasked=True, account=account)
         self.servers.permits.release(permit)
 
 
@@ -119,6 +119,30 @@ async def test_ready_server_is_not_restarted_for_the_runs_it_lost(watched: Watch
         await watched.look(READY)
     assert (watched.runner.shutdowns, watched.server.doubt.is_set()) == (0, False)
     assert watched.server.state == "resting", "it rests instead"
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+async def test_account_whose_runs_break_connections_makes_no_server_rest(watched: Watched, restarts: bool) -> None:
+    """A server that cannot be asked to end has a new start with each connection that breaks."""
+    watched.server.trust = Trust(3)
+    watched.runner.capabilities = Capabilities(restarts=restarts)
+    since = 0
+
+    async def break_connection(account: str) -> None:
+        nonlocal since
+        await watched.lose(account)
+        since += not restarts
+        await watched.look(replace(READY, since=f"{since}"))
+        watched.clock.pass_time(ACQUIT_S)
+        await watched.look(replace(READY, since=f"{since}"))
+
+    await watched.look(replace(READY, since="0"))
+    await break_connection("other")
+    for _ in range(10):
+        await break_connection("poison")
+    assert (watched.server.trust.failures, watched.server.is_resting) == (2, False)
+    await break_connection("other")
+    assert watched.server.is_resting
 
 
 async def test_lost_server_that_ends_a_little_later_gets_no_work_meanwhile(watched: Watched) -> None:
