@@ -1,7 +1,7 @@
 """Run predictions on a server that answers a POST with the output, whole or as a stream.
 
 Sends the filled template, and takes output, error and metrics from where the configuration points to: in the answer, or
-in each event of a stream. Never sends a run twice. A run is stopped by hanging up.
+in each event of a stream. Sends no run twice that may have come there. It is stopped by hanging up.
 """
 
 import asyncio

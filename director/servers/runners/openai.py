@@ -1,7 +1,7 @@
 """Run predictions on a server with OpenAI's API for text: vLLM, TGI, llama.cpp and others.
 
 The text is streamed, each piece an output of its own. A run is stopped by hanging up. Inputs that the API lacks are
-left out, as Cog does. A stream that breaks off is not an end, and a run is never sent twice.
+left out, as Cog does. A stream that breaks off is not an end, and no run is sent twice that may have come there.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
 """Run predictions on a server that answers a POST with an id, and poll it for the state of the run.
 
 The slot is in use for the whole run, also if the prediction was canceled. The id is reported as soon as it is known, so
-that the next director of the prediction polls the same run. Never sends a run twice, and fails on an unknown state.
+that the next director of the prediction polls the same run. Sends no run twice that may have come
+there, and fails on an unknown state.
 """
 
 import asyncio

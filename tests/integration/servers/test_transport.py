@@ -181,6 +181,40 @@ async def test_request_that_met_the_close_of_its_connection_goes_by_another(monk
             assert (await asking).whole() == b"ok"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what was acknowledged")
+async def test_request_that_met_a_late_408_goes_by_another_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with kept_connection() as (hand, transport, connected):
+
+        def is_silent(wire: Wire) -> bool:
+            connected.sendall(b"HTTP/1.1 408 Late\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
+            connected.close()
+            return True
+
+        monkeypatch.setattr(Wire, "is_silent", property(is_silent))
+        asking = asyncio.create_task(transport.send("POST", "/x", content=b"a run"))
+        with await asyncio.wait_for(hand.connection(), 5) as second:
+            await hand.answer(second)
+            assert (await asking).status_code == 200
+
+
+async def test_request_that_a_half_closed_connection_brings_is_not_sent_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with kept_connection() as (hand, transport, connected):
+
+        def is_silent(wire: Wire) -> bool:
+            connected.shutdown(socket.SHUT_WR)
+            return True
+
+        monkeypatch.setattr(Wire, "is_silent", property(is_silent))
+        asking = asyncio.create_task(transport.send("POST", "/x", content=b"a run"))
+        assert b"a run" in await asyncio.get_running_loop().sock_recv(connected, 65536)
+        with pytest.raises((httpx.ReadError, httpx.RemoteProtocolError)):
+            await asking
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(hand.connection(), 0.2)
+
+
 @pytest.mark.parametrize("reads", [True, False])
 async def test_request_that_came_to_its_server_is_never_sent_again(reads: bool) -> None:
     async with kept_connection() as (hand, transport, connected):
