@@ -218,6 +218,19 @@ HTTP: Final = (
         "failed",
         words="boom",
     ),
+    *(
+        Row(f"error in an event, {name}", pieces(b"data: %b\n\n" % data), "failed", words="boom")
+        for name, data in {
+            "with ids": b'{"error": {"message": "boom"}, "id": 1, "request_id": "r"}',
+            "as a flag": b'{"error": true, "message": "boom"}',
+            "as a status": b'{"status": "error", "message": "boom"}',
+        }.items()
+    ),
+    Row(
+        "no error by its flag and status",
+        pieces(b'data: {"error": false, "status": "ok", "message": "hi"}\n\n'),
+        output=[{"error": False, "status": "ok", "message": "hi"}],
+    ),
     Row("error in a line", (whole(b'1\n{"error": "boom", "error_type": "x"}\n', NDJSON),), "failed", words="boom"),
     Row("dead engine in an event", pieces(b'data: {"error": "EngineDeadError"}\n\n'), "lost", words="Engine"),
     Row(

@@ -465,9 +465,14 @@ def told_error(document: Raw) -> str:
         members = read_json(bytes(document), dict[str, Raw])
     except Unreadable:
         return ""
-    if not members.keys() <= OF_AN_ERROR or bytes(members.get("error", NULL)).lstrip()[:1] not in (b'"', b"{"):
+    if not members.keys() <= OF_AN_ERROR:
         return ""
-    return reason(bytes(document)) if bytes(members["error"]) not in NO_ERROR else ""
+    error, status = (bytes(members.get(name, NULL)).strip() for name in ("error", "status"))
+    if error[:1] in (b'"', b"{"):
+        return reason(bytes(document)) if error not in NO_ERROR else ""
+    # it only says that there is one: its words are elsewhere
+    says_so = error == b"true" or status.strip(b'"').lower().decode() in ERROR_EVENTS
+    return map_error(members.get("message", members.get("detail", NULL)), Pointer("")) if says_so else ""
 
 
 # Parse streams as the network brings them: events, lines or text. Pure: keeps at most one unfinished event, up to its
@@ -478,7 +483,10 @@ DONE: Final = b"[DONE]"
 ERROR_EVENTS: Final = frozenset({"error", "failed", "failure", "fatal", "exception"})
 # Members of an object that is an error and no output, if all of its members are among them
 OF_AN_ERROR: Final = frozenset(
-    {"error", "error_type", "error_code", "type", "code", "status", "status_code", "message", "detail", "traceback"}
+    {
+        *("error", "error_type", "error_code", "type", "code", "status", "status_code", "message", "detail"),
+        *("traceback", "id", "request_id"),
+    }
 )
 LINES: Final = re.compile(r"application/(?:x-)?(?:nd-?json|json-?lines|jsonl|json-seq|stream\+json|json-stream)")
 BOM: Final = b"\xef\xbb\xbf"
