@@ -305,7 +305,7 @@ class AuditSettings(CommonSettings, frozen=True, kw_only=True):
     """Private receivers that are allowed: hosts, networks, the word loopback."""
 
 
-# Settings of release 0.3.0 that are constants now. One that is set is refused, because it would have no effect
+# Settings of release 0.3.0 that are constants now. One that is set has no effect, and the log says so at the start
 GONE: Final = {
     "data_in_files_bytes": "DIRECTOR_DATA_IN_FILES keeps what has 32 KiB or more in the file store",
     "max_log_bytes": "the last 2 MiB of each prediction's logs are kept",
@@ -316,14 +316,21 @@ IN_WORDS: Final = {"model": "expected owner/name in lower case, such as acme/pai
 TYPES: Final = {"`float`": "a number", "`int`": "a whole number", "`bool`": "true or false", "`str`": "text"}
 
 
+def describe_former(environ: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each variable of a former setting that is set: it has no effect."""
+    return [
+        f"{PREFIX}{name.upper()} is no setting any more: {instead}. Remove the variable."
+        for name, instead in GONE.items()
+        if environ.get(PREFIX + name.upper())
+    ]
+
+
 def load(cls: type[AnySettings], environ: Mapping[str, str] | None = None, **given: object) -> AnySettings:
     """Read settings from the environment; `given` (from the command line) wins unless None. Raises SettingsError that
     names the variable and its valid values.
     """
     environ = os.environ if environ is None else environ
     names = {field.name: field for field in msgspec.structs.fields(cls)}
-    if gone := [name for name in GONE if environ.get(PREFIX + name.upper())]:
-        raise SettingsError(f"{PREFIX}{gone[0].upper()} is no setting any more: {GONE[gone[0]]}. Remove the variable.")
     values: dict[str, object] = {
         name: [part.strip() for part in text.split(",") if part.strip()] if "tuple" in str(field.type) else text
         for name, field in names.items()

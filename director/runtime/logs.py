@@ -5,6 +5,7 @@ No library may log a URL, since callers put secrets into theirs.
 """
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ from typing import Any, Final, TextIO
 
 import msgspec
 from msgspec import Raw
+
+from director.core.settings import describe_former
 
 BLANK: Final = vars(logging.makeLogRecord({}))
 OF_EVERY_RECORD: Final = frozenset(BLANK) | {
@@ -119,6 +122,8 @@ def configure(level: str, *, process: str) -> None:
         library.handlers.clear()
         library.propagate = True
         library.setLevel(max(logging.WARNING, root.level))
+    for sentence in describe_former(os.environ):
+        root.warning("a former setting is still set", extra={"reason": sentence})
 
 
 def _message(record: logging.LogRecord) -> str:

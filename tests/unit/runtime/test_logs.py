@@ -171,3 +171,13 @@ def test_a_line_of_a_library_is_filled_as_logging_says(capsys: pytest.CaptureFix
     log.info("100 % of it")
     said = [json.loads(text)["message"] for text in capsys.readouterr().err.splitlines()]
     assert said == ["one of 2", "one of 2", "100 % of it"]
+
+
+def test_process_warns_of_a_former_setting_at_its_start(
+    as_before: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DIRECTOR_MAX_LOG_BYTES", "1000")
+    configure("INFO", process="keeper")
+    [warning] = map(json.loads, capsys.readouterr().err.splitlines())
+    assert warning["level"] == "warning"
+    assert warning["reason"].startswith("DIRECTOR_MAX_LOG_BYTES is no setting any more")
