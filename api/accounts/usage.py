@@ -1,21 +1,24 @@
 """Show what the runs of an account used, or those of all accounts: runs, seconds, tokens, bytes of files, money."""
 
+import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import Annotated, Final
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.responses import Response
 
-from api.sites.sites import others
+from api.sites.sites import AWAY, others
 from api.web.errors import InvalidField, invalid_input
 from api.web.http import Request, json_response
 from api.web.route import Answer, Parameter, Route, reads
-from director.core.usage import KEYS, NOTHING, Key, Sum, Sums, Used, day_of
+from director.core.errors import BackendUnavailable
+from director.core.usage import KEYS, NOTHING, Key, Price, Sum, Sums, Used, day_of
 from director.store.accounts import ACCOUNT_NAME
 
 DAY: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
+MOST_RESULTS: Final = 20_000  # about 3 MB
 LONGEST_DAYS: Final = 3_700  # ten years: more than is ever kept
 
 
@@ -111,20 +114,42 @@ async def _answer(request: Request, *, account: str | None, known: Sequence[Key]
     if faults:
         raise invalid_input(faults)
     keys: list[Key] = [name for name in KEYS if name in by]
-    sums = Sums(keys)
-    for each in (services, *(site.services for site in others(request))):
-        async for rows in each.ledger.rows(first, last, account=account):
-            sums.add(rows)
+    sums, away = await _read_sums(request, keys, first, last, account)
     prices = await services.ledger.prices(sums.models)
-    whole = sums.result(prices, by=0) or [Sum(by=(), used=NOTHING, cost=None)]
-    return json_response(
-        UsageView(
-            first=str(first),
-            last=str(last),
-            total=_view(whole[0], []),
-            results=[_view(each, keys) for each in sums.result(prices)],
+    total, results = await asyncio.to_thread(_show_sums, sums, keys, prices)
+    if len(results) > MOST_RESULTS:
+        wrong = (
+            f"Gives {len(results):,} sums: leave a key out, or ask for fewer days. At most {MOST_RESULTS:,} are given"
         )
-    )
+        raise invalid_input([InvalidField("invalid", "by", wrong)])
+    view = UsageView(first=str(first), last=str(last), total=total, results=results)
+    return json_response(view, headers={AWAY: ", ".join(away)} if away else None)
+
+
+async def _read_sums(
+    request: Request, keys: Sequence[Key], first: date, last: date, account: str | None
+) -> tuple[Sums, list[str]]:
+    """Return the sums of all sites that answer, and the names of the others. Raises BackendUnavailable without the
+    home.
+    """
+    away: list[str] = []
+    try:
+        async with request.services.reading.hold(request.account.name):
+            sums = await request.services.ledger.sums(keys, first, last, account=account)
+            for site in others(request):
+                try:
+                    sums.join(await site.services.ledger.sums(keys, first, last, account=account))
+                except BackendUnavailable:
+                    away.append(site.name)
+    except TimeoutError as exc:
+        raise BackendUnavailable("usage of many days is read too often at once") from exc
+    return sums, away
+
+
+def _show_sums(sums: Sums, keys: Sequence[Key], prices: Mapping[str, Price]) -> tuple[UsageSum, list[UsageSum]]:
+    whole = sums.result(prices, by=0)
+    total = whole[0] if whole else Sum(by=(), used=NOTHING, cost=None)
+    return _view(total, []), [_view(each, keys) for each in sums.result(prices)]
 
 
 def _day(given: str | None, *, default: date, name: str, faults: list[InvalidField]) -> date:

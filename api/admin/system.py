@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Struct
 from starlette.responses import Response
 
+from api.sites.sites import Sites
 from api.web.http import Request, json_response
 from api.web.route import Answer, administers
 from director import __version__
@@ -67,7 +68,8 @@ class SystemView(Struct, frozen=True, kw_only=True):
     answers={200: Answer("The process as it is.", SystemView)},
 )
 async def get_system(request: Request) -> Response:
-    services, sites = request.services, request.sites
+    services = request.services
+    sites: Sites | None = request.sites
     server = await services.gate.check_recently()
     memory = Fullness.of(await infos(services.redis, "memory"))
     up_s = min(int(one["uptime_in_seconds"]) for one in await infos(services.redis, "server"))

@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from api.predictions.bodies import show_as_known
 from api.services.services import Services
-from api.sites.sites import Sites
+from api.sites.sites import AWAY, Sites
 from api.web.errors import InvalidField, forbidden, invalid_input
 from api.web.http import PAGE_SIZE, Cursor, Request, answer_page, cursor_of, services_of
 from api.web.route import CURSOR, Answer, Parameter, one_of
@@ -117,7 +117,6 @@ def _id_at(text: str) -> PredictionId | None:
 
 MOST_READ: Final = 2_000
 HEAVY_BYTES: Final = 4 << 20  # of a page, inputs and outputs included
-AWAY: Final = "X-Sites-Away"  # a header
 
 
 class Span(Struct, frozen=True, kw_only=True):

@@ -40,6 +40,7 @@ FRESH_S: Final = 1.0  # how long a queue's report is used
 MOST_QUEUES: Final = 1_000
 MOST_ACCOUNTS: Final = 10_000
 MAX_WHY: Final = 200
+AWAY: Final = "X-Sites-Away"  # a header
 NOTHING_STARTS: Final = frozenset({"open"})
 
 
@@ -226,7 +227,8 @@ def others(request: Request) -> Sequence[Site]:
 async def answer_at_site(request: Request, route: Route) -> Response:
     """Call a route's handler with the services of one of several sites. Raises a 404 or a 422 for an unknown one."""
     if route.site == "asked":
-        request.services = request.sites.find_asked(request)
+        sites: Sites = request.sites
+        request.services = sites.find_asked(request)
     if route.of is None:
         return await route.handler(request)
 

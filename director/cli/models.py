@@ -14,6 +14,7 @@ from director.cli.tables import Answer, tabulate
 from director.core.errors import SettingsError, UnknownModel
 from director.core.ids import queue_name
 from director.core.model_config import ModelConfig
+from director.core.usage import Price
 from director.store.ledger import checked_price
 
 SAID: Final = {
@@ -99,7 +100,8 @@ async def _price(backend: Backend, given: argparse.Namespace) -> Answer:
     if said and given.none:
         raise SettingsError("give prices, or --none.")
     if said or given.none:
-        price = checked_price(said) if said else None
+        stored = (await backend.ledger.prices([given.of])).get(given.of, Price())
+        price = checked_price(msgspec.to_builtins(stored) | said) if said else None
         async with backend.changes.noting("model_changed", by=typist(), model=given.of, fields=["price"]):
             try:
                 await backend.ledger.set_price(given.of, price)

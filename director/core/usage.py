@@ -180,6 +180,11 @@ class Sums:
             key = (tuple(str(getattr(row, name)) for name in self._by), row.model)
             self._used[key] = self._used.get(key, NOTHING) + row.used
 
+    def join(self, other: "Sums") -> None:
+        """Add the sums of another that has the same keys."""
+        for key, used in other._used.items():
+            self._used[key] = self._used.get(key, NOTHING) + used
+
     @property
     def models(self) -> set[str]:
         return {model for _, model in self._used}

@@ -2,6 +2,7 @@
 `lua/lib/ledger.lua`.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
 from datetime import date
 from functools import partial
@@ -20,6 +21,7 @@ from director.core.usage import Key, Price, Row, Sums, Used, months_of
 from director.store.catalog import Catalog
 
 AT_ONCE: Final = 200  # months of accounts, or lists of them, that one write to the socket asks for
+ROWS_AT_ONCE: Final = 1_000
 WHOLE: Final = "00"  # the day of a row that has its whole month
 FOLDED_AT_ONCE: Final = 500
 Place = tuple[Partition, str]
@@ -40,9 +42,12 @@ class Ledger:
         of = self._accounts(places) if account is None else _each(places, account)
         async for some in of:
             read = lambda pipe: [pipe.hgetall(keys.ledger(*place, name)) for place, name in some]  # noqa: B023, E731
-            pairs = zip(some, await pipelined(self._redis, read), strict=True)
-            each = (_row(month, name, *pair) for ((_, month), name), rows in pairs for pair in rows.items())
-            yield [row for row in each if row is not None and str(first) <= row.first_day <= str(last)]
+            for ((_, month), name), found in zip(some, await pipelined(self._redis, read), strict=True):
+                packed = list(found.items())
+                for start in range(0, len(packed), ROWS_AT_ONCE):
+                    await asyncio.sleep(0)  # an API answers other callers meanwhile
+                    each = [_row(month, name, *pair) for pair in packed[start : start + ROWS_AT_ONCE]]
+                    yield [row for row in each if row is not None and str(first) <= row.first_day <= str(last)]
 
     async def sums(self, by: Sequence[Key], first: date, last: date, *, account: str | None = None) -> Sums:
         found = Sums(by)

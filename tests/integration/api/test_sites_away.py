@@ -16,6 +16,7 @@ from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, site_of
 from director.core.policy import Policy
 from director.core.settings import ApiSettings
+from director.core.usage import Used
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.api import api_client
 from tests.support.eventually import eventually
@@ -107,6 +108,19 @@ async def test_predictions_of_a_dead_site_are_503_until_it_returns(
     listed = await api.get("/v1/predictions")
     assert "x-sites-away" not in listed.headers
     assert {there, known, elsewhere} <= {one["id"] for one in listed.json()["results"]}
+
+
+async def test_usage_of_the_other_sites_is_shown_and_names_the_dead_one(
+    api: AsyncClient, servers: dict[str, RedisServer], places: dict[str, Place]
+) -> None:
+    for each in places.values():
+        each.driver.now_ms = SystemClock().now_ms()
+        await each.driver.finish(await each.driver.claimed(), used=Used(runs=1))
+    whole = await api.get("/v1/usage")
+    assert (whole.json()["total"]["runs"], "x-sites-away" in whole.headers) == (3, False)
+    servers["us"].kill()
+    part = await api.get("/v1/usage")
+    assert (part.status_code, part.json()["total"]["runs"], part.headers["x-sites-away"]) == (200, 2, "us")
 
 
 @pytest.mark.parametrize("known_at", ["asia", "nowhere"])

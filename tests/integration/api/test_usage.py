@@ -7,6 +7,7 @@ import pytest
 from httpx import AsyncClient
 from redis.asyncio import Redis
 
+from api.accounts import usage
 from director.broker.scripts import Scripts
 from director.core.states import Status
 from director.core.usage import Price, Used
@@ -73,6 +74,20 @@ async def test_days_outside_the_range_do_not_count(api: AsyncClient, driver: Que
 )
 async def test_an_unknown_key_or_day_is_refused(api: AsyncClient, query: str) -> None:
     assert (await api.get(f"/v1/usage?{query}")).status_code == 422
+
+
+async def test_too_many_sums_are_refused_with_what_to_leave_out(
+    api: AsyncClient, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ms = driver.now_ms
+    for days_ago in (0, 1):
+        driver.now_ms = now_ms - days_ago * 86_400_000
+        await run(driver)
+    monkeypatch.setattr(usage, "MOST_RESULTS", 1)
+    since = f"from={datetime.fromtimestamp(now_ms / 1000 - 86_400, UTC):%Y-%m-%d}"
+    refused = await api.get(f"/v1/usage?{since}&by=day")
+    assert (refused.status_code, refused.json()["invalid_fields"][0]["field"]) == (422, "by")
+    assert (await api.get(f"/v1/usage?{since}&by=model")).json()["total"]["runs"] == 2
 
 
 async def test_operators_see_every_account_with_its_cost(

@@ -39,7 +39,8 @@ def test_no_cell_of_a_csv_is_a_formula() -> None:
 async def test_a_price_turns_usage_into_money_afterwards(operator: Operator, driver: QueueDriver) -> None:
     await run(driver)
     assert await operator.types("model", "price", MODEL) == f"{MODEL} has no price\n"
-    await operator.types("model", "price", MODEL, "--input", "0.5", "--output", "10")
+    await operator.types("model", "price", MODEL, "--input", "0.5", "--output", "9")
+    await operator.types("model", "price", MODEL, "--output", "10")
     assert json.loads(await operator.types("model", "price", MODEL, "--json"))["price"] == {
         "input": 0.5,
         "output": 10.0,
