@@ -16,7 +16,7 @@ from api.accounts.account import AccountView
 from api.accounts.limits import retain, uncount
 from api.models.models import SKU, Hardware, Name
 from api.predictions.bodies import HOW, MODEL, VERSION, WAIT, PredictionRequest, creates, read_create
-from api.predictions.intake import Filed, Hold, accept, answer, read_here
+from api.predictions.intake import Filed, read_here, submit
 from api.services.lookups import VersionRef
 from api.services.services import Services
 from api.sites.sites import others, where_it_is
@@ -220,16 +220,7 @@ async def create_of_deployment(request: Request) -> Response:
     version = await _version(request, deployment.release.model, deployment.release.version)
     if version is None:
         raise invalid_version()
-    with Hold(request) as hold:
-        filed = await accept(
-            request,
-            version,
-            asked,
-            rate_token=request.rate_token,
-            deployment=deployment.full_name,
-            wait=hold.wait,
-        )
-        return await answer(request, await _cancel_if_disabled(request, filed), hold)
+    return await submit(request, version, asked, deployment=deployment.full_name, review=_cancel_if_disabled)
 
 
 async def _cancel_if_disabled(request: Request, filed: Filed) -> Filed:

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache, partial
 from typing import Final, NamedTuple, Self
 
@@ -54,8 +54,8 @@ LONGEST_KEY: Final = 255
 OUTLOOK_S: Final = 0.2  # the official Python client gives up half a second after the time that it asked for
 # Requests that differ in these headers are different requests. The second group enters the fingerprint by name and only
 # where it is sent, so that fingerprints of requests without these newer headers stay as they were.
-OF_THE_REQUEST: Final = ("cancel-after", "x-priority", "x-start-by")
-OF_THE_REQUEST_TOO: Final = ("x-cost", "x-affinity-key")
+HEADERS: Final = ("cancel-after", "x-priority", "x-start-by")
+NEWER_HEADERS: Final = ("x-cost", "x-affinity-key")
 REFUSED: Final = (Problem, DataRefused, UnknownQueue)  # nothing new, but what an idempotency key names is answered
 
 
@@ -84,11 +84,20 @@ class Filed(NamedTuple):
     is_repeat: bool = False
 
 
-async def submit(request: Request, version: Version, asked: bodies.CreatePrediction) -> Response:
-    """Accept a run of this version, and answer."""
+async def submit(
+    request: Request,
+    version: Version,
+    asked: bodies.CreatePrediction,
+    *,
+    deployment: str = "",
+    review: Callable[[Request, Filed], Awaitable[Filed]] | None = None,
+) -> Response:
+    """Accept a run of this version, and answer. `review` sees what was accepted, and returns what it is then."""
     with Hold(request) as hold:
-        filed = await accept(request, version, asked, rate_token=request.rate_token, wait=hold.wait)
-        return await answer(request, filed, hold)
+        filed = await accept(
+            request, version, asked, rate_token=request.rate_token, deployment=deployment, wait=hold.wait
+        )
+        return await answer(request, filed if review is None else await review(request, filed), hold)
 
 
 async def accept(
@@ -255,8 +264,8 @@ def _idempotency(
         return None
     if not 0 < len(key) <= LONGEST_KEY:
         raise errors.invalid_header("Idempotency-Key", f"a text of 1 to {LONGEST_KEY} characters")
-    asked = [version.model, *(headers.get(name, "") for name in OF_THE_REQUEST)]
-    asked += [f"{name}: {headers[name]}" for name in OF_THE_REQUEST_TOO if name in headers]
+    asked = [version.model, *(headers.get(name, "") for name in HEADERS)]
+    asked += [f"{name}: {headers[name]}" for name in NEWER_HEADERS if name in headers]
     asked += [f"deployment: {deployment}"] if deployment else []
     asked += [f"kind: {version.kind}"] if version.kind else []
     # for a training the path names the version, and the body does not
