@@ -276,7 +276,7 @@ class Top:
 
     async def _follow_keys(self) -> None:
         while data := await _read():
-            for key in keys_in(data):
+            for key in keys_in(data.decode(errors="ignore")):
                 if (change := self._screen.press(key)) is not None:
                     await self._make(change)
             if self._screen.is_over:
@@ -324,13 +324,13 @@ def _single_keys() -> Iterator[None]:
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, was)
 
 
-async def _read() -> str:
+async def _read() -> bytes:
     """Return what is typed next, or nothing once the terminal is closed."""
     await anyio.wait_readable(sys.stdin)
     try:
-        return os.read(sys.stdin.fileno(), 4096).decode(errors="ignore")
+        return os.read(sys.stdin.fileno(), 4096)
     except OSError:
-        return ""
+        return b""
 
 
 def keys_in(text: str) -> list[str]:

@@ -114,3 +114,4 @@ def test_an_input_says_what_is_expected_of_it() -> None:
     assert expected_tokens(b'{"max_tokens":"many"}') == "5 "
     assert expected_tokens(b'{"image":"data:image/png;base64,' + b"x" * 4_000 + b'","prompt":"what?"}') == "6 "
     assert expected_tokens(b"[1]") == "0 "
+    assert expected_tokens(b'{"max_tokens":7,"a":"data:,' + b"x" * 400_000 + b'","b":"' + b"x" * 8 + b'"}') == "9 "
