@@ -137,7 +137,7 @@ async def test_retry_of_an_operator_keeps_every_fact_but_its_own(driver: QueueDr
     await driver.finish(await driver.claim_one(), Status.FAILED, error="No.", code="model_failed")
     entered: list[NewPrediction] = []
 
-    async def enter(_version: Any, new: NewPrediction, _most_data: int | None) -> Any:
+    async def enter(_version: Any, new: NewPrediction, _most_data: int | None, _undo: Any) -> Any:
         entered.append(new)
         return await driver.scripts.enqueue(new, now_ms=driver.now_ms)
 
