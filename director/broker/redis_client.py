@@ -10,7 +10,7 @@ and returns it each time.
 import asyncio
 import os
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar, cast
 
 from redis import exceptions
@@ -30,6 +30,7 @@ from director.broker.connections import (
 from director.core.errors import BackendFull, BackendUnavailable, SettingsError
 
 Reply = TypeVar("Reply")
+Item = TypeVar("Item")
 
 # Ordinary errors: callers get 503 with Retry-After, and the service recovers by itself
 AWAY: Final = (
@@ -142,6 +143,11 @@ async def pipelined(
         return list(await pipe.execute(raise_on_error=raise_on_error))
 
     return await ask(send)
+
+
+async def read_all(redis: Redis, each: Iterable[Item], command: Callable[[Any, Item], object]) -> list[Any]:
+    """Return the reply to the command that `command` puts on a pipeline for each item. All are sent in one write."""
+    return await pipelined(redis, lambda pipe: [command(pipe, item) for item in each])
 
 
 async def is_cluster(redis: Redis) -> bool:

@@ -11,7 +11,7 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, pipelined, text, texts
+from director.broker.redis_client import ask, pipelined, read_all, text, texts
 from director.core.data_bytes import FOR_EVER_MS, count_bytes
 from director.core.ids import Kind, Partition, PredictionId, QueueName, lowest_id_at, partition_of
 from director.runtime.sweep import LIMIT
@@ -113,8 +113,8 @@ async def record_counts(redis: Redis, *, from_ms: int, before_ms: int) -> dict[s
         ends = await pipelined(redis, read_ends)
         pairs = zip(lists, ends[::2], ends[1::2], strict=True)
         spans = [(key, first[0], last[0]) for key, first, last in pairs if first and last]
-        read = lambda pipe: [pipe.zrank(key, name) for key, *both in spans for name in both]  # noqa: B023, E731
-        ranks = await pipelined(redis, read)
+        pairs_of_ends = [(key, name) for key, *both in spans for name in both]
+        ranks = await read_all(redis, pairs_of_ends, lambda pipe, end: pipe.zrank(*end))
         for (key, *_), first, last in zip(spans, ranks[::2], ranks[1::2], strict=True):
             if first is not None and last is not None:
                 found[lists[key]] = found.get(lists[key], 0) + last - first + 1

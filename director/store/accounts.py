@@ -16,7 +16,7 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, pipelined, text, texts
+from director.broker.redis_client import ask, pipelined, read_all, text, texts
 from director.core.account_limits import DEFAULT, UNLIMITED, AccountLimits
 from director.core.clock import Clock, SystemClock
 from director.core.data_bytes import count_bytes
@@ -506,6 +506,6 @@ async def each_account(redis: Redis, command: Callable[[Any, str], object]) -> A
     names = await Accounts(redis).names()
     for start in range(0, len(names), AT_ONCE):
         some = names[start : start + AT_ONCE]
-        replies = await pipelined(redis, lambda pipe: [command(pipe, name) for name in some])  # noqa: B023
+        replies = await read_all(redis, some, command)
         for name, reply in zip(some, replies, strict=True):
             yield name, reply

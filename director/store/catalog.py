@@ -12,7 +12,7 @@ from redis import exceptions
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, pipelined, text
+from director.broker.redis_client import ask, pipelined, read_all, text
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.data_bytes import DATA_TTL_MS, ENTRY_BYTES, RECORD_TTL_MS
@@ -239,10 +239,7 @@ class Catalog:
         made = await ask(lambda: redis.hgetall(keys.versions()))
         versions = [(text(model), text(version)) for version, model in made.items() if _owner(text(model)) in owners]
         for these in _slices(versions):
-            replies = await pipelined(
-                redis,
-                lambda pipe: [pipe.hexists(keys.version(*each), "weights") for each in these],  # noqa: B023
-            )
+            replies = await read_all(redis, these, lambda pipe, each: pipe.hexists(keys.version(*each), "weights"))
             trained = [each for each, is_trained in zip(these, replies, strict=True) if is_trained]
             for (model, _), size in zip(trained, await self.schema_bytes(trained), strict=True):
                 yield _owner(model), ENTRY_BYTES + size

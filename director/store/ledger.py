@@ -13,7 +13,7 @@ import msgspec
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, pipelined, text
+from director.broker.redis_client import ask, read_all, text
 from director.broker.scripts import Scripts
 from director.core.errors import SettingsError, UnknownModel
 from director.core.ids import Partition
@@ -41,8 +41,8 @@ class Ledger:
         places = list(product(await self._catalog.partitions(), months_of(first, last)))
         of = self._accounts(places) if account is None else _each(places, account)
         async for some in of:
-            read = lambda pipe: [pipe.hgetall(keys.ledger(*place, name)) for place, name in some]  # noqa: B023, E731
-            for ((_, month), name), found in zip(some, await pipelined(self._redis, read), strict=True):
+            replies = await read_all(self._redis, some, lambda pipe, pair: pipe.hgetall(keys.ledger(*pair[0], pair[1])))
+            for ((_, month), name), found in zip(some, replies, strict=True):
                 packed = list(found.items())
                 for start in range(0, len(packed), ROWS_AT_ONCE):
                     await asyncio.sleep(0)  # an API answers other callers meanwhile
@@ -73,8 +73,7 @@ class Ledger:
     async def _accounts(self, places: Sequence[Place]) -> AsyncIterator[list[tuple[Place, str]]]:
         for start in range(0, len(places), AT_ONCE):
             some = places[start : start + AT_ONCE]
-            read = lambda pipe: [pipe.smembers(keys.ledger_accounts(*place)) for place in some]  # noqa: B023, E731
-            replies = await pipelined(self._redis, read)
+            replies = await read_all(self._redis, some, lambda pipe, place: pipe.smembers(keys.ledger_accounts(*place)))
             pairs = [(place, text(name)) for place, names in zip(some, replies, strict=True) for name in names]
             for at in range(0, len(pairs), AT_ONCE):
                 yield pairs[at : at + AT_ONCE]

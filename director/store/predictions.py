@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, pipelined, text
+from director.broker.redis_client import ask, pipelined, read_all, text
 from director.core.errors import IdempotencyMismatch
 from director.core.ids import Kind, PredictionId, QueueName, is_prediction_id
 from director.core.schema import Stored, parse_history, reference_in
@@ -106,12 +106,10 @@ class Predictions:
         found: list[list[PredictionId]] = []
         for start in range(0, len(accounts), LISTS_AT_ONCE):
             some = accounts[start : start + LISTS_AT_ONCE]
-            replies = await pipelined(
+            replies = await read_all(
                 self._redis,
-                lambda pipe: [
-                    pipe.zrevrangebylex(keys.listing(name, kind), high, low, start=0, num=count)
-                    for name in some  # noqa: B023
-                ],
+                some,
+                lambda pipe, name: pipe.zrevrangebylex(keys.listing(name, kind), high, low, start=0, num=count),
             )
             found += [[PredictionId(text(one)) for one in names] for names in replies]
         return found

@@ -12,7 +12,7 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, pipelined, text
+from director.broker.redis_client import ask, pipelined, read_all, text
 from director.core.ids import QueueName
 from director.core.trends import (
     MOST_BUCKETS,
@@ -142,8 +142,8 @@ class Trends:
 
     async def _read(self, queues: Sequence[QueueName], step: Step, *, most: int = 0) -> list[list[Point]]:
         last = (most or step.kept) - 1
-        read = lambda pipe: [pipe.lrange(_key(queue, step), 0, last) for queue in queues]  # noqa: E731
-        return [parse_all(lines) for lines in await pipelined(self._redis, read)]
+        found = await read_all(self._redis, queues, lambda pipe, queue: pipe.lrange(_key(queue, step), 0, last))
+        return [parse_all(lines) for lines in found]
 
 
 def _key(queue: QueueName, step: Step) -> str:

@@ -110,29 +110,14 @@ SENDERS = (
     # it empties the server that it has started for itself
     "director.lab.simulate.play",
 )
-SEND = ("director.broker.redis_client.ask", "director.broker.redis_client.pipelined")
+SEND = tuple(f"director.broker.redis_client.{name}" for name in ("ask", "pipelined", "read_all"))
 COMMANDS = {name for name in dir(Redis) if not name.startswith("_") and callable(getattr(Redis, name))}
 # Methods of a client that send nothing, and commands whose names other objects use too
 QUIET = {"aclose", "close", "from_pool", "from_url", "register_script"}
 SHARED = {
-    *("append", "client", "cluster", "command", "copy", "delete", "digest", "dump", "exists", "expire", "get", "info"),
-    *(
-        "json",
-        "keys",
-        "lock",
-        "migrate",
-        "move",
-        "parse",
-        "ping",
-        "reset",
-        "role",
-        "save",
-        "select",
-        "set",
-        "shutdown",
-        "sort",
-    ),
-    *("time", "touch", "type", "unlink", "wait", "watch"),
+    *("append", "client", "cluster", "command", "copy", "delete", "digest", "dump", "exists", "expire", "get"),
+    *("info", "json", "keys", "lock", "migrate", "move", "parse", "ping", "reset", "role", "save", "select", "set"),
+    *("shutdown", "sort", "time", "touch", "type", "unlink", "wait", "watch"),
 }
 NO_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
 
