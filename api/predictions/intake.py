@@ -107,14 +107,14 @@ async def accept(
     *,
     rate_token: tuple[Bucket, str] | None,
     deployment: str = "",
-    place: str = "",
+    item: str = "",
     wait: Wait | None = None,
 ) -> Filed:
-    """Check and file one prediction. `deployment`: owner/name of the one that was called. `place` distinguishes the
+    """Check and file one prediction. `deployment`: owner/name of the one that was called. `item` distinguishes the
     predictions of a batch, which share a key.
     """
     with Step(request, version) as step:
-        new = check(request, version, asked, deployment=deployment, place=place, trace=step.headers)
+        new = check(request, version, asked, deployment=deployment, item=item, trace=step.headers)
         filed = await file(request, version, new, rate_token, wait)
         record = filed.stored.record
         step.facts = {"prediction": record.id, "lane": record.lane, "replayed": filed.is_repeat}
@@ -188,7 +188,7 @@ def check(
     asked: bodies.CreatePrediction,
     *,
     deployment: str,
-    place: str,
+    item: str,
     trace: TraceHeaders,
 ) -> NewPrediction:
     """Raises a 422 for an input that the model does not take, and for a header that says nothing."""
@@ -232,7 +232,7 @@ def check(
         # only a caller that sets a deadline gets the status aborted: older official clients fail on it
         deadline_status="" if lifetime is None else Status.ABORTED,
         start_by_ms=None if start_by is None else bodies.start_by_seconds(start_by) * 1000,
-        idempotency=_idempotency(headers, asked.body, version=version, deployment=deployment, place=place),
+        idempotency=_idempotency(headers, asked.body, version=version, deployment=deployment, item=item),
         secret=asked.secret,
         traceparent=trace.get("traceparent", ""),
         tracestate=trace.get("tracestate", ""),
@@ -254,7 +254,7 @@ def _lane(headers: Mapping[str, str], account: Account) -> str:
 
 
 def _idempotency(
-    headers: Mapping[str, str], body: bytes, *, version: Version, deployment: str, place: str
+    headers: Mapping[str, str], body: bytes, *, version: Version, deployment: str, item: str
 ) -> tuple[str, str] | None:
     """Return (digest of the key, fingerprint of the request), which reveal nothing of what was sent. The fingerprint
     has the model and not its version, so that a key holds across a deploy.
@@ -271,7 +271,7 @@ def _idempotency(
     # for a training the path names the version, and the body does not
     asked += [f"version: {version.id}"] if version.kind == "training" else []
     fingerprint = "\n".join([*asked, ""]).encode() + body
-    return hashlib.sha256((key + place).encode()).hexdigest(), hashlib.sha256(fingerprint).hexdigest()
+    return hashlib.sha256((key + item).encode()).hexdigest(), hashlib.sha256(fingerprint).hexdigest()
 
 
 async def reserve_compute(

@@ -475,13 +475,13 @@ async def create_batch(request: Request) -> Response:
     given = await _unless_large(body, partial(bodies.parse_batch, body, most=MOST))
     results: list[BatchResult] = []
     while len(results) < len(given):
-        places = _together(given, len(results))
-        results += await asyncio.gather(*(_result(request, bytes(given[place]), place) for place in places))
+        numbers = _together(given, len(results))
+        results += await asyncio.gather(*(_result(request, bytes(given[number]), number) for number in numbers))
     return json_response(BatchResults(results))
 
 
 def _together(given: Sequence[Raw], first: int) -> range:
-    """Return the places that are created next, at once: they hold the event loop together."""
+    """Return the numbers of those that are created next, at once: they hold the event loop together."""
     end, size = first, 0
     while end < min(len(given), first + AT_ONCE) and (end == first or size < LARGE_BYTES):
         size += memoryview(given[end]).nbytes
@@ -494,13 +494,13 @@ async def _unless_large(body: bytes, parse: Callable[[], T]) -> T:
     return parse() if len(body) < LARGE_BYTES else await asyncio.to_thread(parse)
 
 
-async def _result(request: Request, body: bytes, place: int) -> BatchResult:
+async def _result(request: Request, body: bytes, number: int) -> BatchResult:
     try:
         # the request itself was counted when it came in, as the first prediction
-        rate_token = request.rate_token if place == 0 else await take(request, request.account, "create")
+        rate_token = request.rate_token if number == 0 else await take(request, request.account, "create")
         asked = await _unless_large(body, partial(bodies.parse_create, body, version=True))
         version = await _version(request, asked)
-        filed = await accept(request, version, asked, rate_token=rate_token, place=f"/{place}")
+        filed = await accept(request, version, asked, rate_token=rate_token, item=f"/{number}")
         return BatchResult(status=201, prediction=view(filed.stored), replayed=filed.is_repeat or UNSET)
     except (Problem, DirectorError) as exc:
         document = errors.problem_of(exc).document

@@ -49,8 +49,8 @@ class PlayedTerminal:
     def shows(self, text: str) -> bool:
         return any(text in line for line in self.screen)
 
-    def type(self, keys: str) -> None:
-        os.write(self._ours, keys.encode())
+    def type(self, keys: str | bytes) -> None:
+        os.write(self._ours, keys if isinstance(keys, bytes) else keys.encode())
 
     def resize(self, columns: int, lines: int) -> None:
         self._set_size(columns, lines)

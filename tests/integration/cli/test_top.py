@@ -54,6 +54,7 @@ async def test_top_shows_queues_live_and_pauses_one_after_confirmation(
         await until(terminal, "serving")
         await driver.submit(account="ada")
         await until(terminal, "waiting 1  running 0 of 4")
+        terminal.type(b"\xff")  # a terminal that does not speak UTF-8
         terminal.type("p")
         await until(terminal, f"pause {driver.queue}? y: yes")
         terminal.type("n")
