@@ -111,7 +111,7 @@ def _count_file_bytes(given: bytes) -> int:
         end = given.find(b'"', begin + 1)
         if begin < 0 or end < 0:
             break
-        counted += end - begin
+        counted += end + 1 - begin
     return counted
 
 
