@@ -42,6 +42,7 @@ BLOCK: Final = re.compile(
 RUN_AS: Final = re.compile(r"(.+) \((.+)\)")
 HOWS: Final = {"not run", "page not run", "file", "background until", "terminal shows", "exits", "run as"}
 TOKEN: Final = re.compile(r"dr_[0-9a-f]{40}")
+SPACES: Final = re.compile(r" +")
 SHOWN_TOKEN: Final = "dr_…"  # a page's place for the token that `director up` printed in a terminal
 STATE: Final = ".environment"
 
@@ -187,8 +188,9 @@ class Terminals:
             raise PageError(f"{text!r} does not come:\n{said}")
 
     def _compare(self, expected: str, said: str) -> None:
-        pattern = re.escape(expected.strip()).replace("…", ".*")
-        if not re.search(pattern, said):
+        # a column is as wide as its widest word, and pages that ran before may have left a wider one
+        pattern = re.escape(SPACES.sub(" ", expected.strip())).replace("…", ".*")
+        if not re.search(pattern, SPACES.sub(" ", said)):
             raise PageError(f"The page says:\n{expected}\nIt printed:\n{said}")
 
 

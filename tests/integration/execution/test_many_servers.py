@@ -70,7 +70,8 @@ async def test_ready_server_that_loses_every_run_rests_and_is_not_restarted(call
     async def hang_up(_: Exchange) -> None:
         """Close the connection without an answer."""
 
-    async with scripted_cog() as cog, live.keeper(), live.director(cog.url, max_failures=3) as director:
+    # more attempts than losses: the first one may have all three of them before the others are there
+    async with scripted_cog() as cog, live.keeper(), live.director(cog.url, max_failures=3, attempts=9) as director:
         asked = [caller.new_id() for _ in range(3)]
         for each in asked:
             cog.on("PUT", f"/predictions/{each}", Script(hang_up))
