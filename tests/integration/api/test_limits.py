@@ -205,7 +205,7 @@ async def test_refusal_says_when_the_prediction_would_start(
     door: Door, redis: Any, scripts: Scripts, queue: QueueName
 ) -> None:
     await scripts.extend(queue, consumer="d1", lease_s=60, claims=[], slots=1)
-    await redis.hset(keys.meta(queue), "service_ms", "60000")
+    await redis.hset(keys.meta(queue), mapping={"service_ms": "60000", "service_cost": "1"})
     async with door() as api:
         for _ in range(3):
             await create(api)

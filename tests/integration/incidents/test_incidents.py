@@ -191,7 +191,8 @@ async def test_runs_that_time_out_are_named(stage: Scene, folder: Path, tmp_path
 @pytest.mark.long
 async def test_run_that_hangs_is_named(stage: Scene) -> None:
     caller = await stage.caller("acme/hanging")
-    await stage.redis.hset(keys.meta(caller.queue), mapping={"service_ms": 10, "service_dev": 1, "service_n": 50})  # type: ignore[misc]
+    measured = {"service_ms": 10, "service_dev": 1, "service_n": 50, "service_cost": 1}
+    await stage.redis.hset(keys.meta(caller.queue), mapping=measured)  # type: ignore[misc]
     async with (
         timed_server(3600) as server,
         stage.keeper(),
