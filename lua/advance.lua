@@ -29,7 +29,7 @@ if ran_ms ~= '' and r[3] == 'starting' then
   started = now - ran_ms
   redis.call('HSET', KEYS[1], 'status', 'processing', 'started', started, 'begun', '1')
 end
-if ARGV[4] ~= '' then redis.call('HSET', KEYS[1], 'remote', ARGV[4]) end
+if ARGV[4] ~= '' then redis.call('HSET', KEYS[1], 'remote', ARGV[4], 'named_by', token) end
 local shown = {}
 for i = 7 + 2 * math.max(0, seq - last_known), #ARGV, 2 do shown[#shown + 1] = records.entry(ARGV[i], now, ARGV[i + 1]) end
 records.append(id, shown)

@@ -28,11 +28,11 @@
 --
 -- uses keys:     clock
 -- uses records:  entry, put_right
--- uses estimate: charge_s, note_service, note_tokens, write_service, write_tokens
+-- uses estimate: charge, note_service, note_tokens, write_service, write_tokens
 -- uses share:    flush, has_any
 -- uses breaker:  close, facts_of
 -- uses ends:     prepare, write
--- uses ledger:   add, write
+-- uses ledger:   add, look_up, write
 -- uses batch:    each
 
 local queue
@@ -69,16 +69,17 @@ local function finish(key, arg, last)
     breaker.close(r.queue, now)
     if status == 'succeeded' then estimate.note_service(facts, served_ms, tonumber(r.cost)) end -- a cancel or a refusal says nothing about it
   end
+  local row = used ~= '' and ledger.look_up(r, now)
   estimate.note_tokens(facts, used)
   r.used_now = used
   local own = ends.prepare(id, r, status, {
     error = ARGV[arg + 4], code = ARGV[arg + 5], output = ARGV[arg + 6], logs = ARGV[arg + 7], metrics = ARGV[arg + 8],
     ran_ms = ran_ms, grace_ms = ARGV[arg + 10], ended = token, over_ms = over_ms, shown = shown,
-    served_s = estimate.charge_s(r, used, served_ms / 1000, facts[14]),
+    charge = estimate.charge(r, used, served_ms / 1000, facts[14]),
   }, now)
-  ledger.add(r, used, now)
+  if row then ledger.add(row, used) end
   queue, ended[id] = r.queue, token
-  if share.has_any(queue, 'limits') then share.flush(queue) end -- whether a account may run again changes with each end
+  if share.has_any(queue, 'limits') then share.flush(queue) end -- whether an account may run again changes with each end
   return 'finished', own
 end
 

@@ -8,7 +8,7 @@
 --   ARGV[2…] day, month  fields: a row of a day, and that of the month which takes it in
 --   Returns  rows that were added, and are gone
 --
--- uses ledger:   EMPTY, plus, write_rows
+-- uses ledger:   EMPTY, packed, plus
 
 local key, kept_ms = KEYS[1], ARGV[1]
 
@@ -21,7 +21,11 @@ for i = 2, #ARGV, 2 do
   end
 end
 if #days > 0 then
-  ledger.write_rows(key, sums)
+  local months = {}
+  for field, counted in pairs(sums) do
+    months[#months + 1], months[#months + 2] = field, ledger.packed(ledger.plus(counted, redis.call('HGET', key, field)))
+  end
+  redis.call('HSET', key, unpack(months))
   redis.call('HDEL', key, unpack(days))
 end
 redis.call('PEXPIRE', key, kept_ms)

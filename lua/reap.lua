@@ -6,7 +6,8 @@
 --   ARGV[1]  limit    most claims recovered in this call
 --   ARGV[2]  jitter   0..1, drawn by the caller: scripts must not be random
 --   ARGV[3]  lease_ms of the directors: the clock has not stepped for this long
---   Returns  id, new state, …   in requeue's words, or 'gone' if there was no claim any more
+--   Returns  id, new state, …   in requeue's words, 'gone' if there was no claim any more, or 'fault':
+--            a bad record or key; it is tried again with the next call, and the others are not touched
 --
 -- uses keys:     QUEUE, clock, queue
 -- uses records:  TERMINAL, read
@@ -24,7 +25,9 @@ local function take_back(id, r)
     redis.call('ZREM', lease, id)
     reaped[#reaped + 1] = 'gone'
   else
-    reaped[#reaped + 1] = requeue.give_back(id, r, { spent = true, lost = true, jitter = requeue.spread(jitter, k) }, now)
+    local how = { spent = true, lost = true, jitter = requeue.spread(jitter, k) }
+    local is_done, became = pcall(requeue.give_back, id, r, how, now)
+    reaped[#reaped + 1] = is_done and became or 'fault'
   end
 end
 

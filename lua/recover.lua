@@ -7,7 +7,7 @@
 --   ARGV[3]  count    entries claimed for a look; the server scans ten times as many
 --   ARGV[4]  idle_ms  only entries that were not extended for this long
 --   ARGV[5]  jitter   0..1, as reap
---   Returns  {cursor, id, new state, …}   cursor '0-0' once the end was reached
+--   Returns  {cursor, id, new state, …}   cursor '0-0' once the end was reached; states as of reap
 --
 -- uses keys:     GROUP, clock, queue, record
 -- uses records:  TERMINAL, read
@@ -37,7 +37,9 @@ for k, mid in ipairs(reply[2]) do
     redis.call('HSET', keys.record(id), unpack(share.file_now(id, r)))
     became = 'waiting'
   elseif tonumber(redis.call('ZSCORE', keys.queue(queue, 'lease'), id) or 0) <= now then
-    became = requeue.give_back(id, r, { spent = true, lost = true, jitter = requeue.spread(jitter, k) }, now)
+    local how = { spent = true, lost = true, jitter = requeue.spread(jitter, k) }
+    local is_done, word = pcall(requeue.give_back, id, r, how, now)
+    became = is_done and word or 'fault'
   end
   if became then
     recovered[#recovered + 1] = id or ''

@@ -202,7 +202,7 @@ class Replayed(Struct, frozen=True, kw_only=True):
 
 Hold = Literal["held", "lost", "user", "deadline"]
 """State of a claim: held; lost; its caller asked to cancel; its deadline has passed."""
-Requeued = Literal["waiting", "delayed", "dead", "canceled", "late", "gone", "lost"]
+Requeued = Literal["waiting", "delayed", "dead", "canceled", "late", "gone", "lost", "fault"]
 Readiness = Literal["ready", "starting", "setup_failed", "server_auth", "draining"]
 """State of a director: `starting` has no ready server yet; `draining` claims nothing more."""
 

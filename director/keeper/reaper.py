@@ -109,6 +109,17 @@ class Reaped(Struct, frozen=True):
     is_held_off: bool = False
 
 
+def without_faults(queue: QueueName, batch: Claims) -> Claims:
+    """Log the claims that could not be recovered, and return the others."""
+    for prediction_id, became in batch:
+        if became == "fault":
+            log.error(
+                "claim not recovered: its record or a key of its account or queue is damaged",
+                extra={"prediction": prediction_id, "queue": queue},
+            )
+    return [(prediction_id, became) for prediction_id, became in batch if became != "fault"]
+
+
 @dataclass(slots=True, eq=False)
 class Reaper:
     """Sweeps the leases of all queues. A claim whose lease was valid when contact was last proven is not touched."""
@@ -131,6 +142,7 @@ class Reaper:
 
     async def _reap(self, queue: QueueName, now_ms: int) -> Claims:
         batch = await self._scripts.reap(queue, limit=LIMIT, lease_s=self._lease_s, now_ms=now_ms)
+        batch = without_faults(queue, batch)
         for prediction_id, became in batch:
             self.on_reaped(queue, became)
             log.info("claim recovered", extra={"prediction": prediction_id, "queue": queue, "became": became})
@@ -210,6 +222,7 @@ class Recoverer:
             now_ms=now_ms,
         )
         walk.went_to(cursor)
+        batch = without_faults(queue, batch)
         for prediction_id, became in batch:
             self.on_recovered(queue, became)
             facts = {"prediction": prediction_id, "queue": queue, "became": became}

@@ -6,10 +6,13 @@
 -- uses pending:  correct_charge, count, ended_of, gone, gone_from
 -- uses share:    flush, take_away
 -- uses breaker:  end_probe, facts_of
+-- uses ledger:   add, look_up, write
 
--- A silent director may have stopped at any time before its lease expired: its run counts until then.
+-- A silent director may have stopped at any time before its lease expired: its run counts until then. The lease is read once.
+ends.leases = {}
 function ends.ran_until(id, r, now)
-  return math.min(now, tonumber(redis.call('ZSCORE', keys.queue(r.queue, 'lease'), id)) or now)
+  ends.leases[id] = ends.leases[id] or tonumber(redis.call('ZSCORE', keys.queue(r.queue, 'lease'), id)) or now
+  return math.min(now, ends.leases[id])
 end
 
 -- ms of its runs so far, with the one that ends now.
@@ -67,7 +70,8 @@ function ends.write(own)
   local output, logs, code = end_.output or '', end_.logs or '', end_.code or ''
   redis.call('HSET', record, unpack(own.fields))
   -- its place and its claim, which only `revive` would need: 62 bytes of a record that is kept for a week
-  redis.call('HDEL', record, 'token', 'mid', 'stream', 'shard', 'arrival', 'charged', 'cancel', 'waiter', 'used', 'used_before')
+  redis.call('HDEL', record, 'token', 'mid', 'stream', 'shard', 'arrival', 'charged', 'cancel', 'waiter', 'used', 'used_before', 'named_by',
+    'left')
   redis.call('PEXPIRE', record, own.record_ttl)
   redis.call('PEXPIRE', keys.input(id), own.data_ttl)
   if r.secret ~= '' then ends.overwrite_secrets(keys.input(id), r.secret) end
@@ -75,9 +79,9 @@ function ends.write(own)
   if own.ran then redis.call('ZADD', keys.unspent(), own.ran, id .. ' ' .. r.account) end
   if r.budgeted ~= '' then redis.call('HSET', keys.unsettled(), id .. ' ' .. r.account, ends.used_in_all(r)) end
   if output ~= '' or logs ~= '' then
-    local data = keys.output(id)
-    redis.call('HSET', data, 'output', output, 'logs', logs)
-    redis.call('PEXPIRE', data, own.data_ttl)
+    local output_key = keys.output(id)
+    redis.call('HSET', output_key, 'output', output, 'logs', logs)
+    redis.call('PEXPIRE', output_key, own.data_ttl)
   end
   records.append(id, own.shown)
   redis.call('PEXPIRE', keys.events(id), own.data_ttl)
@@ -89,8 +93,8 @@ end
 -- End a prediction, for a script that then calls share.flush, and ends.write with what this returns.
 --
 -- end_: error, code, output, logs, metrics, ran_ms, ended (token of the claim that finishes it), shown (events to write
--- before the last), grace_ms (time for the director to deliver the webhook itself), served_s (its charge: seconds that it
--- used a slot, or its tokens), over_ms (how long ago the run was over).
+-- before the last), grace_ms (time for the director to deliver the webhook itself), charge (of estimate.charge),
+-- over_ms (how long ago the run was over).
 function ends.prepare(id, r, status, end_, now)
   local facts, at, wants = breaker.facts_of(r.queue), string.format('%d', now), records.wants_end(r)
   local data_ttl = tonumber(r.data_ttl_ms) or tonumber(facts[4] or records.DATA_TTL_MS) -- the account's wins over the queue's
@@ -111,7 +115,7 @@ function ends.prepare(id, r, status, end_, now)
     end
   end
   local was_claimed = r.token ~= ''
-  pending.correct_charge(r, end_.served_s or 0)
+  pending.correct_charge(r, end_.charge or 0)
   share.take_away(id, r)
   pending.count(was_claimed and 'running' or 'queued', r.account, -1)
   pending.ended_of[r.account] = true
@@ -126,10 +130,17 @@ function ends.prepare(id, r, status, end_, now)
     fields = fields, ran = ran, wants_end = wants, data_ttl = data_ttl, record_ttl = record_ttl }
 end
 
+-- A run that its director left for another one to follow (`left`) is counted here if it waits, since no director follows it.
 function ends.end_now(id, r, status, end_, now)
+  local row = r.token == '' and r.left ~= '' and ledger.look_up(r, now)
+  if row then r.used_now = r.left end
   local own = ends.prepare(id, r, status, end_, now)
   share.flush(r.queue)
   ends.write(own)
+  if row then
+    ledger.add(row, r.left)
+    ledger.write()
+  end
 end
 
 -- End a prediction whose deadline has passed. `aborted` is only for callers that asked for a deadline: older official

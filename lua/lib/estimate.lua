@@ -77,7 +77,8 @@ end
 
 -- Where the server reports tokens, a run's share is its tokens: its time says how full the server was, not what it used.
 -- A token of the output counts twice (VTC, Sheng et al., OSDI 2024). A weighed token counts as 10 ms, so that releases
--- which charge seconds and those which charge tokens agree roughly.
+-- which charge seconds and those which charge tokens agree roughly. A charge, and so a virtual
+-- time, is in seconds: those of a slot, or 10 ms for each weighed token.
 estimate.TOKEN_S, estimate.OUTPUT = 0.01, 2
 estimate.RECENT_OUTPUTS = 20
 
@@ -103,7 +104,7 @@ end
 
 -- The charge of a run that is over: its tokens, or its seconds where the server reports none. `mean`: service_out. A run
 -- whose input was not reported, because its end never came, is charged what was expected of it, or more.
-function estimate.charge_s(r, used, seconds, mean)
+function estimate.charge(r, used, seconds, mean)
   local input, output = estimate.tokens_of(used)
   local weighed_s = (input + estimate.OUTPUT * output) * estimate.TOKEN_S
   if input > 0 then return weighed_s end
@@ -112,7 +113,7 @@ function estimate.charge_s(r, used, seconds, mean)
 end
 
 -- The charge that is expected of a run: of its bytes and the most that it may answer, as the API counted them.
-function estimate.expected_charge_s(r)
+function estimate.expected_charge(r)
   local seconds, mean = estimate.expected_s(r), tonumber(estimate.means[3] or '')
   local input, most = string.match(r.tokens, '^(%d+) (%d*)$')
   if not mean or not input then return seconds end
@@ -139,11 +140,11 @@ function estimate.score(r, now)
       run_ms = tonumber(m[4]) }
   end
   if tonumber(r.created) < estimate.scores.moved_at then return end
-  local waited, error_s, bucket = now - r.created, math.abs(now - r.created - r.eta50) / 1000, 'inf'
+  local waited, error_s, bound = now - r.created, math.abs(now - r.created - r.eta50) / 1000, 'inf'
   for i = #estimate.BUCKETS_S, 1, -1 do
-    if error_s <= estimate.BUCKETS_S[i] then bucket = estimate.BUCKETS_S[i] end
+    if error_s <= estimate.BUCKETS_S[i] then bound = estimate.BUCKETS_S[i] end
   end
-  pending.count('tally', 'eta_error:' .. bucket, 1)
+  pending.count('tally', 'eta_error:' .. bound, 1)
   pending.count('tally', waited <= tonumber(r.eta90) and 'eta_kept' or 'eta_missed', 1)
   local runs50, runs90 = string.match(r.runs, '(%S+) (%S+)')
   if not runs50 or not estimate.scores.run_ms then return end

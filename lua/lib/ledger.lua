@@ -6,7 +6,7 @@
 --                                        zeros at the end are left out. Day 00 is the whole month, see fold
 --
 -- A month of an account in one hash stays one compact block: 73 bytes a row, where a hash for each day takes 190.
--- Commands: 2 for each account in a call, and 4 more for the first row of a day.
+-- Commands of a call: 1 for each row and 1 for each account. The first rows of a day: 1 more for each account, and 3.
 --
 -- uses keys:     ledger, ledger_accounts
 
@@ -34,49 +34,64 @@ function ledger.plus(sums, used)
     i = i + 1
     numbers[i] = tonumber(number)
   end
-  for k = 1, 6 do numbers[k] = (numbers[k] or 0) + sums[k] end
+  for k = 1, math.max(#numbers, #sums) do numbers[k] = (numbers[k] or 0) + (sums[k] or 0) end
   return numbers
 end
 
 function ledger.packed(sums)
-  local last = 6
+  local last = #sums -- a newer release may have more numbers
   while last > 1 and sums[last] == 0 do last = last - 1 end
   local numbers = {}
   for k = 1, last do numbers[k] = string.format('%.0f', sums[k]) end
   return table.concat(numbers, ' ')
 end
 
--- Count what one run used; ledger.write writes it. used: the six numbers, '' if no run began.
-ledger.rows = {}
-function ledger.add(r, used, now)
-  if used == '' then return end
+-- Rows that were read in this call, by month and account.
+ledger.rows, ledger.is_index = {}, {}
+
+-- Read the row of its account, model, API token and day. Call it before anything of an end is written: what can fail on a bad
+-- key fails here.
+function ledger.look_up(r, now)
   local month, day = ledger.date(now)
   local of_month = ledger.rows[month] or {}
   local rows, field = of_month[r.account] or {}, day .. ' ' .. r.model .. ' ' .. r.api_token
   ledger.rows[month], of_month[r.account] = of_month, rows
-  rows[field] = ledger.plus(rows[field] or ledger.EMPTY, used)
+  if not rows[field] then
+    local known = redis.call('HGET', keys.ledger(month, r.account), field)
+    if not known and not ledger.is_index[month] then redis.call('SISMEMBER', keys.ledger_accounts(month), r.account) end
+    ledger.is_index[month] = ledger.is_index[month] or not known
+    rows[field] = { is_new = not known, has_changed = false, sums = ledger.plus(ledger.EMPTY, known) }
+  end
+  return rows[field]
 end
 
-function ledger.write_rows(key, rows)
-  local fields, written = {}, {}
-  for field in pairs(rows) do fields[#fields + 1] = field end
-  local known = redis.call('HMGET', key, unpack(fields))
-  for i, field in ipairs(fields) do
-    written[2 * i - 1], written[2 * i] = field, ledger.packed(ledger.plus(rows[field], known[i]))
+-- Count what one run used; ledger.write writes it. row: of ledger.look_up
+function ledger.add(row, used) row.sums, row.has_changed = ledger.plus(row.sums, used), true end
+
+-- Write the rows of an account that changed. Returns true if one of them is new.
+function ledger.write_account(key, rows)
+  local fields, has_new = {}, false
+  for field, row in pairs(rows) do
+    if row.has_changed then
+      fields[#fields + 1], fields[#fields + 2] = field, ledger.packed(row.sums)
+      has_new = has_new or row.is_new
+      row.has_changed, row.is_new = false, false
+    end
   end
-  return redis.call('HSET', key, unpack(written))
+  if #fields > 0 then redis.call('HSET', key, unpack(fields)) end
+  if has_new then redis.call('PEXPIRE', key, ledger.KEPT_MS) end
+  return has_new
 end
 
 function ledger.write()
   for month, of_month in pairs(ledger.rows) do
+    local new = {}
     for account, rows in pairs(of_month) do
-      local key, index = keys.ledger(month, account), keys.ledger_accounts(month)
-      if ledger.write_rows(key, rows) > 0 then
-        redis.call('PEXPIRE', key, ledger.KEPT_MS)
-        redis.call('SADD', index, account)
-        redis.call('PEXPIRE', index, ledger.KEPT_MS)
-      end
+      if ledger.write_account(keys.ledger(month, account), rows) then new[#new + 1] = account end
+    end
+    if #new > 0 then
+      redis.call('SADD', keys.ledger_accounts(month), unpack(new))
+      redis.call('PEXPIRE', keys.ledger_accounts(month), ledger.KEPT_MS)
     end
   end
-  ledger.rows = {}
 end

@@ -3,7 +3,7 @@
 -- uses keys:     ALIVE_MS, queue, record, stream
 -- uses ready:    choose_stream, delivered, next_set, waiting_in, without_bit
 -- uses pending:  counted, counts
--- uses estimate: LATE90, expected_charge_s, means
+-- uses estimate: LATE90, expected_charge, means
 -- uses share:    LANES, backlog, backlog_depths, has_any, is_calm, is_held, is_suspended, lane_clock, limits_of,
 --                may_run
 
@@ -165,7 +165,7 @@ function outlook.stand(id, r, m)
     rank = outlook.depth_of(share.backlog(r.queue, r.lane, r.account))
   end
   if rank then
-    return rank + 1, look.ready + outlook.ahead_in_backlogs(r, rank, estimate.expected_charge_s(r))
+    return rank + 1, look.ready + outlook.ahead_in_backlogs(r, rank, estimate.expected_charge(r))
   end
   local depth = look.depth or outlook.depths(r.queue, r.lane, look.ready > 0 and look.mask or 0)
   look.depth = depth

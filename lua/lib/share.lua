@@ -7,7 +7,7 @@
 -- uses ready:    add_entry, choose_stream, offer, ring, with_bit
 -- uses pending:  add_to, add_to_backlog, clocks, corrections, count, count_ready, counted, ended_of, joining,
 --                removals, set, write_counts, write_removals
--- uses estimate: expected_charge_s
+-- uses estimate: expected_charge
 
 share.LANES = { 'high', 'normal', 'low' }
 share.LOOK_AHEAD = 8 -- entries of the account's backlog that are read at once, or searched for a warm affinity key
@@ -33,7 +33,7 @@ end
 -- Limits that came with a submit count before they are written.
 share.brought = {}
 
--- (weight, most running or nil) of a account.
+-- (weight, most running or nil) of an account.
 function share.limits_of(queue, account)
   if share.brought[account] then return unpack(share.brought[account], 1, 2) end
   local text = share.has_any(queue, 'limits') and redis.call('HGET', keys.queue(queue, 'limits'), account)
@@ -76,6 +76,8 @@ function share.may_run(queue, account)
   local _, most = share.limits_of(queue, account)
   return not most or pending.counted(queue, 'running', account) < most
 end
+
+-- A script that admits several moves the clock with each and writes it once. It then drops debts without meaning.
 function share.write_clocks(queue)
   for lane, own in pairs(pending.clocks) do
     pending.set('clock:' .. lane, own)
@@ -87,7 +89,7 @@ function share.lane_clock(queue, lane)
   return pending.clocks[lane] or tonumber(redis.call('HGET', keys.queue(queue, 'meta'), 'clock:' .. lane) or 0)
 end
 
--- Keep the virtual time of a account without a turn only while it is ahead of the lane's: else it has no meaning.
+-- Keep the virtual time of an account without a turn only while it is ahead of the lane's: else it has no meaning.
 function share.keep_debt(queue, lane, account, own)
   if own > share.lane_clock(queue, lane) then
     redis.call('ZADD', keys.queue(queue, 'debt:' .. lane), own, account)
@@ -96,7 +98,7 @@ function share.keep_debt(queue, lane, account, own)
   end
 end
 
--- Give turns to a account that has a backlog and may run. Time before it came is not owed. Returns true if it is new.
+-- Give turns to an account that has a backlog and may run. Time before it came is not owed. Returns true if it is new.
 function share.join_turns(queue, lane, account)
   local vtime, debt = keys.queue(queue, 'vtime:' .. lane), keys.queue(queue, 'debt:' .. lane)
   if redis.call('ZSCORE', vtime, account) then return false end
@@ -120,7 +122,7 @@ function share.leave_turns(queue, lane, account)
   end
 end
 
--- Move a account's virtual time by these seconds, one after the other, while there is another account to compare with.
+-- Move an account's virtual time by these seconds, one after the other, while there is another account to compare with.
 function share.charge(queue, lane, account, ...)
   local vtime, weight = keys.queue(queue, 'vtime:' .. lane), share.limits_of(queue, account)
   local own, least = redis.call('ZSCORE', vtime, account), -math.huge
@@ -146,7 +148,7 @@ function share.take_from_backlog(id, r)
   return true
 end
 
--- Whether a account may run may have changed: give it turns in all its lanes, or in none. This is done at once, not by
+-- Whether an account may run may have changed: give it turns in all its lanes, or in none. This is done at once, not by
 -- claims: a claim looks at a bounded number of accounts, and finds no work if all of these are at their limits.
 function share.update_turns(queue, account)
   local may = share.may_run(queue, account)
@@ -159,7 +161,7 @@ function share.update_turns(queue, account)
   end
 end
 
--- One more of the account's runs, or one less. Only a account with limits can reach one.
+-- One more of the account's runs, or one less. Only an account with limits can reach one.
 function share.note_running(queue, account)
   local _, most = share.limits_of(queue, account)
   if most then share.update_turns(queue, account) end
@@ -208,6 +210,9 @@ function share.file(id, r, look)
   end
   return '', ''
 end
+
+-- Write what the steps so far hold back: at the script's end, and before anything that reads it. Removals are last: after a
+-- fault of what predictions share, each is still live and has its lease.
 function share.flush(queue)
   for backlog, line in pairs(pending.joining) do
     pending.count('meta', 'backlogged:' .. line.lane, redis.call('ZADD', backlog, unpack(line)))
@@ -339,7 +344,7 @@ function share.admit(queue, lane, warm, most, looks, streams, fits)
     if id and may and r and not records.TERMINAL[r.status] and r.token == '' and r.mid == '' then
       if not fits(tonumber(r.cost)) then break end
       r.stream, r.mid = ready.add_entry(id, r, string.match(r.shard, '%d+') % streams)
-      r.charged = estimate.expected_charge_s(r)
+      r.charged = estimate.expected_charge(r)
       pending.clocks[lane] = turn.own
       turn.own, turn.has_moved = turn.own + r.charged / share.limits_of(queue, account), true
       turn.admitted[#turn.admitted + 1] = table.remove(turn.line, place)

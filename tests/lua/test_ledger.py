@@ -6,15 +6,18 @@ from random import Random
 from typing import Any, Final
 
 import pytest
+from redis.exceptions import ResponseError
 
 from director.broker import keys
 from director.core.ids import partition_of_model
+from director.core.schema import Claim
 from director.core.states import Status
 from director.core.usage import Used
 from tests.support.keyspace import unchanged
 from tests.support.queue_driver import ACCOUNT, MODEL, QueueDriver
 
 RUN: Final = Used(runs=1, ms=2_500, input_tokens=700, cached_tokens=512, output_tokens=40, file_bytes=9)
+SEEN: Final = Used(input_tokens=700, output_tokens=12)
 TOKEN: Final = "0123456789abcdef"
 MONTH: Final = "202701"  # of START_MS
 PARTITION: Final = partition_of_model(MODEL)
@@ -86,6 +89,132 @@ async def test_a_lost_run_counts_what_its_director_wrote(driver: QueueDriver, ca
     driver.pass_time(20)
     assert await driver.reap() == {claim.id: "canceled" if cancel else "waiting"}
     assert await rows(driver) == {ROW: Used(runs=1, ms=15_000) + seen}, "until its lease expired"
+
+
+async def begin(driver: QueueDriver, claim: Claim, *, remote: str = "", used: Used = SEEN) -> None:
+    seq = await driver.begin(claim)
+    await driver.scripts.advance(
+        claim.id, token=claim.token, seq=seq, ran_ms=0, events=[], remote=remote, used=used, now_ms=driver.now_ms
+    )
+
+
+@pytest.mark.parametrize("how", ["canceled", "late", "dead"])
+async def test_a_lost_run_that_is_followed_by_none_counts_whole(driver: QueueDriver, how: str) -> None:
+    claim = await driver.claimed(api_token=TOKEN, lifetime_ms=10_000 if how == "late" else None)
+    await begin(driver, claim, remote="r1")
+    if how == "canceled":
+        await driver.cancel(claim.id)
+    if how == "dead":
+        await driver.redis.hset(keys.record(claim.id), "attempt", 3)
+    driver.pass_time(20)
+    assert await driver.reap() == {claim.id: how}
+    assert await rows(driver) == {ROW: Used(runs=1, ms=15_000) + SEEN}
+
+
+async def test_a_lost_run_that_is_followed_counts_at_its_end(driver: QueueDriver) -> None:
+    claim = await driver.claimed(api_token=TOKEN)
+    await begin(driver, claim, remote="r1")
+    driver.pass_time(20)
+    await driver.reap()
+    assert await rows(driver) == {ROW: Used(ms=15_000)}
+    await driver.finish(await driver.claim_one(), used=RUN)
+    assert await rows(driver) == {ROW: Used(ms=15_000) + RUN}
+
+
+async def test_a_name_of_an_earlier_claim_leaves_no_run_uncounted(driver: QueueDriver) -> None:
+    claim = await driver.claimed(api_token=TOKEN)
+    await begin(driver, claim, remote="r1", used=Used())
+    driver.pass_time(20)
+    await driver.reap()
+    await begin(driver, await driver.claim_one())
+    driver.pass_time(20)
+    await driver.reap()
+    assert await rows(driver) == {ROW: Used(runs=1, ms=30_000) + SEEN}
+
+
+@pytest.mark.parametrize("how", ["reaped", "released"])
+@pytest.mark.parametrize("end", ["canceled", "late"])
+async def test_a_run_left_for_others_counts_if_it_ends_while_it_waits(driver: QueueDriver, how: str, end: str) -> None:
+    claim = await driver.claimed(api_token=TOKEN, lifetime_ms=60_000)
+    await begin(driver, claim, remote="r1")
+    driver.pass_time(20)
+    if how == "reaped":
+        await driver.reap()
+    else:
+        await driver.release(claim, used=Used(ms=15_000))
+    if end == "canceled":
+        await driver.cancel(claim.id)
+    else:
+        driver.pass_time(60)
+        await driver.expire()
+    assert await rows(driver) == {ROW: Used(runs=1, ms=15_000) + SEEN}
+
+
+async def test_a_run_that_was_left_and_is_canceled_counts_at_the_release(driver: QueueDriver) -> None:
+    claim = await driver.claimed(api_token=TOKEN)
+    await begin(driver, claim)
+    await driver.cancel(claim.id)
+    assert await driver.release(claim, used=Used(ms=5_000)) == "canceled"
+    assert await rows(driver) == {ROW: Used(runs=1, ms=5_000) + SEEN}
+
+
+async def test_a_fault_of_one_claim_leaves_the_usage_of_others(driver: QueueDriver) -> None:
+    await driver.have_slots(5)
+    await driver.submit_many(3, api_token=TOKEN)
+    claims = await driver.claim(3)
+    for claim in claims:
+        await driver.begin(claim)
+    bad, *others = (claim.id for claim in claims)
+    await driver.redis.hset(keys.record(bad), "attempt", "x")
+    driver.pass_time(20)
+    assert await driver.reap() == {bad: "fault", **dict.fromkeys(others, "waiting")}
+    assert await rows(driver) == {ROW: Used(runs=2, ms=30_000)}
+    async with unchanged(driver.redis):
+        assert await driver.reap() == {bad: "fault"}
+    await driver.redis.hset(keys.record(bad), "attempt", 1)
+    assert await driver.reap() == {bad: "waiting"}
+    assert await rows(driver) == {ROW: Used(runs=3, ms=45_000)}
+
+
+async def test_a_claim_without_a_lease_fails_alone(driver: QueueDriver) -> None:
+    await driver.have_slots(5)
+    for _ in range(2):
+        await driver.submit(api_token=TOKEN, streams=[0])
+    bad, good = await driver.claim(2)
+    await driver.begin(good)
+    await driver.redis.hset(keys.record(bad.id), "attempt", "x")
+    await driver.redis.delete(keys.lease(driver.queue))
+    _, recovered = await driver.recover(0)
+    assert recovered == {bad.id: "fault", good.id: "waiting"}
+    assert await rows(driver) == {ROW: Used(runs=1)}
+
+
+@pytest.mark.parametrize("damaged", ["row", "index"])
+async def test_an_end_that_cannot_be_counted_writes_nothing(driver: QueueDriver, damaged: str) -> None:
+    claim = await driver.claimed()
+    await driver.begin(claim)
+    ledger, index = keys.ledger(PARTITION, MONTH, ACCOUNT), keys.ledger_accounts(PARTITION, MONTH)
+    key = ledger if damaged == "row" else index
+    await driver.redis.set(key, "x")
+    async with unchanged(driver.redis):
+        with pytest.raises(ResponseError, match="WRONGTYPE"):
+            await driver.finish(claim, used=RUN)
+    driver.pass_time(20)
+    async with unchanged(driver.redis):
+        assert await driver.reap() == {claim.id: "fault"}
+    await driver.redis.delete(key)
+    assert await driver.finish(claim, used=RUN)
+    assert await rows(driver) == {f"15 {MODEL} ": RUN}
+
+
+async def test_numbers_of_a_newer_release_stay_in_a_row(driver: QueueDriver) -> None:
+    key = keys.ledger(PARTITION, MONTH, ACCOUNT)
+    await driver.redis.hset(key, f"15 {MODEL} ", "1 2 3 4 5 6 7")
+    await driver.finish(await driver.claimed(), used=Used(runs=1))
+    assert await driver.counts(key) == {f"15 {MODEL} ": "2 2 3 4 5 6 7"}
+    month = f"00 {MODEL} "
+    assert await driver.scripts.fold(PARTITION, MONTH, ACCOUNT, [(f"15 {MODEL} ", month)], kept_s=3600) == 1
+    assert await driver.counts(key) == {month: "2 2 3 4 5 6 7"}
 
 
 async def test_tokens_of_an_earlier_claim_are_not_counted_again(driver: QueueDriver) -> None:

@@ -44,7 +44,7 @@ EVENTS: Final = 2_000
 LARGE: Final = 1 << 20
 
 # The bounds of one call. docs/reference/internals/scripts.md states them
-MOST_COMMANDS: Final = 3_000
+MOST_COMMANDS: Final = 3_600
 SLOWEST_US: Final = 50_000
 SMALL_REPLY: Final = 8 * 1024
 MOST_REPLY: Final = {
@@ -124,10 +124,14 @@ async def deep(gatherer: MeasuringGatherer) -> QueueDriver:
     for number in range(DIRECTORS):
         await driver.have_slots(4, consumer=f"d{number}")
     many = [tenant for tenant in TENANTS for _ in range(OF_EACH)] + [TENANTS[0]] * OF_ONE
+    asked = {"metered": True, "lifetime_ms": 10**7, "webhook": "https://h.example", "webhook_events": "completed"}
     lanes = itertools.cycle(("high", "normal", "low"))
     for start in range(0, len(many), 200):
         await asyncio.gather(
-            *(driver.submit(account=one, lane=next(lanes), most_running=9) for one in many[start : start + 200])
+            *(
+                driver.submit(account=one, lane=next(lanes), most_running=9, **asked)
+                for one in many[start : start + 200]
+            )
         )
     return driver
 
@@ -215,6 +219,8 @@ async def running(driver: QueueDriver) -> None:
         for claim in claims[:100]:
             await driver.release(claim, spent=True, delay_s=1)
         await driver.release(claims[101], spent=False)
+        for claim in claims[102:]:
+            await driver.begin(claim)
         driver.pass_time(2)
         await driver.promote(limit=sweeps.LIMIT)
         await driver.expire(limit=sweeps.LIMIT)
