@@ -50,10 +50,10 @@ if queue and outcome ~= 'put_off' then
   local attempt = (r[3] or 0) + 1
   redis.call('HSET', KEYS[1], 'told', outcome, 'tellings', attempt)
   local status, later = ARGV[4] == '' and '-' or ARGV[4], next_at == '' and '-' or next_at
-  local data = table.concat({ 'completed', outcome, status, attempt, later, ARGV[5], ARGV[8] ~= '' and ARGV[8] or nil }, ' ')
+  local detail = table.concat({ 'completed', outcome, status, attempt, later, ARGV[5], ARGV[8] ~= '' and ARGV[8] or nil }, ' ')
   log.write('told', id, queue, r[4], now, table.concat({ outcome, status, attempt }, ' '))
   if attempt <= MOST_EVENTS and redis.call('EXISTS', keys.events(id)) == 1 then -- gone, it would get no lifetime again
-    records.append(id, { records.entry('webhook', now, data) })
+    records.append(id, { records.entry('webhook', now, detail) })
     redis.call('PUBLISH', keys.channel(id), redis.call('HINCRBY', KEYS[1], 'seq', 1))
   end
 end

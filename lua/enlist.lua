@@ -27,13 +27,13 @@
 -- uses data:     count, counted, refusal_of
 -- uses batch:    each
 
-local listing, data, oldest, life_ms, now, total, buckets
+local listing, hash, oldest, life_ms, now, total, buckets
 local listed, counted, count = {}, {}, 0
 
 -- Return the refusal of these bytes, or nil.
 local function refusal(id, bytes, until_ms, most)
   if redis.call('ZSCORE', listing, id) then return nil end
-  if not total then total, buckets = data.counted(data, now) end
+  if not total then total, buckets = data.counted(hash, now) end
   if total + bytes > most then return data.refusal_of(total, buckets, bytes, until_ms, most, now) end
   total = total + bytes
 end
@@ -43,7 +43,7 @@ local function add_later(until_ms, bytes)
 end
 
 local function enlist(key, arg)
-  listing, data, oldest, life_ms = KEYS[key + 1], KEYS[key + 2], ARGV[arg + 2], ARGV[arg + 7]
+  listing, hash, oldest, life_ms = KEYS[key + 1], KEYS[key + 2], ARGV[arg + 2], ARGV[arg + 7]
   local id, bytes, until_ms, most = ARGV[arg + 1], tonumber(ARGV[arg + 3]), ARGV[arg + 4], tonumber(ARGV[arg + 8])
   local lasting = tonumber(ARGV[arg + 5])
   if most then
@@ -63,7 +63,7 @@ return batch.each(2, enlist, function()
   if count == 0 then return end
   local are_new = redis.call('ZADD', listing, unpack(listed)) == count
   for until_ms, bytes in pairs(are_new and counted or {}) do
-    data.count(data, until_ms, bytes, now)
+    data.count(hash, until_ms, bytes, now)
   end
   local gone = redis.call('ZRANGEBYLEX', listing, '-', '(' .. oldest, 'LIMIT', 0, 8 * count)
   if #gone > 0 then redis.call('ZREM', listing, unpack(gone)) end

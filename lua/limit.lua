@@ -7,7 +7,7 @@
 --   ARGV[2]  weight        1 by default
 --   ARGV[3]  most_running  '' for no limit, 'kept' to keep its limit here
 --   ARGV[4]  revision      which of the operator's changes this is
---   Returns  1  done; nothing is written for a account without work and limits here: its next submit brings them
+--   Returns  1  done; nothing is written for an account without work and limits here: its next submit brings them
 --            0  the queue is not registered
 --
 -- uses keys:     QUEUE, queue

@@ -12,11 +12,11 @@
 -- uses keys:     clock
 -- uses data:     count, counted, refusal_of
 
-local data, bytes, until_ms, most, now = KEYS[1], tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), keys.clock(ARGV[4])
+local hash, bytes, until_ms, most, now = KEYS[1], tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), keys.clock(ARGV[4])
 
 if most then
-  local total, buckets = data.counted(data, now)
+  local total, buckets = data.counted(hash, now)
   if total + bytes > most then return data.refusal_of(total, buckets, bytes, until_ms, most, now) end
 end
-if bytes > 0 then data.count(data, until_ms, bytes, now) end
+if bytes > 0 then data.count(hash, until_ms, bytes, now) end
 return 1

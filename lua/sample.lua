@@ -63,12 +63,12 @@ end
 
 -- Mean slots of a ready director: the estimate while no director is ready.
 local function slots_each()
-  local sum, ready = 0, 0
+  local sum, directors = 0, 0
   for _, alive in ipairs(redis.call('ZRANGEBYSCORE', keys.queue(queue, 'directors'), now - keys.ALIVE_MS, now + keys.ALIVE_MS, 'LIMIT', 0, LOOK_AT)) do
     local slots = string.match(redis.call('HGET', keys.queue(queue, 'slots'), alive) or '', '^(%d+) ready$')
-    if slots then sum, ready = sum + math.max(1, tonumber(slots)), ready + 1 end
+    if slots then sum, directors = sum + math.max(1, tonumber(slots)), directors + 1 end
   end
-  return ready > 0 and string.format('%.2f', sum / ready) or kept[3]
+  return directors > 0 and string.format('%.2f', sum / directors) or kept[3]
 end
 
 local oldest = redis.call('ZRANGE', keys.queue(queue, 'live'), 0, 0, 'WITHSCORES')

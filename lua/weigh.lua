@@ -16,9 +16,9 @@
 -- uses batch:    each
 
 local function weigh(key, arg)
-  local data, bytes, counted = KEYS[key + 1], tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 3])
-  if counted > 0 then data.discount(data, ARGV[arg + 4], counted) end
-  if bytes > 0 then data.count(data, ARGV[arg + 2], bytes, ARGV[arg + 5]) end
+  local hash, bytes, counted = KEYS[key + 1], tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 3])
+  if counted > 0 then data.discount(hash, ARGV[arg + 4], counted) end
+  if bytes > 0 then data.count(hash, ARGV[arg + 2], bytes, ARGV[arg + 5]) end
   return 1
 end
 

@@ -601,7 +601,7 @@ class Scripts:
         """Claim up to `count`. The same nonce returns the same claims. A paused queue hands out nothing.
 
         `budget`: most that all may cost; with `alone` the first is claimed at any cost. `warm`: the affinity key that
-        goes first within its tenant. `send`: sends the packed call once; its errors pass through. Raises UnknownQueue.
+        goes first within its account. `send`: sends the packed call once; its errors pass through. Raises UnknownQueue.
         """
         args: list[Arg] = [queue, consumer, nonce, count, ms(lease_s), MOST_CLAIMS, now_ms]
         args += [budget, int(alone), warm]

@@ -34,14 +34,14 @@ function breaker.note_failure(id, r, now)
   local meta = keys.queue(r.queue, 'meta')
   local m = redis.call('HMGET', meta, 'breaker', 'failures', 'failed_holders', 'failed_at', 'failed_id', 'several',
     'breaker_after', 'breaker_cool_ms', 'probe', 'cool_ms')
-  local breaker, failures, after, cool_ms = m[1] or '', tonumber(m[2] or 0), tonumber(m[7] or 0), tonumber(m[8] or 0)
+  local breaker_state, failures, after, cool_ms = m[1] or '', tonumber(m[2] or 0), tonumber(m[7] or 0), tonumber(m[8] or 0)
   if after == 0 then return end
   breaker.facts = nil -- what changes here is read again
-  if breaker == 'probing' and m[9] == id then
+  if breaker_state == 'probing' and m[9] == id then
     breaker.open(r.queue, math.min(2 * m[10], breaker.LONGEST * cool_ms), now)
     return
   end
-  if breaker ~= '' then return end
+  if breaker_state ~= '' then return end
   local several = m[6] == '1' or (failures > 0 and m[5] ~= id)
   local is_same_second = failures > 0 and math.abs(now - m[4]) < breaker.ONE_FAULT_MS
   local holders, since = is_same_second and m[3] or '', is_same_second and m[4] or now

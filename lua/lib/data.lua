@@ -16,8 +16,8 @@
 -- uses keys:     clock
 
 -- Return all bytes that count, {until_ms, bytes} of each bucket in order of time, and the fields that are over.
-function data.counted(data, now)
-  local flat, total, buckets, over = redis.call('HGETALL', data), 0, {}, {}
+function data.counted(hash, now)
+  local flat, total, buckets, over = redis.call('HGETALL', hash), 0, {}, {}
   for i = 1, #flat, 2 do
     local until_ms, bytes = tonumber(flat[i]), tonumber(flat[i + 1])
     if not until_ms then bytes, until_ms = string.match(flat[i + 1], '^(%d+) (%d+)$') end
@@ -34,34 +34,34 @@ function data.counted(data, now)
 end
 
 -- Forget what is over, and let the hash live as long as its last bucket. Called when a bucket begins: so one command counts.
-function data.tidy(data, now)
-  local _, buckets, over = data.counted(data, now)
-  if #over > 0 then redis.call('HDEL', data, unpack(over)) end
-  if #buckets > 0 then redis.call('PEXPIREAT', data, string.format('%d', buckets[#buckets][1])) end
+function data.tidy(hash, now)
+  local _, buckets, over = data.counted(hash, now)
+  if #over > 0 then redis.call('HDEL', hash, unpack(over)) end
+  if #buckets > 0 then redis.call('PEXPIREAT', hash, string.format('%d', buckets[#buckets][1])) end
 end
 
 -- Count bytes of data that expires at this time. given: now_ms, '' for the server's clock
-function data.count(data, until_ms, bytes, given)
-  if redis.call('HINCRBY', data, until_ms, bytes) == tonumber(bytes) then data.tidy(data, keys.clock(given)) end
+function data.count(hash, until_ms, bytes, given)
+  if redis.call('HINCRBY', hash, until_ms, bytes) == tonumber(bytes) then data.tidy(hash, keys.clock(given)) end
 end
 
 -- Return the refusal of bytes that would be more than `most` beside this total: {total, ms until so much expires that they
 -- fit}.
 function data.refusal_of(total, buckets, bytes, until_ms, most, now)
   local left = total + bytes
-  for _, bucket in ipairs(buckets) do
-    left = left - bucket[2]
-    if left <= most then return { total, bucket[1] - now } end
+  for _, held in ipairs(buckets) do
+    left = left - held[2]
+    if left <= most then return { total, held[1] - now } end
   end
   return { total, until_ms - now } -- of the same batch, or larger than all that it may have
 end
 
 -- Count less of a bucket, never less than nothing: another bucket, or none, may have had it.
-function data.discount(data, until_ms, bytes)
-  local left = tonumber(redis.call('HGET', data, until_ms) or 0) - bytes
+function data.discount(hash, until_ms, bytes)
+  local left = tonumber(redis.call('HGET', hash, until_ms) or 0) - bytes
   if left > 0 then
-    redis.call('HINCRBY', data, until_ms, -bytes)
+    redis.call('HINCRBY', hash, until_ms, -bytes)
   elseif left == 0 then
-    redis.call('HDEL', data, until_ms)
+    redis.call('HDEL', hash, until_ms)
   end
 end

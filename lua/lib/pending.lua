@@ -44,14 +44,14 @@ function pending.count(what, field, by)
   sums[field] = (sums[field] or 0) + by
 end
 
--- A counter of a account is removed at zero, so that a queue remembers only accounts with work.
-pending.OF_TENANTS = { queued = true, running = true }
+-- A counter of an account is removed at zero, so that a queue remembers only accounts with work.
+pending.OF_ACCOUNTS = { queued = true, running = true }
 function pending.write_counts(queue)
   for what, sums in pairs(pending.counts) do
     local key = keys.queue(queue, what)
     for field, by in pairs(sums) do
       local sum = (by ~= 0 or what == 'tally') and redis.call('HINCRBY', key, field, by)
-      if sum and sum <= 0 and pending.OF_TENANTS[what] then redis.call('HDEL', key, field) end
+      if sum and sum <= 0 and pending.OF_ACCOUNTS[what] then redis.call('HDEL', key, field) end
       sums[field] = nil
     end
   end
@@ -70,8 +70,7 @@ function pending.count_ready(r, by) pending.count('meta', 'ready:' .. r.lane, by
 
 -- ── virtual time ─────────────────────────────────────────────────────────────────────────────────────────────────
 
--- A script that admits several moves the clock with each and writes it once. It then drops debts without meaning.
-pending.clocks = {}
+pending.clocks = {} -- of lanes, see share.write_clocks
 
 -- Replace the charge from entering the streams by the real time.
 pending.corrections = {}
@@ -92,6 +91,4 @@ function pending.add_to_backlog(backlog, id, r)
   line[#line + 1] = id
 end
 
--- Write what the steps so far hold back: at the script's end, and before anything that reads it. Removals are last: after a
--- fault of what predictions share, each is still live and has its lease.
 pending.ended_of = {} -- accounts

@@ -42,7 +42,7 @@ function records.soonest(r)
 end
 
 -- An event's number is its place in the list, from 1. A script that appends also raises `seq` in the record.
-function records.entry(kind, now, data) return kind .. ' ' .. now .. ' ' .. data end
+function records.entry(kind, now, text) return kind .. ' ' .. now .. ' ' .. text end
 function records.append(id, entries)
   for first = 1, #entries, 1000 do -- a call takes only so many arguments
     redis.call('RPUSH', keys.events(id), unpack(entries, first, math.min(#entries, first + 999)))

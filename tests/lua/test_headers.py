@@ -250,5 +250,15 @@ async def test_scripts_spell_keys_as_python_does(redis: Redis, queue: QueueName)
 
 async def test_scripts_use_no_queue_key_that_python_cannot_spell(queue: QueueName) -> None:
     for name in [*NAMES, *(f"lib/{part}" for part in PARTS)]:
-        for what in re.findall(r"queue_key\([\w.]+, '(\w+)'", code(name)):
+        for what in re.findall(r"keys\.queue\([\w.]+, '(\w+)'\)", code(name)):
             assert getattr(keys, what)(queue).endswith(f":{what}")
+
+
+@pytest.mark.parametrize("name", [*NAMES, *(f"lib/{library}" for library in LIBRARIES)])
+def test_no_local_is_named_as_a_library(name: str) -> None:
+    """Else its functions cannot be reached there, and a reader takes the one for the other."""
+    plain = code(name)
+    lists = re.findall(r"\blocal ([a-z]\w*(?:, \w+)*)|\bfor ([\w, ]+) (?:in|=)", plain)
+    lists += [("", given) for given in re.findall(r"\bfunction(?: [\w.]+)? ?\(([\w, ]+)\)", plain)]
+    named = {each for pair in lists for each in re.findall(r"\w+", " ".join(pair))} - {"function"}
+    assert named & set(LIBRARIES) == set()
