@@ -12,6 +12,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import astuple, replace
 
 DAYS: Final = 90  # the age up to which days are kept
+UNFOLDED_DAYS: Final = 400  # the lifetime of a month in which no keeper ran, see lua/lib/ledger.lua
 MOST_TOKENS: Final = 10**9  # of one run
 BYTES_OF_TOKEN: Final = 4  # of English text and its JSON, roughly: the end corrects it
 MOST_FILES: Final = 64  # in an input that are looked for
@@ -216,9 +217,10 @@ def day_of(now_ms: int) -> date:
 
 
 def folded_months(now_ms: int) -> list[str]:
-    """Return the two latest months of which each day is more than 90 days ago, the later one last."""
-    last = (day_of(now_ms) - timedelta(days=DAYS)).replace(day=1) - timedelta(days=1)
-    return months_of(last.replace(day=1) - timedelta(days=1), last)
+    """Return the months of which each day is more than 90 days ago and which may still have days, the latest last."""
+    today = day_of(now_ms)
+    last = (today - timedelta(days=DAYS)).replace(day=1) - timedelta(days=1)
+    return months_of(today - timedelta(days=UNFOLDED_DAYS), last)
 
 
 def last_of_month(month: str) -> date:

@@ -30,7 +30,7 @@ class Bookkeeper:
         if month == self._done:
             return 0
         folded = 0
-        for each in months:  # the one before too, in case that no keeper ran a month ago
+        for each in months:  # earlier ones too, in case that no keeper ran for months
             kept_until = last_of_month(each) + timedelta(days=31 * self.keep_months)
             folded += await self._ledger.fold(each, kept_until=kept_until, today=day_of(now_ms))
         self._done = month

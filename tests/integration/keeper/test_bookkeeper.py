@@ -18,16 +18,17 @@ RUN = Used(runs=1, ms=10, output_tokens=3)
 
 
 async def test_old_months_are_added_up_once_and_later_ones_stay(driver: QueueDriver, redis: Redis) -> None:
-    days = (-70, -40, -39, 0, 40)  # 2026-11-06, 2026-12-06, 2026-12-07, 2027-01-15, 2027-02-24
+    days = (-200, -70, -40, -39, 0, 40)  # 2026-06-29, 2026-11-06, 2026-12-06, 2026-12-07, 2027-01-15, 2027-02-24
     for day in days:
         driver.now_ms = START_MS + day * DAY_MS
         await driver.finish(await driver.claimed(api_token="t"), used=RUN)
     services = Services(redis)
     clock = FakeClock(now_ms=START_MS + 86 * DAY_MS)  # 2027-04-11: January has days of less than 90 days
-    assert await Bookkeeper(services.ledger, clock, 6).run_once() == 3
+    assert await Bookkeeper(services.ledger, clock, 6).run_once() == 4
     assert await Bookkeeper(services.ledger, clock, 6).run_once() == 0
     rows = await all_rows(services.ledger)
     assert [(row, used.runs) for row, used in rows] == [
+        ("2026-06", 1),
         ("2026-11", 1),
         ("2026-12", 2),
         ("2027-01-15", 1),

@@ -1,4 +1,4 @@
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 
 import pytest
 from msgspec import Raw
@@ -70,3 +70,4 @@ def test_only_months_whose_days_are_all_older_than_ninety_days_are_added_up() ->
     for day, latest in [("2026-11-29", "202607"), ("2026-11-30", "202608"), ("2027-03-31", "202611")]:
         now_ms = int(datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp() * 1000)
         assert folded_months(now_ms)[-1] == latest, day
+        assert f"{date.fromisoformat(day) - timedelta(days=400):%Y%m}" == folded_months(now_ms)[0]
