@@ -142,7 +142,8 @@ function requeue.carry_out(id, r, how, became, policy, left, now)
   add('ran_ms', ran)
   add('used_before', r.budgeted ~= '' and ends.used_in_all(r))
   add('history', how.spent and ends.history_with(r, code, now))
-  add('left', left)
+  -- this claim followed the run that was left, and counted it
+  add('left', left or (r.left ~= '' and r.named_by == r.token and ''))
   redis.call('HSET', keys.record(id), unpack(fields))
   -- a failed run is not followed again; a run whose director died may still go on
   if r.remote ~= '' and how.spent and not how.lost then

@@ -150,6 +150,18 @@ async def test_a_run_left_for_others_counts_if_it_ends_while_it_waits(driver: Qu
     assert await rows(driver) == {ROW: Used(runs=1, ms=15_000) + SEEN}
 
 
+async def test_a_run_that_was_followed_is_not_counted_again_while_it_waits(driver: QueueDriver) -> None:
+    claim = await driver.claimed(api_token=TOKEN)
+    await begin(driver, claim, remote="r1")
+    driver.pass_time(20)
+    await driver.reap()
+    follower = await driver.claim_one()
+    await begin(driver, follower, remote="r1")
+    await driver.release(follower, used=RUN)
+    await driver.cancel(claim.id)
+    assert await rows(driver) == {ROW: Used(ms=15_000) + RUN}
+
+
 async def test_a_run_that_was_left_and_is_canceled_counts_at_the_release(driver: QueueDriver) -> None:
     claim = await driver.claimed(api_token=TOKEN)
     await begin(driver, claim)
