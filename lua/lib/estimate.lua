@@ -70,7 +70,7 @@ function estimate.expected_s(r)
   estimate.means = estimate.means or redis.call('HMGET', keys.queue(r.queue, 'meta'), 'service_ms', 'service_cost', 'service_out')
   local m = estimate.means
   if not m[1] then return tonumber(r.cost) * estimate.UNKNOWN_S end
-  return math.max(0.001, m[1] / 1000) * r.cost / m[2]
+  return math.max(0.001, m[1] / 1000) * r.cost / (m[2] or 1)
 end
 
 -- ── tokens ───────────────────────────────────────────────────────────────────────────────────────────────────────
