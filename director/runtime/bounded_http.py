@@ -30,6 +30,7 @@ PROBE_HEAD_S: Final = 2.0  # the same for a connection beyond the limits
 BODY_S: Final = 40.0  # longer than a handler waits for a body: it answers 408 first
 UNREAD_BODY_S: Final = 30.0  # for the rest of a body after the answer: many clients send it all before they read
 STALL_S: Final = 60.0  # for a client that takes nothing of its answer
+ARRIVES: Final = sockets.limit_unacknowledged(STALL_S)
 LEAST_BYTES_S: Final = 256  # of a body, and of an answer that the client delays
 
 HEALTH_PATHS: Final = frozenset({b"/livez", b"/readyz"})
@@ -148,7 +149,7 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         # a client that vanished takes its answer into the kernel's buffers, which send it for a quarter of an hour
-        for option in sockets.limit_unacknowledged(STALL_S):
+        for option in ARRIVES:
             transport.get_extra_info("socket").setsockopt(*option)
         self._head_began = self.loop.time()
         self._is_probe = not self._places.enter(self)
