@@ -308,11 +308,12 @@ FAULTS: Final = {
         re.escape("(r[2] and r[2] ~= '') and r[2] or late"), "late", a_caller_cancels, "I6 I13"
     ),
     "the end of a run counts nothing": Fault(
-        re.escape("ledger_add(r, used, now)") + r"(?=\s+queue)", "", no_webhook_wanted, "I26"
+        re.escape("if row then ledger_add(row, used) end"), "", no_webhook_wanted, "I26"
     ),
     "an end that is written again counts again": Fault(
         re.escape("if r.ended == token or ended[id] == token then"),
-        "if r.ended == token or ended[id] == token then queue = r.queue; ledger_add(r, ARGV[arg + 16], now);",
+        "if r.ended == token or ended[id] == token then"
+        " queue = r.queue; ledger_add(ledger_look_up(r, now), ARGV[arg + 16]);",
         an_answer_to_an_end_is_lost,
         "I26",
     ),
