@@ -19,6 +19,11 @@ from tests.support.queue_driver import VERSION, QueueDriver, driving
 from tests.support.servers import redis_server
 
 
+async def time_ms(redis: Redis) -> int:
+    seconds, us = await redis.time()
+    return int(seconds) * 1000 + int(us) // 1000
+
+
 @pytest.fixture
 def kept() -> KeptSink:
     return KeptSink()
@@ -105,6 +110,9 @@ async def test_failover_that_loses_entries_hides_no_newer_ones() -> None:
 
             await new.redis.replicaof("NO", "ONE")
             claim = await new.claim_one()
+            # an entry has the name of its millisecond: two of the same one could not be told apart
+            claimed_ms = await time_ms(new.redis)
+            await eventually(lambda: time_ms(old.redis), "another millisecond", until=lambda now: now > claimed_ms)
             await old.submit()  # lost, and named after an id that the new master has passed by now
             await Feeder(AuditLog(old.redis), kept, SystemClock()).run_once()
             first.kill()
