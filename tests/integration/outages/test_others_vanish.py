@@ -217,7 +217,7 @@ async def test_files_of_a_run_are_given_up_while_their_store_has_vanished(
 
 async def test_reader_that_vanished_is_disconnected(far: FarHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small pieces for it never wait in this process, and no limit here sees them."""
-    monkeypatch.setattr(bounded_http, "STALL_S", 1.0)
+    monkeypatch.setattr(bounded_http, "ARRIVES", sockets.limit_unacknowledged(1.0))
     readers: list[int] = []
     began: list[int] = []
 
