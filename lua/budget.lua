@@ -28,13 +28,13 @@ local kept = redis.call('HMGET', key, id, 'minute', 'day', 'month', 'compute')
 if kept[1] then return { 1, '', 0 } end
 
 local day_number = math.floor(now / ledger.DAY_MS)
-local month, day = ledger.date(now)
-local to_day_end = (day_number + 1) * ledger.DAY_MS - now
--- a month ends before its 32nd day: then the next one is at most three days old
-local to_month_end = to_day_end
-local ahead = day_number + 1
-while ledger.date(ahead * ledger.DAY_MS) == month do
-  ahead, to_month_end = ahead + 1, to_month_end + ledger.DAY_MS
+local month = ledger.date(now)
+-- Time until the period ends. Only a denial needs it.
+local function to_day_end() return (day_number + 1) * ledger.DAY_MS - now end
+local function to_month_end()
+  local next_day = day_number + 1
+  while ledger.date(next_day * ledger.DAY_MS) == month do next_day = next_day + 1 end -- at most 31 times
+  return next_day * ledger.DAY_MS - now
 end
 
 -- The fields to write, and the denial that lasts longest.
@@ -49,12 +49,13 @@ local function deny(limit, wait_ms)
   if wait_ms > longest_ms then denied, longest_ms = limit, wait_ms end
 end
 
--- Take from a day or a month. What asks for more than all of it goes if nothing else was spent.
-local function take(field, text, period, most, asked, wait_ms)
+-- Take from a day or a month. What asks for more than all of it goes if nothing else was spent. to_end: a function, the wait
+-- after a denial.
+local function take(field, text, period, most, asked, to_end)
   if not most then return end
   local known, spent, reserved = string.match(text or '', '^(%S+) (%S+) (%S+)$')
   if known ~= tostring(period) then spent, reserved = 0, 0 end
-  if spent + reserved + math.min(asked, most) > most then deny(field, wait_ms) end
+  if spent + reserved + math.min(asked, most) > most then deny(field, to_end()) end
   add(field, string.format('%s %.0f %.0f', period, spent, reserved + asked))
 end
 

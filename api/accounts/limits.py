@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 from uuid import uuid4
 
+from api.services.lookups import Service
 from api.services.memory import NO_LIMIT
 from api.web import errors
 from api.web.http import RawHeaders, Request, carry, raw, services_of
@@ -81,7 +82,7 @@ async def reserve_compute(request: Request, prediction_id: PredictionId, *, queu
         account.limits.compute_s_per_day,
         in_all=account.limits.compute_s_total,
         id=prediction_id,
-        asked_s=(service.run_s or UNKNOWN_S) * max(1, cost / service.cost),
+        asked_s=_estimate_s(service, cost),
     )
     if allowance.allowed:
         return
@@ -101,7 +102,7 @@ async def reserve_budget(request: Request, new: NewPrediction) -> None:
         new.id,
         limits.budget,
         tokens=sum(map(int, new.tokens.split())),
-        compute_s=(service.run_s or UNKNOWN_S) * max(1, new.cost / service.cost),
+        compute_s=_estimate_s(service, new.cost),
     )
     if answer.allowed:
         return
@@ -132,6 +133,10 @@ async def give_back(
         await services_of(request).scripts.settle(account.name, prediction_id)
     if rate_token is not None or account.limits.meters_compute:
         await services_of(request).scripts.spend(account.name, prediction_id=prediction_id, token=rate_token)
+
+
+def _estimate_s(service: Service, cost: float) -> float:
+    return (service.run_s or UNKNOWN_S) * max(1, cost / service.cost)
 
 
 def _retry_after_s(allowance: Allowance) -> int:

@@ -30,12 +30,7 @@ from api.web.http import Request, base_url, json_response, watching
 from director.broker.replies import Accepted
 from director.core.account_limits import Bucket
 from director.core.data_bytes import ENTRY_BYTES, at_creation, lasting
-from director.core.errors import (
-    BackendUnavailable,
-    DataRefused,
-    DirectorError,
-    UnknownQueue,
-)
+from director.core.errors import BackendUnavailable, DataRefused, DirectorError, UnknownQueue
 from director.core.ids import LANES, PredictionId, lowest_id_at, new_prediction_id, new_ticket
 from director.core.schema import NewPrediction, Outlook, Stored, TraceHeaders
 from director.core.states import Status

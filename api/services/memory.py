@@ -18,8 +18,6 @@ from director.store.account_data import data_share
 log = logging.getLogger(__name__)
 MEMORY_FRESH_S: Final = 1.0
 MEMORY_STALE_S: Final = 10.0  # an API that had no creates for long, or whose looks fail, knows nothing
-
-
 LONGEST_RETRY_S: Final = 60  # clients sleep for this long
 
 

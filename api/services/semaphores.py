@@ -1,6 +1,4 @@
-"""Let few uploads go on at once. A free place goes to the account with the fewest. While an upload waits, the slowest
-one of the account with the most gives way. So callers that only trickle keep no others from their uploads.
-"""
+"""Let few requests do heavy work at once, and none of them all for one account."""
 
 import asyncio
 import math
@@ -38,6 +36,10 @@ class _Upload:
 
 
 class UploadSemaphore:
+    """Lets few uploads go on at once. A free place goes to the account with the fewest. While an upload waits, the
+    slowest one of the account with the most gives way. So callers that only trickle keep no others from their uploads.
+    """
+
     def __init__(self, most: int = MOST, *, each: int = MOST_EACH) -> None:
         self._most = most
         self._each = each

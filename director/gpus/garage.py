@@ -29,8 +29,9 @@ from director.core.pool_file import Hosted
 from director.core.words import span
 from director.gpus.host import CALL_LIMIT_S, END_LIMIT_S, Held, LoadFailed
 from director.gpus.plan import Decision, Expected, Load, Seen, State, Waiting, charged, plan
+from director.servers.gate import Gate
 from director.servers.runners.runner import HealthStatus
-from director.servers.servers import Gate, Server, Servers
+from director.servers.servers import Server, Servers
 from director.store.directors import ShelfFound, SwapFound
 
 log = logging.getLogger(__name__)

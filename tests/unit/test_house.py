@@ -96,6 +96,7 @@ PURE = (
     "director.runtime.tracing",
     "director.servers.runners.outcomes",
     "director.servers.runners.runner",
+    "director.servers.trust",
     "director.lab.simulate.swaps",
     "director.lab.simulate.trace",
 )
