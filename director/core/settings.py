@@ -19,8 +19,8 @@ from director.core.policy import BreakerMode, OnLost, Policy, decode_objectives
 from director.core.runner_config import RunnerKind
 
 PREFIX = "DIRECTOR_"
-# Seconds for a restart, minutes for a deploy, then days: see director.webhooks.delivery
 DATA_FILE_BYTES: Final = 32 << 10
+# Seconds for a restart, minutes for a deploy, then days: see director.webhooks.delivery
 WEBHOOK_SCHEDULE = "2s,5s,15s,30s,1m,2m,5m,30m,2h,5h,10h,14h,20h,24h"
 
 RunKind = Literal["prediction", "training", "procedure"]

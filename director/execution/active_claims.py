@@ -149,7 +149,7 @@ class ActiveClaim:
             return
         pauses = iter(CANCEL_AGAIN_S)
         pause = 0.0
-        while self.clock.monotonic() < self._stop_until:
+        while self.clock.monotonic() < self._stop_until and not self.tracker.is_over:
             is_drain = self.tracker.stopped is Stop.DRAIN
             if is_drain and self.tracker.is_accepted:
                 # the server runs it without us, and another director follows it further
@@ -159,6 +159,8 @@ class ActiveClaim:
                 await self._ask_to_stop()
             pause = next(pauses, pause)
             await self.clock.sleep(pause)
+        if self.tracker.is_over:  # nothing is left to stop
+            return
         log.error("a run does not stop on its server", extra={"prediction": self.claim.id, "server": self.runner.url})
         self._cut(Cut.STUCK)
 
@@ -324,6 +326,7 @@ class Progress:
         """Write all that is unwritten. A write whose answer was lost is not repeated: its numbers tell."""
         events, told = tuple(self._unwritten), tuple(self._untold)
         remote, claim, used = self._remote, self.active.claim, self.active.tracker.used(0)
+        tokens = used.packed_tokens
         crash.at("before_advance")
         advanced = await self.scripts.advance(
             claim.id,
@@ -332,10 +335,10 @@ class Progress:
             ran_ms=self.active.tracker.ran_ms(self.active.clock.monotonic()),
             events=events,
             remote=remote,
-            used=NOTHING_USED if used.packed_tokens == self._written_tokens else used,
+            used=NOTHING_USED if tokens == self._written_tokens else used,
         )
         crash.at("after_advance")
-        self._written_tokens = used.packed_tokens
+        self._written_tokens = tokens
         self._remote = "" if self._remote == remote else self._remote
         del self._unwritten[: len(events)], self._untold[: len(told)]
         self.seq = advanced.seq

@@ -149,7 +149,7 @@ def _together(permits: Sequence[Permit]) -> list[Permit]:
 
 class Next(Enum):
     CLAIM = auto()
-    CLAIM_AHEAD = auto()  # all slots are taken and more waits: also for permits that wait for a slot
+    CLAIM_AHEAD = auto()  # every permit was used and more may wait: also ask for permits that wait for a slot
     CLAIM_BEHIND_WAKEUP = auto()
     AWAIT_ROOM = auto()
     AWAIT_WAKEUP = auto()
@@ -157,7 +157,7 @@ class Next(Enum):
 
 
 class StoppableLoop:
-    """The loop of one task, which is stopped only where it waits: no call in progress is cut."""
+    """Lets `stop` cancel the task of a loop only while it waits. A call in progress is not canceled."""
 
     def __init__(self) -> None:
         self.is_stopping = False
@@ -241,7 +241,7 @@ class Consumer:
         self._loop.stop()
 
     async def run_once(self, *, ahead: bool = False) -> Next:
-        """Wait for a permit, claim from each queue in turn, and start what came. Returns what to do then.
+        """Wait for a permit, claim from each queue in turn, and start what came. Returns the next step.
         Raises UnknownQueue. `ahead`: where runs are short, claim also for permits that wait for a slot.
         """
         # claims ahead would upset the turns of several queues

@@ -119,7 +119,9 @@ class Claiming(Struct, eq=False):
 
 
 class Director:
-    """`make_gate`: of each server. `keeps`: see `LiveSettings`. `shelf` returns what a heartbeat reports of devices."""
+    """`make_gate` makes the gate of each server. `keeps`: see `LiveSettings`. `shelf` returns what a heartbeat
+    reports of devices.
+    """
 
     def __init__(
         self,
@@ -182,18 +184,20 @@ class Director:
         await self._bring_into_force(self.live.now)
 
     async def _bring_into_force(self, settings: DirectorSettings) -> None:
-        """Let all parts take these settings. Raises SettingsError and BackendUnavailable: then none has."""
+        """Let all parts take these settings. Raises SettingsError and BackendUnavailable: then no part
+        has changed."""
         if not settings.servers:
             raise SettingsError("The configuration names no server: the servers in use stay.")
         config, policy = runner_config(settings.runner, settings.runner_config), settings.policy
         await self._registration.change_policy(policy)
-        self._executor.take_settings(settings, policy)
+        self._executor.take_settings(settings)
         # a claim that waits here counts as an attempt if the director dies: only with retries left
         self.servers.permits.may_wait = policy.on_lost == "retry" and policy.attempts > 1
         self.fleet.want([Driven(url, config) for url in settings.servers], slots=settings.concurrent_predictions)
 
     async def _serve_version(self) -> None:
-        """Claim for one version, until none of the servers runs it any more. What waits for it stays in its queue."""
+        """Claim for one version, until none of the servers runs it any more. Its waiting predictions stay in its
+        queue."""
         claiming = self._claiming = self._make_claiming()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(claiming.heartbeat.run)

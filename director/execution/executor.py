@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Final, assert_never
@@ -31,10 +31,11 @@ from director.execution.active_claims import ActiveClaim, ActiveClaims, Cut, Pro
 from director.execution.metering import ClaimMeter, ClaimSpans, Metering, with_metrics
 from director.execution.moderation import Moderator
 from director.execution.quoted_secrets import without_secrets
-from director.execution.run_files import FileInputs, Storing
+from director.execution.run_files import FileInputs, StoredFile, Storing
 from director.execution.side_work import SideWork
 from director.execution.uploads import Upload
 from director.files.data_files import DataFiles
+from director.files.store import FileName
 from director.runtime import crash
 from director.runtime.tracing import OFF, Tracing
 from director.servers.runners.outcomes import REFUSALS_OF_AN_ATTEMPT
@@ -95,9 +96,9 @@ class Executor(Struct, kw_only=True, eq=False):
     ending: int = 0
     telling: Counter[str] = field(default_factory=Counter)  # by account
 
-    def take_settings(self, settings: DirectorSettings, policy: Policy) -> None:
+    def take_settings(self, settings: DirectorSettings) -> None:
         """Use these settings for later claims."""
-        self.settings, self.policy = settings, policy
+        self.settings, self.policy = settings, settings.policy
         for part in (self.storing, self.file_inputs):
             if part is not None:
                 part.settings = settings
@@ -106,9 +107,8 @@ class Executor(Struct, kw_only=True, eq=False):
         """Run a claim up to its last write. Never raises for what the model server, the model or Redis does."""
         run = Run(self, claim, permit)
         try:
-            older = self.claims.add(run.active)
             try:
-                await run.follow(older)
+                await run.follow(self.claims.add(run.active))
                 end = await run.end()
                 finished = await run.settle(end)
             finally:
@@ -155,12 +155,14 @@ class Run:
         self._data_bytes = 0  # in the file store
 
     async def follow(self, older: ActiveClaim | None = None) -> None:
-        """Follow the run to its end. It begins once that of an `older` claim is not followed any more: the server
-        knows both by the id of the prediction.
+        """Follow the run to its end. It starts once the run of an `older` claim is no longer followed: the server knows
+        both by the id of the prediction.
         """
         active = self.active
+        starting = self._start_and_read(older)
+        older = None  # it may hold megabytes of output
         try:
-            await active.follow(self._start_and_read(older))
+            await active.follow(starting)
         except Exception:  # any fault ends this run as FAULT below
             log.exception("following a run failed", extra={"prediction": self._claim.id})
         if active.is_lost:
@@ -173,6 +175,7 @@ class Run:
     async def _start_and_read(self, older: ActiveClaim | None) -> None:
         if older is not None:
             await older.wait_detached()
+            older = None
         if len(self._claim.input) == REFERENCE_BYTES and not await self._has_read_input():
             self._apply(replace(INPUT_AWAY, retry_after_s=_away_s(self._claim.record.claims)))
             return
@@ -212,8 +215,8 @@ class Run:
         async with aclosing(runner.run(request)) as events:
             async for event in events:
                 self._hear(event)
-                if self._side_work is not None:
-                    await self._side_work.room()
+                if self._side_work is not None and not self._tracker.is_over:  # a run that is over keeps no slot for it
+                    await self._side_work.wait_for_store()
 
     async def _has_read_input(self) -> bool:
         """Read the input if it is in the file store. False if that fails: no attempt is counted for an outage."""
@@ -327,7 +330,7 @@ class Run:
             self._progress,
             input_bytes=self._input_bytes,
             data_bytes=self._data_bytes,
-            files_bytes=sum(file.size for file in self._side_work.files.values()) if self._side_work else 0,
+            files=self._side_work.files if self._side_work else {},
         )
         is_ours = await last.write(end)
         if self._meter.spans is not None:
@@ -381,7 +384,7 @@ class Run:
 
 class LastWrite(Struct, eq=False):
     """The last write of one claim. `input_bytes`: in Redis. `data_bytes`: of input and output in the file store.
-    `files_bytes`: of the files in its output.
+    `files`: what its side work has stored. That may still grow.
     """
 
     executor: Executor
@@ -390,7 +393,11 @@ class LastWrite(Struct, eq=False):
     progress: Progress
     input_bytes: int
     data_bytes: int
-    files_bytes: int
+    files: Mapping[FileName, StoredFile]
+
+    @property
+    def files_bytes(self) -> int:
+        return sum(file.size for file in self.files.values())
 
     async def write(self, end: tracker.End | None) -> bool:
         """Try for as long as it takes, since the output must not be lost because Redis is away. Go on if the claim
@@ -451,7 +458,7 @@ class LastWrite(Struct, eq=False):
 
     def _used(self, now: float) -> Used:
         """Return what the run used. One that goes on for another director to follow is counted at its end."""
-        used = self.active.tracker.used(now, file_bytes=self.files_bytes)
+        used = self.active.tracker.used(now, file_bytes=self.files_bytes if self.files else 0)
         return Used(ms=used.ms) if self.active.cut is Cut.LEFT else used
 
     def _count_end(self, end: tracker.Finish, output: bytes) -> None:

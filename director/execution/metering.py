@@ -273,13 +273,13 @@ class ClaimMeter(Struct, eq=False):
 
 
 class ClaimSpans:
-    """The spans of one claim: the wait before it (times from the record), the claim itself, and the run within it."""
+    """The spans of one claim, if tracing is on: the wait before it (times from the record), the claim, and the run."""
 
     def __init__(self, tracing: Tracing, record: Record) -> None:
         self._tracing = tracing
-        self._facts = {**facts_of(tracing, record), "attempt": record.attempt} if tracing.is_on else None
+        self._facts = {**facts_of(tracing, record), "attempt": record.attempt}
         self._run: Span | None = None
-        if tracing.is_on and record.claimed is not None:
+        if record.claimed is not None:
             spent = parse_history(record.history)
             since = spent[-1].ended if spent else record.created
             wait = tracing.begin("wait", record.trace, at_ms=since, facts=self._facts)
@@ -296,8 +296,6 @@ class ClaimSpans:
         self._end_run(error=fault.kind if fault else "", facts={"outcome": ended.outcome})
 
     def settled(self, end: End | None) -> None:
-        if not self._tracing.is_on:
-            return
         self._end_run(error="left")
         match end:
             case Finish():
@@ -308,9 +306,8 @@ class ClaimSpans:
                 self._end_claim({}, error="claim_lost")
 
     def drop(self) -> None:
-        if self._tracing.is_on:
-            self._end_run(error="left")
-            self._end_claim({}, error="left")
+        self._end_run(error="left")
+        self._end_claim({}, error="left")
 
     def _end_run(self, *, error: str, facts: Facts | None = None) -> None:
         run, self._run = self._run, None

@@ -46,7 +46,7 @@ class Registration:
         self.is_lost = False
         self.setup: SetupRun | None = None
         self.setup_webhook = setup_webhook
-        self._settings = settings  # none of those that are read here is live
+        self._settings = settings  # only those are read here that the stored configuration cannot change
         self._policy = settings.policy
         self._servers = servers
         self._services = services
@@ -83,7 +83,7 @@ class Registration:
             if why := self._refuse_other_version(server, schema):
                 server.is_other_version = True
                 return why
-            self._schema = schema or self._schema  # a server that shows none must not undo what is known
+            self._schema = schema or self._schema  # a server without a schema must not erase the known one
             self._server_kind = health.server or self._server_kind
             await self._register()
         return ""
@@ -99,11 +99,12 @@ class Registration:
             self._policy = policy
 
     async def run_once(self) -> bool:
-        """Register again what a deletion of the version took away meanwhile: nothing else would, since the queue's
-        `meta` stands, so claims are handed out and no keeper sweeps the queue. Returns True if something was missing.
+        """Register again if a deletion of the version removed it. Nothing else would: the queue's `meta` stays, so
+        claims go on, but no keeper sweeps the queue. Returns True if something was missing.
         """
         queue, model = self.queue, self._settings.model
-        if queue is None:
+        # of a model that may rest the garage asks whether it is lost; without a ready server it is of no use otherwise
+        if queue is None or not (self._servers.may_rest or self._servers.any_ready()):
             return False
         self.is_lost = not await self._services.catalog.is_registered(model, self.version, queue)
         # without a ready server its schema may not be known yet, and the first one that is ready registers
@@ -116,7 +117,7 @@ class Registration:
     async def forget(self) -> None:
         """Forget the version and its queue: the next server that is ready gives others."""
         async with self._lock:
-            self.queue = None
+            self.queue, self.is_lost = None, False
             self.version, self._schema = "", OPEN_SCHEMA
             self.known.clear()
             self.replaced.clear()

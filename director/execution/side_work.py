@@ -1,4 +1,4 @@
-"""Do beside a run what its end waits for: store the files of its output, and ask the moderator about it."""
+"""Store the files of a run's output and ask the moderator while the run goes on. Its end waits for both."""
 
 import asyncio
 import logging
@@ -49,8 +49,8 @@ class SideWork:
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
 
-    async def room(self) -> None:
-        """Wait while more waits for the store than may."""
+    async def wait_for_store(self) -> None:
+        """Wait while more than MOST_AHEAD bytes wait for the store."""
         while self._bytes_ahead > MOST_AHEAD and self._task is not None and not self._task.done():
             self._caught_up.clear()
             await self._caught_up.wait()

@@ -462,6 +462,18 @@ async def test_a_run_is_not_followed_further_than_its_store_can_take(
     assert len(msgspec.json.decode(shown.output or b"")) == 50
 
 
+async def test_a_run_that_is_over_keeps_no_slot_for_its_store(
+    bench: Bench, driver: QueueDriver, store: SlowStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time limit cannot end it any more, since nothing follows it."""
+    monkeypatch.setattr("director.execution.side_work.MOST_AHEAD", 0)
+    runner = ScriptedRunner(Began(), Ended(outcome=Outcome.SUCCEEDED, output=PNG))
+    async with bench.running(runner, await claimed(driver), storing=storing(store, driver)) as server:
+        await eventually(lambda: store.asked, "the store is asked")
+        await eventually(lambda: server.busy, "its slot is free", until=(0).__eq__)
+        store.goes_on.set()
+
+
 async def test_claim_lost_during_uploads_writes_nothing(bench: Bench, driver: QueueDriver, store: SlowStore) -> None:
     runner = ScriptedRunner(Began(), Ended(outcome=Outcome.SUCCEEDED, output=PNG))
     claim = await claimed(driver)
