@@ -42,9 +42,8 @@ from director.servers.fleet import Driven, Fleet, Watch
 from director.servers.gate import Gate
 from director.servers.runners import RunnerOptions, make_runner
 from director.servers.runners.inbox import Inbox
-from director.servers.servers import Server, Servers
+from director.servers.servers import Server, Servers, Trust
 from director.servers.setup_webhook import SetupWebhook
-from director.servers.trust import Trust
 from director.store.caller_files import CallerFiles
 from director.store.directors import ShelfFound
 from director.store.removal import TrainedVersions

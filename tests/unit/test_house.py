@@ -96,7 +96,6 @@ PURE = (
     "director.runtime.tracing",
     "director.servers.runners.outcomes",
     "director.servers.runners.runner",
-    "director.servers.trust",
     "director.lab.simulate.swaps",
     "director.lab.simulate.trace",
 )

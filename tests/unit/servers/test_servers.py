@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from director.servers.runners.runner import Ended, Health, HealthStatus, Outcome
-from director.servers.servers import LEAST_ALONE_S, Permit, Server, Servers, Standing
-from director.servers.trust import Room, Trust
+from director.servers.servers import LEAST_ALONE_S, Permit, Room, Server, Servers, Standing, Trust
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually, turns
 from tests.support.scripted_runner import ScriptedRunner
@@ -175,7 +174,7 @@ async def test_foreign_run_in_the_only_slot_restarts_the_server_each_time() -> N
 
 
 async def test_failing_server_rests_and_returns_with_one_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("director.servers.trust.FIRST_S", 0.01)
+    monkeypatch.setattr("director.servers.servers.FIRST_S", 0.01)
     one, other = server(2, rests_after=2), server(1)
     servers = Servers([one, other])
     first, beside, second = await taken(servers)

@@ -1,7 +1,7 @@
 import pytest
 
 from director.servers.runners.runner import Outcome
-from director.servers.trust import LONGEST_S, Trust
+from director.servers.servers import LONGEST_S, Trust
 
 FAILED = Outcome.FAILED
 

@@ -8,8 +8,7 @@ from msgspec.structs import replace
 from director.core.errors import BackendUnavailable
 from director.servers.fleet import ACQUIT_S, END_AGAIN_S, LATER_S, SLOW_START_S, STRANGER_S, UNHEALTHY_S, Watch
 from director.servers.runners.runner import Capabilities, Ended, Health, HealthStatus, Outcome, Setup
-from director.servers.servers import Server, Servers
-from director.servers.trust import Trust
+from director.servers.servers import Server, Servers, Trust
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
 from tests.support.scripted_runner import ScriptedRunner

@@ -18,7 +18,7 @@ from director.lab.chaos.wire import Caller, Handler, Unanswered, listening
 from director.servers.runners import RunnerOptions
 from director.servers.runners.cog import CogRunner
 from director.servers.runners.runner import Ended, HealthStatus, Outcome, RunRequest
-from director.servers.trust import SICKNESS
+from director.servers.servers import SICKNESS
 from tests.support.eventually import eventually, turns
 
 
