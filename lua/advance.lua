@@ -10,6 +10,7 @@
 --   ARGV[5]  used      tokens that the run used so far: `<input> <cached> <output>`, '' if that is not new
 --   ARGV[6]  now_ms    '' for the server's clock
 --   ARGV[7…] kind, data
+--   With `once_shown` in the record, an event of kind output also sets its field `shown`: no other run begins from then on.
 --   Returns  {'held' | 'user' | 'deadline', seq, started_ms}   as extend's answers
 --            {'lost'}                                          nothing was written
 --
@@ -20,7 +21,7 @@ local SENT_BYTES = 512 -- bytes of an event in a message, which each process wit
 
 local id, token, last_known, ran_ms, now = keys.ID, ARGV[1], tonumber(ARGV[2]), ARGV[3], keys.clock(ARGV[6])
 
-local r = redis.call('HMGET', KEYS[1], 'token', 'seq', 'status', 'cancel', 'started')
+local r = redis.call('HMGET', KEYS[1], 'token', 'seq', 'status', 'cancel', 'started', 'once_shown')
 if token == '' or r[1] ~= token then return { 'lost' } end
 local word = (r[4] and r[4] ~= '') and r[4] or 'held'
 local seq = tonumber(r[2])
@@ -30,10 +31,14 @@ if ran_ms ~= '' and r[3] == 'starting' then
   redis.call('HSET', KEYS[1], 'status', 'processing', 'started', started, 'begun', '1')
 end
 if ARGV[4] ~= '' then redis.call('HSET', KEYS[1], 'remote', ARGV[4], 'named_by', token) end
-local shown = {}
-for i = 7 + 2 * math.max(0, seq - last_known), #ARGV, 2 do shown[#shown + 1] = records.entry(ARGV[i], now, ARGV[i + 1]) end
+local shown, has_output = {}, false
+for i = 7 + 2 * math.max(0, seq - last_known), #ARGV, 2 do
+  shown[#shown + 1] = records.entry(ARGV[i], now, ARGV[i + 1])
+  has_output = has_output or ARGV[i] == 'output'
+end
 records.append(id, shown)
 seq = seq + #shown
+if has_output and r[6] and r[6] ~= '' then redis.call('HSET', KEYS[1], 'shown', '1') end
 if ARGV[5] ~= '' then
   redis.call('HSET', KEYS[1], 'seq', seq, 'used', token .. ' ' .. ARGV[5]) -- of this claim: another one's says nothing
 else

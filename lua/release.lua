@@ -5,7 +5,7 @@
 --   ARGV[1]  token        fencing token handed out by claim
 --   ARGV[2]  spent        '1' if it was an attempt
 --   ARGV[3]  delay_ms     0 for at once
---   ARGV[4]  error        its error if it may not run again: no attempt is left, or `on_lost` is 'fail' and it began
+--   ARGV[4]  error        its error if it may not run again: no attempt is left, `on_lost` is 'fail' and it began, or it has `shown`
 --   ARGV[5]  code         the same for machines
 --   ARGV[6]  began        '1' if the run began or may have; '0' if it did not; '' lets the record decide
 --   ARGV[7]  claimed_ms   how long ago it was claimed, by the director's clock; '' if unknown

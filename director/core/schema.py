@@ -78,6 +78,10 @@ class RequestFacts(Struct, frozen=True, kw_only=True, rename={"webhook_events": 
     api_token: str = ""  # id of the API token that it came with, see lua/lib/ledger.lua
     budgeted: bool = False  # its account's tokens, or compute of the month, are reserved and settled at its end
     tokens: str = ""  # expected: `<of its input> <most of its output>`, see lua/lib/estimate.lua
+    endpoint: str = (
+        ""  # of OpenAI's API, which its input is a body for; '' if the input is in the form of Replicate's API
+    )
+    once_shown: bool = False  # after it has shown output no other run of it begins: it fails instead
     traceparent: str = ""  # of its trace, see director/runtime/tracing.py
     tracestate: str = ""
 
@@ -124,6 +128,7 @@ class Record(RequestFacts, frozen=True, kw_only=True, rename=STORED_NAMES):
     start_by: int | None = None
     remote: str = ""  # the server's id of its run, by which another director can follow the run
     begun: bool = False  # an attempt has run
+    shown: bool = False  # its run has shown output; written only where `once_shown` asks for it
     ended_by: Token = ""  # token of the claim that finished it
     place: str = ""  # position and number ahead on acceptance; eta50 and eta90: the ms that its caller was given then
     eta50: int | None = None

@@ -54,7 +54,7 @@ END_CODES: Final = {
     "deadline_exceeded": "`Cancel-After` or the lifetime of its queue passed. Its status says whether a run had begun.",
     "destination_gone": "The model that a training should make a version of was deleted.",
     "director_lost": "The director that ran it went silent, and no attempt is left. It is a dead letter.",
-    "drained": "Its director was drained after the run had begun, and the model allows no second run.",
+    "drained": "Its director was drained after the run had begun, and it may not run again.",
     "input_lost": "Its input is gone from Redis.",
     "invalid_input": "The model server refused the input.",
     "model_failed": "The model's own code raised an error. `error` has its text.",

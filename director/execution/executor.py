@@ -67,6 +67,9 @@ NO_INPUT: Final = Ended(outcome=Outcome.REFUSED, error="The files of its input c
 INPUT_AWAY: Final = Ended(
     outcome=Outcome.REFUSED, code=tracker.INPUT_AWAY, error="Its input cannot be read from the file store"
 )
+NO_ENDPOINT: Final = Ended(
+    outcome=Outcome.INVALID, error="The server of this model does not have this endpoint of OpenAI's API"
+)
 NO_SLOT: Final = Ended(outcome=Outcome.REFUSED, code=tracker.CLAIMED_AHEAD)
 ONE_ALONE: Final = Ended(
     outcome=Outcome.REFUSED, error="Another prediction that was lost runs alone here", retry_after_s=2
@@ -176,6 +179,9 @@ class Run:
         if older is not None:
             await older.wait_detached()
             older = None
+        if not self._has_endpoint():
+            self._apply(NO_ENDPOINT)
+            return
         if len(self._claim.input) == REFERENCE_BYTES and not await self._has_read_input():
             self._apply(replace(INPUT_AWAY, retry_after_s=_away_s(self._claim.record.claims)))
             return
@@ -206,6 +212,7 @@ class Run:
             cost=record.cost,
             trace=record.trace if self._meter.spans is None else self._meter.spans.run(),
             is_first=record.claims == 1 and not record.revivals,
+            endpoint=record.endpoint,
         )
         permits.start(self._permit)
         runner = self.active.runner
@@ -217,6 +224,10 @@ class Run:
                 self._hear(event)
                 if self._side_work is not None and not self._tracker.is_over:  # a run that is over keeps no slot for it
                     await self._side_work.wait_for_store()
+
+    def _has_endpoint(self) -> bool:
+        endpoint = self._claim.record.endpoint
+        return not endpoint or endpoint in self._permit.server.runner.capabilities.endpoints
 
     async def _has_read_input(self) -> bool:
         """Read the input if it is in the file store. False if that fails: no attempt is counted for an outage."""

@@ -115,10 +115,11 @@ class GiveBack(Struct, frozen=True, kw_only=True):
 
 
 End = Finish | GiveBack
-# The end of a drained run where nothing may run twice and the run had begun
+# The end of a drained run that may not run twice: the run had begun where the model allows no second one, or has shown
+# output that a caller read
 DRAINED: Final = GiveBack(
     fault=None,
-    error="The run had begun when its director was drained, and this model allows no second run.",
+    error="The run had begun when its director was drained, and it may not run again.",
     code="drained",
 )
 

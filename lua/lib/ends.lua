@@ -71,7 +71,7 @@ function ends.write(own)
   redis.call('HSET', record, unpack(own.fields))
   -- its place and its claim, which only `revive` would need: 62 bytes of a record that is kept for a week
   redis.call('HDEL', record, 'token', 'mid', 'stream', 'shard', 'arrival', 'charged', 'cancel', 'waiter', 'used', 'used_before', 'named_by',
-    'left')
+    'left', 'shown')
   redis.call('PEXPIRE', record, own.record_ttl)
   redis.call('PEXPIRE', keys.input(id), own.data_ttl)
   if r.secret ~= '' then ends.overwrite_secrets(keys.input(id), r.secret) end

@@ -59,7 +59,9 @@ function requeue.judge(r, how, policy, now)
   -- A silent director may have begun a run that the record does not show yet.
   local may_have_run = how.lost or how.began
   if may_have_run == nil then may_have_run = r.started ~= '' end
-  if (how.spent and attempt >= tonumber(policy[1])) or (may_have_run and policy[2] == 'fail') then return 'dead' end
+  -- Its caller reads the output as it comes, and may not be given that of another run after it
+  local may_not_repeat = (may_have_run and policy[2] == 'fail') or r.shown ~= ''
+  if may_not_repeat or (how.spent and attempt >= tonumber(policy[1])) then return 'dead' end
   if how.used_up and how.error ~= '' then return 'used_up' end
   return 'waiting'
 end

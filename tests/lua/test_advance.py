@@ -51,6 +51,27 @@ async def test_one_small_event_is_published_and_others_only_by_number(
         assert [(await listener.get_message(timeout=5))["data"] for _ in range(2)] == [told, b"4"]
 
 
+@pytest.mark.parametrize(
+    ("once_shown", "events", "shown"),
+    [
+        (True, [("output", b"1")], "1"),
+        (True, [("logs", b'"x"'), ("output", b"1"), ("metric", b"{}")], "1"),
+        (True, [("logs", b'"output"')], ""),
+        (False, [("output", b"1")], ""),
+    ],
+)
+async def test_output_is_noted_where_it_may_be_shown_once(
+    driver: QueueDriver, once_shown: bool, events: list[tuple[str, bytes]], shown: str
+) -> None:
+    claim = await driver.claimed(once_shown=once_shown)
+    await driver.scripts.advance(claim.id, token="stale", seq=1, ran_ms=0, events=[("output", b"1")])
+    assert await driver.field(claim.id, "shown") == "", "a stale claim"
+    await driver.begin(claim, *events)
+    assert await driver.field(claim.id, "shown") == shown
+    await driver.begin(claim, *events, ("logs", b'"more"'))
+    assert await driver.field(claim.id, "shown") == shown, "and stays"
+
+
 async def test_advance_returns_a_requested_cancel(driver: QueueDriver, claim: Claim) -> None:
     await driver.cancel(claim.id)
     answer = await driver.scripts.advance(claim.id, token=claim.token, seq=1, ran_ms=0, events=[])

@@ -1,12 +1,13 @@
 """A queue's policy decides whether, how often and when lost claims run again."""
 
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from director.broker import keys
 from director.broker.gatherer import Gatherer
 from director.core.policy import Policy
+from director.core.schema import Claim
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 
@@ -70,6 +71,56 @@ async def test_a_started_run_ends_where_nothing_may_run_twice(
     assert list(await driver.members(keys.dead(driver.queue))) == [claim.id]
     assert await driver.claim() == []
     assert await driver.release(claim, spent=spent, code=code) == "lost", "twice is once"
+
+
+LOSSES: Final = {
+    "server lost": (True, "server_lost"),
+    "drained": (False, "drained"),
+    "director lost": (None, "director_lost"),
+}
+
+
+async def lose(driver: QueueDriver, claim: Claim, loss: str) -> str:
+    """Take the claim away in this way. Return what became of the prediction."""
+    spent, code = LOSSES[loss]
+    if spent is None:
+        driver.pass_time(15)
+        return (await driver.reap())[claim.id]
+    return await driver.release(claim, spent=spent, error="It may not run again.", code=code, began=True)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+async def test_run_that_has_shown_output_is_not_repeated(driver: QueueDriver, loss: str) -> None:
+    claim = await driver.claimed(once_shown=True)
+    await driver.begin(claim, ("output", b"1"))
+    assert await lose(driver, claim, loss) == "dead"
+    record = await driver.record(claim.id)
+    assert (record.status, record.code) == ("failed", LOSSES[loss][1])
+    assert "may not run again" in record.error
+    assert await driver.claim() == []
+    assert await driver.revive(claim.id), "an operator may let it run again"
+    again = await driver.claim_one()
+    await driver.begin(again)
+    assert await lose(driver, again, loss) == "waiting", "it has shown nothing since"
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+async def test_run_that_has_shown_nothing_is_repeated(driver: QueueDriver, loss: str) -> None:
+    claim = await driver.claimed(once_shown=True)
+    await driver.begin(claim, ("logs", b'"x"'))
+    assert await lose(driver, claim, loss) == "waiting"
+    assert (await driver.claim_one()).id == claim.id
+
+
+async def test_run_that_has_shown_output_can_be_canceled_and_succeed(driver: QueueDriver) -> None:
+    canceled, finished = await driver.claimed(once_shown=True), await driver.claimed(once_shown=True)
+    for claim in (canceled, finished):
+        await driver.begin(claim, ("output", b"1"))
+    await driver.cancel(canceled.id)
+    assert await driver.release(canceled, code="drained", error="It may not run again.") == "canceled"
+    assert await driver.finish(finished, output=b"[1]", seq=3)
+    for claim in (canceled, finished):
+        assert await driver.field(claim.id, "shown") == "", "an ended record needs it no more"
 
 
 async def test_the_holder_reports_whether_an_unrecorded_run_began(driver: QueueDriver, catalog: Catalog) -> None:

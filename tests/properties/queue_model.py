@@ -43,6 +43,8 @@ class Prediction:
     due: int = 0
     left_from: Stage = "waiting"
     is_begun: bool = False
+    once_shown: bool = False
+    is_shown: bool = False
     cancel: str = ""
     timed: int | None = None  # when expire will look at it
     is_dead: bool = False
@@ -180,10 +182,11 @@ class Model:
         asked: dict[str, Hold] = {"user": "user", "deadline": "deadline"}
         return asked.get(p.cancel, "deadline" if self.is_past(p) else "held")
 
-    def begin(self, p: Prediction, token: str) -> str:
+    def begin(self, p: Prediction, token: str, *, shows: bool = False) -> str:
         if p.token != token:
             return "lost"
         p.status, p.is_begun = "processing", True
+        p.is_shown = p.is_shown or (shows and p.once_shown)
         return p.cancel or "held"
 
     def finish(self, p: Prediction, token: str) -> bool:
@@ -239,7 +242,7 @@ class Model:
             return False
         p.stage, p.status, p.is_dead, p.is_owed = "waiting", "starting", False, False
         p.attempt = p.claims = 0
-        p.deadline, p.start_by, p.is_begun, p.ended_by = None, None, False, ""
+        p.deadline, p.start_by, p.is_begun, p.is_shown, p.ended_by = None, None, False, False, ""
         p.revivals += 1
         self.of(p).count(queued=1)
         return True
@@ -284,7 +287,7 @@ class Model:
         else:
             self.breaker.gave_up(p.id, self.now_ms)
         may_have_run = is_lost or p.status == "processing"
-        if (is_spent and p.attempt >= ATTEMPTS) or (may_have_run and self.runs_once):
+        if (is_spent and p.attempt >= ATTEMPTS) or (may_have_run and self.runs_once) or p.is_shown:
             self.bury(p)
             return "dead"
         p.status, p.token = "starting", ""

@@ -53,6 +53,7 @@ class Wish(NamedTuple):
     wants_webhook: bool
     affinity: str
     most_queued: int | None
+    once_shown: bool = False
 
 
 WISHES = st.builds(
@@ -67,6 +68,7 @@ WISHES = st.builds(
     wants_webhook=st.booleans(),
     affinity=st.sampled_from(KEYS),
     most_queued=st.sampled_from([None, None, None, 3]),
+    once_shown=st.booleans(),
 )
 
 
@@ -140,6 +142,7 @@ class QueueSteps(RuleBasedStateMachine):
             "start_by_ms": _ms(wish.start_by_s),
             "deadline_status": wish.late,
             "affinity": wish.affinity,
+            "once_shown": wish.once_shown,
             "weight": weight,
             "most_queued": wish.most_queued,
             "most_running": most_running,
@@ -160,7 +163,7 @@ class QueueSteps(RuleBasedStateMachine):
         deadline = None if wish.lifetime_s is None else now_ms + wish.lifetime_s * 1000
         start_by = None if wish.start_by_s is None else now_ms + wish.start_by_s * 1000
         p = Prediction(prediction_id, wish.tenant, wish.lane, wish.cost, wish.affinity, deadline, start_by, wish.late)
-        p.wants_webhook = wish.wants_webhook
+        p.wants_webhook, p.once_shown = wish.wants_webhook, wish.once_shown
         self.model.accept(p)
         return True
 
@@ -339,11 +342,11 @@ class QueueSteps(RuleBasedStateMachine):
         self.model.signs_of_life[consumer] = self.model.now_ms
 
     @precondition(lambda self: self.held)
-    @rule(which=WHICH)
-    def begin(self, which: int) -> None:
-        self.begin_one(self.claim_of(which)[0])
+    @rule(which=WHICH, shows=st.booleans())
+    def begin(self, which: int, shows: bool) -> None:
+        self.begin_one(self.claim_of(which)[0], shows=shows)
 
-    def begin_one(self, claim: Claim) -> None:
+    def begin_one(self, claim: Claim, *, shows: bool) -> None:
         p = self.model.all[claim.id]
         advanced = self.do(
             self.scripts.advance(
@@ -351,11 +354,11 @@ class QueueSteps(RuleBasedStateMachine):
                 token=claim.token,
                 seq=claim.record.seq,
                 ran_ms=0,
-                events=[("started", b"")],
+                events=[("started", b""), *([("output", b"1")] if shows else [])],
                 now_ms=self.model.now_ms,
             )
         )
-        assert advanced.hold == self.model.begin(p, claim.token)
+        assert advanced.hold == self.model.begin(p, claim.token, shows=shows)
 
     @precondition(lambda self: self.held)
     @rule(which=WHICH)
@@ -369,14 +372,17 @@ class QueueSteps(RuleBasedStateMachine):
         claim, _ = self.claim_of(which)
         self.release_one(claim, is_spent=is_spent, delay_s=delay_s)
 
-    @precondition(lambda self: self.model.runs_once and self.model.at("claimed"))
-    @rule(which=WHICH, is_spent=st.booleans())
-    def give_back_what_began(self, which: int, is_spent: bool) -> None:
+    def _may_not_run_twice(self) -> list[Prediction]:
+        return [p for p in self.model.at("claimed") if self.model.runs_once or p.once_shown]
+
+    @precondition(lambda self: self._may_not_run_twice())
+    @rule(which=WHICH, is_spent=st.booleans(), shows=st.booleans())
+    def give_back_what_began(self, which: int, is_spent: bool, shows: bool) -> None:
         """Release a run that began, which rarely happens by chance."""
-        claimed = self.model.at("claimed")
+        claimed = self._may_not_run_twice()
         p = claimed[which % len(claimed)]
         [claim] = [claim for claim in self.held if claim.token == p.token]
-        self.begin_one(claim)
+        self.begin_one(claim, shows=shows)
         self.release_one(claim, is_spent=is_spent, delay_s=0)
 
     @precondition(lambda self: self.model.at("claimed") and not self.model.is_paused)

@@ -165,6 +165,8 @@ FAULTS = {
     ),
     "a bound of one claim strands the rest": Fault("(scanned >= SCAN or stopped)", "stopped", "claim", scan=FEW),
     "what may run once runs again": Fault("(may_have_run and policy[2] == 'fail')", "false", "release"),
+    "what has shown output runs again": Fault(" or r.shown ~= ''", script="release"),
+    "what has shown output may be shown again": Fault("if has_output and r[6]", "if false and r[6]", "advance"),
     "what items share is not written": Fault("  write_shared()\n", script="enqueue"),
     "what ends share is not written": Fault("  write_shared()\n", script="finish"),
     "an end of a batch writes nothing of its own": Fault("    if owns[i] then", "    if false then", "finish"),

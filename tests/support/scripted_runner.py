@@ -23,6 +23,7 @@ class ScriptedRunner:
         self.is_rude = False
         self.cancels = 0
         self.shutdowns = 0
+        self.requests: list[RunRequest] = []
         self.started = asyncio.Event()
         self.goes_on = asyncio.Event()
         self.let_go = asyncio.Event()
@@ -34,6 +35,7 @@ class ScriptedRunner:
         return None
 
     async def run(self, request: RunRequest) -> AsyncGenerator[RunEvent, None]:
+        self.requests.append(request)
         self.started.set()
         try:
             for event in self.events:

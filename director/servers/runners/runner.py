@@ -97,7 +97,8 @@ class RunRequest(Struct, frozen=True, kw_only=True):
     none. `place`: in the batch that shares its slot, for runners that send several runs together. `alone`: it goes in a
     request by itself even there, since an earlier run of it was lost or often refused, and may have taken others along.
     `cost`: its share of what a request for several runs uses, unless the server reports a share. `trace`: headers of
-    the request that starts the run. `is_first`: no run of this id can be left on any server.
+    the request that starts the run. `is_first`: no run of this id can be left on any server. `endpoint`: of OpenAI's
+    API, whose body `input` is and whose answers its caller expects; '' for an input in the form of Replicate's API.
     """
 
     id: str
@@ -109,6 +110,7 @@ class RunRequest(Struct, frozen=True, kw_only=True):
     cost: float = 1.0
     trace: TraceHeaders = NO_TRACE
     is_first: bool = False
+    endpoint: str = ""
 
 
 class Outcome(StrEnum):
@@ -221,7 +223,8 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     """The abilities of a kind of server. `streams`: output is seen before the end, if the model yields. `resumes`:
     another director can follow a run that was `Accepted`. `idempotent`: asked twice for an id, the server runs it once.
     `batches`: the most runs that share one request and one slot; 0 for none. `restarts`: it ends when asked to.
-    `takes_bytes`: files of an input are sent with it, and not fetched by the server.
+    `takes_bytes`: files of an input are sent with it, and not fetched by the server. `endpoints`: those of OpenAI's API
+    whose bodies it takes as inputs.
     """
 
     streams: bool = False
@@ -230,6 +233,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     restarts: bool = False
     takes_bytes: bool = False
     batches: int = 0
+    endpoints: frozenset[str] = frozenset()
 
 
 Hear = Callable[[RunEvent], None]

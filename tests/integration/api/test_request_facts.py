@@ -57,6 +57,8 @@ HIDDEN: Final = {
     "api_token",
     "tokens",
     "budgeted",
+    "endpoint",
+    "once_shown",
     "queue",
     "lane",
     "cost",
@@ -68,6 +70,7 @@ HIDDEN: Final = {
 }
 # by the addresses, the deadline, a redacted value
 SEEN_OTHERWISE: Final = {"kind", "url", "ticket", "deadline_status", "secret"}
+OPENAI: Final = {"endpoint", "once_shown"}  # no create of Replicate's API fixes them
 
 
 Made = Mapping[str, tuple[Record, dict[str, Any]]]
@@ -107,7 +110,7 @@ async def test_creates_store_every_fact_that_a_request_can_fix(made: Made) -> No
     defaults = {field.name: field.default for field in fields(RequestFacts)}
     facts = [record.request_facts for record, _ in made.values()]
     left = {name for name, default in defaults.items() if all(of[name] == default for of in facts)}
-    assert left == set()
+    assert left == OPENAI
 
 
 async def test_create_get_and_lists_show_the_facts_that_were_stored(api: AsyncClient, made: Made) -> None:

@@ -83,7 +83,7 @@ async def test_drained_run_ends_where_retries_are_forbidden(
         assert (given_back["code"], given_back["became"]) == ("drained", "dead")
     ended = await caller.ended(asked)
     assert (ended["status"], ended["code"]) == ("failed", "drained")
-    assert ended["error"] == "The run had begun when its director was drained, and this model allows no second run."
+    assert ended["error"] == "The run had begun when its director was drained, and it may not run again."
     assert await caller.dead() == [asked]
     gate.open()
     async with live.director(on_lost="fail"):

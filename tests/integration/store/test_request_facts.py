@@ -44,6 +44,8 @@ FACTS: Final[Mapping[str, Any]] = {
     "api_token": "0123456789abcdef",
     "budgeted": True,
     "tokens": "250 512",
+    "endpoint": "chat",
+    "once_shown": True,
     "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     "tracestate": "rojo=00f067aa0ba902b7",
 }

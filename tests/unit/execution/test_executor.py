@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -150,6 +150,24 @@ async def test_run_that_may_have_begun_ends_where_nothing_may_run_twice(
     claim = await claimed(driver)
     await bench.execute(ScriptedRunner(*events), claim)
     assert (await driver.record(claim.id)).status == became
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "has", "status"),
+    [("chat", {"chat"}, "succeeded"), ("chat", {"embeddings"}, "failed"), ("", (), "succeeded")],
+)
+async def test_body_of_openai_runs_only_where_the_server_has_its_endpoint(
+    bench: Bench, driver: QueueDriver, endpoint: str, has: Collection[str], status: str
+) -> None:
+    claim = await claimed(driver, endpoint=endpoint)
+    runner = ScriptedRunner(Began(), Ended(outcome=Outcome.SUCCEEDED))
+    runner.capabilities = Capabilities(endpoints=frozenset(has))
+    await bench.execute(runner, claim)
+    record = await driver.record(claim.id)
+    assert record.status == status
+    assert [request.endpoint for request in runner.requests] == ([endpoint] if status == "succeeded" else [])
+    if status == "failed":
+        assert (record.code, "OpenAI's API" in record.error) == ("invalid_input", True)
 
 
 async def test_runner_raising_after_its_end_changes_nothing(bench: Bench, driver: QueueDriver, caplog: Any) -> None:
