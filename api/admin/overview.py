@@ -15,9 +15,9 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from api.accounts.auth import authenticate, may_still
-from api.predictions.streams import RETRY_AFTER_S, STREAM, EventStream
-from api.services.stream_events import KEEP_ALIVE
-from api.services.stream_readers import KEEP_ALIVE_S, PIECE_BYTES, STALL_S, Send
+from api.predictions.streams import STREAM, EventStream
+from api.services.stream_events import KEEP_ALIVE, KEEP_ALIVE_S
+from api.services.stream_readers import PIECE_BYTES, RETRY_AFTER_S, STALL_S, Send
 from api.web.errors import invalid_field, too_many_streams
 from api.web.http import Request, cursor_of, json_response, number_of, page_after, page_response
 from api.web.route import CURSOR, Answer, Parameter, Route, administers

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
+from api.predictions.streams import STREAM, StreamEvent
 from api.services.lookups import VersionRef
 from api.web.errors import input_too_large, invalid_header, invalid_input, invalid_version, not_found
 from api.web.http import Members, Request, read_body, type_of, wrong_type
@@ -261,12 +262,23 @@ def _read_wait(prefer: Iterable[str]) -> str | None:
 CREATE: Final = frozenset({402, 404, 500})
 MADE: Final = ("Location", "Preference-Applied", "Idempotency-Replayed")
 CREATED: Final = {
+    200: Answer(
+        "Accepted, with its events as they happen: for `Accept: text/event-stream`.",
+        StreamEvent,
+        STREAM["Content-Type"],
+        headers=("Location", "Idempotency-Replayed"),
+    ),
     201: Answer("Accepted; where it was waited for, it has ended.", Prediction, headers=MADE),
     202: Answer("Accepted, and has not ended in the time that it was waited for.", Prediction, headers=MADE),
 }
 creates: Final = partial(changes, "POST", bucket="create", answers=CREATED, refusals=CREATE)
 WAIT: Final = Parameter(
     "Prefer", "`wait` or `wait=n` holds the response until the end, or for n seconds, at most 60.", place="header"
+)
+ACCEPT: Final = Parameter(
+    "Accept",
+    "`text/event-stream` has the events of the stream in the answer, so that one request is enough.",
+    place="header",
 )
 # How to run a prediction. All but WAIT apply to each prediction of a batch
 HOW: Final = (

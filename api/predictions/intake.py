@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache, partial
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple, Protocol, Self
 
 import anyio
 from msgspec import Raw
@@ -19,8 +19,11 @@ from starlette.responses import Response
 from api.accounts import limits
 from api.predictions import bodies
 from api.predictions.bodies import show_to
+from api.predictions.streams import EventStream
 from api.predictions.validation import InputSchema
 from api.services.services import Services
+from api.services.stream_events import Frames, Mark
+from api.services.stream_readers import Follow, Send
 from api.services.waiters import Wait
 from api.sites.placing import check_site, choose_site
 from api.sites.sites import where_it_is
@@ -51,7 +54,15 @@ OUTLOOK_S: Final = 0.2  # the official Python client gives up half a second afte
 # where it is sent, so that fingerprints of requests without these newer headers stay as they were.
 HEADERS: Final = ("cancel-after", "x-priority", "x-start-by")
 NEWER_HEADERS: Final = ("x-cost", "x-affinity-key")
+EVENT_STREAM: Final = "text/event-stream"
 REFUSED: Final = (Problem, DataRefused, UnknownQueue)  # nothing new, but what an idempotency key names is answered
+
+
+class Listener(Protocol):
+    """Gets to know where a prediction is filed, before it is: so nothing of it is missed."""
+
+    def listen(self, services: Services, new: NewPrediction) -> NewPrediction:
+        """Return the prediction to file at this server next. Raises QueueRefused if it may not be."""
 
 
 class Hold:
@@ -69,6 +80,17 @@ class Hold:
     def __exit__(self, *_: object) -> None:
         if self.wait is not None:
             self.wait.leave()
+
+    def listen(self, services: Services, new: NewPrediction) -> NewPrediction:
+        return new if self.wait is None else replace(new, waiter=services.waiters.expect(new.id, self.wait))
+
+
+class Following(Follow):
+    """The caller's stream of events, in the answer to its create."""
+
+    def listen(self, services: Services, new: NewPrediction) -> NewPrediction:
+        self.begin(services.readers, new.id, new.account)
+        return new
 
 
 class Filed(NamedTuple):
@@ -88,11 +110,43 @@ async def submit(
     review: Callable[[Request, Filed], Awaitable[Filed]] | None = None,
 ) -> Response:
     """Accept a run of this version, and answer. `review` sees what was accepted, and returns what it is then."""
-    with Hold(request) as hold:
+
+    async def accept_for(listener: Listener) -> Filed:
         filed = await accept(
-            request, version, asked, rate_token=request.rate_token, deployment=deployment, wait=hold.wait
+            request, version, asked, rate_token=request.rate_token, deployment=deployment, listener=listener
         )
-        return await answer(request, filed if review is None else await review(request, filed), hold)
+        return filed if review is None else await review(request, filed)
+
+    if request.headers.get("accept", "").startswith(EVENT_STREAM):
+        return await follow(accept_for)
+    with Hold(request) as hold:
+        return await answer(request, await accept_for(hold), hold)
+
+
+async def follow(accept_for: Callable[[Listener], Awaitable[Filed]]) -> Response:
+    """Answer with the events of what is accepted, as GET of its stream would."""
+    following = Following()
+    try:
+        filed = await accept_for(following)
+    except BaseException:
+        following.leave()
+        raise
+    record, readers = filed.stored.record, filed.services.readers
+    if filed.is_repeat:  # another one was listened to
+        following.leave()
+
+    async def tell(send: Send) -> bool:
+        try:
+            return await readers.read(
+                *(record.id, Frames(Mark()), send),
+                account=record.account,
+                is_over=record.is_terminal,
+                news=following.news,
+            )
+        finally:
+            following.leave()
+
+    return EventStream(tell, headers_of(filed))
 
 
 async def accept(
@@ -103,28 +157,32 @@ async def accept(
     rate_token: tuple[Bucket, str] | None,
     deployment: str = "",
     item: str = "",
-    wait: Wait | None = None,
+    listener: Listener | None = None,
 ) -> Filed:
     """Check and file one prediction. `deployment`: owner/name of the one that was called. `item` distinguishes the
     predictions of a batch, which share a key.
     """
     with Step(request, version) as step:
         new = check(request, version, asked, deployment=deployment, item=item, trace=step.headers)
-        filed = await file(request, version, new, rate_token, wait)
+        filed = await file(request, version, new, rate_token, listener)
         record = filed.stored.record
         step.facts = {"prediction": record.id, "lane": record.lane, "replayed": filed.is_repeat}
         return filed
 
 
 async def file(
-    request: Request, version: Version, new: NewPrediction, rate_token: tuple[Bucket, str] | None, wait: Wait | None
+    request: Request,
+    version: Version,
+    new: NewPrediction,
+    rate_token: tuple[Bucket, str] | None,
+    listener: Listener | None,
 ) -> Filed:
     """File a checked prediction. Returns it as stored, without a read where possible."""
     try:
         async with Undo() as undo:
             await reserve_compute(request, new, rate_token, undo)
             most_data = request.account.limits.max_data_bytes
-            at = partial(file_at, most_data=most_data, outer=undo, wait=wait)
+            at = partial(file_at, most_data=most_data, outer=undo, listener=listener)
             if request.sites is None:
                 accepted, services = await at(request.services, version, new), request.services
             else:
@@ -152,16 +210,16 @@ async def file_at(
     new: NewPrediction,
     most_data: int | None,
     outer: Undo,
-    wait: Wait | None = None,
+    listener: Listener | None = None,
 ) -> Accepted:
     """File it at one server, in one write to the socket, and leave nothing there if the server takes nothing.
     `most_data`: bytes that its account may have there. Raises QueueError.
     """
     async with Undo(outer) as undo:
-        kept = await store_input(services, new, undo)
+        heard = new if listener is None else listener.listen(services, new)
+        kept = await store_input(services, heard, undo)
         listing = await list_for_account(services, version, kept, most_data, undo)
-        awaited = kept if wait is None else replace(kept, waiter=services.waiters.expect(new.id, wait))
-        accepted = await undo.enqueue(services.scripts.enqueue(awaited))
+        accepted = await undo.enqueue(services.scripts.enqueue(kept))
         if accepted.replayed:
             await undo.note_repeat()
             return accepted
@@ -170,7 +228,7 @@ async def file_at(
     except BackendUnavailable as exc:
         exc.is_untouched = False  # the list may lack it, but the queue has it
         raise
-    if kept is not new:  # its file counts for as long as the list lives, or until its director counts it
+    if kept is not heard:  # its file counts for as long as the list lives, or until its director counts it
         until_ms = services.clock.now_ms() + int(services.settings.listing_ttl_s * 1000)
         with contextlib.suppress(BackendUnavailable):
             await services.scripts.stow(new.account, new.id, len(new.input), until_ms=until_ms)
@@ -389,12 +447,17 @@ async def read_here(services: Services, prediction_id: PredictionId) -> Stored |
     return stored
 
 
+def headers_of(filed: Filed) -> dict[str, str]:
+    headers = {"Location": address(filed.stored.record)}
+    if filed.is_repeat:
+        headers["Idempotency-Replayed"] = "true"
+    return headers
+
+
 async def answer(request: Request, filed: Filed, hold: Hold) -> Response:
     """Answer at once, or hold the answer until the prediction has ended."""
     stored, services, wait = filed.stored, filed.services, hold.wait
-    headers = {"Location": address(stored.record)}
-    if filed.is_repeat:
-        headers["Idempotency-Replayed"] = "true"
+    headers = headers_of(filed)
     weight = len(stored.input or b"")
     is_over = stored.record.is_terminal  # then it takes no wait, so none ends for it
     if wait is None or not (is_over or services.waiters.make_room(request.account.name, weight)):

@@ -4,7 +4,7 @@ permission: no token is needed, and any web page may read it.
 
 import hmac
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Final, Literal
 
@@ -13,7 +13,8 @@ from msgspec import Struct
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api.services.stream_events import Mark
+from api.services.stream_events import Frames, Mark
+from api.services.stream_readers import RETRY_AFTER_S
 from api.web.errors import Moved, data_removed, not_found, too_many_streams
 from api.web.http import Request, until_gone
 from api.web.route import Answer, Parameter, Route
@@ -25,7 +26,6 @@ STREAM: Final = {
     "X-Accel-Buffering": "no",  # nginx would buffer it
 }
 
-RETRY_AFTER_S: Final = 5
 Tell = Callable[[Callable[[bytes], Awaitable[None]]], Awaitable[bool]]
 """Sends all of a stream, a piece at a time; False where that was cut off."""
 
@@ -35,10 +35,10 @@ class EventStream(Response):
     clients take an orderly end for the end of the stream.
     """
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, tell: Tell, headers: Mapping[str, str] = {}) -> None:
         self.status_code = 200
         self.background = None
-        self.init_headers(STREAM)
+        self.init_headers({**STREAM, **headers})
         self._tell = tell
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -145,7 +145,7 @@ async def stream(request: Request) -> Response:
         return Response(headers=STREAM)
     if not readers.make_room(known.account):
         raise too_many_streams(retry_after=RETRY_AFTER_S)
-    tell = partial(readers.read, request.prediction_id, mark, account=known.account, is_over=known.is_terminal)
+    tell = partial(readers.read, request.prediction_id, Frames(mark), account=known.account, is_over=known.is_terminal)
     return EventStream(tell)
 
 

@@ -11,11 +11,12 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from director.core.schema import Event
+from director.core.schema import Event, Stored
 from director.core.states import Status
 from director.core.view import LINES_DROPPED, RESTARTS
 
 KEEP_ALIVE: Final = b": keep-alive\n\n"
+KEEP_ALIVE_S: Final = 10.0
 RETRIED: Final = b": retried\n\n"
 REMOVED: Final = "The output of this prediction was removed."
 NULL: Final = Raw(b"null")
@@ -60,11 +61,14 @@ class Mark(Struct, frozen=True):
 
 
 class Frames:
-    """Makes the frames for one reader at `mark`. `at_end`: the log has no more, but the final record may have."""
+    """Makes the frames for one reader at `mark`. `at_end`: the log has no more, but the final record may have. After
+    `silence_s` without a frame a comment is sent.
+    """
 
     def __init__(self, mark: Mark) -> None:
         self.mark = mark
         self.at_end = False
+        self.silence_s = KEEP_ALIVE_S
 
     def events(self, events: Sequence[Event]) -> bytes:
         frames, self.at_end = [], False  # it may have started again
@@ -94,11 +98,15 @@ class Frames:
             size += len(frames[-1])
         return b"".join(frames), False
 
-    def end(self, status: Status, error: str) -> bytes:
-        return self._end(DONE[status], error if status is Status.FAILED else None)
+    def end(self, stored: Stored) -> bytes:
+        status = stored.record.status
+        return self._end(DONE[status], stored.record.error if status is Status.FAILED else None)
 
     def end_as_removed(self) -> bytes:
         return self._end(DONE[Status.FAILED], REMOVED)
+
+    async def comment(self) -> bytes:
+        return KEEP_ALIVE
 
     def _next(self, event: Event) -> bytes:
         mark = self.mark

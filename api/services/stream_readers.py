@@ -8,23 +8,24 @@ again. Each reader looks after two seconds without news, or later if there are t
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from enum import Enum, auto
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import anyio
+from msgspec import Raw
 
 from api.services.holders import Holders
-from api.services.stream_events import KEEP_ALIVE, Frames, Mark
+from api.services.stream_events import KEEP_ALIVE, KEEP_ALIVE_S, Mark
 from api.services.waiters import News, Waiters
 from director.broker.replies import Replayed
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
-from director.core.errors import BackendUnavailable
+from director.core.errors import BackendUnavailable, QueueRefused
 from director.core.ids import PredictionId
-from director.core.schema import Event
+from director.core.schema import Event, Stored
 from director.runtime.startup import Descriptors
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,6 @@ REST_BYTES: Final = 512 * 1024  # more than a page, because the whole output is 
 PIECE_BYTES: Final = 64 * 1024
 SAFETY_S: Final = 2.0
 LOOKS_PER_S: Final = 1_000  # of all readers together, without news
-KEEP_ALIVE_S: Final = 10.0
 STALL_S: Final = 60.0  # a reader that takes nothing for so long is disconnected: its page is memory
 TURNS_PER_S: Final = 5_000  # of all readers together: even many of them must leave time to others
 ENDS_AT_ONCE: Final = 4  # a final output may be megabytes, and is in memory whole while it is split
@@ -46,6 +46,7 @@ LARGE_EACH: Final = 4  # of one account
 EVICT_S: Final = 5.0  # to take one piece while another reader waits for the place
 LARGE_S: Final = 60.0  # to take a large page, if no other reader waits
 SLOWEST_BYTES_S: Final = 64 * 1024  # a reader that takes it at this pace gets more time
+RETRY_AFTER_S: Final = 5
 Send = Callable[[bytes], Awaitable[None]]
 Look = tuple[PredictionId, int, bool]
 
@@ -56,6 +57,24 @@ class Next(Enum):
     READ_LARGE = auto()  # nothing was sent: the next event is large
     LEAVE = auto()  # all was sent
     HANG_UP = auto()  # it goes on elsewhere
+
+
+class Format(Protocol):
+    """How a stream is written. See `Frames` for the members."""
+
+    mark: Mark
+    at_end: bool
+    silence_s: float
+
+    def events(self, events: Sequence[Event]) -> bytes: ...
+
+    def rest(self, output: Raw | None, logs: str, *, most_bytes: int) -> tuple[bytes, bool]: ...
+
+    def end(self, stored: Stored) -> bytes: ...
+
+    def end_as_removed(self) -> bytes: ...
+
+    async def comment(self) -> bytes: ...
 
 
 class Readers:
@@ -110,16 +129,24 @@ class Readers:
         return await asyncio.shield(self._looks.get(asked) or self._begin(asked))
 
     async def read(
-        self, prediction_id: PredictionId, mark: Mark, send: Send, *, account: str, is_over: bool = False
+        self,
+        prediction_id: PredictionId,
+        frames: Format,
+        send: Send,
+        *,
+        account: str,
+        is_over: bool = False,
+        news: News | None = None,
     ) -> bool:
-        """Send the stream from this mark to its end. Returns False if the reader was disconnected before that.
-        `is_over`: the prediction is terminal already, so there will be no news.
+        """Send the stream from the mark of `frames` to its end. Returns False if the reader was disconnected before
+        that. `is_over`: the prediction is terminal already, so there will be no news. `news`: what a `Follow` has heard
+        since before it was filed.
         """
         if self._is_leaving:
             return False
         with self.holding(account):
             try:
-                return await Reader(self, prediction_id, account, mark, send).read(is_over=is_over)
+                return await Reader(self, prediction_id, account, frames, send).read(is_over=is_over, news=news)
             except TimeoutError:
                 log.info("disconnected a reader that takes nothing", extra={"prediction": prediction_id})
         return False
@@ -152,12 +179,31 @@ class Readers:
         )
 
 
+class Follow:
+    """A reader that listens from before its prediction is filed, so that it misses no event. Leave it once."""
+
+    def __init__(self) -> None:
+        self.news: News | None = None
+        self._listening = ExitStack()
+
+    def begin(self, readers: Readers, prediction_id: PredictionId, account: str) -> None:
+        """Listen at the server where it is filed next. Raises QueueRefused if no reader has room there."""
+        self.leave()
+        if not readers.make_room(account):
+            raise QueueRefused("too_many_streams", retry_after_s=RETRY_AFTER_S)
+        self.news = self._listening.enter_context(readers.waiters.listening(prediction_id))
+
+    def leave(self) -> None:
+        self._listening.close()
+        self.news = None
+
+
 class Reader:
-    def __init__(self, readers: Readers, prediction_id: PredictionId, account: str, mark: Mark, send: Send) -> None:
+    def __init__(self, readers: Readers, prediction_id: PredictionId, account: str, frames: Format, send: Send) -> None:
         self._readers = readers
         self.account: Final = account
         self._id = prediction_id
-        self._frames = Frames(mark)
+        self._frames = frames
         self._transmit = send
         self._clock = readers.clock
         self._turned = float("-inf")
@@ -165,16 +211,18 @@ class Reader:
         self._limit: anyio.CancelScope | None = None
         self._piece: asyncio.Timeout | None = None
 
-    async def read(self, *, is_over: bool) -> bool:
+    async def read(self, *, is_over: bool, news: News | None = None) -> bool:
         """Send the stream to its end. Returns False if it goes on at another server. Raises TimeoutError if the client
         takes nothing.
         """
-        waiters = self._readers.waiters
-        with nullcontext(News()) if is_over else waiters.listening(self._id) as news:
+        listens = self._readers.waiters.listening(self._id) if news is None and not is_over else None
+        with listens or nullcontext(news or News()) as heard:
             then = Next.GO_ON
+            if news is not None:  # nothing has happened that it would not hear of
+                await self._wait(heard)
             while then not in (Next.LEAVE, Next.HANG_UP):
                 await self._pace()
-                events = news.take()
+                events = heard.take()
                 try:
                     then = Next.WAIT if then is Next.WAIT and await self._send_on(events) else await self._send_more()
                     if then is Next.READ_LARGE:
@@ -182,9 +230,9 @@ class Reader:
                             then = await self._send_more(may_be_large=True)
                 except BackendUnavailable as exc:
                     log.info("could not read on, trying again", extra={"prediction": self._id, "reason": str(exc)})
-                    then, news.events = Next.WAIT, None
+                    then, heard.events = Next.WAIT, None
                 if then is Next.WAIT:
-                    await self._wait(news)
+                    await self._wait(heard)
         return then is Next.LEAVE
 
     async def _send_on(self, events: list[Event] | None) -> bool:
@@ -203,7 +251,7 @@ class Reader:
         page = await self._readers.look(self._id, self._frames.mark.seq, whole=may_be_large)
         if page is not None and page.moved:
             return Next.HANG_UP  # a reader that connects again gets the new place
-        if page is None or page.is_removed:
+        if page is None or (page.is_removed and not page.is_terminal):
             await self._send(self._frames.end_as_removed())
             return Next.LEAVE
         if page.has_more and not page.events and not may_be_large:
@@ -213,7 +261,7 @@ class Reader:
         data = self._frames.events(page.events)
         del page
         await self._send(data)
-        if self._frames.at_end or (is_over and not has_more):
+        if self._frames.at_end or (is_over and not has_more):  # the output may outlive the log
             return await self._send_end(may_be_large=may_be_large)
         return Next.GO_ON if has_more else Next.WAIT
 
@@ -228,7 +276,7 @@ class Reader:
             else:
                 data, is_all = self._frames.rest(stored.output, stored.logs, most_bytes=REST_BYTES)
                 if is_all:
-                    data += self._frames.end(stored.record.status, stored.record.error)
+                    data += self._frames.end(stored)
             del stored  # it may be large, and sending may take long
         if len(data) > LARGE_BYTES and not may_be_large:
             self._frames.mark = before
@@ -260,10 +308,10 @@ class Reader:
     async def _wait(self, news: asyncio.Event) -> None:
         silent_s = self._clock.monotonic() - self._sent
         with suppress(TimeoutError):
-            async with asyncio.timeout(min(self._readers.safety_s, max(0.0, KEEP_ALIVE_S - silent_s))):
+            async with asyncio.timeout(min(self._readers.safety_s, max(0.0, self._frames.silence_s - silent_s))):
                 await news.wait()
-        if self._clock.monotonic() - self._sent >= KEEP_ALIVE_S:
-            await self._send(KEEP_ALIVE)
+        if self._clock.monotonic() - self._sent >= self._frames.silence_s:
+            await self._send(await self._frames.comment())
 
     async def _send(self, data: bytes) -> None:
         for start in range(0, len(data), PIECE_BYTES):

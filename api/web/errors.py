@@ -393,6 +393,7 @@ QUEUE_REFUSALS: Final = {
     Code.CANNOT_START_IN_TIME: Refusal(
         429, "It would not start in the time that X-Start-By allows.", code=Code.CANNOT_START_IN_TIME
     ),
+    Code.TOO_MANY_STREAMS: too_many_streams,
     Code.BREAKER_OPEN: Refusal(
         503, "The servers of this model fail at the moment. Please try again later.", code=Code.BREAKER_OPEN
     ),

@@ -105,7 +105,7 @@ class PlayedReader:
             stored = await scripts.get(self._id, outlook=False)
             assert stored is not None
             rest, _ = stream.rest(stored.output, stored.logs, most_bytes=10_000)
-            said += rest + stream.end(stored.record.status, stored.record.error)
+            said += rest + stream.end(stored)
         for told in map(take_apart, said.decode().split("\n\n")[:-1]):
             if isinstance(told, Told):
                 self._after = told.id

@@ -11,8 +11,9 @@ import anyio
 import pytest
 from redis.asyncio import Redis
 
+from api.services import stream_events
 from api.services import stream_readers as api_readers
-from api.services.stream_events import KEEP_ALIVE, REMOVED, Mark
+from api.services.stream_events import KEEP_ALIVE, REMOVED, Frames, Mark
 from api.services.stream_readers import LargeReadSemaphore, Readers
 from api.services.waiters import Waiters
 from director.broker import keys
@@ -94,7 +95,7 @@ async def read(
     mark: Mark = Mark(),  # noqa: B008
     account: str = "a",
 ) -> bool:
-    return await readers.read(prediction_id, mark, sink.send, account=account)
+    return await readers.read(prediction_id, Frames(mark), sink.send, account=account)
 
 
 @asynccontextmanager
@@ -118,7 +119,7 @@ async def test_failed_look_leaves_nothing_to_the_garbage_collector(readers: Read
 
 
 async def test_idle_reader_gets_comments(readers: Readers, claim: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api_readers, "KEEP_ALIVE_S", 0.02)
+    monkeypatch.setattr(stream_events, "KEEP_ALIVE_S", 0.02)
     sink = Sink()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(read, readers, claim.id, sink)

@@ -24,7 +24,7 @@ from director.local.launcher.processes import free_port
 from director.store.accounts import Accounts
 from tests.integration.api.conftest import listeners
 from tests.support.api import LiveApi, PlayedDirector, live_api
-from tests.support.event_stream import Comment, Told, read_events
+from tests.support.event_stream import Comment, Told, read_events, take_apart
 from tests.support.eventually import eventually
 from tests.support.queue_driver import VERSION
 from tests.support.servers import RedisServer
@@ -412,3 +412,96 @@ async def test_stalled_readers_hold_little_memory_and_slow_no_one(
     assert len(listener.events) == 301
     # each reader would hold 6 MB: 240,000 KB
     assert held < slow * 1_000
+
+
+class Create:
+    """A create whose answer is the stream."""
+
+    def __init__(self, http: AsyncClient, url: str, headers: dict[str, str]) -> None:
+        self._asked = {"method": "POST", "url": f"{url}/v1/predictions", "json": BODY, "timeout": 30}
+        self._headers = {"Accept": "text/event-stream", **headers}
+        self._http = http
+        self.told: list[Told | Comment] = []
+        self.headers = httpx.Headers()
+
+    async def read(self) -> None:
+        async with self._http.stream(**self._asked, headers=self._headers) as answer:  # type: ignore[arg-type]
+            self.headers = answer.headers
+            assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream"), answer
+            rest = b""
+            async for piece in answer.aiter_raw():
+                *blocks, rest = (rest + piece).split(b"\n\n")
+                self.told += [take_apart(block.decode()) for block in blocks]
+
+    async def has(self, count: int) -> None:
+        await eventually(lambda: len(self.told), f"{count} events came", until=lambda many: many >= count)
+
+
+async def test_create_answers_with_the_same_stream_as_its_address(
+    live: LiveApi, asker: Asker, director: PlayedDirector
+) -> None:
+    create = Create(asker.http, live.url, asker.headers)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(create.read)
+        claim = await director.claim()
+        seq = await director.begin(claim, b'"one"')
+        await create.has(1)
+        await director.finish(claim, output=b'["one","two"]', seq=seq)
+    made = (await asker.http.get(create.headers["location"], headers=asker.headers)).json()
+    assert (made["id"], made["status"]) == (claim.id, "succeeded")
+    assert [(one.event, one.data) for one in create.told if isinstance(one, Told)] == [
+        ("output", "one"),
+        ("output", "two"),
+        ("done", "{}"),
+    ]
+    assert create.told == await all_of(asker.http, made["urls"]["stream"])
+
+
+async def test_repeated_create_streams_its_prediction_from_the_start(
+    live: LiveApi, asker: Asker, director: PlayedDirector, redis: Redis
+) -> None:
+    headers = {**asker.headers, "Idempotency-Key": "once"}
+    first, second = (Create(asker.http, live.url, headers) for _ in range(2))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(first.read)
+        claim = await director.claim()
+        seq = await director.begin(claim, b'"one"')
+        await first.has(1)
+        tasks.start_soon(second.read)
+        await second.has(1)
+        await director.finish(claim, output=b'["one"]', seq=seq)
+    assert second.told == first.told
+    assert ("idempotency-replayed" in first.headers, second.headers["idempotency-replayed"]) == (False, "true")
+    third = Create(asker.http, live.url, headers)
+    await third.read()
+    assert third.told == first.told
+    await is_silent(redis)
+
+
+async def test_create_without_room_for_its_stream_files_nothing(
+    server: RedisServer, http: AsyncClient, asker: Asker, redis: Redis
+) -> None:
+    async with live_api(server.url, env={"DIRECTOR_MAX_STREAMS": "1"}) as live:
+        first = Create(http, live.url, asker.headers)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(first.read)
+            await is_read(redis)
+            answer = await http.post(
+                f"{live.url}/v1/predictions", json=BODY, headers={**asker.headers, "Accept": "text/event-stream"}
+            )
+            assert (answer.status_code, answer.json()["code"]) == (503, "too_many_streams")
+            assert int(answer.headers["retry-after"]) > 0
+            listed = (await http.get(f"{live.url}/v1/predictions", headers=asker.headers)).json()["results"]
+            assert len(listed) == 1
+            tasks.cancel_scope.cancel()
+    await is_silent(redis)
+
+
+async def test_refused_create_of_a_stream_leaves_no_listener(live: LiveApi, asker: Asker, redis: Redis) -> None:
+    answer = await asker.http.post(
+        f"{live.url}/v1/predictions",
+        json={"version": VERSION, "input": 5},
+        headers={**asker.headers, "Accept": "text/event-stream"},
+    )
+    assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")
+    await is_silent(redis)

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from api.services.stream_events import Frames, Mark
-from director.core.schema import Event
+from director.core.ids import PredictionId, QueueName
+from director.core.schema import Event, Record, Stored
 from director.core.states import Status
 from director.core.view import LINES_DROPPED
 from tests.support.event_stream import Comment, Told, take_apart
@@ -40,7 +41,21 @@ def whole(
     frames = stream.events([event for event in events if event.seq > stream.mark.seq])
     rest, is_all = stream.rest(Raw(output) if output else None, logs, most_bytes=PAGE)
     assert is_all
-    return frames + rest + stream.end(status, error)
+    return frames + rest + stream.end(ended(status, error))
+
+
+def ended(status: Status, error: str) -> Stored:
+    record = Record(
+        id=PredictionId("a" * 26),
+        account="a",
+        model="a/b",
+        version="c",
+        queue=QueueName("a/b:c"),
+        created=1,
+        status=status,
+        error=error,
+    )
+    return Stored(record=record, input=None)
 
 
 def data_of(item: bytes) -> bytes:
