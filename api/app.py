@@ -1,6 +1,6 @@
 """Assemble the API as an ASGI application: every declared route, the layer around them, and the protocol below them.
 Clients disagree on whether their base ends in /v1, so every named route is served with /v1, without it, and with it
-twice. Slashes are never redirected: the official clients do not follow.
+twice. OpenAI's API is at /openai/v1 only. Slashes are never redirected: the official clients do not follow.
 """
 
 import asyncio
@@ -28,6 +28,8 @@ from api.admin import models as admin_models
 from api.admin import predictions as admin_predictions
 from api.files import files, outputs
 from api.models import collections, deployments, models
+from api.openai import errors as openai_errors
+from api.openai import models as openai_models
 from api.predictions import predictions, streams
 from api.services.meters import NO_ROUTE, Meters
 from api.sites.sites import Plan, State, all_running, answer_at_site
@@ -35,7 +37,7 @@ from api.web import openapi, reference
 from api.web.cors import Origins, may_read
 from api.web.errors import Code, head_too_large, invalid_host, is_expected, problem_of, too_many_connections
 from api.web.http import RawHeaders, Request, carry, list_allowed_hosts, names_allowed_host, proxy_networks, services_of
-from api.web.route import Handler, Route, routes_of
+from api.web.route import OPENAI, Handler, Route, routes_of
 from director.core.clock import Clock, SystemClock
 from director.core.errors import UnsafeBackend
 from director.core.settings import ApiSettings
@@ -46,6 +48,7 @@ from director.runtime.tracing import Tracing
 ROUTES: Final = routes_of(
     *(predictions, streams, models, collections, deployments, files, outputs, account, usage, openapi, reference),
     *(dead, admin_accounts, admin_models, admin_predictions, queues, overview, system, health, dashboard),
+    openai_models,
 )
 
 RETRY_AFTER_S: Final = 5
@@ -77,7 +80,8 @@ def create_app(
             yield state
         await spans.aclose()
 
-    return Api(ROUTES, otherwise=dashboard.elsewhere, meters=meters, hosts=hosts, origins=origins, lifespan=lifespan)
+    routes = [route for route in ROUTES if settings.openai or not route.is_openai]
+    return Api(routes, otherwise=dashboard.elsewhere, meters=meters, hosts=hosts, origins=origins, lifespan=lifespan)
 
 
 class Api:
@@ -103,8 +107,8 @@ class Api:
         self._hosts: Final = hosts
         self._origins: Final = origins
         self._has_origins: Final = origins != Origins()
-        self._named: Final = _Paths(route for route in self.routes if route.name)
-        self._plain: Final = _Paths(route for route in self.routes if not route.name)
+        self._named: Final = _Paths(route for route in self.routes if route.name and not route.is_openai)
+        self._plain: Final = _Paths(route for route in self.routes if route.is_openai or not route.name)
         self.router: Final = Router(lifespan=lifespan)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,17 +120,18 @@ class Api:
         try:
             response = await self._answer(Request(scope, receive, send))
         except Exception as exc:  # any fault of a handler becomes an answer
-            await self._count_response(self._refusal(exc), scope, began)(scope, receive, send)
+            await self._count_response(self._refusal(exc, scope["path"]), scope, began)(scope, receive, send)
             if not is_expected(exc):
                 raise
         else:
             await self._count_response(response, scope, began)(scope, receive, send)
 
-    def _refusal(self, exc: Exception) -> Response:
+    def _refusal(self, exc: Exception, path: str) -> Response:
         # Not in the caller. Its frame would hold the refusal, whose traceback holds the frame.
-        refusal = problem_of(exc)
+        is_openai = path.startswith(OPENAI)
+        refusal = openai_errors.refuse(exc) if is_openai else problem_of(exc)
         self.meters.note_refusal(refusal.code)
-        return refusal.response()
+        return openai_errors.answer(refusal) if is_openai else refusal.response()
 
     def _count_response(self, response: Response, scope: Scope, began: float) -> Response:
         """Count the response before it is sent, and add the headers that its request carries."""
@@ -185,9 +190,9 @@ class Http(BoundedHttp):
     """
 
     def refusal(self, status: int) -> Response:
-        if status == 431:
-            return head_too_large(limit=MAX_HEAD_BYTES).response()
-        return too_many_connections(retry_after=RETRY_AFTER_S).response()
+        is_large, url = status == 431, getattr(self, "url", b"")  # unset before the first request line
+        refusal = head_too_large(limit=MAX_HEAD_BYTES) if is_large else too_many_connections(retry_after=RETRY_AFTER_S)
+        return openai_errors.answer(refusal) if url.startswith(OPENAI.encode()) else refusal.response()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._gone: asyncio.Future[None] = self.loop.create_future()

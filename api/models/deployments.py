@@ -213,17 +213,30 @@ async def delete_deployment(request: Request) -> Response:
     body=Body(PredictionRequest),
 )
 async def create_of_deployment(request: Request) -> Response:
-    deployment = await _find_deployment(request)
-    if deployment.is_disabled:
-        raise deployment_disabled(name=deployment.full_name)
+    deployment = _refuse_disabled(await _find_deployment(request))
     asked = await read_create(request)
     version = await _version(request, deployment.release.model, deployment.release.version)
     if version is None:
         raise invalid_version()
-    return await submit(request, version, asked, deployment=deployment.full_name, review=_cancel_if_disabled)
+    return await submit(request, version, asked, deployment=deployment.full_name, review=cancel_if_disabled)
 
 
-async def _cancel_if_disabled(request: Request, filed: Filed) -> Filed:
+async def find_usable(request: Request, owner: str, name: str) -> Deployment | None:
+    """Return a deployment by which the caller may create. Raises a 422 if it is disabled."""
+    is_its = owner == request.account.name or "admin" in request.account.scopes
+    if not is_its or not NAME.fullmatch(owner) or not NAME.fullmatch(name):
+        return None
+    found = await request.services.deployments.get(owner, name)
+    return None if found is None else _refuse_disabled(found)
+
+
+def _refuse_disabled(deployment: Deployment) -> Deployment:
+    if deployment.is_disabled:
+        raise deployment_disabled(name=deployment.full_name)
+    return deployment
+
+
+async def cancel_if_disabled(request: Request, filed: Filed) -> Filed:
     """Cancel what was filed while an update disabled its deployment, since the update may not have seen it. The
     prediction is accepted by now, so an outage here must not refuse it.
     """

@@ -82,6 +82,8 @@ class Code(StrEnum):
     """Redis has little memory left, and the account has more than its share of it. Try again after `retry_after`."""
     METHOD_NOT_ALLOWED = "method_not_allowed"
     """The path has no such method. The header `Allow` names those that it has."""
+    MODEL_NOT_FOUND = "model_not_found"
+    """OpenAI's API: `model` names nothing that the token may use there. `GET /openai/v1/models` lists what it may."""
     MOVED = "moved"
     """The prediction moved to another server that this API does not serve. Ask there."""
     NO_CAPACITY = "no_capacity"
@@ -139,6 +141,21 @@ class ProblemDocument(Struct, frozen=True, kw_only=True, omit_defaults=True):
     limit: int | None = None
     eta_s: float | None = None
     invalid_fields: tuple[InvalidField, ...] = ()
+
+
+class OpenAiError(Struct, frozen=True, kw_only=True):
+    """A refusal of OpenAI's API. `param` is the field of the body that is at fault."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class OpenAiErrorDocument(Struct, frozen=True):
+    """The body of each refusal of OpenAI's API."""
+
+    error: OpenAiError
 
 
 class Problem(Exception):
@@ -200,6 +217,11 @@ no_token = Refusal(
 )
 invalid_token = replace(no_token, detail="You did not pass a valid authentication token")
 not_found = Refusal(404, "The requested resource could not be found.")  # the same for a prediction of another account
+model_not_found = Refusal(  # of OpenAI's API. It names none: neither what was asked for, nor what is hidden
+    404,
+    "There is no such model, or this token may not use it. GET /openai/v1/models lists those that it may use.",
+    code=Code.MODEL_NOT_FOUND,
+)
 file_not_found = Refusal(404, "File not found")
 no_destination = Refusal(404, "The specified training destination does not exist")
 forbidden = Refusal(403, "You do not have permission to do this.")

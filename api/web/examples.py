@@ -467,6 +467,15 @@ OF_TYPES: Final[dict[str, Any]] = {
         ],
         "more_servers": 0,
     },
+    "OpenAiModel": {"id": "acme/llm", "object": "model", "created": 1795406400, "owned_by": "acme"},
+    "OpenAiErrorDocument": {
+        "error": {
+            "message": "There is no such model, or this token may not use it.",
+            "type": "not_found_error",
+            "param": None,
+            "code": "model_not_found",
+        }
+    },
     "OwedView": {
         "count": 1,
         "late": 0,

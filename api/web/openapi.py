@@ -10,9 +10,9 @@ from msgspec import Raw
 from starlette.responses import Response
 
 from api.web import examples
-from api.web.errors import MEDIA_TYPE, ProblemDocument
+from api.web.errors import MEDIA_TYPE, OpenAiErrorDocument, ProblemDocument
 from api.web.http import Request, answer_unless_known, base_url, etag_of
-from api.web.route import Answer, Parameter, Route
+from api.web.route import JSON, Answer, Parameter, Route
 from director import __version__
 
 # 3.1 allows no other methods; 3.2 has QUERY, but few tools read it
@@ -22,8 +22,10 @@ METHODS: Final = frozenset({"GET", "PUT", "POST", "DELETE", "OPTIONS", "HEAD", "
 ABOUT: Final = (
     "Replicate's HTTP API, self-hosted. The same routes answer under `/v1/v1` and without `/v1`. Every refusal is an "
     "object as `application/problem+json`; a path answers 405 with `Allow` for methods that it has not, HEAD as GET "
-    "without its body, and OPTIONS with `Allow`."
+    "without its body, and OPTIONS with `Allow`. OpenAI's API is at `/openai/v1` only, and its refusals are those of "
+    'OpenAI: `{"error": {"message", "type", "param", "code"}}`.'
 )
+SERVER: Final = "https://server.invalid"  # stands for the public URL of the service
 
 REFUSALS: Final = {
     400: "The body cannot be read, or the Host header names no host.",
@@ -45,6 +47,7 @@ REFUSALS: Final = {
     503: "The service, or the model's servers, cannot answer now: `retry_after` says when to come again.",
 }
 
+OPENAI: Final = "OpenAI"  # before the names of its refusals
 RATE: Final = ("RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset")
 # name → description and type
 HEADERS: Final[dict[str, tuple[str, type]]] = {
@@ -77,12 +80,13 @@ def encode_document(base: str, routes: Iterable[Route]) -> bytes:
         "license": {"name": "Apache 2.0", "identifier": "Apache-2.0"},
     }
     fixed = _build_fixed(tuple(route for route in routes if route.name))
-    return msgspec.json.encode({"openapi": "3.1.0", "info": info, "servers": [{"url": f"{base}/v1"}], **fixed})
+    document = msgspec.json.encode({"openapi": "3.1.0", "info": info, "servers": [{"url": f"{SERVER}/v1"}], **fixed})
+    return document.replace(SERVER.encode(), msgspec.json.encode(base)[1:-1])
 
 
 @cache
 def _build_fixed(routes: tuple[Route, ...]) -> dict[str, Raw]:
-    types: list[Any] = [ProblemDocument, *(type_ for _, type_ in HEADERS.values())]
+    types: list[Any] = [ProblemDocument, OpenAiErrorDocument, *(type_ for _, type_ in HEADERS.values())]
     for route in routes:
         types += [parameter.type for parameter in route.all_parameters]
         types += [answer.type for answer in route.answers.values() if answer.type is not None]
@@ -119,11 +123,12 @@ def _components(schemas: dict[str, Any], schema_of: dict[int, Any]) -> dict[str,
             name: {"description": what, "schema": schema_of[id(type_)]} for name, (what, type_) in HEADERS.items()
         },
         "responses": {
-            _refusal(status): {
+            _refusal(status, name): {
                 "description": what,
                 **_headers(REFUSED_WITH.get(status, RATE)),
-                "content": {MEDIA_TYPE: _content(schema_of[id(ProblemDocument)], str(status))},
+                "content": {media_type: _content(schema_of[id(type_)], f"{name}{status}")},
             }
+            for name, type_, media_type in (("", ProblemDocument, MEDIA_TYPE), (OPENAI, OpenAiErrorDocument, JSON))
             for status, what in REFUSALS.items()
         },
         # a description is a docstring, which is wrapped as code is
@@ -168,8 +173,10 @@ def _operation(route: Route, schema_of: dict[int, Any]) -> dict[str, Any]:
             found["content"] = dict.fromkeys(FILE if answer.media_type == ANY else (answer.media_type,), content)
         written["responses"][str(status)] = found
     for status in sorted(route.refused):
-        written["responses"][str(status)] = {"$ref": f"#/components/responses/{_refusal(status)}"}
-    return written
+        name = _refusal(status, OPENAI if route.is_openai else "")
+        written["responses"][str(status)] = {"$ref": f"#/components/responses/{name}"}
+    # the operation, and not its path: generators of clients read it there
+    return {**written, "servers": [{"url": SERVER}]} if route.is_openai else written
 
 
 def _content(schema: dict[str, Any], what: str) -> dict[str, Any]:
@@ -181,8 +188,8 @@ def _headers(names: tuple[str, ...]) -> dict[str, Any]:
     return {"headers": {name: {"$ref": f"#/components/headers/{name}"} for name in names}} if names else {}
 
 
-def _refusal(status: int) -> str:
-    return HTTPStatus(status).phrase.replace(" ", "")
+def _refusal(status: int, of: str) -> str:
+    return of + HTTPStatus(status).phrase.replace(" ", "")
 
 
 @Route(

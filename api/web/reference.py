@@ -28,17 +28,20 @@ CHAPTERS: Final[Mapping[str, tuple[str, ...]]] = {
     "Models": ("models", "deployments", "collections", "search", "hardware"),
     "Files": ("files", "outputs"),
     "Accounts and webhooks": ("account", "usage", "webhooks", "openapi"),
+    "OpenAI": ("openai",),
     "Operators": ("admin",),
 }
 CODE: Final = re.compile(r"`([^`]*)`")
 INTRODUCTION: Final = (
     "Every address begins with the address of the service. Send your token as `Authorization: Bearer TOKEN`, where an "
     "operation needs one. The examples take both from the variables `DIRECTOR_URL` and `DIRECTOR_TOKEN`. The same "
-    "routes answer under `/v1/v1` and without `/v1`, because official clients differ in the base that they want."
+    "routes answer under `/v1/v1` and without `/v1`, because official clients differ in the base that they want. "
+    "OpenAI's API answers under `/openai/v1` only, where the operator turned it on."
 )
 REFUSED: Final = (
     "A refusal is a JSON object with `status` and `detail`, as `application/problem+json`. Programs branch on its "
-    "`code`. Where waiting helps, `retry_after` says for how many seconds."
+    "`code`. Where waiting helps, `retry_after` says for how many seconds. Those of OpenAI's API have OpenAI's shape, "
+    "with 400 in place of 422 and 429 in place of 402."
 )
 
 
@@ -52,6 +55,11 @@ class Operation(Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         return str(self.written["operationId"])
+
+    @property
+    def address(self) -> str:
+        """Return its path behind the address of the service. An operation with a server has its base in its path."""
+        return self.path if "servers" in self.written else f"/v1{self.path}"
 
     @property
     def summary(self) -> str:
@@ -79,7 +87,7 @@ def operation_html(each: Operation, *, types: str = "", refusals: str = "") -> s
     scopes = [scope for one in written["security"] for scope in one["token"]]
     needs = f"Needs a token with the scope {' or '.join(f'`{scope}`' for scope in scopes)}." if scopes else "No token."
     parts = [
-        f'<p class="route"><code><b>{each.method}</b> /v1{escape(each.path)}</code></p>',
+        f'<p class="route"><code><b>{each.method}</b> {escape(each.address)}</code></p>',
         f"<p>{prose(written['description'])}</p>",
         f'<p class="hint">{prose(needs)} Operation <code>{escape(each.name)}</code>.</p>',
     ]
@@ -124,12 +132,12 @@ def _answer(status: str, answer: Mapping[str, Any], types: str) -> str:
 
 def curl(each: Operation) -> str:
     """Return a command line for the operation, with the examples of its path and body."""
-    path = each.path
+    path = each.address
     for parameter in each.written["parameters"]:
         if parameter["in"] == "path":
             path = path.replace(f"{{{parameter['name']}}}", parameter["example"])
     line = ["curl"] if each.method == "GET" else ["curl", "-X", each.method]
-    line.append(f'"$DIRECTOR_URL/v1{path}"')
+    line.append(f'"$DIRECTOR_URL{path}"')
     lines = [" ".join(line)]
     if each.written["security"]:
         lines.append('-H "Authorization: Bearer $DIRECTOR_TOKEN"')
@@ -167,6 +175,7 @@ def refusals_html(document: Mapping[str, Any]) -> str:
     rows = (
         (f'<b id="refusal-{by_phrase[name]}">{by_phrase[name]}</b>', prose(one["description"]))
         for name, one in found.items()
+        if name in by_phrase  # those of OpenAI's API have the same meaning
     )
     return _table(("status", "meaning"), rows)
 
@@ -222,7 +231,8 @@ def _chapter(document: Mapping[str, Any], title: str, tags: Iterable[str]) -> tu
 
 def page(document: Mapping[str, Any]) -> str:
     """Return the page `/docs`. Its links are relative, so a proxy may serve it below a path of its own."""
-    contents, chapters = zip(*(_chapter(document, *each) for each in CHAPTERS.items()), strict=True)
+    shown = (_chapter(document, *each) for each in CHAPTERS.items() if any(operations(document, each[1])))
+    contents, chapters = zip(*shown, strict=True)
     schemas = sorted(document["components"]["schemas"].items())
     types = "\n".join(_card(f"type-{name}", name, type_html(schema)) for name, schema in schemas)
     version = escape(document["info"]["version"])

@@ -19,6 +19,8 @@ from director.store.models import SLUG
 
 JSON: Final = "application/json"
 TEXT: Final = "text/plain"
+OPENAI: Final = "/openai/"  # the paths of OpenAI's API begin with it
+OPENAI_STATUSES: Final = {402: 429, 422: 400}  # OpenAI's clients have an exception for these
 Scope = Literal["read", "run", "admin"]
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -51,11 +53,11 @@ class Answer(Struct, frozen=True):
 
 class Route(Struct, eq=False):
     """One method of one path, and how its handler is called. Use it as the handler's decorator. Without a name it is
-    not part of the contract: it has no base such as /v1, and the document omits it. `about`: what a caller should
-    know, in a few sentences. `parameters`: those of the query and headers. `scopes`: the token must have one of
-    these, and its account is in `request.account`; if none, no token is needed. `bucket`: the rate that the request
-    counts against: all that stores or runs something counts as a create. `frees`: it only ends or deletes, so a
-    suspended account may call it too.
+    not part of the contract: it has no base such as /v1, and the document omits it. A path of OpenAI's API has its
+    base in it. `about`: what a caller should know, in a few sentences. `parameters`: those of the query and headers.
+    `scopes`: the token must have one of these, and its account is in `request.account`; if none, no token is needed.
+    `bucket`: the rate that the request counts against: all that stores or runs something counts as a create. `frees`:
+    it only ends or deletes, so a suspended account may call it too.
 
     `is_open`: its address is the permission, so scripts of any web page may read it.
 
@@ -82,6 +84,10 @@ class Route(Struct, eq=False):
     handler: Handler = None  # type: ignore[assignment] # `__call__` sets it
 
     @property
+    def is_openai(self) -> bool:
+        return self.path.startswith(OPENAI)
+
+    @property
     def all_parameters(self) -> list[Parameter]:
         places = [(before, part[1:-1]) for before, part in pairwise(self.path.split("/")) if part.startswith("{")]
         return [*(IN_PATH.get(f"{before}/{name}") or IN_PATH[name] for before, name in places), *self.parameters]
@@ -98,7 +104,7 @@ class Route(Struct, eq=False):
             found.add(404)
         if any(parameter.name == "cursor" for parameter in self.parameters):
             found |= {400, 422}
-        return frozenset(found)
+        return frozenset(OPENAI_STATUSES.get(status, status) if self.is_openai else status for status in found)
 
     def __call__(self, handler: Handler) -> Handler:
         self.handler = handler
@@ -135,6 +141,7 @@ IN_PATH: Final = {
         "path",
         EXAMPLE_VERSION[:12],
     ),
+    "models/id": Parameter("id", "What a call gives as `model`.", str, "path", "acme/llm"),
     "versions/id": Parameter(
         "id", "The id of a version.", Annotated[str, Meta(pattern=VERSION_ID)], "path", EXAMPLE_VERSION
     ),

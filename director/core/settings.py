@@ -80,6 +80,8 @@ class ApiSettings(CommonSettings, frozen=True, kw_only=True):
     """Origins of web pages whose scripts may use the API with a token, as https://app.example; *: any; empty: none."""
     trusted_proxies: tuple[str, ...] = ()
     """Addresses or networks of proxies whose X-Forwarded-Proto and -Host are trusted; empty: none."""
+    openai: bool = False
+    """Serve OpenAI's API at /openai/v1 too. Turn it on once every process is at this release."""
     max_body_bytes: Annotated[int, Meta(ge=1024)] = 1 << 20
     """Largest request body."""
     max_batch_bytes: Annotated[int, Meta(ge=1024)] = 16 << 20

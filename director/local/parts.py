@@ -3,6 +3,7 @@ the parts themselves: that a process runs proves nothing.
 """
 
 import importlib.util
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
@@ -15,6 +16,7 @@ from director.broker.gatherer import Gatherer
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
+from director.core.settings import PREFIX
 from director.local.home import Home
 from director.local.launcher.launch import LOOPBACK
 from director.local.launcher.processes import UpError, free_port
@@ -29,7 +31,10 @@ NEEDED_BY_EXAMPLES: Final = {"cog": "cog", "PIL": "pillow"}
 
 
 def api(around: Surroundings, *, host: str, port: int) -> Part:
-    return ours(around, "api", python_of_ours("director.runtime.own_api"), host=host, port=str(port))
+    # an `up` is one release, so it may serve OpenAI's API
+    openai = os.environ.get(f"{PREFIX}OPENAI") or "true"
+    command = python_of_ours("director.runtime.own_api")
+    return ours(around, "api", command, host=host, port=str(port), openai=openai)
 
 
 def keeper(around: Surroundings) -> tuple[Part, str]:

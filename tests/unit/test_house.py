@@ -38,6 +38,7 @@ MAY_IMPORT = {
     "api.files": (*WEB, "api.sites", "api.accounts"),
     "api.predictions": (*WEB, "api.sites", "api.accounts", "director.operate"),
     "api.models": (*WEB, "api.sites", "api.accounts", "api.predictions"),
+    "api.openai": (*WEB, "api.sites", "api.accounts", "api.predictions", "api.models"),
     "api.admin": (*WEB, "api.sites", "api.accounts", "api.predictions", "director.operate"),
     "api": (
         *WEB,
@@ -47,6 +48,7 @@ MAY_IMPORT = {
         "api.accounts",
         "api.predictions",
         "api.models",
+        "api.openai",
         "api.admin",
     ),
     "director.keeper": (*STORE, "director.operate", "director.webhooks"),

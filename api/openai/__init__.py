@@ -1,0 +1,1 @@
+"""Serve OpenAI's API over the same queue, at /openai/v1."""
