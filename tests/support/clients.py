@@ -30,14 +30,14 @@ def python_2_client(cache: Path) -> Mapping[str, str]:
     return {**os.environ, "PYTHONPATH": str(folder)}
 
 
-def javascript_client(cache: Path, package: str = JAVASCRIPT) -> Mapping[str, str]:
-    return {**_with_node(cache), "NODE_PATH": str(javascript_package(cache, package))}
+def javascript_client(cache: Path, package: str = JAVASCRIPT, *also: str) -> Mapping[str, str]:
+    return {**_with_node(cache), "NODE_PATH": str(javascript_package(cache, package, *also))}
 
 
-def javascript_package(cache: Path, package: str) -> Path:
+def javascript_package(cache: Path, package: str, *also: str) -> Path:
     folder = cache / package.replace("@", "-")
     quiet = ("--ignore-scripts", "--no-audit", "--no-fund", "--silent")
-    command = ["npm", "install", *quiet, "--prefix", str(folder), package]
+    command = ["npm", "install", *quiet, "--prefix", str(folder), package, *also]
     install_aside(folder, command, f"{package} of npm", env=_with_node(cache))
     return folder / "node_modules"
 

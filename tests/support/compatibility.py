@@ -149,4 +149,38 @@ LIBRARIES: Final = Table(
     },
     rows=("PyPI langchain-community 0.4.2", "PyPI llama-index-llms-replicate 0.7.0"),
 )
+OPENAI: Final = Table(
+    name="openai",
+    columns={
+        "chat": "chat",
+        "streamed": "stream",
+        "tools": "tools",
+        "schema": "`response_format`",
+        "logprobs": "`logprobs`",
+        "choices": "`n` = 2",
+        "images": "images",
+        "parts": "reasoning, refusal, cached tokens",
+        "embeddings": "embeddings",
+        "models": "models",
+        "errors": "errors",
+        "broken": "error within a stream",
+        "timeouts": "time-out",
+        "repeats": "repeats",
+        "cancel": "loop left",
+        "asynchronous": "async call canceled",
+    },
+    rows=(
+        "PyPI openai 2.54.0",
+        "npm openai 6.49.0",
+        "PyPI langchain-openai 1.7.4",
+        "PyPI llama-index-llms-openai-like 0.8.1",
+        "npm ai 6.0.326",
+        "PyPI litellm 1.110.2",
+    ),
+)
+OPENAI_ALSO: Final[Mapping[str, Sequence[str]]] = {
+    "llama-index-llms-openai-like": ("llama-index-embeddings-openai-like==0.4.0",),
+    "ai": ("@ai-sdk/openai-compatible@2.0.92", "zod@4"),
+}
+"""What a row of OPENAI needs besides its package."""
 TABLES: Final = (CLIENTS, LIBRARIES, COGS)

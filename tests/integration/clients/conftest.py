@@ -128,11 +128,21 @@ def gate(tmp_path: Path) -> Gate:
     return Gate(tmp_path / "gate")
 
 
-@pytest.fixture
-def env_of(pytestconfig: pytest.Config, caller: Caller, gate: Gate) -> Callable[[str], Awaitable[Mapping[str, str]]]:
-    """Return a function that installs a client and returns the environment of its scripts."""
+@pytest.fixture(scope="session")
+def cache(pytestconfig: pytest.Config) -> Path:
+    """The folder of the installed clients. It stays for later runs."""
     assert pytestconfig.cache is not None
-    cache = Path(pytestconfig.cache.mkdir("clients"))
+    return Path(pytestconfig.cache.mkdir("clients"))
+
+
+@pytest.fixture
+def keeps(pytestconfig: pytest.Config) -> bool:
+    return bool(pytestconfig.getoption("update_pages"))
+
+
+@pytest.fixture
+def env_of(cache: Path, caller: Caller, gate: Gate) -> Callable[[str], Awaitable[Mapping[str, str]]]:
+    """Return a function that installs a client and returns the environment of its scripts."""
 
     async def install(client: str) -> Mapping[str, str]:
         given = {"GIVEN": caller.as_json(gate)}

@@ -32,17 +32,6 @@ LIMIT_S: Final = 120.0
 Check = Callable[[str, Mapping[str, str]], None]
 
 
-@pytest.fixture
-def cache(pytestconfig: pytest.Config) -> Path:
-    assert pytestconfig.cache is not None
-    return Path(pytestconfig.cache.mkdir("clients"))
-
-
-@pytest.fixture
-def keeps(pytestconfig: pytest.Config) -> bool:
-    return bool(pytestconfig.getoption("update_pages"))
-
-
 async def installed(table: Table, row: str, install: Callable[[], Any]) -> Any:
     try:
         return await to_thread.run_sync(install)
