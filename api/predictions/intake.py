@@ -37,7 +37,7 @@ from director.core.errors import BackendUnavailable, DataRefused, DirectorError,
 from director.core.ids import LANES, PredictionId, lowest_id_at, new_prediction_id, new_ticket
 from director.core.schema import NewPrediction, Outlook, Stored, TraceHeaders
 from director.core.states import Status
-from director.core.usage import expected_tokens
+from director.core.usage import estimate_tokens
 from director.core.view import address, view
 from director.runtime import crash
 from director.runtime.tracing import Facts, Span, trace_headers
@@ -263,7 +263,7 @@ def check(
         queue=version.queue,
         kind=version.kind,
         api_token=account.token_id,
-        tokens=expected_tokens(bytes(asked.input)),
+        tokens=estimate_tokens(bytes(asked.input)),
         deployment=deployment,
         destination=asked.destination or "",
         lane=_lane(headers, account),

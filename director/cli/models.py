@@ -15,7 +15,7 @@ from director.core.errors import SettingsError, UnknownModel
 from director.core.ids import queue_name
 from director.core.model_config import ModelConfig
 from director.core.usage import Price
-from director.store.ledger import checked_price
+from director.store.ledger import check_price
 
 SAID: Final = {
     "description": "what it does",
@@ -101,7 +101,7 @@ async def _price(backend: Backend, given: argparse.Namespace) -> Answer:
         raise SettingsError("give prices, or --none.")
     if said or given.none:
         stored = (await backend.ledger.prices([given.of])).get(given.of, Price())
-        price = checked_price(msgspec.to_builtins(stored) | said) if said else None
+        price = check_price(msgspec.to_builtins(stored) | said) if said else None
         async with backend.changes.noting("model_changed", by=typist(), model=given.of, fields=["price"]):
             try:
                 await backend.ledger.set_price(given.of, price)

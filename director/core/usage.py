@@ -69,7 +69,7 @@ class Used(Struct, frozen=True, kw_only=True):
         return " ".join(map(str, tokens)) if any(tokens) else ""
 
     @classmethod
-    def unpacked(cls, text: str) -> Self:
+    def unpack(cls, text: str) -> Self:
         return cls(**dict(zip(cls.__struct_fields__, map(int, text.split()), strict=False)))
 
     def with_metric(self, name: str, value: Raw) -> "Used":
@@ -97,7 +97,7 @@ class _Asked(Struct):
     max_length: Raw = UNSAID
 
 
-def expected_tokens(given: bytes) -> str:
+def estimate_tokens(given: bytes) -> str:
     """Return the expected tokens of an input, and the most of its output if it says so: `<input> <output>`. Files in it
     count as none: an image has a hundredth of the tokens that a text of its size has.
     """
@@ -199,10 +199,10 @@ class Sums:
             used[key] = used.get(key, NOTHING) + each
             if model in prices:
                 costs[key] = costs.get(key, 0.0) + prices[model].cost(each)
-        return [Sum(by=key, used=used[key], cost=_rounded(costs.get(key))) for key in sorted(used)]
+        return [Sum(by=key, used=used[key], cost=_round(costs.get(key))) for key in sorted(used)]
 
 
-def _rounded(cost: float | None) -> float | None:
+def _round(cost: float | None) -> float | None:
     return None if cost is None else round(cost, 6)
 
 
@@ -216,7 +216,7 @@ def day_of(now_ms: int) -> date:
     return datetime.fromtimestamp(now_ms / 1000, UTC).date()
 
 
-def folded_months(now_ms: int) -> list[str]:
+def list_months_to_fold(now_ms: int) -> list[str]:
     """Return the months of which each day is more than 90 days ago and which may still have days, the latest last."""
     today = day_of(now_ms)
     last = (today - timedelta(days=DAYS)).replace(day=1) - timedelta(days=1)

@@ -74,7 +74,7 @@ class ActiveClaim:
     def stop_asked(self) -> asyncio.Event:
         return asyncio.Event()
 
-    def left_s(self, limit_s: float) -> float:
+    def remaining_s(self, limit_s: float) -> float:
         began_at = self.tracker.began_at
         return limit_s if began_at is None else max(0.0, self.limit_s - (self.clock.monotonic() - began_at))
 
@@ -248,7 +248,7 @@ class ActiveClaims:
 
     def longest_left_s(self, limit_s: float) -> float:
         """Return how long these runs may still take. `limit_s`: the limit of a run that has not begun."""
-        return max((active.left_s(limit_s) for active in self._claims.values()), default=0.0)
+        return max((active.remaining_s(limit_s) for active in self._claims.values()), default=0.0)
 
     def find(self, prediction_id: PredictionId, token: Token) -> ActiveClaim | None:
         active = self._claims.get(prediction_id)
@@ -325,7 +325,7 @@ class Progress:
     async def run_once(self) -> Hold:
         """Write all that is unwritten. A write whose answer was lost is not repeated: its numbers tell."""
         events, told = tuple(self._unwritten), tuple(self._untold)
-        remote, claim, used = self._remote, self.active.claim, self.active.tracker.used(0)
+        remote, claim, used = self._remote, self.active.claim, self.active.tracker.count_usage(0)
         tokens = used.packed_tokens
         crash.at("before_advance")
         advanced = await self.scripts.advance(

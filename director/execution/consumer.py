@@ -84,7 +84,7 @@ class ClaimPlanner:
 
     def take(self, request: ClaimRequest, claims: Sequence[Claim], permits: Sequence[Permit]) -> list[Permit]:
         """Note the claims that a request brought. Returns the permit for each claim, out of the free ones."""
-        taken = self._assigned(claims, permits)
+        taken = self._assign(claims, permits)
         self._taken += [(permit, claim.record.cost) for claim, permit in zip(claims, taken, strict=True)]
         for claim, permit in zip(claims, taken, strict=True):
             key = claim.record.affinity
@@ -115,7 +115,7 @@ class ClaimPlanner:
         shares = {"warm_hit_ratio": (self._hits, self._keyed), "batch_fill": (self._filled, self._fills)}
         return {name: f"{part / whole:.3f}" for name, (part, whole) in shares.items() if whole}
 
-    def _assigned(self, claims: Sequence[Claim], permits: Sequence[Permit]) -> list[Permit]:
+    def _assign(self, claims: Sequence[Claim], permits: Sequence[Permit]) -> list[Permit]:
         free = _together(permits)
         assigned: dict[int, Permit] = {}
         for suits in (_runs_already, self._is_warm):
@@ -344,7 +344,7 @@ class Consumer:
         await self._loop.over.wait()
         await asyncio.sleep(0)
 
-    async def finished(self) -> None:
+    async def wait_until_finished(self) -> None:
         """After `stop`: wait until every run is settled and its webhooks are delivered or left to the courier."""
         await self.over()
         while self._runs:
@@ -362,7 +362,7 @@ class Consumer:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s()):
                 while not self.planner.has_more_room:
-                    await self.servers.permits.changed()
+                    await self.servers.permits.wait_for_change()
         return Next.CLAIM
 
     async def _await_wakeup(self) -> Next:

@@ -114,7 +114,7 @@ class Claiming(Struct, eq=False):
             log.warning("left claims to their leases", extra={"held": len(self.claims)})
         # webhooks in progress get a moment; the courier delivers the owed ones
         with anyio.move_on_after(TELL_S):
-            await self.consumer.finished()
+            await self.consumer.wait_until_finished()
 
 
 class Director:

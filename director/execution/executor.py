@@ -135,7 +135,7 @@ class Run:
         self._claim = claim
         self._permit = permit
         series = executor.metering.of(record.queue)
-        series.claimed(record)
+        series.note_claim(record)
         waited_ms = 0 if record.claimed is None else record.claimed - record.created
         self._meter = ClaimMeter(
             series,
@@ -253,7 +253,7 @@ class Run:
             case Began():
                 self.active.limit(self._run_limit_s)
                 crash.at("after_put")
-                self._meter.series.started(self._claim.record)
+                self._meter.series.note_start(self._claim.record)
                 if log.isEnabledFor(logging.DEBUG):
                     log.debug("prediction started", extra=_facts(self._claim.record))
             case Ended():
@@ -263,8 +263,8 @@ class Run:
                     self._meter.spans.ran(event)
                 unasked, servers = self._tracker.stopped is None, self._executor.servers
                 if event.may_be_input and unasked:
-                    event = servers.refused(self._permit, event, self._claim.id)
-                servers.ended(self._permit, event, unasked=unasked, account=self._claim.record.account)
+                    event = servers.judge_refusal(self._permit, event, self._claim.id)
+                servers.judge_end(self._permit, event, unasked=unasked, account=self._claim.record.account)
         self._apply(event)
 
     def _apply(self, event: tracker.Happening) -> None:
@@ -345,7 +345,7 @@ class Run:
         )
         is_ours = await last.write(end)
         if self._meter.spans is not None:
-            self._meter.spans.settled(end)
+            self._meter.spans.end(end)
         return is_ours
 
     async def notify(self, end: tracker.End | None) -> None:
@@ -448,7 +448,7 @@ class LastWrite(Struct, eq=False):
                     ahead_ms=round(self.meter.ahead_s * 1000),
                     grace_s=GRACE_S,
                     seq=self.progress.seq,
-                    used=self._used(now),
+                    used=self._count_usage(now),
                     events=unwritten,
                 )
             except BackendUnavailable:
@@ -467,9 +467,9 @@ class LastWrite(Struct, eq=False):
                 return finished and executor.clock.monotonic() - asked_at < GRACE_S - TELL_S
         return False
 
-    def _used(self, now: float) -> Used:
+    def _count_usage(self, now: float) -> Used:
         """Return what the run used. One that goes on for another director to follow is counted at its end."""
-        used = self.active.tracker.used(now, file_bytes=self.files_bytes if self.files else 0)
+        used = self.active.tracker.count_usage(now, file_bytes=self.files_bytes if self.files else 0)
         return Used(ms=used.ms) if self.active.cut is Cut.LEFT else used
 
     def _count_end(self, end: tracker.Finish, output: bytes) -> None:
@@ -478,7 +478,7 @@ class LastWrite(Struct, eq=False):
         """
         record, now_ms = self.active.claim.record, self.executor.clock.now_ms()
         run_s = self.meter.times.get("run_time", 0.0)
-        self.meter.series.ended(record, end.status, end.code, now_ms=now_ms, run_s=run_s)
+        self.meter.series.note_end(record, end.status, end.code, now_ms=now_ms, run_s=run_s)
         ttl_ms = record.data_ttl_ms or int(self.executor.policy.data_ttl_s * 1000)
         counted = data_bytes.at_end(
             record.id,
@@ -520,10 +520,10 @@ class LastWrite(Struct, eq=False):
             code=end.code,
             began=_may_have_begun(self.active, end),
             claimed_ms=round((now - self.meter.claimed_at) * 1000),
-            used=self._used(now),
+            used=self._count_usage(now),
         )
         crash.at("after_release")
-        self.meter.series.given_back(end, became)
+        self.meter.series.note_release(end, became)
         log.warning(
             "claim given back", extra={**_facts(claim.record), "spent": spent, "code": end.code, "became": became}
         )

@@ -53,7 +53,7 @@ class SelfReport:
         self._since_ms = self.clock.now_ms()
         self._states: dict[str, tuple[str, int]] = {}  # by URL: the state and the time it was first seen
 
-    def encoded(
+    def encode(
         self,
         *,
         held: int,
@@ -74,7 +74,7 @@ class SelfReport:
             now_ms=now_ms,
             since_ms=self._since_ms,
             held=held,
-            servers=tuple(map(self._found, servers[:MOST_SERVERS])),
+            servers=tuple(map(self._describe, servers[:MOST_SERVERS])),
             more=max(0, len(servers) - MOST_SERVERS),
             oldest=oldest,
             ends=ends,
@@ -83,7 +83,7 @@ class SelfReport:
         )
         return msgspec.json.encode(about)
 
-    def _found(self, server: Server) -> ServerFound:
+    def _describe(self, server: Server) -> ServerFound:
         state, since_ms = self._states[server.runner.url]
         return ServerFound(
             url=server.runner.url,
@@ -177,9 +177,9 @@ class Heartbeat:
     def _about(self, queue: QueueName, *, held: int) -> bytes:
         now_ms = self.clock.now_ms()
         oldest = self.claims.oldest(queue, now_ms=now_ms)
-        ends = self.metering.of(queue).recent.found(now_ms)
+        ends = self.metering.of(queue).recent.find(now_ms)
         shelf = self.shelf() if queue == self.queues[0] else None  # its memory is counted once
-        return self.report.encoded(held=held, oldest=oldest, ends=ends, shelf=shelf)
+        return self.report.encode(held=held, oldest=oldest, ends=ends, shelf=shelf)
 
     @property
     def _interval_s(self) -> float:

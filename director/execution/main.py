@@ -29,7 +29,7 @@ from director.execution.metering import Metering
 from director.execution.moderation import Moderator
 from director.files.choose import BAD_S, StoreCheck, output_store_in
 from director.files.data_files import DataFiles
-from director.gpus.garage import Garage, closed_gate
+from director.gpus.garage import Garage, make_closed_gate
 from director.gpus.host import Host, hosting
 from director.runtime import process
 from director.runtime.metrics import Pulse
@@ -82,7 +82,7 @@ async def run(
     and inbox. Raises UnsafeBackend if Redis would lose what it accepts, and SettingsError.
     """
     with process.one_error(), anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async with opened(settings, models, sharing=sharing) as pool, anyio.create_task_group() as tasks:
+        async with open_directors(settings, models, sharing=sharing) as pool, anyio.create_task_group() as tasks:
             tasks.start_soon(pool.direct, started)
             await process.drain_on_signal(signals, pool.drain)
             tasks.cancel_scope.cancel()
@@ -90,7 +90,7 @@ async def run(
 
 
 @asynccontextmanager
-async def opened(
+async def open_directors(
     settings: DirectorSettings,
     models: Sequence[DirectorSettings] = (),
     *,
@@ -108,7 +108,7 @@ async def opened(
                     mine = _address(model, sharing.hosted[label], host)
                     check_settings(mine)
                     # a stored runner would drive another server than the one that this process starts
-                    own = Director(mine, shared, make_gate=closed_gate, keeps=("runner", "runner_config"))
+                    own = Director(mine, shared, make_gate=make_closed_gate, keeps=("runner", "runner_config"))
                 else:
                     check_settings(model)
                     own = Director(model, shared)
@@ -256,13 +256,13 @@ class Pool:
     async def _serve_health(self, inbox: Inbox, *, task_status: anyio.abc.TaskStatus[int]) -> None:
         settings = self._settings
 
-        def started(port: int) -> None:
+        def set_port(port: int) -> None:
             inbox.base_url = f"http://127.0.0.1:{port}"
             task_status.started(port)
 
         app = self.health.app(inbox.routes())
         await process.serve_http(
-            app, host=settings.health_host, port=settings.health_port, started=started, metrics=self.health.metrics
+            app, host=settings.health_host, port=settings.health_port, started=set_port, metrics=self.health.metrics
         )
 
     async def _missing(self, label: str) -> str:

@@ -94,9 +94,9 @@ class Metering(Collector):
         self.registry.add(SHOWN, self)
 
     def follow(self, garage: Garage) -> None:
-        self._garage, garage.on_step = garage, self._stepped
+        self._garage, garage.on_step = garage, self._note_step
 
-    def _stepped(self, queue: str, step: SwapStep, seconds: float) -> None:
+    def _note_step(self, queue: str, step: SwapStep, seconds: float) -> None:
         self._steps.labels(queue, step).inc()
         self._step_s.labels(queue, step).inc(seconds)
 
@@ -153,7 +153,7 @@ class RecentEnds:
         elif status is Status.FAILED and code not in NOT_OF_THE_MODEL:
             self._ends.append((now_ms, code or status, prediction_id))
 
-    def found(self, now_ms: int) -> EndsFound:
+    def find(self, now_ms: int) -> EndsFound:
         recent = [end for end in self._ends if now_ms - end[0] <= RECENT_MS]
         # Old ends count here, because a run limit may be longer than what is recent
         in_a_row = takewhile(lambda end: end[1] == STOPS[Stop.RUN_LIMIT][1], reversed(self._ends))
@@ -190,7 +190,7 @@ class QueueSeries:
         rows.released.labels(name, ErrorClass.INFRASTRUCTURE, "dead")
         rows.ends.labels(name, Status.FAILED, FAULTS[Outcome.FAILED].code)
 
-    def claimed(self, record: Record) -> None:
+    def note_claim(self, record: Record) -> None:
         self.claims.inc()
         if record.claimed is None:
             return
@@ -200,15 +200,15 @@ class QueueSeries:
             late_s = waited_s - record.eta50 / 1000
             self.eta["late" if late_s > 0 else "early"].observe(abs(late_s))
 
-    def started(self, record: Record) -> None:
+    def note_start(self, record: Record) -> None:
         self.starts[min(record.attempt, MOST_ATTEMPTS) or 1].inc()
 
-    def measured(self, metrics: Mapping[str, float]) -> None:
+    def note_metrics(self, metrics: Mapping[str, float]) -> None:
         for name, histogram in self.times:
             if name in metrics:
                 histogram.observe(metrics[name])
 
-    def ended(self, record: Record, status: Status, code: str, *, now_ms: int, run_s: float) -> None:
+    def note_end(self, record: Record, status: Status, code: str, *, now_ms: int, run_s: float) -> None:
         error = error_label(code) or NONE
         found = self.ends.get((status, error))
         if found is None:
@@ -217,7 +217,7 @@ class QueueSeries:
         self.recent.add(record.id, status, code, now_ms, run_s=run_s)
         self.total.observe(max(0, now_ms - record.created) / 1000)
 
-    def given_back(self, end: GiveBack, became: Requeued) -> None:
+    def note_release(self, end: GiveBack, became: Requeued) -> None:
         self._rows.released.labels(self.name, end.fault or NONE, became).inc()
 
 
@@ -269,7 +269,7 @@ class ClaimMeter(Struct, eq=False):
 
     def measure(self, record: Record, tracker: Tracker) -> None:
         self.times = metrics_of(record, tracker, setup_wait_s=self.setup_wait_s, ahead_s=self.ahead_s)
-        self.series.measured(self.times)
+        self.series.note_metrics(self.times)
 
 
 class ClaimSpans:
@@ -295,7 +295,7 @@ class ClaimSpans:
         fault = FAULTS.get(ended.outcome)
         self._end_run(error=fault.kind if fault else "", facts={"outcome": ended.outcome})
 
-    def settled(self, end: End | None) -> None:
+    def end(self, end: End | None) -> None:
         self._end_run(error="left")
         match end:
             case Finish():

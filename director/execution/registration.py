@@ -228,7 +228,7 @@ class Newcomer(Struct, eq=False):
         if not self.registration.kind:
             await self.services.catalog.note_awaited(self.model, self._describe(began))
         state = self.report.servers.standing.state
-        about = self.report.encoded(held=0)
+        about = self.report.encode(held=0)
         # it has no queue, so nothing is served yet, whatever its servers could do
         shown = "starting" if state == "ready" else state
         await self.services.directors.note_newcomer(self._label, self.name, shown, about)

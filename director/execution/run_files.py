@@ -21,7 +21,7 @@ from director.core.ids import FileId, PredictionId, is_file_id
 from director.core.schema import Record
 from director.core.settings import DirectorSettings
 from director.core.states import WebhookEvent
-from director.execution.uploads import Span, substituted, unescaped
+from director.execution.uploads import Span, substitute, unescape
 from director.files.store import FileName, FileStore, OutputStore, file_name, name_of
 from director.servers.runners.runner import ServerFile
 from director.store.caller_files import CallerFile, CallerFiles
@@ -111,7 +111,7 @@ class Storing:
         if isinstance(file, ServerFile):
             name = name_of(prediction_id, file.digest, content_type=kind)
             return name, lambda: self._store.put(name, file.blocks(), content_type=kind), file.size
-        decoded = await to_thread.run_sync(_named, prediction_id, file, abandon_on_cancel=True)
+        decoded = await to_thread.run_sync(_name_file, prediction_id, file, abandon_on_cancel=True)
         if decoded is None:
             return None
         return decoded[0], lambda: self._store.put(*decoded, content_type=kind), len(decoded[1])
@@ -151,7 +151,7 @@ class Storing:
         return math.ceil(self._clock.now_ms() / 1000 + self.settings.run_limit_s + kept_s)
 
 
-def _named(prediction_id: PredictionId, file: DataUri) -> tuple[FileName, bytes] | None:
+def _name_file(prediction_id: PredictionId, file: DataUri) -> tuple[FileName, bytes] | None:
     try:
         data = file.decode()
     except ValueError:
@@ -177,13 +177,13 @@ class FileInputs:
         them here. Raises BackendUnavailable, and whatever the store raises.
         """
         base = self.settings.files_base.rstrip("/")  # where model servers reach the API; '' if where callers do
-        given = moved(given, url=record.url, base=base)
-        ids = list(dict.fromkeys(file_id for _, file_id in named(given)))[:MOST_FILES]
+        given = move_addresses(given, url=record.url, base=base)
+        ids = list(dict.fromkeys(file_id for _, file_id in find_files(given)))[:MOST_FILES]
         if not ids:
             return given
         known = await self._files.find(record.account, ids)
         if takes_bytes and (read := await self._read(known.values())):
-            return filled(given, read)
+            return fill_addresses(given, read)
         expires_s = math.ceil(self._clock.now_ms() / 1000 + self.settings.run_limit_s + FETCH_S)
         addresses = {
             file.id: await self._store.fetch_url(
@@ -191,7 +191,7 @@ class FileInputs:
             )
             for file in known.values()
         }
-        return filled(given, addresses)
+        return fill_addresses(given, addresses)
 
     async def _read(self, files: Iterable[CallerFile]) -> dict[FileId, str]:
         found: dict[FileId, str] = {}
@@ -207,7 +207,7 @@ class FileInputs:
         return found
 
 
-def moved(given: Raw, *, url: str, base: str) -> Raw:
+def move_addresses(given: Raw, *, url: str, base: str) -> Raw:
     """Return the input with addresses of outputs at `url` moved to `base`. Neither ends in /v1.
     Only outputs move: `base` is ours and may reach more, and a caller must not choose a path there.
     """
@@ -224,15 +224,15 @@ def moved(given: Raw, *, url: str, base: str) -> Raw:
     return Raw(STRING.sub(near, data))
 
 
-def named(given: Raw) -> Iterator[tuple[Span, FileId]]:
+def find_files(given: Raw) -> Iterator[tuple[Span, FileId]]:
     """Yield the span of each string that is the address of a caller's file, quotes included, and the file's id."""
     data = bytes(given)
     for match in STRING.finditer(data) if b"files" in data else ():
-        text = unescaped(match[1])
+        text = unescape(match[1])
         found = None if text is None else ADDRESS.fullmatch(text)
         if found is not None and is_file_id(found[1]):
             yield match.span(), FileId(found[1])
 
 
-def filled(given: Raw, addresses: Mapping[FileId, str]) -> Raw:
-    return substituted(given, ((span, addresses.get(file_id)) for span, file_id in named(given)))
+def fill_addresses(given: Raw, addresses: Mapping[FileId, str]) -> Raw:
+    return substitute(given, ((span, addresses.get(file_id)) for span, file_id in find_files(given)))

@@ -198,7 +198,7 @@ def end_of(ended: Ended, stopped: Stop | None, limits: Limits, *, has_begun: boo
     return GiveBack(fault=fault.kind, error=why, code=code, asked_s=ended.retry_after_s)
 
 
-def released(end: Finish, judged: Judged, stopped: Stop | None) -> End:
+def apply_verdict(end: Finish, judged: Judged, stopped: Stop | None) -> End:
     if judged.verdict is Verdict.ALLOWED:
         return end
     if judged.verdict is Verdict.UNKNOWN and stopped is Stop.USER:
@@ -344,7 +344,7 @@ class Tracker:
     def over_ms(self, now: float) -> int:
         return 0 if self.over_at is None else max(0, round((now - self.over_at) * 1000))
 
-    def used(self, now: float, *, file_bytes: int = 0) -> Used:
+    def count_usage(self, now: float, *, file_bytes: int = 0) -> Used:
         """Return what the run used so far, or until it was over; nothing if none began. Tokens are those that the
         server reported, else those of the output that it showed.
         """
@@ -396,9 +396,11 @@ class Tracker:
                     return []
                 if event.urls is None:
                     return self._give_up(Stop.UNSTORED)
-                return self._show_all(self._uploads.uploaded(event))
+                return self._show_all(self._uploads.note_upload(event))
             case Judged():
-                return [] if self._withheld is None else self._end_with(released(self._withheld, event, self.stopped))
+                return (
+                    [] if self._withheld is None else self._end_with(apply_verdict(self._withheld, event, self.stopped))
+                )
             case _:
                 assert_never(event)
 
@@ -454,7 +456,7 @@ class Tracker:
     def _restart(self, why: str) -> list[Effect]:
         """Forget output and logs and write so to the event stream: the new run may differ from the first."""
         self.outputs, self.first_output_at = 0, None
-        self._tokens_before, self.tokens, self._shown_tokens = self.used(0), NOTHING_USED, 0
+        self._tokens_before, self.tokens, self._shown_tokens = self.count_usage(0), NOTHING_USED, 0
         self._uploads.restart()
         self._files_bytes = 0
         self._items.clear()

@@ -49,12 +49,12 @@ def find(output: Raw, *, inline: int, received: Mapping[str, ServerFile] = NO_FI
     return FoundFiles(tuple(files), tuple(places)) if files else None
 
 
-def filled(output: Raw, found: FoundFiles, urls: Sequence[str | None]) -> Raw:
+def fill_addresses(output: Raw, found: FoundFiles, urls: Sequence[str | None]) -> Raw:
     """Return the output with these addresses in place of its files. A file whose address is None stays as it is."""
-    return substituted(output, zip(found.places, urls, strict=True))
+    return substitute(output, zip(found.places, urls, strict=True))
 
 
-def substituted(json: Raw, strings: Iterable[tuple[Span, str | None]]) -> Raw:
+def substitute(json: Raw, strings: Iterable[tuple[Span, str | None]]) -> Raw:
     data, parts, end = bytes(json), [], 0
     for (start, stop), string in strings:
         if string is not None:
@@ -63,7 +63,7 @@ def substituted(json: Raw, strings: Iterable[tuple[Span, str | None]]) -> Raw:
     return Raw(b"".join([*parts, data[end:]]))
 
 
-def unescaped(string: bytes) -> str | None:
+def unescape(string: bytes) -> str | None:
     try:
         return msgspec.json.decode(b'"%b"' % string, type=str)
     except ValueError:
@@ -72,7 +72,7 @@ def unescaped(string: bytes) -> str | None:
 
 def _read(string: bytes, inline: int) -> DataUri | None:
     if b"\\" in string:
-        if (text := unescaped(string)) is None:
+        if (text := unescape(string)) is None:
             return None
         string = text.encode()
     uri = read_data_uri(string)
@@ -139,12 +139,12 @@ class Uploads:
         waiting.number, self._uploads = self._uploads, self._uploads + 1
         return Upload(waiting.number, found.files), []
 
-    def uploaded(self, answer: Uploaded) -> list[Output]:
+    def note_upload(self, answer: Uploaded) -> list[Output]:
         for waiting in self._queue:
             if waiting.number == answer.number and waiting.found is not None and answer.urls is not None:
                 event, output = waiting.event, _output(waiting.event)
                 assert output is not None  # noqa: S101 - for the type checker: files were found in it
-                new = filled(output, waiting.found, answer.urls)
+                new = fill_addresses(output, waiting.found, answer.urls)
                 waiting.event = replace(event, **{"item" if isinstance(event, Produced) else "output": new})
                 waiting.number = None
         return list(self._ready())

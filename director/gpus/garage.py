@@ -28,7 +28,7 @@ from director.core.ids import QueueName
 from director.core.pool_file import Hosted
 from director.core.words import span
 from director.gpus.host import CALL_LIMIT_S, END_LIMIT_S, Held, LoadFailed
-from director.gpus.plan import Decision, Expected, Load, Seen, State, Waiting, charged, plan
+from director.gpus.plan import Condition, Decision, Expected, Load, State, Waiting, charge, plan
 from director.servers.gate import Gate
 from director.servers.runners.runner import HealthStatus
 from director.servers.servers import Server, Servers
@@ -56,7 +56,7 @@ LONGEST_WHY: Final = 500
 CHANGED: Final = 0.2  # of an estimate: a smaller change is no news
 
 
-def closed_gate() -> Gate:
+def make_closed_gate() -> Gate:
     """Return the gate of a server that this process starts when its model is loaded."""
     return Gate(state="at_rest", may_close=True)
 
@@ -90,7 +90,7 @@ class Owner(Protocol):
 
     on_news: Callable[[], None]
 
-    def held(self, model: str) -> Held: ...
+    def find_held(self, model: str) -> Held: ...
     async def take_over(self) -> Mapping[str, Held]: ...
     async def load(self, model: str, place: Place) -> None: ...
     async def rest(self, model: str) -> None: ...
@@ -194,7 +194,7 @@ class Bay:
             self.arrivals_per_s += (came - self.arrivals_per_s) * (1 - math.exp(-elapsed_s / ARRIVALS_S))
         self.survey = survey
 
-    def seen(self, now: float) -> Seen:
+    def observe(self, now: float) -> Condition:
         survey = self.survey
         run_s = survey.run_s if survey and survey.run_s else 1.0
         waiting = [
@@ -209,7 +209,7 @@ class Bay:
         ]
         if self.director.is_unknown:  # it makes room as one prediction would
             waiting = [Waiting(count=1, oldest_s=now - self.since, work_s=0.0)]
-        return Seen(
+        return Condition(
             state=self.state,
             since_s=now - self.since,
             place=self.place,
@@ -326,8 +326,8 @@ class Garage:
         for bay, survey in zip(self.bays.values(), surveys, strict=True):
             bay.survey_came(survey, elapsed_s)
             self._look_after(tasks, bay, now)
-        seen = {name: bay.seen(now) for name, bay in self.bays.items()}
-        self._used_s = charged(self._used_s, self.devices, seen, elapsed_s=elapsed_s)
+        seen = {name: bay.observe(now) for name, bay in self.bays.items()}
+        self._used_s = charge(self._used_s, self.devices, seen, elapsed_s=elapsed_s)
         decision = plan(self.devices, self._models, seen, self._used_s)
         if not self._is_stopping:
             for name in decision.rest:
@@ -373,7 +373,7 @@ class Garage:
             tasks.start_soon(self._rest, bay)
         if bay.state != "loaded":
             return
-        held = self._host.held(bay.name)
+        held = self._host.find_held(bay.name)
         if held.presence != "running":
             # A run that ends its server must not hold the model away from other accounts: what one account sends may do
             # so again and again, and each time its prediction spends an attempt
@@ -407,7 +407,7 @@ class Garage:
 
     async def _load(self, bay: Bay) -> None:
         began_ms, room_of = self._clock.now_ms(), set(bay.place)
-        is_adopted = self._host.held(bay.name).presence == "running"
+        is_adopted = self._host.find_held(bay.name).presence == "running"
         self._rested.pop(bay.name, None)
         instead_of = tuple(name for name, place in self._rested.items() if room_of & place.keys())
         for name in instead_of:
@@ -446,7 +446,7 @@ class Garage:
         limit_s = max(LEAST_LIMIT_S, SLOWER * bay.history.load_s.seconds)
         server = bay.server
         while not server.health.can_run:
-            held = self._host.held(bay.name)
+            held = self._host.find_held(bay.name)
             if held.presence != "running":
                 raise LoadFailed(held.ended or "its server ended while it was loading")
             if server.health.status is HealthStatus.SETUP_FAILED:
@@ -454,7 +454,7 @@ class Garage:
             if self._clock.monotonic() - bay.since > limit_s:
                 raise LoadFailed(f"it could not run anything after {limit_s:.0f} s: {server.health.detail}")
             with anyio.move_on_after(LOOK_S):
-                await bay.servers.permits.changed()
+                await bay.servers.permits.wait_for_change()
 
     async def _rest(self, bay: Bay) -> None:
         """Let its runs end, put it to rest, and wait until its memory is free."""
@@ -483,7 +483,7 @@ class Garage:
         bay.servers.set_gate(bay.server, "draining")
         while not bay.server.is_drained:
             with anyio.move_on_after(LOOK_S):
-                await bay.servers.permits.changed()
+                await bay.servers.permits.wait_for_change()
         bay.servers.set_gate(bay.server, "at_rest")
 
     def _note_failure(self, bay: Bay, why: str, *, is_again: bool) -> None:

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from director.core.devices import VISIBLE, Device, Place
 from director.core.errors import DirectorError
 from director.core.pool_file import Hosted
-from director.gpus.ownership import Presence, Record, StateFolder, gpu_names, said_by
+from director.gpus.ownership import Presence, Record, StateFolder, ask_tool, gpu_names
 from director.local.launcher.folder import (
     cog_command,
     find_folder,
@@ -119,7 +119,7 @@ class Host:
         self._folder = folder
         self._tasks = tasks
         self._orphan_s = orphan_s
-        left = {record.model: record.port for record in self._left() if self._is_own(record)}
+        left = {record.model: record.port for record in self._find_left() if self._is_own(record)}
         self._servers = {
             one.model.name: _Server(one, left.get(one.model.name) or _new_port(left.values())) for one in hosted
         }
@@ -129,7 +129,7 @@ class Host:
         """Return the address of the model's server: the same for the life of this process, loaded or not."""
         return f"http://{LOOPBACK}:{self._servers[model].port}"
 
-    def held(self, model: str) -> Held:
+    def find_held(self, model: str) -> Held:
         return self._servers[model].held
 
     def last_lines(self, model: str, count: int = LAST_LINES) -> list[str]:
@@ -146,7 +146,7 @@ class Host:
         """
         locks = {lock for device in self._devices.values() for lock in self._folder.locks_of(device)}
         others = []
-        for record in self._left():
+        for record in self._find_left():
             if self._is_adoptable(record):
                 log.info("adopted a server that a dead director left", extra={"model": record.model})
                 self._adopt(record)
@@ -195,7 +195,7 @@ class Host:
         async with anyio.create_task_group() as tasks:
             for server in self._servers.values():
                 tasks.start_soon(self._end, server)
-            for record in self._left():
+            for record in self._find_left():
                 if self._is_own(record) and record not in [*known, *self._strays]:
                     tasks.start_soon(self._end_left, record)
 
@@ -204,7 +204,7 @@ class Host:
     async def _start(self, server: _Server, place: Place) -> None:
         try:
             claimable(LOOPBACK, server.port)
-            command, cwd, own = await to_thread.run_sync(self._described, server)
+            command, cwd, own = await to_thread.run_sync(self._describe, server)
         except UpError as exc:
             raise LoadFailed(str(exc)) from exc
         word = f"{WORD}={os.urandom(16).hex()}"
@@ -265,7 +265,7 @@ class Host:
             locks=tuple(lock for name in place for lock in self._folder.locks_of(self._devices[name])),
         )
 
-    def _described(self, server: _Server) -> tuple[Sequence[str], Path, Mapping[str, str]]:
+    def _describe(self, server: _Server) -> tuple[Sequence[str], Path, Mapping[str, str]]:
         """Return command, folder and environment. Of a Cog folder, the schema is made first. Raises UpError."""
         given, port = server.hosted.launch, {"PORT": str(server.port)}
         if not given.folder:
@@ -299,8 +299,8 @@ class Host:
 
     def _check_room(self, server: _Server, place: Place) -> None:
         for name, needed in place.items():
-            held = {one.model: _taken(one, name) for one in self._servers.values() if one is not server}
-            held |= self._left_on(name)
+            held = {one.model: _count_taken(one, name) for one in self._servers.values() if one is not server}
+            held |= self._count_left_on(name)
             if needed + sum(held.values()) > self._devices[name].memory:
                 others = ", ".join(f"{model} {size / GIB:.1f} GiB" for model, size in held.items() if size)
                 raise LoadFailed(
@@ -308,7 +308,7 @@ class Host:
                     f"{self._devices[name].memory / GIB:.1f} GiB. Others have memory there: {others or 'none'}."
                 )
 
-    def _left_on(self, name: str) -> dict[str, int]:
+    def _count_left_on(self, name: str) -> dict[str, int]:
         """Return what strays hold of a device. Another pool may call it otherwise: then all that they hold counts."""
         locks = set(self._folder.locks_of(self._devices[name]))
         on_it = [record for record in self._strays if locks & set(record.locks)]
@@ -321,7 +321,7 @@ class Host:
         for name, needed in place.items():
             device, give_up = self._devices[name], time.monotonic() + FREE_LIMIT_S
             memory = device.memory + device.asleep  # servers that sleep keep a part of it in use
-            while device.used and (used := await _used(device)) + needed > memory:
+            while device.used and (used := await _ask_used(device)) + needed > memory:
                 if time.monotonic() >= give_up:
                     raise LoadFailed(
                         f"{name} has {used / GIB:.1f} of {memory / GIB:.1f} GiB in use, so "
@@ -404,7 +404,7 @@ class Host:
 
     # what a dead director left
 
-    def _left(self) -> list[Record]:
+    def _find_left(self) -> list[Record]:
         """Return the servers of which something still runs, and forget the others."""
         found = []
         for path, record in self._folder.records():
@@ -458,13 +458,13 @@ class Host:
         """
         ended = anyio.Event()
 
-        async def gone() -> None:
+        async def end_family_after_guard() -> None:
             await until_gone(record.mark)
             await to_thread.run_sync(end_family, record.mark, record.word)
 
         async def end() -> None:
             with anyio.CancelScope(shield=True):  # a director that ends waits for it too
-                await _end_guard(record, gone, END_LIMIT_S)
+                await _end_guard(record, end_family_after_guard, END_LIMIT_S)
             self._strays.remove(record)
             ended.set()
             self.on_news()
@@ -488,7 +488,7 @@ async def hosting(
     """
     place = StateFolder(folder, pool, await gpu_names())
     place.make()
-    async with place.locked(devices), anyio.create_task_group() as tasks:
+    async with place.lock(devices), anyio.create_task_group() as tasks:
         host = Host(devices, hosted, place, tasks, orphan_s)
         try:
             yield host
@@ -503,7 +503,7 @@ def _new_port(taken: Iterable[int]) -> int:
     return port
 
 
-def _taken(server: _Server, device: str) -> int:
+def _count_taken(server: _Server, device: str) -> int:
     return server.held.place.get(device, 0)
 
 
@@ -521,9 +521,9 @@ async def _end_guard(record: Record, gone: Callable[[], Any], grace_s: float) ->
     await gone()
 
 
-async def _used(device: Device) -> int:
+async def _ask_used(device: Device) -> int:
     """Return the bytes in use, as the device's tool says. Raises LoadFailed if it does not say."""
     try:
-        return sum(int(line) for line in (await said_by(device.used)).split()) * MIB
+        return sum(int(line) for line in (await ask_tool(device.used)).split()) * MIB
     except (OSError, ValueError, subprocess.CalledProcessError) as exc:
         raise LoadFailed(f"`{' '.join(device.used)}` does not say how much of {device.name} is in use: {exc}.") from exc

@@ -69,13 +69,13 @@ class Holder(Struct, frozen=True):
 async def gpu_names() -> Mapping[str, str]:
     """Return the UUID of each GPU by its number. Empty on a machine without nvidia-smi."""
     try:
-        answer = await said_by(GPUS)
+        answer = await ask_tool(GPUS)
     except (OSError, subprocess.CalledProcessError):
         return {}
     return dict(line.split(", ", 1) for line in answer.decode().splitlines() if ", " in line)
 
 
-async def said_by(tool: tuple[str, ...]) -> bytes:
+async def ask_tool(tool: tuple[str, ...]) -> bytes:
     """Return what a tool prints. Raises OSError, such as TimeoutError after TOOL_LIMIT_S, or CalledProcessError.
 
     nvidia-smi hangs where a driver does, and no signal ends it then. So one that hangs is left behind, and the same
@@ -156,7 +156,7 @@ class StateFolder:
             raise SettingsError(f"{self._user} is not a folder that only this user can read. Set DIRECTOR_DEVICES_DIR.")
 
     @asynccontextmanager
-    async def locked(self, devices: Sequence[Device]) -> AsyncGenerator[None]:
+    async def lock(self, devices: Sequence[Device]) -> AsyncGenerator[None]:
         """Hold the locks of this pool and its devices. Raises SettingsError with the director that holds one, or if two
         devices have one GPU.
         """
@@ -164,9 +164,9 @@ class StateFolder:
         for device in devices:
             for path in [self._path / name for name in self.locks_of(device)]:
                 if path in wanted:
-                    both = f"{wanted[path]} and {_named(device)}"
+                    both = f"{wanted[path]} and {_describe(device)}"
                     raise SettingsError(f"{both} are the same, or have a GPU in common. Name it once, with its memory.")
-                wanted[path] = _named(device)
+                wanted[path] = _describe(device)
         async with AsyncExitStack() as stack:
             folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
             stack.callback(os.close, folder)
@@ -174,7 +174,7 @@ class StateFolder:
             # systemd 252 removes files that are locked: a lock whose file is gone holds nothing
             await _until_locked(folder, fcntl.LOCK_SH)
             for path, what in sorted(wanted.items()):
-                descriptor = _opened(path)
+                descriptor = _open(path)
                 stack.callback(os.close, descriptor)
                 await self._lock(descriptor, what)
             yield
@@ -207,7 +207,7 @@ class StateFolder:
         return self._own / f"{quote(model, safe='')}.json"
 
 
-def _named(device: Device) -> str:
+def _describe(device: Device) -> str:
     shown = ", ".join(f"{name}={value}" for name, value in sorted(device.env.items()))
     return f"The device {device.name} ({shown})" if shown else f"The device {device.name}"
 
@@ -225,7 +225,7 @@ async def _until_locked(descriptor: int, how: int) -> bool:
             await anyio.sleep(LOOK_S)
 
 
-def _opened(path: Path) -> int:
+def _open(path: Path) -> int:
     with suppress(FileNotFoundError):  # without O_CREAT: the system refuses to create another user's file
         return os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)

@@ -35,7 +35,7 @@ class Waiting(Struct, frozen=True, kw_only=True):
     work_s: float
 
 
-class Seen(Struct, frozen=True, kw_only=True):
+class Condition(Struct, frozen=True, kw_only=True):
     """How one model stands now.
 
     `since_s`: how long it has been in this state. `place`: the bytes that it takes now on each device, from the start
@@ -101,17 +101,17 @@ MEMORY_S: Final = 600.0
 def plan(
     devices: Sequence[Device],
     models: Sequence[Model],
-    seen: Mapping[str, Seen],
+    seen: Mapping[str, Condition],
     used_s: Mapping[str, float] = {},
 ) -> Decision:
-    """Return what to do now. `used_s`: the device seconds of each account in the recent past (see `charged`)."""
+    """Return what to do now. `used_s`: the device seconds of each account in the recent past (see `charge`)."""
     return _Plan(devices, models, seen, used_s).decision()
 
 
-def charged(
+def charge(
     used_s: Mapping[str, float],
     devices: Sequence[Device],
-    seen: Mapping[str, Seen],
+    seen: Mapping[str, Condition],
     *,
     elapsed_s: float,
     weights: Mapping[str, float] = {},
@@ -140,7 +140,7 @@ def charged(
     return used
 
 
-def _waiting_by_account(some: Iterable[Seen]) -> Counter[str]:
+def _waiting_by_account(some: Iterable[Condition]) -> Counter[str]:
     found = Counter[str]()
     for one in some:
         for each in one.waiting:
@@ -152,7 +152,7 @@ class _Standing(Struct, kw_only=True):
     """One model while a decision is made. `state` and `place` are as the decision leaves them."""
 
     model: Model
-    seen: Seen
+    seen: Condition
     used_s: Mapping[str, float]
     state: State
     place: Place
@@ -257,14 +257,14 @@ class _Plan:
         self,
         devices: Sequence[Device],
         models: Sequence[Model],
-        seen: Mapping[str, Seen],
+        seen: Mapping[str, Condition],
         used_s: Mapping[str, float],
     ) -> None:
         self._memory = {device.name: device.memory for device in devices}
         self._all = {
             model.name: _Standing(model=model, seen=one, used_s=used_s, state=one.state, place=one.place)
             for model in models
-            if (one := seen.get(model.name, Seen()))
+            if (one := seen.get(model.name, Condition()))
         }
         self._free = Counter(self._memory)
         self._later = Counter(self._memory)  # once what leaves has left, and what was promised room is there
@@ -310,12 +310,12 @@ class _Plan:
             return "An operator put it to rest."
         if each.seen.retry_in_s > 0:
             return f"Its last load failed. The next try is in {span(each.seen.retry_in_s)}."
-        in_the_way = [self._held_beside(each, place) for place in each.model.places]
+        in_the_way = [self._find_held_beside(each, place) for place in each.model.places]
         if in_the_way and all(in_the_way):
-            return f"It does not fit beside {_named(in_the_way[0])}: what is kept or pinned makes no room."
+            return f"It does not fit beside {_list_names(in_the_way[0])}: what is kept or pinned makes no room."
         return ""
 
-    def _held_beside(self, wanted: _Standing, place: Place) -> list[str]:
+    def _find_held_beside(self, wanted: _Standing, place: Place) -> list[str]:
         """Return the kept and pinned models on the devices of a place on which they leave too little room."""
         held = {each.name: each.place or each.model.places[0] for each in self._all.values() if each.is_held}
         held.pop(wanted.name, None)
@@ -328,7 +328,7 @@ class _Plan:
 
     def _serve(self, wanted: _Standing) -> _Way:
         """Begin the way that costs the least. If none may begin and the model is urgent, keep its room for it."""
-        places = [place for place in wanted.model.places if not self._held_beside(wanted, place)]
+        places = [place for place in wanted.model.places if not self._find_held_beside(wanted, place)]
         ways = [self._way(wanted, place) for place in places]
         way = min(ways, key=lambda way: (not way.loads_now, not way.is_open, way.cost, way.in_s))
         for each in way.rest:
@@ -362,7 +362,7 @@ class _Plan:
             in_s=in_s,
             cost=in_s * wanted.counts,
             behind=tuple(before),
-            why=f"It waits for {_named(before)}.",
+            why=f"It waits for {_list_names(before)}.",
         )
 
     def _way_of_others(self, wanted: _Standing, place: Place) -> _Way:
@@ -377,16 +377,16 @@ class _Plan:
                 cost=sum(_cost(wanted, each) for each in rest),
                 rest=rest,
                 behind=tuple(each.name for each in rest),
-                why=f"It takes the place of {_named(each.name for each in rest)}.",
+                why=f"It takes the place of {_list_names(each.name for each in rest)}.",
             )
         rest = rest or self._cheapest(wanted, place, movable)
         behind = tuple(each.name for each in rest)
         stays_s = max(each.stays_left_s for each in rest)
         in_s = max(stays_s, min(max(0.0, wanted.left_s), max(each.work_s for each in rest)))
         if stays_s:
-            why = f"{_named(behind)} stays loaded for {span(stays_s)} more."
+            why = f"{_list_names(behind)} stays loaded for {span(stays_s)} more."
         else:
-            why = f"{_named(behind)} is needed more, and makes room in {span(wanted.left_s)} at the latest."
+            why = f"{_list_names(behind)} is needed more, and makes room in {span(wanted.left_s)} at the latest."
         in_s += max(each.change_s for each in rest)
         return _Way(place=place, is_open=False, in_s=in_s, cost=in_s * wanted.counts, behind=behind, why=why)
 
@@ -483,5 +483,5 @@ def _fits(place: Place, room: Mapping[str, int]) -> bool:
     return all(need <= room[device] for device, need in place.items())
 
 
-def _named(names: Iterable[str]) -> str:
+def _list_names(names: Iterable[str]) -> str:
     return ", ".join(names)

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Final
 
 from director.core.clock import Clock
-from director.core.usage import day_of, folded_months, last_of_month
+from director.core.usage import day_of, last_of_month, list_months_to_fold
 from director.store.ledger import Ledger
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class Bookkeeper:
     async def run_once(self) -> int:
         """Add up the months that became old since the last time. Return the rows that were added up."""
         now_ms = self._clock.now_ms()
-        *_, month = months = folded_months(now_ms)
+        *_, month = months = list_months_to_fold(now_ms)
         if month == self._done:
             return 0
         folded = 0

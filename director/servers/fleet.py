@@ -206,7 +206,7 @@ class Watch(Struct, eq=False):
         if is_new or (not health.can_run and not server.since):
             self.servers.end_doubt(server)
         if is_new:
-            self.servers.started(server, health.since)
+            self.servers.note_start(server, health.since)
             self.asked_to_end_at = self.stranger = None
         if is_new or not health.can_run:
             self.is_registered = False
@@ -324,7 +324,7 @@ class Fleet(Struct, eq=False):
     async def _retire(self, watched: _Watched) -> None:
         server = watched.server
         while server.busy or server.waiting:
-            await self.servers.permits.changed()
+            await self.servers.permits.wait_for_change()
         await server.runner.aclose()
         self.leaving.remove(watched)
         self.news.set()

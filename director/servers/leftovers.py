@@ -70,7 +70,7 @@ class Leftovers(Struct, eq=False):
         ]
 
     def _quiet(self) -> Generator[_Leftover, None, None]:
-        with _opened(self.folder) as folder, os.scandir(folder) as entries:
+        with _open(self.folder) as folder, os.scandir(folder) as entries:
             for entry in entries:
                 if is_prediction_id(entry.name) and entry.is_dir(follow_symlinks=False):
                     quiet_s = self.clock.now_ms() / 1000 - _last_write_s(entry.name, folder)
@@ -79,7 +79,7 @@ class Leftovers(Struct, eq=False):
 
     def _delete(self, leftovers: Sequence[PredictionId]) -> int:
         deleted = 0
-        with _opened(self.folder) as folder:
+        with _open(self.folder) as folder:
             for name in leftovers:
                 try:
                     shutil.rmtree(name, dir_fd=folder)
@@ -95,7 +95,7 @@ class Leftovers(Struct, eq=False):
 
 
 @contextmanager
-def _opened(folder: Path) -> Iterator[int]:
+def _open(folder: Path) -> Iterator[int]:
     """Open the folder itself, never a link put in its place or in its parent's."""
     links = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
     opened = os.open(folder.parent.parent, os.O_RDONLY | os.O_DIRECTORY)

@@ -395,7 +395,7 @@ class Permits:
                 permits += self.take_ahead()
             if permits:
                 return permits
-            await self.changed()
+            await self.wait_for_change()
 
     def take(self, most: float = math.inf) -> list[Permit]:
         permits: list[Permit] = []
@@ -447,7 +447,7 @@ class Permits:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(begun_at + min(ALONE_WAIT_S, usual_s) - now):
                 while server.busy > 1:
-                    await self.changed()
+                    await self.wait_for_change()
         asyncio.get_running_loop().call_later(min(ALONE_RUN_S, usual_s), self._end_alone, permit)
         return True
 
@@ -502,7 +502,7 @@ class Permits:
             server.hand_on()
         self._changed.set()
 
-    async def changed(self) -> None:
+    async def wait_for_change(self) -> None:
         self._changed.clear()
         await self._changed.wait()
 
@@ -592,7 +592,7 @@ class Servers:
 
     def saw(self, server: Server, health: Health) -> None:
         if server.gate.is_open:
-            server.failed_starts = _failed_starts(server, health)
+            server.failed_starts = _count_failed_starts(server, health)
         server.health = health
         if health.can_run:
             server.setup_log = ""
@@ -600,7 +600,7 @@ class Servers:
             server.setup_log = last_lines(health.setup.logs)
         self._refresh()
 
-    def started(self, server: Server, since: str) -> None:
+    def note_start(self, server: Server, since: str) -> None:
         """Take in a new start of the server: it has all its slots again, and is not in doubt."""
         server.since, server.fewer, server.room = since, None, None
         self.end_doubt(server)
@@ -627,7 +627,7 @@ class Servers:
         server.hangs = False
         server.doubt.clear()
 
-    def refused(self, permit: Permit, ended: Ended, run: str) -> Ended:
+    def judge_refusal(self, permit: Permit, ended: Ended, run: str) -> Ended:
         """Return the end with its `refusals`, if the server had room: nothing else of ours to do, or no more than it
         had when as many runs succeeded there at once. One that says that it is full may be so with the runs of others:
         then another run must have succeeded there since it last said so.
@@ -646,10 +646,10 @@ class Servers:
             server.room = Room()
         return replace(ended, refusals=self._refusals.add(run)) if server.running <= server.room.most else ended
 
-    def ended(self, permit: Permit, ended: Ended, *, unasked: bool, account: str = "") -> None:
+    def judge_end(self, permit: Permit, ended: Ended, *, unasked: bool, account: str = "") -> None:
         """Judge the server by the end of an account's run. `unasked`: the run was not asked to stop."""
         server, batch = permit.server, permit.batch
-        if ended.server_is_dead and not (ended.has_no_slot and self._found_fewer(permit)):
+        if ended.server_is_dead and not (ended.has_no_slot and self._judge_full(permit)):
             self.doubt(permit, hangs=ended.hangs)
         if ended.goes_on is not None:
             self.permits.extend(server, ended.goes_on)
@@ -693,7 +693,7 @@ class Servers:
         server.refusal = ""
         self._rest(server, rest_s)
 
-    def _found_fewer(self, permit: Permit) -> bool:
+    def _judge_full(self, permit: Permit) -> bool:
         """Judge a server that is full although our count has a free slot. True if it need not be asked for that. If it
         is soon full again, it has fewer slots than configured, or has lost one, and gets fewer runs. With no other run
         of ours on it, each time is a reason to ask it: one that stays busy is restarted.
@@ -759,7 +759,7 @@ def _load(free: tuple[Server, int]) -> float:
     return server.busy / usable
 
 
-def _failed_starts(server: Server, health: Health) -> int:
+def _count_failed_starts(server: Server, health: Health) -> int:
     """Count with this look at it. A start failed if its setup did, or if the server was gone before it could run."""
     before = server.health
     if health.can_run:

@@ -97,7 +97,7 @@ def read_price(written: str) -> Price | None:
         return None
 
 
-def checked_price(given: dict[str, float]) -> Price:
+def check_price(given: dict[str, float]) -> Price:
     """Return a price. Raises SettingsError for a negative number, one that is too large, or NaN."""
     for name, value in given.items():
         if not 0 <= value < 1_000_000_000:
@@ -115,4 +115,4 @@ def _row(month: str, account: str, field: bytes, packed: bytes) -> Row | None:
     if more:  # a newer release wrote it
         return None
     at = f"{month[:4]}-{month[4:]}" + ("" if day == WHOLE else f"-{day}")
-    return Row(account=account, model=model, token=token, day=at, used=Used.unpacked(text(packed)))
+    return Row(account=account, model=model, token=token, day=at, used=Used.unpack(text(packed)))

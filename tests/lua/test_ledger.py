@@ -27,7 +27,7 @@ MOST_BYTES: Final = 20 << 20
 
 async def rows(driver: QueueDriver, account: str = ACCOUNT, month: str = MONTH) -> dict[str, Used]:
     found = await driver.counts(keys.ledger(PARTITION, month, account))
-    return {row: Used.unpacked(packed) for row, packed in found.items()}
+    return {row: Used.unpack(packed) for row, packed in found.items()}
 
 
 async def test_the_end_of_a_run_counts_it_by_model_token_and_day(driver: QueueDriver) -> None:

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from director.broker import keys
 from director.core.schema import Claim
-from director.core.usage import Used, expected_tokens
+from director.core.usage import Used, estimate_tokens
 from tests.support.queue_driver import QueueDriver
 
 SLOTS: Final = 16
@@ -109,9 +109,9 @@ async def test_a_run_without_an_end_is_charged_at_least_what_was_expected(
 
 
 def test_an_input_says_what_is_expected_of_it() -> None:
-    assert expected_tokens(b'{"prompt":"' + b"x" * 400 + b'","max_tokens":7}') == "107 7"
-    assert expected_tokens(b'{"max_new_tokens":9,"max_tokens":null}') == "9 9"
-    assert expected_tokens(b'{"max_tokens":"many"}') == "5 "
-    assert expected_tokens(b'{"image":"data:image/png;base64,' + b"x" * 4_000 + b'","prompt":"what?"}') == "6 "
-    assert expected_tokens(b"[1]") == "0 "
-    assert expected_tokens(b'{"max_tokens":7,"a":"data:,' + b"x" * 400_000 + b'","b":"' + b"x" * 8 + b'"}') == "9 "
+    assert estimate_tokens(b'{"prompt":"' + b"x" * 400 + b'","max_tokens":7}') == "107 7"
+    assert estimate_tokens(b'{"max_new_tokens":9,"max_tokens":null}') == "9 9"
+    assert estimate_tokens(b'{"max_tokens":"many"}') == "5 "
+    assert estimate_tokens(b'{"image":"data:image/png;base64,' + b"x" * 4_000 + b'","prompt":"what?"}') == "6 "
+    assert estimate_tokens(b"[1]") == "0 "
+    assert estimate_tokens(b'{"max_tokens":7,"a":"data:,' + b"x" * 400_000 + b'","b":"' + b"x" * 8 + b'"}') == "9 "

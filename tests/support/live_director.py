@@ -26,7 +26,7 @@ from director.core.schema import Record
 from director.core.settings import WEBHOOK_SCHEDULE, DirectorSettings, KeeperSettings
 from director.core.view import view
 from director.execution.director import Director
-from director.execution.main import ALONE, opened
+from director.execution.main import ALONE, open_directors
 from director.keeper.courier import INTERVAL_S, Breakers
 from director.keeper.keeper import Keeper
 from director.local.launcher.processes import free_port
@@ -180,7 +180,7 @@ async def live_director(
 ) -> AsyncGenerator[Director]:
     """Run a director in this process and end it without a drain."""
     async with (
-        opened(settings_for(redis_url, servers, **given), tracing=tracing) as pool,
+        open_directors(settings_for(redis_url, servers, **given), tracing=tracing) as pool,
         anyio.create_task_group() as tasks,
     ):
         director = pool.directors[ALONE]

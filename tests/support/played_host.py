@@ -86,7 +86,7 @@ class PlayedHost:
     def url(self, model: str) -> str:
         return f"http://127.0.0.1:{self.models[model].port}"
 
-    def held(self, model: str) -> Held:
+    def find_held(self, model: str) -> Held:
         return self.models[model].held
 
     async def take_over(self) -> Mapping[str, Held]:

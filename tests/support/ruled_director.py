@@ -16,7 +16,7 @@ from msgspec import Struct
 from director.cli.main import main
 from director.core.devices import Device, Model
 from director.gpus import garage
-from director.gpus.plan import Decision, Seen, plan
+from director.gpus.plan import Condition, Decision, plan
 from director.lab.simulate.swaps import RULES, Standing, Timed
 
 
@@ -24,7 +24,7 @@ class Look(Struct, frozen=True):
     """One decision. `at_s`: by the clock that says what time it is."""
 
     at_s: float
-    seen: dict[str, Seen]
+    seen: dict[str, Condition]
     decision: Decision
 
 
@@ -41,7 +41,7 @@ class Ruled:
         self,
         devices: Sequence[Device],
         models: Sequence[Model],
-        seen: Mapping[str, Seen],
+        seen: Mapping[str, Condition],
         used_s: Mapping[str, float] = {},
     ) -> Decision:
         if self._is_planner:
@@ -51,7 +51,7 @@ class Ruled:
         self._tape.write(msgspec.json.encode(Look(time.time(), dict(seen), decision)) + b"\n")
         return decision
 
-    def _played(self, devices: Sequence[Device], models: Sequence[Model], seen: Mapping[str, Seen]) -> Any:
+    def _played(self, devices: Sequence[Device], models: Sequence[Model], seen: Mapping[str, Condition]) -> Any:
         """Return what the rule looks at of a play."""
         now_s = time.monotonic()
         standings = {model.name: self._standing(model, seen[model.name], now_s) for model in models}
@@ -60,7 +60,7 @@ class Ruled:
         line = {number: standings[name] for number, name in enumerate(waiting)}
         return SimpleNamespace(devices=devices, standings=standings, line=line)
 
-    def _standing(self, model: Model, one: Seen, now_s: float) -> Standing:
+    def _standing(self, model: Model, one: Condition, now_s: float) -> Standing:
         began_at = now_s - (model.run_limit_s - one.longest_run_left_s if one.running else one.since_s)
         if one.running or one.state == "loaded":
             self._began_at[model.name] = max(began_at, self._began_at.get(model.name, began_at))

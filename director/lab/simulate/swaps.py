@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from director.core.devices import Device, Model, Place
 from director.core.ids import LANES
-from director.gpus.plan import Decision, Load, Seen, State, Waiting, charged, plan
+from director.gpus.plan import Condition, Decision, Load, State, Waiting, charge, plan
 from director.lab.simulate.trace import Trace
 
 TICK_S: Final = 1.0  # the planner is asked as often while something waits
@@ -119,7 +119,7 @@ class Play:
 
     def _settle(self) -> None:
         """Start what can start, and ask the rule until it changes nothing more at this moment."""
-        self.used_s = charged(self.used_s, self.devices, self.survey(), elapsed_s=self.now_s - self._charged_s)
+        self.used_s = charge(self.used_s, self.devices, self.survey(), elapsed_s=self.now_s - self._charged_s)
         self._charged_s = self.now_s
         while True:
             self._start()
@@ -192,13 +192,13 @@ class Play:
     def _note(self, one: Standing) -> None:
         self.result.spans.append((one.name, one.state, one.since_s, self.now_s))
 
-    def survey(self) -> dict[str, Seen]:
+    def survey(self) -> dict[str, Condition]:
         return {name: self._survey(one) for name, one in self.standings.items()}
 
-    def _survey(self, one: Standing) -> Seen:
+    def _survey(self, one: Standing) -> Condition:
         trace = self.trace
         limit_s = one.timed.model.run_limit_s
-        return Seen(
+        return Condition(
             state=one.state,
             since_s=self.now_s - one.since_s,
             place=one.place,

@@ -20,7 +20,7 @@ from director.core.ids import QueueName, queue_name
 from director.core.policy import Policy
 from director.core.settings import DirectorSettings
 from director.execution.director import check_settings
-from director.execution.main import Pool, opened
+from director.execution.main import Pool, open_directors
 from director.local.launcher.processes import free_port
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.eventually import eventually
@@ -51,7 +51,7 @@ def two(redis_url: str, one: str, other: str) -> list[DirectorSettings]:
 async def at_work(models: Sequence[DirectorSettings]) -> AsyncGenerator[tuple[Pool, httpx.AsyncClient]]:
     """Run a pool in this process, which ends without a drain. Yield it with a client of its health port."""
     ports: list[int] = []
-    async with opened(models[0], models) as pool, anyio.create_task_group() as tasks:
+    async with open_directors(models[0], models) as pool, anyio.create_task_group() as tasks:
         tasks.start_soon(pool.direct, ports.append)
         [port] = await eventually(lambda: ports, "it listens")
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
@@ -185,7 +185,7 @@ async def test_settings_error_names_the_model(server: RedisServer) -> None:
         server.url, ["http://gpu-2:5000"], model=PAINTER, version="", kind="training", runner="openai"
     )
     with pytest.raises(SettingsError, match=f"^{PAINTER}~training: Trainings run on Cog"):
-        async with opened(models[0], models):
+        async with open_directors(models[0], models):
             pass
 
 

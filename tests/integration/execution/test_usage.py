@@ -29,7 +29,7 @@ async def used(caller: Caller) -> Used:
     total = NOTHING
     for key in await caller.redis.keys(f"{{p{partition_of_model(MODEL)}}}:ledger:*:{ACCOUNT}"):
         for packed in (await caller.redis.hgetall(key)).values():
-            total += Used.unpacked(packed.decode())
+            total += Used.unpack(packed.decode())
     return Used(
         runs=total.runs,
         input_tokens=total.input_tokens,

@@ -16,7 +16,7 @@ from director.core.model_config import ModelConfig
 from director.core.policy import Policy
 from director.execution.director import Director
 from director.execution.main import Pool, connections
-from director.gpus.garage import Garage, closed_gate
+from director.gpus.garage import Garage, make_closed_gate
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.directors import Directors, ShelfFound
 from director.store.models import ModelConfigs
@@ -48,7 +48,7 @@ async def sharing(
         for name, played in host.models.items():
             given = {"model": name, "version": VERSIONS[name] if version is None else version, "also": tuple(also)}
             mine = settings_for(server.url, [host.url(name)], lease_s=6.0, **given)
-            directors[name] = Director(mine, shared, make_gate=closed_gate, keeps=("runner", "runner_config"))
+            directors[name] = Director(mine, shared, make_gate=make_closed_gate, keeps=("runner", "runner_config"))
             assert played.hosted.model.name == name
         models = [(played.hosted, directors[name]) for name, played in host.models.items()]
         garage = Garage(host.devices, models, host, shared.services.scripts, shared.services.clock)
@@ -211,7 +211,7 @@ async def test_server_that_does_not_end_is_told(
 async def test_director_takes_over_what_a_dead_one_left_loaded(server: RedisServer, callers: dict[str, Caller]) -> None:
     host = PlayedHost(*(PlayedModel(f"acme/{name}") for name in "ab"), memory=1)
     await host.load("acme/a", {DEVICE: 1})
-    host.left = {"acme/a": host.held("acme/a")}
+    host.left = {"acme/a": host.find_held("acme/a")}
     async with sharing(server, host) as pool:
         await eventually(lambda: loaded(pool), "it is adopted", until={"acme/a"}.__eq__)
         assert (await callers["acme/b"].ended(await callers["acme/b"].submit()))["status"] == "succeeded"
@@ -224,8 +224,8 @@ async def test_server_of_a_dead_director_that_does_not_end_holds_its_place(
 ) -> None:
     host = PlayedHost(*(PlayedModel(f"acme/{name}") for name in "ab"), memory=1)
     await host.load("acme/a", {DEVICE: 1})
-    host.models["acme/a"].held = replace(host.held("acme/a"), presence="leaving")
-    host.left = {"acme/a": host.held("acme/a")}
+    host.models["acme/a"].held = replace(host.find_held("acme/a"), presence="leaving")
+    host.left = {"acme/a": host.find_held("acme/a")}
     async with sharing(server, host):
         assert (await callers["acme/b"].ended(await callers["acme/b"].submit()))["status"] == "succeeded"
     assert host.faults == []
@@ -355,7 +355,7 @@ async def test_model_whose_director_does_not_begin_makes_room(
     monkeypatch.setattr(Director, "_begin", begin_all_but_one)
     host = PlayedHost(PlayedModel("acme/a", keep=True), PlayedModel("acme/b"), memory=2)
     await host.load("acme/a", {DEVICE: 2})
-    host.left = {"acme/a": host.held("acme/a")}
+    host.left = {"acme/a": host.find_held("acme/a")}
     async with sharing(server, host):
         assert (await callers["acme/b"].ended(await callers["acme/b"].submit()))["status"] == "succeeded"
     assert host.done[:3] == ["+acme/a", "-acme/a", "+acme/b"]

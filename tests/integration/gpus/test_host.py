@@ -39,8 +39,8 @@ async def test_model_is_loaded_and_its_memory_is_free_when_rest_returns(tmp_path
         assert devices.holdings() == []
         await host.load("a/b", GPU)
         await until_ready(host.url("a/b"))
-        assert (host.held("a/a").presence, host.held("a/b").presence) == ("absent", "running")
-        assert host.held("a/a").ended == ""
+        assert (host.find_held("a/a").presence, host.find_held("a/b").presence) == ("absent", "running")
+        assert host.find_held("a/a").ended == ""
     assert devices.holdings() == []
     assert devices.peak["gpu0"] == 8
 
@@ -72,7 +72,7 @@ async def test_server_that_dies_while_loading_frees_its_memory_and_leaves_its_la
     pool = a_pool(tmp_path, devices, a_model(devices, "a/a", memory=GPU, fails=True, forks=True))
     async with hosted_by(pool) as host:
         await host.load("a/a", GPU)
-        held = await eventually(lambda: host.held("a/a"), "it ended", until=lambda held: held.presence == "absent")
+        held = await eventually(lambda: host.find_held("a/a"), "it ended", until=lambda held: held.presence == "absent")
         assert devices.holdings() == []
         assert held.ended.splitlines()[-2:] == [
             "RuntimeError: the weights are broken",
@@ -188,7 +188,7 @@ async def test_log_of_a_server_is_bounded_and_keeps_its_end(tmp_path: Path, devi
     talks = a_model(devices, "a/a", memory=GPU, chatty=5 << 20, fails=True)
     async with hosted_by(a_pool(tmp_path, devices, talks)) as host:
         await host.load("a/a", GPU)
-        held = await eventually(lambda: host.held("a/a"), "it ended", until=lambda held: held.presence == "absent")
+        held = await eventually(lambda: host.find_held("a/a"), "it ended", until=lambda held: held.presence == "absent")
     assert held.ended.endswith("the server ended: exit code 3")
     assert 1 << 20 < sum(path.stat().st_size for path in tmp_path.rglob("*.log*")) <= 2 << 20
 
@@ -197,7 +197,7 @@ async def test_command_that_does_not_exist_is_named(tmp_path: Path, devices: Fak
     missing = Hosted(Model(name="a/a", places=({},)), Launch(command=("no-such-server", "{port}")))
     async with hosted_by(a_pool(tmp_path, devices, missing)) as host:
         await host.load("a/a", {})
-        held = await eventually(lambda: host.held("a/a"), "it ended", until=lambda held: held.presence == "absent")
+        held = await eventually(lambda: host.find_held("a/a"), "it ended", until=lambda held: held.presence == "absent")
     assert held.ended.splitlines()[-2:] == [
         "no-such-server: No such file or directory",
         "the server ended: exit code 1",

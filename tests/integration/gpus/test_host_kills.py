@@ -70,7 +70,7 @@ async def test_killed_guard_takes_its_server_along(tmp_path: Path, devices: Fake
         await host.load("a/a", GPU)
         await until_ready(host.url("a/a"))
         os.kill(guard_of(await until_allocated(devices)), signal.SIGKILL)
-        await eventually(lambda: host.held("a/a").presence, "it is gone", until=lambda found: found == "absent")
+        await eventually(lambda: host.find_held("a/a").presence, "it is gone", until=lambda found: found == "absent")
         assert devices.holdings() == []
 
 
@@ -80,7 +80,9 @@ async def test_killed_server_frees_its_memory_and_says_how_it_ended(tmp_path: Pa
         await host.load("a/a", GPU)
         await until_ready(host.url("a/a"))
         os.kill(await until_allocated(devices), signal.SIGKILL)
-        held = await eventually(lambda: host.held("a/a"), "it is gone", until=lambda held: held.presence == "absent")
+        held = await eventually(
+            lambda: host.find_held("a/a"), "it is gone", until=lambda held: held.presence == "absent"
+        )
         assert held.ended.splitlines()[-1] == "the server ended: killed by SIGKILL"
         assert devices.holdings() == []
 
@@ -95,7 +97,7 @@ async def test_next_director_adopts_a_server_that_was_ready(tmp_path: Path, devi
         await first.kill()
     async with hosted_by(pool) as second:
         assert list(await second.take_over()) == ["a/a"]
-        assert (second.url("a/a"), second.held("a/a").presence) == (url, "running")
+        assert (second.url("a/a"), second.find_held("a/a").presence) == (url, "running")
         await second.load("a/a", GPU)
         await until_ready(url)
         assert devices.loads == ["a/a"]
@@ -289,7 +291,7 @@ async def test_sleeping_server_keeps_its_process_and_wakes(tmp_path: Path, devic
         await until_ready(host.url("a/a"))
         first = await until_allocated(devices)
         await host.rest("a/a")
-        assert (devices.holdings(), host.held("a/a").presence, host.held("a/a").place) == ([], "asleep", {})
+        assert (devices.holdings(), host.find_held("a/a").presence, host.find_held("a/a").place) == ([], "asleep", {})
         await host.load("a/b", GPU)
         await until_ready(host.url("a/b"))
         await host.rest("a/b")
@@ -303,7 +305,7 @@ async def test_server_that_refuses_to_sleep_is_ended(tmp_path: Path, devices: Fa
         await host.load("a/a", GPU)
         await until_ready(host.url("a/a"))
         await host.rest("a/a")
-        assert (devices.holdings(), host.held("a/a").presence) == ([], "absent")
+        assert (devices.holdings(), host.find_held("a/a").presence) == ([], "absent")
 
 
 async def test_server_whose_answer_to_sleep_never_ends_is_ended(
@@ -316,7 +318,7 @@ async def test_server_whose_answer_to_sleep_never_ends_is_ended(
         await until_ready(host.url("a/a"))
         with anyio.fail_after(30):
             await host.rest("a/a")
-        assert (devices.holdings(), host.held("a/a").presence) == ([], "absent")
+        assert (devices.holdings(), host.find_held("a/a").presence) == ([], "absent")
 
 
 async def test_server_that_does_not_wake_is_ended_and_loaded_again(tmp_path: Path, devices: FakeDevices) -> None:
@@ -327,7 +329,7 @@ async def test_server_that_does_not_wake_is_ended_and_loaded_again(tmp_path: Pat
         await host.rest("a/a")
         with pytest.raises(LoadFailed, match="could not be woken"):
             await host.load("a/a", GPU)
-        assert host.held("a/a").presence == "absent"
+        assert host.find_held("a/a").presence == "absent"
         await host.load("a/a", GPU)
         await until_ready(host.url("a/a"))
 

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from director.broker.redis_client import server_ms
 from director.core.settings import ApiSettings, KeeperSettings
 from director.execution import main as directing_main
-from director.execution.main import opened
+from director.execution.main import open_directors
 from director.files import choose
 from director.keeper import keeper
 from director.local.launcher.processes import free_port
@@ -134,7 +134,7 @@ async def keeping(url: str) -> AsyncIterator[httpx.AsyncClient]:
 @asynccontextmanager
 async def directing(url: str) -> AsyncIterator[httpx.AsyncClient]:
     no_server = f"http://127.0.0.1:{free_port()}"
-    async with opened(settings_for(url, [no_server])) as pool, at_port(pool.direct) as http:
+    async with open_directors(settings_for(url, [no_server])) as pool, at_port(pool.direct) as http:
         yield http
 
 
@@ -185,7 +185,7 @@ async def test_director_is_live_but_not_ready_before_redis_answers(server: Redis
     port = free_port()
     settings = settings_for(server.url, [f"http://127.0.0.1:{free_port()}"], health_port=port)
     async with (
-        opened(settings) as pool,
+        open_directors(settings) as pool,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http,
         anyio.create_task_group() as tasks,
     ):
@@ -228,7 +228,7 @@ async def test_director_without_its_store_of_files_lacks_its_model_alone(server:
     url, port = f"http://127.0.0.1:{free_port()}", free_port()
     settings = settings_for(server.url, [url], health_port=port, files_url=url)
     async with (
-        opened(settings) as pool,
+        open_directors(settings) as pool,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http,
         anyio.create_task_group() as tasks,
     ):
@@ -255,7 +255,7 @@ async def test_director_notices_by_itself_what_its_store_of_files_does(
     url = f"http://127.0.0.1:{free_port()}"
     settings = settings_for(server.url, [url], health_port=port, files_dir=str(files))
     async with (
-        opened(settings) as pool,
+        open_directors(settings) as pool,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http,
         Redis(unix_socket_path=str(server.socket)) as redis,
         anyio.create_task_group() as tasks,

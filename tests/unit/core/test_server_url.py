@@ -2,7 +2,7 @@ import pytest
 
 from director.core.errors import SettingsError
 from director.core.model_config import check_server_url
-from director.execution.main import opened
+from director.execution.main import open_directors
 from tests.support.live_director import settings_for
 
 URLS = [
@@ -62,6 +62,6 @@ async def test_a_director_does_not_start_with_such_servers(
     servers: list[str], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(SettingsError, match=why):
-        async with opened(settings_for("redis://127.0.0.1:9", servers)):
+        async with open_directors(settings_for("redis://127.0.0.1:9", servers)):
             pass
     assert "hush" not in caplog.text

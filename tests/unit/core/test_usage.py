@@ -10,8 +10,8 @@ from director.core.usage import (
     Row,
     Sums,
     Used,
-    folded_months,
     last_of_month,
+    list_months_to_fold,
     months_of,
 )
 
@@ -20,7 +20,7 @@ WHOLE = Used(runs=2, ms=3_500, input_tokens=700, cached_tokens=512, output_token
 
 @pytest.mark.parametrize("used", [NOTHING, WHOLE, Used(runs=1), Used(file_bytes=1), Used(input_tokens=10**12)])
 def test_what_is_packed_is_unpacked_the_same(used: Used) -> None:
-    assert Used.unpacked(used.packed) == used
+    assert Used.unpack(used.packed) == used
 
 
 def test_zeros_at_the_end_take_no_room() -> None:
@@ -69,5 +69,5 @@ def test_months_cover_the_days_across_a_year() -> None:
 def test_only_months_whose_days_are_all_older_than_ninety_days_are_added_up() -> None:
     for day, latest in [("2026-11-29", "202607"), ("2026-11-30", "202608"), ("2027-03-31", "202611")]:
         now_ms = int(datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp() * 1000)
-        assert folded_months(now_ms)[-1] == latest, day
-        assert f"{date.fromisoformat(day) - timedelta(days=400):%Y%m}" == folded_months(now_ms)[0]
+        assert list_months_to_fold(now_ms)[-1] == latest, day
+        assert f"{date.fromisoformat(day) - timedelta(days=400):%Y%m}" == list_months_to_fold(now_ms)[0]

@@ -211,7 +211,7 @@ async def test_short_run_is_claimed_ahead_when_more_waits() -> None:
     assert counter.servers.permits.busy == 2
     counter.consumer.stop()
     await asyncio.wait_for(consuming, 5)
-    finishing = asyncio.create_task(counter.consumer.finished())
+    finishing = asyncio.create_task(counter.consumer.wait_until_finished())
     await anyio.wait_all_tasks_blocked()
     assert not finishing.done(), "three still run"
     await counter.all_released()
@@ -339,7 +339,7 @@ async def test_stopped_while_it_waits_it_ends_at_once(answers: list[Any]) -> Non
     await eventually(lambda: counter.asked, "it asked")
     counter.consumer.stop()
     await asyncio.wait_for(consuming, 5)
-    await asyncio.wait_for(counter.consumer.finished(), 5)
+    await asyncio.wait_for(counter.consumer.wait_until_finished(), 5)
     assert counter.servers.permits.busy == 0
 
 

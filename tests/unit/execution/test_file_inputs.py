@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from director.core.ids import FileId, new_file_id, new_prediction_id
-from director.execution.run_files import filled, moved, named
+from director.execution.run_files import fill_addresses, find_files, move_addresses
 from director.files.store import FileName
 
 ONE, TWO = new_file_id(1), new_file_id(2)
@@ -21,7 +21,7 @@ def of(file_id: str, base: str = "https://director.test/v1") -> str:
 
 
 def replaced(value: Any) -> Any:
-    return msgspec.json.decode(filled(Raw(msgspec.json.encode(value)), SIGNED))
+    return msgspec.json.decode(fill_addresses(Raw(msgspec.json.encode(value)), SIGNED))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_member_names_and_unknown_files_stay() -> None:
 
 def test_escaped_slashes_are_slashes() -> None:
     escaped = json.dumps({"x": of(ONE)}).replace("/", "\\/").encode()
-    assert msgspec.json.decode(filled(Raw(escaped), SIGNED)) == {"x": SIGNED[ONE]}
+    assert msgspec.json.decode(fill_addresses(Raw(escaped), SIGNED)) == {"x": SIGNED[ONE]}
 
 
 JSON = st.recursive(
@@ -92,23 +92,23 @@ def substituted(value: Any) -> Any:
 @given(JSON, st.booleans())
 def test_only_whole_strings_are_replaced_in_any_json(value: Any, escaped: bool) -> None:
     text = json.dumps(value, ensure_ascii=escaped, indent=1 if escaped else None).encode("utf-8", errors="replace")
-    assert json.loads(bytes(filled(Raw(text), SIGNED))) == substituted(json.loads(text))
+    assert json.loads(bytes(fill_addresses(Raw(text), SIGNED))) == substituted(json.loads(text))
     if ONE.encode() not in text:
-        assert bytes(filled(Raw(text), SIGNED)) == text
+        assert bytes(fill_addresses(Raw(text), SIGNED)) == text
 
 
 def test_each_is_named_once_for_each_place() -> None:
-    assert [found for _, found in named(Raw(json.dumps([of(ONE), of(ONE)]).encode()))] == [FileId(ONE)] * 2
+    assert [found for _, found in find_files(Raw(json.dumps([of(ONE), of(ONE)]).encode()))] == [FileId(ONE)] * 2
 
 
 def test_an_output_of_ours_is_fetched_where_model_servers_reach_the_api() -> None:
     ours, path = "https://director.test", f"/v1/outputs/{OUTPUT}?expires=1&signature=b"
     sent = {"image": ours + path, "more": [ours + path, f"see {ours}{path}", f"https://other{path}"], ours + path: 1.50}
     raw = Raw(msgspec.json.encode(sent))
-    there = json.loads(bytes(moved(raw, url=ours, base="http://api:8000")))
+    there = json.loads(bytes(move_addresses(raw, url=ours, base="http://api:8000")))
     inside = f"http://api:8000{path}"
     assert there == {**sent, "image": inside, "more": [inside, f"see {ours}{path}", f"https://other{path}"]}
-    assert moved(raw, url=ours, base="") is raw
+    assert move_addresses(raw, url=ours, base="") is raw
 
 
 @pytest.mark.parametrize(
@@ -118,4 +118,4 @@ def test_an_output_of_ours_is_fetched_where_model_servers_reach_the_api() -> Non
 )
 def test_nothing_but_an_output_is_fetched_there(path: str) -> None:
     raw = Raw(msgspec.json.encode({"image": f"https://director.test/v1/outputs/{path}"}))
-    assert bytes(moved(raw, url="https://director.test", base="http://api:8000")) == bytes(raw)
+    assert bytes(move_addresses(raw, url="https://director.test", base="http://api:8000")) == bytes(raw)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from director.core.data_uri import DataUri, read_data_uri
-from director.execution.uploads import filled, find
+from director.execution.uploads import fill_addresses, find
 
 PNG = "data:image/png;base64," + base64.b64encode(b"\x89PNG, nearly").decode()
 URL = "http://director.test/v1/outputs/a?b=c&d=é"
@@ -22,15 +22,15 @@ def stored(value: Any, *, inline: int = 100, **options: Any) -> Any:
     """The output with an address for each of its files."""
     output = raw(value, **options)
     found = find(output, inline=inline)
-    return value if found is None else json.loads(bytes(filled(output, found, [URL] * len(found.files))))
+    return value if found is None else json.loads(bytes(fill_addresses(output, found, [URL] * len(found.files))))
 
 
 def test_what_is_no_file_stays_byte_for_byte() -> None:
     output = Raw(b'[ 1.50, "data" , {"k":"\\u00e9", "f": "%s"}, 12345678901234567890 ]' % PNG.encode())
     found = find(output, inline=0)
     assert found is not None
-    assert bytes(filled(output, found, [None])) == bytes(output)
-    assert bytes(filled(output, found, ["u"])) == bytes(output).replace(PNG.encode(), b"u")
+    assert bytes(fill_addresses(output, found, [None])) == bytes(output)
+    assert bytes(fill_addresses(output, found, ["u"])) == bytes(output).replace(PNG.encode(), b"u")
 
 
 @pytest.mark.parametrize(

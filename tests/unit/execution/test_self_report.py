@@ -19,7 +19,7 @@ def server(url: str = "http://127.0.0.1:5000", status: HealthStatus = HealthStat
 
 
 def told(report: SelfReport, held: int = 0) -> About:
-    return msgspec.json.decode(report.encoded(held=held), type=About)
+    return msgspec.json.decode(report.encode(held=held), type=About)
 
 
 def test_a_state_has_the_time_at_which_it_began() -> None:
@@ -38,10 +38,10 @@ def test_reported_times_follow_the_clock_of_redis(ahead_ms: int) -> None:
     clock = FakeClock()
     report = SelfReport(Servers([server()]), clock)
     clock.pass_time(60)
-    report.encoded(held=0)
+    report.encode(held=0)
     clock.pass_time(30)
     at_ms = clock.now_ms() - ahead_ms
-    about = about_of(report.encoded(held=0), at_ms=at_ms)
+    about = about_of(report.encode(held=0), at_ms=at_ms)
     assert (about.since_ms, about.servers[0].since_ms) == (at_ms - 90_000, at_ms - 30_000)
 
 
@@ -67,33 +67,33 @@ def test_whatever_servers_say_it_stays_small() -> None:
     about = told(report)
     assert (len(about.servers), about.more) == (MOST_SERVERS, 100 - MOST_SERVERS)
     assert {len(each.detail) for each in about.servers} == {LONGEST_DETAIL}
-    assert len(report.encoded(held=0)) < 16_384
+    assert len(report.encode(held=0)) < 16_384
 
 
 def test_oldest_run_follows_the_clock_of_redis() -> None:
     clock = FakeClock()
     report, at_ms = SelfReport(Servers([server()]), clock), clock.now_ms() - 3_600_000
     oldest = RunFound(id=PredictionId("a"), since_ms=clock.now_ms() - 40_000, limit_s=60)
-    about = about_of(report.encoded(held=1, oldest=oldest, ends=EndsFound(ended=3)), at_ms=at_ms)
+    about = about_of(report.encode(held=1, oldest=oldest, ends=EndsFound(ended=3)), at_ms=at_ms)
     assert about.oldest == RunFound(id=PredictionId("a"), since_ms=at_ms - 40_000, limit_s=60)
     assert about.ends == EndsFound(ended=3)
 
 
 def test_recent_ends_count_failures_and_the_last_time_outs() -> None:
     ends, now_ms = RecentEnds(), 1_800_000_000_000
-    assert ends.found(now_ms) == EndsFound()
+    assert ends.find(now_ms) == EndsFound()
     for number, code in enumerate(["model_failed", "timed_out", "", "timed_out", "timed_out"]):
         ends.add(str(number), Status.FAILED if code else Status.SUCCEEDED, code, now_ms + number)
     ends.add("5", Status.CANCELED, "", now_ms + 5)
-    assert ends.found(now_ms) == EndsFound(ended=5, failed=4, timed_out_in_a_row=2, failed_id="4", failed_ms=now_ms + 4)
-    later = ends.found(now_ms + RECENT_MS + 4)
+    assert ends.find(now_ms) == EndsFound(ended=5, failed=4, timed_out_in_a_row=2, failed_id="4", failed_ms=now_ms + 4)
+    later = ends.find(now_ms + RECENT_MS + 4)
     assert (later.ended, later.failed) == (1, 1), "older ends do not count"
     assert (later.timed_out_in_a_row, later.failed_id) == (2, "4"), "a run limit may be longer"
     ends.add("6", Status.FAILED, "invalid_input", now_ms + 6)
-    assert ends.found(now_ms + 6).ended == 5, "its caller's fault"
+    assert ends.find(now_ms + 6).ended == 5, "its caller's fault"
     for number in range(2 * RECENT):
         ends.add(str(number), Status.SUCCEEDED, "", now_ms)
-    assert ends.found(now_ms) == EndsFound(ended=RECENT)
+    assert ends.find(now_ms) == EndsFound(ended=RECENT)
 
 
 def test_longest_run_is_forgotten_slowly() -> None:
@@ -102,7 +102,7 @@ def test_longest_run_is_forgotten_slowly() -> None:
     for number in range(100):
         ends.add(str(number), Status.SUCCEEDED, "", 0, run_s=1)
     ends.add("1", Status.FAILED, "timed_out", 0, run_s=1800)
-    assert 45 < ends.found(0).longest_s < 50
+    assert 45 < ends.find(0).longest_s < 50
     for number in range(5_000):
         ends.add(str(number), Status.SUCCEEDED, "", 0, run_s=1)
-    assert ends.found(0).longest_s == 1
+    assert ends.find(0).longest_s == 1

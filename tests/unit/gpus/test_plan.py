@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from director.core.devices import Device, Model
-from director.gpus.plan import Decision, Load, Seen, Waiting, charged, plan
+from director.gpus.plan import Condition, Decision, Load, Waiting, charge, plan
 from director.lab.simulate.swaps import Play, Timed
 from director.lab.simulate.trace import Builder
 
@@ -23,19 +23,21 @@ def waits(count: int = 1, *, oldest_s: float = 1.0, account: str = "x", lane: An
     return [Waiting(account=account, lane=lane, count=count, oldest_s=oldest_s, work_s=float(count))]
 
 
-def absent(**given: Any) -> Seen:
-    return Seen(**{"since_s": 1000.0, "load_s": 10.0, "rest_s": 1.0, **given})
+def absent(**given: Any) -> Condition:
+    return Condition(**{"since_s": 1000.0, "load_s": 10.0, "rest_s": 1.0, **given})
 
 
-def loaded(place: Mapping[str, int] | None = None, **given: Any) -> Seen:
+def loaded(place: Mapping[str, int] | None = None, **given: Any) -> Condition:
     return absent(**{"state": "loaded", "place": {"gpu0": 1} if place is None else place, **given})
 
 
-def loading(**given: Any) -> Seen:
+def loading(**given: Any) -> Condition:
     return loaded(**{"state": "loading", "since_s": 4.0, **given})
 
 
-def decide(seen: Mapping[str, Seen], devices: Any = ONE, used_s: Mapping[str, float] = {}, **given: Any) -> Decision:
+def decide(
+    seen: Mapping[str, Condition], devices: Any = ONE, used_s: Mapping[str, float] = {}, **given: Any
+) -> Decision:
     """`given`: what a model has instead of the defaults, by name."""
     return plan(devices, [given.get(name) or model(name) for name in seen], seen, used_s)
 
@@ -134,10 +136,10 @@ def test_who_causes_a_swap_pays_for_it() -> None:
         "C": absent(waiting=waits(account="z")),
         "D": loaded({}, running={"x": 1}),
     }
-    assert charged({}, TWO, seen, elapsed_s=4.0) == {"x": 3.0, "y": 1.0, "z": 4.0}
-    assert charged({}, TWO, seen, elapsed_s=4.0, weights={"z": 2.0})["z"] == 2.0
+    assert charge({}, TWO, seen, elapsed_s=4.0) == {"x": 3.0, "y": 1.0, "z": 4.0}
+    assert charge({}, TWO, seen, elapsed_s=4.0, weights={"z": 2.0})["z"] == 2.0
     runs = {"A": loaded(running={"x": 1, "y": 3}), "B": loaded({"gpu1": 1})}
-    assert charged({}, TWO, runs, elapsed_s=4.0) == {"x": 1.0, "y": 3.0}, "and an idle model costs nothing"
+    assert charge({}, TWO, runs, elapsed_s=4.0) == {"x": 1.0, "y": 3.0}, "and an idle model costs nothing"
 
 
 def test_a_kept_model_is_loaded_first_and_makes_room_for_none() -> None:

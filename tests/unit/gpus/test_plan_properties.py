@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from director.core.devices import Model
-from director.gpus.plan import Seen, Waiting, charged, plan
+from director.gpus.plan import Condition, Waiting, charge, plan
 from tests.unit.gpus.worlds import CheckedPlay, World, never_started, stays_s, worlds
 
 pytestmark = pytest.mark.faults
@@ -35,7 +35,7 @@ waiting = st.builds(
 
 
 @st.composite
-def seen_in(draw: st.DrawFn, world: World) -> Mapping[str, Seen]:
+def seen_in(draw: st.DrawFn, world: World) -> Mapping[str, Condition]:
     """Any state that does not take more memory than there is, with any orders and failed loads."""
     room = {device.name: device.memory for device in world.devices}
     found = {}
@@ -50,7 +50,7 @@ def seen_in(draw: st.DrawFn, world: World) -> Mapping[str, Seen]:
         for name, need in place.items():
             room[name] -= need
         runs = state in ("loaded", "leaving") and draw(st.booleans())
-        found[model.name] = Seen(
+        found[model.name] = Condition(
             state=state,
             since_s=draw(seconds),
             place=place,
@@ -94,7 +94,7 @@ def test_a_decision_keeps_its_rules_in_any_state(data: st.DataObject) -> None:
             assert min(expected.bound_s, expected.eta_s) >= 0
 
 
-def _check_rest(rest: tuple[str, ...], models: list[Model], seen: Mapping[str, Seen]) -> None:
+def _check_rest(rest: tuple[str, ...], models: list[Model], seen: Mapping[str, Condition]) -> None:
     for model in models:
         one = seen[model.name]
         if model.name in rest and one.order != "rest":
@@ -136,7 +136,7 @@ def test_device_time_is_charged_once_and_forgotten(data: st.DataObject) -> None:
     seen = data.draw(seen_in(world))
     memory = {device.name: device.memory for device in world.devices}
     most = sum(taken / memory[name] for one in seen.values() for name, taken in one.place.items())
-    used_s = charged({"x": 100.0}, world.devices, seen, elapsed_s=10.0)
+    used_s = charge({"x": 100.0}, world.devices, seen, elapsed_s=10.0)
     assert sum(used_s.values()) <= 100.0 + 10.0 * most + 0.001
-    idle = {name: Seen(state=one.state, place=one.place) for name, one in seen.items()}
-    assert charged(used_s, world.devices, idle, elapsed_s=1e6) == {}
+    idle = {name: Condition(state=one.state, place=one.place) for name, one in seen.items()}
+    assert charge(used_s, world.devices, idle, elapsed_s=1e6) == {}

@@ -53,7 +53,7 @@ async def test_slot_kept_past_its_permit_is_handed_on() -> None:
     [permit], [ahead] = servers.permits.take(), servers.permits.take_ahead()
     rest = asyncio.get_running_loop().create_future()
     servers.permits.start(permit)
-    servers.ended(permit, Ended(outcome=Outcome.CANCELED, goes_on=rest), unasked=False)
+    servers.judge_end(permit, Ended(outcome=Outcome.CANCELED, goes_on=rest), unasked=False)
     servers.permits.release(permit)
     assert not ahead.has_slot
     rest.set_result(None)

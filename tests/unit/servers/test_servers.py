@@ -115,7 +115,7 @@ async def test_changed_waits_for_the_next_released_permit() -> None:
     servers = Servers([server(2)])
     first, second = await taken(servers)
     servers.permits.release(first)
-    changing = asyncio.create_task(servers.permits.changed())
+    changing = asyncio.create_task(servers.permits.wait_for_change())
     await turns()
     assert not changing.done()
     servers.permits.release(second)
@@ -145,7 +145,7 @@ async def full(servers: Servers, runs: int = 1) -> None:
     for permit in permits:
         servers.permits.start(permit)
     for refused in permits[-1:] * runs:
-        servers.ended(refused, NO_SLOT, unasked=True)
+        servers.judge_end(refused, NO_SLOT, unasked=True)
     for permit in permits:
         servers.permits.release(permit)
 
@@ -154,7 +154,7 @@ async def test_server_soon_full_again_gets_fewer_slots(caplog: Any) -> None:
     servers = Servers([server(4)])
     await full(servers, runs=2)
     assert not servers.any_ready()
-    servers.started(servers.all[0], "second")
+    servers.note_start(servers.all[0], "second")
     await full(servers)
     assert servers.standing == Standing(3, "ready")
     await full(servers)
@@ -169,7 +169,7 @@ async def test_foreign_run_in_the_only_slot_restarts_the_server_each_time() -> N
     for since in ("second", "third"):
         await full(servers)
         assert not servers.any_ready()
-        servers.started(servers.all[0], since)
+        servers.note_start(servers.all[0], since)
         assert servers.any_ready()
 
 
@@ -185,14 +185,14 @@ async def test_failing_server_rests_and_returns_with_one_run_at_a_time(monkeypat
     assert servers.any_ready(), "the other one goes on"
     [trial] = await taken(servers)
     assert trial.server is one
-    servers.ended(trial, Ended(outcome=Outcome.SUCCEEDED), unasked=True)
+    servers.judge_end(trial, Ended(outcome=Outcome.SUCCEEDED), unasked=True)
     servers.permits.release(trial)
     assert [permit.server for permit in await taken(servers)] == [one, one]
 
 
 def refuse(servers: Servers, *permits: Permit) -> None:
     for permit in permits:
-        servers.ended(permit, Ended(outcome=Outcome.REFUSED), unasked=True)
+        servers.judge_end(permit, Ended(outcome=Outcome.REFUSED), unasked=True)
         servers.permits.release(permit)
 
 
@@ -233,7 +233,7 @@ async def test_run_that_no_server_knows_keeps_its_permit() -> None:
 async def test_stopped_run_does_not_count_against_its_server() -> None:
     one, servers = alone(1, rests_after=1)
     [permit] = await taken(servers)
-    servers.ended(permit, Ended(outcome=Outcome.CANCELED), unasked=False)
+    servers.judge_end(permit, Ended(outcome=Outcome.CANCELED), unasked=False)
     assert one.can_run
 
 
@@ -279,12 +279,12 @@ async def test_run_duration_is_measured_on_successful_runs() -> None:
     [permit] = await taken(servers)
     servers.permits.start(permit)
     clock.pass_time(0.1)
-    servers.ended(permit, Ended(outcome=Outcome.FAILED), unasked=True)
+    servers.judge_end(permit, Ended(outcome=Outcome.FAILED), unasked=True)
     assert servers.all[0].ahead == 0
-    servers.ended(permit, Ended(outcome=Outcome.SUCCEEDED), unasked=True)
+    servers.judge_end(permit, Ended(outcome=Outcome.SUCCEEDED), unasked=True)
     assert servers.all[0].ahead == 1
     clock.pass_time(10)
-    servers.ended(permit, Ended(outcome=Outcome.SUCCEEDED), unasked=True)
+    servers.judge_end(permit, Ended(outcome=Outcome.SUCCEEDED), unasked=True)
     assert servers.all[0].ahead == 0
 
 
@@ -296,7 +296,7 @@ async def test_waiting_permit_gets_its_slot_once_the_doubted_server_is_back() ->
     servers.permits.release(other)
     assert not waiting.has_slot
     assert one.ahead == 0
-    servers.started(one, "second")
+    servers.note_start(one, "second")
     servers.saw(one, READY)
     assert (waiting.has_slot, waiting.since) == (True, "second")
 
@@ -329,7 +329,7 @@ async def run(servers: Servers, server: Server, ended: Ended, account: str) -> N
     permits = await taken(servers)
     permit = next(permit for permit in permits if permit.server is server)
     servers.permits.start(permit)
-    servers.ended(permit, ended, unasked=True, account=account)
+    servers.judge_end(permit, ended, unasked=True, account=account)
     for each in permits:
         servers.permits.release(each)
 
@@ -476,9 +476,9 @@ async def test_refusal_counts_beside_as_many_runs_as_succeeded_at_once() -> None
         for permit in permits[: len(others) + 1]:
             servers.permits.start(permit)
         clock.pass_time(1)
-        counted = servers.refused(permits[0], REFUSED, "poison").refusals
+        counted = servers.judge_refusal(permits[0], REFUSED, "poison").refusals
         for permit, outcome in zip(permits[1:], others, strict=False):
-            servers.ended(permit, Ended(outcome=outcome), unasked=True)
+            servers.judge_end(permit, Ended(outcome=outcome), unasked=True)
         for permit in permits:
             servers.permits.release(permit)
         return counted
@@ -489,7 +489,7 @@ async def test_refusal_counts_beside_as_many_runs_as_succeeded_at_once() -> None
     assert await together(fine, fine) == 0, "two at once are known from now on"
     assert await together(fine) == 1
     assert await together(fine, fine) == 0, "a third may have been too many"
-    servers.started(one, "second")
+    servers.note_start(one, "second")
     assert await together(fine) == 0
     assert await together() == 2, "it had nothing else to do"
 
@@ -498,8 +498,8 @@ async def test_late_losers_of_a_death_count_no_second_failure() -> None:
     one, servers = alone(8, rests_after=5)
     permits = await taken(servers)
     for number, permit in enumerate(permits):
-        servers.ended(permit, Ended(outcome=Outcome.LOST, server_is_dead=True), unasked=True, account=f"{number}")
-        servers.started(one, f"again {number}")
+        servers.judge_end(permit, Ended(outcome=Outcome.LOST, server_is_dead=True), unasked=True, account=f"{number}")
+        servers.note_start(one, f"again {number}")
     assert (one.trust.failures, one.is_resting) == (1, False)
 
 
@@ -511,8 +511,8 @@ async def test_server_that_says_it_is_full_counts_only_after_a_success() -> None
         [permit] = await taken(servers)
         servers.permits.start(permit)
         said = Ended(outcome=Outcome.SUCCEEDED) if good else replace(REFUSED, may_be_full=True)
-        refusals = 0 if good else servers.refused(permit, said, "poison").refusals
-        servers.ended(permit, said, unasked=True)
+        refusals = 0 if good else servers.judge_refusal(permit, said, "poison").refusals
+        servers.judge_end(permit, said, unasked=True)
         servers.permits.release(permit)
         return refusals
 

@@ -62,7 +62,7 @@ class Watched:
     async def lose(self, account: str = "") -> None:
         """A run on it is lost."""
         [permit] = await self.servers.permits.wait()
-        self.servers.ended(permit, Ended(outcome=Outcome.LOST, server_is_dead=True), unasked=True, account=account)
+        self.servers.judge_end(permit, Ended(outcome=Outcome.LOST, server_is_dead=True), unasked=True, account=account)
         self.servers.permits.release(permit)
 
 

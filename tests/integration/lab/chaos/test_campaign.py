@@ -71,7 +71,7 @@ SABOTAGES: Final = {
     ),
     "what a run used is left out of its end": Sabotage(
         "director/execution/executor.py",
-        "                    used=self._used(now),\n",
+        "                    used=self._count_usage(now),\n",
         "",
         "I26",
     ),
