@@ -295,13 +295,17 @@ class PollingConfig(MappedConfig, frozen=True, kw_only=True, tag="polling"):
         )
 
 
+Endpoint = Literal["chat", "completions", "embeddings"]
+
+
 class OpenAiConfig(_Config, frozen=True, kw_only=True, tag="openai"):
-    """A server with OpenAI's text API, such as vLLM, TGI or llama.cpp. `endpoint`: chat, or completions of a prompt.
-    `model`: the server's name for it; empty for its first model. `include_usage`: ask for token counts, which old
-    servers refuse. `pass`: more inputs that go to the server as they are, such as vLLM's top_k.
+    """A server with OpenAI's API, such as vLLM, TGI or llama.cpp. `endpoint`: of inputs in the form of Replicate's API:
+    chat, completions of a prompt, or embeddings. Calls of OpenAI's API may name any that the server has. `model`: the
+    server's name for it; empty for its first model. `include_usage`: ask for token counts, which old servers refuse.
+    `pass`: more inputs that go to the server as they are, such as vLLM's top_k.
     """
 
-    endpoint: Literal["chat", "completions"] = "chat"
+    endpoint: Endpoint = "chat"
     path: UrlPath = "/v1"
     model: ModelName = ""
     include_usage: bool = True

@@ -179,7 +179,8 @@ class Run:
         if older is not None:
             await older.wait_detached()
             older = None
-        if not self._has_endpoint():
+        endpoint = self._claim.record.endpoint
+        if endpoint and endpoint not in self._permit.server.runner.capabilities.endpoints:
             self._apply(NO_ENDPOINT)
             return
         if len(self._claim.input) == REFERENCE_BYTES and not await self._has_read_input():
@@ -224,10 +225,6 @@ class Run:
                 self._hear(event)
                 if self._side_work is not None and not self._tracker.is_over:  # a run that is over keeps no slot for it
                     await self._side_work.wait_for_store()
-
-    def _has_endpoint(self) -> bool:
-        endpoint = self._claim.record.endpoint
-        return not endpoint or endpoint in self._permit.server.runner.capabilities.endpoints
 
     async def _has_read_input(self) -> bool:
         """Read the input if it is in the file store. False if that fails: no attempt is counted for an outage."""

@@ -25,6 +25,7 @@ from director.servers.runners.runner import Ended, Logged, Outcome, Produced, Ru
 MOST_METRICS_BYTES: Final = 64 * 1024
 MOST_ERROR_CHARS: Final = 16 * 1024
 MOST_EVENTS: Final = 100_000  # shown of one attempt: see docs/reference/internals/director.md
+CHUNK_BYTES: Final = 32  # of a chunk in Redis beside its data, at most
 LINE_SOUGHT_CHARS: Final = 4096
 NULL: Final = Raw(b"null")
 # The wait for a server that had no room, unless the server says how long itself
@@ -75,13 +76,18 @@ def backoff_s(
 
 class Limits(Struct, frozen=True):
     """The most that one prediction may leave behind, in bytes. `files`: all its files, as written in its output.
-    `inline`: the longest text in a data URI that stays in an output; None where no files are stored.
+    `inline`: the longest text in a data URI that stays in an output; None where no files are stored. `chunks`: those of
+    a streamed call of OpenAI's API, which go soon after its end.
     """
 
     output: int = 8 << 20
     logs: int = 2 << 20
     files: int = 1 << 30
     inline: int | None = None
+
+    @property
+    def chunks(self) -> int:
+        return self.output * runner.CHUNKS_OF_OUTPUT
 
 
 class Stop(StrEnum):
@@ -302,9 +308,11 @@ class Tracker:
         self.is_accepted = False
         self._is_moderated = is_moderated
         self._withheld: Finish | None = None
-        self._uploads = Uploads(limits.inline)
+        self._is_call = bool(record.endpoint)  # of OpenAI's API: its outputs are chunks, which its end puts together
+        self._uploads = Uploads(None if self._is_call else limits.inline)
         self._files_bytes = 0
         self._items: list[bytes] = []
+        self._taken = 0  # outputs, of which those that nothing reads here are not kept
         self._items_bytes = 1  # as joined: a bracket, then each item with the comma or bracket after it
         self._logs: list[str] = []
         self._logs_bytes = 0
@@ -314,7 +322,7 @@ class Tracker:
 
     @property
     def shown_bytes(self) -> int:
-        """Bytes of the events that this attempt has written."""
+        """Bytes of the events that this attempt has written, without chunks."""
         return min(self._shown_bytes, self.limits.output + self.limits.logs)
 
     @property
@@ -386,6 +394,9 @@ class Tracker:
                 return self._begin(at) + self._give_up(Stop.TOO_LARGE if event.too_large else Stop.UNSTORED)
             case runner.Logged():
                 return self._begin(at) + self._log(event)
+            case runner.Counted():
+                self._shown_tokens += event.tokens
+                return self._begin(at)
             case runner.Measured():
                 self.tokens = self.tokens.with_metric(event.name, event.value)
                 return self._begin(at) + self._show(("metric", msgspec.json.encode(event)))
@@ -460,6 +471,7 @@ class Tracker:
         self._uploads.restart()
         self._files_bytes = 0
         self._items.clear()
+        self._taken = 0
         self._items_bytes = 1
         self._logs.clear()
         self._logs_bytes = 0
@@ -467,15 +479,18 @@ class Tracker:
         return [Write((("restarted", f"{why} {self.record.holder}".encode()),))]
 
     def _produce(self, event: Produced) -> list[Effect]:
-        if event.index != len(self._items):  # a callback that was overtaken or repeated
+        if event.index != self._taken:  # a callback that was overtaken or repeated
             return []
-        self._items_bytes += len(event.item) + 1
-        if self._items_bytes > self.limits.output:
+        self._taken += 1
+        self._items_bytes += len(event.item) + (CHUNK_BYTES if self._is_call else 1)
+        if self._items_bytes > (self.limits.chunks if self._is_call else self.limits.output):
             return [Halt(Stop.TOO_LARGE)] if self.stop(Stop.TOO_LARGE) else []
-        self._items.append(bytes(event.item))
+        shown: NewEvent = ("output", bytes(event.item))
+        if not self._is_call or self.record.webhook:
+            self._items.append(shown[1])
         if self._is_moderated:
             return []
-        return [*self._show(("output", self._items[-1])), Tell(WebhookEvent.OUTPUT)]
+        return [*([Write((shown,))] if self._is_call else self._show(shown)), Tell(WebhookEvent.OUTPUT)]
 
     def _log(self, event: Logged) -> list[Effect]:
         text = in_lines(event.text[1:] if self._after_cr and event.text.startswith("\n") else event.text)
@@ -497,7 +512,7 @@ class Tracker:
         return [Write((event,))]
 
     def _end(self, ended: Ended) -> End:
-        if ended.output is None and self._items:
+        if ended.output is None and self._items and not self._is_call:
             ended = replace(ended, output=join(self._items))
         if ended.logs is None and self._logs:
             ended = replace(ended, logs=self.logs)

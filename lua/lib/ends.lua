@@ -64,6 +64,10 @@ function ends.overwrite_secrets(key, places)
   redis.call('SET', key, table.concat(parts), 'KEEPTTL')
 end
 
+-- The chunks of a call of OpenAI's API take about six times as many bytes as the answer that they add up to, and only
+-- readers that are late need them still.
+ends.CHUNKS_TTL_MS = 60000
+
 -- Write the prediction's own keys, after what it shares with others. own: what ends.prepare returned.
 function ends.write(own)
   local id, r, end_, record = own.id, own.r, own.end_, keys.record(own.id)
@@ -84,7 +88,8 @@ function ends.write(own)
     redis.call('PEXPIRE', output_key, own.data_ttl)
   end
   records.append(id, own.shown)
-  redis.call('PEXPIRE', keys.events(id), own.data_ttl)
+  local is_whole = r.endpoint ~= '' and output ~= ''
+  redis.call('PEXPIRE', keys.events(id), is_whole and math.min(own.data_ttl, ends.CHUNKS_TTL_MS) or own.data_ttl)
   log.write('ended', id, r.queue, r.account, own.at, code ~= '' and own.status .. ' ' .. code or own.status)
   redis.call('PUBLISH', keys.channel(id), own.seq)
   if r.waiter ~= '' then ends.tell_waiter(own, end_, output, logs) end

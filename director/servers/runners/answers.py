@@ -479,6 +479,7 @@ def told_error(document: Raw) -> str:
 # limit
 
 EVENT_STREAM: Final = "text/event-stream"
+JSON: Final = "application/json"
 DONE: Final = b"[DONE]"
 ERROR_EVENTS: Final = frozenset({"error", "failed", "failure", "fatal", "exception"})
 # Members of an object that is an error and no output, if all of its members are among them

@@ -49,8 +49,11 @@ RAN: Final = frozenset({Outcome.SUCCEEDED, Outcome.FAILED, Outcome.CANCELED})
 
 
 class Reporter:
+    """`complete`: adds to the end what is known of the output, also to the end of a run that is cut off."""
+
     def __init__(self, hear: Hear) -> None:
         self._hear = hear
+        self.complete: Callable[[Ended], Ended] = lambda ended: ended
         self.has_begun = False
         self.is_answered = False  # the head of the server's answer is there
         self._ended = False
@@ -85,7 +88,7 @@ class Reporter:
         self.note_answered()
         if ended.outcome in RAN:
             self.begin()
-        self._put(ended, 0)
+        self._put(self.complete(ended), 0)
         self._ended = True
 
     async def room(self) -> None:

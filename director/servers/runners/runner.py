@@ -13,6 +13,8 @@ from msgspec import Raw, Struct
 
 from director.core.schema import NO_TRACE, TraceHeaders
 
+# The bytes of chunks that may come for one answer, in outputs of the most bytes: a chunk of 250 bytes has 4 of text
+CHUNKS_OF_OUTPUT: Final = 4
 BLOCK_BYTES: Final = 4096  # the smallest block of a disk: no file takes less, here or in a store
 
 
@@ -168,6 +170,12 @@ class Logged(Struct, frozen=True, tag="logged"):
     text: str
 
 
+class Counted(Struct, frozen=True, tag="counted"):
+    """The server made tokens that no `Produced` shows: reasoning, or a tool call that is shown at the end."""
+
+    tokens: int
+
+
 class Measured(Struct, frozen=True, tag="measured"):
     name: str
     value: Raw
@@ -215,7 +223,7 @@ class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
     by_words: bool = False
 
 
-Progress = Accepted | Produced | Received | Unreceived | Logged | Measured | Restarted
+Progress = Accepted | Produced | Received | Unreceived | Logged | Counted | Measured | Restarted
 RunEvent = Began | Progress | Ended
 
 
