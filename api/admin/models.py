@@ -1,11 +1,12 @@
-"""Let operators read, replace and remove a model's configuration, with the scope `admin`. Directors read it every few
-seconds. What they could not follow is refused.
+"""Let operators read, replace and remove a model's configuration, and set aliases, with the scope `admin`. Directors
+read a configuration every few seconds. What they could not follow is refused.
 """
 
 import re
-from typing import Final
+from functools import partial
+from typing import Annotated, Final
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from api.accounts.auth import name_operator
@@ -16,6 +17,7 @@ from api.web.route import NO_BODY, Answer, Body, Parameter, administers
 from director.core.errors import SettingsError
 from director.core.model_config import ModelConfig, StoredConfig
 from director.core.view import iso
+from director.store.aliases import ALIAS, TARGET
 from director.store.models import ConfigChanged
 
 MAX_BODY: Final = 128 * 1024
@@ -94,6 +96,64 @@ async def remove_config(request: Request) -> Response:
     model, was = _read_name(request), _was(request)
     await _write(request, model, ModelConfig(), by=name_operator(request.account), was=was)
     return Response(status_code=204)
+
+
+class AliasChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An alias, and the model that it stands for from now on: owner/name, or owner/name:version. Null removes it."""
+
+    alias: Annotated[str, Meta(pattern=ALIAS)]
+    model: Annotated[str, Meta(pattern=TARGET)] | None
+
+
+class AliasesView(Struct, frozen=True):
+    """All aliases, with what each stands for."""
+
+    aliases: dict[str, str]
+
+
+ALIASES: Final = {200: Answer("All aliases, as they are then.", AliasesView)}
+# of the home, whichever site the request names: accounts are there too
+administers_home: Final = partial(administers, site="home")
+
+
+@administers_home(
+    "GET",
+    "/admin/aliases",
+    name="admin.aliases.list",
+    summary="List the aliases of models",
+    about="An alias is another name of a model in OpenAI's API, such as `gpt-4o` for `acme/llm`.",
+    answers=ALIASES,
+)
+async def list_aliases(request: Request) -> Response:
+    return json_response(AliasesView(await request.services.aliases.all()))
+
+
+@administers_home(
+    "PATCH",
+    "/admin/aliases",
+    name="admin.aliases.update",
+    summary="Set or remove an alias of a model",
+    about=(
+        "The body has one alias and its model, or null to remove it. Every process follows within seconds. The model "
+        "need not exist: calls are refused until it does."
+    ),
+    body=Body(AliasChange),
+    answers=ALIASES,
+    refusals={404},
+)
+async def change_alias(request: Request) -> Response:
+    change = await decode_body(request, AliasChange, max_bytes=MAX_BODY)
+    aliases, by = request.services.aliases, name_operator(request.account)
+    if change.model is None:
+        if not await aliases.remove(change.alias, by=by):
+            raise not_found()
+    else:
+        try:
+            await aliases.put(change.alias, change.model, by=by)
+        except SettingsError as exc:
+            raise invalid_field("invalid", "alias", str(exc)) from exc
+    request.services.lookups.forget_aliases()
+    return await list_aliases(request)
 
 
 async def _write(request: Request, model: str, config: ModelConfig, *, by: str, was: int | None) -> None:

@@ -14,6 +14,7 @@ from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import QueueName
 from director.store.accounts import Account, Accounts, digest
+from director.store.aliases import Aliases
 from director.store.catalog import Catalog, Version
 from director.store.models import Model
 
@@ -142,6 +143,7 @@ class Lookups:
         self,
         accounts: Accounts,
         catalog: Catalog,
+        aliases: Aliases,
         scripts: Scripts,
         *,
         clock: Clock,
@@ -150,6 +152,7 @@ class Lookups:
     ) -> None:
         self._accounts = accounts
         self._catalog = catalog
+        self._all_aliases = aliases
         self._scripts = scripts
         self._clock = clock
         brief = partial(Cache, clock=clock, ttl_s=cache_s)
@@ -160,6 +163,7 @@ class Lookups:
         self._versions: Cache[tuple[str, str], Version] = lasting(
             most=MOST_VERSIONS, whose=lambda key, _: _owner(key[0])
         )
+        self._aliases: Cache[str, Mapping[str, str]] = lasting(most=1)
         self._cards: Cache[str, Sequence[tuple[Model, Card]]] = brief(most=1)
         self._queues: Cache[str, Mapping[str, list[QueueName]]] = brief(most=1)
         self._services: Cache[QueueName, Service] = brief(most=MOST_MODELS)
@@ -198,6 +202,13 @@ class Lookups:
         """Drop a model that this process has just changed, so that its caller sees the change at once."""
         self._models.forget(model)
 
+    async def aliases(self) -> Mapping[str, str]:
+        """Return what each alias stands for. See `store/aliases`."""
+        return await self._aliases.get("", self._all_aliases.all) or {}
+
+    def forget_aliases(self) -> None:
+        self._aliases.forget("")
+
     async def cards(self) -> Sequence[tuple[Model, Card]]:
         """Return what a search looks through: the newest 5,000 models, private ones too. Of more, each owner has as
         many, so that one with many models hides none of others.
@@ -205,7 +216,7 @@ class Lookups:
 
         async def load() -> Sequence[tuple[Model, Card]]:
             models = self._catalog.models
-            names = _fair_newest([name for _, name in await models.list_all("latest")])
+            names = fair_newest([name for _, name in await models.list_all("latest")])
             cards: list[tuple[Model, Card]] = []
             for start in range(0, len(names), CARDS_AT_ONCE):
                 found = await models.many(names[start : start + CARDS_AT_ONCE])
@@ -231,7 +242,7 @@ class Lookups:
         return await self._services.get(queue, ask) or UNKNOWN
 
 
-def _fair_newest(oldest_first: Sequence[str]) -> list[str]:
+def fair_newest(oldest_first: Sequence[str]) -> list[str]:
     """Return the newest names, newest first, with the newest of each owner before the second one of any."""
     names, seen, ranks = oldest_first[::-1], Counter[str](), list[int]()
     for name in names:

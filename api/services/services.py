@@ -14,6 +14,7 @@ from api.services.gate import Gate
 from api.services.lookups import Lookups
 from api.services.memory import Memory
 from api.services.meters import Meters
+from api.services.openai_models import OpenAiModels
 from api.services.semaphores import AccountSemaphore, UploadSemaphore
 from api.services.stream_readers import Readers
 from api.services.waiters import Waiters
@@ -93,13 +94,18 @@ class Services(store.Services):
         self.meters = meters
         self.tracing = tracing
         self.gate = gate = Gate(redis, settings, clock=clock, on_unsafe=on_unsafe)
+        is_away = (lambda: not gate.is_up) if serves_while_away else None
         self.lookups = Lookups(
             self.accounts,
             self.catalog,
+            self.aliases,
             scripts,
             clock=clock,
             cache_s=settings.cache_s,
-            is_away=(lambda: not gate.is_up) if serves_while_away else None,
+            is_away=is_away,
+        )
+        self.openai_models = OpenAiModels(
+            self.catalog, self.deployments, clock=clock, cache_s=settings.cache_s, is_away=is_away
         )
         self.memory = Memory(redis, clock)
         self.glances = Glances(redis)

@@ -221,6 +221,7 @@ PACE: Final = {
     "run_p50_s": 2.3,
     "run_p95_s": 4.4,
 }
+OPENAI_MODEL: Final = {"id": "acme/llm", "object": "model", "created": 1795406400, "owned_by": "acme"}
 OF_TYPES: Final[dict[str, Any]] = {
     "Prediction": _run("predictions"),
     "Raw": _run("predictions"),
@@ -467,7 +468,10 @@ OF_TYPES: Final[dict[str, Any]] = {
         ],
         "more_servers": 0,
     },
-    "OpenAiModel": {"id": "acme/llm", "object": "model", "created": 1795406400, "owned_by": "acme"},
+    "AliasChange": {"alias": "gpt-4o", "model": "acme/llm"},
+    "AliasesView": {"aliases": {"gpt-4o": "acme/llm"}},
+    "OpenAiModel": OPENAI_MODEL,
+    "OpenAiModels": {"object": "list", "data": [OPENAI_MODEL]},
     "OpenAiErrorDocument": {
         "error": {
             "message": "There is no such model, or this token may not use it.",

@@ -210,6 +210,12 @@ versions = _single(
 """hash · version id → model, for callers that name only the version."""
 
 
+@_grows("operators: at most 1,000 fields")
+def aliases() -> str:
+    """hash · another name of a model in OpenAI's API → the model. Written by operators. Permanent."""
+    return "models:aliases"  # below a name that the users of former releases may use
+
+
 @_grows("callers: at most 1,000 of an account; else directors")
 def models(order: Literal["created", "latest"]) -> str:
     """zset · every model, and some that are gone → when it, or its latest version, was made, ms. Permanent."""
@@ -222,7 +228,7 @@ def version(name: str, version_id: str) -> str:
     return f"version:{name}:{version_id}"
 
 
-PERMANENT["models"] = PERMANENT["version"] = "catalogue"
+PERMANENT["aliases"] = PERMANENT["models"] = PERMANENT["version"] = "catalogue"
 
 
 # With the tag of a partition, because the ACL user of every release may write there

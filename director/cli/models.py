@@ -117,6 +117,34 @@ async def _price(backend: Backend, given: argparse.Namespace) -> Answer:
 
 
 @operator(
+    "model alias",
+    flag("--remove", "remove the alias"),
+    arg("alias ALIAS", "the other name, such as gpt-4o; without one, list all", nargs="?", default=""),
+    arg("of NAME", "the model, owner/name or owner/name:version", nargs="?", default=""),
+    examples=("", "gpt-4o acme/llm", "gpt-4o --remove"),
+)
+async def _alias(backend: Backend, given: argparse.Namespace) -> Answer:
+    """List, set or remove other names of models in OpenAI's API; every API follows within seconds."""
+    if bool(given.alias) != bool(given.of or given.remove) or (given.of and given.remove):
+        raise SettingsError("give an alias with its model, an alias with --remove, or nothing to list all.")
+    with audit() as by:
+        if given.of:
+            await backend.aliases.put(given.alias, given.of, by=by)
+        elif given.remove and not await backend.aliases.remove(given.alias, by=by):
+            raise SettingsError(f"there is no alias {given.alias}: `director model alias` shows all.")
+    aliases = await backend.aliases.all()
+    named = sorted({target.partition(":")[0] for target in aliases.values()})
+    known = dict(zip(named, await backend.catalog.models.many(named), strict=True))
+    rows = [
+        (alias, target, "" if known[target.partition(":")[0]] else "no such model yet")
+        for alias, target in aliases.items()
+    ]
+    columns = ("alias", "model", "")
+    empty = "no aliases: `director model alias gpt-4o acme/llm` sets one"
+    return Answer(aliases, lambda: tabulate(columns, rows, words=columns, empty=empty))
+
+
+@operator(
     "model config",
     arg("--set NAME=VALUE", "VALUE is JSON or text, or @FILE", action="append", default=[]),
     arg("--unset NAME", "use what its directors were started with", action="append", default=[]),

@@ -45,6 +45,11 @@ class OfQueue(TypedDict):
 OF_QUEUE: Final = tuple(OfQueue.__annotations__)
 
 
+def has_openai_api(server: str | None) -> bool:
+    """Return whether servers of this kind have OpenAI's API, or may have it: '' while none was ready."""
+    return server is not None and (not server or server.split()[0] == "openai")
+
+
 class Version(Struct, frozen=True, kw_only=True):
     """One immutable image of a model, with the queue of `kind`. `schema` is from a model server, so it is untrusted."""
 
@@ -221,6 +226,13 @@ class Catalog:
 
         replies = iter(await pipelined(self._redis, read))
         return [_version(*name, *parts) for name, *parts in zip(named, replies, replies, strict=True)]
+
+    async def servers_of_latest(self, models: Sequence[str]) -> list[str | None]:
+        """Return the kind of the servers of each model's latest version, or None for a model without a version."""
+        latest = await self._field_of_each([keys.model(name) for name in models], "latest")
+        versions = [keys.version(name, text(version or b"")) for name, version in zip(models, latest, strict=True)]
+        found = await self._field_of_each(versions, "server")
+        return [None if server is None else text(server) for server in found]
 
     async def schema_bytes(self, named: Sequence[tuple[str, str]]) -> list[int]:
         return await pipelined(

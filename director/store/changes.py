@@ -30,6 +30,8 @@ ChangeKind = Literal[
     "account_resumed",
     "account_suspended",
     "account_type_set",
+    "alias_removed",
+    "alias_set",
     "collection_removed",
     "collection_written",
     "example_hidden",

@@ -10,6 +10,7 @@ from director.files.data_files import DataFiles
 from director.store.accounts import Accounts
 from director.store.across import Across
 from director.store.administration import Administration, Suspensions
+from director.store.aliases import Aliases
 from director.store.catalog import Catalog
 from director.store.changes import Changes
 from director.store.dead import DeadLetters
@@ -47,6 +48,7 @@ class Services:
         self.accounts = Accounts(redis, limits, clock)
         self.catalog = Catalog(redis, scripts, clock)
         self.changes = Changes(redis, scripts, clock)
+        self.aliases = Aliases(redis, self.changes)
         self.collections = Collections(redis)
         self.configs = ModelConfigs(redis, scripts, clock)
         self.dead = DeadLetters(redis, scripts, clock)

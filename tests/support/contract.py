@@ -10,6 +10,7 @@ import httpx
 from msgspec import Raw, Struct
 from redis.asyncio import Redis
 
+from director.broker import keys
 from director.broker.gatherer import Gatherer
 from director.broker.redis_client import client
 from director.broker.scripts import Scripts
@@ -25,6 +26,7 @@ from tests.support.api import PlayedDirector, live_api
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 from tests.support.servers import redis_server
 
+LLM: Final = "acme/llm"  # of OpenAI's API
 OTHER: Final = "globex"  # whose limits and suspension a test may change: the caller's own would end the test
 LATER_S: Final = 4_000_000_000
 STREAMING: Final = Raw(
@@ -54,11 +56,14 @@ async def scene(folder: Path) -> AsyncGenerator[Scene, None]:
         try:
             token = await Accounts(redis).create_token(ACCOUNT, scopes=("read", "run", "admin"))
             await Accounts(redis).create_token(OTHER)
-            async with live_api(server.url, env={"DIRECTOR_FILES_DIR": str(folder)}, log=log) as api:
+            async with live_api(
+                server.url, env={"DIRECTOR_FILES_DIR": str(folder), "DIRECTOR_OPENAI": "true"}, log=log
+            ) as api:
                 headers = {"Authorization": f"Bearer {token}"}
                 async with httpx.AsyncClient(base_url=f"{api.url}/v1", headers=headers, trust_env=False) as caller:
                     real = await _runs(redis, Scripts(gatherer), caller)
                     real |= await _things(redis, caller)
+                    real |= await _openai(redis, Scripts(gatherer))
                     real |= await _files(LocalFiles(folder, Links(redis, SystemClock())), redis, caller)
                 yield Scene(url=api.url, token=token, real=real)
         finally:
@@ -109,6 +114,15 @@ async def _things(redis: Redis, caller: httpx.AsyncClient) -> dict[str, tuple[Re
         "collections": (Real(path={"slug": "fast"}),),
         "admin/accounts": tuple(Real(path={"name": OTHER, "id": one["id"]}) for one in tokens),
     }
+
+
+async def _openai(redis: Redis, scripts: Scripts) -> dict[str, tuple[Real, ...]]:
+    """Register a model for OpenAI's API. No server runs it."""
+    owner, _, name = LLM.partition("/")
+    catalog = Catalog(redis, scripts, SystemClock())
+    await catalog.register(LLM, "d4" * 32, schema=STREAMING, server="openai", policy=Policy())
+    await redis.hset(keys.aliases(), "gpt-4o", LLM)
+    return {"openai": (Real(path={"owner": owner, "name": name, "id": "gpt-4o"}),)}
 
 
 async def _files(store: LocalFiles, redis: Redis, caller: httpx.AsyncClient) -> dict[str, tuple[Real, ...]]:

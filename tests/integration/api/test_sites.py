@@ -17,10 +17,11 @@ from director.broker.scripts import IDEMPOTENCY_TTL_MS
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable, QueueRefused
 from director.core.ids import PredictionId, lowest_id_at, new_prediction_id, site_of
+from director.core.policy import Policy
 from director.core.schema import NewPrediction
 from director.core.settings import ApiSettings
 from director.files.store import Links, file_name
-from director.store.catalog import Awaited
+from director.store.catalog import OPEN_SCHEMA, Awaited
 from director.store.departure import name_site
 from tests.integration.api.conftest import refusal
 from tests.support.api import BASE, api_client
@@ -58,10 +59,12 @@ class Service:
         self._token = token
 
     @asynccontextmanager
-    async def api(self, *, top: str = "", **rows: Mapping[str, Any]) -> AsyncIterator[AsyncClient]:
+    async def api(
+        self, *, top: str = "", openai: bool = False, **rows: Mapping[str, Any]
+    ) -> AsyncIterator[AsyncClient]:
         path = sites_file(self._folder, list(self._servers), top=top, **rows)
         home = next(iter(self._servers.values()))
-        settings = ApiSettings(redis_url=home.url, sites=str(path), cache_s=0.2)
+        settings = ApiSettings(redis_url=home.url, sites=str(path), cache_s=0.2, openai=openai)
         async with api_client(settings, token=self._token) as client:
             yield client
 
@@ -101,6 +104,23 @@ async def test_forced_site_holds_the_prediction_and_is_in_its_id(api: AsyncClien
     assert (await eu.has(), await us.has()) == (2, 1)
     refused = await api.post("/v1/predictions", json=ASKED, headers={"x-site": "mars"})
     assert (refused.status_code, "eu or us" in refused.json()["detail"]) == (422, True)
+
+
+async def test_models_of_openais_api_are_those_of_all_sites(service: Service, eu: Place, us: Place) -> None:
+    async def register(there: Place, model: str, visibility: str) -> None:
+        version = hashlib.sha256(model.encode()).hexdigest()
+        await there.catalog.register(model, version, schema=OPEN_SCHEMA, server="openai", policy=Policy())
+        await there.catalog.models.change(model, {"visibility": visibility})
+
+    await register(us, "globex/llm", "public")
+    await register(us, "globex/secret", "public")
+    await register(eu, "globex/secret", "private")
+    await eu.driver.redis.hset(keys.aliases(), "gpt-4o", "globex/llm")
+    async with service.api(openai=True) as api:
+        listed = (await api.get("/openai/v1/models")).json()["data"]
+        assert [each["id"] for each in listed] == ["gpt-4o", "globex/llm"], "the first site decides who may see it"
+        assert (await api.get("/openai/v1/models/gpt-4o")).status_code == 200
+        assert (await api.get("/openai/v1/models/globex/secret")).status_code == 404
 
 
 async def test_random_placement_uses_both_sites(api: AsyncClient, eu: Place, us: Place) -> None:

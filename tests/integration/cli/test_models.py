@@ -134,6 +134,21 @@ async def test_catalogue_changes_are_in_the_log_of_changes(
     ]
 
 
+async def test_operator_sets_lists_and_removes_an_alias(operator: Operator, redis: Redis, queue: QueueName) -> None:
+    assert "no aliases" in await operator.types("model", "alias")
+    set_ = await operator.tries("model", "alias", "gpt-4o", MODEL)
+    assert set_.stdout.splitlines()[1].split() == ["gpt-4o", MODEL]
+    assert '"change":"alias_set"' in set_.stderr.replace(": ", ":")
+    assert "no such model yet" in await operator.types("model", "alias", "later", "acme/none")
+    assert json.loads(await operator.types("model", "alias", "--json")) == {"gpt-4o": MODEL, "later": "acme/none"}
+    await operator.types("model", "alias", "later", "--remove")
+    assert await redis.hgetall(keys.aliases()) == {b"gpt-4o": MODEL.encode()}
+    assert "no alias later" in await operator.is_told("model", "alias", "later", "--remove")
+    assert "give an alias" in await operator.is_told("model", "alias", "gpt-4o")
+    assert "would take its calls" in await operator.is_told("model", "alias", MODEL, "acme/none")
+    assert "owner/name" in await operator.is_told("model", "alias", "x", "no model")
+
+
 async def test_operator_orders_a_model_that_shares_a_device(operator: Operator, driver: QueueDriver) -> None:
     assert "shares no device" in await operator.is_told("models", "pin", driver.queue)
     shelf = ShelfFound(machine="box", state="absent", since_ms=0, place={"gpu0": 1 << 30}, room={"gpu0": 2 << 30})

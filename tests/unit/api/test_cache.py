@@ -145,5 +145,5 @@ async def test_concurrent_readers_share_one_load_and_its_failure(cache: Cache[st
 def test_search_has_models_of_each_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookups, "MOST_CARDS", 4)
     names = ["acme/old", "acme/older", *(f"mallory/{number}" for number in range(9))]
-    assert lookups._fair_newest(names) == ["mallory/8", "mallory/7", "acme/older", "acme/old"]
-    assert lookups._fair_newest(names[:3]) == ["mallory/0", "acme/older", "acme/old"]
+    assert lookups.fair_newest(names) == ["mallory/8", "mallory/7", "acme/older", "acme/old"]
+    assert lookups.fair_newest(names[:3]) == ["mallory/0", "acme/older", "acme/old"]
