@@ -28,6 +28,7 @@ from api.admin import models as admin_models
 from api.admin import predictions as admin_predictions
 from api.files import files, outputs
 from api.models import collections, deployments, models
+from api.openai import calls
 from api.openai import errors as openai_errors
 from api.openai import models as openai_models
 from api.predictions import predictions, streams
@@ -48,7 +49,7 @@ from director.runtime.tracing import Tracing
 ROUTES: Final = routes_of(
     *(predictions, streams, models, collections, deployments, files, outputs, account, usage, openapi, reference),
     *(dead, admin_accounts, admin_models, admin_predictions, queues, overview, system, health, dashboard),
-    openai_models,
+    *(openai_models, calls),
 )
 
 RETRY_AFTER_S: Final = 5

@@ -53,6 +53,11 @@ class CreatePrediction(Struct, frozen=True, kw_only=True):
     destination: str | None = None
     webhook: str | None = None
     webhook_events_filter: tuple[WebhookEvent, ...] | None = None
+    # Calls of OpenAI's API have these. The input is their whole body, and the model server checks it.
+    endpoint: str = ""
+    once_shown: bool = False
+    lane: str = ""
+    affinity: str = ""  # a digest
 
     @property
     def events(self) -> str:
@@ -243,6 +248,10 @@ def affinity_digest(text: str) -> str:
     """Return a digest of the caller's key: equal digests prefer the same server. Raises a 422 for an invalid key."""
     if not 0 < len(text) <= LONGEST_AFFINITY or not text.isprintable():
         raise invalid_header("X-Affinity-Key", f"a text of 1 to {LONGEST_AFFINITY} printable characters")
+    return digest_of(text)
+
+
+def digest_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:AFFINITY_DIGITS]
 
 

@@ -245,11 +245,14 @@ def check(
     trace: TraceHeaders,
 ) -> NewPrediction:
     """Raises a 422 for an input that the model does not take, and for a header that says nothing."""
-    schema = InputSchema.of(version)
-    if faults := schema.check(asked.input):
-        raise errors.invalid_input(faults)
-    if schema.secrets is not None:
-        asked = schema.secrets.mark_request(asked)
+    can_stream = True
+    if not asked.endpoint:
+        schema = InputSchema.of(version)
+        can_stream = schema.can_stream
+        if faults := schema.check(asked.input):
+            raise errors.invalid_input(faults)
+        if schema.secrets is not None:
+            asked = schema.secrets.mark_request(asked)
     services, account, headers = request.services, request.account, request.headers
     caps = account.limits
     lifetime, start_by = headers.get("cancel-after"), headers.get("x-start-by")
@@ -266,10 +269,10 @@ def check(
         tokens=estimate_tokens(bytes(asked.input)),
         deployment=deployment,
         destination=asked.destination or "",
-        lane=_lane(headers, account),
+        lane=_lane(headers, account, asked.lane),
         shard=version.shard_of(account.name),
         cost=1 if cost is None else bodies.cost_units(cost),
-        affinity="" if affinity is None else bodies.affinity_digest(affinity),
+        affinity=asked.affinity if affinity is None else bodies.affinity_digest(affinity),
         weight=caps.weight,
         most_queued=caps.max_queued,
         most_running=caps.max_running,
@@ -278,15 +281,17 @@ def check(
         budgeted=caps.has_budget,
         data_ttl_ms=None if caps.data_ttl_s is None else int(caps.data_ttl_s * 1000),
         url=base_url(request),
-        ticket=new_ticket() if schema.can_stream else "",
+        ticket=new_ticket() if can_stream else "",
         webhook=asked.webhook or "",
         webhook_events=asked.events,
         lifetime_ms=None if lifetime is None else bodies.cancel_after_seconds(lifetime) * 1000,
         # only a caller that sets a deadline gets the status aborted: older official clients fail on it
         deadline_status="" if lifetime is None else Status.ABORTED,
         start_by_ms=None if start_by is None else bodies.start_by_seconds(start_by) * 1000,
-        idempotency=_idempotency(headers, asked.body, version=version, deployment=deployment, item=item),
+        idempotency=_idempotency(headers, asked, version=version, deployment=deployment, item=item),
         secret=asked.secret,
+        endpoint=asked.endpoint,
+        once_shown=asked.once_shown,
         traceparent=trace.get("traceparent", ""),
         tracestate=trace.get("tracestate", ""),
     )
@@ -295,8 +300,8 @@ def check(
     return new
 
 
-def _lane(headers: Mapping[str, str], account: Account) -> str:
-    asked = headers.get("x-priority")
+def _lane(headers: Mapping[str, str], account: Account, in_body: str) -> str:
+    asked = headers.get("x-priority", in_body or None)
     if asked is None:
         return "normal" if "normal" in account.lanes else account.lanes[0]
     if asked not in LANES:
@@ -307,7 +312,7 @@ def _lane(headers: Mapping[str, str], account: Account) -> str:
 
 
 def _idempotency(
-    headers: Mapping[str, str], body: bytes, *, version: Version, deployment: str, item: str
+    headers: Mapping[str, str], sent: bodies.CreatePrediction, *, version: Version, deployment: str, item: str
 ) -> tuple[str, str] | None:
     """Return (digest of the key, fingerprint of the request), which reveal nothing of what was sent. The fingerprint
     has the model and not its version, so that a key holds across a deploy.
@@ -321,9 +326,10 @@ def _idempotency(
     asked += [f"{name}: {headers[name]}" for name in NEWER_HEADERS if name in headers]
     asked += [f"deployment: {deployment}"] if deployment else []
     asked += [f"kind: {version.kind}"] if version.kind else []
+    asked += [f"endpoint: {sent.endpoint}"] if sent.endpoint else []
     # for a training the path names the version, and the body does not
     asked += [f"version: {version.id}"] if version.kind == "training" else []
-    fingerprint = "\n".join([*asked, ""]).encode() + body
+    fingerprint = "\n".join([*asked, ""]).encode() + sent.body
     return hashlib.sha256((key + item).encode()).hexdigest(), hashlib.sha256(fingerprint).hexdigest()
 
 
@@ -474,11 +480,11 @@ async def answer(request: Request, filed: Filed, hold: Hold) -> Response:
         return json_response(show_to(request, ended.of(stored) if isinstance(ended, Ending) else ended), 201, headers)
     # Clients take any other status for the end, and a part of the output for all of it.
     record = replace(stored.record, status=Status.STARTING, started=None)
-    outlook = await _outlook(services, record.id)
+    outlook = await read_outlook(services, record.id)
     return json_response(view(Stored(record=record, input=stored.input, outlook=outlook)), 202, headers)
 
 
-async def _outlook(services: Services, prediction_id: PredictionId) -> Outlook | None:
+async def read_outlook(services: Services, prediction_id: PredictionId) -> Outlook | None:
     """Return why the prediction waits, or None if Redis does not say in time: the caller is answered in any case."""
     with anyio.move_on_after(OUTLOOK_S), contextlib.suppress(BackendUnavailable):
         known = await services.scripts.story(prediction_id)

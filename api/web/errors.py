@@ -106,6 +106,8 @@ class Code(StrEnum):
     """The account's tokens of this minute, day or month are used up. They come back after `retry_after`."""
     TOO_LARGE = "too_large"
     """The body, a file or the headers are larger than what is accepted."""
+    TOO_MANY_CALLS = "too_many_calls"
+    """OpenAI's API: too many calls wait for their answers now. Try again."""
     TOO_MANY_CONNECTIONS = "too_many_connections"
     """There are too many connections, of all callers or of your address. Try again."""
     TOO_MANY_QUEUED = "too_many_queued"
@@ -369,6 +371,9 @@ too_many_connections = Refusal(
     UNAVAILABLE,
     Code.TOO_MANY_CONNECTIONS,
 )
+too_many_calls = Refusal(
+    503, "Too many calls wait for their answers now. Please try again.", UNAVAILABLE, Code.TOO_MANY_CALLS
+)
 too_many_streams = Refusal(
     503, "Too many event streams are read now. Please try again.", UNAVAILABLE, Code.TOO_MANY_STREAMS
 )
@@ -415,6 +420,7 @@ QUEUE_REFUSALS: Final = {
     Code.CANNOT_START_IN_TIME: Refusal(
         429, "It would not start in the time that X-Start-By allows.", code=Code.CANNOT_START_IN_TIME
     ),
+    Code.TOO_MANY_CALLS: too_many_calls,
     Code.TOO_MANY_STREAMS: too_many_streams,
     Code.BREAKER_OPEN: Refusal(
         503, "The servers of this model fail at the moment. Please try again later.", code=Code.BREAKER_OPEN

@@ -222,6 +222,7 @@ PACE: Final = {
     "run_p95_s": 4.4,
 }
 OPENAI_MODEL: Final = {"id": "acme/llm", "object": "model", "created": 1795406400, "owned_by": "acme"}
+MESSAGES: Final = [{"role": "user", "content": "Why is the sky blue?"}]
 OF_TYPES: Final[dict[str, Any]] = {
     "Prediction": _run("predictions"),
     "Raw": _run("predictions"),
@@ -472,6 +473,9 @@ OF_TYPES: Final[dict[str, Any]] = {
     "AliasesView": {"aliases": {"gpt-4o": "acme/llm"}},
     "OpenAiModel": OPENAI_MODEL,
     "OpenAiModels": {"object": "list", "data": [OPENAI_MODEL]},
+    "ChatCompletionRequest": {"model": "acme/llm", "messages": MESSAGES, "stream": True},
+    "CompletionRequest": {"model": "acme/llm", "prompt": "The sky is", "service_tier": "flex"},
+    "EmbeddingRequest": {"model": "acme/embedder", "input": ["one text", "another one"]},
     "OpenAiErrorDocument": {
         "error": {
             "message": "There is no such model, or this token may not use it.",
@@ -518,6 +522,25 @@ OF_TYPES: Final[dict[str, Any]] = {
 }
 # by operation, and `body` or the status of an answer
 OF_OPERATIONS: Final[dict[str, Any]] = {
+    "openai.chat.completions 200": {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1795406400,
+        "model": "llm",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "It scatters."}, "finish_reason": "stop"}],
+    },
+    "openai.completions 200": {
+        "id": "cmpl-1",
+        "object": "text_completion",
+        "created": 1795406400,
+        "model": "llm",
+        "choices": [{"index": 0, "text": " blue", "finish_reason": "stop"}],
+    },
+    "openai.embeddings 200": {
+        "object": "list",
+        "model": "embedder",
+        "data": [{"object": "embedding", "index": 0, "embedding": [0.1, -0.2]}],
+    },
     **{
         f"{kind}.create 20{digit}": _run(path, **STARTING)
         for kind, path in (

@@ -1,0 +1,123 @@
+"""Write a call's events as the chunks of OpenAI's API, byte for byte as the model server sent them."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import msgspec
+from msgspec import Raw, Struct
+
+from api.openai.ends import DONE, Failure, as_chunks, error_event, event, failure, failure_of
+from api.services.stream_events import BEGINNINGS, KEEP_ALIVE_S, RETRIED, Mark
+from director.core.schema import Event, Stored
+from director.core.states import Status
+
+HEAD_S: Final = 2.0  # for which the head is held: an end before it has a status of its own
+LOST: Final = "The model server was lost after a part of the answer was sent. Send the call again."
+REMOVED: Final = "The rest of this answer was removed before it was read."
+
+
+class EndedEarly(Exception):
+    """The call failed before anything of its answer was sent, so the answer can be this failure."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.code)
+        self.failure = failure
+
+
+class Cut(Exception):
+    """The stream cannot go on, though the prediction may. `rest`: what is left to send, with the error."""
+
+    def __init__(self, rest: bytes) -> None:
+        super().__init__()
+        self.rest = rest
+
+
+class _Options(Struct):
+    include_usage: bool | None = None
+
+
+class _Sent(Struct):
+    stream_options: _Options | None = None
+
+
+class Chunks:
+    """The format of a call's stream. `restarts`: another run may follow one that was shown. `is_open`: the head is
+    sent. `comment`: returns what a silent stream says, and after how many seconds of silence the next one is due.
+    """
+
+    def __init__(self, *, restarts: bool, say: Callable[[], Awaitable[tuple[bytes, float]]]) -> None:
+        self.mark = Mark()
+        self.at_end = False
+        self.silence_s = HEAD_S
+        self.is_open = False
+        self._restarts = restarts
+        self._say = say
+
+    def events(self, events: Sequence[Event]) -> bytes:
+        """Raises Cut after a restart, unless that is allowed or nothing was sent."""
+        frames: list[bytes] = []
+        seq, items, self.at_end = self.mark.seq, self.mark.items, False
+        for one in events:
+            if one.kind == "output":
+                frames.append(event(one.data))
+                items += 1
+            elif one.kind == "completed":
+                self.at_end = True
+                break
+            elif one.kind in BEGINNINGS and items:  # `created` too: a log from which a failover took events
+                if items == len(frames):  # none of it was sent
+                    frames = []
+                elif self._restarts:
+                    frames.append(RETRIED)
+                else:
+                    raise Cut(b"".join([*frames, error_event(failure("server_lost", LOST))]))
+                items = 0
+            seq = one.seq
+        self.mark = Mark(seq, items)
+        return b"".join(frames)
+
+    def rest(self, output: Raw | None, logs: str, *, most_bytes: int) -> tuple[bytes, bool]:
+        return b"", True  # the output is the same once more, as one answer
+
+    def end(self, stored: Stored) -> bytes:
+        """Raises EndedEarly for a failure before the head."""
+        if stored.record.status is not Status.SUCCEEDED:
+            return self._fail(failure_of(stored))
+        if self.at_end and self.mark.items:
+            return DONE
+        if self.mark.items:
+            return self.end_as_removed()
+        answer = b"" if stored.output is None else bytes(stored.output)
+        if not answer.startswith(b"{"):
+            return DONE
+        chunks = as_chunks(answer, with_usage=_wants_usage(stored.input))
+        return b"".join([*map(event, chunks), DONE])
+
+    def end_as_removed(self) -> bytes:
+        return self._fail(failure("data_removed", REMOVED, status=410))
+
+    async def comment(self) -> bytes:
+        text, self.silence_s = await self._say()
+        return text
+
+    def _fail(self, failed: Failure) -> bytes:
+        if not self.is_open:
+            raise EndedEarly(failed)
+        return error_event(failed)
+
+
+def next_silence_s(reading: int, *, waits: bool) -> float:
+    """Return how long a stream is silent until its next comment, while so many are read."""
+    return max(PLACE_S, reading / PLACES_PER_S) if waits else KEEP_ALIVE_S
+
+
+PLACE_S: Final = 5.0  # between two comments on the place in the queue
+PLACES_PER_S: Final = 100  # of all streams together
+
+
+def _wants_usage(given: Raw | None) -> bool:
+    try:
+        sent = msgspec.json.decode(given or b"{}", type=_Sent)
+    except msgspec.DecodeError:
+        return False
+    return sent.stream_options is not None and bool(sent.stream_options.include_usage)
