@@ -40,6 +40,7 @@ SAFETY_S: Final = 2.0
 LOOKS_PER_S: Final = 1_000  # of all readers together, without news
 STALL_S: Final = 60.0  # a reader that takes nothing for so long is disconnected: its page is memory
 TURNS_PER_S: Final = 5_000  # of all readers together: even many of them must leave time to others
+TURNS_AT_ONCE: Final = 50  # after a quiet time
 ENDS_AT_ONCE: Final = 4  # a final output may be megabytes, and is in memory whole while it is split
 LARGE_AT_ONCE: Final = 16
 LARGE_EACH: Final = 4  # of one account
@@ -77,6 +78,21 @@ class Format(Protocol):
     async def comment(self) -> bytes: ...
 
 
+class Turns:
+    """The turns of all readers. Only those beyond the rate wait, in order. An equal share for each reader would hold a
+    first token back: it comes a millisecond after its reader's first look.
+    """
+
+    def __init__(self) -> None:
+        self._due = float("-inf")
+
+    def take(self, now: float) -> float:
+        """Take the next turn. Returns how many seconds it has to wait."""
+        due = max(self._due, now - TURNS_AT_ONCE / TURNS_PER_S)
+        self._due = due + 1 / TURNS_PER_S
+        return due - now
+
+
 class Readers:
     """Serve at most `most` readers at once, and no new one while the process is short of file descriptors."""
 
@@ -93,6 +109,7 @@ class Readers:
         self._reading: Holders[anyio.CancelScope] = Holders()
         self._looks: dict[Look, asyncio.Task[Replayed | None]] = {}
         self._is_leaving = False
+        self.turns = Turns()
 
     @property
     def reading(self) -> int:
@@ -206,7 +223,6 @@ class Reader:
         self._frames = frames
         self._transmit = send
         self._clock = readers.clock
-        self._turned = float("-inf")
         self._sent = self._clock.monotonic()
         self._limit: anyio.CancelScope | None = None
         self._piece: asyncio.Timeout | None = None
@@ -300,10 +316,8 @@ class Reader:
             self._piece.reschedule(min(until, asyncio.get_running_loop().time() + EVICT_S))
 
     async def _pace(self) -> None:
-        pause = self._turned + self._readers.reading / TURNS_PER_S - self._clock.monotonic()
-        if pause > 0:
-            await self._clock.sleep(pause)
-        self._turned = self._clock.monotonic()
+        if (pause_s := self._readers.turns.take(self._clock.monotonic())) > 0:
+            await self._clock.sleep(pause_s)
 
     async def _wait(self, news: asyncio.Event) -> None:
         silent_s = self._clock.monotonic() - self._sent

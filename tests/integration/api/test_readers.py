@@ -251,6 +251,7 @@ async def test_total_rate_of_looks_is_bounded(
     readers: Readers, claim: Claim, driver: QueueDriver, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_readers, "TURNS_PER_S", 100)
+    monkeypatch.setattr(api_readers, "TURNS_AT_ONCE", 2)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(read, readers, claim.id, Sink())
         tasks.start_soon(read, readers, claim.id, Sink())
@@ -261,6 +262,43 @@ async def test_total_rate_of_looks_is_bounded(
         looks, took_s = len(wire.asked) - before, time.monotonic() - began
         tasks.cancel_scope.cancel()
     assert looks <= took_s * 100 + 4
+
+
+async def test_event_waits_for_no_turns_that_idle_readers_leave(
+    readers: Readers, claim: Claim, driver: QueueDriver, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_readers, "TURNS_PER_S", 2)
+    monkeypatch.setattr(api_readers, "TURNS_AT_ONCE", 100)
+    monkeypatch.setattr(api_readers, "SAFETY_S", 60.0)
+    paused: list[float] = []
+    monkeypatch.setattr(readers.clock, "sleep", record_and_pass(paused))
+    sink = Sink()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(30):  # by equal shares each of them has a turn in 15 s
+            tasks.start_soon(read, readers, claim.id, Sink())
+        tasks.start_soon(read, readers, claim.id, sink)
+        await eventually(lambda: wire.asked, "it looked when it was subscribed", until=lambda asked: len(asked) >= 2)
+        await driver.begin(claim, ("output", b'"a"'))
+        await sink.says(1)
+        tasks.cancel_scope.cancel()
+    assert paused == []
+
+
+def test_turns_beyond_the_rate_wait_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_readers, "TURNS_PER_S", 10)
+    monkeypatch.setattr(api_readers, "TURNS_AT_ONCE", 3)
+    turns = api_readers.Turns()
+    assert [turns.take(100.0) > 0 for _ in range(3)] == [False] * 3
+    assert [turns.take(100.0) for _ in range(3)] == pytest.approx([0.0, 0.1, 0.2])
+    assert turns.take(100.2) == pytest.approx(0.1)
+    assert [turns.take(200.0) > 0 for _ in range(3)] == [False] * 3
+
+
+def record_and_pass(paused: list[float]) -> Callable[[float], Awaitable[None]]:
+    async def sleep(seconds: float) -> None:
+        paused.append(seconds)
+
+    return sleep
 
 
 async def test_small_events_are_sent_without_reading_the_log(
