@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from director.lab.chaos import caller, failovers, fairness, history, recovery, usage
 from director.lab.chaos.evidence import Evidence, Findings, Rules, gather
 from director.lab.chaos.fairness import Saturation, Served
-from director.lab.chaos.plan import FAILOVERS, ODDLY, SENTINEL, SINGLE, ServerKind
+from director.lab.chaos.plan import FAILOVERS, FULL, ODDLY, SENTINEL, SINGLE, ServerKind
 from director.lab.chaos.recovery import percentile
 from director.lab.chaos.rest import Leftovers
 
@@ -70,6 +70,7 @@ def evidence_is_whole(evidence: Evidence) -> Findings:
         "the servers' logs lack a promotion": len(evidence.reigns) >= failovers_begun,
         "no prediction was seen by several clients": clients >= {"get", "list"} or len(evidence.creates) < LEAST_SHARED,
         "no model server answered oddly": any(run.odd for run in evidence.every_run()) or ordered_odd < LEAST_ODD,
+        "no slot was tried at rest": not evidence.rules.slots_of or FULL in evidence.plans().values(),
         "no process was watched at rest": not evidence.rules.is_sampled or (evidence.samples and evidence.rested),
         "the rush of tenants saturated no queue": not fairness.is_rushed(evidence) or fairness.saturations(evidence),
     }
@@ -111,6 +112,7 @@ INVARIANTS: Final[dict[str, tuple[str, Callable[[Evidence], Findings]]]] = {
     "I24": ("A receiver that fails was tried by its own schedule.", caller.failing_receivers_keep_their_schedule),
     "I25": ("An odd answer of a model server was the end, after one run.", history.odd_answers_are_ends),
     "I26": ("Runs and tokens that were counted are those of the model servers.", history.what_ran_is_counted),
+    "I27": ("Once healed, each model server has all of its slots.", history.slots_come_back),
 }
 JUDGED: Final = {**INVARIANTS, "evidence": ("Every party left its evidence.", evidence_is_whole)}
 

@@ -41,9 +41,11 @@ from director.lab.chaos.plan import (
     LARGE,
     MISSING_AT_FIRST,
     NOT_IN_PEACE,
+    TALKER,
     Order,
     Plan,
     bystanders,
+    fill,
     key_of,
     large,
     make_plain,
@@ -227,6 +229,7 @@ MOST_READERS: Final = 64
 CALIBRATION_CALLERS: Final = 32
 CALIBRATION: Final = "calibration"
 RUSH_CALLERS: Final = 32
+FULL_MS: Final = 5_000  # until each slot that is free has a run
 EVENTS: Final = ("start", "output", "logs", "completed")
 
 
@@ -244,7 +247,7 @@ class Burst(Struct, frozen=True, kw_only=True):
 class Errand(Struct, frozen=True, kw_only=True):
     """Without `rate` the client calibrates (closed loop). The first `tenants` of `tokens` are ordinary ones, the next
     `equals` are equal ones, and the last is the bystander. For the first `quiet_s` no run crashes its model server.
-    Orders with the plans `left_out` are plain ones.
+    Orders with the plans `left_out` are plain ones. With `full`, it only takes so many slots of each model at once.
     """
 
     url: str
@@ -262,6 +265,7 @@ class Errand(Struct, frozen=True, kw_only=True):
     rushes: Sequence[Burst] = ()
     large: Sequence[Burst] = ()
     watches: Mapping[Plan, Burst] = {}
+    full: Mapping[str, int] = {}
 
 
 class Counts(Struct, kw_only=True):
@@ -323,6 +327,11 @@ class Client:
         until_ms = now_ms() + int(burst.seconds * 1000)
         async with anyio.create_task_group() as tasks:
             for order in large(part, models=burst.models, tenant=0, until_ms=until_ms):
+                tasks.start_soon(self.create, order)
+
+    async def fill(self) -> None:
+        async with anyio.create_task_group() as tasks:
+            for order in fill(self._errand.full, until_ms=now_ms() + FULL_MS):
                 tasks.start_soon(self.create, order)
 
     async def _watch(self, part: Plan, burst: Burst, at: float, readers: TaskGroup) -> None:
@@ -402,9 +411,9 @@ class Client:
         headers |= {name: str(limit) for name, limit in limits.items() if limit}
         headers |= {"prefer": "wait"} if wait else {}
         receiver = "missing" if order.plan == MISSING_AT_FIRST else "hook"
-        padding = {"padding": "x" * order.padding} if order.padding else {}
+        script, padding = msgspec.to_builtins(order.script), {"padding": "x" * order.padding} if order.padding else {}
         body = {
-            "input": msgspec.to_builtins(order.script) | padding,
+            "input": talk(order.script, self._key(order)) if order.model == TALKER else script | padding,
             "webhook": order.hook or f"{self._errand.sink_url}/{receiver}/{order.tenant}",
             "webhook_events_filter": EVENTS if order.all_events else EVENTS[-1:],
         }
@@ -461,9 +470,17 @@ class Client:
         return key_of(self._errand.seed, order.number, part=CALIBRATION if self._errand.rate is None else order.part)
 
 
+def talk(script: Script, tag: str) -> dict[str, str]:
+    """Return an input of the model whose server has OpenAI's API."""
+    return {"user": tag, "prompt": msgspec.json.encode(script).decode()}
+
+
 async def run(errand: Errand) -> Counts:
     client = Client(errand, Journal(Path(errand.journal)))
-    await (client.calibrate() if errand.rate is None else client.load(errand.rate))
+    if errand.full:
+        await client.fill()
+    else:
+        await (client.calibrate() if errand.rate is None else client.load(errand.rate))
     return client.counts
 
 

@@ -3,7 +3,7 @@ process that died could not record its end: `gather` derives that from the other
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from pathlib import Path
@@ -37,6 +37,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     lease_s: float = 15
     attempts: int = 3
     slots: int = 8
+    slots_of: dict[str, int] = {}  # of model servers with another number of them; journals of former builds lack it
     cancel_s: float = 2
     grace_s: float = 5  # time beyond one lease until a run whose claim was lost has stopped
     write_s: float = 13  # time until an end is written, over narrow links too: the large ends take 8 s
@@ -174,6 +175,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
     reigns: list[journal.Reign]
     unmade: dict[str, list[journal.Unmade]]
     finals: dict[str, journal.Final]
+    spoken: dict[str, list[journal.Spoken]]  # by run
     leftovers: Leftovers | None
     until: int
     clock: ServerClock = ServerClock()
@@ -199,8 +201,14 @@ class Evidence(Struct, frozen=True, kw_only=True):
             if fault.kind != NARROW and fault.overlaps(since, until)
         )
 
+    def slots(self, server: str) -> int:
+        return self.rules.slots_of.get(server, self.rules.slots)
+
     def accepted(self) -> dict[str, list[Try]]:
         return group((each for tries in self.creates.values() for each in tries if each.ok), by_answer)
+
+    def plans(self) -> dict[str, str]:
+        return {prediction_id: tries[0].sent.plan for prediction_id, tries in self.accepted().items()}
 
     def status(self, prediction_id: str) -> str:
         final = self.finals.get(prediction_id)
@@ -267,11 +275,12 @@ def gather(folder: Path, rules: Rules | None = None, leftovers: Leftovers | None
     faults = _windows(_only(lines, journal.Fault), until if healed is None else healed)
     requests = [line for line in lines if isinstance(line, Sent | Answered)]
     tries = [Try(*pair) for pair in _pair(requests, lambda line: isinstance(line, Sent), attrgetter("key", "action"))]
+    finals = {final.id: final for final in _only(lines, journal.Final)}
     return Evidence(
         rules=rules,
         creates=group((each for each in tries if each.sent.action == "create"), attrgetter("sent.key")),
         by_id=group((each for each in tries if each.answer.id), by_answer),
-        runs=_runs(lines, faults, until),
+        runs=_runs(lines, faults, until, {final.tag: final.id for final in finals.values() if final.tag}),
         webhooks=group(_only(lines, journal.Delivered), _id),
         followed=frozenset(line.id for line in _only(lines, journal.Followed)),
         visits=group(_only(lines, journal.Visited), _id),
@@ -288,7 +297,8 @@ def gather(folder: Path, rules: Rules | None = None, leftovers: Leftovers | None
         breakers=_breakers(_only(lines, journal.Breaker), until),
         reigns=_only(lines, journal.Reign),
         unmade=group(_only(lines, journal.Unmade), _id),
-        finals={final.id: final for final in _only(lines, journal.Final)},
+        finals=finals,
+        spoken=group(_only(lines, journal.Spoken), attrgetter("run")),
         leftovers=leftovers,
         until=until,
         clock=clock,
@@ -352,15 +362,28 @@ def _windows(faults: list[journal.Fault], healed: int) -> list[Window]:
     ]
 
 
-def _runs(lines: list[Line], faults: list[Window], until: int) -> dict[str, list[Run]]:
+def _runs(lines: list[Line], faults: list[Window], until: int, tagged: dict[str, str]) -> dict[str, list[Run]]:
+    """`tagged`: predictions by the tags of their calls, which a server knows them by."""
     started = _only(lines, journal.CogStarted)
     ends = {end.run: end for end in _only(lines, journal.CogEnded)}
     deaths = _deaths(started, ends, faults)
+    tokens = Counter[str]()
+    for said in _only(lines, journal.Spoken):
+        tokens[said.run] += said.tokens
     runs = []
     for start in started:
-        run = Run(id=start.id, run=start.run, server=start.server, pid=start.pid, began=start.at, ended=until)
+        run = Run(
+            id=tagged.get(start.id, start.id),
+            run=start.run,
+            server=start.server,
+            pid=start.pid,
+            began=start.at,
+            ended=until,
+            tokens=tokens[start.run],
+        )
         if end := ends.get(start.run):
-            run = replace(run, ended=end.at, outcome=end.outcome, asked=end.asked, odd=end.odd, tokens=end.tokens)
+            run = replace(run, ended=end.at, outcome=end.outcome, asked=end.asked, odd=end.odd)
+            run = replace(run, tokens=run.tokens + end.tokens)
         elif later := [at for at in deaths[start.pid] if at >= start.at]:
             run = replace(run, ended=min(later))
         runs.append(run)

@@ -70,20 +70,16 @@ def equal_shares(evidence: Evidence) -> Findings:
 
 
 def is_rushed(evidence: Evidence) -> bool:
-    return EQUAL in _plans(evidence).values()
+    return EQUAL in evidence.plans().values()
 
 
 def saturations(evidence: Evidence) -> list[Saturation]:
-    plans, found = _plans(evidence), list[Saturation]()
+    plans, found = evidence.plans(), list[Saturation]()
     for arrivals in group(evidence.arrivals.values(), lambda each: (each.queue, each.lane)).values():
         tenants = {each.tenant for each in arrivals if plans.get(each.id) == EQUAL}
         waits = [(each, _until(evidence, each)) for each in arrivals]
         found += [_saturation(evidence, waits, tenants, window, plans) for window in _windows(waits, tenants)]
     return found
-
-
-def _plans(evidence: Evidence) -> dict[str, str]:
-    return {prediction_id: tries[0].sent.plan for prediction_id, tries in evidence.accepted().items()}
 
 
 def _until(evidence: Evidence, arrived: Arrived) -> int:

@@ -14,6 +14,7 @@ from director.core.states import TERMINAL
 from director.lab.chaos import journal
 from director.lab.chaos.evidence import Event, Evidence, Findings, Run, depends_on, group
 from director.lab.chaos.journal import Arrived, Claimed
+from director.lab.chaos.plan import FULL
 
 RESTARTS: Final = frozenset({"retried", "released", "revived"})
 MODEL_FAILED: Final = "model_failed"
@@ -132,7 +133,14 @@ def _attempts(events: list[Event]) -> list[Attempt]:
 
 
 def _writers(items: Iterable[object]) -> list[str]:
-    return sorted({str(item.get("run", "")) if isinstance(item, dict) else "" for item in items})
+    return sorted(set(map(_writer, items)))
+
+
+def _writer(item: object) -> str:
+    """Return the run that an output names. With OpenAI's API that is its `id`, and the first word of each text."""
+    if isinstance(item, str):
+        return item.partition("/")[0]
+    return str(item.get("run") or item.get("id") or "") if isinstance(item, dict) else ""
 
 
 def what_ran_is_counted(evidence: Evidence) -> Findings:
@@ -142,15 +150,21 @@ def what_ran_is_counted(evidence: Evidence) -> Findings:
     left = evidence.leftovers
     if left is None or not evidence.rules.is_counted or evidence.unmade:
         return
-    kept = [run for final in evidence.finals.values() for run in _find_written(final, evidence.runs.get(final.id, []))]
-    claims = sum(map(len, evidence.claims.values()))
-    all_tokens = sum(run.tokens for runs in evidence.runs.values() for run in runs)
-    for name, counted, least, most in (
-        ("runs", left.runs, len(kept), claims),
-        ("output tokens", left.tokens, sum(run.tokens for run in kept), all_tokens),
-    ):
-        if not least <= counted <= most:
-            yield "", f"{counted} {name} were counted, and the model servers had {least} to {most}"
+    arrived = group(evidence.arrivals.values(), lambda each: each.queue.rpartition(":")[0])
+    for model in sorted(arrived.keys() | left.used):
+        runs, tokens = left.used.get(model, (0, 0))
+        ids = [each.id for each in arrived.get(model, [])]
+        every = [run for each in ids for run in evidence.runs.get(each, [])]
+        finals = [evidence.finals[each] for each in ids if each in evidence.finals]
+        kept = [run for final in finals for run in _find_written(final, evidence.runs.get(final.id, []))]
+        claims = sum(len(evidence.claims.get(each, [])) for each in ids)
+        least_tokens, most_tokens = (sum(run.tokens for run in several) for several in (kept, every))
+        for name, counted, least, most in (
+            ("runs", runs, len(kept), claims),
+            ("output tokens", tokens, least_tokens, most_tokens),
+        ):
+            if not least <= counted <= most:
+                yield model, f"{counted} {name} were counted, and its servers had {least} to {most}"
 
 
 def _find_written(final: journal.Final, runs: list[Run]) -> list[Run]:
@@ -209,12 +223,27 @@ def _first_end(events: list[Event], run: Run) -> Event | None:
 def slots_are_kept(evidence: Evidence) -> Findings:
     """I9: no model server ran more than its slots. Report each server once, at its worst moment."""
     for server, runs in sorted(group(evidence.every_run(), lambda run: run.server).items()):
-        # in one millisecond ends come before beginnings
-        changes = sorted(change for run in runs for change in ((run.began, 1), (run.ended, -1)))
-        running = accumulate(step for _, step in changes)
-        most, at = max(zip(running, [-at for at, _ in changes], strict=True))
-        if most > evidence.rules.slots:
-            yield server, f"{most} runs at once at {-at}, on {evidence.rules.slots} slots"
+        most, at = _count_at_once(runs)
+        if most > (slots := evidence.slots(server)):
+            yield server, f"{most} runs at once at {-at}, on {slots} slots"
+
+
+def slots_come_back(evidence: Evidence) -> Findings:
+    """I27: once all was at rest, each server had a run in each of its slots: one that is over keeps none."""
+    full = {each for each, plan in evidence.plans().items() if plan == FULL}
+    runs = group((run for each in full for run in evidence.runs.get(each, [])), lambda run: run.server)
+    for server, slots in evidence.rules.slots_of.items() if full else ():
+        most, _ = _count_at_once(runs.get(server, []))
+        if most < slots:
+            yield server, f"it had {most} runs at once, of predictions for {slots} slots"
+
+
+def _count_at_once(runs: list[Run]) -> tuple[int, int]:
+    """Return the most runs at once, and minus the time of it."""
+    # in one millisecond ends come before beginnings
+    changes = sorted(change for run in runs for change in ((run.began, 1), (run.ended, -1)))
+    running = accumulate(step for _, step in changes)
+    return max(zip(running, [-at for at, _ in changes], strict=True), default=(0, 0))
 
 
 def runs_per_prediction(evidence: Evidence) -> dict[int, int]:

@@ -17,6 +17,8 @@ The checker relies on this:
   `readers.jsonl`.
 - clients of a shared prediction: one gets it and one lists it, again and again, on connections of their own, while the
   caller that made it may cancel it and a reader follows it. Each answer is a `Seen`.
+- a model server with OpenAI's API: it knows no prediction, so that the id of its runs is the tag of the call, which its
+  body has as `user`. It writes `Spoken` before each piece leaves.
 - nemesis: it names a process by its part and number (`director-0`, `cog-0`, `api-0`), and a link by its two ends
   (`director-0:redis`, `director-0:cog`, `webhooks:sink-0`, `all:redis`). Director and model server of one number belong
   together. Kinds that end a process begin with `kill` or `crash`, kinds that freeze one with `stop`; `partition` and
@@ -136,6 +138,14 @@ class CogEnded(_Line, frozen=True, kw_only=True):
     tokens: int = 0
 
 
+class Spoken(_Line, frozen=True, kw_only=True):
+    """a model server with OpenAI's API: a piece of the run's answer, or all of it, with so many tokens."""
+
+    run: str
+    data: str
+    tokens: int
+
+
 class Delivered(_Line, frozen=True, kw_only=True):
     """sink: a webhook arrived. `answered` is the sink's status, `signed` whether the signature was valid."""
 
@@ -232,7 +242,7 @@ class Unmade(_Line, frozen=True, kw_only=True):
 class Final(_Line, frozen=True, kw_only=True):
     """queue: a prediction in Redis once all is at rest, its events as (kind, at, data). One for every prediction in
     the accounts' listings, and for every id that the client received. `record` is empty if Redis has none. `listed`:
-    the account whose list has it, or ''; None in journals that do not say so.
+    the account whose list has it, or ''; None in journals that do not say so. `tag`: of the call in its input, or ''.
     """
 
     id: str
@@ -240,12 +250,13 @@ class Final(_Line, frozen=True, kw_only=True):
     events: list[tuple[str, int, str]]
     output: str = ""
     listed: str | None = None
+    tag: str = ""
 
 
 ClientLine = Sent | Answered | Followed | Heard | Visited | Listed | Seen
 ServerLine = Arrived | Breaker | Claimed
 RunLine = Fault | Held | Healed | Rested | Sampled
-Line = ClientLine | CogStarted | CogEnded | Delivered | RunLine | ServerLine | Reign | Unmade | Final
+Line = ClientLine | CogStarted | CogEnded | Spoken | Delivered | RunLine | ServerLine | Reign | Unmade | Final
 
 
 PACKED = ".gz"

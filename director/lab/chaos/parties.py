@@ -1,7 +1,7 @@
-"""Serve a scripted model, or receive webhooks: `python -m director.lab.chaos.parties cog PORT JOURNAL NAME SLOTS`, or
-`sink PORT JOURNAL SECRETS`. The model server speaks the part of Cog that a director depends on. It records each run
-before anything of it can be seen, and its end before the answer leaves. The sink checks signatures with its own
-implementation of Standard Webhooks.
+"""Serve a scripted model, or receive webhooks: `python -m director.lab.chaos.parties cog PORT JOURNAL NAME SLOTS`,
+`talker` with the same arguments, or `sink PORT JOURNAL SECRETS`. A model server speaks the part of Cog, or of OpenAI's
+API for chat, that a director depends on. It records each run before anything of it can be seen, and its end before the
+answer leaves. The sink checks signatures with its own implementation of Standard Webhooks.
 """
 
 import asyncio
@@ -13,16 +13,17 @@ import signal
 import sys
 import time
 import zlib
-from contextlib import closing, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from director.core.states import TERMINAL
-from director.lab.chaos.journal import CogEnded, CogStarted, Delivered, Fault, Journal, now_ms
+from director.lab.chaos.journal import CogEnded, CogStarted, Delivered, Fault, Journal, Spoken, now_ms
 from director.lab.chaos.wire import BROKEN, Answer, Caller, Handler, Request, Unanswered, listening
 
 STARTED_AT: Final = f"{now_ms()}"
@@ -45,10 +46,18 @@ OK: Final = 200
 TOLERANCE_S: Final = 300
 MISSING_S: Final = 12.0  # four attempts of the schedule, after 0, 2, 7 and 22 s
 
+FAILED: Final = "Prediction failed: as scripted"
 SICK: Final = "CUDA error: device-side assert triggered"
 FROZEN_S: Final = 2.0
 FROZEN: Final = "stop_by_input"
 
+STREAM: Final = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+)
+LAST: Final = b"0\r\n\r\n"
+BROKE: Final = msgspec.json.encode({"error": {"message": FAILED}})
+
+Ending = Literal["succeeded", "failed", "canceled"]
 Outcome = Literal["ok", "fail", "crash", "hang", "slow_cancel", "sick", "freeze"]
 
 
@@ -108,19 +117,44 @@ class Run(Struct, kw_only=True, eq=False):
 
     id: str
     name: str
-    create: Create
+    script: Script
     gone: asyncio.Event
     cancel: asyncio.Event
     output: list[dict[str, str | int]]
     asked: int = 0
 
+    @property
+    def pause_s(self) -> float:
+        """The time until its next output."""
+        script = self.script
+        return max(script.ms / 1000 / max(1, script.outputs), (script.until_ms - now_ms()) / 1000)
 
-class Cog:
+
+class ModelServer:
     def __init__(self, name: str, slots: int, journal: Journal) -> None:
         self._name, self._slots, self._journal = name, slots, journal
         self._runs: dict[str, Run] = {}
         self._numbers = itertools.count(1)
 
+    @contextmanager
+    def _running(self, run_id: str, script: Script, request: Request) -> Iterator[Run]:
+        run = Run(
+            id=run_id,
+            name=f"{self._name}-{os.getpid()}-{next(self._numbers)}",
+            script=script,
+            gone=request.gone,
+            cancel=asyncio.Event(),
+            output=[],
+        )
+        self._runs[run_id] = run
+        self._journal.write(CogStarted(at=now_ms(), id=run.id, run=run.name, server=self._name, pid=os.getpid()))
+        try:
+            yield run
+        finally:
+            del self._runs[run_id]
+
+
+class Cog(ModelServer):
     async def __call__(self, request: Request) -> Answer:
         match request.method, *request.path.strip("/").split("/"):
             case "GET", "health-check":
@@ -143,21 +177,10 @@ class Cog:
             return _json(Snapshot(id=prediction_id, status="processing"), status=202)
         if len(self._runs) >= self._slots:
             return _json({"error": "no slot"}, status=409)
-        run = Run(
-            id=prediction_id,
-            name=f"{self._name}-{os.getpid()}-{next(self._numbers)}",
-            create=msgspec.json.decode(request.body, type=Create),
-            gone=request.gone,
-            cancel=asyncio.Event(),
-            output=[],
-        )
-        self._runs[prediction_id] = run
-        self._journal.write(CogStarted(at=now_ms(), id=run.id, run=run.name, server=self._name, pid=os.getpid()))
-        try:
-            ended = await self._play(run)
-        finally:
-            del self._runs[prediction_id]
-        odd = "" if ended == "canceled" else run.create.input.odd
+        create = msgspec.json.decode(request.body, type=Create)
+        with self._running(prediction_id, create.input, request) as run:
+            ended = await self._play(run, create)
+        odd = "" if ended == "canceled" else run.script.odd
         tokens = 0 if odd else count_tokens(run.name)
         self._journal.write(
             CogEnded(at=now_ms(), id=run.id, run=run.name, outcome=ended, asked=run.asked, odd=odd, tokens=tokens)
@@ -167,25 +190,24 @@ class Cog:
         metrics = {"output_token_count": tokens}
         snapshot = Snapshot(id=run.id, status=ended, output=run.output or None, metrics=metrics)
         if ended == "failed":
-            snapshot.error = SICK if run.create.input.outcome == "sick" else "Prediction failed: as scripted"
-        await self._call_back(run, "completed", snapshot)
+            snapshot.error = SICK if run.script.outcome == "sick" else FAILED
+        await _call_back(create, "completed", snapshot)
         return _json(snapshot)
 
-    async def _play(self, run: Run) -> Literal["succeeded", "failed", "canceled"]:
-        script = run.create.input
+    async def _play(self, run: Run, create: Create) -> Ending:
+        script = run.script
         if script.outcome == "hang":
             await _wait_for_stop(run, None)
             return "canceled"
         for number in range(script.outputs):
-            rest_s = max(script.ms / 1000 / max(1, script.outputs), (script.until_ms - now_ms()) / 1000)
-            if await _wait_for_stop(run, rest_s):
+            if await _wait_for_stop(run, run.pause_s):
                 if script.outcome == "slow_cancel":
                     await asyncio.sleep(SLOW_CANCEL_S)
                 return "canceled"
             fill = {"fill": FILL * (script.fill // len(FILL))} if script.fill else {}
             run.output.append({"run": run.name, "i": number, **fill})
             if number + 1 < script.outputs:
-                await self._call_back(run, "output", Snapshot(id=run.id, status="processing", output=run.output))
+                await _call_back(create, "output", Snapshot(id=run.id, status="processing", output=run.output))
         if script.outcome == "freeze":
             self._freeze()
         if script.outcome == "crash":
@@ -204,13 +226,99 @@ class Cog:
         self._journal.write(replace(line, at=line.at + int(FROZEN_S * 1000), phase="end"))
         time.sleep(FROZEN_S)
 
-    async def _call_back(self, run: Run, event: str, snapshot: Snapshot) -> None:
-        create = run.create
-        if create.webhook and event in create.webhook_events_filter:
-            host, _, path = create.webhook.removeprefix("http://").partition("/")
-            caller = Caller(host)
-            with suppress(Unanswered), closing(caller):
-                await caller.ask("POST", f"/{path}", msgspec.json.encode(snapshot), within_s=CALLBACK_S)
+
+async def _call_back(create: Create, event: str, snapshot: Snapshot) -> None:
+    if create.webhook and event in create.webhook_events_filter:
+        host, _, path = create.webhook.removeprefix("http://").partition("/")
+        caller = Caller(host)
+        with suppress(Unanswered), closing(caller):
+            await caller.ask("POST", f"/{path}", msgspec.json.encode(snapshot), within_s=CALLBACK_S)
+
+
+class Message(Struct, frozen=True):
+    content: str
+    role: str = "user"
+
+
+class Chat(Struct, frozen=True):
+    """The body of a call. Its last message is a `Script` as JSON, and `user` tells it from all others."""
+
+    messages: list[Message]
+    user: str
+    stream: bool = False
+
+
+class Talker(ModelServer):
+    """A server with OpenAI's API for chat. Each piece of its text names its run, `<run>/<n> `, and is one token."""
+
+    async def __call__(self, request: Request) -> Answer:
+        match request.method, request.path:
+            case "GET", "/health":
+                return Answer()
+            case "POST", "/v1/chat/completions":
+                return await self._talk(msgspec.json.decode(request.body, type=Chat), request)
+            case _:
+                return _json({}, status=404)
+
+    async def _talk(self, chat: Chat, request: Request) -> Answer:
+        if len(self._runs) >= self._slots:
+            return _json({"error": {"message": "no slot"}}, status=429)
+        script = msgspec.json.decode(chat.messages[-1].content, type=Script)
+        with self._running(chat.user, script, request) as run:
+            try:
+                ended, last = await (self._stream(run, request) if chat.stream else self._answer(run))
+            except ConnectionError:
+                ended, last, run.asked = "canceled", BROKEN, now_ms()
+        self._journal.write(CogEnded(at=now_ms(), id=run.id, run=run.name, outcome=ended, asked=run.asked))
+        if chat.stream and ended != "canceled":
+            await request.write(last.body)
+        return BROKEN if chat.stream else last
+
+    async def _stream(self, run: Run, request: Request) -> tuple[Ending, Answer]:
+        await request.write(STREAM)
+        script = run.script
+        for number in range(script.outputs):
+            if await _wait_for_stop(run, run.pause_s):
+                return "canceled", BROKEN
+            if script.outcome == "fail" and number == script.outputs // 2:
+                return "failed", Answer(body=_frames(BROKE) + LAST)
+            await request.write(_frames(self._say(run, _piece(run, [number]))))
+        await request.write(_frames(self._say(run, _piece(run), tokens=0)))
+        usage = _piece(run) | {"choices": [], "usage": _usage(script.outputs)}
+        return "succeeded", Answer(body=_frames(msgspec.json.encode(usage), b"[DONE]") + LAST)
+
+    async def _answer(self, run: Run) -> tuple[Ending, Answer]:
+        count = run.script.outputs
+        for _ in range(count):
+            if await _wait_for_stop(run, run.pause_s):
+                return "canceled", BROKEN
+        if run.script.outcome == "fail":
+            return "failed", Answer(500, BROKE)
+        whole = _piece(run, range(count), "message") | {"usage": _usage(count)}
+        return "succeeded", Answer(200, self._say(run, whole, tokens=count))
+
+    def _say(self, run: Run, piece: dict[str, Any], *, tokens: int = 1) -> bytes:
+        """Record what is about to be sent, and return it."""
+        data = msgspec.json.encode(piece)
+        self._journal.write(Spoken(at=now_ms(), run=run.name, data=data.decode(), tokens=tokens))
+        return data
+
+
+def _piece(run: Run, numbers: Iterable[int] = (), part: str = "delta") -> dict[str, Any]:
+    """Return these pieces of its text as one. One without text, or a whole message, has the reason to finish."""
+    content = "".join(f"{run.name}/{number} " for number in numbers)
+    is_last = not content or part == "message"
+    choice = {"index": 0, part: {"content": content}, "finish_reason": "stop" if is_last else None}
+    return {"id": run.name, "object": "chat.completion.chunk", "created": 1, "model": "talker", "choices": [choice]}
+
+
+def _usage(tokens: int) -> dict[str, int]:
+    return {"prompt_tokens": 1, "completion_tokens": tokens, "total_tokens": 1 + tokens}
+
+
+def _frames(*datas: bytes) -> bytes:
+    frames = b"".join(b"data: %s\n\n" % data for data in datas)
+    return b"%x\r\n%s\r\n" % (len(frames), frames)
 
 
 def count_tokens(run: str) -> int:
@@ -299,7 +407,7 @@ def main() -> None:
     if kind == "sink":
         party: Handler = Sink(lines, msgspec.json.decode(Path(rest[0]).read_bytes()))
     else:
-        party = Cog(rest[0], int(rest[1]), lines)
+        party = (Talker if kind == "talker" else Cog)(rest[0], int(rest[1]), lines)
     asyncio.run(_serve(party, int(port)))
 
 

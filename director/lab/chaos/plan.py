@@ -26,6 +26,7 @@ SERVER: Final = "redis-0"
 KEEPERS: Final = ("keeper-0", "keeper-1")
 MASTER: Final = "redis:master"  # whichever server it is then
 SINK: Final = "sink-0"
+TALKER: Final = "chaos/talker"  # its server has OpenAI's API
 TICK_MS: Final = 250
 WARM_UP_MS: Final = 1_000  # some work is under way when the first fault strikes
 TO_REDIS: Final = ":redis"  # how the names of links to Redis end
@@ -131,7 +132,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     STOP_MASTER: Kind(0.003, "masters", (0, 2_000), kinds=(SENTINEL,)),
     CUT_MASTER: Kind(0.003, "masters", (0, 2_000), kinds=(SENTINEL,)),
     "kill_sentinel": Kind(0.01, "sentinels", kinds=(SENTINEL,)),
-    MOVE_SLOT: Kind(0.03, "slots", details=("0", "1", "2"), kinds=(CLUSTER,)),
+    MOVE_SLOT: Kind(0.03, "slots", details=("0", "1", "2", "3"), kinds=(CLUSTER,)),
 }
 # The faults of a single server that the servers of a kind cannot have, and why
 LEFT_OUT: Final[Mapping[ServerKind, str]] = {
@@ -154,7 +155,9 @@ HOLE_PART: Final = 1 / 6  # of a run: the longest black hole that is drawn
 # Faults that every run has once. Resizes hit all queues: up, then down.
 ONCE: Final[Sequence[Once]] = (
     (0.25, "resize", "queues", 0, "24"),
+    (0.30, "kill_cog", "cog-4", 0, ""),  # the only one with OpenAI's API, and its director
     (0.40, "restart_directors", "directors", 0, ""),
+    (0.45, "kill_director", "director-4", 0, ""),
     (0.50, BLACK_HOLE, "director-1:cog", 5_000, ""),
     (0.55, BLACK_HOLE, f"webhooks:{SINK}", 5_000, ""),
     (0.60, "resize", "queues", 0, "3"),
@@ -270,7 +273,7 @@ def _list_held(kind: str, target: str, stage: Stage) -> Sequence[str]:
 
 Plan = (
     Literal["plain", "cancel", "cancel_after", "start_by", "repeat", "other_body", "fail", "odd", "missing", "poison"]
-    | Literal["rush", "flood", "large", "alone", "beside"]
+    | Literal["rush", "flood", "large", "alone", "beside", "full"]
     | Literal["hoard", "stall", "dead", "sick", "hang", "crash", "freeze"]
 )
 MISSING_AT_FIRST: Final = "missing"  # the plan of predictions whose receiver, at the host of all others, fails at first
@@ -280,6 +283,7 @@ EQUAL: Final = "rush"  # the plan of tenants that each want the same of a queue,
 HEAVY: Final = "flood"  # the plan of one tenant that wants much more
 ALONE: Final = "alone"  # the plan of the bystander, which wants little, before its neighbours come
 BESIDE: Final = "beside"  # and while they are there
+FULL: Final = "full"  # the plan of predictions that take all slots at once, when all is at rest
 NEIGHBOURS: Final[Sequence[Plan]] = ("hoard", "stall", "dead", "sick", "hang", "crash", "freeze")
 
 # The plans, and how many of a thousand orders have each. An order has one plan: two would hide each other. With ten
@@ -396,6 +400,14 @@ def large(part: str, *, models: Sequence[str], tenant: int, until_ms: int) -> It
     script = Script(until_ms=until_ms, fill=LARGE_BYTES)
     shared = Order(number=0, gap=0.0, plan=LARGE, tenant=tenant, model="", lane="high", script=script, part=part)
     for number, model in enumerate(model for model in models for _ in range(LARGE_RUNS)):
+        yield replace(shared, number=number, model=model)
+
+
+def fill(slots: Mapping[str, int], *, until_ms: int) -> Iterator[Order]:
+    """Yield one order for each slot of these models."""
+    script = Script(until_ms=until_ms)
+    shared = Order(number=0, gap=0.0, plan=FULL, tenant=0, model="", lane="high", script=script, part=FULL)
+    for number, model in enumerate(model for model, count in slots.items() for _ in range(count)):
         yield replace(shared, number=number, model=model)
 
 

@@ -49,16 +49,18 @@ def _contention(evidence: Evidence, queue: str, ids: list[str]) -> list[Stretch]
     """
     runs = [run for each in ids for run in evidence.runs.get(each, [])]
     servers = {run.server for run in runs}
-    slots = evidence.rules.slots
+    most = max(map(evidence.slots, servers), default=0)
     counts = Counter[tuple[str, str]]()
 
     def is_full(change: Change) -> bool:
         what, whose, step = change
         counts[what, whose] += step
         # a slot that goes to the first in line is not free for the last one
-        if counts["waits", ""] > slots or counts["held", ""] > 0:
+        if counts["waits", ""] > most or counts["held", ""] > 0:
             return True
-        return all(counts["run", server] >= slots or counts["broken", server] > 0 for server in servers)
+        return all(
+            counts["run", server] >= evidence.slots(server) or counts["broken", server] > 0 for server in servers
+        )
 
     return list(stretches(sorted(_changes(evidence, queue, ids, runs, servers)), is_full))
 

@@ -25,6 +25,8 @@ from director.lab.chaos.parties import FILL
 LEFTOVERS: Final = "leftovers.json"
 
 BATCH: Final = 500
+TAG: Final = re.compile(rb'^{"user":"([^"]+)"')  # a call's, at the beginning of its input
+TAGGED_WITHIN: Final = 200
 ALIVE_S: Final = 20  # a director heard within this time serves its queue
 LISTING: Final = "{a:*}:listing"
 LISTED_FOR: Final = re.compile(r"^\{a:(.+)\}:listing$")
@@ -69,8 +71,7 @@ class Leftovers(Struct, frozen=True, kw_only=True):
     queues: list[QueueRest]
     owed: int
     endless: list[str]
-    runs: int = 0  # that the ledger counted, of all accounts
-    tokens: int = 0  # of their outputs
+    used: dict[str, tuple[int, int]] = {}  # by model: runs that the ledger counted, and tokens of their outputs
 
 
 async def predictions(redis: Redis, ids: Iterable[str]) -> AsyncIterator[Prediction]:
@@ -88,8 +89,10 @@ async def predictions(redis: Redis, ids: Iterable[str]) -> AsyncIterator[Predict
             pipe.hgetall(keys.record(each))
             pipe.lrange(keys.events(each), 0, -1)
             pipe.hget(keys.output_data(each), "output")
+            pipe.getrange(keys.input_data(each), 0, TAGGED_WITHIN)
         replies = iter(await pipe.execute())
-        for each, record, events, output in zip(batch, replies, replies, replies, strict=False):
+        for each, record, events, output, given in zip(batch, replies, replies, replies, replies, strict=False):
+            tag = TAG.search(given)
             yield Prediction(
                 at=now_ms(),
                 id=each,
@@ -97,6 +100,7 @@ async def predictions(redis: Redis, ids: Iterable[str]) -> AsyncIterator[Predict
                 events=[_event(entry) for entry in events],
                 output=_short(output or b"").decode(),
                 listed=listed.get(each, ""),
+                tag=tag[1].decode() if tag else "",
             )
 
 
@@ -120,19 +124,22 @@ async def leftovers(redis: Redis) -> Leftovers:
             rest.pending += sum([group["pending"] for group in await client.xinfo_groups(name)])
         elif OWED.match(name):
             owed += await count_owed_to_living(client, name)
-    runs, tokens = await _count_used(client, filter(LEDGER.match, lifetimes))
+    used = await _count_used(client, filter(LEDGER.match, lifetimes))
     endless = sorted(name for name, ttl in lifetimes.items() if ttl == -1 and not _may_stay(name, dead))
-    return Leftovers(queues=list(queues.values()), owed=owed, endless=endless, runs=runs, tokens=tokens)
+    return Leftovers(queues=list(queues.values()), owed=owed, endless=endless, used=used)
 
 
-async def _count_used(client: Any, names: Iterable[str]) -> tuple[int, int]:
-    """Return runs and output tokens of the ledger, whose rows are `<runs> <ms> <input> <cached> <output> <bytes>`."""
-    runs = tokens = 0
+async def _count_used(client: Any, names: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """Return runs and output tokens of the ledger by model. A row is `<day> <model> <API token>` and
+    `<runs> <ms> <input> <cached> <output> <bytes>`.
+    """
+    used: dict[str, tuple[int, int]] = {}
     for name in names:
-        for row in (await client.hgetall(name)).values():
-            numbers = [*map(int, row.split()), *[0] * 6]
-            runs, tokens = runs + numbers[0], tokens + numbers[4]
-    return runs, tokens
+        for row, counted in (await client.hgetall(name)).items():
+            model = row.decode().split(" ")[1]
+            (runs, tokens), numbers = used.get(model, (0, 0)), [*map(int, counted.split()), *[0] * 6]
+            used[model] = runs + numbers[0], tokens + numbers[4]
+    return used
 
 
 async def count_owed_to_living(redis: Redis, name: str) -> int:

@@ -9,7 +9,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -50,6 +51,7 @@ from director.lab.chaos.plan import (
 from director.lab.chaos.rest import LEFTOVERS, count_owed_to_living, join, leftovers, predictions, server_log
 from director.lab.chaos.scene import (
     API,
+    COGS,
     CROWDED,
     EQUALS,
     FRONT,
@@ -58,6 +60,7 @@ from director.lab.chaos.scene import (
     PASSING,
     SERVED,
     SLOTS,
+    SLOTS_OF,
     Options,
     Scene,
     find_library,
@@ -101,6 +104,7 @@ MOST_S: Final = 2_400.0  # of a number of predictions: an hour after their ends,
 ATTEMPTS: Final = 3
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HOME_PREFIX: Final = "director-chaos-"
+NONE: Final[Mapping[str, int]] = {}
 
 
 def chaos(options: Options, say: Callable[[str], None]) -> Report:
@@ -205,7 +209,18 @@ class Run:
             self._journal.write(Healed(at=now_ms()))
             self._say("healed; waiting for rest")
             await self._rest()
+            self._say("taking all slots at once")
+            await self._client(seconds=0, rate=1, full=Counter(self._slots()))
+            await self._rest()
+            rested = now_ms()
+            await anyio.sleep(RESTED_S)
+            self._journal.write(Rested(at=rested, until=now_ms()))
             tasks.cancel_scope.cancel()
+
+    def _slots(self) -> Iterator[str]:
+        """Yield the model of each slot."""
+        for name, model in zip(COGS, SERVED, strict=True):
+            yield from [model] * SLOTS_OF[name]
 
     def _pids(self) -> dict[str, int]:
         return {name: pid for name in self._scene.names if (pid := self._scene.pid(name))}
@@ -252,7 +267,7 @@ class Run:
             await nemesis.run([NARROW_IN_PEACE], seconds=self._quiet_s - self._peace_s)
         await nemesis.run(faults, seconds=self._seconds)
 
-    async def _client(self, *, seconds: float, rate: float | None = None) -> Counts:
+    async def _client(self, *, seconds: float, rate: float | None = None, full: Mapping[str, int] = NONE) -> Counts:
         scene, options, quiet_s = self._scene, self._options, self._quiet_s
         slots = SLOTS * SERVED.count(CROWDED)
         rushes = [self._watch_s + RUSHES[0], quiet_s + RUSHES[1] * self._seconds] if self._is_long else []
@@ -276,6 +291,7 @@ class Run:
             watches={plan: Burst(at_s=at_s, models=[IN_LINE], seconds=lasts_s) for plan, at_s, lasts_s in WATCHES}
             if self._watch_s
             else {},
+            full=full,
         )
         return msgspec.json.decode(await self._play("client", errand), type=Counts)
 
@@ -345,10 +361,7 @@ class Run:
             while any(rest.lost_by for rest in (await leftovers(self._scene.redis)).queues):  # noqa: ASYNC110 - no event
                 await anyio.sleep(LOOK_S)
         await anyio.sleep(LAST_WEBHOOK_S)
-        rested = now_ms()
-        await anyio.sleep(RESTED_S)
-        self._journal.write(Rested(at=rested, until=now_ms()))
-        took_s = anyio.current_time() - began - RESTED_S
+        took_s = anyio.current_time() - began
         self._say(f"at rest after {took_s:.1f} s" if not left else f"not at rest after {took_s:.0f} s: {left}")
 
     async def _write_down(self) -> None:
@@ -368,6 +381,7 @@ class Run:
             lease_s=options.lease_s,
             attempts=ATTEMPTS,
             slots=SLOTS,
+            slots_of=SLOTS_OF,
             left_out=options.left_out if options.has_faults else "",
             kind=options.kind,
             is_sampled=usage.IS_SAMPLED and options.rollout is None,

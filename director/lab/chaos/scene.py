@@ -27,7 +27,18 @@ from director.broker.scripts import Scripts
 from director.core.errors import DirectorError
 from director.core.ids import QueueName
 from director.core.settings import PREFIX
-from director.lab.chaos.plan import KEEPERS, LEFT_OUT, SERVER, SINGLE, SINK, TO_REDIS, ServerKind, Stage, Tenants
+from director.lab.chaos.plan import (
+    KEEPERS,
+    LEFT_OUT,
+    SERVER,
+    SINGLE,
+    SINK,
+    TALKER,
+    TO_REDIS,
+    ServerKind,
+    Stage,
+    Tenants,
+)
 from director.lab.chaos.proxy import LOOPBACK, Link
 from director.lab.chaos.rest import cut, size
 from director.lab.chaos.servers import KINDS, SENTINELS, Servers, quiet_port, upstream
@@ -37,8 +48,9 @@ from director.local.parts import Expected, answers_200, until_ready
 from director.local.supervisor import Part, Supervisor, supervising
 from director.store.accounts import Accounts
 
-# Four directors with a model server each. Two serve one model, one serves a model alone. The version of the fourth is
-# deleted at times. The rest is as in production: an API, two keepers, a receiver of webhooks.
+# Five directors with a model server each. Two serve one model, one serves a model alone. The version of the fourth is
+# deleted at times. The server of the fifth has OpenAI's API. The rest is as in production: an API, two keepers, a
+# receiver of webhooks.
 
 API: Final = "api-0"
 MODELS: Final = ("chaos/shared", "chaos/alone")
@@ -46,8 +58,10 @@ CROWDED: Final = MODELS[0]  # its tenants want more than it can serve
 IN_LINE: Final = MODELS[1]  # its lanes have one stream each, so the order of claims is exact
 # The neighbours ask it for large outputs. Later its version is deleted while its director starts.
 PASSING: Final = "chaos/passing"
-SERVED: Final = (MODELS[0], MODELS[0], MODELS[1], PASSING)  # the model of each director
+SERVED: Final = (MODELS[0], MODELS[0], MODELS[1], PASSING, TALKER)  # the model of each director
 SLOTS: Final = 8
+TALKS: Final = {"runner": "openai", "runner_config": '{"model": "talker", "pass": ["user"]}'}
+TALKS_AT_ONCE: Final = 3
 EQUALS: Final = 6  # tenants besides the ordinary ones, which all want the same at once
 # Further tenants: the bystander, then its neighbours in the order of `Tenants`. Some have limits.
 NEIGHBOURS: Final = Tenants.__struct_fields__
@@ -58,6 +72,7 @@ LIMITS: Final = {
 # The neighbours' slow connections come from an address of their own. All others come over the link, as over a proxy.
 CONNECTIONS: Final = {"max_connections": 600, "max_peer_connections": 150, "trusted_proxies": "127.0.0.1"}
 COGS: Final = tuple(f"cog-{n}" for n in range(len(SERVED)))
+SLOTS_OF: Final = {name: TALKS_AT_ONCE if model == TALKER else SLOTS for name, model in zip(COGS, SERVED, strict=True)}
 REDIS_CLIENTS: Final = (API, *(f"director-{n}" for n in range(len(SERVED))), *KEEPERS)
 RUN_LIMIT_S: Final = 30  # ends a run that hangs and whose cancel was lost with its caller
 DRAIN_S: Final = 5
@@ -89,11 +104,12 @@ def cast(
     durability: str,
 ) -> list[list[Role]]:
     cogs = [
-        _script(name, "cog", [str(journals / f"{name}.jsonl"), name, str(SLOTS)], ready="/health-check")
-        for name in COGS
+        _script(name, kind, [str(journals / f"{name}.jsonl"), name, str(SLOTS_OF[name])], ready=health)
+        for name, model in zip(COGS, SERVED, strict=True)
+        for kind, health in [("talker", "/health") if model == TALKER else ("cog", "/health-check")]
     ]
     shared: dict[str, object] = {"lease_s": lease_s, "webhook_allow": "loopback", "durability": durability}
-    run: dict[str, object] = shared | {"concurrent_predictions": SLOTS, "run_limit_s": RUN_LIMIT_S, "drain_s": DRAIN_S}
+    run: dict[str, object] = shared | {"run_limit_s": RUN_LIMIT_S, "drain_s": DRAIN_S}
     run["breaker_cool_s"] = BREAKER_COOL_S
     directors = [
         _ours(
@@ -103,7 +119,8 @@ def cast(
             "health_",
             model=model,
             servers=cog_urls.get(COGS[n], cogs[n].url),
-            **run,
+            concurrent_predictions=SLOTS_OF[COGS[n]],
+            **(run | TALKS if model == TALKER else run),
         )
         for n, model in enumerate(SERVED)
     ]

@@ -75,6 +75,12 @@ SABOTAGES: Final = {
         "",
         "I26",
     ),
+    "a second attempt keeps its slot": Sabotage(
+        "director/execution/executor.py",
+        "        if self._permit.taken:\n",
+        "        if self._permit.taken and self._claim.record.attempt < 2:\n",
+        "I27",
+    ),
     "an answer that cannot be read is taken for a death": Sabotage(
         "director/servers/runners/outcomes.py",
         "    Observation.UNREADABLE: Rule(Outcome.FAILED,",

@@ -9,15 +9,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from director.core.runner_config import CogConfig
+from director.core.runner_config import CogConfig, OpenAiConfig
 from director.core.webhooks import new_secret, sign_headers
-from director.lab.chaos.journal import CogEnded, Delivered, Fault, Journal, Line, read
-from director.lab.chaos.parties import ODD, Cog, Sink
+from director.lab.chaos.client import talk
+from director.lab.chaos.journal import CogEnded, Delivered, Fault, Journal, Line, Spoken, read
+from director.lab.chaos.parties import FAILED, ODD, Cog, Script, Sink, Talker
 from director.lab.chaos.proxy import Link
 from director.lab.chaos.wire import Caller, Handler, Unanswered, listening
 from director.servers.runners import RunnerOptions
 from director.servers.runners.cog import CogRunner
-from director.servers.runners.runner import Ended, HealthStatus, Outcome, RunRequest
+from director.servers.runners.openai import OpenAiRunner
+from director.servers.runners.runner import Ended, HealthStatus, Outcome, Runner, RunRequest
 from director.servers.servers import SICKNESS
 from tests.support.eventually import eventually, turns
 
@@ -39,7 +41,7 @@ async def cog(folder: Path, *, slots: int = 2) -> AsyncIterator[CogRunner]:
                 await runner.aclose()
 
 
-async def end_of(runner: CogRunner, prediction_id: str, **script: object) -> Ended:
+async def end_of(runner: Runner, prediction_id: str, **script: object) -> Ended:
     request = RunRequest(id=prediction_id, input=msgspec.Raw(msgspec.json.encode(script)), wants_progress=False)
     async for event in runner.run(request):
         if isinstance(event, Ended):
@@ -125,6 +127,65 @@ async def test_a_full_server_refuses_and_an_id_runs_only_once(tmp_path: Path):
         caller.close()
         await runner.cancel("one")
         await running
+
+
+@asynccontextmanager
+async def talker(folder: Path, *, slots: int = 2) -> AsyncIterator[tuple[OpenAiRunner, str]]:
+    with closing(Journal(folder / "cog-0.jsonl")) as journal:
+        async with serving(Talker("cog-0", slots, journal)) as url:
+            runner = OpenAiRunner(OpenAiConfig(passed=("user",), model="talker"), RunnerOptions(url=url, slots=slots))
+            try:
+                yield runner, url
+            finally:
+                await runner.aclose()
+
+
+def spoken(folder: Path) -> list[str]:
+    return [line.data for line in lines(folder) if isinstance(line, Spoken)]
+
+
+async def test_a_talker_records_each_piece_of_a_text_that_names_its_run(tmp_path: Path):
+    async with talker(tmp_path) as (runner, _):
+        assert (await runner.health()).status is HealthStatus.READY
+        ended = await end_of(runner, "one", **talk(Script(outputs=3), "tag"))
+    assert ended.outcome is Outcome.SUCCEEDED
+    start, *_, end = lines(tmp_path)
+    pieces = [f"{start.run}/{number} " for number in range(3)]
+    assert (start.id, end.outcome, msgspec.json.decode(ended.output)) == ("tag", "succeeded", pieces)
+    assert [msgspec.json.decode(data)["choices"][0]["delta"]["content"] for data in spoken(tmp_path)] == [*pieces, ""]
+    assert msgspec.json.decode(ended.metrics["output_tokens"]) == 3
+
+
+async def test_a_talker_that_does_not_stream_records_its_whole_answer(tmp_path: Path):
+    async with talker(tmp_path) as (_, url):
+        with closing(Caller(url)) as caller:
+            answer = await caller.ask("POST", "/v1/chat/completions", chat(Script(outputs=2), "tag"), within_s=5)
+    assert spoken(tmp_path) == [answer.body.decode()]
+    assert [line.tokens for line in lines(tmp_path) if isinstance(line, Spoken)] == [2]
+
+
+async def test_a_talker_fails_in_the_middle_of_its_text(tmp_path: Path):
+    async with talker(tmp_path) as (runner, _):
+        ended = await end_of(runner, "one", **talk(Script(outputs=4, outcome="fail"), "tag"))
+        assert (ended.outcome, ended.error, len(spoken(tmp_path))) == (Outcome.FAILED, FAILED, 2)
+
+
+async def test_a_talker_stops_when_its_client_hangs_up_and_refuses_what_is_too_much(tmp_path: Path):
+    body = chat(Script(ms=60_000), "tag")
+    async with talker(tmp_path, slots=1) as (_, url):
+        with closing(Caller(url)) as caller:
+            waits = asyncio.create_task(caller.ask("POST", "/v1/chat/completions", body, within_s=60))
+            await eventually(lambda: lines(tmp_path), "its start")
+            assert (await caller.ask("POST", "/v1/chat/completions", body, within_s=5)).status == 429
+            waits.cancel()
+            [ended] = await eventually(lambda: lines(tmp_path)[1:], "its end")
+    assert isinstance(ended, CogEnded)
+    assert (ended.outcome, ended.asked > 0) == ("canceled", True)
+
+
+def chat(script: Script, tag: str) -> bytes:
+    said = {"role": "user", "content": msgspec.json.encode(script).decode()}
+    return msgspec.json.encode({"user": tag, "messages": [said]})
 
 
 @asynccontextmanager

@@ -1,5 +1,6 @@
 import gzip
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
 
@@ -970,10 +971,10 @@ LEFT: list[tuple[str, str, dict[str, Any]]] = [
 ]
 # (runs, output tokens) that were counted of one run with seven
 COUNTED: list[tuple[str, tuple[int, int]]] = [
-    ("0 runs were counted, and the model servers had 1 to 1", (0, 7)),
-    ("2 runs were counted, and the model servers had 1 to 1", (2, 7)),
-    ("6 output tokens were counted, and the model servers had 7 to 7", (1, 6)),
-    ("14 output tokens were counted, and the model servers had 7 to 7", (1, 14)),
+    ("0 runs were counted, and its servers had 1 to 1", (0, 7)),
+    ("2 runs were counted, and its servers had 1 to 1", (2, 7)),
+    ("6 output tokens were counted, and its servers had 7 to 7", (1, 6)),
+    ("14 output tokens were counted, and its servers had 7 to 7", (1, 14)),
 ]
 
 
@@ -1048,12 +1049,35 @@ def judged_by_counts(folder: Path, lines: list[Line], counted: tuple[int, int]) 
         journal = Journal(folder / f"{type(line).__name__}.jsonl")
         journal.write(replace(line, tokens=7) if isinstance(line, CogEnded) else line)
         journal.close()
-    left = Leftovers(queues=[], owed=0, endless=[], runs=counted[0], tokens=counted[1])
+    left = Leftovers(queues=[], owed=0, endless=[], used={"": counted})
     return check(folder, replace(RULES, is_counted=True), leftovers=left)
 
 
+def test_what_another_model_counted_does_not_make_up_for_it(tmp_path: Path) -> None:
+    judged_by_counts(tmp_path, good(), (0, 0))
+    left = Leftovers(queues=[], owed=0, endless=[], used={"acme/other": (1, 7)})
+    report = check(tmp_path, replace(RULES, is_counted=True), leftovers=left)
+    assert [(each.id, each.what.split(" were")[0]) for each in report.breaches["I26"]] == [
+        ("", "0 runs"),
+        ("", "0 output tokens"),
+        ("acme/other", "1 runs"),
+        ("acme/other", "7 output tokens"),
+    ]
+
+
+@pytest.mark.parametrize(("ended", "missing"), [(110, []), (15, ["it had 1 runs at once, of predictions for 2 slots"])])
+def test_a_slot_that_is_not_free_at_rest_is_reported(tmp_path: Path, ended: int, missing: list[str]) -> None:
+    lines = [*plain("a", 0, 10, ended, plan="full"), *plain("b", 0, 20, 110, plan="full")]
+    with closing(Journal(tmp_path / "all.jsonl")) as journal:
+        for line in [*lines, Healed(at=T + 60_000)]:
+            journal.write(line)
+    report = check(tmp_path, replace(RULES, slots_of={"cog-1": 2}), leftovers=EMPTY)
+    assert [each.what for each in report.breaches.get("I27", [])] == missing
+    assert broken(report) == ({"I27"} if missing else set())
+
+
 def test_every_invariant_is_shown_to_bite() -> None:
-    assert {name for name, _, _ in [*BROKEN, *LEFT]} - {"evidence"} == set(INVARIANTS) - {"I26"}
+    assert {name for name, _, _ in [*BROKEN, *LEFT]} - {"evidence"} == set(INVARIANTS) - {"I26", "I27"}
 
 
 def test_a_run_without_evidence_fails(judged: Callable[..., Report]) -> None:
