@@ -323,7 +323,9 @@ output_data = _of_prediction("out", grows="callers: counted")
 """hash · output (or a reference to its file) and logs of a terminal prediction. By the script that ends it; 1 hour."""
 # Not a stream: a stream takes 4.3 KB for its first entry (measured on Valkey 9.1 and Redis 7.0), a list 0.1 KB
 events = _of_prediction("ev", grows="callers: counted")
-"""list · its events; an event's number is its place, from 1. No lifetime until terminal, then 1 hour."""
+"""list · its events; an event's number is its place, from 1. No lifetime until terminal, then 1 hour; 1 minute for a
+call of OpenAI's API with an answer.
+"""
 came = _of_prediction("came", grows="operators: one of each move")
 """string · `<number of the move> here|refused`, so that a move arrives once. Written by arrive; 30 days."""
 channel = _of_prediction("ch", grows="the service: a channel keeps nothing")

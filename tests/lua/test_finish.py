@@ -49,6 +49,23 @@ async def test_time_after_the_run_occupies_no_slot(driver: QueueDriver) -> None:
     assert record.completed == driver.now_ms
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "output", "events_s"),
+    [("chat", b"[1]", 60), ("chat", b"", HOUR_S), ("", b"[1]", HOUR_S)],
+    ids=["call", "call without answer", "plain"],
+)
+async def test_chunks_of_a_call_go_a_minute_after_its_answer(
+    driver: QueueDriver, endpoint: str, output: bytes, events_s: int
+) -> None:
+    claim = await driver.claimed(endpoint=endpoint)
+    seq = await driver.begin(claim, ("output", b"1"))
+    assert await driver.finish(claim, output=output, seq=seq)
+    ttl_ms = await driver.redis.pttl(keys.events(claim.id))
+    assert (events_s - 30) * 1000 < ttl_ms <= events_s * 1000
+    if output:
+        assert await driver.redis.pttl(keys.output_data(claim.id)) > (HOUR_S - 30) * 1000
+
+
 async def test_unwritten_events_come_before_the_end(driver: QueueDriver, claim: Claim) -> None:
     await driver.finish(claim, ran_ms=40, events=[("started", b""), ("output", b"1"), ("logs", b'"x"')])
     assert await driver.kinds(claim.id) == ["created", "started", "output", "logs", "completed"]

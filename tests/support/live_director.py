@@ -88,6 +88,8 @@ class Caller:
             "lane",
             "cost",
             "affinity",
+            "endpoint",
+            "once_shown",
             "now_ms",
         )
         options = {name: asked.pop(name) for name in known if name in asked}

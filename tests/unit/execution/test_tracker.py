@@ -34,6 +34,7 @@ from director.execution.tracker import (
 from director.execution.uploads import Upload, Uploaded
 from director.servers.runners.runner import (
     Began,
+    Counted,
     Ended,
     Logged,
     Measured,
@@ -272,6 +273,64 @@ def test_beyond_so_many_events_progress_is_told_but_no_longer_written(monkeypatc
 def test_beyond_so_many_bytes_progress_is_no_longer_written() -> None:
     effects = follow(tracker(output=100, logs=100), *(Logged("x" * 48) for _ in range(20)))
     assert len(written(effects, "logs")) == 4
+
+
+def call(*, output: int = 1000, webhook: str = "", **options: bool) -> Tracker:
+    """Return a tracker of a call of OpenAI's API, whose outputs are chunks."""
+    record = replace(RECORD, endpoint="chat", webhook=webhook)
+    return Tracker(record, Limits(output=output, logs=1000, inline=10), **options)
+
+
+CHUNK = b'{"choices":[{"delta":{"content":"a"}}],"x":"data:image/png;base64,iVBORw=="}'
+
+
+def test_each_chunk_of_a_call_is_written_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracker_module, "MOST_EVENTS", 3)
+    run = call()
+    effects = follow(run, *(Produced(Raw(CHUNK), number, 1) for number in range(20)))
+    assert written(effects, "output") == [CHUNK] * 20, "more bytes than an output may have, and more than other events"
+    assert (run.shown_bytes, run.count_usage(0.0).output_tokens) == (0, 20)
+    end = finish(run, Ended(outcome=Outcome.SUCCEEDED, output=Raw(b'{"whole":1}')))
+    assert (end.status, end.output) == ("succeeded", b'{"whole":1}')
+
+
+def test_chunks_beyond_their_limit_end_a_call_with_words() -> None:
+    run = call(output=100)
+    events = [Produced(Raw(CHUNK), number) for number in range(9)]
+    effects = follow(run, *events)
+    assert len(written(effects, "output")) == 3
+    assert effects[-1] == Halt(Stop.TOO_LARGE)
+    end = finish(run, Ended(outcome=Outcome.CANCELED, output=Raw(b'{"whole":1}')))
+    assert (end.status, end.code, end.output) == ("failed", "output_too_large", b'{"whole":1}')
+    assert end.error
+
+
+def test_answer_of_a_call_beyond_the_limit_fails_with_words() -> None:
+    end = finish(call(output=10), Ended(outcome=Outcome.SUCCEEDED, output=Raw(b'"0123456789"')))
+    assert (end.status, end.code, end.output) == ("failed", "output_too_large", b"")
+    assert "12 bytes" in end.error
+
+
+@pytest.mark.parametrize("webhook", ["", "http://receiver.test"])
+def test_chunks_are_kept_only_for_webhooks_and_never_joined_at_the_end(webhook: str) -> None:
+    run = call(webhook=webhook)
+    follow(run, Produced(Raw(CHUNK), 0), Produced(Raw(CHUNK), 0), Produced(Raw(CHUNK), 1))
+    assert run.output == (Raw(b"[%b,%b]" % (CHUNK, CHUNK)) if webhook else None)
+    assert finish(run, Ended(outcome=Outcome.FAILED, error="no")).output == b""
+
+
+def test_chunks_of_a_moderated_call_are_not_written() -> None:
+    run = call(is_moderated=True)
+    assert written(follow(run, Produced(Raw(CHUNK), 0)), "output") == []
+
+
+def test_tokens_that_nothing_shows_count_until_the_server_reports_its_own() -> None:
+    run = tracker()
+    effects = follow(run, Counted(1), Produced(Raw(b'"a"'), 0, 1), Counted(2))
+    assert written(effects, "output") == [b'"a"']
+    assert run.count_usage(0.0).output_tokens == 4
+    finish(run, Ended(outcome=Outcome.SUCCEEDED, metrics={"output_tokens": Raw(b"7")}))
+    assert run.count_usage(0.0).output_tokens == 7
 
 
 PNG = Raw(b'"data:image/png;base64,iVBORw=="')
