@@ -163,6 +163,7 @@ OPENAI: Final = Table(
         "embeddings": "embeddings",
         "models": "models",
         "errors": "errors",
+        "failed": "failed run",
         "broken": "error within a stream",
         "timeouts": "time-out",
         "repeats": "repeats",
@@ -177,10 +178,17 @@ OPENAI: Final = Table(
         "npm ai 6.0.326",
         "PyPI litellm 1.110.2",
     ),
+    theirs={
+        ("PyPI litellm 1.110.2", "models"): "it asks for `/v1/models` of the host, whatever the path of the base is",
+        **dict.fromkeys(
+            [("PyPI llama-index-llms-openai-like 0.8.1", "failed"), ("npm ai 6.0.326", "failed")],
+            "it repeats the call, whatever `x-should-retry` says",
+        ),
+    },
 )
 OPENAI_ALSO: Final[Mapping[str, Sequence[str]]] = {
     "llama-index-llms-openai-like": ("llama-index-embeddings-openai-like==0.4.0",),
     "ai": ("@ai-sdk/openai-compatible@2.0.92", "zod@4"),
 }
 """What a row of OPENAI needs besides its package."""
-TABLES: Final = (CLIENTS, LIBRARIES, COGS)
+TABLES: Final = (CLIENTS, LIBRARIES, COGS, OPENAI)

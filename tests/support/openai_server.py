@@ -18,9 +18,10 @@ from msgspec import Struct
 
 from director.lab.chaos.wire import BROKEN, Answer, Request, listening
 
-COMMANDS: Final = re.compile(rb"\b(hold|bad|break|think|refuse|count):([\w-]+)")
-"""`hold`: wait until the mark is released, after the first piece of a stream. `bad`: refuse the body. `break`: end a
-stream with an error in it. `think`: reason before the answer. `refuse`: the model will not answer. `count`: nothing.
+COMMANDS: Final = re.compile(rb"\b(hold|bad|fail|break|think|refuse|count):([\w-]+)")
+"""`hold`: wait until the mark is released, after the first piece of a stream. `bad`: refuse the body. `fail`: answer
+500. `break`: end a stream with an error in it. `think`: reason before the answer. `refuse`: the model will not answer.
+`count`: nothing.
 """
 HEAD: Final = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -52,7 +53,8 @@ class Call(Struct, kw_only=True, eq=False):
 
 
 def error(status: int, message: str, code: str, param: str | None = None, **headers: str) -> Answer:
-    about = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    about = {"message": message, "type": kind, "param": param, "code": code}
     return Answer(status, json.dumps({"error": about}).encode(), headers)
 
 
@@ -115,6 +117,8 @@ class OpenAiServer:
             return error(404, f"The model `{asked['model']}` does not exist", "model_not_found", "model")
         if command == "bad":
             return error(400, "It is too warm for this model", "too_warm", "temperature")
+        if command == "fail":
+            return error(500, "It went wrong", "broken", **{"x-should-retry": "false"})
         if call.path == "/v1/embeddings":
             return Answer(body=json.dumps(_embeddings(asked)).encode())
         if call.path != "/v1/chat/completions":

@@ -47,10 +47,16 @@ async function joined(pieces) {
   return text;
 }
 
+// Node ends at a failure that nothing waits for yet
+function started(call) {
+  call.catch(() => {});
+  return call;
+}
+
 // Have the scripted server's only slot taken during an act
 async function occupied(ask, act) {
   const mark = newMark();
-  const held = ask(scripted, `hold:${mark}`, { repeats: 5 });
+  const held = started(ask(scripted, `hold:${mark}`, { repeats: 5 }));
   await until(async () => (await seen(mark)).open, "running");
   let acted;
   try {
@@ -100,6 +106,13 @@ function common({ ask, stream, fault, kinds }) {
       assert.match(fault(error).said, /It broke/);
       assert.equal(text, "one ");
     },
+    async failed() {
+      const mark = newMark();
+      const { kind, said } = fault(await refused(() => ask(scripted, `fail:${mark}`, { repeats: 2 })));
+      assert.match(said, /It went wrong/);
+      assert.equal(kind, kinds[500]);
+      assert.deepEqual(await seen(mark), { calls: 1, open: 0 });
+    },
     async timeouts() {
       const mark = newMark();
       const error = await refused(() => ask(scripted, `hold:${mark}`, { timeout: SHORT_MS }));
@@ -111,14 +124,14 @@ function common({ ask, stream, fault, kinds }) {
       const before = await control("refused");
       let asked;
       await occupied(ask, async () => {
-        asked = ask(scripted, `count:${mark}`, { repeats: 2 });
+        asked = started(ask(scripted, `count:${mark}`, { repeats: 2 }));
         await until(async () => (await control("refused")) > before, "refused");
       });
       assert.equal(await asked, "one two");
       assert.deepEqual(await seen(mark), { calls: 1, open: 0 });
       if (!kinds.repeatsTimeouts) return;
       mark = newMark();
-      asked = ask(scripted, `hold:${mark}`, { timeout: SHORT_MS, repeats: 1 });
+      asked = started(ask(scripted, `hold:${mark}`, { timeout: SHORT_MS, repeats: 1 }));
       await until(async () => (await seen(mark)).calls === 2, "repeated after its time-out");
       await control("release", mark);
       assert.equal(await asked, "one two");
@@ -180,6 +193,7 @@ function openai() {
     401: "AuthenticationError",
     404: "NotFoundError",
     429: "RateLimitError",
+    500: "InternalServerError",
     timeout: "APIConnectionTimeoutError",
     repeatsTimeouts: true,
   };
@@ -291,7 +305,7 @@ function ai() {
       leaving.abort();
     }
   }
-  const kinds = { 400: 400, 401: 401, 404: 404, 429: 429, timeout: "TimeoutError", repeatsTimeouts: false };
+  const kinds = { 400: 400, 401: 401, 404: 404, 429: 429, 500: 500, timeout: "TimeoutError", repeatsTimeouts: false };
   const fault = (error) => ({
     kind: APICallError.isInstance(error) ? error.statusCode : error.name,
     said: `${error?.message ?? ""} ${error?.responseBody ?? ""} ${JSON.stringify(error)}`,

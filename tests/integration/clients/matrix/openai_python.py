@@ -123,6 +123,12 @@ class Client:
         assert "It broke" in said, said
         equal("".join(piece or "" for piece in pieces), "one ")
 
+    def failed(self):
+        mark = new_mark()
+        said = refused(lambda: self.ask(scripted, f"fail:{mark}", repeats=2), "InternalServerError")
+        assert "It went wrong" in said, said
+        equal(control("seen", mark), {"calls": 1, "open": 0})
+
     def timeouts(self):
         mark = new_mark()
         refused(lambda: self.ask(scripted, f"hold:{mark}", timeout=SHORT_S), self.TIMED_OUT)
