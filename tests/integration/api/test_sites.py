@@ -12,6 +12,7 @@ import httpx
 import pytest
 from httpx import AsyncClient
 
+from api.services import stream_readers
 from director.broker import keys
 from director.broker.scripts import IDEMPOTENCY_TTL_MS
 from director.core.clock import SystemClock
@@ -431,3 +432,49 @@ async def test_simultaneous_creates_with_one_key_make_one_prediction(api: AsyncC
         key = {"idempotency-key": f"twins-{each}"}
         assert len({one["id"] for one in await asyncio.gather(*(made(api, **key) for _ in range(4)))}) == 1
     assert await eu.has() + await us.has() == 6
+
+
+CHUNK = b'{"choices":[{"index":0,"delta":{"content":"hi"}}]}'
+
+
+async def speak_openai(*places: Place) -> None:
+    for each in places:
+        await each.catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="openai", policy=Policy())
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_call_of_openai_is_answered_by_the_site_that_took_it(
+    service: Service, eu: Place, us: Place, streams: bool
+) -> None:
+    await speak_openai(eu, us)
+    body = {"model": MODEL, "stream": streams}
+    answers: list[httpx.Response] = []
+
+    async def ask() -> None:
+        headers = {"X-Site": "us", "Idempotency-Key": "k"}
+        answers.append(await api.post("/openai/v1/chat/completions", json=body, headers=headers))
+
+    async with service.api(openai=True) as api:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            claim = await us.director.claim()
+            seq = await us.director.begin(claim, CHUNK)
+            await us.director.finish(claim, output=b'{"whole":1.0}', seq=seq)
+        await ask()  # the same again
+    first, second = answers
+    assert site_of(PredictionId(first.headers["x-request-id"])) == 1
+    assert first.content == second.content
+    assert first.content == (b"data: %b\n\ndata: [DONE]\n\n" % CHUNK if streams else b'{"whole":1.0}')
+
+
+async def test_stream_without_room_at_any_site_is_filed_nowhere(
+    service: Service, eu: Place, us: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await speak_openai(eu, us)
+    monkeypatch.setattr(stream_readers.Readers, "is_full", True)
+    async with service.api(openai=True) as api:
+        headers = {"Idempotency-Key": "k"}
+        body = {"model": MODEL, "stream": True}
+        answer = await api.post("/openai/v1/chat/completions", json=body, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "too_many_streams")
+    assert (await eu.has(), await us.has()) == (0, 0)
