@@ -1,21 +1,21 @@
 """Judge the promises to the caller: I3 webhooks, I6 cancels, I8 idempotency keys, I10 event streams, I20 what several
-clients see at once. Pure.
+clients see at once, I28 to I30 calls of OpenAI's API. Pure.
 """
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, pairwise, product
 from typing import Final
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from director.core.states import TERMINAL
 from director.lab.chaos import journal
 from director.lab.chaos.evidence import Evidence, Findings, Try, depends_on, pid_of
 from director.lab.chaos.history import RESTARTS, lives
 from director.lab.chaos.journal import Heard
-from director.lab.chaos.plan import MISSING_AT_FIRST, MOVE_SLOT, SINK
+from director.lab.chaos.plan import GO_ON, MISSING_AT_FIRST, MOVE_SLOT, SINK, WHOLE
 
 SPREAD: Final = 0.1  # of each wait: it is a tenth shorter or longer, at random
 EARLY_S: Final = 0.5
@@ -285,3 +285,93 @@ def _text(item: bytes) -> str:
 
 def _place(mark: str) -> tuple[int, ...]:
     return tuple(WORDS[part] if part in WORDS else int(part) for part in mark.split(":"))
+
+
+ALL_CAME: Final = "[DONE]"
+API: Final = ("api-0", "api-0:redis", "client:api")
+
+
+class _Choice(Struct):
+    finish_reason: str | None = None
+
+
+class _Piece(Struct):
+    choices: list[_Choice] = []
+    error: dict[str, object] | None = None
+
+    @property
+    def is_last(self) -> bool:
+        return any(choice.finish_reason for choice in self.choices)
+
+
+def calls_end_in_words(evidence: Evidence) -> Findings:
+    """I28: an answer ends with a reason to finish, or with an error. Its connection breaks only if a fault hit the API,
+    and it is never silent.
+    """
+    for prediction_id, calls in evidence.calls.items():
+        yield from ((prediction_id, what) for call in calls for what in _find_wordless(evidence, call))
+
+
+def _find_wordless(evidence: Evidence, call: journal.Called) -> Iterator[str]:
+    if call.end == "silent":
+        yield f"nothing came any more after {len(call.chunks)} chunks"
+    if call.end == "broken" and call.status and not evidence.was_hindered(call.at - BEFORE_MS, call.at, API[::2]):
+        yield "its connection broke, though nothing had hit the API"
+    pieces = [_read(data) for data in call.chunks if data != ALL_CAME]
+    if call.end == "whole" and _is_whole(call) and not (pieces and pieces[-1].is_last):
+        yield "it came whole, and has no reason to finish"
+    if call.end == "whole" and not _is_whole(call) and not (pieces and pieces[-1].error):
+        yield f"it was answered {call.status}, and ended without a reason to finish and without an error"
+    if any(piece.error for piece in pieces[:-1]):
+        yield "more came after its error"
+
+
+def _read(data: str) -> _Piece:
+    try:
+        return msgspec.json.decode(data, type=_Piece)
+    except msgspec.DecodeError:
+        return _Piece()
+
+
+def _is_whole(call: journal.Called) -> bool:
+    return call.chunks[-1:] == [ALL_CAME] or (call.plan == WHOLE and call.status == 200)
+
+
+def texts(call: journal.Called) -> list[str]:
+    """Return what came of the model's answer."""
+    return [] if call.status != 200 else [data for data in call.chunks if data != ALL_CAME and '"error"' not in data]
+
+
+def calls_have_one_text(evidence: Evidence) -> Findings:
+    """I29: what came is what one run sent, byte for byte, up to where it ended, and all of it if it came whole. Once a
+    chunk was shown, no other run begins.
+    """
+    for prediction_id, calls in evidence.calls.items():
+        runs = evidence.runs.get(prediction_id, [])
+        sent = {run: [each.data for each in evidence.spoken.get(run.run, [])] for run in runs}
+        for call in calls:
+            came = texts(call)
+            of = [run for run in runs if sent[run][: len(came)] == came]
+            if came and len(of) != 1:
+                yield prediction_id, f"its {len(came)} chunks are those of {len(of)} runs of {len(runs)}"
+            elif came and _is_whole(call) and len(came) < len(sent[of[0]]):
+                yield prediction_id, f"it ended as whole after {len(came)} chunks of {len(sent[of[0]])}"
+            elif came and call.plan != WHOLE and any(run.began > of[0].began for run in runs):
+                yield prediction_id, f"it ran again after {len(came)} chunks were shown"
+
+
+def calls_given_up_stop(evidence: Evidence) -> Findings:
+    """I30: soon after its caller has left, a call runs no more. One that its caller wants to go on is not stopped."""
+    for prediction_id, calls in evidence.calls.items():
+        left, runs = (call for call in calls if call.end == "left"), evidence.runs.get(prediction_id, [])
+        for call, run in product(left, runs):
+            over, needed = run.asked or run.ended, {*API, *depends_on(run.server)}
+            if evidence.was_hindered(call.at - evidence.rules.recovery_s * 1000, over, needed, pid=run.pid):
+                continue
+            if call.plan == GO_ON and run.asked:
+                yield (
+                    prediction_id,
+                    f"it was stopped {over - call.at} ms after its caller left, which wanted it to go on",
+                )
+            elif call.plan != GO_ON and over - call.at > evidence.rules.cancel_s * 1000:
+                yield prediction_id, f"it ran on for {over - call.at} ms after its caller had left"

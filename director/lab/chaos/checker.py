@@ -71,6 +71,7 @@ def evidence_is_whole(evidence: Evidence) -> Findings:
         "no prediction was seen by several clients": clients >= {"get", "list"} or len(evidence.creates) < LEAST_SHARED,
         "no model server answered oddly": any(run.odd for run in evidence.every_run()) or ordered_odd < LEAST_ODD,
         "no slot was tried at rest": not evidence.rules.slots_of or FULL in evidence.plans().values(),
+        "no call came whole": not evidence.rules.has_calls or "whole" in ends_of_calls(evidence),
         "no process was watched at rest": not evidence.rules.is_sampled or (evidence.samples and evidence.rested),
         "the rush of tenants saturated no queue": not fairness.is_rushed(evidence) or fairness.saturations(evidence),
     }
@@ -84,6 +85,13 @@ def evidence_is_whole(evidence: Evidence) -> Findings:
         for claimed in claims:
             if claimed.delivered and abs(claimed.at - claimed.delivered) > evidence.rules.clock_s * 1000:
                 yield prediction_id, f"its record says claimed at {claimed.at}, the server says {claimed.delivered}"
+
+
+def ends_of_calls(evidence: Evidence) -> dict[str, int]:
+    calls = [call for several in evidence.calls.values() for call in several]
+    return dict(
+        Counter(call.end if caller.texts(call) or call.end == "left" else f"refused {call.status}" for call in calls)
+    )
 
 
 INVARIANTS: Final[dict[str, tuple[str, Callable[[Evidence], Findings]]]] = {
@@ -113,6 +121,9 @@ INVARIANTS: Final[dict[str, tuple[str, Callable[[Evidence], Findings]]]] = {
     "I25": ("An odd answer of a model server was the end, after one run.", history.odd_answers_are_ends),
     "I26": ("Runs and tokens that were counted are those of the model servers.", history.what_ran_is_counted),
     "I27": ("Once healed, each model server has all of its slots.", history.slots_come_back),
+    "I28": ("A call's answer ends with a reason to finish, or with an error.", caller.calls_end_in_words),
+    "I29": ("A call has one text: what one run sent, byte for byte.", caller.calls_have_one_text),
+    "I30": ("A call whose caller has left soon runs no more.", caller.calls_given_up_stop),
 }
 JUDGED: Final = {**INVARIANTS, "evidence": ("Every party left its evidence.", evidence_is_whole)}
 
@@ -143,6 +154,11 @@ def _rows(evidence: Evidence, prediction_id: str) -> Iterator[tuple[int, str]]:
         yield seen.at, f"client: sees {seen.status or 'nothing'} by {seen.by}, asked at {seen.asked}"
     for visit in evidence.visits.get(prediction_id, []):
         yield visit.at, f"reader: asks after {visit.after or 'nothing'}, answered {visit.status}, ends {visit.end}"
+    for call in evidence.calls.get(prediction_id, []):
+        yield (
+            call.at,
+            f"caller: {call.key} {call.plan}, answered {call.status}, {call.end} after {len(call.chunks)} chunks",
+        )
     if final := evidence.finals.get(prediction_id):
         for kind, at, data in final.events:
             yield at, f"event: {kind} {data}".rstrip()
@@ -196,6 +212,7 @@ class Report(Struct, frozen=True, kw_only=True):
     resumed: int
     shared: int
     seen: int
+    calls: dict[str, int]
     faults: dict[str, int]
     left_out: str
     counts: dict[str, int]
@@ -257,6 +274,7 @@ def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | No
         resumed=sum(bool(visit.after and visit.status) for visits in evidence.visits.values() for visit in visits),
         shared=len(evidence.seen),
         seen=sum(map(len, evidence.seen.values())),
+        calls=ends_of_calls(evidence),
         failing=len(caller.failing(evidence)),
         busiest=round(max((use.share for use in idle), default=0.0), 3),
         most_grown_mb=max((use.grown_kb for use in idle), default=0) // 1024,
@@ -307,6 +325,7 @@ def text(report: Report) -> str:
         f" servers' time went to dead work ({report.dead_work_in_all:.2%} with what faults explain)",
         f"{report.followed} were followed by readers, which resumed {report.resumed} times after an event",
         f"{report.shared} were looked at by several clients at once, {report.seen} times",
+        f"calls of OpenAI's API, by their ends: {name_counts(report.calls)}",
         f"{report.failing} receivers that fail, at a host where others do not, were judged by their schedule",
         f"processes that could do nothing used at most {report.busiest:.1%} of a core and grew by at most"
         f" {report.most_grown_mb} MB; the largest had {report.largest_mb} MB",

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from director.core.ids import PredictionId, created_ms_of
 from director.core.states import TERMINAL
+from director.lab.chaos.calls import PAUSE_S, SILENT_S, call
 from director.lab.chaos.journal import (
     Action,
     Answered,
@@ -45,6 +46,7 @@ from director.lab.chaos.plan import (
     Order,
     Plan,
     bystanders,
+    calls,
     fill,
     key_of,
     large,
@@ -55,8 +57,6 @@ from director.lab.chaos.plan import (
 from director.lab.chaos.wire import Answer, Caller, Unanswered
 
 TRY_S: Final = 5.0
-SILENT_S: Final = 30.0  # three of the comments that keep a silent stream alive
-PAUSE_S: Final = (0.1, 0.5)
 LEAVES_AFTER: Final = (1, 3)  # number of events
 RETRIED: Final = "retried"
 READERS: Final = 8
@@ -117,7 +117,7 @@ class Reader:
                 path = "/" + msgspec.json.decode(answer.body)["urls"]["stream"].split("/", 3)[3]
                 headers = {"accept": "text/event-stream"} | ({"last-event-id": after} if after else {})
                 async with self.api.follow(path, headers=headers, within_s=TRY_S, silent_s=SILENT_S) as stream:
-                    status, pieces = stream
+                    status, pieces = stream[0].status, stream[1]
                     if status == 200:
                         end = await self._listen(pieces)
             if status != 200:
@@ -266,6 +266,7 @@ class Errand(Struct, frozen=True, kw_only=True):
     large: Sequence[Burst] = ()
     watches: Mapping[Plan, Burst] = {}
     full: Mapping[str, int] = {}
+    has_calls: bool = False
 
 
 class Counts(Struct, kw_only=True):
@@ -296,6 +297,8 @@ class Client:
                     tasks.start_soon(self._large, f"{LARGE}-{number}", burst, began + burst.at_s)
                 for part, burst in self._errand.watches.items():
                     tasks.start_soon(self._watch, part, burst, began + burst.at_s, readers)
+                if self._errand.has_calls:
+                    tasks.start_soon(self._call, tasks, began)
                 for upcoming in self._orders():
                     due_s += upcoming.gap / rate
                     if due_s >= self._errand.seconds:
@@ -307,6 +310,16 @@ class Client:
                     tasks.start_soon(self._see_through, order, readers)
             readers.cancel_scope.cancel()
         self.counts.rate = self.counts.sent / self._errand.seconds
+
+    async def _call(self, tasks: TaskGroup, at: float) -> None:
+        errand, until = self._errand, at + self._errand.seconds
+        for order in calls(errand.seed, tenants=errand.tenants):
+            at += order.gap
+            if at >= until:
+                return
+            await anyio.sleep_until(at)
+            token = errand.tokens[order.tenant]
+            tasks.start_soon(call, self._api, order, self._key(order), token, self._journal)
 
     async def _rush(self, part: str, burst: Burst, at: float) -> None:
         first, [model] = self._errand.tenants, burst.models

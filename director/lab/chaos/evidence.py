@@ -47,6 +47,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     is_sampled: bool = False  # what each process uses
     schedule_s: tuple[float, ...] = ()  # the waits between the attempts at a webhook; journals of former builds lack it
     lag_s: float = 0  # how far a replica may be behind its master
+    has_calls: bool = False  # of OpenAI's API
     is_counted: bool = False  # all directors and keepers count what runs use; journals of former builds lack it
 
     @property
@@ -176,6 +177,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
     unmade: dict[str, list[journal.Unmade]]
     finals: dict[str, journal.Final]
     spoken: dict[str, list[journal.Spoken]]  # by run
+    calls: dict[str, list[journal.Called]]  # by the prediction, or by their tag if it is unknown
     leftovers: Leftovers | None
     until: int
     clock: ServerClock = ServerClock()
@@ -276,11 +278,12 @@ def gather(folder: Path, rules: Rules | None = None, leftovers: Leftovers | None
     requests = [line for line in lines if isinstance(line, Sent | Answered)]
     tries = [Try(*pair) for pair in _pair(requests, lambda line: isinstance(line, Sent), attrgetter("key", "action"))]
     finals = {final.id: final for final in _only(lines, journal.Final)}
+    tagged = {final.tag: final.id for final in finals.values() if final.tag}
     return Evidence(
         rules=rules,
         creates=group((each for each in tries if each.sent.action == "create"), attrgetter("sent.key")),
         by_id=group((each for each in tries if each.answer.id), by_answer),
-        runs=_runs(lines, faults, until, {final.tag: final.id for final in finals.values() if final.tag}),
+        runs=_runs(lines, faults, until, tagged),
         webhooks=group(_only(lines, journal.Delivered), _id),
         followed=frozenset(line.id for line in _only(lines, journal.Followed)),
         visits=group(_only(lines, journal.Visited), _id),
@@ -299,6 +302,7 @@ def gather(folder: Path, rules: Rules | None = None, leftovers: Leftovers | None
         unmade=group(_only(lines, journal.Unmade), _id),
         finals=finals,
         spoken=group(_only(lines, journal.Spoken), attrgetter("run")),
+        calls=group(_only(lines, journal.Called), lambda call: tagged.get(call.key, call.id or call.key)),
         leftovers=leftovers,
         until=until,
         clock=clock,

@@ -18,6 +18,7 @@ from director.lab.chaos.plan import FULL
 
 RESTARTS: Final = frozenset({"retried", "released", "revived"})
 MODEL_FAILED: Final = "model_failed"
+DIRECTOR_LOST: Final = "director_lost"
 IN_ORDER: Final = 0.999  # share of all first claims
 NO_RECORD: Final = "it was accepted, but there is no record of it"
 SHOWN: Final = "its caller was shown"
@@ -57,7 +58,7 @@ def all_are_listed(evidence: Evidence) -> Findings:
 def one_end(evidence: Evidence) -> Findings:
     for final in evidence.finals.values():
         status = final.record.get("status", "")
-        if not status:
+        if not status or (final.tag and not final.events):  # those of a call go a minute after its end
             continue
         *former, last = lives(final.events)
         wanted = [1] * len(former) + [int(status in TERMINAL)]
@@ -157,11 +158,12 @@ def what_ran_is_counted(evidence: Evidence) -> Findings:
         every = [run for each in ids for run in evidence.runs.get(each, [])]
         finals = [evidence.finals[each] for each in ids if each in evidence.finals]
         kept = [run for final in finals for run in _find_written(final, evidence.runs.get(final.id, []))]
+        shown = [count for final in finals if (count := _count_shown(final, evidence))]
         claims = sum(len(evidence.claims.get(each, [])) for each in ids)
         least_tokens, most_tokens = (sum(run.tokens for run in several) for several in (kept, every))
         for name, counted, least, most in (
-            ("runs", runs, len(kept), claims),
-            ("output tokens", tokens, least_tokens, most_tokens),
+            ("runs", runs, len(kept) + len(shown), claims),
+            ("output tokens", tokens, least_tokens + sum(shown), most_tokens),
         ):
             if not least <= counted <= most:
                 yield model, f"{counted} {name} were counted, and its servers had {least} to {most}"
@@ -172,6 +174,17 @@ def _find_written(final: journal.Final, runs: list[Run]) -> list[Run]:
     output = msgspec.json.decode(final.output) if final.output else []
     writers = _writers(output if isinstance(output, list) else [output])
     return [run for run in runs if final.record.get("status") == "succeeded" and [run.run] == writers]
+
+
+def _count_shown(final: journal.Final, evidence: Evidence) -> int:
+    """Return the tokens that the caller of a call was shown, if it ended without an answer: its director counted those.
+    A director that was lost counted nothing.
+    """
+    if final.record.get("status") == "succeeded" or final.record.get("code") == DIRECTOR_LOST:
+        return 0
+    shown = {data for call in evidence.calls.get(final.id, []) for data in call.chunks}
+    sent = (said for run in evidence.runs.get(final.id, []) for said in evidence.spoken.get(run.run, []))
+    return sum(said.tokens for said in sent if said.data in shown)
 
 
 def attempts_are_bounded(evidence: Evidence) -> Findings:

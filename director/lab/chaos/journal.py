@@ -19,6 +19,7 @@ The checker relies on this:
   caller that made it may cancel it and a reader follows it. Each answer is a `Seen`.
 - a model server with OpenAI's API: it knows no prediction, so that the id of its runs is the tag of the call, which its
   body has as `user`. It writes `Spoken` before each piece leaves.
+- callers of OpenAI's API: each try has a tag of its own, which is its `key`. A `Called` follows when it is over.
 - nemesis: it names a process by its part and number (`director-0`, `cog-0`, `api-0`), and a link by its two ends
   (`director-0:redis`, `director-0:cog`, `webhooks:sink-0`, `all:redis`). Director and model server of one number belong
   together. Kinds that end a process begin with `kill` or `crash`, kinds that freeze one with `stop`; `partition` and
@@ -114,6 +115,19 @@ class Seen(_Line, frozen=True, kw_only=True):
     asked: int
     by: Literal["get", "list"]
     status: str
+
+
+class Called(_Line, frozen=True, kw_only=True):
+    """client: its call of OpenAI's API is over. `key`: its tag. `chunks`: what came, each data of a stream or the whole
+    answer. `end`: it came whole, it broke, it was silent for too long, or its caller left.
+    """
+
+    key: str
+    id: str
+    plan: str
+    status: int
+    chunks: list[str]
+    end: Literal["whole", "broken", "silent", "left"]
 
 
 class CogStarted(_Line, frozen=True, kw_only=True):
@@ -253,7 +267,7 @@ class Final(_Line, frozen=True, kw_only=True):
     tag: str = ""
 
 
-ClientLine = Sent | Answered | Followed | Heard | Visited | Listed | Seen
+ClientLine = Sent | Answered | Called | Followed | Heard | Visited | Listed | Seen
 ServerLine = Arrived | Breaker | Claimed
 RunLine = Fault | Held | Healed | Rested | Sampled
 Line = ClientLine | CogStarted | CogEnded | Spoken | Delivered | RunLine | ServerLine | Reign | Unmade | Final

@@ -274,6 +274,7 @@ def _list_held(kind: str, target: str, stage: Stage) -> Sequence[str]:
 Plan = (
     Literal["plain", "cancel", "cancel_after", "start_by", "repeat", "other_body", "fail", "odd", "missing", "poison"]
     | Literal["rush", "flood", "large", "alone", "beside", "full"]
+    | Literal["chat", "whole", "leave", "go_on"]
     | Literal["hoard", "stall", "dead", "sick", "hang", "crash", "freeze"]
 )
 MISSING_AT_FIRST: Final = "missing"  # the plan of predictions whose receiver, at the host of all others, fails at first
@@ -300,6 +301,16 @@ PLANS: Final[dict[Plan, int]] = {
     "missing": 10,
     "poison": 3,
 }
+# Calls of OpenAI's API: streamed, not streamed, or streamed to a caller that leaves, which may want it to go on
+WHOLE: Final = "whole"
+GO_ON: Final = "go_on"
+LEAVES: Final[Sequence[Plan]] = ("leave", GO_ON)
+CALLS: Final[dict[Plan, int]] = {"chat": 50, WHOLE: 20, "leave": 15, GO_ON: 10, "fail": 5}
+CALLS_GAP_S: Final = 0.5  # a rate that its slots sustain, however fast the machine is
+PIECES: Final = (2, 30)  # of a text
+PIECE_MS: Final = (10.0, 40.0)
+SLOW_SHARE: Final = 0.05  # of the calls whose callers stay: others leave in the middle of a slow text
+SLOW_TIMES: Final = 5
 NOT_IN_PEACE: Final[Sequence[Plan]] = ("poison",)
 OUTCOMES: Final[Mapping[Plan, Outcome]] = {"fail": "fail", "poison": "crash"}
 LANES: Final = {"high": 1, "normal": 6, "low": 3}
@@ -401,6 +412,28 @@ def large(part: str, *, models: Sequence[str], tenant: int, until_ms: int) -> It
     shared = Order(number=0, gap=0.0, plan=LARGE, tenant=tenant, model="", lane="high", script=script, part=part)
     for number, model in enumerate(model for model in models for _ in range(LARGE_RUNS)):
         yield replace(shared, number=number, model=model)
+
+
+def calls(seed: int, *, tenants: int) -> Iterator[Order]:
+    """Yield the calls of OpenAI's API, `gap` in seconds."""
+    weights, number = _tenant_weights(tenants), 0
+    while True:
+        dice = random.Random(f"{seed}:call:{number}")  # noqa: S311 - repeatable on purpose
+        plan = dice.choices(list(CALLS), list(CALLS.values()))[0]
+        pieces, is_slow = dice.randint(*PIECES), dice.random() < SLOW_SHARE or plan in LEAVES
+        ms = round(pieces * dice.uniform(*PIECE_MS) * (SLOW_TIMES if is_slow else 1), 1)
+        yield Order(
+            number=number,
+            gap=dice.expovariate(1 / CALLS_GAP_S),
+            plan=plan,
+            tenant=dice.choices(range(tenants), weights)[0],
+            model=TALKER,
+            lane=dice.choices(list(LANES), list(LANES.values()))[0],
+            script=Script(ms=ms, outcome=OUTCOMES.get(plan, "ok"), outputs=pieces),
+            then_ms=dice.randrange(SOON_MS) if plan in LEAVES else 0,
+            part="call",
+        )
+        number += 1
 
 
 def fill(slots: Mapping[str, int], *, until_ms: int) -> Iterator[Order]:

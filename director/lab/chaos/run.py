@@ -292,6 +292,7 @@ class Run:
             if self._watch_s
             else {},
             full=full,
+            has_calls=options.rollout is None,
         )
         return msgspec.json.decode(await self._play("client", errand), type=Counts)
 
@@ -386,6 +387,7 @@ class Run:
             kind=options.kind,
             is_sampled=usage.IS_SAMPLED and options.rollout is None,
             schedule_s=() if options.rollout else SCHEDULE_S,  # other deliveries use up that of 0.3.0
+            has_calls=options.rollout is None,
             is_counted=options.rollout is None,  # directors of 0.3.0 count nothing
             lag_s=self._scene.servers.lag_s,
         )

@@ -128,7 +128,7 @@ def cast(
         [_ours(name, "director keeper", redis_urls, **shared) for name in KEEPERS],
         [_script(SINK, "sink", [str(journals / "sink.jsonl"), str(secrets)], ready="/health"), *cogs],
         directors,
-        [_ours(API, "api", redis_urls, durability=durability, **CONNECTIONS)],
+        [_ours(API, "api", redis_urls, durability=durability, openai=True, **CONNECTIONS)],
     ]
 
 

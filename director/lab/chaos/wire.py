@@ -104,18 +104,27 @@ class Caller:
 
     @asynccontextmanager
     async def follow(
-        self, path: str, *, headers: Mapping[str, str], within_s: float, silent_s: float
-    ) -> AsyncGenerator[tuple[int, AsyncIterator[bytes]]]:
-        """GET a stream on a new connection. Raises Unanswered, inside the block too, if it breaks or is silent for
-        `silent_s`.
+        self,
+        path: str,
+        *,
+        method: str = "GET",
+        body: bytes = b"",
+        headers: Mapping[str, str],
+        within_s: float,
+        silent_s: float,
+    ) -> AsyncGenerator[tuple[Answer, AsyncIterator[bytes]]]:
+        """Ask for a stream on a new connection. Any other answer has a body. Raises Unanswered, inside the block
+        too, if it breaks or is silent for `silent_s`.
         """
         connection = None
         with _raise_unanswered():
             try:
                 async with asyncio.timeout(within_s):
                     connection = await self._connect()
-                    status, _ = await self._send(connection, "GET", path, headers)
-                yield status, _pieces(connection[0], silent_s)
+                    status, headers_back = await self._send(connection, method, path, headers, body)
+                    content = await connection[0].readexactly(int(headers_back.get("content-length", "0")))
+                is_stream = "content-length" not in headers_back
+                yield Answer(status, content, headers_back), _pieces(connection[0], silent_s if is_stream else None)
             finally:
                 if connection is not None:
                     connection[1].transport.abort()
@@ -164,8 +173,8 @@ async def _exchange(handler: Handler, reader: asyncio.StreamReader, writer: asyn
     return headers.get("connection", "").lower() != "close"
 
 
-async def _pieces(reader: asyncio.StreamReader, silent_s: float) -> AsyncGenerator[bytes]:
-    while True:
+async def _pieces(reader: asyncio.StreamReader, silent_s: float | None) -> AsyncGenerator[bytes]:
+    while silent_s is not None:
         async with asyncio.timeout(silent_s):
             size = int(await reader.readuntil(b"\r\n"), 16)
             piece = (await reader.readexactly(size + 2))[:size]

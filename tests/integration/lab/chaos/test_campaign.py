@@ -81,6 +81,24 @@ SABOTAGES: Final = {
         "        if self._permit.taken and self._claim.record.attempt < 2:\n",
         "I27",
     ),
+    "a stream that fails ends without a word": Sabotage(
+        "api/openai/chunks.py",
+        "        return error_event(failed)\n",
+        '        return b""\n',
+        "I28",
+    ),
+    "another run goes on with the text of a lost one": Sabotage(
+        "api/openai/calls.py",
+        '    on_lost = _choose(request, "X-On-Lost", ("fail", "restart"), "fail")\n',
+        '    on_lost = _choose(request, "X-On-Lost", ("fail", "restart"), "restart")\n',
+        "I29",
+    ),
+    "a call runs on when its caller has left": Sabotage(
+        "api/openai/calls.py",
+        "        if self._continues:\n",
+        "        if True:\n",
+        "I30",
+    ),
     "an answer that cannot be read is taken for a death": Sabotage(
         "director/servers/runners/outcomes.py",
         "    Observation.UNREADABLE: Rule(Outcome.FAILED,",

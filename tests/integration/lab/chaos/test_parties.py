@@ -8,14 +8,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from director.core.runner_config import CogConfig, OpenAiConfig
 from director.core.webhooks import new_secret, sign_headers
+from director.lab.chaos.calls import call
 from director.lab.chaos.client import talk
-from director.lab.chaos.journal import CogEnded, Delivered, Fault, Journal, Line, Spoken, read
+from director.lab.chaos.journal import Answered, Called, CogEnded, Delivered, Fault, Journal, Line, Sent, Spoken, read
 from director.lab.chaos.parties import FAILED, ODD, Cog, Script, Sink, Talker
+from director.lab.chaos.plan import Order, calls
 from director.lab.chaos.proxy import Link
-from director.lab.chaos.wire import Caller, Handler, Unanswered, listening
+from director.lab.chaos.wire import BROKEN, Answer, Caller, Handler, Request, Unanswered, listening
 from director.servers.runners import RunnerOptions
 from director.servers.runners.cog import CogRunner
 from director.servers.runners.openai import OpenAiRunner
@@ -377,3 +380,58 @@ async def test_a_link_passes_on_a_hang_up():
         assert await say(ends, b"last\n") == b"last\n"
         ends[1].close()
         await asyncio.wait_for(echo.hung_up.wait(), 20)
+
+
+STREAM = b"HTTP/1.1 200 OK\r\nx-request-id: one\r\ntransfer-encoding: chunked\r\n\r\n"
+ORDER = next(order for order in calls(1, tenants=3) if order.plan == "chat")
+PIECES = (b": 3 ahead\n\ndata: a", b"\n\ndata: b\n\n", b"data: [DONE]\n\n")
+
+
+async def stream(request: Request) -> None:
+    await request.write(STREAM + b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in PIECES))
+
+
+async def call_and_read(folder: Path, answer: Handler, *, order: Order = ORDER) -> list[tuple[str, str, list[str]]]:
+    """Return the tag, the end and the chunks of each try."""
+    with closing(Journal(folder / "cog-0.jsonl")) as journal:
+        async with serving(answer) as url:
+            await call(Caller(url), order, "k", "token", journal)
+    asked = [line for line in lines(folder) if isinstance(line, Sent | Answered | Called)]
+    assert [type(line) for line in asked] == [Sent, Answered, Called] * (len(asked) // 3)
+    return [(line.key, line.end, line.chunks) for line in asked if isinstance(line, Called)]
+
+
+async def test_a_caller_repeats_what_was_refused_and_reads_the_stream(tmp_path: Path):
+    refused = iter([Answer(503, b"{}")])
+
+    async def answer(request: Request) -> Answer:
+        if refusal := next(refused, None):
+            return refusal
+        await stream(request)
+        await request.write(b"0\r\n\r\n")
+        return BROKEN
+
+    assert await call_and_read(tmp_path, answer) == [("k-0", "whole", ["{}"]), ("k-1", "whole", ["a", "b", "[DONE]"])]
+
+
+async def test_a_caller_does_not_repeat_what_broke_off_or_is_of_no_use_to_repeat(tmp_path: Path):
+    async def answer(request: Request) -> Answer:
+        await stream(request)
+        return BROKEN
+
+    async def refuse(_: Request) -> Answer:
+        return Answer(500, b"{}", {"x-should-retry": "false"})
+
+    (tmp_path / "refused").mkdir()
+    assert await call_and_read(tmp_path, answer) == [("k-0", "broken", ["a", "b", "[DONE]"])]
+    assert await call_and_read(tmp_path / "refused", refuse) == [("k-0", "whole", ["{}"])]
+
+
+async def test_a_caller_leaves_in_the_middle_of_a_stream(tmp_path: Path):
+    async def answer(request: Request) -> Answer:
+        await stream(request)
+        await request.gone.wait()
+        return BROKEN
+
+    came = await call_and_read(tmp_path, answer, order=replace(ORDER, plan="leave", then_ms=300))
+    assert came == [("k-0", "left", ["a", "b", "[DONE]"])]

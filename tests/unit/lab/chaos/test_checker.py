@@ -14,6 +14,7 @@ from director.lab.chaos.journal import (
     Answered,
     Arrived,
     Breaker,
+    Called,
     Claimed,
     CogEnded,
     CogStarted,
@@ -31,6 +32,7 @@ from director.lab.chaos.journal import (
     Sampled,
     Seen,
     Sent,
+    Spoken,
     Unmade,
     Visited,
 )
@@ -513,7 +515,62 @@ def failed_unseen() -> list[Line]:
     return [*create("k-a", "a"), *run("a", "r-a", began=10, ended=None), ended, told("a", "failed", at=120), rest]
 
 
+def piece(number: int, *, run: str = "r-c", why: str = "null") -> str:
+    return f'{{"id":"{run}","choices":[{{"delta":{{"content":"{run}/{number} "}},"finish_reason":{why}}}]}}'
+
+
+P0, P1, P2 = piece(0), piece(1), piece(2, why='"stop"')
+ERROR = '{"error":{"message":"lost","code":"server_lost"}}'
+SECOND_RUN = piece(0, run="r-d")
+
+
+def called(
+    *chunks: str,
+    end: Any = "whole",
+    plan: str = "chat",
+    status: int = 200,
+    at: int = 95,
+    sent: tuple[str, ...] = (P0, P1, P2),
+    ended: int = 90,
+    outcome: str = "succeeded",
+) -> list[Line]:
+    """Return a call that got these chunks. The server sent others in its first run."""
+    stopped = {"outcome": outcome, "asked": ended if outcome == "canceled" else None}
+    return [
+        *create("call-0", "c", plan=plan),
+        *run("c", "r-c", began=10, ended=ended, **stopped),
+        *(Spoken(at=T + 20 + place, run="r-c", data=data, tokens=1) for place, data in enumerate(sent)),
+        *over("c", outcome, ended + 10, by="r-c"),
+        Called(at=T + at, key="call-0", id="c", plan=plan, status=status, chunks=list(chunks), end=end),
+    ]
+
+
+def again(*chunks: str, sent: tuple[str, ...] = ()) -> list[Line]:
+    """Return a call whose first run was lost after it sent something, and whose second run gave it these chunks."""
+    lost = Spoken(at=T + 45, run="r-d", data=SECOND_RUN, tokens=1)
+    first = [*run("c", "r-c", began=10, ended=20, outcome="crashed")]
+    first += [Spoken(at=T + 15, run="r-c", data=data, tokens=1) for data in sent]
+    events = ("retried", 30, "server_lost host-41-aa")
+    second = run("c", "r-d", began=40, ended=80)
+    over_at = over("c", "succeeded", 90, events, by="r-d")
+    call = Called(at=T + 95, key="call-0", id="c", plan="chat", status=200, chunks=list(chunks), end="whole")
+    return [*create("call-0", "c", plan="chat"), *first, *second, lost, *over_at, call]
+
+
 KEPT: dict[str, list[Line]] = {
+    "a call that came whole": called(P0, P1, P2, "[DONE]"),
+    "a call that is not streamed": called(P2, plan="whole", sent=(P2,)),
+    "a call that failed after a chunk": called(P0, ERROR, outcome="failed"),
+    "a call that was refused": called(ERROR, status=503, sent=()),
+    "a call whose API died": [*called(P0, end="broken"), *fault("kill_api", "api-0", 60, 900)],
+    "a call that got no answer": called(end="broken", status=0),
+    "a call whose first run showed nothing": again(SECOND_RUN, ERROR, sent=(P0,)),
+    "a call that was given up": called(P0, end="left", plan="leave", ended=1_900, outcome="canceled"),
+    "a call that went on": called(P0, end="left", plan="go_on", ended=5_000),
+    "a call that was given up, but its director was frozen": [
+        *called(P0, end="left", plan="leave", ended=3_000, outcome="canceled"),
+        *fault("stop_director", "director-0", 60, 2_900),
+    ],
     "a receiver that fails, in its schedule": missed((120, 404), (2_000, 404), (6_600, 404), (21_000, 200)),
     "a receiver that fails, and was called again when its answer was lost": [
         *missed((1_120, 404), (1_200, 404), (6_600, 200)),
@@ -756,6 +813,25 @@ KEPT: dict[str, list[Line]] = {
 }
 
 BROKEN: list[tuple[str, str, list[Line]]] = [
+    ("I28", "ended without a reason to finish and without an error", called(P0, P1)),
+    ("I28", "answered 503, and ended without", called("Service Unavailable", status=503, sent=())),
+    ("I28", "it came whole, and has no reason to finish", called(P0, P1, "[DONE]", sent=(P0, P1))),
+    ("I28", "it came whole, and has no reason to finish", called(P0, ERROR, "[DONE]", sent=(P0,), outcome="failed")),
+    ("I28", "more came after its error", called(P0, ERROR, P1, P2, "[DONE]")),
+    ("I28", "nothing came any more after 1 chunks", called(P0, end="silent")),
+    ("I28", "its connection broke, though nothing", called(P0, end="broken")),
+    ("I28", "its connection broke, though", [*called(P0, end="broken"), *fault("kill_cog", "cog-0", 60, 900, pid=90)]),
+    ("I29", "its 3 chunks are those of 0 runs of 1", called(P0, P2, P1, ERROR)),
+    ("I29", "its 1 chunks are those of 0 runs of 1", called(P0.replace(":", ": "), ERROR)),
+    ("I29", "it ended as whole after 1 chunks of 3", called(P2, "[DONE]", sent=(P2, P0, P1))),
+    ("I29", "its 2 chunks are those of 0 runs of 2", again(P0, SECOND_RUN, ERROR, sent=(P0,))),
+    ("I29", "it ran again after 1 chunks were shown", again(P0, ERROR, sent=(P0,))),
+    ("I30", "it ran on for 2005 ms", called(P0, end="left", plan="leave", ended=2_100, outcome="canceled")),
+    (
+        "I30",
+        "its caller left, which wanted it to go on",
+        called(P0, end="left", plan="go_on", ended=500, outcome="canceled"),
+    ),
     ("I23", "it used 90% of a core", in_a_hole("director-0", share=0.9)),
     ("I23", "it used 90% of a core", in_a_hole("keeper-1", link="all:redis", share=0.9)),
     ("I23", "it used 90% of a core", at_rest("api-0", share=0.9)),
@@ -1053,6 +1129,28 @@ def judged_by_counts(folder: Path, lines: list[Line], counted: tuple[int, int]) 
     return check(folder, replace(RULES, is_counted=True), leftovers=left)
 
 
+# The server sent three tokens, of which the caller was shown one
+@pytest.mark.parametrize(
+    ("lines", "counted", "is_kept"),
+    [
+        (called(P0, P1, P2, "[DONE]"), (1, 3), True),
+        (called(P0, P1, P2, "[DONE]"), (1, 2), False),
+        (called(P0, ERROR, outcome="failed"), (1, 1), True),
+        (called(P0, ERROR, outcome="failed"), (1, 3), True),
+        (called(P0, ERROR, outcome="failed"), (1, 0), False),
+        (called(P0, ERROR, outcome="failed"), (0, 1), False),
+        (called(P0, ERROR, outcome="failed"), (1, 4), False),
+    ],
+)
+def test_what_a_caller_was_shown_is_counted(
+    judged: Callable[..., Report], tmp_path: Path, lines: list[Line], counted: tuple[int, int], is_kept: bool
+) -> None:
+    judged(lines)
+    left = Leftovers(queues=[], owed=0, endless=[], used={"": counted})
+    report = check(tmp_path, replace(RULES, is_counted=True), leftovers=left)
+    assert broken(report) == (set() if is_kept else {"I26"})
+
+
 def test_what_another_model_counted_does_not_make_up_for_it(tmp_path: Path) -> None:
     judged_by_counts(tmp_path, good(), (0, 0))
     left = Leftovers(queues=[], owed=0, endless=[], used={"acme/other": (1, 7)})
@@ -1080,10 +1178,11 @@ def test_every_invariant_is_shown_to_bite() -> None:
     assert {name for name, _, _ in [*BROKEN, *LEFT]} - {"evidence"} == set(INVARIANTS) - {"I26", "I27"}
 
 
-def test_a_run_without_evidence_fails(judged: Callable[..., Report]) -> None:
+def test_a_run_without_evidence_fails(judged: Callable[..., Report], tmp_path: Path) -> None:
     report = judged([], None, healed=False)
     assert not report.ok
     assert report.counts["evidence"] == 5
+    assert check(tmp_path, replace(RULES, has_calls=True)).counts["evidence"] == 6
     assert report.counts["I7"] == 1
 
 

@@ -16,13 +16,16 @@ from director.lab.chaos.plan import (
     ALL_LINKS,
     ALONE,
     BLACK_HOLE,
+    CALLS,
     CLUSTER,
     EQUAL,
     FAILOVERS,
     FAR,
+    FULL,
     HEAVY,
     KINDS,
     LARGE,
+    LEAVES,
     NEIGHBOURS,
     NOT_IN_PEACE,
     ODDLY,
@@ -39,6 +42,8 @@ from director.lab.chaos.plan import (
     Stage,
     Tenants,
     bystanders,
+    calls,
+    fill,
     key_of,
     large,
     make_plain,
@@ -49,7 +54,7 @@ from director.lab.chaos.plan import (
     visit,
 )
 from director.lab.chaos.run import length_s
-from director.lab.chaos.scene import LIMITS, find_library
+from director.lab.chaos.scene import LIMITS, TALKS_AT_ONCE, find_library
 
 STAGE = Stage(
     directors=["director-0", "director-1", "director-2"],
@@ -152,6 +157,23 @@ def test_a_rush_fills_its_slots_for_equal_tenants_and_a_heavy_one():
     assert {order.plan for order in wanted if not order.tenant} == {HEAVY}
     assert len({order.script.ms for order in wanted if order.tenant}) == 3, "equal time in unequal runs"
     assert len({order.number for order in wanted}) == len(wanted)
+
+
+def test_calls_of_a_seed_are_the_same_and_sustained_by_their_slots():
+    wanted = list(islice(calls(1, tenants=40), 5_000))
+    assert wanted[:50] == list(islice(calls(1, tenants=40), 50)) != list(islice(calls(2, tenants=40), 50))
+    counts = Counter(order.plan for order in wanted)
+    assert {plan: count / 50 for plan, count in counts.items()} == pytest.approx(CALLS, abs=2)
+    assert {order.plan for order in wanted if order.then_ms} == set(LEAVES)
+    busy_ms = sum(min(order.script.ms, order.then_ms) if order.plan == "leave" else order.script.ms for order in wanted)
+    assert busy_ms / 1000 / sum(order.gap for order in wanted) < TALKS_AT_ONCE / 2
+
+
+def test_every_slot_is_asked_for_once():
+    wanted = list(fill({"a": 3, "b": 1}, until_ms=9_000))
+    assert [order.model for order in wanted] == ["a", "a", "a", "b"]
+    assert {(order.plan, order.script.until_ms) for order in wanted} == {(FULL, 9_000)}
+    assert [order.number for order in wanted] == [0, 1, 2, 3]
 
 
 def test_large_outputs_of_each_model_end_in_one_moment():
