@@ -95,9 +95,13 @@ class OpenAiServer:
         finally:
             call.is_open = False
 
+    def release(self, mark: str) -> None:
+        """Let the calls with this mark go on that wait, and those that will."""
+        self._gate(mark).set()
+
     async def _control(self, what: str, mark: str = "") -> Any:
         if what == "release":
-            self._gate(mark).set()
+            self.release(mark)
         calls = [call for call in self.calls if call.mark[1] == mark]
         seen = {"calls": len(calls), "open": sum(call.is_open for call in calls)}
         return await self.refusals() if what == "refused" else seen
