@@ -7,7 +7,6 @@ call, unless it asks for something else.
 
 import asyncio
 import logging
-import math
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -33,7 +32,7 @@ from api.services.stream_events import KEEP_ALIVE
 from api.services.waiters import Wait
 from api.sites.sites import Sites, where_it_is
 from api.web import errors
-from api.web.errors import Moved
+from api.web.errors import Moved, Problem
 from api.web.http import MEDIA_TYPE, Request, carry, decode_json, raw, read_body, type_of, watching
 from api.web.route import Answer, Body, Parameter, changes, one_of
 from director.core.errors import BackendUnavailable, QueueRefused
@@ -55,6 +54,7 @@ HUNG_UP: Final = 499  # it is counted, and has no reader
 # Between tries to cancel the call of a caller that has left
 PAUSES_S: Final = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 MOST_MOVES: Final = 4
+MOVED_S: Final = 30.0  # between two looks whether a call went to another site
 LEAVING: Final = "This process of the service ends. Send the call again."
 CROWDED: Final = "Too many streams are read now. Send the call again."
 
@@ -246,6 +246,16 @@ class Run:
                 return
         log.warning("could not cancel a call that was given up", extra={"prediction": record.id})
 
+    async def find_moved(self, record: Record, services: Services) -> Services | None:
+        """Return where it is now, or None if it has not moved, or not to a site of this API."""
+        sites: Sites | None = self.request.sites
+        if sites is None or services.is_leaving:
+            return None
+        with suppress(BackendUnavailable):
+            known = await services.scripts.replay(record.id, after=0, count=0, most_bytes=0)
+            return await sites.find_called(known.moved) if known and known.moved else None
+        return None
+
 
 async def _cancel(record: Record, services: Services) -> str:
     word = await services.scripts.cancel(record.id, account=record.account, kind=record.kind)
@@ -305,31 +315,34 @@ async def _wait_for_end(run: Run, filed: Filed, waiting: Waiting) -> Stored | No
     record = stored.record
     if record.is_terminal:
         return stored
-    is_over = False
+    ended: Ending | Stored | None = None
+    why: Problem | None = None
     try:
         with watching(run.request) as gone:
-            ended = await services.waiters.wait_for_end(
-                record.id,
-                seconds=math.inf,
-                account=record.account,
-                weight=len(stored.input or b""),
-                wait=waiting.wait,
-                gone=gone,
-            )
-            has_left = gone.done()
-        is_over = ended is not None
+            while ended is None and not gone.done() and why is None:
+                began = services.clock.monotonic()
+                ended = await services.waiters.wait_for_end(
+                    record.id,
+                    seconds=MOVED_S,
+                    account=record.account,
+                    weight=len(stored.input or b""),
+                    wait=waiting.wait,
+                    gone=gone,
+                )
+                if services.is_leaving:
+                    why = errors.unavailable(LEAVING, retry_after=RETRY_S)
+                elif services.clock.monotonic() - began < MOVED_S:  # another account needed the room
+                    why = errors.too_many_calls(retry_after=RETRY_S)
+                elif ended is None:
+                    services = await run.find_moved(record, services) or services
     finally:
-        if not is_over:
+        if ended is None:
             await run.give_up(record, services)
     if ended is not None:
         return ended.of(stored) if isinstance(ended, Ending) else ended
-    if has_left:
+    if gone.done() or why is None:
         return None
-    raise (
-        errors.too_many_calls(retry_after=RETRY_S)
-        if not services.is_leaving
-        else errors.unavailable(LEAVING, retry_after=RETRY_S)
-    )
+    raise why
 
 
 def _refuse(failed: Failure) -> Response:
@@ -366,7 +379,7 @@ class CallStream(Response):
         self._outlook = filed.stored.outlook
         self._following = following
         self._frames = Chunks(restarts=restarts, say=self._say)
-        self._first: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._opened = asyncio.Event()
         self._transmit: Callable[[bytes], Awaitable[None]] | None = None
         self._reading = asyncio.create_task(self._read())
@@ -396,7 +409,6 @@ class CallStream(Response):
         try:
             with watching(self._run.request) as gone:
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-                await self._transmit(self._first.result())
                 self._opened.set()
                 await _first_of(self._reading, gone)
             if self._reading.done():
@@ -446,7 +458,7 @@ class CallStream(Response):
                     news=news,
                 ):
                     return True
-                there = None if self._services.is_leaving else await self._find_moved()
+                there = await self._run.find_moved(record, self._services)
                 if there is None:
                     return False
                 self._services, news = there, None
@@ -454,23 +466,15 @@ class CallStream(Response):
         finally:
             self._following.leave()
 
-    async def _find_moved(self) -> Services | None:
-        sites: Sites | None = self._run.request.sites
-        known = None
-        if sites is not None:
-            with suppress(BackendUnavailable):
-                known = await self._services.scripts.replay(self._record.id, after=0, count=0, most_bytes=0)
-        return await sites.find_called(known.moved) if sites is not None and known and known.moved else None
-
     async def _take(self, data: bytes) -> None:
+        """Send data, the first one after the head."""
         if not data:
             return
         if not self._first.done():
             self._frames.is_open = True
-            self._first.set_result(data)
+            self._first.set_result(None)
             await self._opened.wait()
-        else:
-            await _certain(self._transmit)(data)
+        await _certain(self._transmit)(data)
 
     async def _say(self) -> tuple[bytes, float]:
         """Return the place in the queue as a comment."""

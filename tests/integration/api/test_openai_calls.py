@@ -10,13 +10,18 @@ import httpx
 import msgspec
 import pytest
 from httpx import AsyncClient
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
+from api.app import create_app
+from api.openai import calls as calls_of_openai
+from api.services import stream_readers
 from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.ids import PredictionId, QueueName
 from director.core.policy import Policy
 from director.core.schema import Claim, Record
+from director.core.settings import ApiSettings
 from director.core.states import Status
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
@@ -525,3 +530,37 @@ async def test_chunk_of_several_lines_is_one_event(calls: Calls, run: Played) ->
         await run.show(b'{\n"a":\r\n1}')
         await run.end(output=ANSWER)
     assert call.blocks == [b'data: {\ndata: "a":\ndata: 1}', b"data: [DONE]"]
+
+
+async def test_caller_that_takes_nothing_is_left_and_its_run_is_asked_to_stop(
+    settings: ApiSettings, token: str, run: Played, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_readers, "STALL_S", 0.1)
+    monkeypatch.setattr(calls_of_openai, "LAST_WORDS_S", 0.1)
+    body = [{"type": "http.request", "body": msgspec.json.encode(BODY)}]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return body.pop() if body else await anyio.sleep_forever()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if b"data: " in message.get("body", b""):
+            await anyio.sleep_forever()
+
+    app = create_app(replace(settings, openai=True))
+    async with app.router.lifespan_context(app) as state, anyio.create_task_group() as tasks:
+        hung_up = anyio.Event()
+        scope = {
+            **{"type": "http", "method": "POST", "path": CHAT, "raw_path": CHAT.encode(), "query_string": b""},
+            **{"http_version": "1.1", "client": ("127.0.0.1", 1), "server": ("x", 1), "scheme": "http"},
+            "headers": [(b"host", b"x"), (b"authorization", f"Bearer {token}".encode())],
+            "state": {**(state or {}), "hang_up": hung_up.set},
+        }
+        tasks.start_soon(app, scope, receive, send)
+        await run.begin()
+        await run.show(CHUNKS[0])
+        await eventually(lambda: sent, "the first chunk is sent", until=lambda all_: len(all_) >= 2)
+        await run.show(CHUNKS[1])
+        await is_asked_to_stop(scripts, run.claim.id)
+        assert hung_up.is_set()

@@ -246,20 +246,22 @@ async def test_hanging_up_frees_the_slot_within_a_second(
     assert last.data == [*CHUNKS, b"[DONE]"]
 
 
-async def test_stream_goes_on_after_redis_was_frozen(
-    queue: QueueName, http: AsyncClient, model: ModelServer, redis: Redis, server: RedisServer
+@pytest.mark.not_on("cluster", "sentinel", why="stops its only server")
+@pytest.mark.parametrize("how", ["frozen", "killed"])
+async def test_stream_goes_on_after_redis_was_away(
+    queue: QueueName, http: AsyncClient, model: ModelServer, redis: Redis, server: RedisServer, how: str
 ) -> None:
     call = Stream(http, body_of())
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(call.read)
         model.say(CHUNKS[0])
         await call.has(1)
-        server.freeze()
+        (server.freeze if how == "frozen" else server.kill)()
         try:
             model.say(*CHUNKS[1:])
             await anyio.sleep(1.5)  # of silence, less than a command may take
         finally:
-            server.thaw()
+            (server.thaw if how == "frozen" else server.start)()
         model.say(None)
     assert call.data == [*CHUNKS, b"[DONE]"]
     await slots_are_free(redis, queue)

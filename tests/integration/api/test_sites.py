@@ -12,6 +12,7 @@ import httpx
 import pytest
 from httpx import AsyncClient
 
+from api.openai import calls
 from api.services import stream_readers
 from director.broker import keys
 from director.broker.scripts import IDEMPOTENCY_TTL_MS
@@ -279,8 +280,9 @@ async def move(prediction_id: PredictionId, here: Place, there: Place) -> None:
     assert await here.driver.scripts.depart(here.driver.queue, [(prediction_id, ACCOUNT)], site=name) == ["leaving"]
     await there.driver.scripts.enlist(prediction_id, account=ACCOUNT, oldest=prediction_id)
     flat = [part for pair in record.items() for part in pair]
+    events = await here.driver.redis.lrange(keys.events(prediction_id), 0, -1)
     await there.driver.scripts.arrive(
-        prediction_id, there.driver.queue, move=1, record=flat, input=b"{}", events=[], limits_rev=0
+        prediction_id, there.driver.queue, move=1, record=flat, input=b"{}", events=events, limits_rev=0
     )
     await here.driver.scripts.vacate(prediction_id, site=name)
 
@@ -478,3 +480,27 @@ async def test_stream_without_room_at_any_site_is_filed_nowhere(
         answer = await api.post("/openai/v1/chat/completions", json=body, headers=headers)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "too_many_streams")
     assert (await eu.has(), await us.has()) == (0, 0)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_call_that_moves_while_it_waits_is_answered_by_its_new_site(
+    service: Service, eu: Place, us: Place, monkeypatch: pytest.MonkeyPatch, streams: bool
+) -> None:
+    monkeypatch.setattr(calls, "MOVED_S", 0.3)
+    await speak_openai(eu, us)
+    answers: list[httpx.Response] = []
+
+    async def ask() -> None:
+        body = {"model": MODEL, "stream": streams}
+        answers.append(await api.post("/openai/v1/chat/completions", json=body, headers={"X-Site": "eu"}))
+
+    async with service.api(openai=True) as api, anyio.create_task_group() as tasks:
+        tasks.start_soon(ask)
+        await eventually(eu.has, "it is filed")
+        [key] = await eu.driver.redis.keys("*:rec:*")
+        await move(PredictionId(key.decode().rpartition(":")[2]), eu, us)
+        claim = await us.director.claim()
+        seq = await us.director.begin(claim, CHUNK)
+        await us.director.finish(claim, output=b'{"whole":1.0}', seq=seq)
+    [answer] = answers
+    assert answer.content == (b"data: %b\n\ndata: [DONE]\n\n" % CHUNK if streams else b'{"whole":1.0}')
