@@ -18,6 +18,7 @@ from director.lab.chaos.checker import Report, check
 from director.lab.chaos.evidence import Rules
 from director.lab.chaos.journal import (
     Answered,
+    Called,
     CogEnded,
     CogStarted,
     Delivered,
@@ -29,6 +30,7 @@ from director.lab.chaos.journal import (
     Line,
     Listed,
     Sent,
+    Spoken,
     Visited,
 )
 from director.lab.chaos.plan import SCHEDULE_S
@@ -64,6 +66,7 @@ class PlayedRun:
             events=[("started", b""), ("output", self.item)],
             now_ms=driver.now_ms,
         )
+        self._play.note("cog", Spoken(at=driver.now_ms, run=self.name, data=self.item.decode(), tokens=0))
 
     async def is_to_stop(self) -> bool:
         """The director extends its claim. Return whether the caller has canceled it."""
@@ -158,8 +161,11 @@ class Play:
         start_by_s: int = 0,
         is_heard: bool = True,
         has_webhook: bool = True,
+        is_call: bool = False,
     ) -> PredictionId | None:
-        """A client submits. `is_heard`: the answer arrives; `has_webhook`: it wants a webhook."""
+        """A client submits. `is_heard`: the answer arrives; `has_webhook`: it wants a webhook; `is_call`: it is a
+        streamed call of OpenAI's API.
+        """
         driver = self.driver
         sent = Sent(at=self.now_ms, key=key, action="create", webhook=has_webhook, plan=plan, start_by_s=start_by_s)
         self.note("client", sent)
@@ -168,6 +174,8 @@ class Play:
             options: dict[str, Any] = (
                 {"webhook": "http://sink.test", "webhook_events": "completed"} if has_webhook else {}
             )
+            if is_call:
+                options |= {"endpoint": "chat", "once_shown": True}
             if start_by_s:
                 options["start_by_ms"] = start_by_s * 1000
             accepted = await driver.submit(account=account, idempotency=idempotency, **options)
@@ -181,6 +189,13 @@ class Play:
     def _hears(self, key: str, *, status: int, prediction_id: str = "") -> None:
         answered = Answered(at=self.now_ms, key=key, action="create", status=status, id=prediction_id, shown="starting")
         self.note("client", answered)
+
+    def is_over(self, prediction_id: PredictionId, *chunks: str, key: str = "k") -> None:
+        """The stream of a call ends after these chunks."""
+        called = Called(
+            at=self.now_ms, key=key, id=prediction_id, plan="chat", status=200, chunks=[*chunks], end="whole"
+        )
+        self.note("client", called)
 
     async def cancel(self, prediction_id: PredictionId, key: str = "k") -> None:
         self.note("client", Sent(at=self.now_ms, key=key, action="cancel"))

@@ -78,6 +78,24 @@ async def a_director_dies(play: Play) -> None:
     await play.deliver()
 
 
+async def a_director_dies_in_a_stream(play: Play) -> None:
+    """The caller of a streamed call was shown a chunk before its director died."""
+    asked = await play.ask(is_call=True)
+    assert asked is not None
+    left = await play.run("r1", pid=41)
+    assert left is not None
+    await left.shows()
+    play.kill(41)
+    left.ends("canceled")
+    for _ in range(60):
+        await play.keep(1)
+        if heir := await play.run("r2", pid=42):
+            await succeed(heir)
+            break
+    play.is_over(asked, left.item.decode(), '{"error":{"code":"director_lost"}}')
+    await play.deliver()
+
+
 async def a_director_freezes(play: Play) -> None:
     """A director freezes and another one ends its prediction. Then it wakes, and writes all that it had to write."""
     await play.ask()
@@ -260,6 +278,10 @@ FAULTS: Final = {
     "finish looks at no token": Fault(FINISH, "", a_director_freezes, "I2 I4"),
     "finish revives what was canceled": Fault(FINISH, "", a_director_wakes_after_a_cancel, "I2 I4 I6 I26"),
     "advance looks at no token": Fault(ADVANCE, "", a_director_freezes, "I4"),
+    "advance does not note that output was shown": Fault(
+        re.escape("redis.call('HSET', KEYS[1], 'shown', '1')"), "", a_director_dies_in_a_stream, "I29"
+    ),
+    "what was shown runs again": Fault(re.escape(" or r.shown ~= ''"), "", a_director_dies_in_a_stream, "I29"),
     "a heartbeat extends no lease": Fault(
         re.escape("redis.call('ZADD', keys_queue(queue, 'lease'), now + lease_ms, id)\n    local late"),
         "local late",
