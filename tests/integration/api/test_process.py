@@ -106,6 +106,23 @@ async def test_endless_head_is_refused_and_its_connection_closed(live: LiveApi, 
 
 
 @pytest.mark.parametrize(
+    "request_",
+    [
+        pytest.param(b"POST /openai/v1/completions HTTP/1.1\r\nX: " + b"a" * TOO_MUCH, id="a header"),
+        pytest.param(b"GET /openai/v1/models?" + b"a" * TOO_MUCH, id="an address"),
+    ],
+)
+async def test_endless_head_of_openais_api_is_refused_in_its_shape(live: LiveApi, request_: bytes) -> None:
+    answer = await to_thread.run_sync(exchange, live.url, request_)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 431 ")
+    assert (json.loads(body)["error"]["type"], json.loads(body)["error"]["code"]) == (
+        "invalid_request_error",
+        "too_large",
+    )
+
+
+@pytest.mark.parametrize(
     "rest",
     [
         pytest.param(b"1;" + b"x" * TOO_MUCH, id="a chunk that does not begin"),
