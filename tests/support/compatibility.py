@@ -165,6 +165,7 @@ OPENAI: Final = Table(
         "errors": "errors",
         "failed": "failed run",
         "broken": "error within a stream",
+        "waiting": "comments while it waits",
         "timeouts": "time-out",
         "repeats": "repeats",
         "cancel": "loop left",

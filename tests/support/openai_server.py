@@ -60,21 +60,27 @@ def error(status: int, message: str, code: str, param: str | None = None, **head
 
 class OpenAiServer:
     """`model` is its own name for the model. With a `key` it keeps a door of its own: it wants this key and takes as
-    many calls at once as `most`. `refusals` tells how many calls were refused for want of a place.
+    many calls at once as `most`: another one is refused, or if it `queues`, a stream waits with comments.
+    `counts` tells how many calls were refused for want of a place, and how many heads of streams were sent.
     """
 
-    def __init__(self, *, model: str, key: str = "", most: int = 100) -> None:
+    def __init__(self, *, model: str, key: str = "", most: int = 100, queues: bool = False) -> None:
         self.url = ""
         self.model = model
         self.calls: list[Call] = []
-        self.refused = 0
-        self.refusals: Callable[[], Awaitable[int]] = self._own_refusals
+        self.counts: Callable[[], Awaitable[dict[str, int]]] = self._own_counts
+        self._refused = self._heads = 0
         self._key = key
         self._most = most
+        self._queues = queues
         self._released: dict[str, asyncio.Event] = {}
 
-    async def _own_refusals(self) -> int:
-        return self.refused
+    async def _own_counts(self) -> dict[str, int]:
+        return {"refused": self._refused, "heads": self._heads}
+
+    @property
+    def _is_full(self) -> bool:
+        return bool(self._key) and sum(call.is_open for call in self.calls) >= self._most
 
     async def serve(self, request: Request) -> Answer:
         if request.path.startswith("/control/"):
@@ -85,8 +91,8 @@ class OpenAiServer:
             listed = {"id": self.model, "object": "model", "created": 1, "owned_by": "tests"}
             is_list = request.path in ("/health", "/v1/models")
             return Answer(body=json.dumps({"object": "list", "data": [listed]} if is_list else listed).encode())
-        if self._key and sum(call.is_open for call in self.calls) >= self._most:
-            self.refused += 1
+        if self._is_full and not self._queues:
+            self._refused += 1
             return error(429, "The server takes no more", "no_capacity", **{"retry-after": "1"})
         call = Call(path=request.path, headers=request.headers, body=request.body)
         self.calls.append(call)
@@ -104,7 +110,7 @@ class OpenAiServer:
             self.release(mark)
         calls = [call for call in self.calls if call.mark[1] == mark]
         seen = {"calls": len(calls), "open": sum(call.is_open for call in calls)}
-        return await self.refusals() if what == "refused" else seen
+        return await self.counts() if what == "counts" else seen
 
     def _gate(self, mark: str) -> asyncio.Event:
         return self._released.setdefault(mark, asyncio.Event())
@@ -139,6 +145,10 @@ class OpenAiServer:
         self, request: Request, asked: Mapping[str, Any], choices: Sequence[dict[str, Any]], command: str, mark: str
     ) -> None:
         await request.write(HEAD)
+        self._heads += 1
+        while sum(call.is_open for call in self.calls) > self._most:
+            await request.write(_frame(b": 1 ahead, about 3 s\n\n"))
+            await asyncio.sleep(0.05)  # until the next comment
         for number, chunk in enumerate(_chunks(asked, choices)):
             if number == 2 and command == "hold":
                 await self._until_released(request, mark)
@@ -163,8 +173,11 @@ class OpenAiServer:
 
 
 def _chunk(data: bytes) -> bytes:
-    event = b"data: %s\n\n" % data
-    return b"%x\r\n%s\r\n" % (len(event), event)
+    return _frame(b"data: %s\n\n" % data)
+
+
+def _frame(text: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(text), text)
 
 
 def _message(asked: Mapping[str, Any], command: str) -> dict[str, Any]:
@@ -252,8 +265,10 @@ def _embeddings(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def openai_server(*, model: str = "its-own-name", key: str = "", most: int = 100) -> AsyncGenerator[OpenAiServer]:
-    server = OpenAiServer(model=model, key=key, most=most)
+async def openai_server(
+    *, model: str = "its-own-name", key: str = "", most: int = 100, queues: bool = False
+) -> AsyncGenerator[OpenAiServer]:
+    server = OpenAiServer(model=model, key=key, most=most, queues=queues)
     async with listening(server.serve) as port:
         server.url = f"http://127.0.0.1:{port}"
         yield server

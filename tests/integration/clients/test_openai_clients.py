@@ -77,26 +77,26 @@ async def llama_server(python: Path, model: Path, *options: str) -> AsyncGenerat
             process.kill()
 
 
-def served(url: str, model: str, key: str) -> dict[str, str]:
-    return {"base": f"{url}/v1", "model": model, "key": key}
+def served(url: str, model: str, key: str, control: str = "") -> dict[str, str]:
+    return {"base": f"{url}/v1", "model": model, "key": key, "control": control}
 
 
 @pytest.fixture(scope="module")
 async def itself(llama: tuple[str, str]) -> AsyncGenerator[Given]:
     texts, vectors = llama
-    async with openai_server(key=KEY, most=1) as scripted:
+    async with openai_server(key=KEY, most=1) as scripted, openai_server(key=KEY, most=1, queues=True) as queued:
         yield {
             "real": served(texts, "tiny.gguf", KEY),
             "embedder": served(vectors, "tiny.gguf", KEY),
-            "scripted": served(scripted.url, scripted.model, KEY),
-            "control": scripted.url,
+            "scripted": served(scripted.url, scripted.model, KEY, scripted.url),
+            "queued": served(queued.url, queued.model, KEY, queued.url),
         }
 
 
 @pytest.fixture(scope="module")
 async def director(llama: tuple[str, str]) -> AsyncGenerator[Given]:
     async with AsyncExitStack() as stack:
-        scripted = await stack.enter_async_context(openai_server())
+        scripted, queued = [await stack.enter_async_context(openai_server()) for _ in range(2)]
         redis_url = stack.enter_context(redis_server()).url
         redis = client(redis_url)
         stack.push_async_callback(redis.aclose)
@@ -106,20 +106,19 @@ async def director(llama: tuple[str, str]) -> AsyncGenerator[Given]:
         await stack.enter_async_context(keeping(redis_url))
         headers = {"authorization": f"Bearer {token}"}
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=api.url, headers=headers, trust_env=False))
-        given: dict[str, Any] = {"control": scripted.url}
-        for number, (what, url) in enumerate(
-            {"real": llama[0], "embedder": llama[1], "scripted": scripted.url}.items()
-        ):
+        urls = {"real": llama[0], "embedder": llama[1], "queued": queued.url, "scripted": scripted.url}
+        given = dict[str, Any]()
+        for number, (what, url) in enumerate(urls.items()):
             model = f"acme/{what}"
             about = {"model": model, "version": f"{number}" * 64, "server_header": f"authorization: Bearer {KEY}"}
             await stack.enter_async_context(live_director(redis_url, url, runner="openai", **about))
             await eventually(partial(is_known, http, model), f"{model} is known")
-            given[what] = served(f"{api.url}/openai", model, token)
+            given[what] = served(f"{api.url}/openai", model, token, url)
         # what cannot start at once is refused, so that one call is enough to fill it
         gatherer = Gatherer(redis)
         stack.push_async_callback(gatherer.aclose)
         await Scripts(gatherer).bound(queue_name(model, about["version"]), mode="reject")
-        scripted.refusals = partial(refusals, http)
+        scripted.counts = queued.counts = partial(counts_of, http)
         yield given
 
 
@@ -127,12 +126,17 @@ async def is_known(http: httpx.AsyncClient, model: str) -> bool:
     return (await http.get(f"/v1/models/{model}")).is_success
 
 
-async def refusals(http: httpx.AsyncClient) -> int:
-    """Count what the API has refused since it began."""
+async def counts_of(http: httpx.AsyncClient) -> dict[str, int]:
+    """Count the API's refusals, and the answers to chats whose heads were sent."""
     shown = await http.get("/metrics", headers={"authorization": f"Bearer {KEY}"})
     lines = shown.raise_for_status().text.splitlines()
-    counts = [line.rpartition(" ")[2] for line in lines if line.startswith("director_api_refusals_total{")]
-    return int(sum(map(float, counts)))
+
+    def count(name: str, *labels: str) -> int:
+        found = [line for line in lines if line.startswith(f"{name}{{") and all(label in line for label in labels)]
+        return int(sum(float(line.rpartition(" ")[2]) for line in found))
+
+    answers = count("director_api_requests_total", '"/openai/v1/chat/completions"', '"200"')
+    return {"refused": count("director_api_refusals_total"), "heads": answers}
 
 
 async def run(row: str, cache: Path, given: Given) -> dict[str, str]:

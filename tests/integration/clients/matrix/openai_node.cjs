@@ -5,7 +5,7 @@ const { createHash, randomUUID } = require("node:crypto");
 const { setTimeout: sleep } = require("node:timers/promises");
 
 const given = JSON.parse(process.env.GIVEN);
-const { real, embedder, scripted } = given;
+const { real, embedder, scripted, queued } = given;
 const IMAGE = `data:image/png;base64,${Buffer.from(Array.from({ length: 256 }, (_, byte) => byte)).toString("base64")}`;
 const DIGEST = createHash("sha256").update(IMAGE).digest("hex");
 const PATIENCE_MS = 20_000;
@@ -20,7 +20,8 @@ const SCHEMA = {
 };
 const WEATHER = { city: "Paris", degrees: 21 };
 
-const control = async (what, mark = "") => (await fetch(`${given.control}/control/${what}/${mark}`)).json();
+const control = async (what, mark = "", at = scripted) =>
+  (await fetch(`${at.control}/control/${what}/${mark}`)).json();
 const seen = (mark) => control("seen", mark);
 const newMark = () => randomUUID().slice(-12);
 
@@ -53,16 +54,16 @@ function started(call) {
   return call;
 }
 
-// Have the scripted server's only slot taken during an act
-async function occupied(ask, act) {
+// Have the server's only slot taken during an act
+async function occupied(ask, act, server = scripted) {
   const mark = newMark();
-  const held = started(ask(scripted, `hold:${mark}`, { repeats: 5 }));
-  await until(async () => (await seen(mark)).open, "running");
+  const held = started(ask(server, `hold:${mark}`, { repeats: 5 }));
+  await until(async () => (await control("seen", mark, server)).open, "running");
   let acted;
   try {
     acted = await act();
   } finally {
-    await control("release", mark);
+    await control("release", mark, server);
     assert.equal(await held, "one two");
   }
   return acted;
@@ -119,13 +120,23 @@ function common({ ask, stream, fault, kinds }) {
       assert.equal(fault(error).kind, kinds.timeout);
       await isFreeAfter(mark);
     },
+    async waiting() {
+      const before = (await control("counts", "", queued)).heads;
+      let asked;
+      const act = async () => {
+        asked = started(joined(stream(queued, "hi")));
+        await until(async () => (await control("counts", "", queued)).heads > before, "begun");
+      };
+      await occupied(ask, act, queued);
+      assert.equal(await asked, "one two");
+    },
     async repeats() {
       let mark = newMark();
-      const before = await control("refused");
+      const before = (await control("counts")).refused;
       let asked;
       await occupied(ask, async () => {
         asked = started(ask(scripted, `count:${mark}`, { repeats: 2 }));
-        await until(async () => (await control("refused")) > before, "refused");
+        await until(async () => (await control("counts")).refused > before, "refused");
       });
       assert.equal(await asked, "one two");
       assert.deepEqual(await seen(mark), { calls: 1, open: 0 });

@@ -17,7 +17,7 @@ from contextlib import aclosing, contextmanager
 from uuid import uuid4
 
 given = json.loads(os.environ["GIVEN"])
-real, embedder, scripted = (given[name] for name in ("real", "embedder", "scripted"))
+real, embedder, scripted, queued = (given[name] for name in ("real", "embedder", "scripted", "queued"))
 IMAGE = "data:image/png;base64," + base64.b64encode(bytes(range(256))).decode()
 PATIENCE_S = 20
 SHORT_S = 2
@@ -35,8 +35,8 @@ SCHEMA = {
 WEATHER = {"city": "Paris", "degrees": 21}
 
 
-def control(what, mark=""):
-    with urllib.request.urlopen(f"{given['control']}/control/{what}/{mark}") as answer:
+def control(what, mark="", at=scripted):
+    with urllib.request.urlopen(f"{at['control']}/control/{what}/{mark}") as answer:
         return json.load(answer)
 
 
@@ -134,11 +134,18 @@ class Client:
         refused(lambda: self.ask(scripted, f"hold:{mark}", timeout=SHORT_S), self.TIMED_OUT)
         self.is_free_after(mark)
 
+    def waiting(self):
+        before = control("counts", at=queued)["heads"]
+        with self.occupied(queued):
+            asked = InThread(lambda: "".join(piece or "" for piece in self.stream(queued, "hi")))
+            until(lambda: control("counts", at=queued)["heads"] > before, "begun")
+        equal(asked.result(), "one two")
+
     def repeats(self):
-        mark, before = new_mark(), control("refused")
+        mark, before = new_mark(), control("counts")["refused"]
         with self.occupied():
             asked = InThread(lambda: self.ask(scripted, f"count:{mark}", repeats=2))
-            until(lambda: control("refused") > before, "refused")
+            until(lambda: control("counts")["refused"] > before, "refused")
         equal(asked.result(), "one two")
         equal(control("seen", mark), {"calls": 1, "open": 0})
         mark = new_mark()
@@ -182,15 +189,15 @@ class Client:
         equal(control("seen", mark)["calls"], 1)
 
     @contextmanager
-    def occupied(self):
-        """Have the scripted server's only slot taken."""
+    def occupied(self, server=scripted):
+        """Have the server's only slot taken."""
         mark = new_mark()
-        held = InThread(lambda: self.ask(scripted, f"hold:{mark}", repeats=5))
-        until(lambda: self.is_open(mark), "running")
+        held = InThread(lambda: self.ask(server, f"hold:{mark}", repeats=5))
+        until(lambda: control("seen", mark, server)["open"], "running")
         try:
             yield
         finally:
-            control("release", mark)
+            control("release", mark, server)
             equal(held.result(), "one two")
 
     def tools(self):
