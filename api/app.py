@@ -187,7 +187,7 @@ class Api:
 class Http(BoundedHttp):
     """The bounded protocol, with the API's refusals. `state["hang_up"]` breaks the request's connection, so that a part
     is not taken for the whole. `state["is_whole"]`: the whole body has arrived. `state["gone"]` is done when the
-    connection is lost.
+    connection is lost. `state["push"]` sends a piece of a chunked body at once, if the connection takes it now.
     """
 
     def refusal(self, status: int) -> Response:
@@ -209,7 +209,11 @@ class Http(BoundedHttp):
             return
         self.cycle.__class__ = OneWriteCycle  # uvicorn has no other way to choose the class
         # not self, and a weak cycle: both have the state, so each connection would wait for the garbage collector
-        self.scope["state"] |= {"hang_up": partial(_hang_up, ref(self.cycle), self.transport), "gone": self._gone}
+        self.scope["state"] |= {
+            "hang_up": partial(_hang_up, ref(self.cycle), self.transport),
+            "push": partial(_push, ref(self.cycle)),
+            "gone": self._gone,
+        }
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -220,6 +224,16 @@ def _hang_up(known: "ref[RequestResponseCycle]", transport: asyncio.Transport) -
     if (cycle := known()) is not None:
         cycle.disconnected = True  # else uvicorn logs an error that the response has no end
     transport.abort()
+
+
+def _push(known: "ref[RequestResponseCycle]", data: bytes) -> bool:
+    cycle = known()
+    if cycle is None or cycle.disconnected or cycle.response_complete or cycle.flow.write_paused:
+        return False
+    if not cycle.response_started or not cycle.chunked_encoding:
+        return False
+    cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+    return True
 
 
 class OneWriteCycle(RequestResponseCycle):

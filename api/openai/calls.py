@@ -8,7 +8,6 @@ call, unless it asks for something else.
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Literal
@@ -26,7 +25,7 @@ from api.openai.ends import Failure, error_event, failure, failure_of
 from api.openai.find import Called, find_called
 from api.predictions import bodies
 from api.predictions.intake import Filed, Following, Listener, accept, read_outlook
-from api.predictions.streams import STREAM
+from api.predictions.streams import STREAM, Pieces
 from api.services.services import Services
 from api.services.stream_events import KEEP_ALIVE
 from api.services.waiters import Wait
@@ -364,6 +363,32 @@ async def stream(run: Run, *, restarts: bool) -> Response:
         raise
 
 
+class Head:
+    """Sends the pieces of a body behind a head that is held. `is_due`: there is a first piece, which waits for it."""
+
+    def __init__(self) -> None:
+        self.is_due: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._is_open = asyncio.Event()
+        self._pieces: Pieces | None = None
+
+    def open(self, pieces: Pieces) -> None:
+        self._pieces = pieces
+        self._is_open.set()
+
+    async def __call__(self, data: bytes) -> None:
+        if not data:
+            return
+        if not self.is_due.done():
+            self.is_due.set_result(None)
+        if self._pieces is None:
+            await self._is_open.wait()
+        if self._pieces is not None:
+            await self._pieces(data)
+
+    def push(self, data: bytes) -> bool:
+        return self._pieces is not None and self._pieces.push(data)
+
+
 class CallStream(Response):
     """The stream of a call. Its reader is a task that goes on from `begin`, which waits for the first data, to the end
     of the response.
@@ -379,9 +404,7 @@ class CallStream(Response):
         self._outlook = filed.stored.outlook
         self._following = following
         self._frames = Chunks(restarts=restarts, say=self._say)
-        self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._opened = asyncio.Event()
-        self._transmit: Callable[[bytes], Awaitable[None]] | None = None
+        self._head = Head()
         self._reading = asyncio.create_task(self._read())
 
     async def begin(self) -> Response:
@@ -389,9 +412,9 @@ class CallStream(Response):
         is_over = False
         try:
             with watching(self._run.request) as gone:
-                await _first_of(self._reading, self._first, gone)
-            if self._first.done() or not self._reading.done():
-                is_over = self._first.done()
+                await _first_of(self._reading, self._head.is_due, gone)
+            if self._head.is_due.done() or not self._reading.done():
+                is_over = self._frames.is_open = self._head.is_due.done()
                 return self if is_over else Response(status_code=HUNG_UP)
             try:
                 is_over = await self._reading
@@ -404,12 +427,11 @@ class CallStream(Response):
                 await self._leave()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._transmit = partial(_send_piece, send)
         is_whole = False
         try:
             with watching(self._run.request) as gone:
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-                self._opened.set()
+                self._head.open(Pieces(scope, send))
                 await _first_of(self._reading, gone)
             if self._reading.done():
                 is_whole = await self._end(scope)
@@ -427,7 +449,7 @@ class CallStream(Response):
         except Cut as cut:
             rest = cut.rest
         with anyio.move_on_after(LAST_WORDS_S) as limit:
-            await _certain(self._transmit)(rest)
+            await self._head(rest)
         if limit.cancelled_caught and (hang_up := scope["state"].get("hang_up")) is not None:
             hang_up()
         return False
@@ -452,7 +474,7 @@ class CallStream(Response):
         try:
             for _ in range(MOST_MOVES):
                 if await self._services.readers.read(
-                    *(record.id, self._frames, self._take),
+                    *(record.id, self._frames, self._head),
                     account=record.account,
                     is_over=record.is_terminal,
                     news=news,
@@ -465,16 +487,6 @@ class CallStream(Response):
             return False
         finally:
             self._following.leave()
-
-    async def _take(self, data: bytes) -> None:
-        """Send data, the first one after the head."""
-        if not data:
-            return
-        if not self._first.done():
-            self._frames.is_open = True
-            self._first.set_result(None)
-            await self._opened.wait()
-        await _certain(self._transmit)(data)
 
     async def _say(self) -> tuple[bytes, float]:
         """Return the place in the queue as a comment."""
@@ -497,13 +509,3 @@ def comment_of(outlook: Outlook, record: Record) -> bytes:
 
 async def _first_of(*awaited: asyncio.Future[Any]) -> None:
     await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
-
-
-async def _send_piece(send: Send, data: bytes) -> None:
-    await send({"type": "http.response.body", "body": data, "more_body": True})
-
-
-def _certain(transmit: Callable[[bytes], Awaitable[None]] | None) -> Callable[[bytes], Awaitable[None]]:
-    if transmit is None:
-        raise RuntimeError("the head was not sent")
-    return transmit

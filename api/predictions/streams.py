@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.services.stream_events import Frames, Mark
-from api.services.stream_readers import RETRY_AFTER_S
+from api.services.stream_readers import RETRY_AFTER_S, Push
 from api.web.errors import Moved, data_removed, not_found, too_many_streams
 from api.web.http import Request, until_gone
 from api.web.route import Answer, Parameter, Route
@@ -45,7 +45,7 @@ class EventStream(Response):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_cancel_when_gone, receive, tasks.cancel_scope)
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            is_whole = await self._tell(partial(_send_piece, send))
+            is_whole = await self._tell(Pieces(scope, send))
             # other ASGI servers may lack it: then an early stop looks like the end
             if not is_whole and (hang_up := scope["state"].get("hang_up")) is not None:
                 hang_up()
@@ -53,8 +53,19 @@ class EventStream(Response):
             tasks.cancel_scope.cancel()
 
 
-async def _send_piece(send: Send, data: bytes) -> None:
-    await send({"type": "http.response.body", "body": data, "more_body": True})
+class Pieces:
+    """Sends a body in pieces. `push` sends one at once, where the protocol can and the connection takes it now."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._send = send
+        self.push: Push = scope["state"].get("push", _push_nothing)
+
+    async def __call__(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+def _push_nothing(_: bytes) -> bool:
+    return False
 
 
 async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:

@@ -47,12 +47,14 @@ class Read(Protocol):
 
 class News(asyncio.Event):
     """Set when something may have happened to a prediction. `events`: those that came with the news, without a gap.
-    None if the log has to be read.
+    None if the log has to be read. `push` sends an event at once if its reader only waits for one, and returns whether
+    it did: then there is no news.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.events: list[Event] | None = None
+        self.push: Callable[[Event], bool] | None = None
 
     def take(self) -> list[Event] | None:
         """Return the events since the last call. The first call returns None."""
@@ -61,6 +63,8 @@ class News(asyncio.Event):
         return events
 
     def add(self, event: Event | None) -> None:
+        if event is not None and self.events == [] and self.push is not None and self.push(event):
+            return
         if event is None or self.events is None or len(self.events) >= MOST_EVENTS:
             self.events = None
         else:

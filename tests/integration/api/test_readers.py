@@ -5,6 +5,7 @@ import time
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import anyio
@@ -312,6 +313,47 @@ async def test_small_events_are_sent_without_reading_the_log(
         assert len(wire.asked) == before
         await driver.finish(claim, output=b'["a","b","c"]', seq=seq)
     assert sink.said == ["a", "b", "c", "{}"]
+
+
+class Pushed(Sink):
+    """Takes every second piece at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pushed = 0
+        self.refused = 0
+
+    def push(self, data: bytes) -> bool:
+        if self.refused < self.pushed:
+            self.refused += 1
+            return False
+        self.pushed += 1
+        self.data += data
+        return True
+
+    async def __call__(self, data: bytes) -> None:
+        await self.send(data)
+
+
+async def test_pushed_events_and_others_come_once_and_in_order(
+    readers: Readers, claim: Claim, driver: QueueDriver, wire: Wire
+) -> None:
+    seq = await driver.begin(claim, ("output", b'"0"'))
+    sink = Pushed()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(readers.read, claim.id, Frames(Mark()), sink, account="a"))
+        await eventually(lambda: wire.asked, "it looked when it was subscribed", until=lambda asked: len(asked) >= 2)
+        for number in range(1, 7):
+            seq = await show(driver, claim, seq, str(number), sink)
+        looked = len(wire.asked)
+        advanced = await driver.scripts.advance(
+            claim.id, token=claim.token, seq=seq, ran_ms=1, events=[("output", b'"7"'), ("logs", b'"log"')]
+        )
+        await sink.says(9)
+        assert len(wire.asked) > looked  # several at once come without their texts
+        await driver.finish(claim, output=b"[0,1,2,3,4,5,6,7]", logs="log", seq=advanced.seq)
+    assert sink.said == [*map(str, range(8)), "log", "{}"]
+    assert (sink.pushed, sink.refused) == (3, 3)
 
 
 @pytest.mark.parametrize("told", [b'6 output 0 "d"', b'3 output 0 "a"'])
