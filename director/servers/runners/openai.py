@@ -254,7 +254,10 @@ class _Reader(OutputReader):
         if piece.error is not None:
             return outcomes.end(outcomes.read_stream_error(piece.code, piece.error), piece.error)
         for name, count in piece.tokens.items():
-            self._measure(name, count)
+            if piece.is_usage_alone or piece.is_finished:
+                self._measure(name, count)
+            else:  # a server may count anew with each chunk: the last one is enough
+                self._metrics[name] = Raw(msgspec.json.encode(count))
         self._first_frame = self._first_frame or data
         self._has_choices = self._has_choices or bool(piece.choices)
         self._is_finished = self._is_finished or piece.is_finished

@@ -18,6 +18,7 @@ from director.servers.runners.runner import (
     Counted,
     Ended,
     Logged,
+    Measured,
     Outcome,
     Produced,
     RunEvent,
@@ -133,6 +134,21 @@ async def test_chunks_of_a_stream_are_the_same_on_both_sides(scripted: ScriptedC
     }
     assert metrics_of(ended).items() >= {"input_tokens": 9, "output_tokens": 2, "cached_tokens": 8}.items()
     assert 0 <= metrics_of(ended)["time_to_first_token"] < 30
+
+
+async def test_usage_with_each_chunk_is_reported_once(scripted: ScriptedCog) -> None:
+    counted = [
+        json.dumps({"choices": [{"delta": {"content": "a"}}], "usage": {"prompt_tokens": 9, "completion_tokens": n}})
+        for n in range(1, 4)
+    ]
+    pieces = [event(chunk.encode()) for chunk in counted]
+    scripted.on("POST", "/v1/chat/completions", stream(*pieces, event(CHUNKS[3]), event(USAGE), DONE))
+    events = await made(call(BODY % ("", ', "stream": true')), scripted.url)
+    measured = [(event.name, bytes(event.value)) for event in events if isinstance(event, Measured)]
+    assert measured[1:] == [("input_tokens", b"9"), ("output_tokens", b"2"), ("cached_tokens", b"8")]
+    scripted.on("POST", "/v1/chat/completions", stream(*pieces))
+    ended = the_end(await made(call(BODY % ("", ', "stream": true')), scripted.url))
+    assert metrics_of(ended).items() >= {"input_tokens": 9, "output_tokens": 3}.items()
 
 
 async def test_chunk_of_several_lines_is_one_chunk(scripted: ScriptedCog) -> None:
