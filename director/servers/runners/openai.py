@@ -31,7 +31,6 @@ from director.servers.runners.http_base import (
 from director.servers.runners.openai_answers import (
     Assembly,
     Piece,
-    as_chunk,
     encode,
     legible,
     read_error_event,
@@ -328,7 +327,8 @@ class TextReader(_Reader):
 
 class CallReader(_Reader):
     """Shows each chunk as it came, and at the end the answer that they add up to. An answer that is not streamed is the
-    output as it came. `holds_usage`: a chunk with token counts alone is not for the caller.
+    output as it came, also from a server that ignores `stream`: then no chunk is shown. `holds_usage`: a chunk with
+    token counts alone is not for the caller.
     """
 
     is_call = True
@@ -349,13 +349,11 @@ class CallReader(_Reader):
             return None
         if self._holds_usage and piece.is_usage_alone:
             return None
-        return self._show_chunk(legible(piece), tokens=int(piece.says))
-
-    def _show_chunk(self, chunk: Raw, *, tokens: int) -> Ended | None:
+        chunk = legible(piece)
         self._bytes += len(chunk)
         if self._bytes > CHUNKS_OF_OUTPUT * self._max_body:
             return self._too_large(CHUNKS_OF_OUTPUT * self._max_body)
-        self._feed.add(Produced(chunk, self._shown, tokens), size=len(chunk))
+        self._feed.add(Produced(chunk, self._shown, int(piece.says)), size=len(chunk))
         self._shown += 1
         return None
 
@@ -368,8 +366,6 @@ class CallReader(_Reader):
         for name, count in piece.tokens.items():
             self._measure(name, count)
         self._answer = legible(piece)
-        if self.is_streamed:
-            self._show_chunk(as_chunk(piece), tokens=int(piece.says))
         return Ended(outcome=Outcome.SUCCEEDED)
 
     def _whole_output(self, ended: Ended) -> Raw | None:

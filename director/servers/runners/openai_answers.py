@@ -354,16 +354,6 @@ def says_anything(choice: dict[str, Any]) -> bool:
     return any(value for name, value in choice["message"].items() if name != "role")
 
 
-def as_chunk(piece: Piece) -> Raw:
-    """Return a whole answer as the one chunk of a stream, for a server that ignores `stream`. Raises Unreadable."""
-    choices = [
-        {("delta" if name == "message" else name): value for name, value in choice.items()} for choice in piece.choices
-    ]
-    kind = piece.found.get("object")
-    renamed = {"object": kind + OF_CHUNK} if kind == "chat.completion" else {}
-    return encode(piece.found | renamed | {"choices": choices})
-
-
 # Embeddings
 
 

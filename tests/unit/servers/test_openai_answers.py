@@ -14,7 +14,6 @@ from director.servers.runners.answers import Unreadable
 from director.servers.runners.openai_answers import (
     Assembly,
     Pile,
-    as_chunk,
     counts_in,
     legible,
     merge,
@@ -162,18 +161,6 @@ def test_bytes_of_a_piece_stay_unless_no_reader_takes_them(data: bytes, kept: by
 def test_number_beyond_json_makes_a_piece_illegible() -> None:
     with pytest.raises(Unreadable, match="beyond"):
         legible(read_piece(b'{"choices": [], "a": 1e999}'))
-
-
-def test_whole_answer_becomes_one_chunk() -> None:
-    message = {"role": "assistant", "content": "Hi"}
-    whole = {"id": "c", "object": "chat.completion", "choices": [{"index": 0, "message": message}], "usage": {"a": 1}}
-    chunk = {
-        "id": "c",
-        "object": "chat.completion.chunk",
-        "choices": [{"index": 0, "delta": message}],
-        "usage": {"a": 1},
-    }
-    assert json.loads(bytes(as_chunk(read_piece(js(whole))))) == chunk
 
 
 def test_cached_tokens_are_counted_where_there_are_some() -> None:
