@@ -255,7 +255,7 @@ class _Reader(OutputReader):
         for name, count in piece.tokens.items():
             if piece.is_usage_alone or piece.is_finished:
                 self._measure(name, count)
-            else:  # a server may count anew with each chunk: the last one is enough
+            else:  # a server may count again with each chunk
                 self._metrics[name] = Raw(msgspec.json.encode(count))
         self._first_frame = self._first_frame or data
         self._has_choices = self._has_choices or bool(piece.choices)
