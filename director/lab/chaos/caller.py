@@ -12,7 +12,7 @@ from msgspec import Raw, Struct
 
 from director.core.states import TERMINAL
 from director.lab.chaos import journal
-from director.lab.chaos.evidence import Evidence, Findings, Try, depends_on, pid_of
+from director.lab.chaos.evidence import Evidence, Findings, Try, depends_on, group, pid_of
 from director.lab.chaos.history import RESTARTS, lives
 from director.lab.chaos.journal import Heard
 from director.lab.chaos.plan import GO_ON, MISSING_AT_FIRST, MOVE_SLOT, SINK, WHOLE
@@ -163,6 +163,9 @@ def one_key_one_id(evidence: Evidence) -> Findings:
     for prediction_id, keys in keys_of.items():
         if len(keys) > 1:
             yield prediction_id, f"one prediction for the keys {', '.join(sorted(keys))}"
+    for tag, finals in group((final for final in evidence.finals.values() if final.tag), lambda each: each.tag).items():
+        if len(finals) > 1:
+            yield tag, f"a call that was sent once made {', '.join(sorted(final.id for final in finals))}"
     # the client may have missed the acceptance of a key, but only once for each key
     unheard = sum(not any(each.ok for each in tries) for tries in evidence.creates.values())
     unknown = sorted((evidence.finals.keys() | evidence.runs.keys()) - keys_of.keys() - evidence.unmade.keys())
@@ -335,6 +338,12 @@ def _read(data: str) -> _Piece:
 
 def _is_whole(call: journal.Called) -> bool:
     return call.chunks[-1:] == [ALL_CAME] or (call.plan == WHOLE and call.status == 200)
+
+
+def name_end(call: journal.Called) -> str:
+    if call.end == "whole" and not _is_whole(call):
+        return "failed" if call.status == 200 else f"refused {call.status}"
+    return call.end if call.status or call.end == "left" else "unanswered"
 
 
 def texts(call: journal.Called) -> list[str]:

@@ -56,7 +56,7 @@ async def _try(api: Caller, order: Order, tag: str, token: str, journal: Journal
                     chunks.append(data)
             end = "whole"
     except Unanswered as exc:
-        end = "silent" if isinstance(exc.__cause__, TimeoutError) else "broken"
+        end = "silent" if isinstance(exc.__cause__, TimeoutError) and order.plan != WHOLE else "broken"
     if not head.status:
         note_answer()
     plan, status = order.plan, head.status

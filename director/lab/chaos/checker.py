@@ -88,10 +88,7 @@ def evidence_is_whole(evidence: Evidence) -> Findings:
 
 
 def ends_of_calls(evidence: Evidence) -> dict[str, int]:
-    calls = [call for several in evidence.calls.values() for call in several]
-    return dict(
-        Counter(call.end if caller.texts(call) or call.end == "left" else f"refused {call.status}" for call in calls)
-    )
+    return dict(sorted(Counter(caller.name_end(call) for calls in evidence.calls.values() for call in calls).items()))
 
 
 INVARIANTS: Final[dict[str, tuple[str, Callable[[Evidence], Findings]]]] = {

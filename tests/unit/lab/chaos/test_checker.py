@@ -557,6 +557,10 @@ def again(*chunks: str, sent: tuple[str, ...] = ()) -> list[Line]:
     return [*create("call-0", "c", plan="chat"), *first, *second, lost, *over_at, call]
 
 
+def tagged(lines: list[Line]) -> list[Line]:
+    return [replace(line, tag="call-0-0") if isinstance(line, Final) else line for line in lines]
+
+
 KEPT: dict[str, list[Line]] = {
     "a call that came whole": called(P0, P1, P2, "[DONE]"),
     "a call that is not streamed": called(P2, plan="whole", sent=(P2,)),
@@ -901,6 +905,7 @@ BROKEN: list[tuple[str, str, list[Line]]] = [
     ("I8", "was refused as a different one", [*good(), *create("k-a", "", at=50, status=422)]),
     ("I8", "answered 201", [*good(), *create("k-a", "a", at=50, plan="other body")]),
     ("I8", "a second prediction", [*good(), final("h", "canceled", ("created", 1, ""), ("completed", 30, "canceled"))]),
+    ("I8", "a call that was sent once made a, b", [*tagged(good()), *tagged(good("b", "k-b"))]),
     ("I9", "3 runs at once", beside(3)),
     ("I10", "but done {} is due", misheard(ONE, ONE, DONE)),
     ("I10", "heard done {} as number 1", misheard(DONE)),
