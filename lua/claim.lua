@@ -188,8 +188,8 @@ local reply = { 'ok', 'count' }
 local function hand_out(stream, mid, id, input, r)
   r = r or share.read_waiting(id)
   if not may_go(id, r, input, stream, mid) then return end
-  local index, shown, record = #reply - 1, r.flat, keys.record(id)
-  local token, attempt, handed = nonce .. '-' .. index, tostring(r.attempt + 1), tostring(r.claims + 1)
+  local index, shown, record = string.format('%d', #reply - 1), r.flat, keys.record(id)
+  local token, attempt, handed = nonce .. '-' .. index, string.format('%d', r.attempt + 1), string.format('%d', r.claims + 1)
   spent = spent + r.cost
   estimate.score(r, now)
   note_start(r)
@@ -199,16 +199,14 @@ local function hand_out(stream, mid, id, input, r)
   leases[#leases + 1] = id
   remembered[#remembered + 1] = index .. ':' .. id
   if is_probe then redis.call('HSET', meta, 'breaker', 'probing', 'probe', id) end
+  local claim = { 'token', token, 'holder', consumer, 'attempt', attempt, 'claims', handed, 'claimed', now_text }
+  for i = 1, #claim do shown[#shown + 1] = claim[i] end
   if r.charged ~= '' then
-    redis.call('HSET', record, 'token', token, 'holder', consumer, 'attempt', attempt, 'claims', handed, 'claimed', now_text,
-      'stream', r.stream, 'mid', mid, 'charged', r.charged)
+    redis.call('HSET', record, 'stream', r.stream, 'mid', mid, 'charged', r.charged, unpack(claim))
   else
-    redis.call('HSET', record, 'token', token, 'holder', consumer, 'attempt', attempt, 'claims', handed, 'claimed', now_text)
+    redis.call('HSET', record, unpack(claim))
   end
   log.write('claimed', id, queue, r.account, now_text, consumer .. ' ' .. attempt)
-  for _, part in ipairs({ 'token', token, 'holder', consumer, 'attempt', attempt, 'claims', handed, 'claimed', now_text }) do
-    shown[#shown + 1] = part
-  end
   reply[#reply + 1] = { id, input, shown }
 end
 

@@ -27,7 +27,7 @@
 --            'lost'      nothing was written
 --
 -- uses keys:     clock
--- uses records:  entry, put_right
+-- uses records:  entry, pick, put_right
 -- uses estimate: charge, note_service, note_tokens, write_service, write_tokens
 -- uses share:    flush, has_any
 -- uses breaker:  close, facts_of
@@ -38,17 +38,14 @@
 local queue
 local ended = {}
 
--- The fields of a claimed record that its end needs; all others, of which there are more, stay unread. '' if absent.
+-- The fields of a claimed record that its end needs, '' if absent.
 local function read_claim(record)
-  local v = redis.call('HMGET', record, 'token', 'ended', 'seq', 'started', 'claimed', 'queue', 'account', 'lane', 'cost',
-    'stream', 'mid', 'charged', 'cancel', 'deadline', 'start_by', 'data_ttl_ms', 'webhook', 'events', 'metered', 'ran_ms',
-    'waiter', 'secret', 'model', 'api_token', 'budgeted', 'used_before', 'endpoint')
-  return { token = v[1] or '', ended = v[2] or '', seq = v[3] or '', started = v[4] or '', claimed = v[5] or '',
-    queue = v[6] or '', account = v[7] or '', lane = v[8] or '', cost = v[9] or '', stream = v[10] or '', mid = v[11] or '',
-    charged = v[12] or '', cancel = v[13] or '', deadline = v[14] or '', start_by = v[15] or '', data_ttl_ms = v[16] or '',
-    webhook = v[17] or '', events = v[18] or '', metered = v[19] or '', ran_ms = v[20] or '', waiter = v[21] or '',
-    secret = v[22] or '', model = v[23] or '', api_token = v[24] or '', budgeted = v[25] or '', used_before = v[26] or '',
-    endpoint = v[27] or '' }
+  local r = { token = '', ended = '', seq = '', started = '', claimed = '', queue = '', account = '', lane = '', cost = '', stream = '',
+    mid = '', charged = '', cancel = '', deadline = '', start_by = '', data_ttl_ms = '', webhook = '', events = '', metered = '',
+    ran_ms = '', waiter = '', secret = '', model = '', api_token = '', budgeted = '', used = '', used_before = '', named_by = '', left = '',
+    shown = '', endpoint = '' }
+  records.pick(r, record)
+  return r
 end
 
 local function finish(key, arg, last)

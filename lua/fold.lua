@@ -8,7 +8,7 @@
 --   ARGV[2…] day, month  fields: a row of a day, and that of the month which takes it in
 --   Returns  rows that were added, and are gone
 --
--- uses ledger:   EMPTY, packed, plus
+-- uses ledger:   add_to, packed
 
 local key, kept_ms = KEYS[1], ARGV[1]
 
@@ -17,13 +17,15 @@ for i = 2, #ARGV, 2 do
   local row = redis.call('HGET', key, ARGV[i])
   if row then
     days[#days + 1] = ARGV[i]
-    sums[ARGV[i + 1]] = ledger.plus(sums[ARGV[i + 1]] or ledger.EMPTY, row)
+    sums[ARGV[i + 1]] = sums[ARGV[i + 1]] or {}
+    ledger.add_to(sums[ARGV[i + 1]], row)
   end
 end
 if #days > 0 then
   local months = {}
   for field, counted in pairs(sums) do
-    months[#months + 1], months[#months + 2] = field, ledger.packed(ledger.plus(counted, redis.call('HGET', key, field)))
+    ledger.add_to(counted, redis.call('HGET', key, field) or '')
+    months[#months + 1], months[#months + 2] = field, ledger.packed(counted)
   end
   redis.call('HSET', key, unpack(months))
   redis.call('HDEL', key, unpack(days))

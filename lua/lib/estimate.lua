@@ -102,21 +102,21 @@ function estimate.write_tokens(queue, facts)
   if estimate.has_output then redis.call('HSET', keys.queue(queue, 'meta'), 'service_out', facts[14]) end
 end
 
--- The charge of a run that is over: its tokens, or its seconds where the server reports none. `mean`: service_out. A run
--- whose input was not reported, because its end never came, is charged what was expected of it, or more.
+-- The charge of a run that is over: its tokens, or its seconds where the server has not reported any. `mean`: service_out. A
+-- run whose input was not reported, because its end never came, is charged what was expected of it, or more.
 function estimate.charge(r, used, seconds, mean)
+  if not mean or used == '' then return seconds end
   local input, output = estimate.tokens_of(used)
   local weighed_s = (input + estimate.OUTPUT * output) * estimate.TOKEN_S
-  if input > 0 then return weighed_s end
-  if not mean or used == '' then return seconds end
-  return math.max(tonumber(r.charged) or 0, weighed_s)
+  return input > 0 and weighed_s or math.max(tonumber(r.charged) or 0, weighed_s)
 end
 
 -- The charge that is expected of a run: of its bytes and the most that it may answer, as the API counted them.
 function estimate.expected_charge(r)
   local seconds, mean = estimate.expected_s(r), tonumber(estimate.means[3] or '')
+  if not mean then return seconds end
   local input, most = string.match(r.tokens, '^(%d+) (%d*)$')
-  if not mean or not input then return seconds end
+  if not input then return seconds end
   return math.max(0.001, (input + estimate.OUTPUT * math.min(tonumber(most) or mean, mean)) * estimate.TOKEN_S)
 end
 

@@ -12,7 +12,6 @@
 
 ledger.KEPT_MS = 34560000000 -- 400 days since the last new row; the keeper writes another lifetime when it folds
 ledger.DAY_MS = 86400000
-ledger.EMPTY = { 0, 0, 0, 0, 0, 0 }
 
 -- The month as '202611' and the day as '05', by the proleptic Gregorian calendar: years that begin in March have their leap
 -- day last.
@@ -28,14 +27,13 @@ function ledger.date(now)
   return string.format('%04d%02d', year + era * 400 + (month <= 2 and 1 or 0), month), string.format('%02d', day)
 end
 
-function ledger.plus(sums, used)
-  local numbers, i = {}, 0
-  for number in string.gmatch(used or '', '%d+') do
+-- Add the numbers of a row to sums, which may be empty.
+function ledger.add_to(sums, row)
+  local i = 0
+  for number in string.gmatch(row, '%d+') do
     i = i + 1
-    numbers[i] = tonumber(number)
+    sums[i] = (sums[i] or 0) + number
   end
-  for k = 1, math.max(#numbers, #sums) do numbers[k] = (numbers[k] or 0) + (sums[k] or 0) end
-  return numbers
 end
 
 function ledger.packed(sums)
@@ -46,27 +44,36 @@ function ledger.packed(sums)
   return table.concat(numbers, ' ')
 end
 
--- Rows that were read in this call, by month and account.
-ledger.rows, ledger.is_index = {}, {}
+-- Days with rows that were read in this call: their month, name and rows by account. A call hardly ever has two.
+ledger.days = {}
 
 -- Read the row of its account, model, API token and day. Call it before anything of an end is written: what can fail on a bad
 -- key fails here.
 function ledger.look_up(r, now)
-  local month, day = ledger.date(now)
-  local of_month = ledger.rows[month] or {}
-  local rows, field = of_month[r.account] or {}, day .. ' ' .. r.model .. ' ' .. r.api_token
-  ledger.rows[month], of_month[r.account] = of_month, rows
+  local number = math.floor(now / ledger.DAY_MS)
+  local day = ledger.days[number]
+  if not day then
+    local month, name = ledger.date(now)
+    day = { month = month, name = name, accounts = {}, has_read_index = false }
+    ledger.days[number] = day
+  end
+  local rows, field = day.accounts[r.account] or {}, day.name .. ' ' .. r.model .. ' ' .. r.api_token
+  day.accounts[r.account] = rows
   if not rows[field] then
-    local known = redis.call('HGET', keys.ledger(month, r.account), field)
-    if not known and not ledger.is_index[month] then redis.call('SISMEMBER', keys.ledger_accounts(month), r.account) end
-    ledger.is_index[month] = ledger.is_index[month] or not known
-    rows[field] = { is_new = not known, has_changed = false, sums = ledger.plus(ledger.EMPTY, known) }
+    local known = redis.call('HGET', keys.ledger(day.month, r.account), field)
+    if not known and not day.has_read_index then redis.call('SISMEMBER', keys.ledger_accounts(day.month), r.account) end
+    day.has_read_index = day.has_read_index or not known
+    rows[field] = { is_new = not known, has_changed = false, sums = {} }
+    ledger.add_to(rows[field].sums, known or '')
   end
   return rows[field]
 end
 
 -- Count what one run used; ledger.write writes it. row: of ledger.look_up
-function ledger.add(row, used) row.sums, row.has_changed = ledger.plus(row.sums, used), true end
+function ledger.add(row, used)
+  ledger.add_to(row.sums, used)
+  row.has_changed = true
+end
 
 -- Write the rows of an account that changed. Returns true if one of them is new.
 function ledger.write_account(key, rows)
@@ -84,14 +91,14 @@ function ledger.write_account(key, rows)
 end
 
 function ledger.write()
-  for month, of_month in pairs(ledger.rows) do
+  for _, day in pairs(ledger.days) do
     local new = {}
-    for account, rows in pairs(of_month) do
-      if ledger.write_account(keys.ledger(month, account), rows) then new[#new + 1] = account end
+    for account, rows in pairs(day.accounts) do
+      if ledger.write_account(keys.ledger(day.month, account), rows) then new[#new + 1] = account end
     end
     if #new > 0 then
-      redis.call('SADD', keys.ledger_accounts(month), unpack(new))
-      redis.call('PEXPIRE', keys.ledger_accounts(month), ledger.KEPT_MS)
+      redis.call('SADD', keys.ledger_accounts(day.month), unpack(new))
+      redis.call('PEXPIRE', keys.ledger_accounts(day.month), ledger.KEPT_MS)
     end
   end
 end

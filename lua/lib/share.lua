@@ -3,7 +3,7 @@
 -- time (served cost ÷ weight). An entry put into a stream before its turn would be served out of turn.
 --
 -- uses keys:     queue, record, stream
--- uses records:  TERMINAL
+-- uses records:  TERMINAL, pick
 -- uses ready:    add_entry, choose_stream, offer, ring, with_bit
 -- uses pending:  add_to, add_to_backlog, clocks, corrections, count, count_ready, counted, ended_of, joining,
 --                removals, set, write_counts, write_removals
@@ -314,16 +314,11 @@ end
 
 -- The fields that decide about handing out, '' if absent, with the record as it was read; nil without a record.
 function share.read_waiting(id)
-  local flat = redis.call('HGETALL', keys.record(id))
-  if #flat == 0 then return nil end
   local r = { status = '', mid = '', token = '', deadline = '', start_by = '', begun = '', claims = '', account = '',
     attempt = '', charged = '', stream = '', arrival = '', cost = '', lane = '', queue = '', affinity = '', eta50 = '',
     eta90 = '', runs = '', created = '', revivals = '', shard = '', tokens = '' }
-  for i = 1, #flat, 2 do
-    if r[flat[i]] then r[flat[i]] = flat[i + 1] end
-  end
-  r.flat = flat
-  return r
+  r.flat = records.pick(r, keys.record(id))
+  return #r.flat > 0 and r or nil
 end
 
 -- Admit up to `most` predictions of a lane in turn, and charge their expected time. The lane's streams are empty, so any
