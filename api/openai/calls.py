@@ -52,6 +52,7 @@ LAST_WORDS_S: Final = 2.0  # for the error that ends a stream
 HUNG_UP: Final = 499  # it is counted, and has no reader
 # Between tries to cancel the call of a caller that has left
 PAUSES_S: Final = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+LATER: Final[set[asyncio.Task[None]]] = set()  # that cancel calls whose caller has its answer already
 MOST_MOVES: Final = 4
 MOVED_S: Final = 30.0  # between two looks whether a call went to another site
 LEAVING: Final = "This process of the service ends. Send the call again."
@@ -203,6 +204,19 @@ def _choose(request: Request, header: str, words: tuple[str, ...], default: str)
     return chosen
 
 
+class Attempts:
+    """Notes under which id and at which server a call was filed last."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.last: tuple[NewPrediction, Services] | None = None
+        self._listener = listener
+
+    def listen(self, services: Services, new: NewPrediction) -> NewPrediction:
+        heard = self._listener.listen(services, new)
+        self.last = (new, services)
+        return heard
+
+
 class Run:
     """One call: how it is filed, and how it is given up. `continues`: it runs on if its caller hangs up."""
 
@@ -215,14 +229,20 @@ class Run:
     async def file(self, listener: Listener) -> Filed:
         """File it. Each answer from then on has its id and its place in the queue."""
         request, deployment = self.request, self._called.deployment
-        filed = await accept(
-            request,
-            self._called.version,
-            self._asked,
-            rate_token=request.rate_token,
-            deployment=deployment,
-            listener=listener,
-        )
+        attempts = Attempts(listener)
+        try:
+            filed = await accept(
+                request,
+                self._called.version,
+                self._asked,
+                rate_token=request.rate_token,
+                deployment=deployment,
+                listener=attempts,
+            )
+        except BackendUnavailable as exc:
+            if attempts.last is not None and not exc.is_untouched:  # it may be there, and its caller will call again
+                self._give_up_later(*attempts.last)
+            raise
         if deployment:
             filed = await cancel_if_disabled(request, filed)
         carry(request, raw(headers_of(filed)))
@@ -233,7 +253,7 @@ class Run:
         if self._continues:
             return
         with anyio.CancelScope(shield=True):
-            for pause_s in PAUSES_S:
+            for pause_s in PAUSES_S[: 2 if services.is_leaving else None]:
                 await anyio.sleep(pause_s)
                 try:
                     word = await where_it_is(self.request, record.id, partial(_cancel, record), services)
@@ -244,6 +264,11 @@ class Run:
                 log.info("gave a call up", extra={"prediction": record.id, "was": word})
                 return
         log.warning("could not cancel a call that was given up", extra={"prediction": record.id})
+
+    def _give_up_later(self, new: NewPrediction, services: Services) -> None:
+        record = new.record(new.id, created=0, deadline=None)
+        LATER.add(task := asyncio.create_task(self.give_up(record, services)))
+        task.add_done_callback(LATER.discard)
 
     async def find_moved(self, record: Record, services: Services) -> Services | None:
         """Return where it is now, or None if it has not moved, or not to a site of this API."""
@@ -401,7 +426,6 @@ class CallStream(Response):
         self._run = run
         self._record = filed.stored.record
         self._services = filed.services
-        self._outlook = filed.stored.outlook
         self._following = following
         self._frames = Chunks(restarts=restarts, say=self._say)
         self._head = Head()

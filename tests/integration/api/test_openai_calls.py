@@ -17,16 +17,18 @@ from api.app import create_app
 from api.openai import calls as calls_of_openai
 from api.services import stream_readers
 from director.broker import keys
+from director.broker.replies import Accepted
 from director.broker.scripts import Scripts
+from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, QueueName
 from director.core.policy import Policy
-from director.core.schema import Claim, Record
+from director.core.schema import Claim, NewPrediction, Record
 from director.core.settings import ApiSettings
 from director.core.states import Status
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.integration.api.conftest import listeners
-from tests.support.api import LiveApi, PlayedDirector, live_api
+from tests.support.api import LiveApi, PlayedDirector, api_client, live_api
 from tests.support.eventually import eventually
 from tests.support.queue_driver import MODEL, VERSION
 from tests.support.servers import RedisServer
@@ -564,3 +566,21 @@ async def test_caller_that_takes_nothing_is_left_and_its_run_is_asked_to_stop(
         await run.show(CHUNKS[1])
         await is_asked_to_stop(scripts, run.claim.id)
         assert hung_up.is_set()
+
+
+async def test_call_whose_reply_was_lost_does_not_run(
+    settings: ApiSettings, token: str, scripts: Scripts, queue: QueueName, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients call again after a 503: the first call must not run beside the second one."""
+    enqueue = Scripts.enqueue
+
+    async def lose_reply(self: Scripts, new: NewPrediction) -> Accepted:
+        await enqueue(self, new)
+        raise BackendUnavailable("the reply was lost")
+
+    async with api_client(replace(settings, openai=True), token=token) as api:
+        monkeypatch.setattr(Scripts, "enqueue", lose_reply)
+        answer = await api.post(CHAT, json=BODY)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+        [record] = await redis.keys("*:rec:*")
+        await ends_as(scripts, record.decode().rpartition(":")[2], Status.CANCELED)
