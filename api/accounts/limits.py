@@ -94,7 +94,7 @@ async def reserve_compute(request: Request, prediction_id: PredictionId, *, queu
 async def reserve_budget(request: Request, new: NewPrediction) -> None:
     """Reserve the tokens that this prediction will probably use, and the compute of the month. Raises a 429."""
     limits, services = request.account.limits, services_of(request)
-    if not limits.has_budget:
+    if not new.budgeted:
         return
     service = await services.lookups.service(new.queue)
     answer = await services.scripts.budget(

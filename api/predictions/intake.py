@@ -31,7 +31,7 @@ from api.web import errors
 from api.web.errors import Moved, Problem
 from api.web.http import Request, base_url, json_response, watching
 from director.broker.replies import Accepted
-from director.core.account_limits import Bucket
+from director.core.account_limits import UNLIMITED, Bucket
 from director.core.data_bytes import ENTRY_BYTES, at_creation, lasting
 from director.core.errors import BackendUnavailable, DataRefused, DirectorError, UnknownQueue
 from director.core.ids import LANES, PredictionId, lowest_id_at, new_prediction_id, new_ticket
@@ -182,10 +182,11 @@ async def file(
         async with Undo() as undo:
             await reserve_compute(request, new, rate_token, undo)
             most_data = request.account.limits.max_data_bytes
-            at = partial(file_at, most_data=most_data, outer=undo, listener=listener)
             if request.sites is None:
-                accepted, services = await at(request.services, version, new), request.services
+                services = request.services
+                accepted = await file_at(services, version, new, most_data, undo, listener)
             else:
+                at = partial(file_at_site, most_data=most_data, outer=undo, listener=listener)
                 accepted, services = await choose_site(request, version, new, at)
             if accepted.replayed:
                 await undo.note_repeat()
@@ -204,25 +205,39 @@ async def file(
     return Filed(Stored(record=record, input=Raw(new.input), outlook=accepted.outlook), services)
 
 
-async def file_at(
+async def file_at_site(
     services: Services,
     version: Version,
     new: NewPrediction,
     most_data: int | None,
     outer: Undo,
-    listener: Listener | None = None,
+    listener: Listener | None,
 ) -> Accepted:
-    """File it at one server, in one write to the socket, and leave nothing there if the server takes nothing.
-    `most_data`: bytes that its account may have there. Raises QueueError.
-    """
+    """File it at one of several servers, and leave nothing there if the server takes nothing: the next one is asked."""
     async with Undo(outer) as undo:
-        heard = new if listener is None else listener.listen(services, new)
-        kept = await store_input(services, heard, undo)
-        listing = await list_for_account(services, version, kept, most_data, undo)
-        accepted = await undo.enqueue(services.scripts.enqueue(kept))
+        accepted = await file_at(services, version, new, most_data, undo, listener)
         if accepted.replayed:
             await undo.note_repeat()
-            return accepted
+        return accepted
+
+
+async def file_at(
+    services: Services,
+    version: Version,
+    new: NewPrediction,
+    most_data: int | None,
+    undo: Undo,
+    listener: Listener | None = None,
+) -> Accepted:
+    """File it at one server, in one write to the socket. `most_data`: bytes that its account may have there. Raises
+    QueueError.
+    """
+    heard = new if listener is None else listener.listen(services, new)
+    kept = await store_input(services, heard, undo)
+    listing = await list_for_account(services, version, kept, most_data, undo)
+    accepted = await undo.enqueue(services.scripts.enqueue(kept))
+    if accepted.replayed:
+        return accepted
     try:
         await listing
     except BackendUnavailable as exc:
@@ -254,19 +269,19 @@ def check(
         if schema.secrets is not None:
             asked = schema.secrets.mark_request(asked)
     services, account, headers = request.services, request.account, request.headers
-    caps = account.limits
+    caps, given = account.limits, bytes(asked.input)
     lifetime, start_by = headers.get("cancel-after"), headers.get("x-start-by")
     cost, affinity = headers.get("x-cost"), headers.get("x-affinity-key")
     new = NewPrediction(
         id=new_prediction_id(model=version.model, now_ms=services.clock.now_ms(), site=services.site),
-        input=bytes(asked.input),
+        input=given,
         account=account.name,
         model=version.model,
         version=version.id,
         queue=version.queue,
         kind=version.kind,
         api_token=account.token_id,
-        tokens=estimate_tokens(bytes(asked.input)),
+        tokens=estimate_tokens(given),
         deployment=deployment,
         destination=asked.destination or "",
         lane=_lane(headers, account, asked.lane),
@@ -337,6 +352,8 @@ async def reserve_compute(
     request: Request, new: NewPrediction, rate_token: tuple[Bucket, str] | None, undo: Undo
 ) -> None:
     """Raises a 402, a 413 or a 429 for an account without room for it."""
+    if request.account.limits == UNLIMITED:
+        return
 
     async def give_back() -> None:
         # a repeat counts against the rate, as any request does
@@ -374,7 +391,7 @@ async def list_for_account(
     oldest = _oldest_listed(services, new)
     counts = at_creation(new.id, len(new.input), new.data_ttl_ms or version.data_ttl_ms)
     stays = lasting(  # longer than its data
-        (value for value in new.request_facts.values() if isinstance(value, str)),
+        new.texts,
         now_ms=services.clock.now_ms(),
         record_ttl_ms=version.record_ttl_ms,
         has_key=new.idempotency is not None,

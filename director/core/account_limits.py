@@ -61,7 +61,7 @@ class AccountLimits(Struct, frozen=True, kw_only=True):
     @property
     def has_budget(self) -> bool:
         """Is anything limited that `lua/budget.lua` counts?"""
-        return any(most is not None for most in self.budget)
+        return self.budget != NO_BUDGET
 
     @property
     def budget(self) -> tuple[int | None, int | None, int | None, int | None]:
@@ -85,6 +85,7 @@ class AccountLimits(Struct, frozen=True, kw_only=True):
 
 
 UNLIMITED: Final = AccountLimits()
+NO_BUDGET: Final = UNLIMITED.budget
 
 
 def _explain(exc: msgspec.ValidationError) -> str:

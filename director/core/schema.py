@@ -5,10 +5,12 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec.structs import fields
 
 from director.core.ids import Kind, PredictionId, QueueName
 from director.core.states import TERMINAL, Status, WebhookEvent
@@ -87,7 +89,18 @@ class RequestFacts(Struct, frozen=True, kw_only=True, rename={"webhook_events": 
 
     @property
     def request_facts(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in RequestFacts.__struct_fields__}
+        return dict(zip(FACTS, values_of_facts(self), strict=True))
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return texts_of_facts(self)
+
+
+# each create reads all of them, several times
+FACTS: Final = RequestFacts.__struct_fields__
+TEXTS: Final = tuple(fact.name for fact in fields(RequestFacts) if fact.type not in (float, bool, int | None))
+values_of_facts: Final = attrgetter(*FACTS)
+texts_of_facts: Final = attrgetter(*TEXTS)
 
 
 STORED_NAMES: Final = {
