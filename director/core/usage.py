@@ -57,10 +57,11 @@ class Used(Struct, frozen=True, kw_only=True):
     @property
     def packed(self) -> str:
         """The written form: the six numbers, without zeros at the end; '' if all are zero."""
-        numbers = list(astuple(self))
-        while numbers and not numbers[-1]:
-            numbers.pop()
-        return " ".join(map(str, numbers))
+        numbers = astuple(self)
+        last = len(numbers)
+        while last and not numbers[last - 1]:
+            last -= 1
+        return " ".join(map(str, numbers[:last]))
 
     @property
     def packed_tokens(self) -> str:
