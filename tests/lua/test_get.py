@@ -1,5 +1,9 @@
 """get returns a prediction as it is now."""
 
+import json
+
+import pytest
+
 from director.broker import keys
 from director.core.schema import Claim
 from tests.support.queue_driver import QueueDriver
@@ -26,6 +30,19 @@ async def test_get_builds_output_and_logs_of_a_run_from_its_events(driver: Queue
     await driver.begin(claim, ("output", b'"a"'), ("logs", b'"one\\n"'), ("output", b"[]"), ("logs", b'"two\\n"'))
     stored = await driver.scripts.get(claim.id)
     assert (bytes(stored.output or b""), stored.logs) == (b'["a",[]]', "one\ntwo\n")
+
+
+@pytest.mark.parametrize(("endpoint", "most"), [("chat", 4094), ("", 6000)])
+async def test_get_shows_the_first_chunks_of_a_long_call(driver: QueueDriver, endpoint: str, most: int) -> None:
+    claim = await driver.claimed(endpoint=endpoint)
+    seq = await driver.begin(claim)
+    for first in range(0, 6000, 1000):
+        chunks = [("output", b"%d" % number) for number in range(first, first + 1000)]
+        advanced = await driver.scripts.advance(claim.id, token=claim.token, seq=seq, ran_ms=1, events=chunks)
+        seq = advanced.seq
+    stored = await driver.scripts.get(claim.id)
+    assert stored is not None
+    assert json.loads(bytes(stored.output or b"")) == list(range(most)), "its first two events have no output"
 
 
 async def test_get_returns_the_output_and_logs_that_finish_wrote(driver: QueueDriver, claim: Claim) -> None:
