@@ -218,13 +218,16 @@ class Attempts:
 
 
 class Run:
-    """One call: how it is filed, and how it is given up. `continues`: it runs on if its caller hangs up."""
+    """One call: how it is filed, and how it is given up. `continues`: it runs on if its caller hangs up. `has_key`: a
+    repeat finds it.
+    """
 
     def __init__(self, request: Request, called: Called, asked: bodies.CreatePrediction, *, continues: bool) -> None:
         self.request = request
         self._called = called
         self._asked = asked
         self._continues = continues
+        self._has_key = "idempotency-key" in request.headers
 
     async def file(self, listener: Listener) -> Filed:
         """File it. Each answer from then on has its id and its place in the queue."""
@@ -248,9 +251,11 @@ class Run:
         carry(request, raw(headers_of(filed)))
         return filed
 
-    async def give_up(self, record: Record, services: Services) -> None:
-        """Cancel it, since its caller gets no more of it, unless that wants it to run on."""
-        if self._continues:
+    async def give_up(self, record: Record, services: Services, *, is_refused: bool = False) -> None:
+        """Cancel it, since its caller gets no more of it, unless that wants it to run on. `is_refused`: it was told to
+        call again, and so runs on only for a repeat.
+        """
+        if self._has_key if is_refused else self._continues:
             return
         with anyio.CancelScope(shield=True):
             for pause_s in PAUSES_S[: 2 if services.is_leaving else None]:
@@ -267,7 +272,7 @@ class Run:
 
     def _give_up_later(self, new: NewPrediction, services: Services) -> None:
         record = new.record(new.id, created=0, deadline=None)
-        LATER.add(task := asyncio.create_task(self.give_up(record, services)))
+        LATER.add(task := asyncio.create_task(self.give_up(record, services, is_refused=True)))
         task.add_done_callback(LATER.discard)
 
     async def find_moved(self, record: Record, services: Services) -> Services | None:
@@ -361,7 +366,7 @@ async def _wait_for_end(run: Run, filed: Filed, waiting: Waiting) -> Stored | No
                     services = await run.find_moved(record, services) or services
     finally:
         if ended is None:
-            await run.give_up(record, services)
+            await run.give_up(record, services, is_refused=not gone.done())
     if ended is not None:
         return ended.of(stored) if isinstance(ended, Ending) else ended
     if gone.done() or why is None:
@@ -433,12 +438,13 @@ class CallStream(Response):
 
     async def begin(self) -> Response:
         """Return once there is something to send: this response, or the refusal of a call that has ended."""
-        is_over = False
+        is_over, is_refused = False, True
         try:
             with watching(self._run.request) as gone:
                 await _first_of(self._reading, self._head.is_due, gone)
             if self._head.is_due.done() or not self._reading.done():
                 is_over = self._frames.is_open = self._head.is_due.done()
+                is_refused = False
                 return self if is_over else Response(status_code=HUNG_UP)
             try:
                 is_over = await self._reading
@@ -448,7 +454,7 @@ class CallStream(Response):
             return _refuse(self._explain_stop())
         finally:
             if not is_over:
-                await self._leave()
+                await self._leave(is_refused=is_refused)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_whole = False
@@ -478,13 +484,13 @@ class CallStream(Response):
             hang_up()
         return False
 
-    async def _leave(self) -> None:
+    async def _leave(self, *, is_refused: bool = False) -> None:
         """Read no more, and give the call up."""
         self._reading.cancel()
         with anyio.CancelScope(shield=True):
             await asyncio.wait({self._reading})
             self._following.leave()
-            await self._run.give_up(self._record, self._services)
+            await self._run.give_up(self._record, self._services, is_refused=is_refused)
 
     def _explain_stop(self) -> Failure:
         """Return why the stream stopped before its call did."""

@@ -477,19 +477,25 @@ async def test_repeat_of_a_whole_answer_is_the_same_bytes(calls: Calls, run: Pla
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_ending_process_gives_up_calls_that_have_not_begun(
+async def test_ending_process_gives_up_calls_unless_a_repeat_would_find_them(
     server: RedisServer, http: AsyncClient, scripts: Scripts, redis: Redis, queue: QueueName, streams: bool
 ) -> None:
+    body = {**BODY, "stream": streams}
     async with live_api(server.url, env=ENV) as live:
-        call = Call(http, live, {**BODY, "stream": streams})
+        calls = [Call(http, live, body), Call(http, live, body, x_on_disconnect="continue")]
+        kept = Call(http, live, body, idempotency_key="k")
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(call.read)
-            [record] = await eventually(lambda: redis.keys("*:rec:*"), "it is filed")
+            for call in (*calls, kept):
+                tasks.start_soon(call.read)
+            await eventually(lambda: redis.keys("*:rec:*"), "all are filed", until=lambda records: len(records) == 3)
             live.process.send_signal(signal.SIGTERM)
-        assert (call.status, call.error["code"]) == (503, "unavailable")
-        assert int(call.headers["retry-after"]) > 0
-        assert "x-should-retry" not in call.headers
-        await ends_as(scripts, record.decode().rpartition(":")[2], Status.CANCELED)
+        for call in (*calls, kept):
+            assert (call.status, call.error["code"]) == (503, "unavailable")
+            assert int(call.headers["retry-after"]) > 0
+            assert "x-should-retry" not in call.headers
+        for call in calls:
+            await ends_as(scripts, call.headers["x-request-id"], Status.CANCELED)
+        assert (await record_of(scripts, kept.headers["x-request-id"])).status is Status.STARTING
 
 
 async def test_ending_process_ends_a_stream_with_an_error(
