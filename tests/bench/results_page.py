@@ -38,6 +38,7 @@ PAGE: Final = (
     Bench("drain", "Waiting work, beside other queues"),
     Bench("batches", "Commands of a prediction"),
     Bench("streaming", "Tokens to a reader"),
+    Bench("first_token", "The first token of a call of OpenAI's API"),
     Bench("memory", "Bytes and memory"),
     Bench("recovery", "A killed director"),
     Bench("depth", "100,000 waiting"),

@@ -5,7 +5,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from tests.bench.benches import streaming
+from tests.bench.benches import first_token, streaming
 from tests.bench.ratios import Ratio, interval
 from tests.bench.results import OURS, Result, counts
 
@@ -130,6 +130,8 @@ TARGETS: Final = (
     ),
     Target(what="token to its reader, p50", bench="streaming", figure=streaming.P50, bound=4, unit="ms"),
     Target(what="token to its reader, p99", bench="streaming", figure=streaming.P99, bound=10, unit="ms"),
+    Target(what="first token added, p50", bench="first_token", figure=first_token.P50, bound=5, unit="ms"),
+    Target(what="first token added, p99", bench="first_token", figure=first_token.P99, bound=12, unit="ms"),
     Target(
         what="tokens a second",
         bench="streaming",

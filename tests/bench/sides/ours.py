@@ -183,14 +183,14 @@ class Ours:
 
 
 @asynccontextmanager
-async def ours(server: OwnRedis, models: Sequence[str] = (MODEL,)) -> AsyncIterator[Ours]:
-    """Register the models and an account. The first model is the one that `asks` is for."""
+async def ours(server: OwnRedis, models: Sequence[str] = (MODEL,), *, kind: str = "bench") -> AsyncIterator[Ours]:
+    """Register the models, with servers of this kind, and an account. The first model is the one that `asks` is for."""
     gatherer = Gatherer(server.redis)
     scripts = Scripts(gatherer)
     catalog = Catalog(server.redis, scripts, SystemClock())
 
     async def register(model: str) -> None:
-        await catalog.register(model, version_of(model), schema=OPEN_SCHEMA, server="bench", policy=Policy())
+        await catalog.register(model, version_of(model), schema=OPEN_SCHEMA, server=kind, policy=Policy())
 
     for first in range(0, len(models), REGISTERED_AT_ONCE):
         await asyncio.gather(*map(register, models[first : first + REGISTERED_AT_ONCE]))
