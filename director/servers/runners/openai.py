@@ -227,10 +227,20 @@ class _Reader(OutputReader):
             return self._too_large(self._max_body)
         what = NOT_STREAMED if self.is_streamed else NO_ANSWER
         try:
-            ended = self._take_whole(answers.read_output(answer, is_mapped=True))
+            ended = self._take_whole(self._find_document(answer))
         except answers.Unreadable as exc:
             return answers.unreadable(f"{what}, and it is", exc, answer.body, is_framed=answer.is_framed)
         return ended or outcomes.end(Observation.UNREADABLE, f"{what}: {answers.excerpt(answer.body)}")
+
+    def _find_document(self, answer: answers.Answer) -> Raw:
+        """Return the document of a whole answer, for a call with all its bytes. Raises Unreadable."""
+        try:
+            document = answers.read_output(answer, is_mapped=True)
+        except answers.Unreadable:
+            if not self.is_call or answer.packed:
+                raise
+            return Raw(answer.body)  # it may have numbers that JSON lacks
+        return Raw(answer.body) if self.is_call and answer.body.strip() == bytes(document) else document
 
     def _too_large(self, most: int) -> Ended:
         ended = answers.too_large(most)
@@ -249,7 +259,7 @@ class _Reader(OutputReader):
         is_error = frame.event.lower() in answers.ERROR_EVENTS
         if not data or (data[:1] not in (b"{", b"[") and not is_error):
             return None
-        piece = read_error_event(data) if is_error else read_piece(data)
+        piece = read_error_event(data) if is_error else read_piece(frame.data)
         if piece.error is not None:
             return outcomes.end(outcomes.read_stream_error(piece.code, piece.error), piece.error)
         for name, count in piece.tokens.items():

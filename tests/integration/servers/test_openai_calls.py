@@ -41,7 +41,7 @@ CHUNKS: Final = (
     b'{"id":"c","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}',
     b'{"x": [1.0, 1e2] ,"id":"c","choices":[{"index":0,"delta":{"reasoning_content":"Hm"},"logprobs":null}]}',
     b'{"choices": [{"delta": {"content": "\\u00fc\xc3\xbc \\ud83d\\ude00"}, "index": 0, "token_ids": [7]}], "id": "c"}',
-    b'{"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop","stop_reason":null}]}',
+    b' {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop","stop_reason":null}]} ',
 )
 
 
@@ -101,6 +101,27 @@ async def test_bytes_of_a_call_are_the_same_on_both_sides(
     ended = the_end(events)
     assert (ended.outcome, ended.output) == (Outcome.SUCCEEDED, Raw(said[endpoint]))
     assert (chunks_of(events), metrics_of(ended)) == ([], {"input_tokens": 9})
+
+
+@pytest.mark.parametrize(
+    ("said", "output"),
+    [
+        (b' {"choices": [{"message": {"content": "a"}}]}\n', None),
+        (
+            b'{"choices": [{"message": {"content": "a"}, "p": NaN}]}',
+            b'{"choices":[{"message":{"content":"a"},"p":null}]}',
+        ),
+        (b'{"choices": [{"message": {"content": "a"}, "p": 1e999}]}', b""),
+    ],
+    ids=["spaces", "no number", "beyond"],
+)
+async def test_answer_is_kept_with_its_spaces_and_legal(
+    scripted: ScriptedCog, said: bytes, output: bytes | None
+) -> None:
+    scripted.on("POST", "/v1/chat/completions", answer(200, said, content_type="application/json"))
+    ended = the_end(await made(call(BODY % ("", "")), scripted.url))
+    assert bytes(ended.output or b"") == (said if output is None else output)
+    assert ended.outcome is (Outcome.FAILED if output == b"" else Outcome.SUCCEEDED)
 
 
 @pytest.mark.parametrize("asks", [False, True])
