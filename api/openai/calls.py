@@ -104,7 +104,8 @@ ON_LOST: Final = Parameter(
     "header",
 )
 KEPT: Final = ("x-request-id", "X-Queue-Ahead", "X-Queue-Estimate", "X-Queue-Reason", "Idempotency-Replayed")
-ANSWERS: Final = {200: Answer("The model server's own answer.", dict[str, Any], headers=KEPT)}
+WHOLE: Final = Answer("The model server's own answer.", dict[str, Any], headers=KEPT)
+ANSWERS: Final = {200: replace(WHOLE, or_events=True)}
 STREAMED: Final = (
     "With `stream` the answer is a stream of its chunks, which ends with `[DONE]` or with an object that has `error`."
 )
@@ -143,6 +144,7 @@ async def completions(request: Request) -> Response:
 @calls(
     "/openai/v1/embeddings",
     body=Body(EmbeddingRequest),
+    answers={200: WHOLE},
     name="openai.embeddings",
     summary="Create embeddings",
     about="The body goes to the model server as it is, with its own name of the model.",

@@ -43,11 +43,14 @@ class Body(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """An answer that is not a refusal. Without a type it has no body."""
+    """An answer that is not a refusal. Without a type it has no body. `or_events`: server-sent events may come in its
+    place.
+    """
 
     what: str
     type: Any = None
     media_type: str = JSON
+    or_events: bool = False
     headers: tuple[str, ...] = ()
 
 

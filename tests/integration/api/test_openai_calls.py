@@ -590,3 +590,22 @@ async def test_call_whose_reply_was_lost_does_not_run(
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
         [record] = await redis.keys("*:rec:*")
         await ends_as(scripts, record.decode().rpartition(":")[2], Status.CANCELED)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_callers_that_hang_up_at_once_leave_nothing_behind(
+    live: LiveApi, token: str, scripts: Scripts, queue: QueueName, redis: Redis, streams: bool
+) -> None:
+    body = msgspec.json.encode({**BODY, "stream": streams})
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\ncontent-length: {len(body)}\r\n\r\n"
+    for number in range(30):
+        async with await anyio.connect_tcp("127.0.0.1", int(live.url.rpartition(":")[2])) as caller:
+            await caller.send(head.encode() + body)
+            await anyio.sleep(number / 5_000)  # at another moment of the filing each time
+
+    async def count_live() -> int:
+        return (await scripts.stats(queue)).live
+
+    await eventually(lambda: redis.keys("*:rec:*"), "most were filed", until=lambda records: len(records) > 10)
+    await eventually(count_live, "all are canceled", until=(0).__eq__)
+    await nothing_listens(redis)
