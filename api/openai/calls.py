@@ -31,7 +31,7 @@ from api.services.stream_events import KEEP_ALIVE
 from api.services.waiters import Wait
 from api.sites.sites import Sites, where_it_is
 from api.web import errors
-from api.web.errors import Moved, Problem
+from api.web.errors import Moved, Refusal
 from api.web.http import MEDIA_TYPE, Request, carry, decode_json, raw, read_body, type_of, watching
 from api.web.route import Answer, Body, Parameter, changes, one_of
 from director.core.errors import BackendUnavailable, QueueRefused
@@ -230,6 +230,7 @@ class Run:
         self._asked = asked
         self._continues = continues
         self._has_key = "idempotency-key" in request.headers
+        self.services = request.services  # where it is
 
     async def file(self, listener: Listener) -> Filed:
         """File it. Each answer from then on has its id and its place in the queue."""
@@ -250,6 +251,7 @@ class Run:
             raise
         if deployment:
             filed = await cancel_if_disabled(request, filed)
+        self.services = filed.services
         carry(request, raw(headers_of(filed)))
         return filed
 
@@ -347,10 +349,10 @@ async def _wait_for_end(run: Run, filed: Filed, waiting: Waiting) -> Stored | No
     if record.is_terminal:
         return stored
     ended: Ending | Stored | None = None
-    why: Problem | None = None
+    refusal: Refusal | None = None
     try:
         with watching(run.request) as gone:
-            while ended is None and not gone.done() and why is None:
+            while ended is None and not gone.done() and refusal is None:
                 began = services.clock.monotonic()
                 ended = await services.waiters.wait_for_end(
                     record.id,
@@ -361,9 +363,9 @@ async def _wait_for_end(run: Run, filed: Filed, waiting: Waiting) -> Stored | No
                     gone=gone,
                 )
                 if services.is_leaving:
-                    why = errors.unavailable(LEAVING, retry_after=RETRY_S)
+                    refusal = errors.unavailable
                 elif services.clock.monotonic() - began < MOVED_S:  # another account needed the room
-                    why = errors.too_many_calls(retry_after=RETRY_S)
+                    refusal = errors.too_many_calls
                 elif ended is None:
                     services = await run.find_moved(record, services) or services
     finally:
@@ -371,9 +373,9 @@ async def _wait_for_end(run: Run, filed: Filed, waiting: Waiting) -> Stored | No
             await run.give_up(record, services, is_refused=not gone.done())
     if ended is not None:
         return ended.of(stored) if isinstance(ended, Ending) else ended
-    if gone.done() or why is None:
+    if gone.done() or refusal is None:
         return None
-    raise why
+    raise refusal(LEAVING if services.is_leaving else "", retry_after=RETRY_S)
 
 
 def _refuse(failed: Failure) -> Response:
@@ -432,9 +434,9 @@ class CallStream(Response):
         self.init_headers(STREAM)
         self._run = run
         self._record = filed.stored.record
-        self._services = filed.services
         self._following = following
-        self._frames = Chunks(restarts=restarts, say=self._say)
+        # nothing here refers back to this response: only the garbage collector would free it
+        self._frames = Chunks(restarts=restarts, say=partial(say_place, run, self._record))
         self._head = Head()
         self._reading = asyncio.create_task(self._read())
 
@@ -452,6 +454,7 @@ class CallStream(Response):
                 is_over = await self._reading
             except EndedEarly as early:
                 is_over = True
+                early.with_traceback(None)  # it holds this frame
                 return _refuse(early.failure)
             return _refuse(self._explain_stop())
         finally:
@@ -480,6 +483,7 @@ class CallStream(Response):
             rest = error_event(self._explain_stop())
         except Cut as cut:
             rest = cut.rest
+            cut.with_traceback(None)  # it holds this frame
         with anyio.move_on_after(LAST_WORDS_S) as limit:
             await self._head(rest)
         if limit.cancelled_caught and (hang_up := scope["state"].get("hang_up")) is not None:
@@ -492,11 +496,11 @@ class CallStream(Response):
         with anyio.CancelScope(shield=True):
             await asyncio.wait({self._reading})
             self._following.leave()
-            await self._run.give_up(self._record, self._services, is_refused=is_refused)
+            await self._run.give_up(self._record, self._run.services, is_refused=is_refused)
 
     def _explain_stop(self) -> Failure:
         """Return why the stream stopped before its call did."""
-        is_leaving = self._services.is_leaving
+        is_leaving = self._run.services.is_leaving
         code, message = ("unavailable", LEAVING) if is_leaving else ("too_many_streams", CROWDED)
         return failure(code, message, status=503, retry_after_s=RETRY_S)
 
@@ -505,27 +509,27 @@ class CallStream(Response):
         record, news = self._record, self._following.news
         try:
             for _ in range(MOST_MOVES):
-                if await self._services.readers.read(
+                if await self._run.services.readers.read(
                     *(record.id, self._frames, self._head),
                     account=record.account,
                     is_over=record.is_terminal,
                     news=news,
                 ):
                     return True
-                there = await self._run.find_moved(record, self._services)
+                there = await self._run.find_moved(record, self._run.services)
                 if there is None:
                     return False
-                self._services, news = there, None
+                self._run.services, news = there, None
             return False
         finally:
             self._following.leave()
 
-    async def _say(self) -> tuple[bytes, float]:
-        """Return the place in the queue as a comment."""
-        readers = self._services.readers
-        outlook = await read_outlook(self._services, self._record.id)
-        text = KEEP_ALIVE if outlook is None else comment_of(outlook, self._record)
-        return text, next_silence_s(readers.reading, waits=outlook is not None)
+
+async def say_place(run: Run, record: Record) -> tuple[bytes, float]:
+    """Return the place in the queue as a comment, and after how many seconds of silence the next one is due."""
+    outlook = await read_outlook(run.services, record.id)
+    text = KEEP_ALIVE if outlook is None else comment_of(outlook, record)
+    return text, next_silence_s(run.services.readers.reading, waits=outlook is not None)
 
 
 def comment_of(outlook: Outlook, record: Record) -> bytes:

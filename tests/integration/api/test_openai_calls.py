@@ -3,6 +3,7 @@
 import json
 import signal
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from typing import Any
 
 import anyio
@@ -15,6 +16,7 @@ from redis.asyncio import Redis
 
 from api.app import create_app
 from api.openai import calls as calls_of_openai
+from api.openai.chunks import Chunks, Cut, EndedEarly
 from api.services import stream_readers
 from director.broker import keys
 from director.broker.replies import Accepted
@@ -30,6 +32,7 @@ from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.integration.api.conftest import listeners
 from tests.support.api import LiveApi, PlayedDirector, api_client, live_api
 from tests.support.eventually import eventually
+from tests.support.garbage import alive, uncollected
 from tests.support.queue_driver import MODEL, VERSION
 from tests.support.servers import RedisServer
 
@@ -609,3 +612,31 @@ async def test_callers_that_hang_up_at_once_leave_nothing_behind(
     await eventually(lambda: redis.keys("*:rec:*"), "most were filed", until=lambda records: len(records) > 10)
     await eventually(count_live, "all are canceled", until=(0).__eq__)
     await nothing_listens(redis)
+
+
+@pytest.mark.parametrize("how", ["done", "early", "late", "cut"])
+async def test_stream_leaves_nothing_to_the_garbage_collector(
+    settings: ApiSettings, token: str, run: Played, redis: Redis, how: str
+) -> None:
+    async with api_client(replace(settings, openai=True), token=token) as api:
+        with uncollected():
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(partial(api.post, CHAT, json=BODY))
+                await run.begin()
+                if how != "early":
+                    await run.show(CHUNKS[0])
+                    await nothing_waits(api)
+                if how == "cut":
+                    await redis.hdel(keys.record(run.claim.id), "shown")
+                    await run.lose()
+                else:
+                    given = {} if how == "done" else {"status": Status.FAILED, "error": "no", "code": "model_failed"}
+                    await run.end(output=ANSWER, **given)
+            await nothing_listens(redis)
+            assert alive(calls_of_openai.CallStream, Chunks, EndedEarly, Cut) == 0
+
+
+async def nothing_waits(api: AsyncClient) -> None:
+    """Let the first chunk reach its reader."""
+    await api.get("/v1/account")
+    await anyio.sleep(0.05)
