@@ -255,7 +255,7 @@ class _Reader(OutputReader):
     def _take(self, frame: answers.Frame) -> Ended | None:
         data = frame.data.strip()
         if data == answers.DONE:
-            return self._done()
+            return self._take_done()
         # heartbeats: nothing, or words that cannot be the beginning of a piece
         is_error = frame.event.lower() in answers.ERROR_EVENTS
         if not data or (data[:1] not in (b"{", b"[") and not is_error):
@@ -281,7 +281,7 @@ class _Reader(OutputReader):
         self._assembly.add(piece)
         return self._show(piece)
 
-    def _done(self) -> Ended:
+    def _take_done(self) -> Ended:
         """Return the end for a stream that says that it is whole: a reason to finish may lack then."""
         if self._begun:
             return Ended(outcome=Outcome.SUCCEEDED)
@@ -380,9 +380,9 @@ class CallReader(_Reader):
         self._feed.add(Produced(chunk, self._shown, tokens), size=len(chunk))
         self._shown += 1
 
-    def _done(self) -> Ended:
+    def _take_done(self) -> Ended:
         self._show_held()
-        return super()._done()
+        return super()._take_done()
 
     def _take_whole(self, document: Raw) -> Ended | None:
         piece = read_piece(bytes(document))
