@@ -8,6 +8,7 @@ import httpx
 from msgspec import Raw, Struct
 from redis.asyncio import Redis
 
+from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import FileId, Kind, PredictionId, QueueName
@@ -28,6 +29,7 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 MARK: Final = "for-amber-alone"  # a part of each text that amber may write
 HIDDEN: Final = f"{OWNER}/hidden-model"
 SHOWN: Final = f"{OWNER}/shown-model"
+ALIAS: Final = "alias-of-amber"  # of the hidden model
 HIDDEN_VERSION: Final = "d4" * 32
 SHOWN_VERSION: Final = "e5" * 32
 INPUT: Final[dict[str, Any]] = {"text": MARK}
@@ -78,7 +80,7 @@ class Maker:
         await self._tokens()
         things = self._things
         secret = (await Accounts(self._redis).webhook_secrets(OWNER))[0]
-        told = (MARK, "hidden-model", HIDDEN_VERSION, "desk-of-amber", f'"username":"{OWNER}"', secret)
+        told = (MARK, "hidden-model", HIDDEN_VERSION, "desk-of-amber", ALIAS, f'"username":"{OWNER}"', secret)
         ids = [value for name, value in things.items() if "/" not in value and "=" not in value]
         return Possessions(things, tuple(dict.fromkeys([*told, *ids])))
 
@@ -98,14 +100,15 @@ class Maker:
             body = {"owner": OWNER, "name": name, "visibility": visibility, "hardware": "cpu", "description": text}
             await self._sent("POST", "/models", json=body)
             queues[name.partition("-")[0]] = await self._catalog.register(
-                model, version, schema=OPEN_SCHEMA, server="echo", policy=Policy(attempts=1)
+                model, version, schema=OPEN_SCHEMA, server="openai", policy=Policy(attempts=1)
             )
         for kind in KINDS[1:]:
             await self._catalog.register_kind(
-                HIDDEN, HIDDEN_VERSION, kind, schema=schema, server="echo", policy=Policy()
+                HIDDEN, HIDDEN_VERSION, kind, schema=schema, server="openai", policy=Policy()
             )
         await self._sent("PATCH", f"/models/{HIDDEN}", json={"readme": f"{MARK} unlisted"})
         await Collections(self._redis).put("best", Collection(name="Best", models=(HIDDEN, SHOWN)))
+        await self._redis.hset(keys.aliases(), ALIAS, HIDDEN)
         self._things |= {"hidden": HIDDEN, "hidden_version": HIDDEN_VERSION, "shown": SHOWN}
         return queues
 

@@ -20,8 +20,8 @@ from director.store.accounts import Accounts
 from director.store.catalog import Catalog
 from tests.support.api import api_client
 from tests.support.keyspace import Keyspace, dump
+from tests.support.possessions import ALIAS, OWNER, REPEATED, STRANGER, Maker, Possessions
 from tests.support.possessions import HIDDEN_VERSION as HIDDEN_VERSION_ID
-from tests.support.possessions import OWNER, REPEATED, STRANGER, Maker, Possessions
 from tests.support.queue_driver import MODEL, VERSION
 from tests.support.servers import RedisServer
 
@@ -68,6 +68,12 @@ ECHO: Final = dict(zip(("owner", "name"), MODEL.split("/"), strict=True))
 ECHO_VERSION: Final = {**ECHO, "id": VERSION}
 LIST: Final = [Try(answer=200)]
 FOR_OPERATORS: Final = [Try(answer=403)]
+# a wrong header is read once the model was found: no call of its owner waits for a director then
+CALLS: Final = [
+    Try(answer=404, body={"model": model, "stream": stream}, headers={"x-cost": "none"}, owner=400)
+    for model in ("$hidden", "$hidden:$hidden_version", f"{OWNER}/$desk", ALIAS)
+    for stream in (False, True)
+]
 
 
 def again(path: str, *, answer: int = 201, **at: str) -> Try:
@@ -137,6 +143,12 @@ TRIES: Final[Mapping[Route, Sequence[Try]]] = {
     ("PATCH", "/deployments/{owner}/{name}"): [Try(answer=404, at=DESK, body={"max_instances": 2})],
     ("DELETE", "/deployments/{owner}/{name}"): [Try(answer=404, at=DESK)],
     ("POST", "/deployments/{owner}/{name}/predictions"): [Try(answer=404, at=DESK, body=RUNS)],
+    ("POST", "/openai/v1/chat/completions"): CALLS,
+    ("POST", "/openai/v1/completions"): CALLS,
+    ("POST", "/openai/v1/embeddings"): CALLS,
+    ("GET", "/openai/v1/models"): LIST,
+    ("GET", "/openai/v1/models/{id}"): [Try(answer=404, at={"id": ALIAS})],
+    ("GET", "/openai/v1/models/{owner}/{name}"): [Try(answer=404, at=HIDDEN), Try(answer=404, at=DESK)],
     ("GET", "/collections/{slug}"): [Try(answer=200, at={"slug": "best"})],
     ("GET", "/search"): [Try(answer=200, query="query=unlisted")],
     ("GET", "/files"): LIST,
@@ -186,6 +198,8 @@ TRIES: Final[Mapping[Route, Sequence[Try]]] = {
     ("GET", "/admin/accounts/{name}/tokens"): [Try(answer=403, at=AMBER)],
     ("POST", "/admin/accounts/{name}/tokens"): [Try(answer=403, at=AMBER, body={})],
     ("DELETE", "/admin/accounts/{name}/tokens/{id}"): [Try(answer=403, at={**AMBER, "id": "$token_id"})],
+    ("GET", "/admin/aliases"): FOR_OPERATORS,
+    ("PATCH", "/admin/aliases"): [Try(answer=403, body={"alias": ALIAS, "model": "$hidden"})],
     ("GET", "/admin/models/{owner}/{name}/config"): [Try(answer=403, at=SHOWN)],
     ("PUT", "/admin/models/{owner}/{name}/config"): [Try(answer=403, at=SHOWN, body={"slots": 2})],
     ("DELETE", "/admin/models/{owner}/{name}/config"): [Try(answer=403, at=SHOWN)],
@@ -211,10 +225,17 @@ RUN_SOMETHING: Final = (
     ("POST", "/procedures"),
     ("POST", "/deployments"),
     ("POST", "/deployments/{owner}/{name}/predictions"),
+    ("POST", "/openai/v1/chat/completions"),
+    ("POST", "/openai/v1/completions"),
+    ("POST", "/openai/v1/embeddings"),
 )
 # The scope `admin` opens these: models and deployments of all, lists, and predictions by their ids
 OPEN_TO_OPERATORS: Final = {
-    *(route for route in TRIES if route[1].startswith(("/admin", "/models", "/deployments", "/collections"))),
+    *(
+        route
+        for route in TRIES
+        if route[1].startswith(("/admin", "/models", "/deployments", "/collections", "/openai"))
+    ),
     *(("POST", path) for path in ("/predictions", "/predictions/batch", "/procedures")),
     *(("GET", path) for path in ("/predictions", "/trainings", "/procedures", "/search")),
     *(("GET", f"/{path}/{{id}}") for path in ("predictions", "trainings", "procedures")),
@@ -239,12 +260,13 @@ class Door:
     async def send(self, route: Route, one: Try, token: str | None) -> httpx.Response:
         method, path = route
         fill = self.possessions.fill
-        url = fill(path.format(**one.at)) + (f"?{fill(one.query)}" if one.query else "")
+        base = "" if path.startswith("/openai/") else "/v1"
+        url = base + fill(path.format(**one.at)) + (f"?{fill(one.query)}" if one.query else "")
         headers = one.headers | ({} if token is None else {"authorization": f"Bearer {token}"})
         if one.body is None or isinstance(one.body, str):
-            return await self.api.request(method, f"/v1{url}", content=one.body, headers=headers)
+            return await self.api.request(method, url, content=one.body, headers=headers)
         body = json.loads(fill(json.dumps(one.body)))
-        return await self.api.request(method, f"/v1{url}", json=body, headers=headers)
+        return await self.api.request(method, url, json=body, headers=headers)
 
     async def keyspace(self) -> Keyspace:
         return await dump(self.redis)
@@ -255,7 +277,7 @@ class Door:
 
 @pytest.fixture
 def settings(server: RedisServer, tmp_path: Path) -> ApiSettings:
-    return ApiSettings(redis_url=server.url, files_dir=str(tmp_path), cache_s=0, cancel_wait_s=0)
+    return ApiSettings(redis_url=server.url, files_dir=str(tmp_path), openai=True, cache_s=0, cancel_wait_s=0)
 
 
 @pytest.fixture
@@ -376,7 +398,9 @@ async def test_suspended_account_starts_nothing_but_reads_its_own(door: Door, to
     for route in RUN_SOMETHING:
         for one in TRIES[route]:
             answer = await door.send(route, one, tokens["owner"])
-            assert (answer.status_code, answer.json()["code"]) == (403, "account_suspended"), (route, one)
+            said = answer.json()
+            code = said["error"]["code"] if route[1].startswith("/openai/") else said["code"]
+            assert (answer.status_code, code) == (403, "account_suspended"), (route, one)
     for route, one in ASKED_FOR_A_TOKEN:
         if route[0] in READS and not route[1].startswith(("/admin", "/webhooks/default/secret")):
             answer = await door.send(route, one, tokens["owner"])
