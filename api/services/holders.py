@@ -1,4 +1,4 @@
-"""Count what each account holds of something bounded, and say what gives way to an account that holds less."""
+"""Count what each account holds of something bounded, and return which of it leaves for an account that holds less."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterator
@@ -8,11 +8,16 @@ Holder = TypeVar("Holder", bound=Hashable)
 
 
 class Holders(Generic[Holder]):
-    """Holders by account, the oldest first. `part`: what a holder takes; the unit is the caller's."""
+    """Holders by account, the oldest first. `part`: what a holder takes; the unit is the caller's. A holder that
+    `stays` counts, and never leaves for another one.
+    """
 
     def __init__(self) -> None:
         self._parts: dict[Holder, tuple[str, float]] = {}
-        self._held: dict[str, dict[Holder, None]] = {}
+        self._held: dict[str, dict[Holder, None]] = {}  # those that may leave for another one
+        self._counts: Counter[str] = Counter()
+        self._staying: set[Holder] = set()
+        self._kept: Counter[str] = Counter()  # how many stay, by account
         self._sums: dict[str, float] = {}
         # 10,000 accounts that hold whole parts have at most 140 different sums for as many holders
         self._by_sum: dict[float, dict[str, None]] = {}
@@ -27,9 +32,21 @@ class Holders(Generic[Holder]):
     def holders(self) -> list[Holder]:
         return list(self._parts)
 
-    def enter(self, account: str, holder: Holder, part: float = 1) -> None:
+    def count_staying(self, account: str) -> int:
+        return self._kept[account]
+
+    @property
+    def staying(self) -> int:
+        return len(self._staying)
+
+    def enter(self, account: str, holder: Holder, part: float = 1, *, stays: bool = False) -> None:
         self._parts[holder] = (account, part)
-        self._held.setdefault(account, {})[holder] = None
+        self._counts[account] += 1
+        if stays:
+            self._staying.add(holder)
+            self._kept[account] += 1
+        else:
+            self._held.setdefault(account, {})[holder] = None
         self._set_sum(account, self._sums.get(account, 0) + part)
 
     def leave(self, holder: Holder) -> None:
@@ -37,12 +54,15 @@ class Holders(Generic[Holder]):
         if holder not in self._parts:
             return
         account, part = self._parts.pop(holder)
-        del self._held[account][holder]
-        if self._held[account]:
-            self._set_sum(account, self._sums[account] - part)
+        if holder in self._staying:
+            self._staying.discard(holder)
+            _take_one(self._kept, account)
         else:
-            del self._held[account]
-            self._set_sum(account, None)
+            del self._held[account][holder]
+            if not self._held[account]:
+                del self._held[account]
+        _take_one(self._counts, account)
+        self._set_sum(account, self._sums[account] - part if account in self._counts else None)
 
     def first_to_leave(self, account: str, part: float = 1) -> Holder | None:
         """Return the first holder that gives way to this account with `part` more, or None."""
@@ -53,15 +73,19 @@ class Holders(Generic[Holder]):
         most without those before, if that then still holds as much. So what one account holds never keeps another from
         its equal share. Nothing leaves: the caller decides.
         """
-        sums = Counter(self._sums)
+        ours = self._sums.get(account, 0)
+        sums = {name: self._sums[name] for name in self._held}
         left = {name: iter(held) for name, held in self._held.items()}
         while sums:
             largest = max(sums, key=sums.__getitem__)
-            if largest == account or sums[largest] - part < sums[account] + part:
+            if largest == account or sums[largest] - part < ours + part:
                 return
-            holder = next(left[largest])
+            holder = next(left[largest], None)
+            if holder is None:  # all others of it stay
+                del sums[largest]
+                continue
             yield holder
-            sums[largest] -= self._parts[holder][1]  # type: ignore[assignment]
+            sums[largest] -= self._parts[holder][1]
 
     def oldest_of_largest(self) -> Holder:
         """Return the oldest holder of the account that holds most. There must be one. Called for each load of a full
@@ -79,3 +103,9 @@ class Holders(Generic[Holder]):
         if total is not None:
             self._sums[account] = total
             self._by_sum.setdefault(total, {})[account] = None
+
+
+def _take_one(counts: Counter[str], account: str) -> None:
+    counts[account] -= 1
+    if not counts[account]:
+        del counts[account]

@@ -2,14 +2,16 @@
 with the name of the process that waits, which gets its ending published with all that the response needs. A
 prediction's own channel is subscribed to only by requests that read its events, or wait for another request's
 prediction. Its messages are hints to look, at a bounded pace, and a small event comes with its own. Every waiter looks
-every two seconds, and less often where thousands wait, so a lost message costs time and never an answer.
+every two seconds, and less often where thousands wait, so a lost message costs time and never an answer. A caller that
+can look again gives way to accounts that have fewer. That of a call of OpenAI's API cannot, so it stays: see `reserve`.
 """
 
 import asyncio
 import logging
 import math
 import secrets
-from collections.abc import Awaitable, Callable, Iterator
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Final, Protocol
 
@@ -81,6 +83,7 @@ class Wait:
         self.is_over = False
         self.whole = True
         self.look: asyncio.Timeout | None = None  # of the look that is under way
+        self.account: str | None = None  # of a wait that stays
         self._place: dict[PredictionId, Wait] = {}
         self._id: PredictionId | None = None
 
@@ -117,6 +120,7 @@ class Waiters:
         self._held: Holders[Wait] = Holders()
         self._weights: dict[Wait, int] = {}
         self._weight = 0
+        self._staying: Counter[str] = Counter()  # bytes of the waits that stay, by account
         self._is_leaving = False
         self._told = ""  # the logged reason why the subscription does not work
 
@@ -133,25 +137,70 @@ class Waiters:
         """Return whether there is room for one more wait. For an account that holds less than another one, waits of
         that end early: as many as it needs, or no wait.
         """
+        leaving = self._find_room(account, weight)
+        self._end(leaving or ())
+        return leaving is not None
+
+    def reserve(self, prediction_id: PredictionId, wait: Wait, account: str, weight: int) -> str | None:
+        """Register a wait for a prediction that is filed next, which stays until `leave`. Returns the name to file as
+        its `waiter`, or None if there is no room. No other wait ends for it before `wait_for_end`. An account may have
+        as many, and as many bytes, as are left without these: half if it is alone.
+        """
+        most, most_bytes = self._most - self._held.staying, MOST_BYTES - self._staying.total()
+        if (
+            self._is_leaving
+            or self._held.count_staying(account) >= most
+            or self._staying[account] + weight > most_bytes
+            or self._find_room(account, weight) is None
+        ):
+            return None
+        self._enter(account, wait, weight, stays=True)
+        return self.expect(prediction_id, wait)
+
+    def give_back(self, wait: Wait) -> None:
+        """Free what `reserve` took. Safe to repeat."""
+        self._leave(wait)
+        wait.leave()
+
+    def _find_room(self, account: str, weight: int, *, is_held: bool = False) -> list[Wait] | None:
+        """Return the waits that have to end for one more, or None if that is not enough. `is_held`: it is counted."""
         count, total, leaving = self.waiting, self._weight, list[Wait]()
-        others = self._held.give_way(account, self._part(weight))
-        while count >= self._most or total + weight > MOST_BYTES:
+        if not is_held:
+            count, total = count + 1, total + weight
+        others = self._held.give_way(account, 0 if is_held else self._part(weight))
+        while count > self._most or total > MOST_BYTES:
             wait = next(others, None)
             if wait is None:
-                return False
+                return None
             leaving.append(wait)
             count, total = count - 1, total - self._weights[wait]
-        for wait in leaving:
+        return leaving
+
+    def _end(self, waits: Iterable[Wait]) -> None:
+        for wait in waits:
             self._leave(wait)
             wait.stop()
-        return True
+
+    def _enter(self, account: str, wait: Wait, weight: int, *, stays: bool) -> None:
+        self._held.enter(account, wait, self._part(weight), stays=stays)
+        self._weights[wait] = weight
+        self._weight += weight
+        if stays:
+            wait.account = account
+            self._staying[account] += weight
 
     def _part(self, weight: int) -> float:
         return 1 / self._most + weight / MOST_BYTES
 
     def _leave(self, wait: Wait) -> None:
         self._held.leave(wait)
-        self._weight -= self._weights.pop(wait, 0)
+        weight = self._weights.pop(wait, 0)
+        self._weight -= weight
+        if wait.account is not None:
+            self._staying[wait.account] -= weight
+            if not self._staying[wait.account]:
+                del self._staying[wait.account]
+            wait.account = None
 
     def expect(self, prediction_id: PredictionId, wait: Wait) -> str:
         """Register a wait for a prediction that is filed next. Returns the name to file as its `waiter`."""
@@ -168,10 +217,12 @@ class Waiters:
         wait: Wait | None = None,
         gone: "asyncio.Future[None] | None" = None,
         whole: bool = True,
+        stays: bool = False,
     ) -> Ending | Stored | None:
         """Return how the prediction ended, or the terminal prediction. None if it is not terminal after `seconds`.
         `account`: whose wait it is. `wait`: what this request registered when it filed the prediction. `gone` is done
-        when the client has left. Unless `whole`, large data is left out of the prediction.
+        when the client has left. `stays`: it ends for no other wait. Unless `whole`, large data is left out of the
+        prediction.
         """
         if self._is_leaving:
             return None
@@ -179,9 +230,11 @@ class Waiters:
         held = wait if wait is not None and is_ours else Wait()
         held.whole = whole
         until = asyncio.get_running_loop().time() + seconds
-        self._held.enter(account, held, self._part(weight))
-        self._weights[held] = weight
-        self._weight += weight
+        is_reserved = held in self._held
+        if is_reserved:
+            self._end(self._find_room(account, weight, is_held=True) or ())
+        else:
+            self._enter(account, held, weight, stays=stays)
         if gone is not None:
             gone.add_done_callback(held.stop)
         try:
@@ -190,7 +243,8 @@ class Waiters:
         finally:
             if gone is not None:
                 gone.remove_done_callback(held.stop)
-            self._leave(held)
+            if not is_reserved:
+                self._leave(held)
 
     @contextmanager
     def listening(self, prediction_id: PredictionId, news: News | None = None) -> Iterator[News]:

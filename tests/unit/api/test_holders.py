@@ -87,3 +87,18 @@ def test_what_left_counts_no_longer() -> None:
     for holder in held.holders:
         held.leave(holder)
     assert (len(held), held.first_to_leave("bob")) == (0, None)
+
+
+def test_holder_that_stays_counts_and_never_gives_way() -> None:
+    held = make_holders(alice=1)
+    for number in range(3):
+        held.enter("alice", f"stays {number}", stays=True)
+    assert (held.staying, held.count_staying("alice"), held.count_staying("bob")) == (3, 3, 0)
+    assert list(held.give_way("bob")) == ["alice 0"]
+    held.leave("alice 0")
+    assert (len(held), list(held.give_way("bob"))) == (3, [])
+    held.enter("bob", "bob 0")
+    assert held.first_to_leave("carol") is None, "bob has as few"
+    for number in range(3):
+        held.leave(f"stays {number}")
+    assert (held.staying, held.count_staying("alice"), held.holders) == (0, 0, ["bob 0"])
