@@ -10,7 +10,7 @@ import logging
 import re
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 import anyio
 import msgspec
@@ -21,17 +21,20 @@ from starlette.types import Receive, Scope, Send
 
 from api.models.deployments import cancel_if_disabled
 from api.openai.chunks import Chunks, Cut, EndedEarly, next_silence_s
-from api.openai.ends import Failure, error_event, failure, failure_of
+from api.openai.ends import NO_CHUNK, Failure, error_event, failure, failure_of
 from api.openai.find import Called, find_called
+from api.openai.giving_up import give_up, give_up_later
+from api.openai.lenient import count_members, read_leniently
 from api.predictions import bodies
 from api.predictions.intake import Filed, Following, Listener, accept, read_outlook
 from api.predictions.streams import STREAM, Pieces
 from api.services.services import Services
 from api.services.stream_events import KEEP_ALIVE
-from api.services.waiters import Wait
-from api.sites.sites import Sites, where_it_is
+from api.services.stream_readers import STALL_S
+from api.services.waiters import Wait, Waiters
+from api.sites.sites import Sites
 from api.web import errors
-from api.web.errors import Moved, Refusal
+from api.web.errors import Problem
 from api.web.http import MEDIA_TYPE, Request, carry, decode_json, raw, read_body, type_of, watching
 from api.web.route import Answer, Body, Parameter, changes, one_of
 from director.core.errors import BackendUnavailable, QueueRefused
@@ -46,17 +49,18 @@ Endpoint = Literal["chat", "completions", "embeddings"]
 LANES: Final = {"priority": "high", "default": "normal", "flex": "low"}
 AUTO: Final = ("normal", "low")
 TIERS: Final = ("auto", *LANES)
+SURROGATE: Final = re.compile("[\ud800-\udfff]")
 FIELD: Final = re.compile(r"`\$\.(\w+)")
 RETRY_S: Final = 5
 LAST_WORDS_S: Final = 2.0  # for the error that ends a stream
 HUNG_UP: Final = 499  # it is counted, and has no reader
-# Between tries to cancel the call of a caller that has left
-PAUSES_S: Final = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-LATER: Final[set[asyncio.Task[None]]] = set()  # that cancel calls whose caller has its answer already
 MOST_MOVES: Final = 4
 MOVED_S: Final = 30.0  # between two looks whether a call went to another site
 LEAVING: Final = "This process of the service ends. Send the call again."
-CROWDED: Final = "Too many streams are read now. Send the call again."
+STOPPED: Final = "This stream cannot go on here. Send the call again."
+BROKEN: Final = "The answer of this call could not be sent."
+FAULT: Final = "a stream of a call failed inside the API"
+MOST_MEMBERS: Final = 1_000  # of a body: the runner walks over them
 
 
 class OpenAiCall(Struct, kw_only=True):
@@ -104,8 +108,7 @@ ON_LOST: Final = Parameter(
     "header",
 )
 KEPT: Final = ("x-request-id", "X-Queue-Ahead", "X-Queue-Estimate", "X-Queue-Reason", "Idempotency-Replayed")
-WHOLE: Final = Answer("The model server's own answer.", dict[str, Any], headers=KEPT)
-ANSWERS: Final = {200: replace(WHOLE, or_events=True)}
+ANSWERS: Final = {200: Answer("The model server's own answer.", dict[str, Any], headers=KEPT)}
 STREAMED: Final = (
     "With `stream` the answer is a stream of its chunks, which ends with `[DONE]` or with an object that has `error`."
 )
@@ -144,7 +147,6 @@ async def completions(request: Request) -> Response:
 @calls(
     "/openai/v1/embeddings",
     body=Body(EmbeddingRequest),
-    answers={200: WHOLE},
     name="openai.embeddings",
     summary="Create embeddings",
     about="The body goes to the model server as it is, with its own name of the model.",
@@ -181,7 +183,10 @@ def read_call(body: bytes) -> OpenAiCall:
         decode_json(body, Raw)
         raise errors.malformed("The body must be a JSON object.")
     try:
-        return decode_json(body, OpenAiCall)
+        call = _decode(body)
+        if body.count(b":") > MOST_MEMBERS and (count := count_members(body)) > MOST_MEMBERS:
+            raise errors.malformed(f"The body has {count} members: at most {MOST_MEMBERS} are accepted.")
+        return call
     except errors.Problem as exc:
         fault = exc.__cause__
         if not isinstance(fault, msgspec.ValidationError):
@@ -189,6 +194,25 @@ def read_call(body: bytes) -> OpenAiCall:
         found = FIELD.search(str(fault))
         reason = str(fault).partition(" - at ")[0].replace("`", "")
         raise errors.invalid_field("invalid_type", found[1] if found else "model", reason) from exc
+
+
+def _decode(body: bytes) -> OpenAiCall:
+    """Decode a body. Half of a surrogate pair is taken outside of the fields that are read: clients write it for an
+    emoji that was cut, and model servers take it.
+    """
+    try:
+        return decode_json(body, OpenAiCall)
+    except errors.Problem as exc:
+        if isinstance(exc.__cause__, msgspec.ValidationError) or (members := read_leniently(body)) is None:
+            raise
+    fields = {name: members[name] for name in OpenAiCall.__struct_fields__ if name in members}
+    for name, value in fields.items():
+        if isinstance(value, str) and SURROGATE.search(value):
+            raise errors.invalid_field("invalid_type", name, "must be a text of whole characters")
+    try:
+        return msgspec.convert(fields, OpenAiCall)
+    except msgspec.ValidationError as exc:
+        raise errors.malformed("The body cannot be read.") from exc
 
 
 def _lane_of(call: OpenAiCall, allowed: tuple[str, ...]) -> str:
@@ -220,8 +244,8 @@ class Attempts:
 
 
 class Run:
-    """One call: how it is filed, and how it is given up. `continues`: it runs on if its caller hangs up. `has_key`: a
-    repeat finds it.
+    """Files one call, and gives it up. `continues`: it runs on if its caller hangs up. So does one that another request
+    has filed. `has_key`: a repeat finds it.
     """
 
     def __init__(self, request: Request, called: Called, asked: bodies.CreatePrediction, *, continues: bool) -> None:
@@ -230,7 +254,6 @@ class Run:
         self._asked = asked
         self._continues = continues
         self._has_key = "idempotency-key" in request.headers
-        self.services = request.services  # where it is
 
     async def file(self, listener: Listener) -> Filed:
         """File it. Each answer from then on has its id and its place in the queue."""
@@ -246,38 +269,24 @@ class Run:
                 listener=attempts,
             )
         except BackendUnavailable as exc:
-            if attempts.last is not None and not exc.is_untouched:  # it may be there, and its caller will call again
-                self._give_up_later(*attempts.last)
+            if attempts.last is not None and not exc.is_untouched:  # Redis may have it, and its caller will call again
+                new, services = attempts.last
+                carry(request, raw({"x-request-id": new.id}))
+                if not self._has_key:
+                    give_up_later(request, new.id, services)
             raise
+        self._continues |= filed.is_repeat
         if deployment:
             filed = await cancel_if_disabled(request, filed)
-        self.services = filed.services
         carry(request, raw(headers_of(filed)))
         return filed
 
     async def give_up(self, record: Record, services: Services, *, is_refused: bool = False) -> None:
-        """Cancel it, since its caller gets no more of it, unless that wants it to run on. `is_refused`: it was told to
-        call again, and so runs on only for a repeat.
+        """Cancel it, because its caller gets no more of it. `is_refused`: the caller was told to call again, and so it
+        runs on only for a repeat.
         """
-        if self._has_key if is_refused else self._continues:
-            return
-        with anyio.CancelScope(shield=True):
-            for pause_s in PAUSES_S[: 2 if services.is_leaving else None]:
-                await anyio.sleep(pause_s)
-                try:
-                    word = await where_it_is(self.request, record.id, partial(_cancel, record), services)
-                except BackendUnavailable:
-                    continue
-                except Moved:
-                    break
-                log.info("gave a call up", extra={"prediction": record.id, "was": word})
-                return
-        log.warning("could not cancel a call that was given up", extra={"prediction": record.id})
-
-    def _give_up_later(self, new: NewPrediction, services: Services) -> None:
-        record = new.record(new.id, created=0, deadline=None)
-        LATER.add(task := asyncio.create_task(self.give_up(record, services, is_refused=True)))
-        task.add_done_callback(LATER.discard)
+        if not (self._has_key if is_refused else self._continues):
+            await give_up(self.request, record.id, services)
 
     async def find_moved(self, record: Record, services: Services) -> Services | None:
         """Return where it is now, or None if it has not moved, or not to a site of this API."""
@@ -288,14 +297,6 @@ class Run:
             known = await services.scripts.replay(record.id, after=0, count=0, most_bytes=0)
             return await sites.find_called(known.moved) if known and known.moved else None
         return None
-
-
-async def _cancel(record: Record, services: Services) -> str:
-    word = await services.scripts.cancel(record.id, account=record.account, kind=record.kind)
-    if word == "moved":
-        known = await services.scripts.replay(record.id, after=0, count=0, most_bytes=0)
-        raise Moved(known.moved if known else "")
-    return word
 
 
 def headers_of(filed: Filed) -> dict[str, str]:
@@ -315,30 +316,45 @@ def headers_of(filed: Filed) -> dict[str, str]:
 
 
 class Waiting:
-    """A call's wait for its end."""
+    """A call's wait for its end. It keeps its room until it is left."""
 
     def __init__(self) -> None:
         self.wait = Wait()
+        self._waiters: Waiters | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        if self._waiters is not None:
+            self._waiters.give_back(self.wait)
 
     def listen(self, services: Services, new: NewPrediction) -> NewPrediction:
-        if not services.waiters.make_room(new.account, len(new.input)):
+        self.leave()
+        self._waiters = services.waiters
+        waiter = self._waiters.reserve(new.id, self.wait, new.account, len(new.input))
+        if waiter is None:
             raise QueueRefused("too_many_calls", retry_after_s=RETRY_S)
-        return replace(new, waiter=services.waiters.expect(new.id, self.wait))
+        return replace(new, waiter=waiter)
 
 
 async def answer(run: Run) -> Response:
-    waiting = Waiting()
-    try:
+    with Waiting() as waiting:
         filed = await run.file(waiting)
+        if filed.is_repeat:  # it waits for another one
+            waiting.leave()
         stored = await _wait_for_end(run, filed, waiting)
-    finally:
-        waiting.wait.leave()
     if stored is None:
         return Response(status_code=HUNG_UP)
     if stored.record.status is not Status.SUCCEEDED:
         return _refuse(failure_of(stored))
     if stored.output is None:
         raise errors.data_removed()
+    if type_of(bytes(stored.output)) != "object":
+        return _refuse(failure("model_failed", NO_CHUNK))
     return Response(bytes(stored.output), media_type=MEDIA_TYPE)
 
 
@@ -349,11 +365,10 @@ async def _wait_for_end(run: Run, filed: Filed, waiting: Waiting) -> Stored | No
     if record.is_terminal:
         return stored
     ended: Ending | Stored | None = None
-    refusal: Refusal | None = None
+    why: Problem | None = None
     try:
         with watching(run.request) as gone:
-            while ended is None and not gone.done() and refusal is None:
-                began = services.clock.monotonic()
+            while ended is None and not gone.done() and why is None:
                 ended = await services.waiters.wait_for_end(
                     record.id,
                     seconds=MOVED_S,
@@ -361,11 +376,10 @@ async def _wait_for_end(run: Run, filed: Filed, waiting: Waiting) -> Stored | No
                     weight=len(stored.input or b""),
                     wait=waiting.wait,
                     gone=gone,
+                    stays=True,
                 )
                 if services.is_leaving:
-                    refusal = errors.unavailable
-                elif services.clock.monotonic() - began < MOVED_S:  # another account needed the room
-                    refusal = errors.too_many_calls
+                    why = errors.unavailable(LEAVING, retry_after=RETRY_S)
                 elif ended is None:
                     services = await run.find_moved(record, services) or services
     finally:
@@ -373,9 +387,9 @@ async def _wait_for_end(run: Run, filed: Filed, waiting: Waiting) -> Stored | No
             await run.give_up(record, services, is_refused=not gone.done())
     if ended is not None:
         return ended.of(stored) if isinstance(ended, Ending) else ended
-    if gone.done() or refusal is None:
+    if gone.done() or why is None:
         return None
-    raise refusal(LEAVING if services.is_leaving else "", retry_after=RETRY_S)
+    raise why
 
 
 def _refuse(failed: Failure) -> Response:
@@ -386,7 +400,7 @@ def _refuse(failed: Failure) -> Response:
 
 
 async def stream(run: Run, *, restarts: bool) -> Response:
-    following = Following()
+    following = Following(stays=True)
     try:
         filed = await run.file(following)
         if filed.is_repeat:  # another one was listened to
@@ -434,9 +448,9 @@ class CallStream(Response):
         self.init_headers(STREAM)
         self._run = run
         self._record = filed.stored.record
+        self._services = filed.services
         self._following = following
-        # nothing here refers back to this response: only the garbage collector would free it
-        self._frames = Chunks(restarts=restarts, say=partial(say_place, run, self._record))
+        self._frames = Chunks(restarts=restarts, say=self._say)
         self._head = Head()
         self._reading = asyncio.create_task(self._read())
 
@@ -454,8 +468,12 @@ class CallStream(Response):
                 is_over = await self._reading
             except EndedEarly as early:
                 is_over = True
-                early.with_traceback(None)  # it holds this frame
                 return _refuse(early.failure)
+            except Cut as cut:
+                return _refuse(cut.failure)
+            except Exception:
+                log.exception(FAULT, extra={"prediction": self._record.id})
+                return _refuse(failure("internal", BROKEN))
             return _refuse(self._explain_stop())
         finally:
             if not is_over:
@@ -465,7 +483,10 @@ class CallStream(Response):
         is_whole = False
         try:
             with watching(self._run.request) as gone:
-                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                with anyio.move_on_after(STALL_S) as limit:
+                    await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                if limit.cancelled_caught:
+                    return _hang_up(scope)
                 self._head.open(Pieces(scope, send))
                 await _first_of(self._reading, gone)
             if self._reading.done():
@@ -482,12 +503,14 @@ class CallStream(Response):
                 return True
             rest = error_event(self._explain_stop())
         except Cut as cut:
-            rest = cut.rest
-            cut.with_traceback(None)  # it holds this frame
+            rest = cut.rest + error_event(cut.failure)
+        except Exception:
+            log.exception(FAULT, extra={"prediction": self._record.id})
+            rest = error_event(failure("internal", BROKEN))
         with anyio.move_on_after(LAST_WORDS_S) as limit:
             await self._head(rest)
-        if limit.cancelled_caught and (hang_up := scope["state"].get("hang_up")) is not None:
-            hang_up()
+        if limit.cancelled_caught:
+            _hang_up(scope)
         return False
 
     async def _leave(self, *, is_refused: bool = False) -> None:
@@ -496,40 +519,41 @@ class CallStream(Response):
         with anyio.CancelScope(shield=True):
             await asyncio.wait({self._reading})
             self._following.leave()
-            await self._run.give_up(self._record, self._run.services, is_refused=is_refused)
+            await self._run.give_up(self._record, self._services, is_refused=is_refused)
 
     def _explain_stop(self) -> Failure:
         """Return why the stream stopped before its call did."""
-        is_leaving = self._run.services.is_leaving
-        code, message = ("unavailable", LEAVING) if is_leaving else ("too_many_streams", CROWDED)
-        return failure(code, message, status=503, retry_after_s=RETRY_S)
+        message = LEAVING if self._services.is_leaving else STOPPED
+        return failure("unavailable", message, status=503, retry_after_s=RETRY_S)
 
     async def _read(self) -> bool:
         """Read to the end, at each server to which the call moves. Returns False if that was cut off."""
-        record, news = self._record, self._following.news
+        record, news, place = self._record, self._following.news, self._following.place
         try:
             for _ in range(MOST_MOVES):
-                if await self._run.services.readers.read(
+                if await self._services.readers.read(
                     *(record.id, self._frames, self._head),
                     account=record.account,
                     is_over=record.is_terminal,
                     news=news,
+                    place=place,
+                    stays=True,
                 ):
                     return True
-                there = await self._run.find_moved(record, self._run.services)
+                there = await self._run.find_moved(record, self._services)
                 if there is None:
                     return False
-                self._run.services, news = there, None
+                self._services, news, place = there, None, None
             return False
         finally:
             self._following.leave()
 
-
-async def say_place(run: Run, record: Record) -> tuple[bytes, float]:
-    """Return the place in the queue as a comment, and after how many seconds of silence the next one is due."""
-    outlook = await read_outlook(run.services, record.id)
-    text = KEEP_ALIVE if outlook is None else comment_of(outlook, record)
-    return text, next_silence_s(run.services.readers.reading, waits=outlook is not None)
+    async def _say(self) -> tuple[bytes, float]:
+        """Return the place in the queue as a comment."""
+        readers = self._services.readers
+        outlook = await read_outlook(self._services, self._record.id)
+        text = KEEP_ALIVE if outlook is None else comment_of(outlook, self._record)
+        return text, next_silence_s(readers.reading, waits=outlook is not None)
 
 
 def comment_of(outlook: Outlook, record: Record) -> bytes:
@@ -541,6 +565,11 @@ def comment_of(outlook: Outlook, record: Record) -> bytes:
     if shown.reason != "waiting_its_turn":
         words.append(shown.reason.replace("_", " "))
     return f": {', '.join(words)}\n\n".encode()
+
+
+def _hang_up(scope: Scope) -> None:
+    if (hang_up := scope["state"].get("hang_up")) is not None:
+        hang_up()
 
 
 async def _first_of(*awaited: asyncio.Future[Any]) -> None:

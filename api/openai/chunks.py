@@ -6,8 +6,11 @@ from typing import Final
 import msgspec
 from msgspec import Raw, Struct
 
-from api.openai.ends import DONE, Failure, as_chunks, error_event, event, failure, failure_of
+from api.openai.ends import DONE, NO_CHUNK, Failure, as_chunks, error_event, event, failure, failure_of
+from api.openai.lenient import read_leniently
 from api.services.stream_events import BEGINNINGS, KEEP_ALIVE_S, RETRIED, Mark
+from api.services.stream_readers import Stop
+from api.web.http import type_of
 from director.core.schema import Event, Stored
 from director.core.states import Status
 
@@ -24,11 +27,12 @@ class EndedEarly(Exception):
         self.failure = failure
 
 
-class Cut(Exception):
-    """The stream cannot go on, though the prediction may. `rest`: what is left to send, with the error."""
+class Cut(Stop):
+    """The stream cannot go on, though the prediction may. `rest`: what is left to send before the error."""
 
-    def __init__(self, rest: bytes) -> None:
-        super().__init__()
+    def __init__(self, failure: Failure, rest: bytes = b"") -> None:
+        super().__init__(failure.code)
+        self.failure = failure
         self.rest = rest
 
 
@@ -54,11 +58,13 @@ class Chunks:
         self._say = say
 
     def events(self, events: Sequence[Event]) -> bytes:
-        """Raises Cut after a restart, unless that is allowed or nothing was sent."""
+        """Raises Cut for output that is no chunk, and after a restart unless that is allowed or nothing was sent."""
         frames: list[bytes] = []
         seq, items, self.at_end = self.mark.seq, self.mark.items, False
         for one in events:
             if one.kind == "output":
+                if type_of(one.data) != "object":
+                    raise Cut(failure("model_failed", NO_CHUNK), b"".join(frames))
                 frames.append(event(one.data))
                 items += 1
             elif one.kind == "completed":
@@ -70,7 +76,7 @@ class Chunks:
                 elif self._restarts:
                     frames.append(RETRIED)
                 else:
-                    raise Cut(b"".join([*frames, error_event(failure("server_lost", LOST))]))
+                    raise Cut(failure("server_lost", LOST), b"".join(frames))
                 items = 0
             seq = one.seq
         self.mark = Mark(seq, items)
@@ -88,8 +94,10 @@ class Chunks:
         if self.mark.items:
             return self.end_as_removed()
         answer = b"" if stored.output is None else bytes(stored.output)
-        if not answer.startswith(b"{"):
+        if not answer:
             return DONE
+        if type_of(answer) != "object":
+            return self._fail(failure("model_failed", NO_CHUNK))
         chunks = as_chunks(answer, with_usage=_wants_usage(stored.input))
         return b"".join([*map(event, chunks), DONE])
 
@@ -118,6 +126,9 @@ PLACES_PER_S: Final = 100  # of all streams together
 def _wants_usage(given: Raw | None) -> bool:
     try:
         sent = msgspec.json.decode(given or b"{}", type=_Sent)
-    except msgspec.DecodeError:
+    except msgspec.ValidationError:
         return False
+    except msgspec.DecodeError:
+        options = (read_leniently(bytes(given or b"")) or {}).get("stream_options")
+        return isinstance(options, dict) and options.get("include_usage") is True
     return sent.stream_options is not None and bool(sent.stream_options.include_usage)

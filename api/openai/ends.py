@@ -2,16 +2,18 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
 
 from api.openai.errors import REQUEST, SERVER, TYPES, encode
+from api.openai.lenient import read_leniently
 from api.web.errors import OpenAiError
 from director.core.schema import Record, Stored
 from director.core.states import Status
 
+T = TypeVar("T")
 LINE_END: Final = re.compile(rb"\r\n|\r|\n")
 DONE: Final = b"data: [DONE]\n\n"
 CHUNK: Final = Raw(b'"chat.completion.chunk"')
@@ -42,6 +44,7 @@ WORDS: Final[Mapping[str, str]] = {
     "canceled": "The call was canceled.",
     "deadline_exceeded": "The call had not ended by its deadline.",
 }
+NO_CHUNK: Final = "The answer is not in the form of OpenAI's API. Its director may be of an older release."
 CANCELED: Final = frozenset({Status.CANCELED, Status.ABORTED})
 
 
@@ -91,36 +94,56 @@ def event(data: bytes) -> bytes:
 def error_event(failure: Failure) -> bytes:
     """Return the failure as an event after the head was sent. Clients look for the member `error`."""
     body = failure.body
-    try:
-        has_error = "error" in msgspec.json.decode(body, type=dict[str, Raw])
-    except msgspec.DecodeError:
-        has_error = False
-    return event(body if has_error else b'{"error":%b}' % body)
+    members = _members(body) or read_leniently(body) or {}
+    return event(body if "error" in members else b'{"error":%b}' % body)
 
 
 def as_chunks(answer: bytes, *, with_usage: bool) -> list[bytes]:
     """Return an assembled answer as one chunk of a stream, and its usage as another one if that was asked for."""
-    members: dict[str, Raw] = msgspec.json.decode(answer, type=dict[str, Raw])
+    members = _members(answer)
+    if members is None:
+        return [answer]
     usage = members.pop("usage", None)
-    choices = msgspec.json.decode(members.get("choices", Raw(b"[]")), type=list[dict[str, Raw]])
-    if any("message" in choice for choice in choices):
-        members |= {"object": CHUNK, "choices": _json([_as_delta(choice) for choice in choices])}
+    choices = _items(members.get("choices"))
+    deltas = [_as_delta(choice) for choice in choices]
+    if deltas != choices:
+        members |= {"object": CHUNK, "choices": _json(deltas)}
     chunks = [bytes(_json(members))]
     if with_usage and usage is not None:
         chunks.append(bytes(_json({**members, "choices": Raw(b"[]"), "usage": usage})))
     return chunks
 
 
-def _as_delta(choice: dict[str, Raw]) -> dict[str, Raw]:
-    message = choice.pop("message", None)
-    if message is None:
+def _as_delta(choice: Raw) -> Raw:
+    """Return the choice of an answer as that of a chunk. One of another shape stays as it is."""
+    members = _members(choice)
+    delta = None if members is None else _members(members.pop("message", None))
+    if members is None or delta is None:
         return choice
-    delta = msgspec.json.decode(message, type=dict[str, Raw])
-    called = delta.get("tool_calls")
-    if called is not None and bytes(called)[:1] == b"[":  # in a chunk each has its place in the list
-        tools = msgspec.json.decode(called, type=list[dict[str, Raw]])
-        delta["tool_calls"] = _json([{"index": _json(number), **tool} for number, tool in enumerate(tools)])
-    return {**choice, "delta": _json(delta)}
+    if tools := _items(delta.get("tool_calls")):  # in a chunk each has its place in the list
+        delta["tool_calls"] = _json([_place_tool(tool, number) for number, tool in enumerate(tools)])
+    return _json({**members, "delta": delta})
+
+
+def _place_tool(tool: Raw, number: int) -> Raw:
+    members = _members(tool)
+    return tool if members is None else _json({"index": number, **members})
+
+
+def _members(value: bytes | Raw | None) -> dict[str, Raw] | None:
+    """Return the members of an object, or None for anything else."""
+    return _decode(value, dict[str, Raw])
+
+
+def _items(value: Raw | None) -> list[Raw]:
+    return _decode(value, list[Raw]) or []
+
+
+def _decode(value: bytes | Raw | None, kind: type[T]) -> T | None:
+    try:
+        return None if value is None else msgspec.json.decode(value, type=kind)
+    except msgspec.DecodeError:
+        return None
 
 
 def _json(value: Any) -> Raw:

@@ -189,9 +189,8 @@ class _Reader(OutputReader):
         super().__init__(request, feed, max_body)
         self._assembly = Assembly()
         self._first_frame = b""
-        self._received = 0  # bytes: each piece is kept until the end
-        self._begun = frozenset[int]()  # choices
-        self._finished = frozenset[int]()
+        self._has_choices = False
+        self._is_finished = False
         self._has_said = False
         self._now = asyncio.get_running_loop().time
         self._sent_at = self._now()
@@ -217,8 +216,8 @@ class _Reader(OutputReader):
         return replace(ended, output=output, metrics=metrics)
 
     def closed(self) -> Ended:
-        """Return the end for a stream that stopped without DONE: then each of its texts needs a reason to finish."""
-        if not self._begun or self._begun - self._finished:
+        """Return the end for a stream that stopped. Some servers send no DONE, others no reason to finish."""
+        if not self._is_finished:
             return outcomes.end(Observation.ENDLESS, ENDLESS)
         return Ended(outcome=Outcome.SUCCEEDED)
 
@@ -250,30 +249,27 @@ class _Reader(OutputReader):
     def _take_whole(self, document: Raw) -> Ended | None:
         """Return the end by a whole answer, or None if it is not a completion. Raises Unreadable."""
         ended = self._take(answers.Frame("message", bytes(document)))
-        return ended or (self.closed() if self._finished else None)
+        return ended or (self.closed() if self._is_finished else None)
 
     def _take(self, frame: answers.Frame) -> Ended | None:
         data = frame.data.strip()
         if data == answers.DONE:
-            return self._take_done()
+            return Ended(outcome=Outcome.SUCCEEDED) if self._has_choices else self._nothing()
         # heartbeats: nothing, or words that cannot be the beginning of a piece
         is_error = frame.event.lower() in answers.ERROR_EVENTS
         if not data or (data[:1] not in (b"{", b"[") and not is_error):
             return None
-        self._received += len(data)
-        if self._received > CHUNKS_OF_OUTPUT * self._max_body:
-            return self._too_large(CHUNKS_OF_OUTPUT * self._max_body)
         piece = read_error_event(data) if is_error else read_piece(frame.data)
         if piece.error is not None:
             return outcomes.end(outcomes.read_stream_error(piece.code, piece.error), piece.error)
         for name, count in piece.tokens.items():
-            if piece.is_usage_alone or piece.finished:
+            if piece.is_usage_alone or piece.is_finished:
                 self._measure(name, count)
             else:  # a server may count again with each chunk
                 self._metrics[name] = Raw(msgspec.json.encode(count))
         self._first_frame = self._first_frame or data
-        self._begun |= piece.begun
-        self._finished |= piece.finished
+        self._has_choices = self._has_choices or bool(piece.choices)
+        self._is_finished = self._is_finished or piece.is_finished
         if piece.says and not self._has_said:
             self._has_said = True
             if self.is_streamed:
@@ -281,10 +277,7 @@ class _Reader(OutputReader):
         self._assembly.add(piece)
         return self._show(piece)
 
-    def _take_done(self) -> Ended:
-        """Return the end for a stream that says that it is whole: a reason to finish may lack then."""
-        if self._begun:
-            return Ended(outcome=Outcome.SUCCEEDED)
+    def _nothing(self) -> Ended:
         said = f": {answers.excerpt(self._first_frame)}" if self._first_frame not in (b"", b"{}") else ""
         return outcomes.end(Observation.UNREADABLE, NO_CHOICE + said)
 
@@ -324,7 +317,12 @@ class TextReader(_Reader):
             return self._produce(msgspec.json.encode(piece.text), tokens=1)
         if piece.says:
             self._count()
-        return None
+        return self._keep(piece)
+
+    def _keep(self, piece: Piece) -> Ended | None:
+        """Bound what is kept of an answer beside its text."""
+        self._bytes += len(piece.data)
+        return answers.too_large(self._max_body) if self._bytes > self._max_body else None
 
     def with_output(self, ended: Ended) -> Ended:
         return replace(super().with_output(ended), logs="".join(self._logs) or None)
@@ -351,9 +349,6 @@ class CallReader(_Reader):
         super().__init__(request, feed, max_body)
         self.is_streamed = is_streamed
         self._holds_usage = holds_usage
-        self._held: list[
-            Raw
-        ] = []  # chunks before the first that says something: a run that is lost then can be repeated
         self._shown = 0
         self._answer: Raw | None = None
 
@@ -364,25 +359,13 @@ class CallReader(_Reader):
             return None
         if self._holds_usage and piece.is_usage_alone:
             return None
-        if self._has_said or piece.finished:
-            self._show_held()
-            self._show_chunk(legible(piece), tokens=int(piece.says))
-        else:
-            self._held.append(legible(piece))
-        return None
-
-    def _show_held(self) -> None:
-        for chunk in self._held:
-            self._show_chunk(chunk, tokens=0)
-        self._held.clear()
-
-    def _show_chunk(self, chunk: Raw, *, tokens: int) -> None:
-        self._feed.add(Produced(chunk, self._shown, tokens), size=len(chunk))
+        chunk = legible(piece)
+        self._bytes += len(chunk)
+        if self._bytes > CHUNKS_OF_OUTPUT * self._max_body:
+            return self._too_large(CHUNKS_OF_OUTPUT * self._max_body)
+        self._feed.add(Produced(chunk, self._shown, int(piece.says)), size=len(chunk))
         self._shown += 1
-
-    def _take_done(self) -> Ended:
-        self._show_held()
-        return super()._take_done()
+        return None
 
     def _take_whole(self, document: Raw) -> Ended | None:
         piece = read_piece(bytes(document))

@@ -3,7 +3,7 @@
 import json
 import signal
 from collections.abc import AsyncIterator, Mapping
-from functools import partial
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 
 from api.app import create_app
 from api.openai import calls as calls_of_openai
-from api.openai.chunks import Chunks, Cut, EndedEarly
+from api.openai import chunks
 from api.services import stream_readers
 from director.broker import keys
 from director.broker.replies import Accepted
@@ -32,7 +32,6 @@ from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.integration.api.conftest import listeners
 from tests.support.api import LiveApi, PlayedDirector, api_client, live_api
 from tests.support.eventually import eventually
-from tests.support.garbage import alive, uncollected
 from tests.support.queue_driver import MODEL, VERSION
 from tests.support.servers import RedisServer
 
@@ -595,48 +594,213 @@ async def test_call_whose_reply_was_lost_does_not_run(
         await ends_as(scripts, record.decode().rpartition(":")[2], Status.CANCELED)
 
 
+@pytest.fixture
+async def other(redis: Redis) -> dict[str, str]:
+    token = await Accounts(redis).create_token("other")
+    return {"authorization": f"Bearer {token}"}
+
+
+KINDS = pytest.mark.parametrize(
+    ("streams", "code", "setting"),
+    [(True, "too_many_streams", "DIRECTOR_MAX_STREAMS"), (False, "too_many_calls", "DIRECTOR_MAX_WAITS")],
+)
+
+
+@KINDS
+async def test_account_leaves_as_many_calls_to_others_as_it_has(
+    server: RedisServer,
+    http: AsyncClient,
+    redis: Redis,
+    run: Played,
+    scripts: Scripts,
+    queue: QueueName,
+    other: dict[str, str],
+    streams: bool,
+    code: str,
+    setting: str,
+) -> None:
+    body = {**BODY, "stream": streams}
+    async with live_api(server.url, env={**ENV, setting: "3"}) as live, anyio.create_task_group() as tasks:
+        held = [Call(http, live, body, **headers) for headers in ({}, {}, other)]
+        for number, call in enumerate(held, start=1):
+            tasks.start_soon(call.read)
+            await eventually(lambda: redis.keys("*:rec:*"), "it is filed", until=lambda all_: len(all_) == number)  # noqa: B023
+        prediction_id = await run.begin()
+        for headers in ({}, other):
+            refused = Call(http, live, body, **headers)
+            await refused.read()
+            assert (refused.status, refused.error["code"]) == (503, code)
+            assert len(await redis.keys("*:rec:*")) == len(held)
+        assert (await record_of(scripts, prediction_id)).cancel == ""
+        assert [call.is_over for call in held] == [False, False, False]
+        tasks.cancel_scope.cancel()
+
+
+async def test_place_of_a_refused_call_is_free_again(
+    server: RedisServer, http: AsyncClient, redis: Redis, run: Played, scripts: Scripts, queue: QueueName
+) -> None:
+    env = {**ENV, "DIRECTOR_MAX_STREAMS": "1", "DIRECTOR_MAX_WAITS": "1"}
+    await scripts.bound(queue, mode="bounded", max_queued=0)
+    async with live_api(server.url, env=env) as live:
+        for streams in (True, False, True, False):
+            call = Call(http, live, {**BODY, "stream": streams})
+            await call.read()
+            assert (call.status, call.error["code"]) == (429, "queue_full")
+
+
+async def test_reader_leaves_for_a_call_once_that_is_accepted(
+    server: RedisServer,
+    http: AsyncClient,
+    redis: Redis,
+    run: Played,
+    scripts: Scripts,
+    queue: QueueName,
+    other: dict[str, str],
+) -> None:
+    async with live_api(server.url, env={**ENV, "DIRECTOR_MAX_STREAMS": "2"}) as live:
+        body = {"version": f"{MODEL}:{VERSION}", "input": {}}
+        reply = await http.post(f"{live.url}/v1/predictions", json=body)
+        assert reply.status_code == 201, reply.text
+        address = reply.json()["urls"]["stream"]
+        reads = [Reading(http, address) for _ in range(2)]
+        async with anyio.create_task_group() as tasks:
+            for read in reads:
+                tasks.start_soon(read.read)
+            await eventually(lambda: [read.status for read in reads], "both read", until=[200, 200].__eq__)
+            await scripts.bound(queue, mode="bounded", max_queued=1)
+            refused = Call(http, live, **other)
+            await refused.read()
+            assert (refused.status, [read.is_over for read in reads]) == (429, [False, False])
+            await scripts.bound(queue, mode="bounded", max_queued=9)
+            call = Call(http, live, **other)
+            tasks.start_soon(call.read)
+            await eventually(lambda: sum(read.is_over for read in reads), "one left", until=(1).__eq__)
+            tasks.cancel_scope.cancel()
+
+
+class Reading:
+    """Reads a stream of Replicate's API until it is disconnected."""
+
+    def __init__(self, http: AsyncClient, address: str) -> None:
+        self._http = http
+        self._address = address
+        self.status = 0
+        self.is_over = False
+
+    async def read(self) -> None:
+        with suppress(httpx.RemoteProtocolError):
+            async with self._http.stream("GET", self._address) as answer:
+                self.status = answer.status_code
+                async for _ in answer.aiter_raw():
+                    pass
+        self.is_over = True
+
+
+async def test_repeat_that_hangs_up_cancels_no_call_of_another(
+    calls: Calls, run: Played, scripts: Scripts, redis: Redis
+) -> None:
+    first, second = calls(idempotency_key="k"), calls(idempotency_key="k", x_on_disconnect="cancel")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(first.read)
+        await run.begin()
+        await run.show(CHUNKS[0])
+        await first.has(1)
+        async with anyio.create_task_group() as others:
+            others.start_soon(second.read)
+            await second.has(1)
+            others.cancel_scope.cancel()
+        await eventually(lambda: listeners(redis), "one reader is left", until=(1).__eq__)
+        assert (await record_of(scripts, run.claim.id)).cancel == ""
+        await run.end(output=ANSWER)
+    assert first.data == [CHUNKS[0], DONE]
+
+
 @pytest.mark.parametrize("streams", [True, False])
-async def test_callers_that_hang_up_at_once_leave_nothing_behind(
-    live: LiveApi, token: str, scripts: Scripts, queue: QueueName, redis: Redis, streams: bool
+@pytest.mark.parametrize("shown", [True, False])
+async def test_answer_of_an_older_director_is_an_error(calls: Calls, run: Played, streams: bool, shown: bool) -> None:
+    call = calls({**BODY, "stream": streams})
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call.read)
+        await run.begin()
+        if shown:
+            await run.show(b'"He"', b'"llo"')
+        await run.end(output=b'["He","llo"]')
+    assert (call.status, call.error["code"], call.headers["x-should-retry"]) == (500, "model_failed", "false")
+
+
+async def test_text_after_a_chunk_ends_the_stream_with_an_error(calls: Calls, run: Played, scripts: Scripts) -> None:
+    call = calls()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call.read)
+        await run.begin()
+        await run.show(CHUNKS[0])
+        await call.has(1)
+        await run.show(b'"llo"')
+    assert (call.data[:-1], call.error["code"]) == ([CHUNKS[0]], "model_failed")
+    await is_asked_to_stop(scripts, run.claim.id)
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+async def test_fault_at_the_end_of_a_stream_is_an_error_of_it(
+    settings: ApiSettings, token: str, run: Played, monkeypatch: pytest.MonkeyPatch, is_late: bool
 ) -> None:
-    body = msgspec.json.encode({**BODY, "stream": streams})
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\ncontent-length: {len(body)}\r\n\r\n"
-    for number in range(30):
-        async with await anyio.connect_tcp("127.0.0.1", int(live.url.rpartition(":")[2])) as caller:
-            await caller.send(head.encode() + body)
-            await anyio.sleep(number / 1_000)  # at another moment of the filing each time
+    def fail(*_: object, **__: object) -> list[bytes]:
+        raise ValueError("a fault")
 
-    async def count_live() -> int:
-        return (await scripts.stats(queue)).live
+    monkeypatch.setattr(chunks, "as_chunks", fail)
+    monkeypatch.setattr(chunks, "HEAD_S", 0.1)
+    async with api_client(replace(settings, openai=True), token=token) as api, anyio.create_task_group() as tasks:
+        answers: list[httpx.Response] = []
 
-    await eventually(lambda: redis.keys("*:rec:*"), "some were filed")
-    await eventually(count_live, "all are canceled", until=(0).__eq__)
-    await nothing_listens(redis)
+        async def read() -> None:
+            answers.append(await api.post(CHAT, json=BODY))
+
+        tasks.start_soon(read)
+        await run.begin()
+        if is_late:
+            await anyio.sleep(2.5)
+        await run.end(output=ANSWER)
+    [answer] = answers
+    assert answer.status_code == (200 if is_late else 500)
+    last = answer.content.rstrip().rpartition(b"data: ")[2]
+    assert json.loads(last)["error"]["code"] == "internal"
+    assert is_late or answer.headers["x-should-retry"] == "false"
 
 
-@pytest.mark.parametrize("how", ["done", "early", "late", "cut"])
-async def test_stream_leaves_nothing_to_the_garbage_collector(
-    settings: ApiSettings, token: str, run: Played, redis: Redis, how: str
+async def test_half_of_a_surrogate_pair_reaches_the_model(calls: Calls, run: Played) -> None:
+    body = b'{"model":"acme/echo","messages":[{"content":"\\ud83d"}]}'
+    call = calls(body)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call.read)
+        await run.begin()
+        assert bytes(run.claim.input) == body
+        await run.end(output=ANSWER)
+    assert (call.status, call.raw) == (200, ANSWER)
+
+
+async def test_caller_that_takes_no_head_is_left_and_its_run_is_asked_to_stop(
+    settings: ApiSettings, token: str, run: Played, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with api_client(replace(settings, openai=True), token=token) as api:
-        with uncollected():
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(partial(api.post, CHAT, json=BODY))
-                await run.begin()
-                if how != "early":
-                    await run.show(CHUNKS[0])
-                    await nothing_waits(api)
-                if how == "cut":
-                    await redis.hdel(keys.record(run.claim.id), "shown")
-                    await run.lose()
-                else:
-                    given = {} if how == "done" else {"status": Status.FAILED, "error": "no", "code": "model_failed"}
-                    await run.end(output=ANSWER, **given)
-            await nothing_listens(redis)
-            assert alive(calls_of_openai.CallStream, Chunks, EndedEarly, Cut) == 0
+    monkeypatch.setattr(calls_of_openai, "STALL_S", 0.1)
+    body = [{"type": "http.request", "body": msgspec.json.encode(BODY)}]
 
+    async def receive() -> Any:
+        return body.pop() if body else await anyio.sleep_forever()
 
-async def nothing_waits(api: AsyncClient) -> None:
-    """Let the first chunk reach its reader."""
-    await api.get("/v1/account")
-    await anyio.sleep(0.05)
+    async def send(_: object) -> None:
+        await anyio.sleep_forever()
+
+    app = create_app(replace(settings, openai=True))
+    async with app.router.lifespan_context(app) as state, anyio.create_task_group() as tasks:
+        hung_up = anyio.Event()
+        scope = {
+            **{"type": "http", "method": "POST", "path": CHAT, "raw_path": CHAT.encode(), "query_string": b""},
+            **{"http_version": "1.1", "client": ("127.0.0.1", 1), "server": ("x", 1), "scheme": "http"},
+            "headers": [(b"host", b"x"), (b"authorization", f"Bearer {token}".encode())],
+            "state": {**(state or {}), "hang_up": hung_up.set},
+        }
+        tasks.start_soon(app, scope, receive, send)
+        await run.begin()
+        await run.show(CHUNKS[0])
+        await is_asked_to_stop(scripts, run.claim.id)
+        assert hung_up.is_set()

@@ -146,8 +146,7 @@ def test_second_text_never_follows_a_first_one() -> None:
     after = log("created", "started", "output", "output", "retried", "output")
     with pytest.raises(Cut) as cut:
         chunks.events(after[3:])
-    assert cut.value.rest.startswith(event(CHUNK))
-    assert json.loads(cut.value.rest.split(b"data: ")[-1])["error"]["code"] == "server_lost"
+    assert (cut.value.rest, cut.value.failure.code) == (event(CHUNK), "server_lost")
 
 
 def test_text_that_was_not_sent_may_be_followed_by_another() -> None:
@@ -171,3 +170,51 @@ def test_log_that_lost_events_is_a_restart() -> None:
 def test_failure_names_its_code_and_type() -> None:
     shown = msgspec.json.decode(failure("timed_out", "Too long.").body)
     assert shown == {"error": {"message": "Too long.", "type": "server_error", "param": None, "code": "timed_out"}}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'{"choices":[{"index":0,"message":null}]}',
+        b'{"choices":null}',
+        b'{"choices":[1]}',
+        b'{"choices":[{"message":"text"}]}',
+        b'{"choices":{"a":1}}',
+        b'{"odd":true}',
+    ],
+)
+def test_answer_of_another_shape_stays_as_it_is(answer: bytes) -> None:
+    [chunk] = as_chunks(answer, with_usage=True)
+    assert json.loads(chunk) == json.loads(answer)
+
+
+def test_tool_call_of_another_shape_stays_as_it_is() -> None:
+    [chunk] = as_chunks(b'{"choices":[{"message":{"tool_calls":[1,{"id":"t"}]}}]}', with_usage=False)
+    [choice] = json.loads(chunk)["choices"]
+    assert choice["delta"]["tool_calls"] == [1, {"index": 1, "id": "t"}]
+
+
+def test_half_of_a_surrogate_pair_passes_in_an_error() -> None:
+    body = b'{"error":{"message":"\\ud800"}}'
+    failed = failure_of(stored(output=body, metrics=Raw(b'{"http_status":400}')))
+    assert error_event(failed) == b"data: %b\n\n" % body
+
+
+def test_usage_is_known_beside_half_of_a_surrogate_pair() -> None:
+    given = b'{"messages":["\\ud800"],"stream_options":{"include_usage":true}}'
+    assert b'"usage":{"total_tokens":7}' in chunks_of().end(stored(Status.SUCCEEDED, output=ANSWER, given=given))
+
+
+@pytest.mark.parametrize("answer", [b'["He","llo"]', b'"text"'])
+def test_stored_answer_of_another_kind_is_a_failure(answer: bytes) -> None:
+    """A director of an older release ran the call."""
+    with pytest.raises(EndedEarly) as early:
+        chunks_of(is_open=False).end(stored(Status.SUCCEEDED, output=answer))
+    assert early.value.failure.status == 500
+
+
+@pytest.mark.parametrize("item", [b'"text"', b"[1]", b"1"])
+def test_output_that_is_no_chunk_cuts_the_stream(item: bytes) -> None:
+    with pytest.raises(Cut) as cut:
+        chunks_of().events([Event(1, "output", 0, b"{}"), Event(2, "output", 0, item)])
+    assert (cut.value.rest, cut.value.failure.status) == (b"data: {}\n\n", 500)
