@@ -134,7 +134,7 @@ async def list_aliases(request: Request) -> Response:
     name="admin.aliases.update",
     summary="Set or remove an alias of a model",
     about=(
-        "The body has one alias and its model, or null to remove it. Every process follows within seconds. The model "
+        "The body has one alias and its model, or null to remove it. Every process follows within a second. The model "
         "need not exist: calls are refused until it does."
     ),
     body=Body(AliasChange),

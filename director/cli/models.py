@@ -124,7 +124,7 @@ async def _price(backend: Backend, given: argparse.Namespace) -> Answer:
     examples=("", "gpt-4o acme/llm", "gpt-4o --remove"),
 )
 async def _alias(backend: Backend, given: argparse.Namespace) -> Answer:
-    """List, set or remove other names of models in OpenAI's API; every API follows within seconds."""
+    """List, set or remove other names of models in OpenAI's API; every API follows within a second."""
     if bool(given.alias) != bool(given.of or given.remove) or (given.of and given.remove):
         raise SettingsError("give an alias with its model, an alias with --remove, or nothing to list all.")
     with audit() as by:
