@@ -401,14 +401,8 @@ def _refuse(failed: Failure) -> Response:
 
 async def stream(run: Run, *, restarts: bool) -> Response:
     following = Following(stays=True)
-    try:
-        filed = await run.file(following)
-        if filed.is_repeat:  # another one was listened to
-            following.leave()
-        return await CallStream(run, filed, following, restarts=restarts).begin()
-    except BaseException:
-        following.leave()
-        raise
+    filed = await following.accept(run.file)
+    return await CallStream(run, filed, following, restarts=restarts).begin()
 
 
 class Head:
@@ -518,7 +512,6 @@ class CallStream(Response):
         self._reading.cancel()
         with anyio.CancelScope(shield=True):
             await asyncio.wait({self._reading})
-            self._following.leave()
             await self._run.give_up(self._record, self._services, is_refused=is_refused)
 
     def _explain_stop(self) -> Failure:
@@ -529,7 +522,7 @@ class CallStream(Response):
     async def _read(self) -> bool:
         """Read to the end, at each server to which the call moves. Returns False if that was cut off."""
         record, news, place = self._record, self._following.news, self._following.place
-        try:
+        with self._following:
             for _ in range(MOST_MOVES):
                 if await self._services.readers.read(
                     *(record.id, self._frames, self._head),
@@ -545,8 +538,6 @@ class CallStream(Response):
                     return False
                 self._services, news, place = there, None, None
             return False
-        finally:
-            self._following.leave()
 
     async def _say(self) -> tuple[bytes, float]:
         """Return the place in the queue as a comment."""

@@ -88,6 +88,17 @@ class Hold:
 class Following(Follow):
     """The caller's stream of events, in the answer to its create."""
 
+    async def accept(self, accept_for: "Callable[[Listener], Awaitable[Filed]]") -> "Filed":
+        """Accept a prediction, and listen to it. A repeat is not listened to: another request has filed it."""
+        try:
+            filed = await accept_for(self)
+        except BaseException:
+            self.leave()
+            raise
+        if filed.is_repeat:
+            self.leave()
+        return filed
+
     def listen(self, services: Services, new: NewPrediction) -> NewPrediction:
         self.begin(services.readers, new.id, new.account)
         return new
@@ -126,25 +137,18 @@ async def submit(
 async def follow(accept_for: Callable[[Listener], Awaitable[Filed]]) -> Response:
     """Answer with the events of what is accepted, as GET of its stream would."""
     following = Following()
-    try:
-        filed = await accept_for(following)
-    except BaseException:
-        following.leave()
-        raise
+    filed = await following.accept(accept_for)
     record, readers = filed.stored.record, filed.services.readers
-    if filed.is_repeat:  # another one was listened to
-        following.leave()
 
     async def tell(send: Send) -> bool:
-        try:
+        with following:
             return await readers.read(
                 *(record.id, Frames(Mark()), send),
                 account=record.account,
                 is_over=record.is_terminal,
                 news=following.news,
+                place=following.place,
             )
-        finally:
-            following.leave()
 
     return EventStream(tell, headers_of(filed))
 

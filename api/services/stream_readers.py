@@ -15,7 +15,7 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager, nullconte
 from enum import Enum, auto
 from functools import partial
 from itertools import islice
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 import anyio
 from msgspec import Raw
@@ -254,6 +254,12 @@ class Follow:
         self.place = place
         self._listening.callback(readers.leave, place)
         self.news = self._listening.enter_context(readers.waiters.listening(prediction_id))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
 
     def leave(self) -> None:
         self._listening.close()

@@ -4,6 +4,7 @@ import json
 import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import anyio
@@ -681,15 +682,14 @@ async def test_reader_leaves_for_a_call_once_that_is_accepted(
 class Reading:
     """Reads a stream of Replicate's API until it is disconnected."""
 
-    def __init__(self, http: AsyncClient, address: str) -> None:
-        self._http = http
-        self._address = address
+    def __init__(self, http: AsyncClient, address: str, method: str = "GET", **sent: Any) -> None:
+        self._request = partial(http.stream, method, address, **sent)
         self.status = 0
         self.is_over = False
 
     async def read(self) -> None:
         with suppress(httpx.RemoteProtocolError):
-            async with self._http.stream("GET", self._address) as answer:
+            async with self._request() as answer:
                 self.status = answer.status_code
                 async for _ in answer.aiter_raw():
                     pass
@@ -749,6 +749,9 @@ async def test_fault_at_the_end_of_a_stream_is_an_error_of_it(
 
     monkeypatch.setattr(chunks, "as_chunks", fail)
     monkeypatch.setattr(chunks, "HEAD_S", 0.1)
+    opened: list[None] = []
+    open_head = calls_of_openai.Head.open
+    monkeypatch.setattr(calls_of_openai.Head, "open", lambda *given: opened.append(open_head(*given)))
     async with api_client(replace(settings, openai=True), token=token) as api, anyio.create_task_group() as tasks:
         answers: list[httpx.Response] = []
 
@@ -758,7 +761,7 @@ async def test_fault_at_the_end_of_a_stream_is_an_error_of_it(
         tasks.start_soon(read)
         await run.begin()
         if is_late:
-            await anyio.sleep(2.5)
+            await eventually(lambda: opened, "the head is sent")
         await run.end(output=ANSWER)
     [answer] = answers
     assert answer.status_code == (200 if is_late else 500)
@@ -804,3 +807,20 @@ async def test_caller_that_takes_no_head_is_left_and_its_run_is_asked_to_stop(
         await run.show(CHUNKS[0])
         await is_asked_to_stop(scripts, run.claim.id)
         assert hung_up.is_set()
+
+
+async def test_create_with_a_stream_takes_one_place(
+    server: RedisServer, http: AsyncClient, redis: Redis, queue: QueueName, other: dict[str, str]
+) -> None:
+    """Its reader can connect again, so it leaves for a call."""
+    async with live_api(server.url, env={**ENV, "DIRECTOR_MAX_STREAMS": "2"}) as live:
+        sent = {"json": {"version": f"{MODEL}:{VERSION}", "input": {}}, "headers": {"Accept": "text/event-stream"}}
+        posts = [Reading(http, f"{live.url}/v1/predictions", "POST", **sent) for _ in range(2)]
+        async with anyio.create_task_group() as tasks:
+            for post in posts:
+                tasks.start_soon(post.read)
+            await eventually(lambda: [post.status for post in posts], "both read", until=[200, 200].__eq__)
+            call = Call(http, live, **other)
+            tasks.start_soon(call.read)
+            await eventually(lambda: sum(post.is_over for post in posts), "one left", until=(1).__eq__)
+            tasks.cancel_scope.cancel()

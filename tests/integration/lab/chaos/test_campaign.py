@@ -95,8 +95,8 @@ SABOTAGES: Final = {
     ),
     "a call runs on when its caller has left": Sabotage(
         "api/openai/calls.py",
-        "        if self._continues:\n",
-        "        if True:\n",
+        "        if not (self._has_key if is_refused else self._continues):\n",
+        "        if False:\n",
         "I30",
     ),
     "an answer that cannot be read is taken for a death": Sabotage(
