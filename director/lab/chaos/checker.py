@@ -209,7 +209,6 @@ class Report(Struct, frozen=True, kw_only=True):
     resumed: int
     shared: int
     seen: int
-    calls: dict[str, int]
     faults: dict[str, int]
     left_out: str
     counts: dict[str, int]
@@ -219,6 +218,7 @@ class Report(Struct, frozen=True, kw_only=True):
     unmade: int = 0
     lost_in_failovers: int = 0
     failed_over: dict[str, int] = {}
+    calls: dict[str, int] = {}  # of OpenAI's API
     failing: int = 0
     busiest: float = 0.0
     most_grown_mb: int = 0
