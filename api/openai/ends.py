@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
-from api.openai.errors import REQUEST, SERVER, TYPES, encode
+from api.openai.errors import encode, find_type
 from api.openai.lenient import read_leniently
 from api.web.errors import OpenAiError
 from director.core.schema import Record, Stored
@@ -79,8 +79,7 @@ def failure_of(stored: Stored) -> Failure:
 
 def failure(code: str, message: str, *, status: int | None = None, retry_after_s: int | None = None) -> Failure:
     status = status or STATUSES.get(code, OTHER)
-    kind = TYPES.get(status, REQUEST if status < OTHER else SERVER)
-    error = OpenAiError(message=message, type=kind, code=code)
+    error = OpenAiError(message=message, type=find_type(status), code=code)
     return Failure(status=status, body=encode(error), code=code, retry_after_s=retry_after_s)
 
 

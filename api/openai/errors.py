@@ -45,23 +45,27 @@ ROWS: Final = {
     Code.CANNOT_START_IN_TIME: Row(status=503),
     Code.UNUSABLE_SCHEMA: Row(may_retry=False),
 }
-SAME: Final = Row()
+PLAIN: Final = Row()
 
 
-def say(problem: Problem) -> tuple[int, OpenAiError]:
+def describe(problem: Problem) -> tuple[int, OpenAiError]:
     """Return the status and the error that OpenAI's clients get for this refusal."""
     document = problem.document
-    row = ROWS.get(problem.code, SAME)
+    row = ROWS.get(problem.code, PLAIN)
     status = row.status or OPENAI_STATUSES.get(document.status, document.status)
     fields = document.invalid_fields
     message = "; ".join(f"{each.field}: {each.description}" if each.field else each.description for each in fields)
     error = OpenAiError(
         message=message or document.detail,
-        type=row.type or TYPES.get(status, REQUEST if status < 500 else SERVER),
+        type=row.type or find_type(status),
         param=next((each.field for each in fields if each.field), None),
         code=row.code or document.code,
     )
     return status, error
+
+
+def find_type(status: int) -> str:
+    return TYPES.get(status, REQUEST if status < 500 else SERVER)
 
 
 def refuse(exc: Exception) -> Problem:
@@ -71,12 +75,12 @@ def refuse(exc: Exception) -> Problem:
 
 def answer(problem: Problem) -> Response:
     """Return the response of a refusal."""
-    status, error = say(problem)
+    status, error = describe(problem)
     headers = dict(problem.headers)
     after_s = problem.document.retry_after
     if after_s is not None:
         headers["retry-after-ms"] = str(after_s * 1000)
-    if not ROWS.get(problem.code, SAME).may_retry or (after_s is not None and after_s > LONGEST_RETRY_S):
+    if not ROWS.get(problem.code, PLAIN).may_retry or (after_s is not None and after_s > LONGEST_RETRY_S):
         headers |= NO_RETRY
     return Response(encode(error), status, headers=headers, media_type=MEDIA_TYPE)
 

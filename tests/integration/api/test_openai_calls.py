@@ -16,8 +16,7 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from api.app import create_app
-from api.openai import calls as calls_of_openai
-from api.openai import chunks
+from api.openai import call_streams, chunks
 from api.services import stream_readers
 from director.broker import keys
 from director.broker.replies import Accepted
@@ -547,7 +546,7 @@ async def test_caller_that_takes_nothing_is_left_and_its_run_is_asked_to_stop(
     settings: ApiSettings, token: str, run: Played, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_readers, "STALL_S", 0.1)
-    monkeypatch.setattr(calls_of_openai, "LAST_WORDS_S", 0.1)
+    monkeypatch.setattr(call_streams, "LAST_WORDS_S", 0.1)
     body = [{"type": "http.request", "body": msgspec.json.encode(BODY)}]
     sent: list[Any] = []
 
@@ -750,8 +749,8 @@ async def test_fault_at_the_end_of_a_stream_is_an_error_of_it(
     monkeypatch.setattr(chunks, "as_chunks", fail)
     monkeypatch.setattr(chunks, "HEAD_S", 0.1)
     opened: list[None] = []
-    open_head = calls_of_openai.Head.open
-    monkeypatch.setattr(calls_of_openai.Head, "open", lambda *given: opened.append(open_head(*given)))
+    open_head = call_streams.Head.open
+    monkeypatch.setattr(call_streams.Head, "open", lambda *given: opened.append(open_head(*given)))
     async with api_client(replace(settings, openai=True), token=token) as api, anyio.create_task_group() as tasks:
         answers: list[httpx.Response] = []
 
@@ -784,7 +783,7 @@ async def test_half_of_a_surrogate_pair_reaches_the_model(calls: Calls, run: Pla
 async def test_caller_that_takes_no_head_is_left_and_its_run_is_asked_to_stop(
     settings: ApiSettings, token: str, run: Played, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls_of_openai, "STALL_S", 0.1)
+    monkeypatch.setattr(call_streams, "STALL_S", 0.1)
     body = [{"type": "http.request", "body": msgspec.json.encode(BODY)}]
 
     async def receive() -> Any:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from httpx import AsyncClient
 
-from api.openai import calls
+from api.openai import runs
 from api.services import stream_readers
 from director.broker import keys
 from director.broker.scripts import IDEMPOTENCY_TTL_MS
@@ -486,7 +486,7 @@ async def test_stream_without_room_at_any_site_is_filed_nowhere(
 async def test_call_that_moves_while_it_waits_is_answered_by_its_new_site(
     service: Service, eu: Place, us: Place, monkeypatch: pytest.MonkeyPatch, streams: bool
 ) -> None:
-    monkeypatch.setattr(calls, "MOVED_S", 0.3)
+    monkeypatch.setattr(runs, "MOVED_S", 0.3)
     await speak_openai(eu, us)
     answers: list[httpx.Response] = []
 

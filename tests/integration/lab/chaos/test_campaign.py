@@ -94,7 +94,7 @@ SABOTAGES: Final = {
         "I29",
     ),
     "a call runs on when its caller has left": Sabotage(
-        "api/openai/calls.py",
+        "api/openai/runs.py",
         "        if not (self._has_key if is_refused else self._continues):\n",
         "        if False:\n",
         "I30",

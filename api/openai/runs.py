@@ -1,0 +1,193 @@
+"""File one call, wait for its end, and give it up."""
+
+from contextlib import suppress
+from typing import Final, Self
+
+from msgspec.structs import replace
+from starlette.responses import Response
+
+from api.models.deployments import cancel_if_disabled
+from api.openai.ends import NO_CHUNK, Failure, failure, failure_of
+from api.openai.find import Called
+from api.openai.giving_up import give_up, give_up_later
+from api.predictions import bodies
+from api.predictions.intake import Filed, Listener, accept
+from api.services.services import Services
+from api.services.waiters import Wait, Waiters
+from api.sites.sites import Sites
+from api.web import errors
+from api.web.errors import Problem
+from api.web.http import MEDIA_TYPE, Request, carry, raw, type_of, watching
+from director.core.errors import BackendUnavailable, QueueRefused
+from director.core.schema import NewPrediction, Record, Stored
+from director.core.states import Status
+from director.core.view import place
+from director.store.predictions import Ending
+
+RETRY_S: Final = 5
+HUNG_UP: Final = 499  # it is counted, and has no reader
+MOVED_S: Final = 30.0  # between two looks whether a call went to another site
+LEAVING: Final = "This process of the service ends. Send the call again."
+
+
+class Attempts:
+    """Notes under which id and at which server a call was filed last."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.last: tuple[NewPrediction, Services] | None = None
+        self._listener = listener
+
+    def listen(self, services: Services, new: NewPrediction) -> NewPrediction:
+        heard = self._listener.listen(services, new)
+        self.last = (new, services)
+        return heard
+
+
+class Run:
+    """Files one call, and gives it up. `continues`: it runs on if its caller hangs up. So does one that another request
+    has filed. `has_key`: a repeat finds it.
+    """
+
+    def __init__(self, request: Request, called: Called, asked: bodies.CreatePrediction, *, continues: bool) -> None:
+        self.request = request
+        self._called = called
+        self._asked = asked
+        self._continues = continues
+        self._has_key = "idempotency-key" in request.headers
+
+    async def file(self, listener: Listener) -> Filed:
+        """File it. Each answer from then on has its id and its place in the queue."""
+        request, deployment = self.request, self._called.deployment
+        attempts = Attempts(listener)
+        try:
+            filed = await accept(
+                request,
+                self._called.version,
+                self._asked,
+                rate_token=request.rate_token,
+                deployment=deployment,
+                listener=attempts,
+            )
+        except BackendUnavailable as exc:
+            if attempts.last is not None and not exc.is_untouched:  # Redis may have it, and its caller will call again
+                new, services = attempts.last
+                carry(request, raw({"x-request-id": new.id}))
+                if not self._has_key:
+                    give_up_later(request, new.id, services)
+            raise
+        self._continues |= filed.is_repeat
+        if deployment:
+            filed = await cancel_if_disabled(request, filed)
+        carry(request, raw(headers_of(filed)))
+        return filed
+
+    async def give_up(self, record: Record, services: Services, *, is_refused: bool = False) -> None:
+        """Cancel it, because its caller gets no more of it. `is_refused`: the caller was told to call again, and so it
+        runs on only for a repeat.
+        """
+        if not (self._has_key if is_refused else self._continues):
+            await give_up(self.request, record.id, services)
+
+    async def find_moved(self, record: Record, services: Services) -> Services | None:
+        """Return where it is now, or None if it has not moved, or not to a site of this API."""
+        sites: Sites | None = self.request.sites
+        if sites is None or services.is_leaving:
+            return None
+        with suppress(BackendUnavailable):
+            known = await services.scripts.replay(record.id, after=0, count=0, most_bytes=0)
+            return await sites.find_called(known.moved) if known and known.moved else None
+        return None
+
+
+def headers_of(filed: Filed) -> dict[str, str]:
+    record, outlook = filed.stored.record, filed.stored.outlook
+    headers = {"x-request-id": str(record.id)}
+    if filed.is_repeat:
+        headers["Idempotency-Replayed"] = "true"
+    if outlook is not None:
+        shown = place(outlook, record)
+        headers |= {"X-Queue-Ahead": str(shown.ahead), "X-Queue-Reason": shown.reason}
+        if shown.eta_s is not None:
+            headers["X-Queue-Estimate"] = f"{shown.eta_s.p50:g}"
+    return headers
+
+
+class Waiting:
+    """A call's wait for its end. It keeps its room until it is left."""
+
+    def __init__(self) -> None:
+        self.wait = Wait()
+        self._waiters: Waiters | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        if self._waiters is not None:
+            self._waiters.give_back(self.wait)
+
+    def listen(self, services: Services, new: NewPrediction) -> NewPrediction:
+        self.leave()
+        self._waiters = services.waiters
+        waiter = self._waiters.reserve(new.id, self.wait, new.account, len(new.input))
+        if waiter is None:
+            raise QueueRefused("too_many_calls", retry_after_s=RETRY_S)
+        return replace(new, waiter=waiter)
+
+
+async def answer(run: Run) -> Response:
+    with Waiting() as waiting:
+        filed = await run.file(waiting)
+        if filed.is_repeat:  # it waits for another one
+            waiting.leave()
+        stored = await _wait_for_end(run, filed, waiting)
+    if stored is None:
+        return Response(status_code=HUNG_UP)
+    if stored.record.status is not Status.SUCCEEDED:
+        return refuse(failure_of(stored))
+    if stored.output is None:
+        raise errors.data_removed()
+    if type_of(bytes(stored.output)) != "object":
+        return refuse(failure("model_failed", NO_CHUNK))
+    return Response(bytes(stored.output), media_type=MEDIA_TYPE)
+
+
+async def _wait_for_end(run: Run, filed: Filed, waiting: Waiting) -> Stored | None:
+    """Return how the call ended, or None if its caller has left."""
+    stored, services = filed.stored, filed.services
+    record = stored.record
+    if record.is_terminal:
+        return stored
+    ended: Ending | Stored | None = None
+    why: Problem | None = None
+    try:
+        with watching(run.request) as gone:
+            while ended is None and not gone.done() and why is None:
+                ended = await services.waiters.wait_for_end(
+                    record.id,
+                    seconds=MOVED_S,
+                    account=record.account,
+                    weight=len(stored.input or b""),
+                    wait=waiting.wait,
+                    gone=gone,
+                    stays=True,
+                )
+                if services.is_leaving:
+                    why = errors.unavailable(LEAVING, retry_after=RETRY_S)
+                elif ended is None:
+                    services = await run.find_moved(record, services) or services
+    finally:
+        if ended is None:
+            await run.give_up(record, services, is_refused=not gone.done())
+    if ended is not None:
+        return ended.of(stored) if isinstance(ended, Ending) else ended
+    if gone.done() or why is None:
+        return None
+    raise why
+
+
+def refuse(failed: Failure) -> Response:
+    return Response(failed.body, failed.status, headers=failed.headers, media_type=MEDIA_TYPE)
