@@ -10,13 +10,14 @@ import json
 import re
 import struct
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
 from director.lab.chaos.wire import BROKEN, Answer, Request, listening
+from tests.support.eventually import eventually
 
 COMMANDS: Final = re.compile(rb"\b(hold|bad|fail|break|think|refuse|count):([\w-]+)")
 """`hold`: wait until the mark is released, after the first piece of a stream. `bad`: refuse the body. `fail`: answer
@@ -34,6 +35,8 @@ USAGE: Final = {
 }
 CITIES: Final = ("Paris", "Rome")
 SCHEMA_ANSWER: Final = '{"city":"Paris","degrees":21}'
+SHOWN: Final = 3  # chunks of a journaled stream before it waits
+CHUNKS: Final = 8  # of a journaled answer: the last one has the finish_reason
 VECTOR: Final = (0.5, -0.25, 0.125)  # these are the same as 32-bit floats
 
 
@@ -170,6 +173,60 @@ class OpenAiServer:
         finally:
             for each in waits:
                 each.cancel()
+
+
+class Journaled:
+    """A server of OpenAI's API that keeps what it sent, by stream and run. Each chunk names both. A run waits for `go`
+    before the first chunk, or after `SHOWN` if its stream is in `shown`.
+    """
+
+    def __init__(self) -> None:
+        self.sent: dict[str, list[list[bytes]]] = {}
+        self.shown: set[str] = set()
+        self.open = self.port = 0
+        self.go = False
+        self._up = AsyncExitStack()
+
+    async def start(self) -> None:
+        self.port = await self._up.enter_async_context(listening(self.serve, self.port))
+
+    async def kill(self) -> None:
+        await self._up.aclose()
+
+    async def serve(self, request: Request) -> Answer:
+        if request.method == "GET":
+            return Answer(body=b'{"data":[{"id":"m"}]}')
+        tag = json.loads(request.body)["messages"][0]["content"]
+        run: list[bytes] = []
+        self.sent.setdefault(tag, []).append(run)
+        self.open += 1
+        try:
+            await self._stream(request, tag, run)
+        finally:
+            self.open -= 1
+        return BROKEN
+
+    async def _stream(self, request: Request, tag: str, run: list[bytes]) -> None:
+        name = f"{tag}.{len(self.sent[tag])}"
+        await request.write(HEAD)
+        for number in range(CHUNKS):
+            if number == (SHOWN if tag in self.shown else 0):
+                await eventually(lambda: self.go or request.gone.is_set(), "it may go on", limit_s=60)
+            if request.gone.is_set():
+                return
+            end = "stop" if number == CHUNKS - 1 else None
+            delta = {} if end else {"content": f"{name}.{number} "}
+            run.append(
+                json.dumps({"id": name, "choices": [{"index": 0, "delta": delta, "finish_reason": end}]}).encode()
+            )
+            await request.write(_chunk(run[-1]))
+        usage = {"prompt_tokens": 1, "completion_tokens": tokens(run), "total_tokens": 1 + tokens(run)}
+        await request.write(_chunk(json.dumps({"choices": [], "usage": usage}).encode()))
+        await request.write(_chunk(b"[DONE]") + b"0\r\n\r\n")
+
+
+def tokens(chunks: list[bytes]) -> int:
+    return sum(b'"content"' in chunk for chunk in chunks)
 
 
 def _chunk(data: bytes) -> bytes:
