@@ -9,6 +9,7 @@ news, or later if there are thousands.
 
 import asyncio
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
@@ -90,8 +91,9 @@ class Format(Protocol):
 
 
 class Turns:
-    """The turns of all readers. Only those beyond the rate wait, in order. An equal share for each reader would hold a
-    first token back: it comes a millisecond after its reader's first look.
+    """The turns of all readers. Only those beyond the rate wait, in order, and `TURNS_AT_ONCE` come together, so that
+    readers of one prediction share a look. An equal share for each reader would hold a first token back: it comes a
+    millisecond after its reader's first look.
     """
 
     def __init__(self) -> None:
@@ -99,9 +101,10 @@ class Turns:
 
     def take(self, now: float) -> float:
         """Take the next turn. Returns how many seconds it has to wait."""
-        due = max(self._due, now - TURNS_AT_ONCE / TURNS_PER_S)
+        round_s = TURNS_AT_ONCE / TURNS_PER_S
+        due = max(self._due, now - round_s)
         self._due = due + 1 / TURNS_PER_S
-        return due - now
+        return due - now if due <= now else math.ceil(due / round_s) * round_s - now
 
 
 class Readers:

@@ -290,8 +290,9 @@ def test_turns_beyond_the_rate_wait_in_order(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(api_readers, "TURNS_AT_ONCE", 3)
     turns = api_readers.Turns()
     assert [turns.take(100.0) > 0 for _ in range(3)] == [False] * 3
-    assert [turns.take(100.0) for _ in range(3)] == pytest.approx([0.0, 0.1, 0.2])
-    assert turns.take(100.2) == pytest.approx(0.1)
+    assert turns.take(100.0) == pytest.approx(0)
+    assert [turns.take(100.0) for _ in range(6)] == pytest.approx([0.2, 0.2, 0.5, 0.5, 0.5, 0.8])
+    assert turns.take(100.6) == pytest.approx(0.2)
     assert [turns.take(200.0) > 0 for _ in range(3)] == [False] * 3
 
 

@@ -473,7 +473,7 @@ async def test_stream_without_room_at_any_site_is_filed_nowhere(
     service: Service, eu: Place, us: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await speak_openai(eu, us)
-    monkeypatch.setattr(stream_readers.Readers, "is_full", True)
+    monkeypatch.setattr(stream_readers.Readers, "reserve", lambda *_, **__: None)
     async with service.api(openai=True) as api:
         headers = {"Idempotency-Key": "k"}
         body = {"model": MODEL, "stream": True}
