@@ -25,7 +25,6 @@ LAST_WORDS_S: Final = 2.0  # for the error that ends a stream
 MOST_MOVES: Final = 4
 STOPPED: Final = "This stream cannot go on here. Send the call again."
 BROKEN: Final = "The answer of this call could not be sent."
-FAULT: Final = "a stream of a call failed inside the API"
 
 
 async def stream(run: Run, *, restarts: bool) -> Response:
@@ -95,7 +94,7 @@ class CallStream(Response):
             except Cut as cut:
                 return refuse(cut.failure)
             except Exception:
-                log.exception(FAULT, extra={"prediction": self._record.id})
+                log.exception("a call failed before its stream", extra={"prediction": self._record.id})
                 return refuse(failure("internal", BROKEN))
             return refuse(self._explain_stop())
         finally:
@@ -128,7 +127,7 @@ class CallStream(Response):
         except Cut as cut:
             rest = cut.rest + error_event(cut.failure)
         except Exception:
-            log.exception(FAULT, extra={"prediction": self._record.id})
+            log.exception("the stream of a call failed", extra={"prediction": self._record.id})
             rest = error_event(failure("internal", BROKEN))
         with anyio.move_on_after(LAST_WORDS_S) as limit:
             await self._head(rest)
