@@ -15,7 +15,7 @@ from starlette.responses import Response
 from api.accounts.account import AccountView
 from api.accounts.limits import retain, uncount
 from api.models.models import SKU, Hardware, Name
-from api.predictions.bodies import ACCEPT, HOW, MODEL, VERSION, WAIT, PredictionRequest, creates, read_create
+from api.predictions.bodies import HOW, MODEL, VERSION, WAIT, PredictionRequest, creates, read_create
 from api.predictions.intake import Filed, read_here, submit
 from api.services.lookups import VersionRef
 from api.services.services import Services
@@ -209,7 +209,7 @@ async def delete_deployment(request: Request) -> Response:
     name="deployments.predictions.create",
     summary="Create a prediction of a deployment",
     about="The version of the current release runs it. The answer is the same as for `POST /predictions`.",
-    parameters=(ACCEPT, WAIT, *HOW),
+    parameters=(WAIT, *HOW),
     body=Body(PredictionRequest),
 )
 async def create_of_deployment(request: Request) -> Response:

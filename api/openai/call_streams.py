@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -70,9 +71,9 @@ class CallStream(Response):
         self.init_headers(STREAM)
         self._run = run
         self._record = filed.stored.record
-        self._services = filed.services
         self._following = following
-        self._frames = Chunks(restarts=restarts, say=self._say)
+        # nothing here refers back to this response: only the garbage collector would free it
+        self._frames = Chunks(restarts=restarts, say=partial(say_place, run, self._record))
         self._head = Head()
         self._reading = asyncio.create_task(self._read())
 
@@ -90,8 +91,10 @@ class CallStream(Response):
                 is_over = await self._reading
             except EndedEarly as early:
                 is_over = True
+                early.with_traceback(None)  # it holds this frame
                 return refuse(early.failure)
             except Cut as cut:
+                cut.with_traceback(None)
                 return refuse(cut.failure)
             except Exception:
                 log.exception("a call failed before its stream", extra={"prediction": self._record.id})
@@ -126,6 +129,7 @@ class CallStream(Response):
             rest = error_event(self._explain_stop())
         except Cut as cut:
             rest = cut.rest + error_event(cut.failure)
+            cut.with_traceback(None)  # it holds this frame
         except Exception:
             log.exception("the stream of a call failed", extra={"prediction": self._record.id})
             rest = error_event(failure("internal", BROKEN))
@@ -140,11 +144,11 @@ class CallStream(Response):
         self._reading.cancel()
         with anyio.CancelScope(shield=True):
             await asyncio.wait({self._reading})
-            await self._run.give_up(self._record, self._services, is_refused=is_refused)
+            await self._run.give_up(self._record, self._run.services, is_refused=is_refused)
 
     def _explain_stop(self) -> Failure:
         """Return why the stream stopped before its call did."""
-        message = LEAVING if self._services.is_leaving else STOPPED
+        message = LEAVING if self._run.services.is_leaving else STOPPED
         return failure("unavailable", message, status=503, retry_after_s=RETRY_S)
 
     async def _read(self) -> bool:
@@ -152,7 +156,7 @@ class CallStream(Response):
         record, news, place = self._record, self._following.news, self._following.place
         with self._following:
             for _ in range(MOST_MOVES):
-                if await self._services.readers.read(
+                if await self._run.services.readers.read(
                     *(record.id, self._frames, self._head),
                     account=record.account,
                     is_over=record.is_terminal,
@@ -161,18 +165,18 @@ class CallStream(Response):
                     stays=True,
                 ):
                     return True
-                there = await self._run.find_moved(record, self._services)
+                there = await self._run.find_moved(record, self._run.services)
                 if there is None:
                     return False
-                self._services, news, place = there, None, None
+                self._run.services, news, place = there, None, None
             return False
 
-    async def _say(self) -> tuple[bytes, float]:
-        """Return the place in the queue as a comment."""
-        readers = self._services.readers
-        outlook = await read_outlook(self._services, self._record.id)
-        text = KEEP_ALIVE if outlook is None else comment_of(outlook, self._record)
-        return text, next_silence_s(readers.reading, waits=outlook is not None)
+
+async def say_place(run: Run, record: Record) -> tuple[bytes, float]:
+    """Return the place in the queue as a comment, and after how many seconds of silence the next one is due."""
+    outlook = await read_outlook(run.services, record.id)
+    text = KEEP_ALIVE if outlook is None else comment_of(outlook, record)
+    return text, next_silence_s(run.services.readers.reading, waits=outlook is not None)
 
 
 def comment_of(outlook: Outlook, record: Record) -> bytes:

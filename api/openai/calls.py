@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 from starlette.responses import Response
 
 from api.openai.call_streams import stream
@@ -76,7 +77,8 @@ ON_LOST: Final = Parameter(
     "header",
 )
 KEPT: Final = ("x-request-id", "X-Queue-Ahead", "X-Queue-Estimate", "X-Queue-Reason", "Idempotency-Replayed")
-ANSWERS: Final = {200: Answer("The model server's own answer.", dict[str, Any], headers=KEPT)}
+WHOLE: Final = Answer("The model server's own answer.", dict[str, Any], headers=KEPT)
+ANSWERS: Final = {200: replace(WHOLE, or_events=True)}
 STREAMED: Final = (
     "With `stream` the answer is a stream of its chunks, which ends with `[DONE]` or with an object that has `error`."
 )
@@ -115,6 +117,7 @@ async def completions(request: Request) -> Response:
 @calls(
     "/openai/v1/embeddings",
     body=Body(EmbeddingRequest),
+    answers={200: WHOLE},
     name="openai.embeddings",
     summary="Create embeddings",
     about="The body goes to the model server as it is, with its own name of the model.",

@@ -52,6 +52,7 @@ MODEL: Final = {200: Answer("The model.", OpenAiModel)}
     about="The id is what a call gives as `model`, and its slash may be `/` or `%2F`. A model that the token may not "
     "call is a 404 with the code `model_not_found`.",
     answers=MODEL,
+    refusals={400},
 )
 @reads(
     "/openai/v1/models/{owner}/{name}",
@@ -59,6 +60,7 @@ MODEL: Final = {200: Answer("The model.", OpenAiModel)}
     summary="Get a model of OpenAI's API by owner and name",
     about="It is the same as with the id `owner/name`: a path with `%2F` and one with `/` are equal.",
     answers=MODEL,
+    refusals={400},
 )
 async def get_model(request: Request) -> Response:
     model = "/".join(request.path_params.values())

@@ -16,7 +16,6 @@ from api.services.services import Services
 from api.services.waiters import Wait, Waiters
 from api.sites.sites import Sites
 from api.web import errors
-from api.web.errors import Problem
 from api.web.http import MEDIA_TYPE, Request, carry, raw, type_of, watching
 from director.core.errors import BackendUnavailable, QueueRefused
 from director.core.schema import NewPrediction, Record, Stored
@@ -54,6 +53,7 @@ class Run:
         self._asked = asked
         self._continues = continues
         self._has_key = "idempotency-key" in request.headers
+        self.services = request.services  # where it is
 
     async def file(self, listener: Listener) -> Filed:
         """File it. Each answer from then on has its id and its place in the queue."""
@@ -78,6 +78,7 @@ class Run:
         self._continues |= filed.is_repeat
         if deployment:
             filed = await cancel_if_disabled(request, filed)
+        self.services = filed.services
         carry(request, raw(headers_of(filed)))
         return filed
 
@@ -162,10 +163,9 @@ async def _wait_for_end(run: Run, filed: Filed, waiting: Waiting) -> Stored | No
     if record.is_terminal:
         return stored
     ended: Ending | Stored | None = None
-    why: Problem | None = None
     try:
         with watching(run.request) as gone:
-            while ended is None and not gone.done() and why is None:
+            while ended is None and not gone.done() and not services.is_leaving:
                 ended = await services.waiters.wait_for_end(
                     record.id,
                     seconds=MOVED_S,
@@ -175,18 +175,16 @@ async def _wait_for_end(run: Run, filed: Filed, waiting: Waiting) -> Stored | No
                     gone=gone,
                     stays=True,
                 )
-                if services.is_leaving:
-                    why = errors.unavailable(LEAVING, retry_after=RETRY_S)
-                elif ended is None:
+                if ended is None:
                     services = await run.find_moved(record, services) or services
     finally:
         if ended is None:
             await run.give_up(record, services, is_refused=not gone.done())
     if ended is not None:
         return ended.of(stored) if isinstance(ended, Ending) else ended
-    if gone.done() or why is None:
+    if gone.done():
         return None
-    raise why
+    raise errors.unavailable(LEAVING, retry_after=RETRY_S)
 
 
 def refuse(failed: Failure) -> Response:

@@ -284,11 +284,6 @@ creates: Final = partial(changes, "POST", bucket="create", answers=CREATED, refu
 WAIT: Final = Parameter(
     "Prefer", "`wait` or `wait=n` holds the response until the end, or for n seconds, at most 60.", place="header"
 )
-ACCEPT: Final = Parameter(
-    "Accept",
-    "`text/event-stream` has the events of the stream in the answer, so that one request is enough.",
-    place="header",
-)
 # How to run a prediction. All but WAIT apply to each prediction of a batch
 HOW: Final = (
     Parameter(

@@ -46,7 +46,7 @@ SHOWN: Final = {200: route.Answer("As it is now.", Prediction)}
         "The body names a version or a model. The input is checked against its schema before anything is queued. "
         "The answer comes at once with the status `starting`, or with `Prefer: wait` once the prediction has ended."
     ),
-    parameters=(bodies.ACCEPT, bodies.WAIT, *bodies.HOW),
+    parameters=(bodies.WAIT, *bodies.HOW),
     body=route.Body(bodies.VersionPredictionRequest),
 )
 async def create(request: Request) -> Response:
@@ -70,7 +70,7 @@ async def _version(request: Request, asked: bodies.CreatePrediction) -> Version:
         "The model's latest version runs it, also while a newer one is being set up. The answer is the same as for "
         "`POST /predictions`."
     ),
-    parameters=(bodies.ACCEPT, bodies.WAIT, *bodies.HOW),
+    parameters=(bodies.WAIT, *bodies.HOW),
     body=route.Body(bodies.PredictionRequest),
 )
 async def create_of_model(request: Request) -> Response:
@@ -156,7 +156,7 @@ async def delete(request: Request) -> Response:
         "A procedure runs like a prediction and waits in a queue of its own. Long runs of one kind then do not "
         "delay short ones of the other."
     ),
-    parameters=(bodies.ACCEPT, bodies.WAIT, *bodies.HOW),
+    parameters=(bodies.WAIT, *bodies.HOW),
     body=route.Body(bodies.VersionPredictionRequest),
 )
 async def create_procedure(request: Request) -> Response:
@@ -175,7 +175,7 @@ async def create_procedure(request: Request) -> Response:
         "A training makes a version of the model in `destination`, which must be yours. A version that no director "
         "ever trained is refused with 422 `kind_not_served`."
     ),
-    parameters=(bodies.ACCEPT, bodies.WAIT, *bodies.HOW),
+    parameters=(bodies.WAIT, *bodies.HOW),
     body=route.Body(bodies.TrainingRequest),
 )
 async def create_training(request: Request) -> Response:

@@ -18,6 +18,7 @@ from director import __version__
 # 3.1 allows no other methods; 3.2 has QUERY, but few tools read it
 ANY: Final = "*/*"
 FILE: Final = ("application/octet-stream", ANY)  # generators of clients pass over an answer that has only the second
+EVENTS: Final = "text/event-stream"
 METHODS: Final = frozenset({"GET", "PUT", "POST", "DELETE", "OPTIONS", "HEAD", "PATCH", "TRACE"})
 ABOUT: Final = (
     "Replicate's HTTP API, self-hosted. The same routes answer under `/v1/v1` and without `/v1`. Every refusal is an "
@@ -175,6 +176,8 @@ def _operation(route: Route, schema_of: dict[int, Any]) -> dict[str, Any]:
         if answer.type is not None:
             content = _content(schema_of[id(answer.type)], f"{route.name} {status}")
             found["content"] = dict.fromkeys(FILE if answer.media_type == ANY else (answer.media_type,), content)
+            if answer.or_events:
+                found["content"][EVENTS] = {"schema": {"type": "object", "properties": {"data": {"type": "string"}}}}
         written["responses"][str(status)] = found
     for status in sorted(route.refused):
         name = _refusal(status, OPENAI if route.is_openai else "")

@@ -43,11 +43,14 @@ class Body(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """An answer that is not a refusal. Without a type it has no body."""
+    """An answer that is not a refusal. Without a type it has no body. `or_events`: server-sent events may come in its
+    place.
+    """
 
     what: str
     type: Any = None
     media_type: str = JSON
+    or_events: bool = False
     headers: tuple[str, ...] = ()
 
 
@@ -104,7 +107,11 @@ class Route(Struct, eq=False):
             found.add(404)
         if any(parameter.name == "cursor" for parameter in self.parameters):
             found |= {400, 422}
-        return frozenset(OPENAI_STATUSES.get(status, status) if self.is_openai else status for status in found)
+        if self.is_openai:
+            found = {OPENAI_STATUSES.get(status, status) for status in found}
+            # an idempotency key that was used with another body
+            found |= {422} if any(parameter.name == "Idempotency-Key" for parameter in self.parameters) else set()
+        return frozenset(found)
 
     def __call__(self, handler: Handler) -> Handler:
         self.handler = handler

@@ -102,7 +102,10 @@ def estimate_tokens(given: bytes) -> str:
     """Return the expected tokens of an input, and the most of its output if it says so: `<input> <output>`. Files in it
     count as none: an image has a hundredth of the tokens that a text of its size has.
     """
-    return f"{(len(given) - _count_file_bytes(given)) // BYTES_OF_TOKEN} {_find_most_output(given) or ''}"
+    # each create comes here, and most inputs have neither
+    file_bytes = _count_file_bytes(given) if b'"data:' in given else 0
+    most = _find_most_output(given) if b'"max_' in given else None
+    return f"{(len(given) - file_bytes) // BYTES_OF_TOKEN} {most or ''}"
 
 
 def _count_file_bytes(given: bytes) -> int:
@@ -118,8 +121,7 @@ def _count_file_bytes(given: bytes) -> int:
 
 
 def _find_most_output(given: bytes) -> int | None:
-    # each create comes here: most inputs say no such thing, and a large one is not read a second time for it
-    if len(given) > MOST_READ_BYTES or b'"max_' not in given:
+    if len(given) > MOST_READ_BYTES:  # it would be read a second time for this
         return None
     try:
         said = astuple(msgspec.json.decode(given, type=_Asked))

@@ -38,8 +38,9 @@ class Aliases:
             )
         if not re.fullmatch(TARGET, model):
             raise SettingsError("An alias stands for a model: owner/name, or owner/name:version.")
-        if await ask(lambda: self._redis.exists(keys.model(alias))):
-            raise SettingsError(f"There is a model {alias}: an alias would take its calls.")
+        name = alias.partition(":")[0]
+        if await ask(lambda: self._redis.exists(keys.model(name))):
+            raise SettingsError(f"There is a model {name}: an alias would take its calls.")
         async with self._changes.noting("alias_set", by=by, alias=alias, model=model):
             known = await self.all()
             if alias not in known and len(known) >= MOST:

@@ -47,7 +47,7 @@ OF_QUEUE: Final = tuple(OfQueue.__annotations__)
 
 def has_openai_api(server: str | None) -> bool:
     """Return whether servers of this kind have OpenAI's API, or may have it: '' while none was ready."""
-    return server is not None and (not server or server.split()[0] == "openai")
+    return server is not None and (not server or server.partition(" ")[0] == "openai")
 
 
 class Version(Struct, frozen=True, kw_only=True):

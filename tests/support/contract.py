@@ -1,12 +1,15 @@
 """Run a service with one of everything as a process of its own, for tests that try every route."""
 
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from concurrent.futures import wait
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
+import anyio
 import httpx
+from anyio.from_thread import start_blocking_portal
 from msgspec import Raw, Struct
 from redis.asyncio import Redis
 
@@ -15,7 +18,7 @@ from director.broker.gatherer import Gatherer
 from director.broker.redis_client import client
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.ids import FileId, PredictionId, QueueName
+from director.core.ids import FileId, PredictionId, QueueName, queue_name
 from director.core.policy import Policy
 from director.files.local import LocalFiles
 from director.files.store import FileName, Links
@@ -27,6 +30,7 @@ from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 from tests.support.servers import redis_server
 
 LLM: Final = "acme/llm"  # of OpenAI's API
+LLM_VERSION: Final = "d4" * 32
 OTHER: Final = "globex"  # whose limits and suspension a test may change: the caller's own would end the test
 LATER_S: Final = 4_000_000_000
 STREAMING: Final = Raw(
@@ -65,7 +69,8 @@ async def scene(folder: Path) -> AsyncGenerator[Scene, None]:
                     real |= await _things(redis, caller)
                     real |= await _openai(redis, Scripts(gatherer))
                     real |= await _files(LocalFiles(folder, Links(redis, SystemClock())), redis, caller)
-                yield Scene(url=api.url, token=token, real=real)
+                with playing_llm(server.url):
+                    yield Scene(url=api.url, token=token, real=real)
         finally:
             await gatherer.aclose()
             await redis.aclose()
@@ -117,12 +122,38 @@ async def _things(redis: Redis, caller: httpx.AsyncClient) -> dict[str, tuple[Re
 
 
 async def _openai(redis: Redis, scripts: Scripts) -> dict[str, tuple[Real, ...]]:
-    """Register a model for OpenAI's API. No server runs it."""
+    """Register a model for OpenAI's API."""
     owner, _, name = LLM.partition("/")
     catalog = Catalog(redis, scripts, SystemClock())
-    await catalog.register(LLM, "d4" * 32, schema=STREAMING, server="openai", policy=Policy())
+    await catalog.register(LLM, LLM_VERSION, schema=STREAMING, server="openai", policy=Policy())
     await redis.hset(keys.aliases(), "gpt-4o", LLM)
     return {"openai": (Real(path={"owner": owner, "name": name, "id": "gpt-4o"}),)}
+
+
+@contextmanager
+def playing_llm(url: str) -> Iterator[None]:
+    """Answer calls of OpenAI's API in a thread, since the tests of the contract hold up this one."""
+
+    async def play() -> None:
+        redis = client(url)
+        gatherer = Gatherer(redis)
+        played = PlayedDirector(Scripts(gatherer), queue_name(LLM, LLM_VERSION))
+        try:
+            while True:
+                with suppress(TimeoutError):  # nothing was asked for a while
+                    await played.run(lambda _: b'{"object":"chat.completion","choices":[]}')
+        finally:
+            with anyio.CancelScope(shield=True):
+                await gatherer.aclose()
+                await redis.aclose()
+
+    with start_blocking_portal() as portal:
+        running = portal.start_task_soon(play)
+        try:
+            yield
+        finally:
+            running.cancel()
+            wait([running])
 
 
 async def _files(store: LocalFiles, redis: Redis, caller: httpx.AsyncClient) -> dict[str, tuple[Real, ...]]:

@@ -370,9 +370,12 @@ def calls_have_one_text(evidence: Evidence) -> Findings:
 
 
 def calls_given_up_stop(evidence: Evidence) -> Findings:
-    """I30: soon after its caller has left, a call runs no more. One that its caller wants to go on is not stopped."""
+    """I30: soon after its caller has left, a call runs no more. One that its caller wants to go on is not stopped. A
+    caller may leave before the API has read its call, which is then accepted first.
+    """
     for prediction_id, calls in evidence.calls.items():
         left, runs = (call for call in calls if call.end == "left"), evidence.runs.get(prediction_id, [])
+        accepted = evidence.arrivals[prediction_id].at if prediction_id in evidence.arrivals else 0
         for call, run in product(left, runs):
             over, needed = run.asked or run.ended, {*API, *depends_on(run.server)}
             if evidence.was_hindered(call.at - evidence.rules.recovery_s * 1000, over, needed, pid=run.pid):
@@ -382,5 +385,5 @@ def calls_given_up_stop(evidence: Evidence) -> Findings:
                     prediction_id,
                     f"it was stopped {over - call.at} ms after its caller left, which wanted it to go on",
                 )
-            elif call.plan != GO_ON and over - call.at > evidence.rules.cancel_s * 1000:
+            elif call.plan != GO_ON and over - max(call.at, accepted) > evidence.rules.cancel_s * 1000:
                 yield prediction_id, f"it ran on for {over - call.at} ms after its caller had left"

@@ -189,8 +189,9 @@ class _Reader(OutputReader):
         super().__init__(request, feed, max_body)
         self._assembly = Assembly()
         self._first_frame = b""
-        self._has_choices = False
-        self._is_finished = False
+        self._received = 0  # bytes: each piece is kept until the end
+        self._begun = frozenset[int]()  # choices
+        self._finished = frozenset[int]()
         self._has_said = False
         self._now = asyncio.get_running_loop().time
         self._sent_at = self._now()
@@ -216,8 +217,8 @@ class _Reader(OutputReader):
         return replace(ended, output=output, metrics=metrics)
 
     def closed(self) -> Ended:
-        """Return the end for a stream that stopped. Some servers send no DONE, others no reason to finish."""
-        if not self._is_finished:
+        """Return the end for a stream that stopped without DONE: then each of its texts needs a reason to finish."""
+        if not self._begun or self._begun - self._finished:
             return outcomes.end(Observation.ENDLESS, ENDLESS)
         return Ended(outcome=Outcome.SUCCEEDED)
 
@@ -249,27 +250,30 @@ class _Reader(OutputReader):
     def _take_whole(self, document: Raw) -> Ended | None:
         """Return the end by a whole answer, or None if it is not a completion. Raises Unreadable."""
         ended = self._take(answers.Frame("message", bytes(document)))
-        return ended or (self.closed() if self._is_finished else None)
+        return ended or (self.closed() if self._finished else None)
 
     def _take(self, frame: answers.Frame) -> Ended | None:
         data = frame.data.strip()
         if data == answers.DONE:
-            return Ended(outcome=Outcome.SUCCEEDED) if self._has_choices else self._nothing()
+            return self._take_done()
         # heartbeats: nothing, or words that cannot be the beginning of a piece
         is_error = frame.event.lower() in answers.ERROR_EVENTS
         if not data or (data[:1] not in (b"{", b"[") and not is_error):
             return None
+        self._received += len(data)
+        if self._received > CHUNKS_OF_OUTPUT * self._max_body:
+            return self._too_large(CHUNKS_OF_OUTPUT * self._max_body)
         piece = read_error_event(data) if is_error else read_piece(frame.data)
         if piece.error is not None:
             return outcomes.end(outcomes.read_stream_error(piece.code, piece.error), piece.error)
         for name, count in piece.tokens.items():
-            if piece.is_usage_alone or piece.is_finished:
+            if piece.is_usage_alone or piece.finished:
                 self._measure(name, count)
             else:  # a server may count again with each chunk
                 self._metrics[name] = Raw(msgspec.json.encode(count))
         self._first_frame = self._first_frame or data
-        self._has_choices = self._has_choices or bool(piece.choices)
-        self._is_finished = self._is_finished or piece.is_finished
+        self._begun |= piece.begun
+        self._finished |= piece.finished
         if piece.says and not self._has_said:
             self._has_said = True
             if self.is_streamed:
@@ -277,7 +281,10 @@ class _Reader(OutputReader):
         self._assembly.add(piece)
         return self._show(piece)
 
-    def _nothing(self) -> Ended:
+    def _take_done(self) -> Ended:
+        """Return the end for a stream that says that it is whole: a reason to finish may lack then."""
+        if self._begun:
+            return Ended(outcome=Outcome.SUCCEEDED)
         said = f": {answers.excerpt(self._first_frame)}" if self._first_frame not in (b"", b"{}") else ""
         return outcomes.end(Observation.UNREADABLE, NO_CHOICE + said)
 
@@ -317,12 +324,7 @@ class TextReader(_Reader):
             return self._produce(msgspec.json.encode(piece.text), tokens=1)
         if piece.says:
             self._count()
-        return self._keep(piece)
-
-    def _keep(self, piece: Piece) -> Ended | None:
-        """Bound what is kept of an answer beside its text."""
-        self._bytes += len(piece.data)
-        return answers.too_large(self._max_body) if self._bytes > self._max_body else None
+        return None
 
     def with_output(self, ended: Ended) -> Ended:
         return replace(super().with_output(ended), logs="".join(self._logs) or None)
@@ -360,9 +362,6 @@ class CallReader(_Reader):
         if self._holds_usage and piece.is_usage_alone:
             return None
         chunk = legible(piece)
-        self._bytes += len(chunk)
-        if self._bytes > CHUNKS_OF_OUTPUT * self._max_body:
-            return self._too_large(CHUNKS_OF_OUTPUT * self._max_body)
         self._feed.add(Produced(chunk, self._shown, int(piece.says)), size=len(chunk))
         self._shown += 1
         return None

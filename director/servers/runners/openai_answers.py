@@ -30,7 +30,8 @@ TOO_DEEP: Final = "nested too deeply"
 class Piece(Struct, frozen=True, kw_only=True):
     """`data`: as it came. `is_legible`: each reader of JSON can read it. `found`: the same decoded. `choices`: those
     that are objects. `text` and `reasoning`: of the first choice. `says`: any choice has text, reasoning, a tool call
-    or the like. `is_more`: than one text. `tokens`: by the metric that has them.
+    or the like. `begun`, `finished`: the indexes of its choices, and of those with a reason to finish. `is_more`: than
+    one text. `tokens`: by the metric that has them.
     """
 
     data: bytes
@@ -40,7 +41,8 @@ class Piece(Struct, frozen=True, kw_only=True):
     text: str = ""
     reasoning: str = ""
     says: bool = False
-    is_finished: bool = False
+    begun: frozenset[int] = frozenset()
+    finished: frozenset[int] = frozenset()
     is_more: bool = False
     tokens: dict[str, int] = msgspec.field(default_factory=dict)
     error: str | None = None
@@ -60,9 +62,11 @@ def read_piece(data: bytes) -> Piece:
     if not choices and _is_error_itself(found):
         return _as_failure(data, found)
     text = reasoning = ""
-    says = is_finished = is_more = False
+    says = is_more = False
+    finished = set[int]()
     for choice in choices:
-        is_first = not _index_of(choice)
+        index = _index_of(choice)
+        is_first = not index
         said = _message_in(choice)
         own = _text_in(said.get("content")) if said is not None else choice.get("text")
         own = own if isinstance(own, str) else ""
@@ -73,8 +77,10 @@ def read_piece(data: bytes) -> Piece:
             finish = finish.get("type")
         if f"{finish}".lower() in FAILURES:
             return Piece(data=data, error=f"The model server ended the text with the reason {finish!r}")
+        if finish:
+            finished.add(index)
         if is_first:
-            text, reasoning, is_finished = text or own, reasoning or thought, is_finished or bool(finish)
+            text, reasoning = text or own, reasoning or thought
         says = says or bool(own or thought or beside)
         is_more = is_more or beside or not is_first
     return Piece(
@@ -85,7 +91,8 @@ def read_piece(data: bytes) -> Piece:
         text=text,
         reasoning=reasoning,
         says=says,
-        is_finished=is_finished,
+        begun=frozenset(map(_index_of, choices)),
+        finished=frozenset(finished),
         is_more=is_more,
         tokens=counts_in(found.get("usage")),
     )

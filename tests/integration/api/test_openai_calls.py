@@ -32,6 +32,7 @@ from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.integration.api.conftest import listeners
 from tests.support.api import LiveApi, PlayedDirector, api_client, live_api
 from tests.support.eventually import eventually
+from tests.support.garbage import alive, uncollected
 from tests.support.queue_driver import MODEL, VERSION
 from tests.support.servers import RedisServer
 
@@ -823,3 +824,50 @@ async def test_create_with_a_stream_takes_one_place(
             tasks.start_soon(call.read)
             await eventually(lambda: sum(post.is_over for post in posts), "one left", until=(1).__eq__)
             tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_callers_that_hang_up_at_once_leave_nothing_behind(
+    live: LiveApi, token: str, scripts: Scripts, queue: QueueName, redis: Redis, streams: bool
+) -> None:
+    body = msgspec.json.encode({**BODY, "stream": streams})
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\ncontent-length: {len(body)}\r\n\r\n"
+    for number in range(30):
+        async with await anyio.connect_tcp("127.0.0.1", int(live.url.rpartition(":")[2])) as caller:
+            await caller.send(head.encode() + body)
+            await anyio.sleep(number / 1_000)  # at another moment of the filing each time
+
+    async def count_live() -> int:
+        return (await scripts.stats(queue)).live
+
+    await eventually(lambda: redis.keys("*:rec:*"), "some were filed")
+    await eventually(count_live, "all are canceled", until=(0).__eq__)
+    await nothing_listens(redis)
+
+
+@pytest.mark.parametrize("how", ["done", "early", "late", "cut"])
+async def test_stream_leaves_nothing_to_the_garbage_collector(
+    settings: ApiSettings, token: str, run: Played, redis: Redis, how: str
+) -> None:
+    async with api_client(replace(settings, openai=True), token=token) as api:
+        with uncollected():
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(partial(api.post, CHAT, json=BODY))
+                await run.begin()
+                if how != "early":
+                    await run.show(CHUNKS[0])
+                    await nothing_waits(api)
+                if how == "cut":
+                    await redis.hdel(keys.record(run.claim.id), "shown")
+                    await run.lose()
+                else:
+                    given = {} if how == "done" else {"status": Status.FAILED, "error": "no", "code": "model_failed"}
+                    await run.end(output=ANSWER, **given)
+            await nothing_listens(redis)
+            assert alive(call_streams.CallStream, chunks.Chunks, chunks.EndedEarly, chunks.Cut) == 0
+
+
+async def nothing_waits(api: AsyncClient) -> None:
+    """Let the first chunk reach its reader."""
+    await api.get("/v1/account")
+    await anyio.sleep(0.05)

@@ -127,7 +127,8 @@ async def test_alias_is_listed_called_changed_and_removed(api: AsyncClient, admi
     assert (await status(api, "gpt-4o"), await ids(api)) == (NOT_FOUND, [hugging, LLM])
     assert await change("gpt-4o", None) == {hugging: f"{LLM}:{ONE}"}
     assert await change("gpt-4o", None) == 404
-    assert await change(LLM, "acme/other") == 422, "it would take the calls of a model"
+    for taken in (LLM, f"{LLM}:{ONE}"):
+        assert await change(taken, "acme/other") == 422, "it would take the calls of a model"
     assert await change("a b", LLM) == 400
 
 

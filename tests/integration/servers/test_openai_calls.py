@@ -385,3 +385,23 @@ async def test_input_without_a_text_to_embed_is_never_sent(scripted: ScriptedCog
     ended = the_end(await made(asked(), scripted.url, endpoint="embeddings"))
     assert (ended.outcome, ended.error) == (Outcome.INVALID, "It needs an input")
     assert not scripted.asked("POST", "/v1")
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "embeddings"])
+async def test_stream_that_was_not_asked_for_is_bounded(scripted: ScriptedCog, endpoint: Endpoint) -> None:
+    chunk = event(b'{"choices":[{"index":0,"delta":{"content":"%b"}}]}' % (b"a" * 10_000))
+    scripted.on("POST", f"/v1{PATHS[endpoint]}", stream(*[chunk] * (CHUNKS_OF_OUTPUT * MOST_BYTES // 10_000 + 1)))
+    ended = the_end(await made(call(BODY % ("", ""), endpoint), scripted.url))
+    assert (ended.outcome, ended.code) == (Outcome.FAILED, "output_too_large")
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+async def test_stream_without_done_needs_each_text_to_finish(scripted: ScriptedCog, is_whole: bool) -> None:
+    said = [
+        b'{"choices":[{"index":0,"delta":{"content":"a"}},{"index":1,"delta":{"content":"half of th"}}]}',
+        b'{"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}',
+        b'{"choices":[{"index":1,"delta":{"content":"at"},"finish_reason":"stop"}]}',
+    ]
+    scripted.on("POST", "/v1/chat/completions", stream(*map(event, said if is_whole else said[:2])))
+    ended = the_end(await made(call(BODY % (',"n":2', ',"stream":true')), scripted.url))
+    assert ended.outcome is (Outcome.SUCCEEDED if is_whole else Outcome.FAILED)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from director.servers.runners.openai_body import USAGE_WANTED, InvalidInput, splice
+from director.servers.runners.openai_body import MOST_MEMBERS, USAGE_WANTED, InvalidInput, splice
 
 SPACES: Final = st.text(" \t\n\r", max_size=3)
 VALUES: Final = st.recursive(
@@ -128,7 +128,7 @@ def test_usage_is_asked_for_where_its_caller_did_not(case: str) -> None:
     options, changed, adds = OPTIONS[case]
     end = '"model": "a", "stream":true, "n": 1}'
     found = splice(("{" + options + end).encode(), model="", adds_usage=True)
-    inserted = f'"stream":true,"stream_options":{USAGE_WANTED.decode()}'
+    inserted = f'"stream":true,"stream_options":{USAGE_WANTED}'
     expected = "{" + (options if changed is None else changed) + end
     assert found.body.decode() == (expected.replace('"stream":true', inserted) if case == "absent" else expected)
     assert (found.is_streamed, found.adds_usage) == (True, adds)
@@ -175,8 +175,22 @@ def test_body_that_is_no_object_is_refused(body: str) -> None:
         splice(body.encode(), model="t", adds_usage=True)
 
 
-def test_deep_and_large_bodies_are_no_trouble() -> None:
-    deep = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b',"model":"a"}'
-    assert splice(deep, model="t", adds_usage=True).body == deep.replace(b'"a"}', b'"t"}')
-    large = b'{"a":"' + b'\\"' * 2_000_000 + b'","model":"a"}'
-    assert splice(large, model="t", adds_usage=True).body.endswith(b'","model":"t"}')
+@pytest.mark.parametrize("inner", [b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 100_000 + b"1" + b"}" * 100_000])
+def test_deeply_nested_body_is_refused(inner: bytes) -> None:
+    with pytest.raises(InvalidInput, match="too deeply"):
+        splice(b'{"a":%b,"model":"a"}' % inner, model="t", adds_usage=True)
+
+
+@pytest.mark.parametrize(
+    "value", [b'"%b"' % (b'\\"' * 500_000), b"[%b[]]" % (b"[]," * 300_000), b"1" * 1_000_000, b'"\\ud800 \xc3\xa9"']
+)
+def test_large_and_odd_values_go_on_as_they_are(value: bytes) -> None:
+    body = b'{"a":%b,"model":"a","b":%b}' % (value, value)
+    assert splice(body, model="t", adds_usage=True).body == body.replace(b'"model":"a"', b'"model":"t"')
+
+
+def test_body_of_too_many_members_is_refused() -> None:
+    pairs = ",".join(f'"{n}":{n}' for n in range(MOST_MEMBERS))
+    assert splice(f"{{{pairs}}}".encode(), model="t", adds_usage=True)
+    with pytest.raises(InvalidInput, match="1,000 members"):
+        splice(f'{{{pairs},"a":1}}'.encode(), model="t", adds_usage=True)

@@ -75,10 +75,10 @@ SABOTAGES: Final = {
         "",
         "I26",
     ),
-    "a second attempt keeps its slot": Sabotage(
-        "director/execution/executor.py",
-        "        if self._permit.taken:\n",
-        "        if self._permit.taken and self._claim.record.attempt < 2:\n",
+    "a model server that is idle keeps one slot": Sabotage(
+        "director/servers/servers.py",
+        "        self.server.busy -= 1\n        return True\n",
+        "        self.server.busy = max(1, self.server.busy - 1)\n        return True\n",
         "I27",
     ),
     "a stream that fails ends without a word": Sabotage(

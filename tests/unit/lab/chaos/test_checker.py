@@ -570,6 +570,9 @@ KEPT: dict[str, list[Line]] = {
     "a call that got no answer": called(end="broken", status=0),
     "a call whose first run showed nothing": again(SECOND_RUN, ERROR, sent=(P0,)),
     "a call that was given up": called(P0, end="left", plan="leave", ended=1_900, outcome="canceled"),
+    "a call that was accepted after its caller had left": called(
+        end="left", plan="leave", at=-500, ended=1_900, outcome="canceled"
+    ),
     "a call that went on": called(P0, end="left", plan="go_on", ended=5_000),
     "a call that was given up, but its director was frozen": [
         *called(P0, end="left", plan="leave", ended=3_000, outcome="canceled"),
