@@ -7,7 +7,7 @@ call, unless it asks for something else.
 
 import re
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 from msgspec import Raw, Struct
@@ -22,14 +22,13 @@ from api.predictions import bodies
 from api.web import errors
 from api.web.http import Request, decode_json, read_body, type_of
 from api.web.route import Answer, Body, Parameter, changes, one_of
+from director.core.runner_config import MOST_MEMBERS, Endpoint
 
-Endpoint = Literal["chat", "completions", "embeddings"]
 LANES: Final = {"priority": "high", "default": "normal", "flex": "low"}
 AUTO: Final = ("normal", "low")
 TIERS: Final = ("auto", *LANES)
 SURROGATE: Final = re.compile("[\ud800-\udfff]")
 FIELD: Final = re.compile(r"`\$\.(\w+)")
-MOST_MEMBERS: Final = 1_000  # of a body: the runner walks over them
 
 
 class OpenAiCall(Struct, kw_only=True):

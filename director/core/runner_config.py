@@ -296,6 +296,7 @@ class PollingConfig(MappedConfig, frozen=True, kw_only=True, tag="polling"):
 
 
 Endpoint = Literal["chat", "completions", "embeddings"]
+MOST_MEMBERS: Final = 1_000  # of the body of a call: its runner walks over them
 
 
 class OpenAiConfig(_Config, frozen=True, kw_only=True, tag="openai"):

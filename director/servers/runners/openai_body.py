@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw, Struct
 
-from director.core.runner_config import Endpoint, OpenAiConfig
+from director.core.runner_config import MOST_MEMBERS, Endpoint, OpenAiConfig
 from director.servers.runners import answers
 
 # Name → schema, in the order in which a form shows them, those of chat alone first
@@ -146,7 +146,6 @@ def _stops(given: Raw) -> Raw:
 
 # A call's own body. It is never decoded and encoded again: that would lose what only the caller and the server know
 
-MOST_MEMBERS: Final = 1_000
 SPACE: Final = r"[ \t\n\r]*+"
 KEY: Final = re.compile(rf'{SPACE}("(?:[^"\\]++|\\.)*+"){SPACE}:{SPACE}', re.DOTALL)
 AFTER: Final = re.compile(rf"{SPACE}([,}}])")

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from api.openai.calls import MOST_MEMBERS, read_call
+from api.openai.calls import read_call
 from api.web.errors import Problem
+from director.core.runner_config import MOST_MEMBERS
 
 
 def body(count: int, name: str = "") -> bytes:

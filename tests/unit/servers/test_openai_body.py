@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from director.servers.runners.openai_body import MOST_MEMBERS, USAGE_WANTED, InvalidInput, splice
+from director.core.runner_config import MOST_MEMBERS
+from director.servers.runners.openai_body import USAGE_WANTED, InvalidInput, splice
 
 SPACES: Final = st.text(" \t\n\r", max_size=3)
 VALUES: Final = st.recursive(
