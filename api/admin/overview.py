@@ -17,8 +17,8 @@ from starlette.responses import Response
 from api.accounts.auth import authenticate, may_still
 from api.predictions.streams import STREAM, EventStream
 from api.services.stream_events import KEEP_ALIVE, KEEP_ALIVE_S
-from api.services.stream_readers import PIECE_BYTES, RETRY_AFTER_S, STALL_S, Send
-from api.web.errors import invalid_field, too_many_streams
+from api.services.stream_readers import PIECE_BYTES, STALL_S, Send
+from api.web.errors import invalid_field
 from api.web.http import Request, cursor_of, json_response, number_of, page_after, page_response
 from api.web.route import CURSOR, Answer, Parameter, Route, administers
 from director.core.ids import QueueName
@@ -131,8 +131,7 @@ async def follow_live(request: Request) -> Response:
     count = number_of(request, "snapshots", default=0, least=1, most=MOST_SNAPSHOTS)
     if request.method == "HEAD":
         return Response(headers=STREAM)
-    if not request.services.readers.make_room(request.account.name):
-        raise too_many_streams(retry_after=RETRY_AFTER_S)
+    request.services.readers.make_room(request.account.name)
     return EventStream(partial(_send_snapshots, request, count))
 
 

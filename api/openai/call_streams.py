@@ -11,11 +11,12 @@ from starlette.types import Receive, Scope, Send
 
 from api.openai.chunks import Chunks, Cut, EndedEarly, next_silence_s
 from api.openai.ends import Failure, error_event, failure
-from api.openai.runs import HUNG_UP, LEAVING, RETRY_S, Run, refuse
+from api.openai.runs import HUNG_UP, RETRY_S, Run, refuse
 from api.predictions.intake import Filed, Following, read_outlook
 from api.predictions.streams import STREAM, Pieces
 from api.services.stream_events import KEEP_ALIVE
 from api.services.stream_readers import STALL_S
+from api.web import errors
 from api.web.http import watching
 from director.core.schema import Outlook, Record
 from director.core.view import place
@@ -148,7 +149,7 @@ class CallStream(Response):
 
     def _explain_stop(self) -> Failure:
         """Return why the stream stopped before its call did."""
-        message = LEAVING if self._run.services.is_leaving else STOPPED
+        message = errors.leaving.detail if self._run.services.is_leaving else STOPPED
         return failure("unavailable", message, status=503, retry_after_s=RETRY_S)
 
     async def _read(self) -> bool:

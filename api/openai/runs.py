@@ -17,7 +17,7 @@ from api.services.waiters import Wait, Waiters
 from api.sites.sites import Sites
 from api.web import errors
 from api.web.http import MEDIA_TYPE, Request, carry, raw, type_of, watching
-from director.core.errors import BackendUnavailable, QueueRefused
+from director.core.errors import BackendUnavailable
 from director.core.schema import NewPrediction, Record, Stored
 from director.core.states import Status
 from director.core.view import place
@@ -26,7 +26,6 @@ from director.store.predictions import Ending
 RETRY_S: Final = 5
 HUNG_UP: Final = 499  # it is counted, and has no reader
 MOVED_S: Final = 30.0  # between two looks whether a call went to another site
-LEAVING: Final = "This process of the service ends. Send the call again."
 
 
 class Attempts:
@@ -133,10 +132,7 @@ class Waiting:
     def listen(self, services: Services, new: NewPrediction) -> NewPrediction:
         self.leave()
         self._waiters = services.waiters
-        waiter = self._waiters.reserve(new.id, self.wait, new.account, len(new.input))
-        if waiter is None:
-            raise QueueRefused("too_many_calls", retry_after_s=RETRY_S)
-        return replace(new, waiter=waiter)
+        return replace(new, waiter=self._waiters.reserve(new.id, self.wait, new.account, len(new.input)))
 
 
 async def answer(run: Run) -> Response:
@@ -184,7 +180,7 @@ async def _wait_for_end(run: Run, filed: Filed, waiting: Waiting) -> Stored | No
         return ended.of(stored) if isinstance(ended, Ending) else ended
     if gone.done():
         return None
-    raise errors.unavailable(LEAVING, retry_after=RETRY_S)
+    raise errors.leaving(retry_after=RETRY_S)
 
 
 def refuse(failed: Failure) -> Response:

@@ -14,8 +14,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.services.stream_events import Frames, Mark
-from api.services.stream_readers import RETRY_AFTER_S, Push
-from api.web.errors import Moved, data_removed, not_found, too_many_streams
+from api.services.stream_readers import Push
+from api.web.errors import Moved, data_removed, not_found
 from api.web.http import Request, until_gone
 from api.web.route import Answer, Parameter, Route
 from director.core.ids import PredictionId, is_prediction_id
@@ -154,8 +154,7 @@ async def stream(request: Request) -> Response:
         return Response(status_code=204)
     if request.method == "HEAD":
         return Response(headers=STREAM)
-    if not readers.make_room(known.account):
-        raise too_many_streams(retry_after=RETRY_AFTER_S)
+    readers.make_room(known.account)
     tell = partial(readers.read, request.prediction_id, Frames(mark), account=known.account, is_over=known.is_terminal)
     return EventStream(tell)
 

@@ -138,32 +138,34 @@ class Readers:
     def is_full(self) -> bool:
         return self._is_leaving or self.reading >= self._most or self._descriptors.are_short
 
-    def make_room(self, account: str) -> bool:
-        """Return whether there is room for one more reader. For an account that has fewer than another one, a reader of
-        that is disconnected: it connects again, and goes on where it was.
+    def make_room(self, account: str) -> None:
+        """Make room for one more reader. For an account that has fewer than another one, a reader of that is
+        disconnected: it connects again, and goes on where it was. Raises QueueRefused.
         """
         if not self.is_full:
-            return True
+            return
         if self._is_leaving or (scope := self._reading.first_to_leave(account)) is None:
-            return False
+            raise self._refusal()
         self._reading.leave(scope)
         scope.cancel()
-        return True
 
-    def reserve(self, account: str, *, stays: bool) -> Place | None:
-        """Return a place for a reader whose prediction is filed next, or None if there is no room. No other reader
-        leaves for it before it is read from. One that `stays` keeps it to its end: an account may have such a place
-        while it has fewer than there are without one, so half of all if it is alone.
+    def reserve(self, account: str, *, stays: bool) -> Place:
+        """Return a place for a reader whose prediction is filed next. No other reader leaves for it before it is read
+        from. One that `stays` keeps it to its end: an account may have such a place while it has fewer than there are
+        without one, so half of all if it is alone. Raises QueueRefused.
         """
         others = self._most - self._reading.staying
         if self._is_leaving or (stays and self._reading.count_staying(account) >= others):
-            return None
+            raise self._refusal()
         short = max(self.reading + 1 - self._most, int(self._descriptors.are_short))
         if sum(1 for _ in islice(self._reading.give_way(account), max(0, short))) < short:
-            return None
+            raise self._refusal()
         place = anyio.CancelScope()
         self._reading.enter(account, place, stays=stays)
         return place
+
+    def _refusal(self) -> QueueRefused:
+        return QueueRefused("unavailable" if self._is_leaving else "too_many_streams", retry_after_s=RETRY_AFTER_S)
 
     def leave(self, place: Place) -> None:
         self._reading.leave(place)
@@ -251,10 +253,7 @@ class Follow:
     def begin(self, readers: Readers, prediction_id: PredictionId, account: str) -> None:
         """Listen at the server where it is filed next. Raises QueueRefused if no reader has room there."""
         self.leave()
-        place = readers.reserve(account, stays=self.stays)
-        if place is None:
-            raise QueueRefused("too_many_streams", retry_after_s=RETRY_AFTER_S)
-        self.place = place
+        self.place = place = readers.reserve(account, stays=self.stays)
         self._listening.callback(readers.leave, place)
         self.news = self._listening.enter_context(readers.waiters.listening(prediction_id))
 

@@ -23,7 +23,7 @@ from director.broker import keys
 from director.broker.news import Subscription
 from director.broker.replies import event
 from director.core.clock import Clock
-from director.core.errors import BackendUnavailable
+from director.core.errors import BackendUnavailable, QueueRefused
 from director.core.ids import PredictionId
 from director.core.schema import Event, Stored
 from director.store.predictions import Ending, parse_message
@@ -31,6 +31,7 @@ from director.store.predictions import Ending, parse_message
 log = logging.getLogger(__name__)
 SAFETY_S: Final = 2.0
 LOOKS_PER_S: Final = 1_000  # of all waits together
+RETRY_AFTER_S: Final = 5
 PAUSE_S: Final = 0.5  # before a lost subscription is replaced
 # A model may write hundreds of events a second. A prediction that ends quickly must not wait for its turn.
 GAP_S: Final = 0.05
@@ -141,19 +142,20 @@ class Waiters:
         self._end(leaving or ())
         return leaving is not None
 
-    def reserve(self, prediction_id: PredictionId, wait: Wait, account: str, weight: int) -> str | None:
+    def reserve(self, prediction_id: PredictionId, wait: Wait, account: str, weight: int) -> str:
         """Register a wait for a prediction that is filed next, which stays until `leave`. Returns the name to file as
-        its `waiter`, or None if there is no room. No other wait ends for it before `wait_for_end`. An account may have
-        as many, and as many bytes, as are left without these: half if it is alone.
+        its `waiter`. No other wait ends for it before `wait_for_end`. An account may have as many, and as many bytes,
+        as are left without these: half if it is alone. Raises QueueRefused.
         """
+        if self._is_leaving:
+            raise QueueRefused("unavailable", retry_after_s=RETRY_AFTER_S)
         most, most_bytes = self._most - self._held.staying, MOST_BYTES - self._staying.total()
         if (
-            self._is_leaving
-            or self._held.count_staying(account) >= most
+            self._held.count_staying(account) >= most
             or self._staying[account] + weight > most_bytes
             or self._find_room(account, weight) is None
         ):
-            return None
+            raise QueueRefused("too_many_calls", retry_after_s=RETRY_AFTER_S)
         self._enter(account, wait, weight, stays=True)
         return self.expect(prediction_id, wait)
 

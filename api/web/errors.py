@@ -119,7 +119,8 @@ class Code(StrEnum):
     TOO_SLOW = "too_slow"
     """The body arrived too slowly. Send it again over a faster connection."""
     UNAVAILABLE = "unavailable"
-    """Redis or the file store is away. Try again; with an `Idempotency-Key` no second prediction is made."""
+    """Redis or the file store is away, or the API process ends. Try again; with an `Idempotency-Key` no second
+    prediction is made."""
     UNUSABLE_SCHEMA = "unusable_schema"
     """The model's schema is at fault. The operator of the model must correct it."""
 
@@ -384,6 +385,7 @@ unavailable = Refusal(  # the request may have been carried out, because a reply
     UNAVAILABLE,
     Code.UNAVAILABLE,
 )
+leaving = Refusal(503, "This process of the service ends. Please try again.", UNAVAILABLE, Code.UNAVAILABLE)
 memory_full = Refusal(
     503,
     "The memory of this service is full, so it accepts nothing new now. Its operator must give it more, or data must "
@@ -397,7 +399,7 @@ was_moved = Refusal(
     "Moved",
     Code.MOVED,
 )
-# refusals of a queue that takes no more, by code
+# refusals of a queue or an API process that takes no more, by code
 QUEUE_REFUSALS: Final = {
     Code.QUEUE_FULL: Refusal(429, THROTTLED, code=Code.QUEUE_FULL),
     Code.NO_CAPACITY: Refusal(429, THROTTLED, code=Code.NO_CAPACITY),
@@ -422,6 +424,7 @@ QUEUE_REFUSALS: Final = {
     ),
     Code.TOO_MANY_CALLS: too_many_calls,
     Code.TOO_MANY_STREAMS: too_many_streams,
+    Code.UNAVAILABLE: leaving,
     Code.BREAKER_OPEN: Refusal(
         503, "The servers of this model fail at the moment. Please try again later.", code=Code.BREAKER_OPEN
     ),

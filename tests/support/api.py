@@ -41,11 +41,16 @@ async def api_client(
     on_unsafe: Callable[[UnsafeBackend], None] | None = None,
     peer: str = "127.0.0.1",
     tracing: Tracing | None = None,
+    on_start: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> AsyncGenerator[httpx.AsyncClient, None]:
-    """Return a client of an API that runs in this loop for the whole lifespan. Its requests come from `peer`."""
+    """Return a client of an API that runs in this loop for the whole lifespan. Its requests come from `peer`.
+    `on_start` is called with the state of the lifespan.
+    """
     settings = replace(settings, redis_url=as_user("api", settings.redis_url))
     app = create_app(settings, on_unsafe=on_unsafe, tracing=tracing)
     async with app.router.lifespan_context(app) as state:
+        if on_start is not None:
+            on_start(state or {})
 
         async def with_state(scope: Any, receive: Any, send: Any) -> None:
             await app({**scope, "state": dict(state or {})}, receive, send)

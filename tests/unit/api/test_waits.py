@@ -2,9 +2,12 @@
 
 from typing import Any
 
+import pytest
+
 from api.services.waiters import MOST_BYTES, Wait, Waiters
 from director.broker.redis_client import client
 from director.core.clock import SystemClock
+from director.core.errors import QueueRefused
 from director.core.ids import PredictionId
 
 CALL = PredictionId("a" * 26)
@@ -19,9 +22,11 @@ async def test_account_leaves_as_many_bytes_to_others_as_its_calls_have() -> Non
     waiters = Waiters(redis, has_ended=never, read=never, clock=SystemClock(), most=1_000)
     first, second, other = Wait(), Wait(), Wait()
     assert waiters.reserve(CALL, first, "a", MOST_BYTES // 2)
-    assert waiters.reserve(CALL, second, "a", 1) is None
+    with pytest.raises(QueueRefused, match="too_many_calls"):
+        waiters.reserve(CALL, second, "a", 1)
     assert waiters.reserve(CALL, other, "b", MOST_BYTES // 4)
-    assert waiters.reserve(CALL, second, "b", 1) is None
+    with pytest.raises(QueueRefused, match="too_many_calls"):
+        waiters.reserve(CALL, second, "b", 1)
     waiters.give_back(first)
     waiters.give_back(first)
     assert waiters.reserve(CALL, second, "b", 1)
