@@ -15,6 +15,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
+from tests.site.draw import inline
 from tests.site.reference import filled, state_diagram
 
 ROOT: Final = Path(__file__).parents[2]
@@ -57,7 +58,7 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
     is_source = here.startswith(f"{SOURCE}/")
     in_repository = here.removeprefix(f"{SOURCE}/") if is_source else f"docs/{here}"
     page.meta["search"] = {"boost": WEIGHT_OF_SOURCE if is_source else WEIGHTS.get(here, 1)}
-    text = MERMAID.sub(lambda _: state_diagram(), markdown)
+    text = MERMAID.sub(lambda _: state_diagram(), inline(markdown))
     return filled(
         CODE_OR_LINK.sub(lambda found: found[0] if found[3] else link(found, in_repository, here, config, files), text)
     )

@@ -1,0 +1,67 @@
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.site.draw import COLOURS, PICTURES, SOURCES, DrawingError, draw, inline
+
+ROOT = Path(__file__).parents[2]
+DRAWN = sorted(SOURCES.glob("*.toml"))
+TALLEST = 560  # a telephone shows it whole
+LEAST_CONTRAST = 4.5  # WCAG AA
+
+
+def brightness(colour: str) -> float:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted([brightness(one), brightness(other)])
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("source", DRAWN, ids=lambda path: path.stem)
+def test_picture_is_what_its_source_says(source: Path) -> None:
+    """Repair it with `python -m tests.site.draw`."""
+    picture = PICTURES / f"{source.stem}.svg"
+    assert picture.read_text(encoding="utf-8") == draw(source.read_text(encoding="utf-8"))
+    width, height = map(int, ElementTree.parse(picture).getroot().attrib["viewBox"].split()[2:])  # noqa: S314
+    assert (width, height) <= (440, TALLEST)
+
+
+def test_each_picture_has_a_source_and_a_page() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    shown = set(
+        re.findall(r"assets/drawings/([\w-]+)\.svg", "".join(page.read_text(encoding="utf-8") for page in pages))
+    )
+    assert {path.stem for path in PICTURES.glob("*.svg")} == {path.stem for path in DRAWN} == shown
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+@pytest.mark.parametrize("words", ["ink", "soft"])
+@pytest.mark.parametrize("behind", ["plain", "own", "good", "bad", "warm"])
+def test_words_of_a_picture_can_be_read_in_both_themes(words: str, behind: str, theme: int) -> None:
+    assert contrast(COLOURS[words][theme], COLOURS[behind][theme]) >= LEAST_CONTRAST
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        'text = [{at = [10, 20], text = "words that are longer than the whole picture is wide, and a few more"}]',
+        'box = [{at = [10, 20], size = [40, 40], text = "too wide"}]',
+        'arrow = [{path = ["nothing.left", [1, 2]]}]',
+    ],
+)
+def test_picture_that_would_be_wrong_is_refused(fault: str) -> None:
+    with pytest.raises(DrawingError):
+        draw(f'about = "a fault"\nheight = 100\n{fault}')
+
+
+def test_picture_in_a_page_follows_the_switch_of_the_site() -> None:
+    page = inline("one\n\n![two](../assets/drawings/lease.svg)\n")
+    assert "<svg" in page
+    assert "[data-md-color-scheme=slate]" in page
+    assert "prefers-color-scheme" not in page
