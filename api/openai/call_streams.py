@@ -92,6 +92,7 @@ class CallStream(Response):
                 is_over = await self._reading
             except EndedEarly as early:
                 is_over = True
+                self._run.note_end(self._record, self._run.services)
                 early.with_traceback(None)  # it holds this frame
                 return refuse(early.failure)
             except Cut as cut:
@@ -165,6 +166,7 @@ class CallStream(Response):
                     place=place,
                     stays=True,
                 ):
+                    self._run.note_end(record, self._run.services)
                     return True
                 there = await self._run.find_moved(record, self._run.services)
                 if there is None:

@@ -1,5 +1,5 @@
-"""Cancel the calls whose callers get no more of them, also when Redis answers only later. A process that is killed
-forgets them: their runs go on, and their ends are stored.
+"""Cancel the calls whose callers get no more of them, also when Redis answers only later. If this process dies before,
+a keeper cancels those that it held.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from api.web.errors import Moved, Problem
 from api.web.http import Request
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId
+from director.store.held_calls import HeldCalls
 
 log = logging.getLogger(__name__)
 PAUSE_S: Final = 2.0  # between two rounds. Each one ends at the first call that Redis does not answer
@@ -29,11 +30,13 @@ async def give_up(request: Request, prediction_id: PredictionId, services: Servi
     cancel = cancel_of(request, prediction_id, services)
     with anyio.CancelScope(shield=True):
         try:
-            _log(prediction_id, await cancel())
+            word = await cancel()
         except BackendUnavailable:
             find_abandoned(services).add(prediction_id, cancel)
+            return
         except (Moved, Problem) as exc:
-            _log(prediction_id, type(exc).__name__)
+            word = type(exc).__name__
+        _settle(services.held_calls, prediction_id, word)
 
 
 def give_up_later(request: Request, prediction_id: PredictionId, services: Services) -> None:
@@ -58,7 +61,8 @@ def cancel_of(request: Request, prediction_id: PredictionId, services: Services)
 class Abandoned:
     """Calls of one Redis server that are still to be canceled. Its task lives as long as there are any."""
 
-    def __init__(self) -> None:
+    def __init__(self, held: HeldCalls) -> None:
+        self._held = held
         self._calls: dict[PredictionId, tuple[Cancel, int]] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -88,15 +92,16 @@ class Abandoned:
                 self._calls[prediction_id] = (cancel, most_unknown - 1)
                 continue
             del self._calls[prediction_id]
-            _log(prediction_id, word)
+            _settle(self._held, prediction_id, word)
 
 
 _ABANDONED: Final[WeakKeyDictionary[Services, Abandoned]] = WeakKeyDictionary()
 
 
 def find_abandoned(services: Services) -> Abandoned:
-    return _ABANDONED.setdefault(services, Abandoned())
+    return _ABANDONED.setdefault(services, Abandoned(services.held_calls))
 
 
-def _log(prediction_id: PredictionId, word: str) -> None:
+def _settle(held: HeldCalls, prediction_id: PredictionId, word: str) -> None:
+    held.drop(prediction_id)
     log.info("gave a call up", extra={"prediction": prediction_id, "was": word})

@@ -29,16 +29,28 @@ MOVED_S: Final = 30.0  # between two looks whether a call went to another site
 
 
 class Attempts:
-    """Notes under which id and at which server a call was filed last."""
+    """Notes under which id and at which server a call was filed last. `is_held`: a keeper cancels it if this process
+    dies.
+    """
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, *, is_held: bool) -> None:
         self.last: tuple[NewPrediction, Services] | None = None
         self._listener = listener
+        self._is_held = is_held
 
     def listen(self, services: Services, new: NewPrediction) -> NewPrediction:
         heard = self._listener.listen(services, new)
+        self.drop()
         self.last = (new, services)
+        if self._is_held:
+            services.held_calls.hold(new.id, new.account)
         return heard
+
+    def drop(self) -> None:
+        """Note that the last one was not accepted."""
+        if self.last is not None:
+            new, services = self.last
+            services.held_calls.drop(new.id)
 
 
 class Run:
@@ -57,7 +69,7 @@ class Run:
     async def file(self, listener: Listener) -> Filed:
         """File it. Each answer from then on has its id and its place in the queue."""
         request, deployment = self.request, self._called.deployment
-        attempts = Attempts(listener)
+        attempts = Attempts(listener, is_held=not (self._continues or self._has_key))
         try:
             filed = await accept(
                 request,
@@ -67,16 +79,19 @@ class Run:
                 deployment=deployment,
                 listener=attempts,
             )
-        except BackendUnavailable as exc:
-            if attempts.last is not None and not exc.is_untouched:  # Redis may have it, and its caller will call again
-                new, services = attempts.last
-                carry(request, raw({"x-request-id": new.id}))
-                if not self._has_key:
-                    give_up_later(request, new.id, services)
+            self._continues |= filed.is_repeat
+            if deployment:
+                filed = await cancel_if_disabled(request, filed)
+        except BaseException as exc:
+            may_have_it = isinstance(exc, BackendUnavailable) and not exc.is_untouched
+            if attempts.last is None or not may_have_it:
+                attempts.drop()
+                raise
+            new, services = attempts.last
+            carry(request, raw({"x-request-id": new.id}))
+            if not self._has_key:  # its caller will call again
+                give_up_later(request, new.id, services)
             raise
-        self._continues |= filed.is_repeat
-        if deployment:
-            filed = await cancel_if_disabled(request, filed)
         self.services = filed.services
         carry(request, raw(headers_of(filed)))
         return filed
@@ -95,8 +110,15 @@ class Run:
             return None
         with suppress(BackendUnavailable):
             known = await services.scripts.replay(record.id, after=0, count=0, most_bytes=0)
-            return await sites.find_called(known.moved) if known and known.moved else None
+            there = await sites.find_called(known.moved) if known and known.moved else None
+            if there is not None and services.held_calls.drop(record.id):
+                there.held_calls.hold(record.id, record.account)
+            return there
         return None
+
+    def note_end(self, record: Record, services: Services) -> None:
+        """Note that it has ended, so that no keeper cancels it."""
+        services.held_calls.drop(record.id)
 
 
 def headers_of(filed: Filed) -> dict[str, str]:
@@ -176,6 +198,8 @@ async def _wait_for_end(run: Run, filed: Filed, waiting: Waiting) -> Stored | No
     finally:
         if ended is None:
             await run.give_up(record, services, is_refused=not gone.done())
+        else:
+            run.note_end(record, services)
     if ended is not None:
         return ended.of(stored) if isinstance(ended, Ending) else ended
     if gone.done():

@@ -32,9 +32,11 @@ from director.runtime.metrics import Pulse
 from director.runtime.startup import Descriptors
 from director.runtime.sweep import repeat
 from director.runtime.tracing import Tracing
+from director.store import held_calls
 from director.store import services as store
 from director.store.caller_files import CallerFiles
 from director.store.glances import Glances
+from director.store.held_calls import HeldCalls
 from director.store.processes import TICK_S, Presence
 
 log = logging.getLogger(__name__)
@@ -129,6 +131,7 @@ class Services(store.Services):
         self._presence = Presence(
             redis, clock, "api", store_check=None if self.store_check is None else self.store_check.missing
         )
+        self.held_calls = HeldCalls(redis, self._presence.name)
         self._pulse = Pulse(meters.registry, meters.redis, redis) if is_home else None
 
     @asynccontextmanager
@@ -139,6 +142,8 @@ class Services(store.Services):
                 tasks.start_soon(self.waiters.run)
                 present = partial(repeat, self._presence.run_once, role="presence", tick_s=TICK_S, clock=self.clock)
                 tasks.start_soon(present)
+                hold = partial(repeat, self.held_calls.run_once, role="held calls", clock=self.clock)
+                tasks.start_soon(partial(hold, tick_s=held_calls.TICK_S))
                 if self.store_check is not None:
                     tasks.start_soon(self.store_check.missing)
                 if self._pulse is not None:

@@ -259,6 +259,14 @@ def processes() -> str:
     return f"{tag(Partition(0))}:processes"
 
 
+@_grows("callers: `max_streams` and `max_waits` of each API process")
+def calls(process: str) -> str:
+    """set · `<id> <account>` of the calls that an API process cancels when their callers hang up. Written by it; an
+    hour. A keeper empties that of a dead process.
+    """
+    return f"{tag(Partition(0))}:calls:{process}"
+
+
 @_grows("keepers: one of each queue")
 def trends() -> str:
     """zset · queues that have a history → when their last line begins, s. By keepers; as long as the longest step."""

@@ -23,6 +23,7 @@ from director.files.data_files import DataFiles
 from director.files.store import FileStore
 from director.keeper import bookkeeper
 from director.keeper.bookkeeper import Bookkeeper
+from director.keeper.canceler import Canceler
 from director.keeper.cashier import Cashier
 from director.keeper.courier import Breakers, Courier
 from director.keeper.metrics import Metering, Observer
@@ -150,7 +151,7 @@ class Keeper:
             self._roles.append(("tidier", Tidier(redis, scripts, store, clock).run_once, store.sweep_s))
             self.health.store_check = StoreCheck(store, clock, up=metering.registry.files_up).missing
         presence = Presence(redis, clock, "keeper", store_check=self.health.store_check)
-        self._roles.append(("presence", presence.run_once, TICK_S))
+        self._roles.append(("canceler", Canceler(redis, scripts, presence, clock).run_once, TICK_S))
         self._scale = scale_route(Scaling(redis, scripts, services.catalog, clock), settings.scale_token)
 
     async def keep(self) -> None:

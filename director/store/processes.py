@@ -52,6 +52,12 @@ class Processes:
         newest = {one.name: one for one in found}  # one whose clock was just set has two members
         return sorted(newest.values(), key=lambda one: (one.role, one.name))
 
+    async def newest_signs(self, role: Role) -> dict[str, float]:
+        """Return the time of the last sign of each process of the role within the last hour, by name."""
+        signs = await ask(lambda: self._redis.zrevrange(keys.processes(), 0, MOST - 1, withscores=True))
+        found = [(msgspec.json.decode(member, type=Process), at_ms) for member, at_ms in reversed(signs)]
+        return {one.name: at_ms for one, at_ms in found if one.role == role}
+
 
 class Presence:
     """The sign of this process."""
@@ -63,7 +69,7 @@ class Presence:
         self._clock = clock
         self._role: Role = role
         self._store_check = store_check
-        self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.name: Final = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._since_ms: int | None = None
 
     async def run_once(self) -> Process:
@@ -72,7 +78,7 @@ class Presence:
         ahead_ms = (before_ms + self._clock.now_ms()) / 2 - at_ms
         self._since_ms = self._since_ms or at_ms
         sign = Process(
-            name=self._name,
+            name=self.name,
             role=self._role,
             version=__version__,
             since_ms=self._since_ms,

@@ -21,6 +21,7 @@ from director.core.ids import PredictionId
 from director.core.policy import Policy
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.held_calls import HeldCalls
 from tests.support.api import live_api
 from tests.support.eventually import eventually, turns
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
@@ -124,8 +125,12 @@ async def test_caller_that_leaves_while_redis_is_away_is_not_forgotten(
     await eventually(lambda: statuses(boss), "it is canceled", until=["canceled", "canceled"].__eq__)
 
 
+def held_calls() -> HeldCalls:
+    return HeldCalls(client("redis://127.0.0.1:1"), "a process")
+
+
 async def test_round_ends_at_the_first_call_that_redis_does_not_answer() -> None:
-    abandoned, asked, is_away = Abandoned(), list[str](), True
+    abandoned, asked, is_away = Abandoned(held_calls()), list[str](), True
 
     def cancel(name: str) -> giving_up.Cancel:
         async def call() -> str:
@@ -148,7 +153,7 @@ async def test_round_ends_at_the_first_call_that_redis_does_not_answer() -> None
 
 async def test_call_that_is_written_late_is_canceled_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(giving_up, "PAUSE_S", 0)
-    abandoned, words, asked = Abandoned(), ["unknown", "unknown", "canceled", "unknown"], list[str]()
+    abandoned, words, asked = Abandoned(held_calls()), ["unknown", "unknown", "canceled", "unknown"], list[str]()
 
     async def cancel() -> str:
         asked.append(words[len(asked)])
