@@ -153,7 +153,7 @@ def _look(client: Client, prediction_id: str, printer: Printer) -> Raw:
             if time.monotonic() >= give_up:
                 raise
             if not is_told:
-                printer.tell(f"asking again: {exc}")
+                printer.tell(f"asking again: {str(exc).partition('. ')[0]}")  # what follows is about a create
             is_told = True
             time.sleep(AWAY_LOOK_S)
 

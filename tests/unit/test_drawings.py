@@ -5,6 +5,8 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.site.draw import COLOURS, PICTURES, SOURCES, DrawingError, draw, inline
+from tests.site.record import FILM, KILLS, RECORDING, REST_S, Print, lines_of, read
+from tests.site.record import draw as film
 
 ROOT = Path(__file__).parents[2]
 DRAWN = sorted(SOURCES.glob("*.toml"))
@@ -65,3 +67,25 @@ def test_picture_in_a_page_follows_the_switch_of_the_site() -> None:
     assert "<svg" in page
     assert "[data-md-color-scheme=slate]" in page
     assert "prefers-color-scheme" not in page
+
+
+def test_film_is_what_its_recording_says() -> None:
+    """Repair it with `python -m tests.site.record --draw`."""
+    prints = read(RECORDING.read_text(encoding="utf-8"))
+    assert FILM.read_text(encoding="utf-8") == film(prints)
+    assert len([each for each in prints if each.terminal]) == len(KILLS)
+
+
+def test_film_shows_each_line_while_it_is_on_the_screen() -> None:
+    prints = [
+        Print(0.0, 0, "one\r\n"),
+        Print(1.0, 0, "wait"),
+        Print(2.0, 0, "\r\x1b[2Ktwo\r\n"),
+        Print(3.0, 1, "kill\r\n"),
+    ]
+    assert {(each.text, each.row, each.since, each.until) for each in lines_of(prints)} == {
+        ("one", 0, 0.0, 3.0 + REST_S),
+        ("wait", 1, 1.0, 2.0),
+        ("two", 1, 2.0, 3.0 + REST_S),
+        ("kill", 0, 3.0, 3.0 + REST_S),
+    }

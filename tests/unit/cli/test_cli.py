@@ -419,7 +419,7 @@ PREDICTION = {"id": "abc", "status": "processing"}
 SCHEMA = {"components": {"schemas": {"Input": {"properties": {"text": {}, "n": {}}}}}}
 MODEL = (200, {"latest_version": {"openapi_schema": SCHEMA}})
 DONE = (200, PREDICTION | {"status": "succeeded", "output": "hi"})
-AWAY = (503, {"detail": "Redis is away."})
+AWAY = (503, {"detail": "Redis is away. Please try again."})
 
 
 def predict(service: Service, monkeypatch: pytest.MonkeyPatch, *, away_s: float = 60) -> int:
@@ -434,7 +434,8 @@ def test_predict_survives_a_short_outage_of_the_service(monkeypatch, capsys):
     assert predict(service, monkeypatch) == 0
     out, err = capsys.readouterr()
     assert out == "hi\n"
-    assert err.count("asking again") == 1
+    assert err.count("asking again: Redis is away") == 1
+    assert "Please try" not in err
     assert service.asked == ["GET /v1/models/a/b", "POST /v1/models/a/b/predictions"] + 5 * ["GET /v1/predictions/abc"]
 
 
