@@ -11,6 +11,7 @@
 --   ARGV[6]  now_ms    '' for the server's clock
 --   ARGV[7…] kind, data
 --   With `once_shown` in the record, an event of kind output also sets its field `shown`: no other run begins from then on.
+--   One of kind role, a chunk that says only who speaks, does not.
 --   Returns  {'held' | 'user' | 'deadline', seq, started_ms}   as extend's answers
 --            {'lost'}                                          nothing was written
 --

@@ -23,7 +23,7 @@ from director.core.view import place
 from director.core.words import span
 
 log = logging.getLogger(__name__)
-LAST_WORDS_S: Final = 2.0  # for the error that ends a stream
+LAST_ERROR_S: Final = 2.0  # for the error that ends a stream
 MOST_MOVES: Final = 4
 STOPPED: Final = "This stream cannot go on here. Send the call again."
 BROKEN: Final = "The answer of this call could not be sent."
@@ -74,7 +74,7 @@ class CallStream(Response):
         self._record = filed.stored.record
         self._following = following
         # nothing here refers back to this response: only the garbage collector would free it
-        self._frames = Chunks(restarts=restarts, say=partial(say_place, run, self._record))
+        self._frames = Chunks(restarts=restarts, write_comment=partial(write_place, run, self._record))
         self._head = Head()
         self._reading = asyncio.create_task(self._read())
 
@@ -135,7 +135,7 @@ class CallStream(Response):
         except Exception:
             log.exception("the stream of a call failed", extra={"prediction": self._record.id})
             rest = error_event(failure("internal", BROKEN))
-        with anyio.move_on_after(LAST_WORDS_S) as limit:
+        with anyio.move_on_after(LAST_ERROR_S) as limit:
             await self._head(rest)
         if limit.cancelled_caught:
             _hang_up(scope)
@@ -175,7 +175,7 @@ class CallStream(Response):
             return False
 
 
-async def say_place(run: Run, record: Record) -> tuple[bytes, float]:
+async def write_place(run: Run, record: Record) -> tuple[bytes, float]:
     """Return the place in the queue as a comment, and after how many seconds of silence the next one is due."""
     outlook = await read_outlook(run.services, record.id)
     text = KEEP_ALIVE if outlook is None else comment_of(outlook, record)

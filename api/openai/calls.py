@@ -129,9 +129,9 @@ async def _call(request: Request, endpoint: Endpoint) -> Response:
     services = request.services
     body = await read_body(request, max_bytes=services.settings.max_body_bytes, refusal=errors.too_large)
     call = read_call(body)
-    on_lost = _choose(request, "X-On-Lost", ("fail", "restart"), "fail")
+    on_lost = _read_choice(request, "X-On-Lost", ("fail", "restart"), "fail")
     keeps = "continue" if "idempotency-key" in request.headers else "cancel"
-    continues = _choose(request, "X-On-Disconnect", ("cancel", "continue"), keeps) == "continue"
+    continues = _read_choice(request, "X-On-Disconnect", ("cancel", "continue"), keeps) == "continue"
     lane = _lane_of(call, request.account.lanes)
     is_streamed = bool(call.stream) and endpoint != "embeddings"
     asked = bodies.CreatePrediction(
@@ -193,8 +193,8 @@ def _lane_of(call: OpenAiCall, allowed: tuple[str, ...]) -> str:
     return LANES.get(tier) or next((lane for lane in AUTO if lane in allowed), allowed[0])
 
 
-def _choose(request: Request, header: str, words: tuple[str, ...], default: str) -> str:
-    chosen = request.headers.get(header.lower(), default)
-    if chosen not in words:
-        raise errors.invalid_header(header, " or ".join(words))
-    return chosen
+def _read_choice(request: Request, header: str, choices: tuple[str, ...], default: str) -> str:
+    choice = request.headers.get(header.lower(), default)
+    if choice not in choices:
+        raise errors.invalid_header(header, " or ".join(choices))
+    return choice

@@ -13,6 +13,7 @@ from api.services.stream_readers import Stop
 from api.web.http import type_of
 from director.core.schema import Event, Stored
 from director.core.states import Status
+from director.core.view import OUTPUTS
 
 HEAD_S: Final = 2.0  # for which the head is held: an end before it has a status of its own
 LOST: Final = "The model server was lost after a part of the answer was sent. Send the call again."
@@ -46,41 +47,60 @@ class _Sent(Struct):
 
 class Chunks:
     """The format of a call's stream. `restarts`: another run may follow one that was shown. `is_open`: the head is
-    sent. `comment`: returns what a silent stream says, and after how many seconds of silence the next one is due.
+    sent. `write_comment`: returns what a silent stream says, and after how many seconds of silence the next one is due.
+
+    A run that sent only chunks with a role may be repeated, and its reader does not notice: those of the next run are
+    left out. `mark.items` counts the others.
     """
 
-    def __init__(self, *, restarts: bool, say: Callable[[], Awaitable[tuple[bytes, float]]]) -> None:
+    def __init__(self, *, restarts: bool, write_comment: Callable[[], Awaitable[tuple[bytes, float]]]) -> None:
         self.mark = Mark()
         self.at_end = False
         self.silence_s = HEAD_S
         self.is_open = False
         self._restarts = restarts
-        self._say = say
+        self._write_comment = write_comment
+        self._roles = 0  # chunks with a role alone: of this run
+        self._roles_sent = 0  # of all runs together
 
     def events(self, events: Sequence[Event]) -> bytes:
         """Raises Cut for output that is no chunk, and after a restart unless that is allowed or nothing was sent."""
         frames: list[bytes] = []
         seq, items, self.at_end = self.mark.seq, self.mark.items, False
+        # of the run: its frames from `start` on are not sent yet
+        start, is_sent, roles_sent = 0, items > 0, self._roles_sent
         for one in events:
-            if one.kind == "output":
+            if one.kind in OUTPUTS:
                 if type_of(one.data) != "object":
                     raise Cut(failure("model_failed", NO_CHUNK), b"".join(frames))
-                frames.append(event(one.data))
-                items += 1
+                if one.kind == "output" or self._is_new_role():
+                    frames.append(event(one.data))
+                items += one.kind == "output"
             elif one.kind == "completed":
                 self.at_end = True
                 break
-            elif one.kind in BEGINNINGS and items:  # `created` too: a log from which a failover took events
-                if items == len(frames):  # none of it was sent
-                    frames = []
-                elif self._restarts:
-                    frames.append(RETRIED)
-                else:
+            elif one.kind in BEGINNINGS:  # `created` too: a log from which a failover took events
+                if is_sent and not self._restarts:
                     raise Cut(failure("server_lost", LOST), b"".join(frames))
-                items = 0
+                if is_sent:
+                    frames.append(RETRIED)
+                    self._roles_sent = 0
+                elif items:
+                    del frames[start:]
+                    self._roles_sent = roles_sent
+                self._roles = items = 0
+                start, is_sent, roles_sent = len(frames), False, self._roles_sent
             seq = one.seq
         self.mark = Mark(seq, items)
         return b"".join(frames)
+
+    def _is_new_role(self) -> bool:
+        """Count one more of the run. Returns False if an earlier run had as many."""
+        self._roles += 1
+        if self._roles <= self._roles_sent:
+            return False
+        self._roles_sent = self._roles
+        return True
 
     def rest(self, output: Raw | None, logs: str, *, most_bytes: int) -> tuple[bytes, bool]:
         return b"", True  # the output is the same once more, as one answer
@@ -89,7 +109,7 @@ class Chunks:
         """Raises EndedEarly for a failure before the head."""
         if stored.record.status is not Status.SUCCEEDED:
             return self._fail(failure_of(stored))
-        if self.at_end and self.mark.items:
+        if self.at_end and (self.mark.items or self._roles):
             return DONE
         if self.mark.items:
             return self.end_as_removed()
@@ -105,7 +125,7 @@ class Chunks:
         return self._fail(failure("data_removed", REMOVED, status=410))
 
     async def comment(self) -> bytes:
-        text, self.silence_s = await self._say()
+        text, self.silence_s = await self._write_comment()
         return text
 
     def _fail(self, failed: Failure) -> bytes:

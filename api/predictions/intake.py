@@ -23,8 +23,8 @@ from api.predictions.streams import EventStream
 from api.predictions.validation import InputSchema
 from api.services.services import Services
 from api.services.stream_events import Frames, Mark
-from api.services.stream_readers import Follow, Send
-from api.services.waiters import Wait
+from api.services.stream_readers import Place, Send
+from api.services.waiters import News, Wait
 from api.sites.placing import check_site, choose_site
 from api.sites.sites import where_it_is
 from api.web import errors
@@ -85,8 +85,26 @@ class Hold:
         return new if self.wait is None else replace(new, waiter=services.waiters.expect(new.id, self.wait))
 
 
-class Following(Follow):
-    """The caller's stream of events, in the answer to its create."""
+class Following:
+    """The caller's stream of events, in the answer to its create. It listens from before its prediction is filed, so
+    that it misses no event. Leave it once. `stays`: it gives way to no other reader.
+    """
+
+    def __init__(self, *, stays: bool = False) -> None:
+        self.news: News | None = None
+        self.place: Place | None = None
+        self._stays = stays
+        self._listening = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        self._listening.close()
+        self.news = self.place = None
 
     async def accept(self, accept_for: "Callable[[Listener], Awaitable[Filed]]") -> "Filed":
         """Accept a prediction, and listen to it. A repeat is not listened to: another request has filed it."""
@@ -100,7 +118,11 @@ class Following(Follow):
         return filed
 
     def listen(self, services: Services, new: NewPrediction) -> NewPrediction:
-        self.begin(services.readers, new.id, new.account)
+        self.leave()
+        readers = services.readers
+        self.place = place = readers.reserve(new.account, stays=self._stays)
+        self._listening.callback(readers.leave, place)
+        self.news = self._listening.enter_context(readers.waiters.listening(new.id))
         return new
 
 

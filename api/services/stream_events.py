@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from director.core.schema import Event, Stored
 from director.core.states import Status
-from director.core.view import LINES_DROPPED, RESTARTS
+from director.core.view import LINES_DROPPED, OUTPUTS, RESTARTS
 
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 KEEP_ALIVE_S: Final = 10.0
@@ -111,7 +111,7 @@ class Frames:
     def _next(self, event: Event) -> bytes:
         mark = self.mark
         match event.kind:
-            case "output":
+            case kind if kind in OUTPUTS:
                 return self._frame("output", _text(event.data), seq=event.seq, items=mark.items + 1)
             case "logs":
                 text = msgspec.json.decode(event.data, type=str)

@@ -80,9 +80,7 @@ class RequestFacts(Struct, frozen=True, kw_only=True, rename={"webhook_events": 
     api_token: str = ""  # id of the API token that it came with, see lua/lib/ledger.lua
     budgeted: bool = False  # its account's tokens, or compute of the month, are reserved and settled at its end
     tokens: str = ""  # expected: `<of its input> <most of its output>`, see lua/lib/estimate.lua
-    endpoint: str = (
-        ""  # of OpenAI's API, which its input is a body for; '' if the input is in the form of Replicate's API
-    )
+    endpoint: str = ""  # of OpenAI's API: its input is a body for it. '' for an input in the form of Replicate's API
     once_shown: bool = False  # after it has shown output no other run of it begins: it fails instead
     traceparent: str = ""  # of its trace, see director/runtime/tracing.py
     tracestate: str = ""

@@ -14,6 +14,8 @@ from director.core.schema import LIFE, Eta, Event, Outlook, Place, Prediction, R
 PATHS: Final[Mapping[Kind, str]] = {"": "predictions", "training": "trainings", "procedure": "procedures"}
 NOTHING: Final = Raw(b"{}")
 REDACTED: Final = b'"[REDACTED]"'  # in place of a secret value; lua/lib/ends.lua has it too
+# A chunk of a call that says only who speaks has a kind of its own: until another one comes, its run may be repeated
+OUTPUTS: Final = frozenset({"output", "role"})
 RESTARTS: Final = frozenset({"retried", "released", "restarted", "revived"})
 LINES_DROPPED: Final = "… earlier lines were dropped …\n"  # first line of logs that were cut
 
@@ -129,7 +131,7 @@ def fold(events: Sequence[Event]) -> tuple[Raw | None, str]:
         if event.kind in RESTARTS:
             items.clear()
             logs.clear()
-        elif event.kind == "output":
+        elif event.kind in OUTPUTS:
             items.append(event.data)
         elif event.kind == "logs":
             logs.append(msgspec.json.decode(event.data, type=str))
@@ -197,7 +199,8 @@ class DeliveryAttempt(Struct, frozen=True, kw_only=True):
 
 def show_event(event: Event) -> EventView:
     data = DATA[event.kind](event) if event.kind in DATA else Raw(event.data or b"null")
-    return EventView(event.seq % LIFE, event.kind, iso(event.at), data)
+    kind = "output" if event.kind in OUTPUTS else event.kind
+    return EventView(event.seq % LIFE, kind, iso(event.at), data)
 
 
 def delivery_attempt(event: Event) -> DeliveryAttempt:

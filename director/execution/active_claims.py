@@ -23,6 +23,7 @@ from director.core.ids import PredictionId, QueueName
 from director.core.schema import Claim, NewEvent, Token
 from director.core.states import WebhookEvent
 from director.core.usage import NOTHING as NOTHING_USED
+from director.core.view import OUTPUTS
 from director.execution.tracker import Stop, Tracker
 from director.runtime import crash
 from director.servers.runners.runner import Runner
@@ -288,7 +289,7 @@ class Progress:
 
     def add(self, events: tuple[NewEvent, ...]) -> None:
         self._unwritten += events
-        self._wake(is_urgent=any(kind == "output" for kind, _ in events))
+        self._wake(is_urgent=any(kind in OUTPUTS for kind, _ in events))
 
     def remember(self, remote: str) -> None:
         """Write the server's name for the run at once: until then another director would start the run again."""

@@ -485,7 +485,7 @@ class Tracker:
         self._items_bytes += len(event.item) + (CHUNK_BYTES if self._is_call else 1)
         if self._items_bytes > (self.limits.chunks if self._is_call else self.limits.output):
             return [Halt(Stop.TOO_LARGE)] if self.stop(Stop.TOO_LARGE) else []
-        shown: NewEvent = ("output", bytes(event.item))
+        shown: NewEvent = ("role" if event.is_role else "output", bytes(event.item))
         if not self._is_call or self.record.webhook:
             self._items.append(shown[1])
         if self._is_moderated:

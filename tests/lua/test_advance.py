@@ -56,7 +56,7 @@ async def test_one_small_event_is_published_and_others_only_by_number(
     [
         (True, [("output", b"1")], "1"),
         (True, [("logs", b'"x"'), ("output", b"1"), ("metric", b"{}")], "1"),
-        (True, [("logs", b'"output"')], ""),
+        (True, [("logs", b'"output"'), ("role", b"{}")], ""),
         (False, [("output", b"1")], ""),
     ],
 )

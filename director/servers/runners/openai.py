@@ -362,7 +362,7 @@ class CallReader(_Reader):
         if self._holds_usage and piece.is_usage_alone:
             return None
         chunk = legible(piece)
-        self._feed.add(Produced(chunk, self._shown, int(piece.says)), size=len(chunk))
+        self._feed.add(Produced(chunk, self._shown, int(piece.says), is_role=piece.is_role), size=len(chunk))
         self._shown += 1
         return None
 

@@ -52,6 +52,11 @@ class Piece(Struct, frozen=True, kw_only=True):
     def is_usage_alone(self) -> bool:
         return not self.found.get("choices") and bool(self.found.get("usage"))
 
+    @property
+    def is_role(self) -> bool:
+        """Return whether each choice says who speaks, and nothing else. Servers begin a chat so, before its prefill."""
+        return bool(self.choices) and not self.says and all(map(_is_role, self.choices))
+
 
 def read_piece(data: bytes) -> Piece:
     """Raises Unreadable for data that is no object."""
@@ -178,6 +183,18 @@ def _index_of(choice: dict[str, Any]) -> int:
 def _choices_in(found: dict[str, Any]) -> list[dict[str, Any]]:
     choices = found.get("choices")
     return [each for each in choices if isinstance(each, dict)] if isinstance(choices, list) else []
+
+
+def _is_role(choice: dict[str, Any]) -> bool:
+    delta = choice.get("delta")
+    if not isinstance(delta, dict) or not delta.get("role"):
+        return False
+    return not any(
+        value
+        for each, own in ((delta, ("role",)), (choice, ("delta", "index")))
+        for name, value in each.items()
+        if name not in own
+    )
 
 
 def _message_in(choice: dict[str, Any]) -> dict[str, Any] | None:

@@ -138,12 +138,14 @@ class Accepted(Struct, frozen=True, tag="accepted"):
 
 class Produced(Struct, frozen=True, tag="produced"):
     """One more output of a model that yields. `index` counts from 0 within the run. `tokens`: those of the output that
-    came with it, as far as the server shows them; they count until the server reports its own number.
+    came with it, as far as the server shows them; they count until the server reports its own number. `is_role`: a
+    chunk that says no more than who speaks, so another run may still follow it.
     """
 
     item: Raw
     index: int
     tokens: int = 0
+    is_role: bool = False
 
 
 class ServerFile(Struct, frozen=True, kw_only=True, eq=False):

@@ -46,6 +46,7 @@ ANSWER = (
 )
 ENV = {"DIRECTOR_CACHE_S": "0", "DIRECTOR_OPENAI": "true", "DIRECTOR_CANCEL_WAIT_S": "0"}
 DONE = b"[DONE]"
+ROLES = [b'{"id":"%d","choices":[{"index":0,"delta":{"role":"assistant"}}]}' % n for n in range(4)]
 
 
 @pytest.fixture
@@ -127,7 +128,7 @@ class Played:
         return self.claim.id
 
     async def show(self, *chunks: bytes) -> None:
-        events = [("output", chunk) for chunk in chunks]
+        events = [("role" if b'"role"' in chunk else "output", chunk) for chunk in chunks]
         advanced = await self._scripts.advance(
             self.claim.id, token=self.claim.token, seq=self._seq, ran_ms=1, events=events
         )
@@ -349,6 +350,49 @@ async def test_run_that_is_lost_unseen_is_repeated_unseen(calls: Calls, run: Pla
     assert call.data == [*CHUNKS, DONE]
 
 
+@pytest.mark.parametrize("on_lost", ["fail", "restart"])
+async def test_run_lost_after_its_role_is_repeated_unseen(calls: Calls, run: Played, on_lost: str) -> None:
+    call = calls(x_on_lost=on_lost)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call.read)
+        await run.begin()
+        await run.show(ROLES[0])
+        await call.has(1)
+        await run.lose()
+        await run.begin()
+        await run.show(*ROLES[1:3], CHUNKS[0])
+        await run.show(*CHUNKS[1:])
+        await run.end(output=ANSWER)
+    assert call.data == [ROLES[0], ROLES[2], *CHUNKS, DONE], "the second run has one more choice"
+    assert call.comments == []
+
+
+async def test_restart_shows_the_role_again_with_its_text(calls: Calls, run: Played) -> None:
+    call = calls(x_on_lost="restart")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call.read)
+        await run.begin()
+        await run.show(ROLES[0], CHUNKS[0])
+        await call.has(2)
+        await run.lose()
+        await run.begin()
+        await run.show(ROLES[1], CHUNKS[1])
+        await run.end(output=ANSWER)
+    assert call.blocks[2] == b": retried"
+    assert call.data == [ROLES[0], CHUNKS[0], ROLES[1], CHUNKS[1], DONE]
+
+
+async def test_stream_of_the_role_alone_is_whole(calls: Calls, run: Played) -> None:
+    call = calls()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call.read)
+        await run.begin()
+        await run.show(ROLES[0])
+        await call.has(1)
+        await run.end(output=ANSWER)
+    assert call.data == [ROLES[0], DONE]
+
+
 async def test_run_lost_after_a_chunk_ends_the_stream_with_an_error(
     calls: Calls, run: Played, scripts: Scripts
 ) -> None:
@@ -547,7 +591,7 @@ async def test_caller_that_takes_nothing_is_left_and_its_run_is_asked_to_stop(
     settings: ApiSettings, token: str, run: Played, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_readers, "STALL_S", 0.1)
-    monkeypatch.setattr(call_streams, "LAST_WORDS_S", 0.1)
+    monkeypatch.setattr(call_streams, "LAST_ERROR_S", 0.1)
     body = [{"type": "http.request", "body": msgspec.json.encode(BODY)}]
     sent: list[Any] = []
 

@@ -123,6 +123,21 @@ async def test_server_that_dies_before_a_chunk_is_not_noticed(caller: Caller, li
     assert (ended["status"], ended["output"]["choices"][0]["message"]["content"]) == ("succeeded", "a0a1")
 
 
+@pytest.mark.faults
+async def test_server_that_dies_after_the_role_is_not_noticed(caller: Caller, live: Live, gate: Gate) -> None:
+    async with live.keeper(lease_s=1):
+        async with model_server() as dying, live.director(dying.url, lease_s=1, **OPENAI):
+            asked = await call(caller, n=0, gate=str(gate))
+            await eventually(lambda: caller.get(asked), "it shows the role", until=lambda shown: shown["output"])
+            dying.kill()
+            await eventually(lambda: caller.kinds(asked), "its attempt is lost", until=lambda kinds: "retried" in kinds)
+        gate.open()
+        async with live.director(lease_s=1, **OPENAI):
+            ended = await caller.ended(asked)
+    assert (ended["status"], (await caller.record(asked)).attempt) == ("succeeded", 2)
+    assert (await caller.kinds(asked)).count("role") == 2
+
+
 async def test_drained_call_ends_once_it_has_shown_a_chunk(caller: Caller, live: Live, gate: Gate) -> None:
     async with live.process(drain_s=0, **OPENAI) as director:
         asked = await call(caller, n=2, gate=str(gate))

@@ -132,6 +132,25 @@ def test_piece_tells_what_it_says(choice: dict[str, Any], text: str, reasoning: 
 
 
 @pytest.mark.parametrize(
+    ("choices", "is_role"),
+    [
+        ([{"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}], True),
+        ([{"index": n, "delta": {"role": "assistant", "content": None, "tool_calls": []}} for n in range(2)], True),
+        ([{"delta": {"role": "assistant"}}, {"index": 1, "delta": {"role": "assistant", "content": "a"}}], False),
+        ([{"delta": {"role": "assistant"}}, {"index": 1, "delta": {}, "finish_reason": "stop"}], False),
+        ([{"delta": {"role": "assistant", "content": ""}, "finish_reason": "stop"}], False),
+        ([{"delta": {"role": "assistant", "annotations": ["x"]}}], False),
+        ([{"delta": {"role": "assistant"}, "logprobs": {"content": []}}], False),
+        ([{"delta": {"content": ""}}], False),
+        ([{"text": ""}], False),
+        ([], False),
+    ],
+)
+def test_chunk_with_the_role_alone_says_nothing_else(choices: list[dict[str, Any]], is_role: bool) -> None:
+    assert read_piece(js({"choices": choices})).is_role is is_role
+
+
+@pytest.mark.parametrize(
     ("found", "is_alone"),
     [
         ({"choices": [], "usage": {"prompt_tokens": 1}}, True),
