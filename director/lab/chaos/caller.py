@@ -294,6 +294,9 @@ ALL_CAME: Final = "[DONE]"
 API: Final = ("api-0", "api-0:redis", "client:api")
 
 
+ROLE: Final = '"role"'
+
+
 class _Choice(Struct):
     finish_reason: str | None = None
 
@@ -347,19 +350,23 @@ def name_end(call: journal.Called) -> str:
 
 
 def texts(call: journal.Called) -> list[str]:
-    """Return what came of the model's answer."""
-    return [] if call.status != 200 else [data for data in call.chunks if data != ALL_CAME and '"error"' not in data]
+    """Return what came of the model's answer, without the role."""
+    if call.status != 200:
+        return []
+    return [data for data in call.chunks if data != ALL_CAME and '"error"' not in data and ROLE not in data]
 
 
 def calls_have_one_text(evidence: Evidence) -> Findings:
     """I29: what came is what one run sent, byte for byte, up to where it ended, and all of it if it came whole. Once a
-    chunk was shown, no other run begins.
+    chunk was shown, no other run begins. One with the role alone comes once, and may be that of another run.
     """
     for prediction_id, calls in evidence.calls.items():
         runs = evidence.runs.get(prediction_id, [])
         sent = {run: [each.data for each in evidence.spoken.get(run.run, [])] for run in runs}
         for call in calls:
             came = texts(call)
+            if (count := sum(ROLE in data for data in call.chunks)) > 1:
+                yield prediction_id, f"its role came {count} times"
             of = [run for run in runs if sent[run][: len(came)] == came]
             if came and len(of) != 1:
                 yield prediction_id, f"its {len(came)} chunks are those of {len(of)} runs of {len(runs)}"

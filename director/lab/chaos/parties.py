@@ -249,7 +249,9 @@ class Chat(Struct, frozen=True):
 
 
 class Talker(ModelServer):
-    """A server with OpenAI's API for chat. Each piece of its text names its run, `<run>/<n> `, and is one token."""
+    """A server with OpenAI's API for chat. Each piece of its text names its run, `<run>/<n> `, and is one token. A
+    stream begins with the role alone, which is not recorded: a run that is lost then may be repeated.
+    """
 
     async def __call__(self, request: Request) -> Answer:
         match request.method, request.path:
@@ -275,7 +277,8 @@ class Talker(ModelServer):
         return BROKEN if chat.stream else last
 
     async def _stream(self, run: Run, request: Request) -> tuple[Ending, Answer]:
-        await request.write(STREAM)
+        role = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+        await request.write(STREAM + _frames(msgspec.json.encode(_piece(run) | {"choices": [role]})))
         script = run.script
         for number in range(script.outputs):
             if await _wait_for_stop(run, run.pause_s):

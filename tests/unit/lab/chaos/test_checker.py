@@ -522,6 +522,7 @@ def piece(number: int, *, run: str = "r-c", why: str = "null") -> str:
 P0, P1, P2 = piece(0), piece(1), piece(2, why='"stop"')
 ERROR = '{"error":{"message":"lost","code":"server_lost"}}'
 SECOND_RUN = piece(0, run="r-d")
+ROLE = '{"id":"r-c","choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}'
 
 
 def called(
@@ -569,6 +570,7 @@ KEPT: dict[str, list[Line]] = {
     "a call whose API died": [*called(P0, end="broken"), *fault("kill_api", "api-0", 60, 900)],
     "a call that got no answer": called(end="broken", status=0),
     "a call whose first run showed nothing": again(SECOND_RUN, ERROR, sent=(P0,)),
+    "a call whose first run showed its role": again(ROLE, SECOND_RUN, ERROR),
     "a call that was given up": called(P0, end="left", plan="leave", ended=1_900, outcome="canceled"),
     "a call that was accepted after its caller had left": called(
         end="left", plan="leave", at=-500, ended=1_900, outcome="canceled"
@@ -833,6 +835,7 @@ BROKEN: list[tuple[str, str, list[Line]]] = [
     ("I29", "it ended as whole after 1 chunks of 3", called(P2, "[DONE]", sent=(P2, P0, P1))),
     ("I29", "its 2 chunks are those of 0 runs of 2", again(P0, SECOND_RUN, ERROR, sent=(P0,))),
     ("I29", "it ran again after 1 chunks were shown", again(P0, ERROR, sent=(P0,))),
+    ("I29", "its role came 2 times", again(ROLE, ROLE, SECOND_RUN, ERROR)),
     ("I30", "it ran on for 2005 ms", called(P0, end="left", plan="leave", ended=2_100, outcome="canceled")),
     (
         "I30",
