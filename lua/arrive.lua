@@ -21,7 +21,7 @@
 --            'unknown'  the queue is not registered: nothing was written
 --
 -- uses keys:     ID, clock, events, input, queue
--- uses records:  EMPTY, append, read
+-- uses records:  EMPTY, append, read, since
 -- uses log:      write
 -- uses ends:     end_now
 -- uses requeue:  CAME_TTL_MS, OLDER, put_in, take_over_limits
@@ -69,7 +69,7 @@ redis.call('UNLINK', KEYS[1], keys.events(id))
 redis.call('SET', keys.input(id), input)
 records.append(id, events)
 if held ~= '' then redis.call('SET', KEYS[3], held, 'PX', held_ttl, 'NX') end
-local placed = requeue.put_in(id, r, r.due, r.created)
+local placed = requeue.put_in(id, r, r.due, records.since(r))
 redis.call('HSET', KEYS[1], unpack(fields))
 redis.call('HSET', KEYS[1], 'queue', queue, 'version', version, 'token', '', 'arrival', string.format('%d', r.arrival), unpack(placed))
 log.write('moved', id, queue, account, now, queue)

@@ -26,7 +26,7 @@
 --            why it handed out no more: 'count', 'empty', 'budget' or 'bound' (most entries that one call looks at)
 --
 -- uses keys:     GROUP, clock, input, queue, record, stream
--- uses records:  TERMINAL, as_reply, past, read
+-- uses records:  TERMINAL, as_reply, past, read, since
 -- uses log:      write
 -- uses ready:    delivered, next_set, ring, with_bit, without_bit
 -- uses pending:  add_to_backlog, correct_charge, count, count_ready, set, write_counts
@@ -163,7 +163,7 @@ end
 -- Count a first start. A revived dead letter has no objective.
 local function note_start(r)
   if r.claims ~= '0' then return end
-  local waited_ms = math.max(0, now - r.created)
+  local waited_ms = math.max(0, now - records.since(r))
   pending.count('tally', 'started', 1)
   if r.revivals ~= '' then return end
   pending.count('tally', 'waited_ms', waited_ms)

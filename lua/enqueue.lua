@@ -19,7 +19,7 @@
 --   ARGV[10] lifetime_ms         becomes `deadline`, '' for the queue's
 --   ARGV[11] start_by_ms         becomes `start_by`, '' for none
 --   ARGV[12] bound               '1' if bind.lua bound the idempotency key to it, else ''
---   ARGV[13…] field, value of the record: account, queue, lane, shard, cost, tokens; then model, version, url, webhook, …
+--   ARGV[13…] field, value of the record: account, queue, lane, shard, cost, tokens, start_after; then model, version, …
 --                          with a trace, traceparent and tracestate; with a held response, waiter
 --   Returns  for each item
 --            {'created', created_ms, deadline, outlook}   outlook as in lib/outlook; only created_ms if this id was accepted before
@@ -40,7 +40,7 @@
 -- uses batch:    each
 
 local queue, arrivals
-local looks, live, deadlines, accepted = {}, {}, {}, {}
+local looks, live, deadlines, delayed, accepted = {}, {}, {}, {}, {}
 -- Ids are random: hardly ever is anything there of one of them, and then each is looked at.
 local own = {}
 local id_at = #keys.TAG + #':rec:' + 1 -- a pattern would be tried at each byte of the key
@@ -101,8 +101,8 @@ local function accept(key, arg, last)
   if answer then return answer end
 
   local r = { account = '', queue = '', lane = '', shard = '', cost = '', tokens = '', arrival = '', token = '', mid = '', begun = '',
-    deadline = '', start_by = '' }
-  for i = arg + 13, arg + 23, 2 do r[ARGV[i]] = ARGV[i + 1] end
+    deadline = '', start_by = '', start_after = '' }
+  for i = arg + 13, arg + 25, 2 do r[ARGV[i]] = ARGV[i + 1] end
   local account, lane = r.account, r.lane
   queue = r.queue
   if not looks[lane] then
@@ -122,8 +122,11 @@ local function accept(key, arg, last)
     return { 'refused', 'cannot_start_in_time', math.floor(start_by_ms / 1000), math.min(3600000, hope[3] - start_by_ms), hope[3] }
   end
 
-  -- Listed before anything of it is written: it comes into `live` even after a fault, where the reconciler sees it.
-  live[#live + 1], live[#live + 2] = now, id
+  -- Listed before anything of it is written: it comes into `live` even after a fault, where the reconciler sees it. What is
+  -- planned is as old as its wait after that time.
+  local due = tonumber(r.start_after) or now
+  local is_planned = due > now
+  live[#live + 1], live[#live + 2] = math.max(now, due), id
   if new_limits then
     write_so_far()
     share.write_limits(queue, account, new_limits)
@@ -132,10 +135,16 @@ local function accept(key, arg, last)
   arrivals = (arrivals or m.arrivals) + 1
   pending.count('meta', 'arrivals', 1)
   r.arrival = arrivals
-  local lifetime = math.min(tonumber(ARGV[arg + 10]) or math.huge, tonumber(m.lifetime_ms) or math.huge)
+  -- the queue's lifetime begins when it may start: else one that is planned for later would never run
+  local lifetime = math.min(tonumber(ARGV[arg + 10]) or math.huge, (tonumber(m.lifetime_ms) or math.huge) + math.max(0, due - now))
   if lifetime < math.huge then r.deadline = now + lifetime end
   if start_by_ms ~= '' then r.start_by = now + start_by_ms end
-  local stream, mid = share.file(id, r, m.lane)
+  local stream, mid = '', ''
+  if is_planned then
+    delayed[#delayed + 1], delayed[#delayed + 2] = due, id
+  else
+    stream, mid = share.file(id, r, m.lane)
+  end
   for _, other in pairs(looks) do
     other['ready:' .. lane], other['backlogged:' .. lane] = m.lane.ready, m.lane.backlogged
   end
@@ -159,7 +168,7 @@ local function accept(key, arg, last)
   if hope[3] ~= '' and hope[3] > 0 then
     add('eta50', hope[3])
     add('eta90', hope[4])
-    add('runs', runs)
+    if runs then add('runs', runs) end
   end
   if fingerprint ~= '' then add('idem', string.match(KEYS[key + 3], '[^:]+$')) end -- for a move to another server
   redis.call('HSET', record, unpack(fields))
@@ -175,6 +184,7 @@ end
 return batch.each(3, accept, function()
   if #live == 0 then return end
   redis.call('ZADD', keys.queue(queue, 'live'), unpack(live))
+  if #delayed > 0 then redis.call('ZADD', keys.queue(queue, 'delayed'), unpack(delayed)) end
   if #deadlines > 0 then redis.call('ZADD', keys.queue(queue, 'deadline'), unpack(deadlines)) end
   share.flush(queue)
 end)

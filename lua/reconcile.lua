@@ -9,7 +9,8 @@
 --   Returns  {next, id, repair, …}
 --            next    rank that the next slice starts from, 0 after the last one
 --            repair  'forgotten' (no record, a terminal one, or one at another server), 'leased', 'offered' (no claim would
---                    have looked into its stream or backlog), 'timed' (its deadline was in no index) or 'placed'
+--                    have looked into its stream or backlog), 'timed' (its deadline was in no index) or 'placed' (in line, or
+--                    beside it until its time)
 --
 -- uses keys:     QUEUE, clock, queue, record, stream
 -- uses records:  TERMINAL, read, soonest
@@ -18,6 +19,7 @@
 
 local live, queue, from, count, lease_ms = KEYS[1], keys.QUEUE, tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 local now = keys.clock(ARGV[4])
+local LEAST_MS = 60000 -- of the longest backoff: for waits under a former policy and waits for a server without room
 
 -- True if a claim will still find it: it is in its backlog, or its entry is there and was not delivered yet.
 local function is_waiting(id, r)
@@ -26,6 +28,14 @@ local function is_waiting(id, r)
   if redis.call('EXISTS', stream) == 0 then return false end
   local newest = redis.call('XREVRANGE', stream, r.mid, '(' .. ready.delivered(stream), 'COUNT', 1)[1]
   return newest and newest[1] == r.mid
+end
+
+-- True if it waits for its time. A retry that is due later than any backoff was written before the clock went back: it is due.
+local function is_delayed(id, r)
+  local due = r.mid == '' and tonumber(redis.call('ZSCORE', keys.queue(queue, 'delayed'), id) or '')
+  if not due or due == tonumber(r.start_after) then return due end
+  local cap_ms = redis.call('HGET', keys.queue(queue, 'meta'), 'backoff_cap_ms')
+  return due <= now + math.max(LEAST_MS, tonumber(cap_ms) or 0)
 end
 
 -- Make claims look into its stream or its account's backlog. Returns true if they did not.
@@ -80,14 +90,20 @@ local function repair(id)
     redis.call('ZADD', keys.queue(queue, 'lease'), now + lease_ms, id)
     return 'leased'
   end
-  local delayed = r.mid == '' and redis.call('ZSCORE', keys.queue(queue, 'delayed'), id)
   local in_line = is_waiting(id, r)
-  if delayed or in_line then
+  if is_delayed(id, r) or in_line then
     if in_line and offer_again(r) then return 'offered' end
     return time_again(id, r) and 'timed' or nil
   end
   share.take_away(id, r)
-  redis.call('HSET', keys.record(id), unpack(share.file_now(id, r)))
+  local planned = r.claims == '0' and tonumber(r.start_after)
+  if planned and planned > now then
+    redis.call('ZADD', keys.queue(queue, 'delayed'), planned, id)
+    redis.call('HSET', keys.record(id), 'stream', '', 'mid', '', 'charged', '')
+  else
+    redis.call('ZREM', keys.queue(queue, 'delayed'), id)
+    redis.call('HSET', keys.record(id), unpack(share.file_now(id, r)))
+  end
   time_again(id, r)
   return 'placed'
 end

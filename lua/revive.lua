@@ -26,7 +26,7 @@ redis.call('DEL', keys.events(id), keys.output(id)) -- the list restarts: it may
 records.append(id, { records.entry('revived', now, '') })
 log.write('revived', id, r.queue, r.account, now)
 redis.call('HSET', KEYS[1], 'status', 'starting', 'started', '', 'completed', '', 'begun', '', 'error', '', 'code', '',
-  'metrics', '', 'ended', '', 'metered', '', 'ran_ms', '', 'budgeted', '', 'used_before', '', 'deadline', '', 'start_by', '', 'attempt', 0, 'claims', 0, 'place', '', 'eta50', '', 'eta90', '',
+  'metrics', '', 'ended', '', 'metered', '', 'ran_ms', '', 'budgeted', '', 'used_before', '', 'deadline', '', 'start_by', '', 'start_after', '', 'attempt', 0, 'claims', 0, 'place', '', 'eta50', '', 'eta90', '',
   'seq', 1, 'told', '', 'tellings', 0, 'tellings_before', '', 'owed_since', '', 'next_telling', '', 'forwarded', '', unpack(placed))
 if r.remote ~= '' then redis.call('HDEL', KEYS[1], 'remote') end
 redis.call('HINCRBY', KEYS[1], 'revivals', 1)

@@ -29,7 +29,7 @@ end
 for i, index in ipairs({ 'delayed', 'dead', 'live', 'leaving' }) do sizes[i] = redis.call('ZCARD', keys.queue(queue, index)) end
 local oldest = redis.call('ZRANGE', keys.queue(queue, 'live'), 0, 0, 'WITHSCORES')
 return {
-  waits[1], waits[2], waits[3], m.claimed, sizes[1], sizes[2], sizes[3], oldest[2] and now - oldest[2] or 0,
+  waits[1], waits[2], waits[3], m.claimed, sizes[1], sizes[2], sizes[3], oldest[2] and math.max(0, now - oldest[2]) or 0,
   redis.call('ZCOUNT', keys.queue(queue, 'directors'), now - keys.ALIVE_MS, now + keys.ALIVE_MS),
   tonumber(m.streams), tonumber(shown[1]), m.paused == '1' and 1 or 0, tonumber(m.slots), tonumber(m.service_ms),
   shown[2] or '1', -- a fraction: numbers are cut in replies

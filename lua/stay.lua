@@ -8,7 +8,7 @@
 --            'gone'  it does not leave for there: nothing was written
 --
 -- uses keys:     ID, clock, queue
--- uses records:  read
+-- uses records:  read, since
 -- uses ends:     end_now
 -- uses requeue:  put_in
 
@@ -18,7 +18,7 @@ local r = records.read(id)
 if not r or r.leaving ~= site or r.moved ~= '' then return 'gone' end
 
 redis.call('ZREM', keys.queue(r.queue, 'leaving'), id)
-redis.call('HSET', KEYS[1], 'leaving', '', 'due', '', unpack(requeue.put_in(id, r, r.due, r.created)))
+redis.call('HSET', KEYS[1], 'leaving', '', 'due', '', unpack(requeue.put_in(id, r, r.due, records.since(r))))
 if r.cancel ~= 'user' then return r.due ~= '' and 'delayed' or 'waiting' end
 ends.end_now(id, records.read(id), 'canceled', {}, now)
 return 'canceled'

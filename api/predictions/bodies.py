@@ -2,9 +2,12 @@
 show a prediction to its client. Reports everything that is wrong with a body at once. `validation` checks `input`.
 """
 
+import contextlib
 import hashlib
+import math
 import re
 from collections.abc import Iterable
+from datetime import datetime
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -35,6 +38,7 @@ IN_HEADERS: Final = {
     "cancel_after": "Cancel-After",
     "deadline": "Cancel-After",
     "start_by": "X-Start-By",
+    "start_after": "X-Start-After",
     "cost": "X-Cost",
     "affinity_key": "X-Affinity-Key",
     "idempotency_key": "Idempotency-Key",
@@ -190,6 +194,7 @@ LONGEST_WAIT_S: Final = 60.0
 SHORTEST_LIFE_S: Final = 5
 LONGEST_LIFE_S: Final = 24 * 60 * 60
 SHORTEST_START_S: Final = 1
+LONGEST_PLAN_S: Final = 7 * 24 * 60 * 60
 SMALLEST_COST: Final = 0.001
 LARGEST_COST: Final = 1_000_000
 LONGEST_AFFINITY: Final = 255
@@ -201,6 +206,9 @@ SECONDS: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 COST: Final = re.compile(r"[0-9]{1,7}(?:\.[0-9]{1,6})?")
 WHOLE_SECONDS: Final = re.compile(r"[0-9]{1,6}")
 UNITS_S: Final = (3600, 60, 1, 1)  # seconds in each group of DURATION
+MOMENT: Final = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?(?:[Zz]|[+-][0-9]{2}:[0-9]{2})"
+)
 DURATION: Final = re.compile(r"(?=.)(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,6})s)?|([0-9]{1,6})")
 
 
@@ -234,6 +242,23 @@ def start_by_seconds(text: str) -> int:
     if WHOLE_SECONDS.fullmatch(asked) and SHORTEST_START_S <= int(asked) <= LONGEST_LIFE_S:
         return int(asked)
     raise invalid_header("X-Start-By", f"a whole number of seconds from {SHORTEST_START_S} to {LONGEST_LIFE_S}")
+
+
+def start_after_ms(text: str, now_ms: int) -> int:
+    """Read a duration from now as in Cancel-After (`8h`, `30`), or a time of RFC 3339, which may be over. Raises a 422
+    for anything else, and beyond a week.
+    """
+    asked = text.strip()
+    at_ms: float = math.inf
+    if match := DURATION.fullmatch(asked):
+        total = sum(int(count or 0) * unit for count, unit in zip(match.groups(), UNITS_S, strict=True))
+        at_ms = now_ms + total * 1000
+    elif MOMENT.fullmatch(asked):
+        with contextlib.suppress(ValueError, OverflowError):  # no such day or hour
+            at_ms = math.ceil(datetime.fromisoformat(asked.upper()).timestamp() * 1000)
+    if at_ms <= now_ms + LONGEST_PLAN_S * 1000:
+        return int(at_ms)
+    raise invalid_header("X-Start-After", "a duration such as 8h or a time such as 2027-01-31T22:00:00Z, within 7 days")
 
 
 def cost_units(text: str) -> float:
@@ -293,6 +318,11 @@ HOW: Final = (
     ),
     Parameter(
         "X-Start-By", f"1 to {LONGEST_LIFE_S} seconds. A prediction that has not begun by then fails.", place="header"
+    ),
+    Parameter(
+        "X-Start-After",
+        "A duration such as 8h, or a time such as 2027-01-31T22:00:00Z, within 7 days. It does not start before.",
+        place="header",
     ),
     Parameter("X-Priority", "The lane. The token must be allowed to use it.", one_of(*LANES), "header"),
     Parameter("X-Site", "The name of one of several sites. It has no effect with one site.", place="header"),

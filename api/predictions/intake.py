@@ -53,7 +53,7 @@ OUTLOOK_S: Final = 0.2  # the official Python client gives up half a second afte
 # Requests that differ in these headers are different requests. The second group enters the fingerprint by name and only
 # where it is sent, so that fingerprints of requests without these newer headers stay as they were.
 HEADERS: Final = ("cancel-after", "x-priority", "x-start-by")
-NEWER_HEADERS: Final = ("x-cost", "x-affinity-key")
+NEWER_HEADERS: Final = ("x-cost", "x-affinity-key", "x-start-after")
 EVENT_STREAM: Final = "text/event-stream"
 REFUSED: Final = (Problem, DataRefused, UnknownQueue)  # nothing new, but what an idempotency key names is answered
 
@@ -298,8 +298,9 @@ def check(
     caps, given = account.limits, bytes(asked.input)
     lifetime, start_by = headers.get("cancel-after"), headers.get("x-start-by")
     cost, affinity = headers.get("x-cost"), headers.get("x-affinity-key")
+    now_ms = services.clock.now_ms()
     new = NewPrediction(
-        id=new_prediction_id(model=version.model, now_ms=services.clock.now_ms(), site=services.site),
+        id=new_prediction_id(model=version.model, now_ms=now_ms, site=services.site),
         input=given,
         account=account.name,
         model=version.model,
@@ -330,15 +331,31 @@ def check(
         deadline_status="" if lifetime is None else Status.ABORTED,
         start_by_ms=None if start_by is None else bodies.start_by_seconds(start_by) * 1000,
         idempotency=_idempotency(headers, asked, version=version, deployment=deployment, item=item),
+        start_after=_start_after(headers, now_ms),
         secret=asked.secret,
         endpoint=asked.endpoint,
         once_shown=asked.once_shown,
         traceparent=trace.get("traceparent", ""),
         tracestate=trace.get("tracestate", ""),
     )
+    refuse_ends_before_start(new, now_ms)
     if request.sites is not None:
         check_site(request, new)
     return new
+
+
+def _start_after(headers: Mapping[str, str], now_ms: int) -> int | None:
+    """Return the time that the caller planned, or None where it may start at once."""
+    asked = headers.get("x-start-after")
+    at_ms = now_ms if asked is None else bodies.start_after_ms(asked, now_ms)
+    return at_ms if at_ms > now_ms else None
+
+
+def refuse_ends_before_start(new: NewPrediction, now_ms: int) -> None:
+    """Raise a 422 for a limit that passes before the prediction may start: it could never run."""
+    for header, limit_ms in (("X-Start-By", new.start_by_ms), ("Cancel-After", new.lifetime_ms)):
+        if new.start_after is not None and limit_ms is not None and now_ms + limit_ms <= new.start_after:
+            raise errors.invalid_header(header, "later than X-Start-After, or it could never start")
 
 
 def _lane(headers: Mapping[str, str], account: Account, in_body: str) -> str:

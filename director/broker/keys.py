@@ -401,7 +401,7 @@ samples = _of_queue("samples", grows="keepers: those of an hour")
 trend = _of_queue_and("trend", grows="keepers: as many lines as its step covers")
 """list · how predictions ended, how long they waited and ran, by one step of time. By keepers; as long as it covers."""
 delayed = _of_queue("delayed", grows="callers: counted, with the prediction")
-"""zset · retries that are not due yet → due time, ms. Emptied by promote."""
+"""zset · what may not start yet, retries and what its caller planned → due time, ms. Emptied by promote."""
 deadline = _of_queue("deadline", grows="callers: counted, with the prediction")
 """zset · id → deadline, ms, while it is not terminal. Emptied by expire and by the end."""
 dead = _of_queue("dead", permanent="dead letters wait for a person", grows="callers: counted, with the prediction")

@@ -42,8 +42,8 @@ from director.core.usage import Used
 from director.core.view import fold
 
 IDEMPOTENCY_TTL_MS = 24 * 3600 * 1000
-# Fields of a new prediction that `enqueue` takes with their names: five in this order
-FIRST_NAMED: Final = ("account", "queue", "lane", "shard", "cost", "tokens")
+# Fields of a new prediction that `enqueue` takes with their names: seven in this order
+FIRST_NAMED: Final = ("account", "queue", "lane", "shard", "cost", "tokens", "start_after")
 STORED: Final = dict(zip(RequestFacts.__struct_fields__, RequestFacts.__struct_encode_fields__, strict=True))
 FACTS: Final = (*FIRST_NAMED, *(name for name in STORED if name not in FIRST_NAMED), "waiter")
 NAMED: Final = tuple(STORED.get(name, name) for name in FACTS)

@@ -79,6 +79,7 @@ class RequestFacts(Struct, frozen=True, kw_only=True, rename={"webhook_events": 
     secret: str = ""  # where secret values lie in its input, in bytes: pairs of start and end; overwritten at the end
     api_token: str = ""  # id of the API token that it came with, see lua/lib/ledger.lua
     budgeted: bool = False  # its account's tokens, or compute of the month, are reserved and settled at its end
+    start_after: int | None = None  # ms: the time that its caller asked for, before which it does not start
     tokens: str = ""  # expected: `<of its input> <most of its output>`, see lua/lib/estimate.lua
     endpoint: str = ""  # of OpenAI's API: its input is a body for it. '' for an input in the form of Replicate's API
     once_shown: bool = False  # after it has shown output no other run of it begins: it fails instead

@@ -97,11 +97,13 @@ REASONS: Final = {
     "account_suspended": "This account is suspended.",
     "breaker_open": "The model's servers failed several times in a row: nothing starts until one run has succeeded.",
     "limit_reached": "This account runs as many as it may at once: {}.",
+    "start_after": "Its caller asked that it does not start before {}.",
     "backing_off": "Its last attempt was lost; the next one may start at {}.",
     "overloaded": "No server took it, for example because it was overloaded; it may start at {}.",
 }
 
 
+DATED: Final = frozenset({"start_after", "backing_off"})  # the outlook's detail is a time
 # by the outlook's detail; any other value means the whole queue, and is the time of the pause
 PAUSED: Final = {1: "account_paused", 2: "account_suspended"}
 
@@ -112,7 +114,7 @@ def place(outlook: Outlook, record: Record) -> Place:
     words = PAUSED.get(detail or 0, "paused") if outlook.reason == "paused" else outlook.reason
     if words == "backing_off" and not record.history:  # an attempt that was lost is in the history
         words = "overloaded"
-    shown = "" if detail is None else iso(detail) if outlook.reason == "backing_off" else str(detail)
+    shown = "" if detail is None else iso(detail) if outlook.reason in DATED else str(detail)
     return Place(
         position=outlook.position,
         ahead=outlook.ahead,

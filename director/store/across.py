@@ -50,9 +50,10 @@ FIELDS: Final = (
     *("created", "started", "completed", "code", "error", "moved"),
 )
 LONGEST_ERROR: Final = 300
-# Facts of a request that a retry does not copy: it gets a stream's ticket and a meter of its own, and begins no trace.
+# Facts of a request that a retry does not copy: it gets a stream's ticket and a meter of its own, begins no trace, and
+# may start now.
 # Secret values are overwritten at the end, so a request with some is not retried
-OWN_FACTS: Final = frozenset({"ticket", "metered", "budgeted", "traceparent", "tracestate", "secret"})
+OWN_FACTS: Final = frozenset({"ticket", "metered", "budgeted", "traceparent", "tracestate", "secret", "start_after"})
 UNKNOWN_S: Final = 1.0  # the assumed time of a run while a queue has finished none
 
 Why = Literal[

@@ -1,7 +1,7 @@
 -- lib/ends: make a prediction terminal, in the same way for every script.
 --
 -- uses keys:     channel, ends, events, input, output, owed, queue, record, unsettled, unspent
--- uses records:  DATA_TTL_MS, OWED_MS, RECORD_TTL_MS, append, entry, past, wants_end
+-- uses records:  DATA_TTL_MS, OWED_MS, RECORD_TTL_MS, append, entry, past, since, wants_end
 -- uses log:      write
 -- uses pending:  correct_charge, count, ended_of, gone, gone_from
 -- uses share:    flush, take_away
@@ -31,7 +31,7 @@ end
 
 -- True if it ends later than its lane's objective and never started: no claim will count it as missed.
 function ends.is_late_start(r, within_ms, now)
-  return r.token == '' and r.claims == '0' and r.revivals == '' and (within_ms or '') ~= '' and now - r.created > tonumber(within_ms)
+  return r.token == '' and r.claims == '0' and r.revivals == '' and (within_ms or '') ~= '' and now - records.since(r) > tonumber(within_ms)
 end
 
 -- Notify the API process that holds the caller's response, with the whole answer, so that it need not ask. A larger end

@@ -133,7 +133,7 @@ end
 estimate.BUCKETS_S = { 0.1, 0.5, 1, 5, 15, 60, 300 }
 estimate.scores = nil
 function estimate.score(r, now)
-  if r.eta90 == '' or r.claims ~= '0' then return end
+  if r.eta90 == '' or r.claims ~= '0' or r.start_after ~= '' then return end -- the wait for a planned time proves nothing
   if not estimate.scores then
     local m = redis.call('HMGET', keys.queue(r.queue, 'meta'), 'late50', 'late90', 'moved_at', 'service_ms')
     estimate.scores = { late50 = tonumber(m[1] or 1), late90 = tonumber(m[2] or estimate.LATE90), moved_at = tonumber(m[3] or 0),

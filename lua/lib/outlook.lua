@@ -225,11 +225,23 @@ function outlook.eta_of(r, m, position, ahead, most, running, delay_ms, now)
   return delay_ms + told, delay_ms + math.max(told, math.floor(m.late90 * p90)), runs
 end
 
+-- The time before which its caller does not want it to start, or nil. A retry waits for another reason.
+function outlook.planned_for(id, r, now)
+  local at = tonumber(r.start_after)
+  if not at or at <= now then return nil end
+  return (not id or redis.call('ZSCORE', keys.queue(r.queue, 'delayed'), id)) and at
+end
+
 -- The outlook of a waiting prediction, or of one that would be accepted now (`id` nil):
 -- {position, ahead, p50_ms, p90_ms, reason, detail}; detail is a number or '', or '<since> <by>' of a paused queue.
 -- `m`: the result of outlook.look_at, if at hand.
 function outlook.of(id, r, now, m)
   m = m or outlook.look_at(r.queue, r.lane)
+  local planned = outlook.planned_for(id, r, now)
+  if planned then -- which others wait then is not known
+    local delay_ms = outlook.stoppage(r.queue, m, now) and '' or planned - now
+    return { 1, 0, delay_ms, delay_ms, 'start_after', planned }
+  end
   local _, most = share.limits_of(r.queue, r.account)
   local running = most and pending.counted(r.queue, 'running', r.account) or 0
   local position, ahead = outlook.stand(id, r, m)

@@ -44,6 +44,9 @@ end
 
 function records.past(when, now) return when ~= '' and tonumber(when) <= now end
 
+-- When its wait began: with its creation, or at the time that its caller planned.
+function records.since(r) return math.max(tonumber(r.created), tonumber(r.start_after) or 0) end
+
 -- The next moment at which a waiting prediction may have to end, or nil.
 function records.soonest(r)
   local deadline, start_by = tonumber(r.deadline), r.begun == '' and tonumber(r.start_by) or nil

@@ -316,7 +316,7 @@ end
 function share.read_waiting(id)
   local r = { status = '', mid = '', token = '', deadline = '', start_by = '', begun = '', claims = '', account = '',
     attempt = '', charged = '', stream = '', arrival = '', cost = '', lane = '', queue = '', affinity = '', eta50 = '',
-    eta90 = '', runs = '', created = '', revivals = '', shard = '', tokens = '' }
+    eta90 = '', runs = '', created = '', start_after = '', revivals = '', shard = '', tokens = '' }
   r.flat = records.pick(r, keys.record(id))
   return #r.flat > 0 and r or nil
 end

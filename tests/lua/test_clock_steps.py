@@ -46,13 +46,16 @@ async def test_a_step_shorter_than_the_cool_time_changes_nothing(driver: QueueDr
     assert await driver.claim(5) == []
 
 
-async def test_a_retry_delayed_beyond_any_backoff_is_due(driver: QueueDriver) -> None:
-    await driver.submit()
-    assert await driver.release(await driver.claim_one(), spent=True, delay_s=60) == "delayed"
-    assert await driver.promote() == 0
+async def test_reconcile_finds_a_retry_delayed_beyond_any_backoff(driver: QueueDriver) -> None:
+    claim = await driver.claimed()
+    assert await driver.release(claim, spent=True, delay_s=60) == "delayed"
+    planned = await driver.submit(start_after=driver.now_ms + 86_400_000)
     driver.pass_time(-BACK_S)
-    assert await driver.promote() == 1
-    assert len(await driver.claim()) == 1
+    assert await driver.promote() == 0
+    assert await driver.reconcile() == (0, {claim.id: "placed"})
+    assert [again.id for again in await driver.claim(2)] == [claim.id]
+    assert await driver.reconcile() == (0, {})
+    await driver.cancel(planned)
 
 
 async def test_a_director_silent_since_before_the_step_no_longer_counts(driver: QueueDriver) -> None:

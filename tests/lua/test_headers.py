@@ -43,8 +43,8 @@ def test_every_script_has_a_typed_call_and_every_call_a_script() -> None:
 
 
 def test_enqueue_finds_the_fields_that_it_needs_in_front() -> None:
-    assert NAMED[:6] == ("account", "queue", "lane", "shard", "cost", "tokens")
-    assert "for i = arg + 13, arg + 23, 2 do" in code("enqueue")
+    assert NAMED[:7] == ("account", "queue", "lane", "shard", "cost", "tokens", "start_after")
+    assert "for i = arg + 13, arg + 25, 2 do" in code("enqueue")
 
 
 @pytest.mark.parametrize("name", NAMES)

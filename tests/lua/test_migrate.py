@@ -56,6 +56,16 @@ async def test_every_waiting_prediction_moves_to_the_other_queue(driver: QueueDr
     assert set(await newer.members(keys.deadline(newer.queue))) == set(ids)
 
 
+async def test_planned_prediction_keeps_its_time_in_the_other_queue(driver: QueueDriver, newer: QueueDriver) -> None:
+    planned = await driver.submit(start_after=driver.now_ms + 60_000)
+    assert await migrate(driver, newer) == Migrated(next=-1, moved=1, claimed=0, held=0)
+    newer.pass_time(59)
+    assert await newer.promote() == 0
+    newer.pass_time(1)
+    assert await newer.promote() == 1
+    assert (await newer.claim_one()).id == planned
+
+
 async def test_claimed_and_paused_predictions_stay_in_their_queue(driver: QueueDriver, newer: QueueDriver) -> None:
     claim = await driver.claimed()
     paused = await driver.submit(account="paused")

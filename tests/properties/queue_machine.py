@@ -307,7 +307,7 @@ class QueueMachine(QueueSteps):
         self.do(self.redis.delete(keys.delayed(self.driver.queue)))
         delayed = self.model.at("delayed")
         for p in delayed:
-            p.stage = "waiting"
+            self.model.plan(p)
         self._repair({p.id: "placed" for p in delayed})
 
     def _lose_counts(self, which: int) -> None:

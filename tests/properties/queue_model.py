@@ -42,6 +42,7 @@ class Prediction:
     lease_end: int = 0
     due: int = 0
     left_from: Stage = "waiting"
+    start_after: int | None = None
     is_begun: bool = False
     once_shown: bool = False
     is_shown: bool = False
@@ -141,8 +142,14 @@ class Model:
 
     def accept(self, p: Prediction) -> None:
         p.timed = p.soonest
+        self.plan(p)
         self.all[p.id] = p
         self.of(p).count(queued=1)
+
+    def plan(self, p: Prediction) -> None:
+        """Put it beside the line if it never ran and its caller planned it for later."""
+        is_planned = p.claims == 0 and p.start_after is not None and p.start_after > self.now_ms
+        p.stage, p.due = ("delayed", p.start_after or 0) if is_planned else ("waiting", 0)
 
     def cancel(self, p: Prediction) -> str:
         if p.stage == "ended":
@@ -242,7 +249,7 @@ class Model:
             return False
         p.stage, p.status, p.is_dead, p.is_owed = "waiting", "starting", False, False
         p.attempt = p.claims = 0
-        p.deadline, p.start_by, p.is_begun, p.is_shown, p.ended_by = None, None, False, False, ""
+        p.deadline, p.start_by, p.start_after, p.is_begun, p.is_shown, p.ended_by = None, None, None, False, False, ""
         p.revivals += 1
         self.of(p).count(queued=1)
         return True

@@ -54,6 +54,7 @@ class Wish(NamedTuple):
     affinity: str
     most_queued: int | None
     once_shown: bool = False
+    start_after_s: int | None = None
 
 
 WISHES = st.builds(
@@ -69,6 +70,7 @@ WISHES = st.builds(
     affinity=st.sampled_from(KEYS),
     most_queued=st.sampled_from([None, None, None, 3]),
     once_shown=st.booleans(),
+    start_after_s=st.sampled_from([None, None, None, 3, 100]),
 )
 
 
@@ -143,6 +145,7 @@ class QueueSteps(RuleBasedStateMachine):
             "deadline_status": wish.late,
             "affinity": wish.affinity,
             "once_shown": wish.once_shown,
+            "start_after": None if wish.start_after_s is None else self.model.now_ms + wish.start_after_s * 1000,
             "weight": weight,
             "most_queued": wish.most_queued,
             "most_running": most_running,
@@ -163,7 +166,7 @@ class QueueSteps(RuleBasedStateMachine):
         deadline = None if wish.lifetime_s is None else now_ms + wish.lifetime_s * 1000
         start_by = None if wish.start_by_s is None else now_ms + wish.start_by_s * 1000
         p = Prediction(prediction_id, wish.tenant, wish.lane, wish.cost, wish.affinity, deadline, start_by, wish.late)
-        p.wants_webhook, p.once_shown = wish.wants_webhook, wish.once_shown
+        p.wants_webhook, p.once_shown, p.start_after = wish.wants_webhook, wish.once_shown, options["start_after"]
         self.model.accept(p)
         return True
 

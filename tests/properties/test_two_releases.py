@@ -54,8 +54,8 @@ class MixedMachine(QueueMachine):
         self.either.coin.seed(seed)
 
     def submit(self, wish: Wish, limits: tuple[float, int | None, int]) -> bool:
-        """No run is of OpenAI's API: it is turned on once every process is at this release."""
-        return super().submit(wish._replace(once_shown=False), limits)
+        """No run is of OpenAI's API, and none is planned: 0.3.0 starts it at once."""
+        return super().submit(wish._replace(once_shown=False, start_after_s=None), limits)
 
     def _together(self, calls: list[Coroutine[Any, Any, Any]], fault: str) -> list[Any]:
         with self.either.one_release():

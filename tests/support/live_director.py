@@ -85,6 +85,7 @@ class Caller:
             "lifetime_ms",
             "deadline_status",
             "start_by_ms",
+            "start_after",
             "lane",
             "cost",
             "affinity",

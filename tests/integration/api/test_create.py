@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from director.core.ids import PredictionId, QueueName
 from director.core.policy import Policy
 from director.core.settings import ApiSettings
 from director.core.states import Status
+from director.core.view import iso
 from director.core.webhooks import new_secret
 from director.files.choose import store_in
 from director.files.store import file_name
@@ -30,7 +32,7 @@ from tests.integration.api.conftest import HELLO_VERSION, THUMBNAIL_VERSION, Ser
 from tests.support.api import PlayedDirector, api_client
 from tests.support.clock import FakeClock
 from tests.support.keyspace import dump
-from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 
 HOOK = "https://receiver.example/hook?id=7"
 
@@ -145,6 +147,38 @@ async def test_headers_set_the_deadline_and_the_latest_start(
     assert (claim.record.deadline, claim.record.deadline_status) == (claim.record.created + 90_000, "aborted")
     assert int(await redis.hget(keys.record(claim.id), "start_by") or 0) == claim.record.created + 90_000
     assert made["deadline"] > made["created_at"]
+
+
+async def test_planned_prediction_shows_when_it_may_start(api: AsyncClient, driver: QueueDriver) -> None:
+    made = (await create(api, headers={"X-Start-After": "1h", "Prefer": "wait=0.2"})).json()
+    record = await driver.record(PredictionId(made["id"]))
+    start = iso(record.start_after or 0)
+    assert datetime.fromisoformat(start) - datetime.fromisoformat(made["created_at"]) == timedelta(hours=1)
+    seen = (await api.get(f"/v1/predictions/{made['id']}")).json()["queue"]
+    assert (seen["reason"], seen["detail"]) == (
+        "start_after",
+        f"Its caller asked that it does not start before {start}.",
+    )
+    assert (await api.post(f"/v1/predictions/{made['id']}/cancel")).json()["status"] == "canceled"
+
+
+@pytest.mark.parametrize(("header", "value"), [("X-Start-By", "3600"), ("Cancel-After", "1h")])
+async def test_limit_that_passes_before_the_planned_start_is_refused(
+    api: AsyncClient, queue: QueueName, header: str, value: str
+) -> None:
+    refused = await create(api, headers={"X-Start-After": "1h", header: value})
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid_header")
+    assert refused.json()["detail"] == f"{header} must be later than X-Start-After, or it could never start"
+    assert (await create(api, headers={"X-Start-After": "59m", header: value})).status_code == 201
+
+
+async def test_another_planned_start_is_another_request(api: AsyncClient, queue: QueueName) -> None:
+    key = {"Idempotency-Key": "nightly"}
+    first = await create(api, headers={**key, "X-Start-After": "1h"})
+    again = await create(api, headers={**key, "X-Start-After": "1h"})
+    assert (again.json()["id"], again.headers["Idempotency-Replayed"]) == (first.json()["id"], "true")
+    for other in ({"X-Start-After": "2h"}, {}):
+        assert (await create(api, headers={**key, **other})).json()["code"] == "idempotency_mismatch"
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ HEADERS: Final = {
     "X-Cost": "2.5",
     "X-Affinity-Key": "session 7",
     "Cancel-After": "10m",
+    "X-Start-After": "5m",
     "traceparent": PARENT,
     "tracestate": "rojo=00f067aa0ba902b7",
 }
@@ -56,6 +57,7 @@ HIDDEN: Final = {
     "account",
     "api_token",
     "tokens",
+    "start_after",
     "budgeted",
     "endpoint",
     "once_shown",

@@ -43,6 +43,7 @@ FACTS: Final[Mapping[str, Any]] = {
     "secret": "2 4",
     "api_token": "0123456789abcdef",
     "budgeted": True,
+    "start_after": 1_700_000_000_000,
     "tokens": "250 512",
     "endpoint": "chat",
     "once_shown": True,
@@ -146,14 +147,15 @@ async def test_retry_of_an_operator_keeps_every_fact_but_its_own(driver: QueueDr
     answer = await services.across.retry([name], by="ops", ticket=lambda: "another", enter=enter)
     assert (answer.done, answer.refused) == (1, [])
     own = {"ticket": "another", "metered": False, "budgeted": False, "traceparent": "", "tracestate": ""}
+    own |= {"start_after": None}
     assert await facts_of(driver, entered[0].id) == {**WITHOUT_SECRET, **own}
     assert entered[0].lifetime_ms == LIFETIME_MS
 
 
-async def test_revival_keeps_every_fact_but_the_meter(driver: QueueDriver) -> None:
+async def test_revival_keeps_every_fact_but_the_meter_and_the_plan(driver: QueueDriver) -> None:
     name = await die(driver)
     assert await driver.revive(name)
-    assert await facts_of(driver, name) == {**WITHOUT_SECRET, **SETTLED}
+    assert await facts_of(driver, name) == {**WITHOUT_SECRET, **SETTLED, "start_after": None}
 
 
 async def test_migration_keeps_every_fact_but_version_and_queue(driver: QueueDriver, catalog: Catalog) -> None:

@@ -1,11 +1,19 @@
 import hashlib
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.predictions.bodies import affinity_digest, cancel_after_seconds, cost_units, preference, start_by_seconds
+from api.predictions.bodies import (
+    affinity_digest,
+    cancel_after_seconds,
+    cost_units,
+    preference,
+    start_after_ms,
+    start_by_seconds,
+)
 from api.web.errors import Problem
 
 
@@ -74,6 +82,37 @@ def test_a_start_is_asked_for_within_whole_seconds(text: str, seconds: int) -> N
     assert start_by_seconds(text) == seconds
 
 
+NOW_MS = 1_800_000_000_000  # 2027-01-15T08:00:00Z
+WEEK_MS = 7 * 86_400_000
+
+
+@pytest.mark.parametrize(
+    ("text", "after_s"),
+    [
+        ("30", 30),
+        ("8h", 28_800),
+        ("1h30m", 5_400),
+        (" 168h ", 604_800),
+        ("2027-01-15T09:00:00+01:00", 0),
+        ("2027-01-15t08:00:10z", 10),
+        ("2027-01-15 08:00:00.0005Z", 0.001),
+        ("2027-01-22T08:00:00Z", 604_800),
+        ("2026-01-01T00:00:00-05:00", -32_756_400),
+    ],
+)
+def test_a_start_is_planned_for_a_time_or_after_a_duration(text: str, after_s: float) -> None:
+    assert start_after_ms(text, NOW_MS) - NOW_MS == after_s * 1000
+
+
+@given(st.text() | st.text(alphabet="0123456789hmsTZ:-+ "))
+def test_a_planned_start_is_within_a_week_or_refused(text: str) -> None:
+    try:
+        at_ms = start_after_ms(text, NOW_MS)
+    except Problem:
+        return
+    assert at_ms <= NOW_MS + WEEK_MS
+
+
 @pytest.mark.parametrize(
     ("text", "cost"), [("1", 1), (" 2.5 ", 2.5), ("0.001", 0.001), ("1000000", 1_000_000), ("007", 7)]
 )
@@ -91,6 +130,14 @@ REFUSED: list[tuple[Callable[[str], object], str, tuple[str, ...]]] = [
         start_by_seconds,
         "X-Start-By must be a whole number of seconds from 1 to 86400",
         ("", "0", "-1", "86401", "1.5", "90s", "1e3", "٣٠", "9" * 5_000),
+    ),
+    (
+        partial(start_after_ms, now_ms=NOW_MS),
+        "X-Start-After must be a duration such as 8h or a time such as 2027-01-31T22:00:00Z",
+        (
+            *("", "-1", "+30", "1.5h", "168h1s", "9" * 5_000, "٣٠", "2027-01-22T08:00:00.001Z", "2027-13-01T00:00:00Z"),
+            *("2027-01-16", "2027-01-16T08:00:00", "2027-01-16T25:00:00Z", "2027-W03-1T08:00:00Z", "tomorrow"),
+        ),
     ),
     (
         cost_units,
