@@ -22,7 +22,8 @@
 --   ARGV[10] warm         the affinity key that the consumer served last. Within the account whose turn it is, one of the
 --                         first few with this key goes first; '' for none
 --   Returns  {state, why, {id, input, record as a flat list}, …}
---            state: 'ok', 'paused', 'open' (the breaker is open), or 'unknown' for a queue that is not registered
+--            state: 'ok', 'paused' (also out of its hours), 'open' (the breaker is open), or 'unknown' for a queue that is not
+--                   registered
 --            why it handed out no more: 'count', 'empty', 'budget' or 'bound' (most entries that one call looks at)
 --
 -- uses keys:     GROUP, clock, input, queue, record, stream
@@ -31,8 +32,8 @@
 -- uses ready:    delivered, next_set, ring, with_bit, without_bit
 -- uses pending:  add_to_backlog, correct_charge, count, count_ready, set, write_counts
 -- uses estimate: score, write_scores
--- uses share:    LANES, admit, backlog, flush, has_any, leave_turns, may_run, note_running, read_waiting, take_away,
---                write_clocks
+-- uses share:    LANES, admit, backlog, closed_until, flush, has_any, leave_turns, may_run, note_running, open_due,
+--                read_waiting, take_away, write_clocks
 -- uses breaker:  is_cool
 -- uses ends:     bury, end_if_late, end_now
 
@@ -71,6 +72,8 @@ end
 -- ── 2. may anything be handed out ───────────────────────────────────────────────────────────────────────────────────
 
 if paused == '1' then return { 'paused' } end
+share.open_due(queue, now)
+if share.closed_until(queue, '') then return { 'paused' } end
 -- A probe whose record is gone will never have a result: another prediction tries.
 local is_probe = (breaker_state == 'open' and breaker.is_cool(open_until, cool_ms, now))
   or (breaker_state == 'probing' and redis.call('EXISTS', keys.record(probe)) == 0)
@@ -113,7 +116,7 @@ local function read_from(stream, most)
   return reply and reply[1][2] or {}
 end
 
--- Its account is paused or at its limit: return it to its backlog, where its arrival puts it to the head. No attempt is
+-- Its account is paused, closed or at its limit: return it to its backlog, where its arrival puts it to the head. No attempt is
 -- counted. `leave_turns` reads what is gathered, so it is flushed before. The charge is taken back at the end of the call.
 local function put_back(id, r)
   share.take_away(id, r)
@@ -253,12 +256,11 @@ local function read_ready(lane, most)
   end
 end
 
--- No account has a turn. Without limits and pauses every account with a backlog has one, so then no backlog is left, even if
+-- No account has a turn. Without limits, pauses and hours every account with a backlog has one, so then no backlog is left, even if
 -- a lost key made the count wrong.
 local function clear_backlog_count(lane)
-  if backlogged[lane] == '0' or share.has_any(queue, 'limits') or share.has_any(queue, 'held') or share.has_any(queue, 'suspended') then
-    return
-  end
+  if backlogged[lane] == '0' or share.has_any(queue, 'limits') or share.has_any(queue, 'hours') then return end
+  if share.has_any(queue, 'held') or share.has_any(queue, 'suspended') then return end
   if redis.call('EXISTS', keys.queue(queue, 'vtime:' .. lane)) == 1 then return end
   pending.write_counts(queue)
   redis.call('HSET', meta, 'backlogged:' .. lane, 0)

@@ -2,16 +2,16 @@
 -- demand: count what a queue could run now or soon and what it runs, and return what it learned from its runs.
 --
 --   KEYS[1]  meta     hash  {p}:q:<queue>:meta
---   ARGV[1]  soon_ms  a retry that is due later is left out
+--   ARGV[1]  soon_ms  what is due later, or opens later, is left out
 --   Returns  {now, runnable, running, high, normal, low, slots_each, service_ms, paused, objectives}
---            runnable: without predictions of a paused queue or account, a suspended account, or beyond an account's limit.
+--            runnable: without those of a paused queue or account, a suspended account, out of hours, or beyond a limit.
 --                      Never too few: accounts beyond the first LOOK count as runnable
 --            high, normal, low: all that waits in each lane; service_ms, slots_each: 0 if unknown
 --            {}  the queue is not registered
 --
 -- uses keys:     QUEUE, clock, queue, record
 -- uses pending:  counted
--- uses share:    is_held, limits_of
+-- uses share:    closed_until, is_held, limits_of
 -- uses outlook:  look_at, waits_in
 
 local meta, queue, soon_ms, now = KEYS[1], keys.QUEUE, tonumber(ARGV[1]), keys.clock(ARGV[2])
@@ -20,13 +20,15 @@ local LOOK_AT = 500
 local m = outlook.look_at(queue, 'normal')
 if m.streams == '' then return {} end
 
+local function is_closed(account) return (share.closed_until(queue, account) or 0) > now + soon_ms end
+
 -- The number of predictions whose accounts may run nothing or no more, and those accounts.
 local function withheld()
   local sum, whose = 0, {}
-  for what, draw in pairs({ held = 'SRANDMEMBER', suspended = 'HRANDFIELD', limits = 'HRANDFIELD' }) do
+  for what, draw in pairs({ held = 'SRANDMEMBER', suspended = 'HRANDFIELD', limits = 'HRANDFIELD', hours = 'HRANDFIELD' }) do
     for _, account in ipairs(redis.call(draw, keys.queue(queue, what), LOOK_AT)) do
       local _, most = share.limits_of(queue, account)
-      local may = share.is_held(queue, account) and 0 or math.max(0, (most or math.huge) - pending.counted(queue, 'running', account))
+      local may = (share.is_held(queue, account) or is_closed(account)) and 0 or math.max(0, (most or math.huge) - pending.counted(queue, 'running', account))
       local stays = pending.counted(queue, 'queued', account) - may
       if stays > 0 and not whose[account] then sum, whose[account] = sum + stays, true end
     end
@@ -48,7 +50,7 @@ local function due_later(whose)
 end
 
 local runnable = 0
-if m.paused ~= '1' then
+if m.paused ~= '1' and not is_closed('') then
   local kept_back, whose = withheld()
   runnable = math.max(0, redis.call('ZCARD', keys.queue(queue, 'live')) - m.claimed - kept_back - due_later(whose))
 end

@@ -14,7 +14,7 @@
 -- uses keys:     QUEUE, clock, queue, record
 -- uses records:  TERMINAL, read
 -- uses log:      write
--- uses share:    has_any
+-- uses share:    has_any, write_hours
 -- uses requeue:  OLDER, put_in, take_out, take_over_limits
 
 local live, queue, to, from, most = KEYS[1], keys.QUEUE, ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -27,6 +27,8 @@ local function move(id, r)
   local due, since = requeue.take_out(id, r)
   local limits = share.has_any(queue, 'limits') and redis.call('HGET', keys.queue(queue, 'limits'), r.account)
   if limits then requeue.take_over_limits(to, r.account, string.match(limits, '^(%S+) (%S*) (%S+)$')) end
+  local hours = share.has_any(queue, 'hours') and redis.call('HGET', keys.queue(queue, 'hours'), r.account)
+  if hours and redis.call('HEXISTS', keys.queue(to, 'hours'), r.account) == 0 then share.write_hours(to, r.account, hours) end
   r.queue, r.arrival = to, tonumber(r.arrival) - requeue.OLDER
   local placed = requeue.put_in(id, r, due, since)
   -- its caller's estimate was for the other queue, and a held response was for the former version

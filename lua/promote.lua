@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- promote: put in line what is due now, retries and what its caller planned, and wake a director when an open breaker may be
--- tried.
+-- promote: put in line what is due now, retries and what its caller planned, give turns to accounts whose hours have begun,
+-- and wake a director when an open breaker may be tried. Claims give these turns too, but a model that is not loaded has none.
 --
 --   KEYS[1]  delayed  zset  {p}:q:<queue>:delayed
 --   ARGV[1]  limit    most promoted in this call
@@ -9,13 +9,14 @@
 -- uses keys:     QUEUE, clock, queue, record
 -- uses records:  TERMINAL, read
 -- uses ready:    ring
--- uses share:    file_now
+-- uses share:    file_now, open_due
 -- uses breaker:  is_cool
 
 local queue, limit, now = keys.QUEUE, ARGV[1], keys.clock(ARGV[2])
 
 local m = redis.call('HMGET', keys.queue(queue, 'meta'), 'breaker', 'open_until', 'cool_ms')
 
+share.open_due(queue, now)
 local promoted = 0
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, limit)) do
   redis.call('ZREM', KEYS[1], id)

@@ -4,14 +4,14 @@
 --   KEYS[1]  meta  hash  {p}:q:<queue>:meta
 --   Returns  {order, accepted, service_ms, account, lane, count, oldest_ms, account, …}
 --            order: an operator's, or ''; accepted: ever; service_ms: 0 if unknown; oldest_ms: age of the oldest of them
---            Without what is paused, suspended, beyond an account's limit, or backs off, and nothing while the breaker is
+--            Without what is paused, suspended, out of its hours, beyond an account's limit, or backs off, and nothing while the breaker is
 --            open. Accounts beyond the first LOOK of a lane count as one, ''
 --            {}  the queue is not registered
 --
 -- Sends 4 commands if nothing waits, and 3 more for each account and lane.
 --
 -- uses keys:     QUEUE, clock, queue, record
--- uses share:    LANES, backlog
+-- uses share:    LANES, backlog, closed_until
 -- uses outlook:  line_up, look_at
 -- uses breaker:  is_cool
 
@@ -54,7 +54,7 @@ local function add_ready()
   end
 end
 
-if m.paused == '1' or (m.breaker ~= '' and not (m.breaker == 'open' and breaker.is_cool(m.open_until, m.cool_ms, now))) then
+if m.paused == '1' or share.closed_until(queue, '') or (m.breaker ~= '' and not (m.breaker == 'open' and breaker.is_cool(m.open_until, m.cool_ms, now))) then
   return reply
 end
 add_ready()

@@ -34,7 +34,7 @@ if redis.call('EXISTS', keys.queue(queue, 'dead')) == 1 then return 'dead' end
 if redis.call('ZCOUNT', keys.queue(queue, 'directors'), now - SERVED_MS, now + SERVED_MS) > 0 then return 'served' end
 if only_asks then return 'done' end
 
-for _, what in ipairs({ 'bell', 'last', 'queued', 'running', 'limits', 'held', 'suspended', 'slots', 'tally', 'samples', 'deadline', 'directors' }) do
+for _, what in ipairs({ 'bell', 'last', 'queued', 'running', 'limits', 'held', 'suspended', 'hours', 'opens', 'slots', 'tally', 'samples', 'deadline', 'directors' }) do
   gone[#gone + 1] = keys.queue(queue, what)
 end
 redis.call('DEL', unpack(gone))

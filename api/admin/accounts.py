@@ -19,6 +19,7 @@ from api.web.http import Request, cursor_of, decode_body, json_response, page_af
 from api.web.route import CURSOR, NO_BODY, Answer, Body, Route
 from director.core.account_limits import DEFAULT, NO_LIMIT, AccountLimits
 from director.core.errors import SettingsError
+from director.core.hours import LONGEST
 from director.core.ids import LANES
 from director.core.schema import Page
 from director.core.view import iso
@@ -30,7 +31,7 @@ MAX_BODY: Final = 16_384
 LONGEST_S: Final = 10.0  # how long the call itself ends the predictions of a suspended account; a keeper does the rest
 DAY_MS: Final = 86_400_000
 Name = Annotated[str, Meta(pattern=ACCOUNT_NAME)]
-Limit = float | Literal["default"] | None
+Limit = float | Annotated[str, Meta(max_length=LONGEST)] | None
 Lane = Literal["high", "normal", "low"]
 Scoped = Literal["read", "run", "admin"]
 
@@ -43,7 +44,9 @@ class NewAccount(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class AccountChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Changeable fields. A limit is a number, null for none, or "default" for what the API's settings say."""
+    """Changeable fields. A limit is a number, null for none, or "default" for what the API's settings say. `open_hours`
+    is a text.
+    """
 
     type: AccountType | UnsetType = UNSET
     limits: dict[str, Limit] = {}
@@ -331,6 +334,9 @@ def _format_limits(limits: Mapping[str, Limit]) -> dict[str, str]:
     if not set(limits) <= set(AccountLimits.__struct_fields__):
         known = ", ".join(AccountLimits.__struct_fields__)
         raise invalid_field("enum", "limits", f"Has only {known}")
+    for name, value in limits.items():
+        if isinstance(value, str) and name != "open_hours" and value != DEFAULT:
+            raise invalid_field("type", f"limits.{name}", 'Is a number, null or "default"')
     written = {
         name: NO_LIMIT if value is None else value if isinstance(value, str) else f"{value:.15g}"
         for name, value in limits.items()

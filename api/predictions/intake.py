@@ -260,6 +260,8 @@ async def file_at(
     """
     heard = new if listener is None else listener.listen(services, new)
     kept = await store_input(services, heard, undo)
+    if new.open_hours:  # before its first prediction is there, so that none starts out of them
+        await services.scripts.hours(new.queue, new.open_hours, account=new.account, revision=new.limits_rev)
     listing = await list_for_account(services, version, kept, most_data, undo)
     accepted = await undo.enqueue(services.scripts.enqueue(kept))
     if accepted.replayed:
@@ -319,6 +321,7 @@ def check(
         most_queued=caps.max_queued,
         most_running=caps.max_running,
         limits_rev=account.limits_rev,
+        open_hours=caps.open_hours or "",
         metered=caps.meters_compute,
         budgeted=caps.has_budget,
         data_ttl_ms=None if caps.data_ttl_s is None else int(caps.data_ttl_s * 1000),

@@ -382,6 +382,10 @@ running = _of_queue("running", grows="callers: one of each account")
 """hash · account → number of its claims. Fields go at zero."""
 limits = _of_queue("limits", permanent="one field per account that has limits", grows="callers: one of each account")
 """hash · account → `<weight> <most running> <revision>`. By enqueue and limit."""
+hours = _of_queue("hours", permanent="one field per account that has open hours", grows="callers: one of each account")
+"""hash · account, or '' for the queue → `<revision> <hours>|<from>-<to> …`: its closures, ms. By hours."""
+opens = _of_queue("opens", permanent="one member per account that has open hours", grows="callers: one of each account")
+"""zset · account, or '' for the queue → when its hours begin next, ms. By hours; moved on by claim and promote."""
 held = _of_queue("held", permanent="accounts that an operator paused", grows="operators: one of each account")
 """set · accounts that an operator paused."""
 suspended = _of_queue("suspended", permanent="accounts that are suspended", grows="operators: one of each account")

@@ -262,7 +262,7 @@ def parse_outlook(reply: Sequence[bytes | int] | None) -> Outlook | None:
         return None
     position, ahead, p50, p90, reason, detail = reply
     words, by = reason.decode() if isinstance(reason, bytes) else "", b""
-    if words == "paused" and isinstance(detail, bytes):
+    if words in ("paused", "closed") and isinstance(detail, bytes):
         detail, _, by = detail.partition(b" ")
     return Outlook(int(position), int(ahead), number(p50), number(p90), words, number(detail), by.decode())
 

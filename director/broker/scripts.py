@@ -19,8 +19,10 @@ from director.broker import keys, replies
 from director.broker.gatherer import BATCH_BYTES, LARGE_BYTES, Arg, Gatherer, Traffic
 from director.broker.redis_client import text
 from director.core.account_limits import Bucket
+from director.core.clock import SystemClock
 from director.core.data_bytes import FOR_EVER_MS, NOTHING, Counted
 from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, SettingsError, UnknownQueue
+from director.core.hours import DAY_MS, closures
 from director.core.ids import LANES, FileId, Kind, Partition, PredictionId, QueueName, partition_of
 from director.core.policy import MAX_STREAMS, NONE, Lane, Objectives, Policy, decode_objectives, encode
 from director.core.schema import (
@@ -78,9 +80,12 @@ class Scripts:
             value = getattr(policy, name)
             if name.endswith("_s"):
                 args += [f"{name[:-2]}_ms", ms(value)]
-            elif name not in ("streams", "size", "objectives"):
+            elif name not in ("streams", "size", "objectives", "open_hours"):
                 args += [name, value]
-        return bool(await self._call("register", [keys.meta(queue)], args))
+        is_its = bool(await self._call("register", [keys.meta(queue)], args))
+        if is_its:
+            await self.hours(queue, policy.open_hours, revision=SystemClock().now_ms())
+        return is_its
 
     async def unregister(
         self, queue: QueueName, *, only_asks: bool = False, now_ms: int | None = None
@@ -153,6 +158,25 @@ class Scripts:
         _require_known(
             queue, await self._call("pause", [keys.meta(queue)], [int(paused), account, revision, by, now_ms])
         )
+
+    async def hours(
+        self,
+        queue: QueueName,
+        hours: str,
+        *,
+        account: str = "",
+        revision: int,
+        day: int | None = None,
+        now_ms: int | None = None,
+    ) -> bool:
+        """Set the open hours of an account in a queue, or of the queue; '' for always. Returns False if it is unknown.
+
+        An older revision than the known one changes nothing. `day`: the number of today by UTC, for tests.
+        """
+        if day is None:
+            day = SystemClock().now_ms() // DAY_MS
+        times = " ".join(f"{start}-{end}" for start, end in closures(hours, day)) if hours else ""
+        return bool(await self._call("hours", [keys.meta(queue)], [account, revision, hours, times, now_ms]))
 
     async def bound(self, queue: QueueName, *, mode: replies.Admission, max_queued: int | None = None) -> None:
         """Set how the queue treats more work than it can run; `max_queued` goes with `bounded`."""

@@ -43,6 +43,7 @@ LIMITS: Final = {  # the fields of AccountLimits
     "data_ttl_s": "seconds that data of terminal predictions is kept",
     "max_files_bytes": "bytes of stored files, outputs included",
     "max_data_bytes": "bytes in Redis of its predictions, waiting and terminal",
+    "open_hours": "when its predictions start, as '22:00-06:00 Europe/Berlin'",
     "weight": "its share of a queue; 1 is the default",
 }
 OPTIONS: Final = {name: f"--{name.replace('_', '-')}" for name in LIMITS}
@@ -127,7 +128,7 @@ def _compute(over: str, spent_s: float, reserved_s: float) -> list[str]:
     examples=("team-a --rate 10 --max-running 4",),
 )
 async def _set(backend: Backend, given: argparse.Namespace) -> Answer:
-    """Set limits: each is a number, none, or default for the value in the API's settings."""
+    """Set limits: each is a number (of open hours a text), none, or default for the value in the API's settings."""
     limits = {name: text for name in LIMITS if (text := getattr(given, name)) is not None}
     if not limits:
         raise SettingsError(f"name a limit: {', '.join(OPTIONS.values())}.")

@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 from msgspec.inspect import FloatType, IntType, StructType, UnionType, type_info
 
 from director.core.errors import SettingsError
+from director.core.hours import parse_hours
 
 BucketName = Literal["create", "read"]
 """create: requests that make a prediction; read: all others."""
@@ -32,7 +33,8 @@ class Bucket(Struct, frozen=True):
 
 
 class AccountLimits(Struct, frozen=True, kw_only=True):
-    """None means no limit, and for `data_ttl_s` the model's own lifetime.
+    """None means no limit, and for `data_ttl_s` the model's own lifetime. `open_hours`: the only times in which its
+    predictions start.
 
     A rate without a burst allows one second's worth at once. A burst without a rate has no effect.
     """
@@ -52,6 +54,7 @@ class AccountLimits(Struct, frozen=True, kw_only=True):
     data_ttl_s: Retention | None = None
     max_files_bytes: Bytes | None = None
     max_data_bytes: Bytes | None = None
+    open_hours: str | None = None
     weight: Annotated[float, Meta(ge=0.001, le=1000)] = 1.0
 
     @property
@@ -78,6 +81,8 @@ class AccountLimits(Struct, frozen=True, kw_only=True):
             for name in self.__struct_fields__
             if name in written
         }
+        if hours := given.get("open_hours"):
+            parse_hours(hours)
         try:
             return msgspec.convert({**msgspec.structs.asdict(self), **given}, AccountLimits, strict=False)
         except msgspec.ValidationError as exc:

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from director.core.errors import SettingsError
+from director.core.hours import parse_hours
 from director.core.policy import Lane, Objective, encode
 from director.core.runner_config import WrongRunnerConfig, decode_runner_config
 from director.core.settings import LIVE_SETTINGS, DirectorSettings
@@ -99,6 +100,7 @@ if TYPE_CHECKING:
 
     class ModelConfig(_ModelConfig, frozen=True):
         objectives: dict[Lane, Objective] | None
+        open_hours: str | None
 
         def __init__(self, **fields: Any) -> None: ...
 
@@ -133,6 +135,8 @@ def judge(config: ModelConfig) -> None:
             decode_runner_config(msgspec.json.encode(config.runner))
         except WrongRunnerConfig as exc:
             raise SettingsError(f"runner: {exc}") from exc
+    if config.open_hours:
+        parse_hours(config.open_hours)
     for url in config.servers or ():
         check_server_url(url, said_as="`servers`")
     if len({url.rstrip("/") for url in config.servers or ()}) < len(config.servers or ()):

@@ -76,9 +76,10 @@ class Policy(Struct, frozen=True, kw_only=True):
     """`streams` and `size` apply only to a new queue; all other fields apply once they are registered. `on_lost`: the
     fate of a run that began and was given back, because its director or server was lost or the director drained; `fail`
     is for models whose run must not happen twice. `lifetime_s`: of a prediction from its creation; callers may ask for
-    less. The breaker opens after `breaker_after` server faults in a row (0: never) and lets one prediction try after
-    `breaker_cool_s`. While open, the queue holds or refuses new predictions. `objectives` are only measured, and used
-    to suggest a number of directors.
+    less. `open_hours`: the only times in which anything starts, see `hours.py`; '' for always. The breaker opens
+    after `breaker_after` server faults in a row (0: never) and lets one prediction try after `breaker_cool_s`.
+    While open, the queue holds or refuses new predictions. `objectives` are only measured, and used to suggest a
+    number of directors.
     """
 
     streams: Annotated[int, Meta(ge=1, le=MAX_STREAMS)] = 16
@@ -93,4 +94,5 @@ class Policy(Struct, frozen=True, kw_only=True):
     breaker_after: int = 5
     breaker_cool_s: float = 30.0
     breaker_mode: BreakerMode = "hold"
+    open_hours: str = ""
     objectives: Objectives = NONE

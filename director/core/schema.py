@@ -183,8 +183,8 @@ NAMES: Final = {name.encode(): name for name in Record.__struct_encode_fields__}
 class NewPrediction(RequestFacts, frozen=True, kw_only=True):
     """A checked prediction that `enqueue` takes. Fields below `waiter` are for the script; the record keeps the others.
 
-    `weight`, `most_queued`, `most_running`: the account's limits in this queue, as of revision `limits_rev`; the queue
-    ignores older ones.
+    `weight`, `most_queued`, `most_running`, `open_hours`: the account's limits in this queue, as of revision
+    `limits_rev`; the queue ignores older ones.
     """
 
     id: PredictionId
@@ -196,6 +196,7 @@ class NewPrediction(RequestFacts, frozen=True, kw_only=True):
     most_running: int | None = None
     most_queued: int | None = None
     limits_rev: int = 0
+    open_hours: str = ""
     lifetime_ms: int | None = None
     start_by_ms: int | None = None
     bound: bool = False  # the idempotency key was bound to it before
@@ -240,7 +241,7 @@ class Event(Struct, frozen=True):
 class Outlook(Struct, frozen=True, array_like=True):
     """The outlook of a waiting prediction. `position`: in its account's line, from 1. `ahead`: predictions of all
     accounts before it. `p50_ms`, `p90_ms`: times until it starts, None if unknown. `detail`: a time or a number, by
-    `reason`. `by`: who paused the queue, if that is known.
+    `reason`. `by`: who paused the queue, if that is known; the zone of open hours.
     """
 
     position: int

@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 
 from director.core.account_limits import AccountLimits, Bytes, Compute, Count, Rate, Retention, Tokens
 from director.core.errors import SettingsError
+from director.core.hours import parse_hours
 from director.core.ids import MODEL_NAME, QUEUE_NAME
 from director.core.policy import BreakerMode, OnLost, Policy, decode_objectives
 from director.core.runner_config import RunnerKind
@@ -137,7 +138,7 @@ class ApiSettings(CommonSettings, frozen=True, kw_only=True):
 
     @property
     def account_limits(self) -> AccountLimits:
-        names = [name for name in AccountLimits.__struct_fields__ if name != "weight"]
+        names = [name for name in AccountLimits.__struct_fields__ if name not in ("weight", "open_hours")]
         return AccountLimits(**{name: getattr(self, f"account_{name}") for name in names})
 
 
@@ -199,6 +200,8 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     """Time until one prediction may try again; doubles each time."""
     breaker_mode: BreakerMode = "hold"
     """New predictions while nothing starts: hold them, or fail: refuse them with 503."""
+    open_hours: str = ""
+    """When predictions start, as `22:00-06:00 Europe/Berlin`; empty: always."""
     objectives: str = ""
     """Per lane, the share that starts within a time: `{"normal": {"share": 0.95, "within_s": 10}}`."""
     drain_s: Seconds = 30.0
@@ -252,6 +255,8 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
             promised = decode_objectives(self.objectives)
         except SettingsError as exc:
             raise SettingsError(f"DIRECTOR_OBJECTIVES: {exc}") from exc
+        if self.open_hours:
+            parse_hours(self.open_hours)
         other: dict[str, Any] = {"size": self.shard_size, "lifetime_s": self.lifetime_s or None, "objectives": promised}
         same = [name for name in Policy.__struct_fields__ if name not in other]
         return Policy(**other, **{name: getattr(self, name) for name in same})
@@ -265,7 +270,7 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
 # Settings of a director that an operator may change while it runs: fields of `ModelConfig`
 LIVE_SETTINGS: Final = (
     *("run_limit_s", "attempts", "on_lost", "backoff_s", "backoff_cap_s", "lifetime_s"),
-    *("breaker_after", "breaker_cool_s", "breaker_mode"),
+    *("breaker_after", "breaker_cool_s", "breaker_mode", "open_hours"),
 )
 
 

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, Raw, Struct
 
+from director.core.hours import show_opening
 from director.core.ids import Kind, created_ms_of
 from director.core.schema import LIFE, Eta, Event, Outlook, Place, Prediction, Record, Stored, Urls
 
@@ -97,6 +98,7 @@ REASONS: Final = {
     "account_suspended": "This account is suspended.",
     "breaker_open": "The model's servers failed several times in a row: nothing starts until one run has succeeded.",
     "limit_reached": "This account runs as many as it may at once: {}.",
+    "closed": "It waits for its open hours, which begin {}.",
     "start_after": "Its caller asked that it does not start before {}.",
     "backing_off": "Its last attempt was lost; the next one may start at {}.",
     "overloaded": "No server took it, for example because it was overloaded; it may start at {}.",
@@ -115,6 +117,8 @@ def place(outlook: Outlook, record: Record) -> Place:
     if words == "backing_off" and not record.history:  # an attempt that was lost is in the history
         words = "overloaded"
     shown = "" if detail is None else iso(detail) if outlook.reason in DATED else str(detail)
+    if words == "closed" and detail is not None:
+        shown = show_opening(detail, outlook.by)
     return Place(
         position=outlook.position,
         ahead=outlook.ahead,

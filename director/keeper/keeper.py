@@ -32,7 +32,7 @@ from director.keeper.recorder import Recorder
 from director.keeper.recounter import Recounter
 from director.keeper.registry import Registry
 from director.keeper.shares import Shares
-from director.keeper.sweeps import Reconciler, Sampler, expire, promote, retire
+from director.keeper.sweeps import Reconciler, Sampler, expire, promote, renew_hours, retire
 from director.keeper.tidier import Tidier
 from director.operate.overview import Overview
 from director.operate.scaling import Scaling
@@ -129,6 +129,8 @@ class Keeper:
             ("reaper", reaper.run_once, min(1.0, lease_s / 10)),
             ("recoverer", recoverer.look_through, 2 * lease_s),
             ("reconciler", reconciler.compare_all, 30.0),
+            # each time they are brought they are known for 8 days
+            ("renewer", partial(renew_hours, redis, scripts, registry), 600.0),
             ("retirer", partial(retire, scripts, registry), 300.0),
             # the shortest backoff is about one second
             ("promoter", partial(promote, scripts, registry, metering.note_promoted), 0.5),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from msgspec import Struct
+from redis.asyncio import Redis
 
 from director.broker.replies import Repair
 from director.broker.scripts import Scripts
@@ -15,6 +16,7 @@ from director.core.ids import PredictionId, QueueName
 from director.core.samples import MOST, PERIOD_S
 from director.keeper.registry import Registry
 from director.runtime.sweep import LIMIT, Place, Reply, sweep
+from director.store.records import hours_of
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +56,19 @@ async def promote(
         on_promoted(queue, count)
         log.info("retries are due", extra={"queue": queue, "count": count})
     return retries
+
+
+async def renew_hours(redis: Redis, scripts: Scripts, registry: Registry) -> dict[QueueName, int]:
+    """Bring the closures of later days to queues that have open hours. Returns how many hours each has."""
+    queues = await registry.queues()
+    kept = {queue: found for queue, found in zip(queues, await hours_of(redis, queues), strict=True) if found}
+
+    async def renew(queue: QueueName) -> int:
+        for account, (revision, hours) in kept[queue].items():
+            await scripts.hours(queue, hours, account=account, revision=revision)
+        return len(kept[queue])
+
+    return await sweep(kept, renew)
 
 
 class Expired(Struct, frozen=True):

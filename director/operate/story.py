@@ -318,6 +318,7 @@ def _turn(outlook: Outlook | None) -> str:
 
 STOPPED: Final = {
     "paused": "it is no longer paused",
+    "closed": "its open hours begin",
     "no_director": "a director serves its queue: none does now",
     "setup_failed": "the setup of a model server succeeds: each one fails now",
     "server_auth": "a model server accepts the key of its director",

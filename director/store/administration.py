@@ -176,7 +176,7 @@ async def _in_each(queues: Sequence[QueueName], act: Callable[[QueueName], Await
     await asyncio.gather(*map(one, queues))
 
 
-OF_QUEUES: Final = frozenset({"weight", "max_running"})
+OF_QUEUES: Final = frozenset({"weight", "max_running", "open_hours"})
 
 
 class MadeToken(Struct, frozen=True):
@@ -262,6 +262,12 @@ class Administration:
         async def tell(queue: QueueName) -> None:
             await self._scripts.limit(
                 queue, name, weight=limits.weight, most_running=most_running, revision=written.revision
+            )
+            await self._scripts.hours(
+                queue,
+                limits.open_hours or "",
+                account=name,
+                revision=written.revision,
             )
 
         await _in_each(await self._catalog.queues(), tell)

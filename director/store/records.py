@@ -21,6 +21,25 @@ async def queue_fields(redis: Redis, queues: Sequence[QueueName], names: Sequenc
     return await pipelined(redis, lambda pipe: [pipe.hmget(keys.meta(queue), names) for queue in queues])
 
 
+async def hours_of(redis: Redis, queues: Sequence[QueueName]) -> list[dict[str, tuple[int, str]]]:
+    """Return the open hours of accounts in each queue, and of the queue itself as '': their revision and text."""
+    found = await pipelined(redis, lambda pipe: [pipe.hgetall(keys.hours(queue)) for queue in queues])
+    return [
+        {
+            text(account): (int(revision), hours)
+            for account, kept in of.items()
+            for revision, hours in [_hours(kept)]
+            if hours
+        }
+        for of in found
+    ]
+
+
+def _hours(kept: bytes) -> tuple[str, str]:
+    revision, _, hours = text(kept).partition("|")[0].partition(" ")
+    return revision, hours
+
+
 async def statuses(redis: Redis, ids: Sequence[PredictionId]) -> list[str | None]:
     """Return the status of each prediction, None for one without a record."""
     found = await pipelined(redis, lambda pipe: [pipe.hget(keys.record(each), "status") for each in ids])

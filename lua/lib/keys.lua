@@ -25,13 +25,17 @@ function keys.stream(queue, lane, number) return keys.queue(queue, lane .. ':s' 
 function keys.kick(consumer) return 'kick:' .. consumer end
 function keys.ends(waiter) return 'kick:ends:' .. waiter end
 
--- Milliseconds by the server's clock, which is read once; a test may pass its own.
-keys.server_ms = nil
+-- Milliseconds by the server's clock, which is read once; a test may pass its own. `now`: what the last call returned.
+keys.server_ms, keys.now = nil, nil
 function keys.clock(given)
-  if given and given ~= '' then return tonumber(given) end
+  if given and given ~= '' then
+    keys.now = tonumber(given)
+    return keys.now
+  end
   if not keys.server_ms then
     local time = redis.call('TIME')
     keys.server_ms = time[1] * 1000 + math.floor(time[2] / 1000)
   end
-  return keys.server_ms
+  keys.now = keys.server_ms
+  return keys.now
 end

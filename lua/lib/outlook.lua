@@ -4,7 +4,7 @@
 -- uses ready:    choose_stream, delivered, next_set, waiting_in, without_bit
 -- uses pending:  counted, counts
 -- uses estimate: LATE90, expected_charge, means
--- uses share:    LANES, backlog, backlog_depths, has_any, is_calm, is_held, is_suspended, lane_clock, limits_of,
+-- uses share:    LANES, backlog, backlog_depths, closed_until, has_any, is_calm, is_held, is_suspended, lane_clock, limits_of,
 --                may_run
 
 outlook.TURNS_OF = { high = 8, normal = 3, low = 1 }
@@ -95,6 +95,7 @@ end
 -- The reason why nothing of this queue starts now, or nil.
 function outlook.stoppage(queue, m, now)
   if m.paused == '1' then return 'paused' end
+  if share.closed_until(queue, '') then return 'closed' end
   if m.breaker ~= '' then return 'breaker_open' end
   if now - m.recounted > keys.ALIVE_MS then return 'no_director' end
   if tonumber(m.slots) > 0 then return nil end
@@ -198,6 +199,9 @@ function outlook.reason_of(id, r, m, most, running, now)
     local noted = redis.call('HMGET', keys.queue(r.queue, 'meta'), 'paused_at', 'paused_by')
     return stopped, (noted[1] or '') .. ' ' .. (noted[2] or '')
   end
+  local opens, zone = share.closed_until(r.queue, '')
+  if not opens then opens, zone = share.closed_until(r.queue, r.account) end
+  if opens then return 'closed', string.format('%d %s', opens, zone) end
   if stopped then return stopped, '' end
   local due = id and redis.call('ZSCORE', keys.queue(r.queue, 'delayed'), id)
   if due then return 'backing_off', due end
@@ -206,7 +210,7 @@ function outlook.reason_of(id, r, m, most, running, now)
 end
 
 -- The duration of other reasons is unknown.
-outlook.MOVES = { backing_off = true, limit_reached = true, waiting_its_turn = true, loading = true, waiting_for_device = true }
+outlook.MOVES = { backing_off = true, closed = true, limit_reached = true, waiting_its_turn = true, loading = true, waiting_for_device = true }
 
 -- Milliseconds until it starts: (p50, p90), '' if unknown.
 function outlook.eta_of(r, m, position, ahead, most, running, delay_ms, now)
@@ -233,7 +237,8 @@ function outlook.planned_for(id, r, now)
 end
 
 -- The outlook of a waiting prediction, or of one that would be accepted now (`id` nil):
--- {position, ahead, p50_ms, p90_ms, reason, detail}; detail is a number or '', or '<since> <by>' of a paused queue.
+-- {position, ahead, p50_ms, p90_ms, reason, detail}; detail is a number or '', or '<since> <by>' of a paused queue, or
+-- '<opens> <zone>' out of hours.
 -- `m`: the result of outlook.look_at, if at hand.
 function outlook.of(id, r, now, m)
   m = m or outlook.look_at(r.queue, r.lane)
@@ -248,8 +253,10 @@ function outlook.of(id, r, now, m)
   ahead = outlook.ahead_of_all(r.lane, ahead, m)
   local reason, detail = outlook.reason_of(id, r, m, most, running, now)
   local p50, p90, runs = '', '', ''
-  if outlook.MOVES[reason] and not (m.swap and not m.swap.eta) then
+  local is_served = reason ~= 'closed' or (tonumber(m.slots) > 0 and now - m.recounted <= keys.ALIVE_MS)
+  if outlook.MOVES[reason] and is_served and not (m.swap and not m.swap.eta) then
     local delay_ms = reason == 'backing_off' and math.max(0, detail - now) or 0
+    if reason == 'closed' then delay_ms = string.match(detail, '^%d+') - now end
     if m.swap then delay_ms = m.swap.eta end
     p50, p90, runs = outlook.eta_of(r, m, position, ahead, most, running, delay_ms, now)
     -- the factors for waiting times learn from runs alone

@@ -2,7 +2,7 @@
 -- account's backlog. A claim that finds the streams empty admits the oldest prediction of the account with the least virtual
 -- time (served cost ÷ weight). An entry put into a stream before its turn would be served out of turn.
 --
--- uses keys:     queue, record, stream
+-- uses keys:     clock, now, queue, record, stream
 -- uses records:  TERMINAL, pick
 -- uses ready:    add_entry, choose_stream, offer, ring, with_bit
 -- uses pending:  add_to, add_to_backlog, clocks, corrections, count, count_ready, counted, ended_of, joining,
@@ -14,15 +14,16 @@ share.LOOK_AHEAD = 8 -- entries of the account's backlog that are read at once, 
 
 function share.backlog(queue, lane, account) return keys.queue(queue, 'backlog:' .. lane .. ':' .. account) end
 
--- Most queues have no limits and pauses: one command tells so. This is read once, since a script runs alone.
+-- Most queues have no limits, pauses and hours: one command tells so. This is read once, since a script runs alone.
 share.asked = {}
 function share.has_any(queue, what)
   local found = share.asked[queue]
   if not found then
     local limits, held, suspended = keys.queue(queue, 'limits'), keys.queue(queue, 'held'), keys.queue(queue, 'suspended')
+    local hours = keys.queue(queue, 'hours')
     found = {}
-    if redis.call('EXISTS', limits, held, suspended) > 0 then
-      found.limits = redis.call('EXISTS', limits) == 1
+    if redis.call('EXISTS', limits, held, suspended, hours) > 0 then
+      found.limits, found.hours = redis.call('EXISTS', limits) == 1, redis.call('EXISTS', hours) == 1
       found.held, found.suspended = redis.call('EXISTS', held) == 1, redis.call('EXISTS', suspended) == 1
     end
     share.asked[queue] = found
@@ -70,9 +71,31 @@ function share.is_held(queue, account)
   return share.is_suspended(queue, account) or (share.has_any(queue, 'held') and redis.call('SISMEMBER', keys.queue(queue, 'held'), account) == 1)
 end
 
+-- {p}:q:<queue>:hours  account, '' for the whole queue -> '<revision> <hours>|<from>-<to> …': when it is closed, in ms and in order
+-- {p}:q:<queue>:opens  the same -> when the first of these that is not over ends
+
+-- Return the end of the first closure that is not over, whether it has begun, and the zone of the hours; nil without any.
+-- After the last one it is open, until a create or a keeper brings more.
+share.hours = {} -- texts, read once, since a script runs alone
+function share.next_opening(queue, account, now)
+  local text = share.hours[queue .. account] or redis.call('HGET', keys.queue(queue, 'hours'), account) or ''
+  share.hours[queue .. account] = text
+  local zone, closures = string.match(text, '(%S*)|(.*)$')
+  for from, to in string.gmatch(closures or '', '(%d+)%-(%d+)') do
+    if now < tonumber(to) then return tonumber(to), now >= tonumber(from), zone end
+  end
+end
+
+-- Return when its hours begin, and their zone; nil while they are open. By the clock: no process has to open them.
+function share.closed_until(queue, account)
+  if not share.has_any(queue, 'hours') then return nil end
+  local to, is_closed, zone = share.next_opening(queue, account, keys.now or keys.clock(''))
+  if is_closed then return to, zone end
+end
+
 -- True if one more prediction of this account may run now.
 function share.may_run(queue, account)
-  if share.is_held(queue, account) then return false end
+  if share.is_held(queue, account) or share.closed_until(queue, account) then return false end
   local _, most = share.limits_of(queue, account)
   return not most or pending.counted(queue, 'running', account) < most
 end
@@ -165,6 +188,38 @@ end
 function share.note_running(queue, account)
   local _, most = share.limits_of(queue, account)
   if most then share.update_turns(queue, account) end
+end
+
+-- Its hours were set, or have begun: note when they begin again, and give it turns or none. That they end needs no step: a
+-- claim that comes to its turn takes the turns away.
+function share.note_hours(queue, account)
+  local opens = keys.queue(queue, 'opens')
+  local to = share.next_opening(queue, account, keys.now)
+  if to then
+    redis.call('ZADD', opens, to, account)
+  else
+    redis.call('ZREM', opens, account)
+  end
+  if account ~= '' then
+    share.update_turns(queue, account)
+  elseif not share.closed_until(queue, '') then
+    ready.ring(queue)
+  end
+end
+
+function share.write_hours(queue, account, text)
+  redis.call('HSET', keys.queue(queue, 'hours'), account, text)
+  share.asked[queue], share.hours[queue .. account] = nil, nil
+  share.note_hours(queue, account)
+end
+
+-- Give turns to accounts whose hours have begun, to some in each call.
+share.MOST_OPENED = 16
+function share.open_due(queue, now)
+  if not share.has_any(queue, 'hours') then return end
+  local due = redis.call('ZRANGEBYSCORE', keys.queue(queue, 'opens'), '-inf', now, 'LIMIT', 0, share.MOST_OPENED)
+  for _, account in ipairs(due) do share.note_hours(queue, account) end
+  if #due > 0 then redis.call('HSET', keys.queue(queue, 'meta'), 'moved_at', now) end
 end
 
 -- ── in and out ───────────────────────────────────────────────────────────────────────────────────────────────────

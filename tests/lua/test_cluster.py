@@ -158,6 +158,7 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
     await driver.pause(paused=False)
     await scripts.limit(queue, ACCOUNT, weight=2, most_running=9)
     await scripts.bound(queue, mode="bounded", max_queued=99)
+    assert await scripts.hours(queue, "00:00-24:00 UTC", account=ACCOUNT, revision=1)
     died = await driver.submit(lane="high")
     for _ in range(3):
         await driver.release(await driver.claim_one(consumer="gone"), spent=True)

@@ -1,4 +1,4 @@
-"""A prediction that its caller planned for later waits beside the line, and delays nobody, until its time."""
+"""A prediction that its caller planned for later waits beside the line until its time."""
 
 from typing import Any
 

@@ -55,7 +55,7 @@ class MixedMachine(QueueMachine):
 
     def submit(self, wish: Wish, limits: tuple[float, int | None, int]) -> bool:
         """No run is of OpenAI's API, and none is planned: 0.3.0 starts it at once."""
-        return super().submit(wish._replace(once_shown=False, start_after_s=None), limits)
+        return super().submit(wish._replace(once_shown=False, cost=min(wish.cost, 2)), limits)
 
     def _together(self, calls: list[Coroutine[Any, Any, Any]], fault: str) -> list[Any]:
         with self.either.one_release():

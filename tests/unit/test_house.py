@@ -74,6 +74,7 @@ PURE = (
     "director.core.errors",
     "director.core.view",
     "director.core.figures",
+    "director.core.hours",
     "director.core.ids",
     "director.core.data_uri",
     "director.core.json_pointer",

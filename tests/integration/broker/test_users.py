@@ -160,16 +160,16 @@ zrevrangebylex {a:a}:listing + -
 # Which part calls which script: the table in docs/reference/internals/scripts.md, and what each reads
 SCRIPTS: dict[Part, str] = {
     "api": """
-amend arrive bind bound budget cancel configure delist demand depart deploy drop enlist enqueue erase get limit migrate
-note order pause redeliver replay reserve resize retain revive rotate settle spend stats stay story stow unregister
-vacate withdraw
+amend arrive bind bound budget cancel configure delist demand depart deploy drop enlist enqueue erase get hours limit
+migrate note order pause redeliver replay reserve resize retain revive rotate settle spend stats stay story stow
+unregister vacate withdraw
 """,
     "keeper": """
-cancel contact deliver demand due expire fold forward get pause promote reap reconcile recount recover retire sample
-settle spend stats stow
+cancel contact deliver demand due expire fold forward get hours pause promote reap reconcile recount recover retire
+sample settle spend stats stow
 """,
     "run": """
-advance amend claim deliver extend finish forward get order pause register release stow survey unregister weigh
+advance amend claim deliver extend finish forward get hours order pause register release stow survey unregister weigh
 withdraw
 """,
 }
