@@ -604,9 +604,11 @@ class Scripts:
     ) -> replies.Canceled:
         return cast(replies.Canceled, await self._word("cancel", [keys.record(prediction_id)], [account, kind, now_ms]))
 
-    async def erase(self, prediction_id: PredictionId, *, account: str, now_ms: int | None = None) -> replies.Erased:
-        """Delete a terminal prediction with all its data but its files. Safe to repeat."""
-        return cast(replies.Erased, await self._word("erase", [keys.record(prediction_id)], [account, now_ms]))
+    async def erase(
+        self, prediction_id: PredictionId, *, account: str, kind: Kind = "", now_ms: int | None = None
+    ) -> replies.Erased:
+        """Delete a terminal prediction of this kind with all its data but its files. Safe to repeat."""
+        return cast(replies.Erased, await self._word("erase", [keys.record(prediction_id)], [account, kind, now_ms]))
 
     async def claim(
         self,

@@ -199,6 +199,29 @@ async def _suspend(backend: Backend, given: argparse.Namespace) -> Answer:
     return Answer({**facts, **msgspec.to_builtins(ended)}, f"{given.name} is suspended: {done}")
 
 
+@operator(
+    "account erase",
+    NAME,
+    flag("--keep-usage", "keep what it used, for its last invoice"),
+    flag("--yes", "do it: without this, only say what it would do"),
+    examples=("team-a --yes",),
+    epilog="Suspend the account with `--policy end` first. The command may be interrupted and repeated.",
+)
+async def _erase(backend: Backend, given: argparse.Namespace) -> Answer:
+    """Erase all that an account stored: predictions, files, deployments, usage, and its tokens. It stays suspended."""
+    if not given.yes:
+        await backend.accounts.refuse_unknown(given.name)
+        raise SettingsError(f"this cannot be undone: `director account erase {given.name} --yes` does it.")
+    with audit() as by:
+        erased = await backend.erasure.erase(given.name, keeps_usage=given.keep_usage, by=by, within_s=END_S)
+    text = (
+        f"{given.name} is erased: {several(erased.predictions, 'prediction')}, {several(erased.files, 'file')}, "
+        f"{several(erased.deployments, 'deployment')}, {several(erased.tokens, 'token')}, "
+        f"{several(erased.months, 'month')} of usage. A keeper deletes the files within an hour"
+    )
+    return Answer({"name": given.name, **msgspec.to_builtins(erased)}, text)
+
+
 @operator("account resume", NAME, examples=("team-a",))
 async def _resume(backend: Backend, given: argparse.Namespace) -> Answer:
     """End the suspension of an account, and release what was held."""

@@ -27,6 +27,7 @@ FIRST: Final = "0-0"  # before every entry
 ChangeKind = Literal[
     "accounts_brought",
     "account_created",
+    "account_erased",
     "account_resumed",
     "account_suspended",
     "account_type_set",

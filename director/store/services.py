@@ -16,6 +16,7 @@ from director.store.changes import Changes
 from director.store.dead import DeadLetters
 from director.store.deployments import Deployments
 from director.store.directors import Directors
+from director.store.erasure import Erasure
 from director.store.ledger import Ledger
 from director.store.models import Collections, Examples, ModelConfigs
 from director.store.owed import Owed
@@ -66,6 +67,9 @@ class Services:
         self.queues = Queues(redis, self.catalog, scripts)
         self.removal = Removal(redis, scripts, self.catalog)
         self.suspensions = Suspensions(redis, self.accounts, self.catalog, scripts, clock)
+        self.erasure = Erasure(
+            redis, scripts, clock, self.accounts, self.catalog, self.suspensions, self.deployments, self.changes
+        )
         self.trends = Trends(redis)
         self.administration = Administration(self.accounts, self.catalog, scripts, self.suspensions, self.changes)
 

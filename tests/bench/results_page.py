@@ -1,4 +1,6 @@
-"""Make the tables of docs/results.md: the last campaign that was kept, every bench's figures, and what is missing."""
+"""Make the tables of docs/reference/internals/measurements.md: the last campaign that was kept, the figures of every
+bench, and what is missing.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,7 +62,7 @@ MISSING: Final[Mapping[str, str]] = {
     " two trials of four minutes with 160 restarts of Redis and none of the API it rose from 66 MB to 69 and 70 MB, in"
     " the last 60 restarts by less than 1 MB",
     "a long campaign on Sentinel and on a Cluster": "two seeds of each ran, for little more than a minute each",
-    "throughput with more than two cores": "the machine has two. [The curves beyond](explanation/capacity.md) are"
+    "throughput with more than two cores": "the machine has two. [The curves beyond](../../explanation/capacity.md) are"
     " estimates from processor time",
     "disks, networks and machines that fail together": "all parts run on one machine. A power cut is played: the log is"
     " cut at its last sync",
@@ -146,7 +148,7 @@ def figures_tables(results: Mapping[str, Result]) -> str:
                 "",
             ]
             if bench.picture:
-                parts += [f"![{bench.title}](assets/{bench.picture})", ""]
+                parts += [f"![{bench.title}](../../assets/{bench.picture})", ""]
             parts += [*lined(("", "side", "median", "from round to round", "ours is"), rows), "", about(result), ""]
     return "\n".join(parts).rstrip()
 

@@ -51,3 +51,11 @@ async def test_an_erased_prediction_can_be_created_again_under_its_key(driver: Q
     await driver.finish(await driver.claim_one(), Status.FAILED)
     await driver.scripts.erase(first, account=ACCOUNT)
     assert await driver.submit(idempotency=key) != first
+
+
+async def test_training_is_erased_only_as_one(driver: QueueDriver) -> None:
+    training = await driver.submit(kind="training")
+    assert await driver.scripts.cancel(training, account=ACCOUNT, kind="training") == "canceled"
+    assert await driver.scripts.erase(training, account=ACCOUNT) == "unknown"
+    assert await driver.scripts.erase(training, account=ACCOUNT, kind="training") == "erased"
+    assert not [key for key in await dump(driver.redis) if training in str(key)]

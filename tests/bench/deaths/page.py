@@ -1,4 +1,4 @@
-"""Keep what the trials found as JSON, and show it as the table of docs/results.md."""
+"""Keep what the trials found as JSON, and show it as the table of docs/reference/internals/measurements.md."""
 
 from collections import Counter
 from collections.abc import Callable

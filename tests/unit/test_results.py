@@ -1,0 +1,21 @@
+import re
+from pathlib import Path
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_each_figure_of_the_results_is_in_the_measurements() -> None:
+    """The short page is written by hand. Where a new campaign or bench is kept, this says which figure to change."""
+    measured = (DOCS / "reference/internals/measurements.md").read_text(encoding="utf-8")
+    figures = re.findall(r"\*\*([\d,.]+)(?: m?s)?\*\*", (DOCS / "results.md").read_text(encoding="utf-8"))
+    assert len(figures) > 15
+    assert [one for one in figures if not re.search(rf"(?<![\d.,]){re.escape(one)}(?![\d.,]\d)", measured)] == []
+
+
+def test_first_figures_of_the_start_page_are_those_of_the_results() -> None:
+    results = (DOCS / "results.md").read_text(encoding="utf-8")
+    for page in (DOCS / "index.md", DOCS.parent / "README.md"):
+        text = page.read_text(encoding="utf-8")
+        found = re.search(r"Lost of ([\d,]+) accepted predictions, while ([\d,]+) faults", text)
+        assert found, page
+        assert all(f"**{one}**" in results for one in found.groups())
