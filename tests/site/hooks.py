@@ -6,6 +6,7 @@ site that would load anything from elsewhere or has a link, in made HTML too, th
 import os
 import re
 import subprocess
+import tomllib
 from html import unescape
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -23,6 +24,7 @@ SOURCE: Final = "source"  # the folder of the site that has pages from outside d
 # Weights of pages in the search, where titles alone rank the wrong page first
 WEIGHTS: Final = {"how-to/own-model.md": 4, "reference/http/types.md": 0.2}
 WEIGHT_OF_SOURCE: Final = 0.2
+SEARCH: Final = tomllib.loads((ROOT / "tests/site/search.toml").read_text(encoding="utf-8"))
 MERMAID: Final = re.compile(r"```mermaid\nstateDiagram-v2\n.*?```", re.DOTALL)
 LINK: Final = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])+)\]\(([^)\s]+)\)")
 FENCE: Final = re.compile(r"(^```.*?^```$|^(?: {4}[^\n]*\n)+|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
@@ -48,8 +50,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name in pages_of_repository():
         text = (ROOT / name).read_text(encoding="utf-8")
         files.append(File.generated(config, f"{SOURCE}/{name}", content=text))
-    if unknown := [name for name in WEIGHTS if files.get_file_from_path(name) is None]:
-        raise PluginError(f"WEIGHTS of the search names pages that are missing: {', '.join(unknown)}")
+    if unknown := [name for name in (*WEIGHTS, *SEARCH["words"]) if files.get_file_from_path(name) is None]:
+        raise PluginError(f"The search has weights or words of pages that are missing: {', '.join(unknown)}")
     return files
 
 
@@ -58,6 +60,8 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
     is_source = here.startswith(f"{SOURCE}/")
     in_repository = here.removeprefix(f"{SOURCE}/") if is_source else f"docs/{here}"
     page.meta["search"] = {"boost": WEIGHT_OF_SOURCE if is_source else WEIGHTS.get(here, 1)}
+    if words := SEARCH["words"].get(here):
+        page.meta["tags"] = words  # the search reads them, and nothing else does
     text = MERMAID.sub(lambda _: state_diagram(), inline(markdown))
     return filled(
         CODE_OR_LINK.sub(lambda found: found[0] if found[3] else link(found, in_repository, here, config, files), text)
