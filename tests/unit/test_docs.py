@@ -88,7 +88,7 @@ def test_tree_in_the_readme_shows_every_package_with_its_lines() -> None:
 
 
 def test_table_of_packages_on_the_page_has_the_rows_of_the_test_of_imports() -> None:
-    page = (ROOT / "docs/explanation/architecture.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/reference/internals/packages.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`.*?) \|", page.partition("## Packages")[2], re.MULTILINE)
     named = set(re.findall(r"`([\w.]+)`", "".join(rows)))
     not_in_test = {"lua", "director.examples"}
