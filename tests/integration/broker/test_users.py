@@ -49,6 +49,7 @@ SAMPLES: dict[str, Any] = {
     "order": "created",
     "partition": Partition(7),
     "prediction_id": ID,
+    "process": "p1",
     "purpose": "files",
     "queue": QUEUE,
     "tenant": "a",
