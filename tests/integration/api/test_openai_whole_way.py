@@ -212,17 +212,29 @@ async def test_server_lost_before_the_first_chunk_is_not_noticed(
     assert (call.status, call.data, len(model.bodies)) == (200, [*CHUNKS, b"[DONE]"], 2)
 
 
-async def test_server_lost_after_a_chunk_is_an_error_and_no_second_text(
-    queue: QueueName, http: AsyncClient, model: ModelServer, redis: Redis
+async def test_server_lost_after_the_role_is_not_noticed(
+    queue: QueueName, http: AsyncClient, model: ModelServer
 ) -> None:
     call = Stream(http, body_of())
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(call.read)
         model.say(CHUNKS[0])
         await call.has(1)
+        model.say("break", *CHUNKS, None)
+    assert (call.status, call.data, len(model.bodies)) == (200, [*CHUNKS, b"[DONE]"], 2)
+
+
+async def test_server_lost_after_a_chunk_is_an_error_and_no_second_text(
+    queue: QueueName, http: AsyncClient, model: ModelServer, redis: Redis
+) -> None:
+    call = Stream(http, body_of())
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call.read)
+        model.say(*CHUNKS[:2])
+        await call.has(2)
         model.say("break")
-    first, error = call.data
-    assert (first, json.loads(error)["error"]["code"]) == (CHUNKS[0], "server_lost")
+    *came, error = call.data
+    assert (came, json.loads(error)["error"]["code"]) == (CHUNKS[:2], "server_lost")
     assert len(model.bodies) == 1
     await slots_are_free(redis, queue)
 

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -472,14 +473,23 @@ async def test_call_of_openai_is_answered_by_the_site_that_took_it(
 async def test_stream_without_room_at_any_site_is_filed_nowhere(
     service: Service, eu: Place, us: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise QueueRefused("too_many_streams")
+
     await speak_openai(eu, us)
-    monkeypatch.setattr(stream_readers.Readers, "reserve", lambda *_, **__: None)
+    monkeypatch.setattr(stream_readers.Readers, "reserve", refuse)
     async with service.api(openai=True) as api:
         headers = {"Idempotency-Key": "k"}
         body = {"model": MODEL, "stream": True}
         answer = await api.post("/openai/v1/chat/completions", json=body, headers=headers)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "too_many_streams")
     assert (await eu.has(), await us.has()) == (0, 0)
+
+
+async def count_noted(at: Place) -> int:
+    """Count the calls that a keeper would cancel if their process died."""
+    redis = at.driver.redis
+    return sum([await redis.scard(key) for key in await redis.keys("*:calls:*")])
 
 
 @pytest.mark.parametrize("streams", [True, False])
@@ -500,6 +510,8 @@ async def test_call_that_moves_while_it_waits_is_answered_by_its_new_site(
         [key] = await eu.driver.redis.keys("*:rec:*")
         await move(PredictionId(key.decode().rpartition(":")[2]), eu, us)
         claim = await us.director.claim()
+        for at, count in ((us, 1), (eu, 0)):
+            await eventually(partial(count_noted, at), "its process is noted at the new site", until=count.__eq__)
         seq = await us.director.begin(claim, CHUNK)
         await us.director.finish(claim, output=b'{"whole":1.0}', seq=seq)
     [answer] = answers

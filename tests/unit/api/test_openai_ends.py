@@ -42,7 +42,7 @@ async def say_nothing() -> tuple[bytes, float]:
 
 
 def chunks_of(*, restarts: bool = False, is_open: bool = True) -> Chunks:
-    chunks = Chunks(restarts=restarts, say=say_nothing)
+    chunks = Chunks(restarts=restarts, write_comment=say_nothing)
     chunks.is_open = is_open
     return chunks
 
