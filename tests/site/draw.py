@@ -178,7 +178,7 @@ def row(one: Mapping[str, Any]) -> Iterator[str]:
     (x, y), (wide, high) = one["at"], one["size"]
     for index, letter in enumerate(one["tiles"]):
         left = x + index * (wide + 4)
-        yield f'<rect x="{left}" y="{y}" width="{wide}" height="{high}" rx="5" class="{TILES[letter]}"/>'
+        yield f'<rect x="{left}" y="{y}" width="{wide}" height="{high}" rx="5" class="{TILES.get(letter, "own")}"/>'
         yield line_of(letter, left + wide / 2, y + high / 2 + 5, kind="head")
 
 
@@ -193,8 +193,8 @@ def draw(source: str) -> str:
     told = tomllib.loads(source)
     boxes = {one["name"]: one for one in told.get("box", []) if "name" in one}
     parts = [
+        *(part for one in told.get("arrow", []) for part in arrow(one, boxes)),  # below the boxes that they pass
         *(part for one in told.get("box", []) for part in box(one)),
-        *(part for one in told.get("arrow", []) for part in arrow(one, boxes)),
         *(part for one in told.get("row", []) for part in row(one)),
         *(part for one in told.get("text", []) for part in words_of(one)),
     ]
