@@ -62,7 +62,7 @@ Outcome = Literal["ok", "fail", "crash", "hang", "slow_cancel", "sick", "freeze"
 
 
 class Odd(Struct, frozen=True):
-    """An odd answer of a server that is ready, and what it must come to: docs/explanation/outcomes.md. OUTPUT in `body`
+    """An odd answer of a server that is ready, and what it must come to: docs/reference/outcomes.md. OUTPUT in `body`
     stands for the run's output.
     """
 

@@ -16,7 +16,7 @@ from director.servers.runners.runner import Ended, Health, HealthStatus, Outcome
 
 
 class Observation(StrEnum):
-    """A runner saw this of the answer to a run. The texts are rows of docs/explanation/outcomes.md."""
+    """A runner saw this of the answer to a run. The texts are rows of docs/reference/outcomes.md."""
 
     OUTPUT = "a complete answer with the output"
     ERROR = "a complete answer that says that the model failed"
