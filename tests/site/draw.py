@@ -64,7 +64,7 @@ svg.drawing .bad-arrow{{stroke:var(--bad-line)}}
 svg.drawing .bad-tip{{fill:var(--bad-line);stroke:none}}
 """.strip().replace("\n", "")
 DARK: Final = "@media (prefers-color-scheme:dark){svg.drawing{%s}}"
-TILES: Final = {"A": "own", "B": "warm", "C": "good"}
+TILES: Final = {"A": "own", "B": "warm", "C": "good", "↻": "plain"}
 NARROW: Final = frozenset("ijlt.,:;'|!()[]I f")
 WIDE: Final = frozenset("mwMW…→")
 PICTURE: Final = re.compile(r"!\[[^\]]*\]\((?:\.\./)*assets/drawings/([\w-]+)\.svg\)")
