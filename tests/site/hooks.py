@@ -31,6 +31,8 @@ FENCE: Final = re.compile(r"(^```.*?^```$|^(?: {4}[^\n]*\n)+|`[^`\n]+`)", re.DOT
 CODE_OR_LINK: Final = re.compile(f"{LINK.pattern}|{FENCE.pattern}", re.DOTALL | re.MULTILINE)
 ANCHOR: Final = re.compile(r"""\sid=["']?([^"'\s>]+)""")
 HREF: Final = re.compile(r"""<a\s[^>]*\bhref=["']?(?![a-z+]+:|//)([^"'\s>]+)""")
+ALERT: Final = re.compile(r"^> \[!([A-Z]+)\]\n((?:>.*\n)+)", re.MULTILINE)  # a box, as code hosts write it
+BOXES: Final = {"WARNING": "A trap", "NOTE": "Note"}
 FROM_ELSEWHERE: Final = re.compile(
     r"""<(?:script|img|iframe|source|video|audio)[^>]*\ssrc=["']?(?:https?:)?//"""
     r"""|<link(?![^>]*rel=["']?canonical)[^>]*\shref=["']?(?:https?:)?//|url\(["']?(?:https?:)?//""",
@@ -62,10 +64,16 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
     page.meta["search"] = {"boost": WEIGHT_OF_SOURCE if is_source else WEIGHTS.get(here, 1)}
     if words := SEARCH["words"].get(here):
         page.meta["tags"] = words  # the search reads them, and nothing else does
-    text = MERMAID.sub(lambda _: state_diagram(), inline(markdown))
+    text = ALERT.sub(box, MERMAID.sub(lambda _: state_diagram(), inline(markdown)))
     return filled(
         CODE_OR_LINK.sub(lambda found: found[0] if found[3] else link(found, in_repository, here, config, files), text)
     )
+
+
+def box(found: re.Match[str]) -> str:
+    """Return an alert of a code host as the box that the site has for it."""
+    body = re.sub(r"^> ?", "    ", found[2], flags=re.MULTILINE)
+    return f'!!! {found[1].lower()} "{BOXES[found[1]]}"\n\n{body}'
 
 
 def link(found: re.Match[str], name: str, here: str, config: MkDocsConfig, files: Files) -> str:
