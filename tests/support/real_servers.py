@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import pytest
 from msgspec import Struct
 
 APPS: Final = Path(__file__).parents[1] / "integration" / "servers" / "real"
@@ -206,6 +205,8 @@ def python_with(name: str, packages: tuple[str, ...]) -> Path:
     install = (sys.executable, "-m", "pip", "--python", str(python), "install", "-q", *packages)
     done = subprocess.run(install, capture_output=True, text=True)
     if done.returncode:
+        import pytest  # only here: the documentation shows the notes, and is built without the tools of the tests
+
         pytest.skip(f"{name} cannot be installed here: {done.stderr[-200:].strip()}")
     installed.write_text("\n".join(packages))
     return python

@@ -1,4 +1,8 @@
 import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -108,3 +112,18 @@ def test_every_python_file_named_on_a_page_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     named = set(PYTHON_FILE.findall(text)) - USERS - set(WRITTEN.findall(text))
     assert [name for name in sorted(named) if not any((root / name).is_file() for root in roots)] == []
+
+
+def test_documentation_is_built_without_the_tools_of_the_tests() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    named = {extra: {re.split(r"[^\w.-]", one)[0].lower() for one in extras[extra]} for extra in ("test", "docs")}
+    only_of_tests = named["test"] - named["docs"]
+    modules = [
+        module for module, whose in packages_distributions().items() if {w.lower() for w in whose} & only_of_tests
+    ]
+    assert "pytest" in modules
+    lines = ["import sys", f"sys.modules.update(dict.fromkeys({modules!r}))", "import tests.site.hooks"]
+    built = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0, built.stderr
