@@ -3,9 +3,9 @@
 I14: equal tenants get equal shares while all wait, and light tenants do not wait for a heavy one. The evidence is the
 server's log of arrivals and claims, wherever each of the equal tenants of a lane had something waiting. A share is slot
 time. Under faults slots cannot end what they hold, so a share is then model server time, without work that was lost
-with a server. A freeze also keeps slots before and after a run. The queue can charge that only when it is over, so it
-counts only as far as it brings the shares together. A wait is counted in turns of other predictions: while nothing is
-claimed, time says nothing about fairness.
+with a server. A freeze also keeps slots before and after a run, and so does a cut between a director and its server.
+The queue can charge that only when it is over, so it counts only as far as it brings the shares together. A wait is
+counted in turns of other predictions: while nothing is claimed, time says nothing about fairness.
 
 I19: a bystander is served beside hungry and hostile neighbours almost as without them.
 """
@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from director.core.figures import jain
 from director.core.states import TERMINAL
-from director.lab.chaos.evidence import Evidence, Findings, Stretch, Try, depends_on, group, stretches
+from director.lab.chaos.evidence import Evidence, Findings, Stretch, Try, Window, depends_on, group, stretches
 from director.lab.chaos.journal import Arrived
 from director.lab.chaos.plan import ALONE, BESIDE, EQUAL, HEAVY, NEIGHBOURS, Plan
 from director.lab.chaos.recovery import percentile
@@ -38,7 +38,7 @@ class Wait(Struct, frozen=True):
 
 
 class Share(NamedTuple):
-    """Slot time of one tenant: what its runs used, and what only a freeze kept."""
+    """Slot time of one tenant: what its runs used, and what only a freeze or a cut kept."""
 
     used_ms: int = 0
     kept_ms: int = 0
@@ -54,7 +54,7 @@ class Saturation(Struct, frozen=True, kw_only=True):
     served_ms: dict[str, int]
     light: Wait
     heavy: Wait
-    kept_ms: dict[str, int] = {}  # the part of `served_ms` for which a freeze kept slots; older reports lack it
+    kept_ms: dict[str, int] = {}  # the part of `served_ms` for which faults kept slots; older reports lack it
 
 
 def equal_shares(evidence: Evidence) -> Findings:
@@ -62,7 +62,7 @@ def equal_shares(evidence: Evidence) -> Findings:
         within = f"in {(each.end - each.begin) / 1000:.1f} s of a full {each.lane} lane"
         is_judged = sum(each.served_ms.values()) >= SHORTEST_MS * len(each.served_ms)
         if is_judged and each.jain < (QUIET_JAIN if each.is_quiet else JAIN):
-            shares = f"{each.served_ms}, of which freezes kept {each.kept_ms}"
+            shares = f"{each.served_ms}, of which faults kept {each.kept_ms}"
             yield each.queue, f"{within}, equal tenants got shares with an index of {each.jain:.3f}: {shares}"
         light, heavy = each.light.turns, each.heavy.turns
         if light is not None and heavy is not None and light > heavy:
@@ -174,8 +174,8 @@ def _measure_hold(evidence: Evidence, prediction_id: str, begin: int, end: int) 
 
 
 def _ran(evidence: Evidence, prediction_id: str, begin: int, end: int) -> Share:
-    """Return how long its successful run took, and how long a freeze kept its slot before and after that run: a
-    director froze between claim and run, or before it took the result.
+    """Return how long its successful run took, and how long a fault kept its slot before and after that run: a
+    director froze between claim and run, or before it took the result, or nothing passed between it and its server.
     """
     runs = [run for run in evidence.runs.get(prediction_id, []) if run.outcome == "succeeded"]
     if not runs:
@@ -184,13 +184,27 @@ def _ran(evidence: Evidence, prediction_id: str, begin: int, end: int) -> Share:
     claimed = max(
         (claim.at for claim in evidence.claims.get(prediction_id, []) if claim.at <= run.began), default=run.began
     )
-    freezes = [fault for fault in evidence.faults if fault.is_freeze and fault.target in parts]
-    until = max((freeze.end for freeze in freezes if freeze.overlaps(run.ended, run.ended)), default=run.ended)
+    keeps = [fault for fault in evidence.faults if fault.target in parts and _keeps_slots(fault)]
+    # a director may give its server up before a cut is over
+    given_up = min([evidence.until, *evidence.ends(prediction_id)])
+    until = max(
+        (
+            fault.end if fault.is_freeze else min(fault.end, given_up)
+            for fault in keeps
+            if fault.overlaps(run.ended, run.ended)
+        ),
+        default=run.ended,
+    )
     kept, since = _within(run.ended, until, begin, end), claimed
-    for freeze in sorted(freezes, key=lambda freeze: freeze.begin):
-        kept += _within(max(freeze.begin, since), min(freeze.end, run.began), begin, end)
-        since = max(since, freeze.end)
+    for fault in sorted(keeps, key=lambda fault: fault.begin):
+        kept += _within(max(fault.begin, since), min(fault.end, run.began), begin, end)
+        since = max(since, fault.end)
     return Share(_within(run.began, run.ended, begin, end), kept)
+
+
+def _keeps_slots(fault: Window) -> bool:
+    # a run whose end cannot be written has left its slot, so a cut from Redis keeps none
+    return fault.is_freeze or (fault.is_cut and fault.target.endswith(":cog"))
 
 
 def _within(since: int, until: int, begin: int, end: int) -> int:

@@ -377,11 +377,11 @@ def too_long(*, ended: int) -> list[Line]:
     ]
 
 
-def held_by_a_freeze(*, until: int = 3_950) -> list[Line]:
+def held_by_a_freeze(kind: str = "stop_director", target: str = "director-2", *, until: int = 3_950) -> list[Line]:
     """Return a rush in which a director freezes between its claim for the third tenant and the run, at 4,000 ms."""
     claim = claimed("2-15", 1_510)
     lines = [line for line in rush(39, 39, 15) if not (isinstance(line, Claimed) and line.id == "2-15")]
-    return [*lines, claim, *fault("stop_director", "director-2", 1_515, until)]
+    return [*lines, claim, *fault(kind, target, 1_515, until)]
 
 
 def rush(*shares: int, light_ms: int = 300, heavy_ms: int = 9_000) -> list[Line]:
@@ -756,6 +756,18 @@ KEPT: dict[str, list[Line]] = {
         *runs((300, 940), (5_000, 5_040), crashed=True),
     ],
     "a rush, and a director that froze before the run that it had claimed for one tenant": held_by_a_freeze(),
+    "a rush, and a director that was cut from its server before that run": held_by_a_freeze(
+        "black_hole", "director-2:cog"
+    ),
+    "a rush, and a director that was cut from its server while one tenant had several of its slots": [
+        *rush(39, 39, 39, 39),
+        *[
+            line
+            for number in range(2)
+            for line in plain(f"kept-{number}", 0, 1_000, 1_100, plan="rush", tenant="t0", server="cog-9", pid=99)
+        ],
+        *fault("partition", "director-9:cog", 1_050, 3_950),
+    ],
     "a rush, and a director that froze while one tenant had several of its slots": [
         *rush(39, 39, 39, 39),
         *[
@@ -1001,6 +1013,8 @@ BROKEN: list[tuple[str, str, list[Line]]] = [
     ("I14", "an index of 0.8", [*rush(39, 39, 15), *fault("kill_director", "director-0", 900, 1_100)]),
     ("I14", "an index of 0.8", [*rush(39, 39, 15), *fault("stop_director", "director-0", 1_505, 3_900)]),
     ("I14", "an index of 0.9", held_by_a_freeze(until=1_900)),
+    ("I14", "an index of 0.9", held_by_a_freeze("black_hole", "director-2:cog", until=1_900)),
+    ("I14", "an index of 0.8", held_by_a_freeze("black_hole", "director-2:redis")),
     (
         "I14",
         "light tenants waited for 37 turns of others, the heavy one for 18",
