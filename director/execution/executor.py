@@ -71,9 +71,7 @@ NO_ENDPOINT: Final = Ended(
     outcome=Outcome.INVALID, error="The server of this model does not have this endpoint of OpenAI's API"
 )
 NO_SLOT: Final = Ended(outcome=Outcome.REFUSED, code=tracker.CLAIMED_AHEAD)
-ONE_ALONE: Final = Ended(
-    outcome=Outcome.REFUSED, error="Another prediction that was lost runs alone here", retry_after_s=2
-)
+ONE_ALONE: Final = Ended(outcome=Outcome.REFUSED, error="Another prediction that was lost twice runs alone here")
 GONE: Final = "The destination of this training is gone, or the version that it trained is."
 
 
@@ -199,9 +197,8 @@ class Run:
                 return
             self._meter.ahead_s = self._now() - waits_since
         record = self._claim.record
-        # Its last run was lost with its server, and may have taken others along
-        if record.history.endswith(" server_lost") and not await permits.be_alone(self._permit):
-            self._apply(ONE_ALONE)
+        if _may_kill_servers(record, self._executor.policy.attempts) and not await permits.be_alone(self._permit):
+            self._apply(replace(ONE_ALONE, retry_after_s=_alone_again_s(record.claims)))
             return
         crash.at("before_put")
         request = RunRequest(
@@ -552,6 +549,19 @@ def _may_have_begun(active: ActiveClaim, end: tracker.GiveBack) -> bool:
     if end.fault is tracker.ErrorClass.INFRASTRUCTURE or active.tracker.is_accepted:
         return True
     return end.fault is None and active.tracker.began_at is not None
+
+
+def _may_kill_servers(record: Record, attempts: int) -> bool:
+    """Return whether its input may be what kills its servers: two were lost with it, or one before its last attempt. A
+    single loss says little, since one death ends all runs of a server: fifty would be repeated one by one.
+    """
+    lost = record.history.count(" server_lost")
+    return lost > 1 or (lost > 0 and record.attempt >= attempts)
+
+
+def _alone_again_s(claims: int) -> float:
+    """Return the wait until a run asks again to be alone. Its 20 claims last for hours: to wait must not end it."""
+    return min(2.0 ** max(1, claims - 2), LONGEST_AWAY_S)
 
 
 def _away_s(claims: int) -> float:

@@ -36,7 +36,7 @@ SLOT_WITHIN_S: Final = 0.5
 # A claim takes some ms. Of longer runs that is too little to hold what another director may have a free slot for
 SHORT_S: Final = 0.25
 ONE_AHEAD_OF: Final = 4  # slots
-# A run that was lost waits for other runs to end, and is then alone. Both last this many usual runs. A run that
+# A run that was lost twice waits for other runs to end, and is then alone. Both last this many usual runs. A run that
 # kills its server mostly does so soon. A run that hangs would otherwise idle the others' slots again and again
 ALONE_RUNS: Final = 5
 LEAST_ALONE_S: Final = 5.0
@@ -375,6 +375,7 @@ class Permits:
         self._now = now
         self._changed = asyncio.Event()
         self._alone: Permit | None = None
+        self._line: list[Permit] = []  # of the server that `_alone` has reserved: each is the next
         self._alone_left_s = MOST_ALONE_S
         self._alone_changed_at = now()
 
@@ -429,35 +430,59 @@ class Permits:
     async def be_alone(self, permit: Permit) -> bool:
         """Reserve the permit's server for its run, and wait until each other run there has ended or has lasted for five
         usual runs, from 5 to 30 s: such a one may hang. The reservation ends with the permit, or five usual runs later,
-        after 5 to 60 s. False if another run of this pool has one: poison must not idle the pool. True without a
-        reservation if the pool has had too many of them recently.
+        after 5 to 60 s. One whose server is reserved waits in line: its slot is of no use to others meanwhile. False if
+        another server of this pool is reserved, or the pool has had too many reservations recently: poison must not
+        idle the pool. False too if the server dies before its turn.
         """
-        server, now = permit.server, self._now()
+        server = permit.server
         if permit.place is not None or server.slots == 1:
             return True
-        if self._alone is not None:
+        if self._alone is None:
+            if not self._may_reserve():
+                return False
+            self._alone, server.is_reserved = permit, True
+        elif self._alone.server is not server or not await self._wait_in_line(permit):
             return False
-        self._alone_left_s = min(MOST_ALONE_S, self._alone_left_s + now - self._alone_changed_at)
-        self._alone_changed_at = now
-        if self._alone_left_s <= 0:
-            return True
-        self._alone, server.is_reserved = permit, True
-        usual_s = max(LEAST_ALONE_S, ALONE_RUNS * server.run_s)
-        begun_at = server.begun_at if server.busy == server.running + 1 else now  # other permits are about to begin
+        now, usual_s = self._now(), max(LEAST_ALONE_S, ALONE_RUNS * server.run_s)
+        is_begun = server.busy == server.running + 1 + len(self._line)  # else other permits are about to begin
+        begun_at = server.begun_at if is_begun else now
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(begun_at + min(ALONE_WAIT_S, usual_s) - now):
-                while server.busy > 1:
+                while server.busy > 1 + len(self._line):
                     await self.wait_for_change()
         asyncio.get_running_loop().call_later(min(ALONE_RUN_S, usual_s), self._end_alone, permit)
         return True
 
+    def _may_reserve(self) -> bool:
+        now = self._now()
+        spent_s = now - self._alone_changed_at
+        self._alone_left_s = min(MOST_ALONE_S, self._alone_left_s + (-spent_s if self._alone else spent_s))
+        self._alone_changed_at = now
+        return self._alone_left_s > 0
+
+    async def _wait_in_line(self, permit: Permit) -> bool:
+        """Return whether its turn came."""
+        self._line.append(permit)
+        self._changed.set()  # one less to wait for
+        try:
+            while permit in self._line:
+                await self.wait_for_change()
+        finally:
+            if permit in self._line:
+                self._line.remove(permit)
+        return self._alone is permit
+
     def _end_alone(self, permit: Permit) -> None:
-        if self._alone is permit:
-            now = self._now()
-            self._alone_left_s -= now - self._alone_changed_at
-            self._alone_changed_at = now
-            self._alone, permit.server.is_reserved = None, False
-            self.refresh(permit.server)
+        """End the reservation, or pass it on if the run is over. Else its line is sent away: the run may hang."""
+        if self._alone is not permit:
+            return
+        server = permit.server
+        if self._may_reserve() and self._line and not permit.taken and server.can_run:
+            self._alone = self._line.pop(0)
+        else:
+            self._alone, server.is_reserved = None, False
+            self._line.clear()
+        self.refresh(server)
 
     def start(self, permit: Permit) -> None:
         permit.is_running = True

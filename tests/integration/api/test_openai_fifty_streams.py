@@ -1,6 +1,8 @@
 """Kill each part in the middle of fifty streams of OpenAI's API, and compare each stream with what its server sent."""
 
+import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any, Final
@@ -14,6 +16,7 @@ from director.broker import keys
 from director.broker.redis_client import client
 from director.core.ids import queue_name
 from director.core.usage import Used
+from director.lab.chaos.wire import Answer, Request
 from director.store.accounts import Accounts
 from tests.integration.api.test_openai_whole_way import Stream
 from tests.support.api import live_api
@@ -27,6 +30,7 @@ pytestmark = [pytest.mark.faults]
 STREAMS: Final = 50
 ACCOUNTS: Final = [f"account{n}" for n in range(5)]
 WHOLE, BROKE = "whole", "broken"
+POISON, TWICE = "s7", 2
 
 
 class Followed(Stream):
@@ -131,10 +135,9 @@ async def site() -> AsyncIterator[Site]:
         yield site
 
 
-# Each has what is killed, whether the n-th stream has chunks then, and its end. Few have none where a server is lost:
-# each of these is then repeated alone on its server, about one in 0.8 s
+# Each has what is killed, whether the n-th stream has chunks then, and its end
 CASES: Final[dict[str, Any]] = {
-    "model before": (Site.kill_model, lambda n: n % 6, lambda n: "server_lost" if n % 6 else WHOLE),
+    "model before": (Site.kill_model, lambda n: n % 2, lambda n: "server_lost" if n % 2 else WHOLE),
     "model after": (Site.kill_model, lambda _: True, lambda _: "server_lost"),
     "director": (Site.kill_director, lambda n: n % 2, lambda n: "director_lost" if n % 2 else WHOLE),
     "api": (Site.kill_api, lambda n: n % 2, lambda n: WHOLE if n // 2 % 2 else BROKE),
@@ -175,3 +178,67 @@ async def test_each_of_fifty_streams_ends_as_documented(site: Site, case: str) -
     assert [each.end for each in last] == [WHOLE] * STREAMS
     await eventually(site.unended, "each has an end", until=[].__eq__)
     assert await site.boss.zcard(keys.lease(queue_name(MODEL, VERSION))) == 0
+
+
+async def test_fifty_calls_run_side_by_side_again_after_one_death(site: Site) -> None:
+    model, streams = site.model, site.streams("s", 0, 1)
+    async with anyio.create_task_group() as tasks:
+        for each in streams:
+            tasks.start_soon(each.read)
+        await eventually(lambda: model.open, "all run", until=STREAMS.__eq__)
+        await model.kill()
+        await eventually(lambda: model.open, "all are lost", until=(0).__eq__)
+        await model.start()
+        began = time.monotonic()
+        await eventually(lambda: model.open, "all run again, beside each other", until=STREAMS.__eq__)
+        model.go = True
+    print(f"fifty calls were repeated in {time.monotonic() - began:.1f} s")
+    assert [each.end for each in streams] == [WHOLE] * STREAMS
+    assert {len(runs) for runs in model.sent.values()} == {2}
+
+
+class Poisoned(Journaled):
+    """One call kills it: twice once all others run, then at once. `beside` has how many ran at each death."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__()
+        self.port = port
+        self.beside: list[int] = []
+        self._dying = asyncio.Event()
+
+    async def serve(self, request: Request) -> Answer:
+        is_poison = request.method != "GET" and json.loads(request.body)["messages"][0]["content"] == POISON
+        if is_poison and len(self.beside) < TWICE:
+            await eventually(lambda: self.open, "all others run", until=(STREAMS - 1).__eq__)
+        if is_poison:
+            self.beside.append(self.open)
+            self._dying.set()
+            await request.gone.wait()
+        return await super().serve(request)
+
+    async def supervise(self) -> None:
+        while True:
+            await self._dying.wait()
+            self._dying.clear()
+            await self.kill()
+            self.go = len(self.beside) >= TWICE
+            await self.start()
+
+
+async def test_poison_among_fifty_calls_harms_none_of_its_neighbours(site: Site) -> None:
+    await site.model.kill()
+    site.model = model = Poisoned(site.model.port)
+    site.up.push_async_callback(model.kill)
+    await model.start()
+    streams = site.streams("s", 0, 1)
+    began = time.monotonic()
+    async with anyio.create_task_group() as supervising:
+        supervising.start_soon(model.supervise)
+        async with anyio.create_task_group() as tasks:
+            for each in streams:
+                tasks.start_soon(each.read)
+        supervising.cancel_scope.cancel()
+    print(f"all ended in {time.monotonic() - began:.1f} s; the poison ran beside {model.beside}")
+    assert model.beside == [STREAMS - 1, STREAMS - 1, 0]
+    assert [each.tag for each in streams if each.end != WHOLE] == [POISON]
+    assert b'"server_lost"' in next(each.raw for each in streams if each.tag == POISON)

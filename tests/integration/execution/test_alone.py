@@ -11,7 +11,10 @@ from tests.support.scripted_cog import Exchange, Script, answer, scripted_cog
 pytestmark = pytest.mark.cog
 
 
-async def test_poison_takes_its_neighbour_along_only_once(caller: Caller, live: Live) -> None:
+@pytest.mark.parametrize("attempts", [2, 3, 5])
+async def test_poison_takes_its_neighbour_along_twice_and_never_at_its_last_attempt(
+    caller: Caller, live: Live, attempts: int
+) -> None:
     poison, innocent = caller.new_id(), caller.new_id()
     dying = asyncio.Event()
 
@@ -33,8 +36,8 @@ async def test_poison_takes_its_neighbour_along_only_once(caller: Caller, live: 
     async with scripted_cog(streams=False) as cog:
         cog.on("PUT", f"/predictions/{poison}", Script(die))
         cog.on("PUT", f"/predictions/{innocent}", Script(live_on))
-        async with live.keeper(), live.director(cog.url, concurrent_predictions=4, attempts=3, backoff_s=0):
+        async with live.keeper(), live.director(cog.url, concurrent_predictions=4, attempts=attempts, backoff_s=0):
             await asyncio.gather(caller.submit(poison), caller.submit(innocent))
             ends = [await caller.ended(each) for each in (poison, innocent)]
         assert [end["status"] for end in ends] == ["failed", "succeeded"]
-        assert (await caller.record(innocent)).attempt == 2
+        assert (await caller.record(innocent)).attempt == min(3, attempts)

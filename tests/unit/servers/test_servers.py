@@ -381,7 +381,6 @@ async def test_run_that_was_lost_waits_to_be_alone_and_keeps_others_out() -> Non
     lost, other, third = await taken(servers)
     waiting = asyncio.create_task(servers.permits.be_alone(lost))
     await turns()
-    assert not await servers.permits.be_alone(third), "one at a time in a pool"
     servers.permits.release(third)
     await turns()
     assert not waiting.done()
@@ -437,11 +436,73 @@ async def test_pool_that_is_reserved_for_long_runs_others_half_of_the_time() -> 
     for seconds in (90, 90, 50, 50, 90):
         lost, other = await taken(servers)
         servers.permits.release(other)
-        assert await asyncio.wait_for(servers.permits.be_alone(lost), 5)
-        reserved.append(one.is_reserved)
+        reserved.append(await asyncio.wait_for(servers.permits.be_alone(lost), 5))
+        assert reserved[-1] == one.is_reserved, "one that may not be alone does not run"
         clock.pass_time(seconds)
         servers.permits.release(lost)
     assert reserved == [True, True, False, False, True]
+
+
+async def waiting_in_line(servers: Servers, permits: list[Permit]) -> list[asyncio.Task[bool]]:
+    tasks = [asyncio.create_task(servers.permits.be_alone(permit)) for permit in permits]
+    await turns(10)
+    return tasks
+
+
+async def test_lost_runs_of_a_server_are_alone_one_after_the_other() -> None:
+    one, servers = alone(4)
+    lost, other, *permits = await taken(servers)
+    first, *line = await waiting_in_line(servers, [lost, *permits])
+    servers.permits.release(other)
+    assert await asyncio.wait_for(first, 5)
+    for before, task in zip([lost, *permits], line, strict=False):
+        assert not task.done()
+        servers.permits.release(before)
+        assert servers.permits.take() == []
+        assert await asyncio.wait_for(task, 5)
+    servers.permits.release(*permits)
+    assert (one.free, one.is_reserved) == (4, False)
+
+
+async def test_lost_run_is_sent_away_if_another_server_is_reserved() -> None:
+    servers = Servers([server(2), server(2)])
+    lost = await taken(servers)
+    here, there = lost[0], next(permit for permit in lost if permit.server is not lost[0].server)
+    await waiting_in_line(servers, [here])
+    assert not await servers.permits.be_alone(there), "poison must not idle the pool"
+
+
+@pytest.mark.parametrize("why", ["the server died", "the run before may hang", "the pool was reserved for long"])
+async def test_line_of_lost_runs_is_sent_away(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, clock = server(3), FakeClock()
+    servers = Servers([one], clock.monotonic)
+    lost, *permits = await taken(servers)
+    if why == "the run before may hang":
+        monkeypatch.setattr("director.servers.servers.ALONE_RUN_S", 0.01)
+    first, *line = await waiting_in_line(servers, [lost, *permits])
+    assert await asyncio.wait_for(first, 5)
+    if why == "the server died":
+        servers.doubt(lost)
+    elif why == "the pool was reserved for long":
+        clock.pass_time(121)
+    if why != "the run before may hang":
+        servers.permits.release(lost)
+    assert [await asyncio.wait_for(task, 5) for task in line] == [False, False]
+    assert not one.is_reserved
+
+
+async def test_canceled_run_leaves_the_line_to_the_next() -> None:
+    one, servers = alone(3)
+    lost, canceled, last = await taken(servers)
+    first, leaving, line = await waiting_in_line(servers, [lost, canceled, last])
+    assert await asyncio.wait_for(first, 5)
+    leaving.cancel()
+    await turns()
+    servers.permits.release(canceled)
+    servers.permits.release(lost)
+    assert await asyncio.wait_for(line, 5)
+    servers.permits.release(last)
+    assert one.free == 3
 
 
 @pytest.mark.parametrize(
