@@ -15,6 +15,7 @@
 -- uses keys:     QUEUE, clock, queue, record, stream
 -- uses records:  TERMINAL, read, soonest
 -- uses ready:    delivered, mask_of, offer, ring
+-- uses pending:  correct_charge
 -- uses share:    LANES, backlog, file_now, join_turns, may_run, take_away
 
 local live, queue, from, count, lease_ms = KEYS[1], keys.QUEUE, tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
@@ -66,7 +67,7 @@ local function forget_counts()
   end
   redis.call('DEL', keys.queue(queue, 'queued'), keys.queue(queue, 'running'))
   for _, lane in ipairs(share.LANES) do
-    redis.call('DEL', keys.queue(queue, 'vtime:' .. lane), keys.queue(queue, 'debt:' .. lane))
+    redis.call('DEL', keys.queue(queue, 'vtime:' .. lane), keys.queue(queue, 'debt:' .. lane), keys.queue(queue, 'charged:' .. lane))
     redis.call('HDEL', keys.queue(queue, 'meta'), 'ready:' .. lane, 'backlogged:' .. lane, 'clock:' .. lane)
   end
 end
@@ -96,6 +97,7 @@ local function repair(id)
     return time_again(id, r) and 'timed' or nil
   end
   share.take_away(id, r)
+  pending.correct_charge(r, 0)
   local planned = r.claims == '0' and tonumber(r.start_after)
   if planned and planned > now then
     redis.call('ZADD', keys.queue(queue, 'delayed'), planned, id)

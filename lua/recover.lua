@@ -11,6 +11,7 @@
 --
 -- uses keys:     GROUP, clock, queue, record
 -- uses records:  TERMINAL, read
+-- uses pending:  correct_charge
 -- uses share:    file_now, take_away
 -- uses requeue:  give_back, spread
 -- uses ledger:   write
@@ -34,6 +35,7 @@ for k, mid in ipairs(reply[2]) do
     became = 'gone'
   elseif r.token == '' then -- it waits, and no claim would get it
     share.take_away(id, r)
+    pending.correct_charge(r, 0)
     redis.call('HSET', keys.record(id), unpack(share.file_now(id, r)))
     became = 'waiting'
   elseif tonumber(redis.call('ZSCORE', keys.queue(queue, 'lease'), id) or 0) <= now then

@@ -26,6 +26,7 @@ for _, lane in ipairs(share.LANES) do
   end
   gone[#gone + 1] = keys.queue(queue, 'vtime:' .. lane)
   gone[#gone + 1] = keys.queue(queue, 'debt:' .. lane)
+  gone[#gone + 1] = keys.queue(queue, 'charged:' .. lane)
 end
 for _, index in ipairs({ 'live', 'lease', 'delayed', 'leaving' }) do
   if redis.call('EXISTS', keys.queue(queue, index)) == 1 then return 'live' end

@@ -4,8 +4,8 @@
 -- uses ready:    choose_stream, delivered, next_set, waiting_in, without_bit
 -- uses pending:  counted, counts
 -- uses estimate: LATE90, expected_charge, means
--- uses share:    LANES, backlog, backlog_depths, closed_until, has_any, is_calm, is_held, is_suspended, lane_clock, limits_of,
---                may_run
+-- uses share:    LANES, backlog, backlog_depths, closed_until, has_any, is_calm, is_held, is_suspended, limits_of, may_run,
+--                start_of
 
 outlook.TURNS_OF = { high = 8, normal = 3, low = 1 }
 outlook.LOOK = 32 -- most accounts, and most entries of a stream, that are counted
@@ -68,7 +68,7 @@ function outlook.ahead_in_backlogs(r, rank, each)
   local up = outlook.line_up(queue, lane)
   local place = outlook.place_in(up, account)
   local own = place and up.times[place] or tonumber(redis.call('ZSCORE', keys.queue(queue, 'vtime:' .. lane), account)
-    or redis.call('ZSCORE', keys.queue(queue, 'debt:' .. lane), account) or share.lane_clock(queue, lane))
+    or redis.call('ZSCORE', keys.queue(queue, 'debt:' .. lane), account) or share.start_of(queue, lane))
   local turn = own + rank * each / share.limits_of(queue, account) -- the virtual time at which it is admitted
   local sum, others, later = rank, 0, pending.counts.queued or {}
   local times, queued, are_equal = up.times, up.waiting, not share.has_any(queue, 'limits')

@@ -72,12 +72,12 @@ function pending.count_ready(r, by) pending.count('meta', 'ready:' .. r.lane, by
 
 pending.clocks = {} -- of lanes, see share.write_clocks
 
--- Replace the charge from entering the streams by the real time.
+-- Replace the charge from entering the streams by the real time: {seconds, charge}, of lanes and accounts.
 pending.corrections = {}
 function pending.correct_charge(r, seconds)
   if r.charged == '' then return end
   pending.corrections[r.lane] = pending.corrections[r.lane] or {}
-  pending.add_to(pending.corrections[r.lane], r.account, seconds - r.charged)
+  pending.add_to(pending.corrections[r.lane], r.account, { seconds, tonumber(r.charged) })
 end
 
 -- ── the backlog ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -124,7 +124,9 @@ function requeue.carry_out(id, r, how, became, policy, left, now)
   -- time is unknown, and the first charge stands
   if not (how.spent and r.started ~= '') then
     pending.correct_charge(r, 0)
-  elseif not how.lost then
+  elseif how.lost then
+    pending.correct_charge(r, tonumber(r.charged))
+  else
     pending.correct_charge(r, estimate.charge(r, r.used_now, math.max(0, now - r.claimed) / 1000, policy[5]))
   end
   share.count_now(r.queue, 'running', r.account, -1)

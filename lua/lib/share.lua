@@ -112,6 +112,22 @@ function share.lane_clock(queue, lane)
   return pending.clocks[lane] or tonumber(redis.call('HGET', keys.queue(queue, 'meta'), 'clock:' .. lane) or 0)
 end
 
+-- Take charges of this much virtual time off what an account has of runs that have not ended. Returns how much of it there
+-- was: what was forgotten is not given back. With the account's last run goes what is left: after a change of its weight,
+-- or runs that a former release ended.
+share.LEAST_CHARGE = 0.000001
+function share.settle(queue, lane, account, by)
+  local charged = keys.queue(queue, 'charged:' .. lane)
+  local known = tonumber(redis.call('HGET', charged, account) or 0)
+  if known == 0 then return 0 end
+  if known - by < share.LEAST_CHARGE or pending.counted(queue, 'running', account) <= 0 then
+    redis.call('HDEL', charged, account)
+  else
+    redis.call('HSET', charged, account, known - by)
+  end
+  return math.min(known, by)
+end
+
 -- Keep the virtual time of an account without a turn only while it is ahead of the lane's: else it has no meaning.
 function share.keep_debt(queue, lane, account, own)
   if own > share.lane_clock(queue, lane) then
@@ -121,13 +137,32 @@ function share.keep_debt(queue, lane, account, own)
   end
 end
 
+-- The accounts of a lane with the least virtual time, as a flat list with their times, and what each of these has of runs
+-- that have not ended.
+function share.read_least(queue, lane, most)
+  local least, names = redis.call('ZRANGE', keys.queue(queue, 'vtime:' .. lane), 0, most - 1, 'WITHSCORES'), {}
+  for i = 1, #least, 2 do names[#names + 1] = least[i] end
+  return least, #names > 0 and redis.call('HMGET', keys.queue(queue, 'charged:' .. lane), unpack(names)) or names
+end
+
+-- The least virtual time that corrections could leave the account whose turn it is: as if none of its runs that have not
+-- ended used anything. One that begins here is not passed by an account that was charged too much. It is not the least of
+-- all accounts: those with long runs that go on stay far behind theirs, and each newcomer would get as much of a start.
+function share.floor_of(least, charged) return least[2] - (charged[1] or 0) end
+
+-- The virtual time at which an account begins that has none.
+function share.start_of(queue, lane)
+  local least, charged = share.read_least(queue, lane, 1)
+  return #least > 0 and share.floor_of(least, charged) or share.lane_clock(queue, lane)
+end
+
 -- Give turns to an account that has a backlog and may run. Time before it came is not owed. Returns true if it is new.
 function share.join_turns(queue, lane, account)
   local vtime, debt = keys.queue(queue, 'vtime:' .. lane), keys.queue(queue, 'debt:' .. lane)
   if redis.call('ZSCORE', vtime, account) then return false end
   local own = redis.call('ZSCORE', debt, account)
   if own then redis.call('ZREM', debt, account) end
-  redis.call('ZADD', vtime, math.max(own or 0, share.lane_clock(queue, lane)), account)
+  redis.call('ZADD', vtime, math.max(own or -math.huge, share.start_of(queue, lane)), account)
   return true
 end
 
@@ -137,7 +172,7 @@ function share.leave_turns(queue, lane, account)
   if not own then return end
   redis.call('ZREM', vtime, account)
   if redis.call('EXISTS', vtime) == 0 then -- no account waits for a turn: past service is forgotten
-    redis.call('DEL', keys.queue(queue, 'debt:' .. lane))
+    redis.call('DEL', keys.queue(queue, 'debt:' .. lane), keys.queue(queue, 'charged:' .. lane))
     redis.call('HDEL', keys.queue(queue, 'meta'), 'clock:' .. lane)
     pending.clocks[lane] = nil
   else
@@ -145,16 +180,22 @@ function share.leave_turns(queue, lane, account)
   end
 end
 
--- Move an account's virtual time by these seconds, one after the other, while there is another account to compare with.
-function share.charge(queue, lane, account, ...)
-  local vtime, weight = keys.queue(queue, 'vtime:' .. lane), share.limits_of(queue, account)
+-- Replace charges of an account by the seconds of its runs, one after the other: {seconds, charge}. Its virtual time moves
+-- while there is another account to compare with.
+function share.correct(queue, lane, account, all)
+  local vtime, weight, charged = keys.queue(queue, 'vtime:' .. lane), share.limits_of(queue, account), 0
+  for _, each in ipairs(all) do charged = charged + each[2] end
+  local back = share.settle(queue, lane, account, charged / weight)
   local own, least = redis.call('ZSCORE', vtime, account), -math.huge
   local has_turns = own
   if not has_turns then
     if redis.call('EXISTS', vtime) == 0 then return end
     own, least = redis.call('ZSCORE', keys.queue(queue, 'debt:' .. lane), account) or 0, share.lane_clock(queue, lane)
   end
-  for i = 1, select('#', ...) do own = math.max(own, least) + select(i, ...) / weight end
+  for _, each in ipairs(all) do
+    local taken = math.min(back, each[2] / weight)
+    own, back = math.max(own, least) + each[1] / weight - taken, back - taken
+  end
   if has_turns then
     redis.call('ZADD', vtime, own, account)
   else
@@ -274,7 +315,7 @@ function share.flush(queue)
     pending.joining[backlog] = nil
   end
   for lane, of in pairs(pending.corrections) do
-    for account, all in pairs(of) do share.charge(queue, lane, account, unpack(all)) end
+    for account, all in pairs(of) do share.correct(queue, lane, account, all) end
     pending.corrections[lane] = nil
   end
   pending.write_counts(queue)
@@ -309,10 +350,12 @@ share.EMPTY_LINE = {}
 -- The turns of a lane: its accounts with the least virtual time, each with the first entries of its backlog. They are read
 -- once, played forward, and written once. As many turns can be given as accounts were read: no other's time comes before.
 function share.read_turns(queue, lane, most)
-  local turns, least = {}, redis.call('ZRANGE', keys.queue(queue, 'vtime:' .. lane), 0, most - 1, 'WITHSCORES')
+  local least, charged = share.read_least(queue, lane, most)
+  local turns = { floor = #least > 0 and share.floor_of(least, charged) }
   for i = 1, #least, 2 do
-    turns[#turns + 1] = { account = least[i], own = tonumber(least[i + 1]), line = share.EMPTY_LINE, admitted = {},
-      backlog = share.backlog(queue, lane, least[i]), is_whole = false, has_moved = false, is_over = false }
+    turns[#turns + 1] = { account = least[i], own = tonumber(least[i + 1]), charged = tonumber(charged[(i + 1) / 2] or 0),
+      line = share.EMPTY_LINE, admitted = {}, backlog = share.backlog(queue, lane, least[i]), is_whole = false,
+      has_moved = false, is_over = false }
   end
   turns.length = math.max(share.LOOK_AHEAD, math.floor(2 * most / #least) + 1)
   return turns
@@ -342,15 +385,19 @@ function share.line_of(turn, length)
 end
 
 function share.write_turns(queue, lane, turns)
-  local moved = {}
+  local moved, charged = {}, {}
   for _, turn in ipairs(turns) do
     share.write_line(turn)
     if turn.has_moved then
-      moved[#moved + 1] = turn.own
-      moved[#moved + 1] = turn.account
+      local n = #moved
+      moved[n + 1], moved[n + 2] = turn.own, turn.account
+      charged[n + 1], charged[n + 2] = turn.account, turn.charged
     end
   end
-  if #moved > 0 then redis.call('ZADD', keys.queue(queue, 'vtime:' .. lane), unpack(moved)) end
+  if #moved > 0 then
+    redis.call('ZADD', keys.queue(queue, 'vtime:' .. lane), unpack(moved))
+    redis.call('HSET', keys.queue(queue, 'charged:' .. lane), unpack(charged))
+  end
   for _, turn in ipairs(turns) do
     if turn.is_over then share.leave_turns(queue, lane, turn.account) end
   end
@@ -395,8 +442,9 @@ function share.admit(queue, lane, warm, most, looks, streams, fits)
       if not fits(tonumber(r.cost)) then break end
       r.stream, r.mid = ready.add_entry(id, r, string.match(r.shard, '%d+') % streams)
       r.charged = estimate.expected_charge(r)
-      pending.clocks[lane] = turn.own
-      turn.own, turn.has_moved = turn.own + r.charged / share.limits_of(queue, account), true
+      local charge = r.charged / share.limits_of(queue, account)
+      pending.clocks[lane] = turns.floor
+      turn.own, turn.charged, turn.has_moved = turn.own + charge, turn.charged + charge, true
       turn.admitted[#turn.admitted + 1] = table.remove(turn.line, place)
       turn.is_over = #share.line_of(turn, turns.length) == 0
       pending.count('meta', 'backlogged:' .. lane, -1)

@@ -91,7 +91,7 @@ async def test_no_share_keys_remain_after_the_last_run(driver: QueueDriver) -> N
     for claim in await driver.claim_all():
         await driver.run(claim, 1)
     left = {name.decode().rpartition(":q:")[2] for name in await driver.redis.keys("*:q:*")}
-    assert not {name for name in left if "backlog" in name or "vtime" in name or "debt" in name}
+    assert not {name for name in left if any(part in name for part in ("backlog", "vtime", "debt", "charged"))}
     assert not {name for name in left if name.endswith((":queued", ":running"))}
     for lane in LANES:
         assert (await driver.meta(f"backlogged:{lane}"), await driver.meta(f"ready:{lane}")) == ("0", "0")
@@ -139,9 +139,45 @@ async def test_turns_follow_weights_and_costs(
 
 async def test_a_late_tenant_shares_from_its_arrival_and_not_before(driver: QueueDriver) -> None:
     await batch(driver, "early", 60)
-    await driver.claim(30)
+    for claim in await driver.claim(30):
+        await driver.run(claim, 1)
     await batch(driver, "late", 20)
     assert Counter(await served(driver, 20)) == {"early": 10, "late": 10}
+
+
+async def test_a_late_tenant_gets_as_many_as_others_are_running(driver: QueueDriver) -> None:
+    await batch(driver, "early", 60)
+    running = await driver.claim(31)  # the first went into a free slot, and was not charged
+    await batch(driver, "late", 50)
+    assert Counter(await served(driver, 30)) == {"late": 30}
+    assert Counter(await served(driver, 20)) == {"early": 10, "late": 10}
+    driver.pass_time(1)
+    for claim in running:
+        await driver.finish(claim, ran_ms=1000)  # as long as was expected
+    assert Counter(await served(driver, 10)) == {"early": 5, "late": 5}
+
+
+async def test_nothing_stays_charged_after_the_last_run(driver: QueueDriver) -> None:
+    await busy(driver, a=3, b=3)
+    _, *claims = await driver.claim(5)
+    charged = keys.charged(driver.queue, "normal")
+    assert await driver.counts(charged) == {"a": "2", "b": "2"}
+    await driver.limit("b", weight=4)  # what b was charged before is not given back by this weight
+    await driver.release(claims.pop(0))
+    for claim in claims:
+        await driver.run(claim, 1)
+    assert await driver.counts(charged) == {}
+
+
+async def test_a_forgotten_charge_is_not_given_back(driver: QueueDriver) -> None:
+    await busy(driver)
+    await driver.submit(account="a", cost=50)
+    [_, long] = await driver.claim(2)
+    await busy(driver)
+    await batch(driver, "a", 3)
+    await batch(driver, "b", 3)
+    await driver.run(long, 1)
+    assert await turns_of(driver) == {"a": 1, "b": 0}
 
 
 async def test_a_tenant_cannot_escape_its_debt_by_leaving(driver: QueueDriver) -> None:

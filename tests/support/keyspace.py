@@ -16,7 +16,7 @@ INDEX: Final = re.compile(
     r"^(\{p\d+\}):(?:q:.+:(?:live|leaving|lease|delayed|deadline|backlog:[a-z]+:[^:]+)|owed|unspent)$"
 )
 UNSETTLED: Final = re.compile(r"^(\{p\d+\}):unsettled$")
-COUNTS: Final = re.compile(r"^(\{p\d+\}:q:.+):(?:queued|running|(?:vtime|debt):[a-z]+)$")
+COUNTS: Final = re.compile(r"^(\{p\d+\}:q:.+):(?:queued|running|(?:vtime|debt|charged):[a-z]+)$")
 OF_QUEUE: Final = re.compile(r"^\{p\d+\}:q:.+:([a-z]+)\d*$")
 OUTSIDE: Final = re.compile(r"^(?:\{(?:a:[^}]+|p\d+)\}:)?([a-z]+)(?::.*)?$")
 

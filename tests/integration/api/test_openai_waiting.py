@@ -31,7 +31,11 @@ SLOTS = 4
 RUN_S = 1.5
 AHEAD = re.compile(r"(\d+) ahead")
 WAVES, WAVE_S = 4, 4.1  # no multiple of a run: each wave comes at another moment of it
-USAGE = {"prompt_tokens": 20, "completion_tokens": 200, "total_tokens": 220}  # as a chat has, for its bytes
+# The second is much less than is expected of its bytes, or of a run before any has ended
+USAGES = [
+    {"prompt_tokens": 20, "completion_tokens": 200, "total_tokens": 220},
+    {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15},
+]
 LEAST_STREAMS = 30  # whose place was told more than once, else nothing was tried
 
 
@@ -98,11 +102,11 @@ class Service(Struct, frozen=True):
     tokens: dict[str, str]
 
 
-@pytest.fixture
+@pytest.fixture(params=USAGES, ids=["chats", "short calls"])
 async def service(
-    server: RedisServer, redis: Redis, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+    server: RedisServer, redis: Redis, catalog: Catalog, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> AsyncIterator[Service]:
-    monkeypatch.setattr(support, "USAGE", USAGE)
+    monkeypatch.setattr(support, "USAGE", request.param)
     await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="openai", policy=Policy())
     tokens = {name: await Accounts(redis).create_token(name) for name in ("many", *(f"few-{n}" for n in range(4)))}
     runner = {"runner": "openai", "runner_config": '{"kind": "openai", "endpoint": "chat"}'}
