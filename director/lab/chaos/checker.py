@@ -357,7 +357,7 @@ def _show_failovers(report: Report) -> str:
 def _fair(each: Saturation) -> str:
     how = "in peace" if each.is_quiet else "under faults"
     kept_ms = sum(each.kept_ms.values())
-    kept = f" ({in_s(kept_ms)} of them kept by freezes)" if kept_ms else ""
+    kept = f" ({in_s(kept_ms)} of them kept by faults)" if kept_ms else ""
     return (
         f"saturated for {(each.end - each.begin) / 1000:.1f} s {how}: shares of {len(each.served_ms)} equal tenants"
         f"{kept} with an index of {each.jain:.3f}; light ones waited p99 {each.light.turns} turns and"
