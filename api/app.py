@@ -26,10 +26,12 @@ from api.admin import accounts as admin_accounts
 from api.admin import dead, health, overview, queues, system
 from api.admin import models as admin_models
 from api.admin import predictions as admin_predictions
+from api.batches import batches
 from api.files import files, outputs
 from api.models import collections, deployments, models
 from api.openai import calls
 from api.openai import errors as openai_errors
+from api.openai import files as openai_files
 from api.openai import models as openai_models
 from api.predictions import predictions, streams
 from api.services.meters import NO_ROUTE, Meters
@@ -49,7 +51,7 @@ from director.runtime.tracing import Tracing
 ROUTES: Final = routes_of(
     *(predictions, streams, models, collections, deployments, files, outputs, account, usage, openapi, reference),
     *(dead, admin_accounts, admin_models, admin_predictions, queues, overview, system, health, dashboard),
-    *(openai_models, calls),
+    *(openai_models, calls, openai_files, batches),
 )
 
 RETRY_AFTER_S: Final = 5

@@ -6,7 +6,7 @@ it is served only as a download.
 import hashlib
 import logging
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from typing import Annotated, Final
 from urllib.parse import quote
@@ -40,9 +40,19 @@ LONGEST_S: Final = GRACE_S / 4  # the longest that an upload may take
 # time for the store beyond LONGEST_S: a store that is cancelled before it sees the error may leave pieces behind
 STORING_S: Final = 60.0
 RETRY_S: Final = 5
-CONTENT: Final = "content"
-# field → the most bytes that are read of its value
-FIELDS: Final = {"filename": 255, "type": 255, "metadata": 1 << 10}
+
+
+class Shape(Struct, frozen=True):
+    """The parts of a form: the name of the one with the file, the fields with the most bytes that are read of each, and
+    the most bytes of the file.
+    """
+
+    content: str
+    fields: Mapping[str, int]
+    max_bytes: int
+
+
+OURS: Final = Shape("content", {"filename": 255, "type": 255, "metadata": 1 << 10}, MAX_FILE_BYTES)
 ANYTHING: Final = 64 << 10  # of a part with an unknown name
 LONGEST_NAME: Final = 255
 BLOCK: Final = 4096  # bytes of a disk that the smallest file takes
@@ -105,18 +115,8 @@ class File(Struct, frozen=True, kw_only=True):
 )
 async def create_file(request: Request) -> Response:
     """Answer 501 where no files are stored: the JavaScript client then sends data URIs, but not after a 4xx."""
-    account, services = request.account, request.services
-    store = store_of(request)
-    services.gate.pass_through()
-    base = base_url(request)
-    form = Form(request, max_bytes=MAX_FILE_BYTES, longest_s=LONGEST_S)
-    try:
-        async with services.uploading.hold(account.name, received=lambda: form.received):
-            file = await _store_file(services, store, form, account)
-    except TimeoutError as exc:
-        raise errors.too_many_uploads(retry_after=RETRY_S) from exc
-    log.info("file stored", extra={"file": file.id, "size": file.size})
-    view = _view(file, base)
+    base, life_ms = base_url(request), int(request.services.settings.files_ttl_s * 1000)
+    view = _view(await store_upload(request, OURS, lambda upload: upload.record(life_ms=life_ms)), base)
     return json_response(view, 201, {"Location": view.urls.get})
 
 
@@ -151,7 +151,7 @@ async def list_files(request: Request) -> Response:
     refusals={400},
 )
 async def get_file(request: Request) -> Response:
-    return json_response(_view(await _file(request, request.account.name), base_url(request)))
+    return json_response(_view(await find_file(request, request.path_params["id"]), base_url(request)))
 
 
 @deletes(
@@ -161,14 +161,28 @@ async def get_file(request: Request) -> Response:
     about="The file is gone at once. A prediction that has fetched it already keeps its copy.",
 )
 async def delete_file(request: Request) -> Response:
-    account, services = request.account, request.services
-    file = await _file(request, account.name)
+    await remove_file(request.services, await find_file(request, request.path_params["id"]))
+    return Response(status_code=204)
+
+
+async def remove_file(services: Services, file: CallerFile) -> None:
     await services.caller_files.remove(file)
-    await services.scripts.delist(file.id, account=account.name, is_file=True, counted=file.counts)
-    await services.scripts.stow(account.name, file.id)
+    await services.scripts.delist(file.id, account=file.account, is_file=True, counted=file.counts)
+    await services.scripts.stow(file.account, file.id)
     if services.files is not None:
         await _discard(services.files, file.stored_as)
-    return Response(status_code=204)
+
+
+async def serve_content(request: Request, file: CallerFile) -> Response:
+    """Answer with the bytes of a caller's file, as a download."""
+    opened = None if request.services.files is None else await request.services.files.open(file.stored_as)
+    if opened is None:
+        raise errors.file_not_found()
+    headers = {
+        "Content-Type": file.content_type,
+        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(file.name, safe='')}",
+    }
+    return serve_file(request, opened, digest=file.md5, headers=headers)
 
 
 @Route(
@@ -202,28 +216,35 @@ async def delete_file(request: Request) -> Response:
 async def download_file(request: Request) -> Response:
     services, query = request.services, request.query_params
     owner, expiry, signature = (query.get(name, "") for name in ("owner", "expiry", "signature"))
-    file_id = _id_of(request)
+    file_id = _id_of(request.path_params["id"])
     if not await services.links.may_download(owner, file_id, expiry=expiry, signature=signature):
         raise errors.file_not_found()
-    file = await _file(request, owner)
-    opened = None if services.files is None else await services.files.open(file.stored_as)
-    if opened is None:
-        raise errors.file_not_found()
-    headers = {
-        "Content-Type": file.content_type,
-        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(file.name, safe='')}",
-    }
-    return serve_file(request, opened, digest=file.md5, headers=headers)
+    return await serve_content(request, await find_file(request, file_id, owner=owner))
 
 
-async def _store_file(services: Services, store: FileStore, form: Form, account: Account) -> CallerFile:
-    """Store the file of a form and record it. Deletes what was stored of a file that is refused."""
-    name = CallerFileName(account.name, new_file_id(created := services.clock.now_ms()), "bin")
-    upload, file = _Upload(services, store, form, account, name), None
+async def store_upload(request: Request, shape: Shape, record: "Callable[[Upload], CallerFile]") -> CallerFile:
+    """Store the file of a request's form, as `record` describes it once all of it is here. Deletes what was stored of a
+    file that is refused.
+    """
+    account, services, store = request.account, request.services, store_of(request)
+    services.gate.pass_through()
+    form = Form(request, max_bytes=shape.max_bytes, longest_s=LONGEST_S)
+    upload = Upload(services, store, form, account, shape)
+    try:
+        async with services.uploading.hold(account.name, received=lambda: form.received):
+            file = await _store_file(services, upload, record)
+    except TimeoutError as exc:
+        raise errors.too_many_uploads(retry_after=RETRY_S) from exc
+    log.info("file stored", extra={"file": file.id, "size": file.size})
+    return file
+
+
+async def _store_file(services: Services, upload: "Upload", record: "Callable[[Upload], CallerFile]") -> CallerFile:
+    file = None
     try:
         with anyio.fail_after(LONGEST_S + STORING_S):
             await upload.take()
-            file = upload.record(created=created, life_ms=int(services.settings.files_ttl_s * 1000)).with_count()
+            file = record(upload).with_count()
             await upload.count(file)
             await services.caller_files.add(file)
     except BackendFull:  # the caller will try again
@@ -240,15 +261,13 @@ async def _store_file(services: Services, store: FileStore, form: Form, account:
     return file
 
 
-class _Upload:
+class Upload:
     """Streams a file's content to the store with size and checksums, and collects the form's fields. Room in the
     account's quota is taken 8 MiB ahead, so that a large file needs few calls. What a process took before it died is
     free again within an hour.
     """
 
-    def __init__(
-        self, services: Services, store: FileStore, form: Form, account: Account, name: CallerFileName
-    ) -> None:
+    def __init__(self, services: Services, store: FileStore, form: Form, account: Account, shape: Shape) -> None:
         self._services = services
         self._scripts = services.scripts
         self._most_data = account.limits.max_data_bytes
@@ -257,9 +276,11 @@ class _Upload:
         self._room = 0
         self._store = store
         self._form = form
-        self._name = name
+        self._shape = shape
+        self._created = services.clock.now_ms()
+        self._name = CallerFileName(account.name, new_file_id(self._created), "bin")
         self._content: Part | None = None
-        self._fields: dict[str, str] = {}
+        self.fields: dict[str, str] = {}
         self._faults: list[InvalidField] = []
         self._size = 0
         self._sha256 = hashlib.sha256()
@@ -268,24 +289,25 @@ class _Upload:
 
     async def take(self) -> None:
         while (part := await self._form.next_part()) is not None:
-            if part.name == CONTENT and self._content is None:
+            if part.name == self._shape.content and self._content is None:
                 self._content = part
                 await self._keep(part)
             else:
                 await self._read(part)
 
-    def record(self, *, created: int, life_ms: int) -> CallerFile:
+    def record(self, *, life_ms: int, purpose: str = "") -> CallerFile:
+        """Describe the file. Raises a 422 with all that `fault` noted."""
         if self._content is None:
-            self._fault("required", "", f"{CONTENT} is required")
-        name = _plain(self._fields.get("filename") or (self._content and self._content.filename) or NAMELESS)
+            self.fault("required", "", f"{self._shape.content} is required")
+        name = _plain(self.fields.get("filename") or (self._content and self._content.filename) or NAMELESS)
         if len(name.encode()) > LONGEST_NAME:
-            self._fault("string_lte", "filename", f"String length must be less than or equal to {LONGEST_NAME}")
-        metadata = self._fields.get("metadata", "").strip() or "{}"
+            self.fault("string_lte", "filename", f"String length must be less than or equal to {LONGEST_NAME}")
+        metadata = self.fields.get("metadata", "").strip() or "{}"
         if not _is_object(metadata.encode()):
-            self._fault("invalid_type", "metadata", "Must be a JSON object")
+            self.fault("invalid_type", "metadata", "Must be a JSON object")
         if self._faults:
             raise errors.invalid_input(self._faults)
-        kind = self._fields.get("type") or (self._content and self._content.content_type) or ""
+        kind = self.fields.get("type") or (self._content and self._content.content_type) or ""
         return CallerFile(
             id=self._name.id,
             account=self._name.account,
@@ -296,8 +318,9 @@ class _Upload:
             sha256=self._sha256.hexdigest(),
             md5=self._md5.hexdigest(),
             metadata=Raw(metadata.encode()),
-            created=created,
-            expires=created + life_ms,
+            created=self._created,
+            expires=self._created + life_ms,
+            purpose=purpose,
         )
 
     async def count(self, file: CallerFile) -> None:
@@ -337,7 +360,7 @@ class _Upload:
                         await self._scripts.delist(file.id, account=file.account, is_file=True, counted=file.counts)
 
     async def _keep(self, part: Part) -> None:
-        self._name = replace(self._name, ending=ending_of(self._fields.get("filename") or part.filename or ""))
+        self._name = replace(self._name, ending=ending_of(self.fields.get("filename") or part.filename or ""))
         try:
             await self._store.put(self._name, self._blocks(), content_type=PLAIN_TYPE)
         except Exception as exc:  # a store is third-party code: whatever it raises, the file was not stored
@@ -372,28 +395,29 @@ class _Upload:
         self._md5.update(block)
 
     async def _read(self, part: Part) -> None:
-        most = FIELDS.get(part.name, ANYTHING)
+        known, content = self._shape.fields, self._shape.content
+        most = known.get(part.name, ANYTHING)
         value = await self._form.whole(most=most)
-        if part.name == CONTENT:
-            self._fault("additional_property_not_allowed", "", f"{CONTENT} is given twice")
-        elif part.name in FIELDS and value is None:
-            self._fault("string_lte", part.name, f"String length must be less than or equal to {most}")
-        elif part.name in FIELDS and value is not None:
-            self._fields[part.name] = value.decode(errors="replace")
+        if part.name == content:
+            self.fault("additional_property_not_allowed", "", f"{content} is given twice")
+        elif part.name in known and value is None:
+            self.fault("string_lte", part.name, f"String length must be less than or equal to {most}")
+        elif part.name in known and value is not None:
+            self.fields[part.name] = value.decode(errors="replace")
 
-    def _fault(self, kind: str, field: str, description: str) -> None:
+    def fault(self, kind: str, field: str, description: str) -> None:
         self._faults.append(InvalidField(kind, field, description))
 
 
-async def _file(request: Request, account: str) -> CallerFile:
-    file = await request.services.caller_files.get(account, _id_of(request))
+async def find_file(request: Request, text: str, *, owner: str | None = None) -> CallerFile:
+    """Return a file of the account, or of `owner`. Raises a 404."""
+    file = await request.services.caller_files.get(owner or request.account.name, _id_of(text))
     if file is None:
         raise errors.file_not_found()
     return file
 
 
-def _id_of(request: Request) -> FileId:
-    text = request.path_params["id"]
+def _id_of(text: str) -> FileId:
     if not is_file_id(text):
         raise errors.file_not_found()
     return FileId(text)

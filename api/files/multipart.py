@@ -54,7 +54,7 @@ class Form:
         announced = request.headers.get("content-length", "")
         # cut, because Python refuses to read a number of thousands of digits
         if announced.isdecimal() and int(announced[:20]) > max_bytes + FRAMING_BYTES:
-            raise file_too_large(limit=max_bytes)
+            raise _too_large(max_bytes)
         self._max_bytes = max_bytes
         self._longest_s = longest_s
         self._over_at: float | None = None
@@ -100,7 +100,7 @@ class Form:
         while isinstance(piece := await self._next(), bytes):
             size += len(piece)
             if size > self._max_bytes:
-                raise file_too_large(limit=self._max_bytes)
+                raise _too_large(self._max_bytes)
             yield piece
 
     async def _next(self) -> Part | bytes | type[_End] | None:
@@ -110,7 +110,7 @@ class Form:
                 raise malformed("The body ends before its last boundary.")
             self._room -= len(piece)
             if self._room < 0:
-                raise file_too_large(limit=self._max_bytes)
+                raise _too_large(self._max_bytes)
             try:
                 self._parser.write(piece)
             except FormParserError as exc:
@@ -255,6 +255,10 @@ def _decode_extended(pieces: Sequence[tuple[int, bool, str]]) -> str | None:
         return whole.decode(charset)
     except (UnicodeDecodeError, LookupError):
         return None
+
+
+def _too_large(limit: int) -> Problem:
+    return file_too_large(f"Files must be less than {limit >> 20}MB in size", limit=limit)
 
 
 def _unreadable() -> Problem:

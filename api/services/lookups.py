@@ -170,7 +170,10 @@ class Lookups:
         self._services: Cache[QueueName, Service] = brief(most=MOST_MODELS)
 
     async def account(self, token: str) -> Account | None:
-        account = await self._tokens.get(digest(token), lambda: self._accounts.authenticate(token))
+        return await self.account_of(digest(token))
+
+    async def account_of(self, token_digest: str) -> Account | None:
+        account = await self._tokens.get(token_digest, lambda: self._accounts.find(token_digest))
         is_over = account and account.expires_ms is not None and account.expires_ms <= self._clock.now_ms()
         return None if is_over else account
 

@@ -66,6 +66,7 @@ class Clients(Struct, frozen=True, kw_only=True):
 class Services(store.Services):
     """Everything that handlers use, for one Redis server. `site`: the number in the ids that are made here.
     `serves_while_away`: known tokens and models still hold while the server is away. Metrics show the home's Redis.
+    Unless it `serves`, the process is not listed among those of the API.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Services(store.Services):
         site: int = 0,
         is_home: bool = True,
         serves_while_away: bool = False,
+        serves: bool = True,
     ) -> None:
         self.files = store_in(settings.files_dir, clients.redis, clock, url=settings.files_url)
         super().__init__(
@@ -133,6 +135,7 @@ class Services(store.Services):
         )
         self.held_calls = HeldCalls(redis, self._presence.name)
         self._pulse = Pulse(meters.registry, meters.redis, redis) if is_home else None
+        self._serves = serves
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -140,10 +143,11 @@ class Services(store.Services):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self.gate.run)
                 tasks.start_soon(self.waiters.run)
-                present = partial(repeat, self._presence.run_once, role="presence", tick_s=TICK_S, clock=self.clock)
-                tasks.start_soon(present)
-                hold = partial(repeat, self.held_calls.run_once, role="held calls", clock=self.clock)
-                tasks.start_soon(partial(hold, tick_s=held_calls.TICK_S))
+                if self._serves:
+                    present = partial(repeat, self._presence.run_once, role="presence", tick_s=TICK_S, clock=self.clock)
+                    tasks.start_soon(present)
+                    hold = partial(repeat, self.held_calls.run_once, role="held calls", clock=self.clock)
+                    tasks.start_soon(partial(hold, tick_s=held_calls.TICK_S))
                 if self.store_check is not None:
                     tasks.start_soon(self.store_check.missing)
                 if self._pulse is not None:

@@ -340,9 +340,17 @@ class Plan(Struct, frozen=True):
 
 @asynccontextmanager
 async def all_running(
-    plan: Plan, meters: Meters, *, clock: Clock, on_unsafe: Callable[[UnsafeBackend], None], tracing: Tracing
+    plan: Plan,
+    meters: Meters,
+    *,
+    clock: Clock,
+    on_unsafe: Callable[[UnsafeBackend], None],
+    tracing: Tracing,
+    serves: bool = True,
 ) -> AsyncIterator[State]:
-    """Run the services of every server. A site other than the home that is unsafe is not used, and the log says so."""
+    """Run the services of every server. A site other than the home that is unsafe is not used, and the log says so.
+    Unless it `serves`, the process is no API.
+    """
     async with AsyncExitStack() as stack:
         behind: list[Services] = []
         for place, (settings, clients) in enumerate(plan.servers):
@@ -356,6 +364,7 @@ async def all_running(
                 site=plan.table.site[place].number if plan.table else 0,
                 is_home=not place,
                 serves_while_away=plan.table is not None,
+                serves=serves,
             )
             await stack.enter_async_context(services.running())
             behind.append(services)

@@ -106,6 +106,8 @@ class Code(StrEnum):
     """The account's tokens of this minute, day or month are used up. They come back after `retry_after`."""
     TOO_LARGE = "too_large"
     """The body, a file or the headers are larger than what is accepted."""
+    TOO_MANY_BATCHES = "too_many_batches"
+    """OpenAI's API: the account has 100 batches that have not ended, or 2,000 in all. Wait until some have ended."""
     TOO_MANY_CALLS = "too_many_calls"
     """OpenAI's API: too many calls wait for their answers now. Try again."""
     TOO_MANY_CONNECTIONS = "too_many_connections"
@@ -296,6 +298,11 @@ head_too_large = Refusal(
     "The request line and headers are too large: at most {limit:,} bytes are accepted",
     "Headers too large",
     Code.TOO_LARGE,
+)
+too_many_batches = Refusal(
+    429,
+    "The account has too many batches: 100 may run, and 2,000 are kept. Please try again once some have ended.",
+    code=Code.TOO_MANY_BATCHES,
 )
 # both close the connection: the rest of the body would be read as another request
 too_slow = Refusal(

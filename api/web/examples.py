@@ -221,6 +221,41 @@ PACE: Final = {
     "run_p50_s": 2.3,
     "run_p95_s": 4.4,
 }
+FILE_ID: Final = "file-06h2b08m194jqkpgc4z7tc5gmt"
+BATCH_ID: Final = "batch_06h2b08m194jnpgc4z7tc5gmtb"
+OPENAI_PAGE: Final = {"object": "list", "has_more": False}
+OPENAI_FILE: Final = {
+    "id": FILE_ID,
+    "object": "file",
+    "bytes": 11205,
+    "created_at": 1795406400,
+    "expires_at": 1797998400,
+    "filename": "night.jsonl",
+    "purpose": "batch",
+    "status": "processed",
+}
+OPENAI_BATCH: Final = {
+    "id": BATCH_ID,
+    "object": "batch",
+    "endpoint": "/v1/chat/completions",
+    "errors": None,
+    "input_file_id": FILE_ID,
+    "completion_window": "24h",
+    "status": "in_progress",
+    "output_file_id": None,
+    "error_file_id": None,
+    "created_at": 1795406400,
+    "in_progress_at": 1795406401,
+    "expires_at": 1795492800,
+    "finalizing_at": None,
+    "completed_at": None,
+    "failed_at": None,
+    "expired_at": None,
+    "cancelling_at": None,
+    "cancelled_at": None,
+    "request_counts": {"total": 100, "completed": 42, "failed": 1},
+    "metadata": {"night": "1"},
+}
 OPENAI_MODEL: Final = {"id": "acme/llm", "object": "model", "created": 1795406400, "owned_by": "acme"}
 MESSAGES: Final = [{"role": "user", "content": "Why is the sky blue?"}]
 OF_TYPES: Final[dict[str, Any]] = {
@@ -476,6 +511,18 @@ OF_TYPES: Final[dict[str, Any]] = {
     "ChatCompletionRequest": {"model": "acme/llm", "messages": MESSAGES, "stream": True},
     "CompletionRequest": {"model": "acme/llm", "prompt": "The sky is", "service_tier": "flex"},
     "EmbeddingRequest": {"model": "acme/embedder", "input": ["one text", "another one"]},
+    "OpenAiUpload": {"file": "night.jsonl", "purpose": "batch"},
+    "OpenAiFile": OPENAI_FILE,
+    "OpenAiFiles": {**OPENAI_PAGE, "data": [OPENAI_FILE], "first_id": FILE_ID, "last_id": FILE_ID},
+    "DeletedFile": {"id": FILE_ID, "object": "file", "deleted": True},
+    "NewBatch": {
+        "input_file_id": FILE_ID,
+        "endpoint": "/v1/chat/completions",
+        "completion_window": "24h",
+        "metadata": {"night": "1"},
+    },
+    "BatchView": OPENAI_BATCH,
+    "BatchPage": {**OPENAI_PAGE, "data": [OPENAI_BATCH], "first_id": BATCH_ID, "last_id": BATCH_ID},
     "OpenAiErrorDocument": {
         "error": {
             "message": "There is no such model, or this token may not use it.",

@@ -153,6 +153,7 @@ IN_PATH: Final = {
         "id", "The id of a version.", Annotated[str, Meta(pattern=VERSION_ID)], "path", EXAMPLE_VERSION
     ),
     "files/id": Parameter("id", "The id of a file.", Id, "path", PREDICTION_ID),
+    "batches/id": Parameter("id", "The id of a batch.", str, "path", "batch_06h2b08m194jnpgc4z7tc5gmtb"),
     "download/name": Parameter("name", "Any name. Only its ending matters to a reader.", str, "path", "cat.png"),
     "outputs/name": Parameter("name", "The name of the file.", str, "path", OUTPUT_NAME),
     "accounts/name": Parameter("name", "The account.", Annotated[str, Meta(pattern=ACCOUNT_NAME)], "path", "acme"),

@@ -185,6 +185,33 @@ def listing(account: str, kind: Kind = "") -> str:
     return f"{{a:{account}}}:listing" + (f":{kind}" if kind else "")
 
 
+# All keys of batches share one tag, so that one script changes a batch and the lists that it is on
+
+
+@_grows("callers: at most 2,000 of an account, and 100 that have not ended")
+def batch(batch_id: FileId) -> str:
+    """hash · a batch of OpenAI's API: what was asked, and how far it is. Written by open_batch; 30 days."""
+    return f"{{a:}}:batch:{batch_id}"
+
+
+@_grows("callers: at most 100 of an account")
+def batches() -> str:
+    """zset · `<account> <id>` of batches that have not ended → their turn, ms. By open_batch; as the last of them."""
+    return "{a:}:batches"
+
+
+@_grows("callers: at most 2,000 of an account")
+def batches_of(account: str) -> str:
+    """zset · ids of an account's batches → when they were made, ms. Written by open_batch; as the last of them."""
+    return f"{{a:}}:batches:{account}"
+
+
+@_grows("callers: at most 100 of an account")
+def batches_live(account: str) -> str:
+    """zset · ids of an account's batches that have not ended, as `batches_of`. By open_batch; as the last of them."""
+    return f"{{a:}}:batches:{account}:live"
+
+
 PERMANENT["deployment"] = "until its account deletes it"
 PERMANENT["listing"] = "trimmed by every submit"
 

@@ -118,6 +118,8 @@ Reserved = Literal["create", "read", "compute", "credit"]
 """credit: compute over all days."""
 Rotated = Literal["rotated", "unknown", "full"]
 Deployed = Literal["written", "changed", "full"]
+BatchOpened = Literal["opened", "full"]
+BatchWritten = Literal["written", "lost", "changed"]
 
 
 class Allowance(Struct, frozen=True):

@@ -304,6 +304,62 @@ class Scripts:
         written = [keys.deployment(account, name), keys.deployments(account)]
         return cast(replies.Deployed, await self._word("deploy", written, args))
 
+    async def open_batch(
+        self,
+        account: str,
+        batch_id: FileId,
+        *,
+        created_ms: int,
+        ttl_s: float,
+        most: int,
+        most_live: int,
+        fields: Mapping[str, str | bytes | int],
+    ) -> replies.BatchOpened:
+        """Accept a batch with these fields, unless its account has `most`, or `most_live` that have not ended."""
+        member, listing, live = f"{account} {batch_id}", keys.batches_of(account), keys.batches_live(account)
+        args: list[Arg] = [
+            member,
+            batch_id,
+            created_ms,
+            ms(ttl_s),
+            most,
+            most_live,
+            *chain.from_iterable(fields.items()),
+        ]
+        names = [keys.batch(batch_id), keys.batches(), listing, live]
+        return cast(replies.BatchOpened, await self._word("open_batch", names, args))
+
+    async def lease_batch(
+        self, account: str, batch_id: FileId, *, token: str, lease_s: float, now_ms: int | None = None
+    ) -> str:
+        """Take a batch for `lease_s`, extend that, or give it back with 0. Returns its status, 'busy' or 'gone'."""
+        member = f"{account} {batch_id}"
+        args: list[Arg] = [member, token, ms(lease_s), now_ms]
+        return cast(str, await self._word("lease_batch", [keys.batch(batch_id), keys.batches()], args))
+
+    async def write_batch(
+        self,
+        account: str,
+        batch_id: FileId,
+        *,
+        token: str,
+        allowed: Iterable[str],
+        nonce: str,
+        fields: Mapping[str, str | bytes | int],
+        parts: int | None = None,
+        is_over: bool = False,
+        leaves: bool = False,
+    ) -> replies.BatchWritten:
+        """Change a batch that has one of these statuses. `token`: of the keeper that has it, or '' from a caller.
+        `parts`: how many it must have. `is_over`: it has ended. `leaves`: nothing is left to do.
+        """
+        member, live = f"{account} {batch_id}" if leaves else "", keys.batches_live(account)
+        names = [keys.batch(batch_id), keys.batches(), live]
+        allowed = "".join(f"{each} " for each in allowed)
+        args: list[Arg] = [member, batch_id if is_over else "", token, allowed, parts, nonce]
+        args += chain.from_iterable(fields.items())
+        return cast(replies.BatchWritten, await self._word("write_batch", names, args))
+
     async def amend(
         self,
         model: str,

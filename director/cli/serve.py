@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, get_args
+from typing import TYPE_CHECKING, Final, NoReturn, get_args
 
 from director.cli.arguments import EITHER, HOME, arg, command, flag, owner_and_name, port_number, whole
 from director.cli.output import say
@@ -200,10 +200,15 @@ def _down(given: argparse.Namespace) -> int:
 def _api(given: argparse.Namespace) -> int:
     hold_sigterm()
     raise_descriptor_limit()
+    _become_api("", given)
+
+
+def _become_api(module: str, given: argparse.Namespace) -> NoReturn:
+    """Become a process of `api` instead of importing it: `director` must not import `api`."""
     asked = {"HOST": given.host, "PORT": given.port, "REDIS_URL": given.redis_url}
     env = {f"DIRECTOR_{name}": str(value) for name, value in asked.items() if value is not None}
-    # The command becomes the API's process instead of importing it: `director` must not import `api`.
-    os.execve(sys.executable, [sys.executable, "-P", "-m", "director.runtime.own_api"], dict(os.environ) | env)  # noqa: S606
+    command = [sys.executable, "-P", "-m", "director.runtime.own_api", *filter(None, [module])]
+    os.execve(sys.executable, command, dict(os.environ) | env)  # noqa: S606
 
 
 @command(
@@ -266,10 +271,12 @@ def _beside(folder: Path) -> dict[str, object]:
 )
 def _keeper(given: argparse.Namespace) -> int:
     hold_sigterm()
-    from director.keeper.keeper import serve
-
     settings = load(KeeperSettings, redis_url=given.redis_url, host=given.host, port=given.port)
     raise_descriptor_limit()
+    if settings.openai:  # batches create predictions, as the API does
+        _become_api("keeper", given)
+    from director.keeper.keeper import serve
+
     serve(settings)
     return 0
 

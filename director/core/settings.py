@@ -103,6 +103,8 @@ class ApiSettings(CommonSettings, frozen=True, kw_only=True):
     """Age at which a prediction leaves the lists; more than the longest wait plus a record's lifetime."""
     files_ttl_s: Annotated[float, Meta(ge=60)] = 86400.0
     """Lifetime of a file that a caller uploads."""
+    batch_ttl_s: Annotated[float, Meta(ge=3 * 86400)] = 30 * 86400.0
+    """Lifetime of a batch of OpenAI's API, of its input and of its output files."""
     cache_s: Seconds = 5.0
     """Age at which a cached token or model is read again."""
     account_rate: Rate | None = None
@@ -289,6 +291,10 @@ class KeeperSettings(CommonSettings, frozen=True, kw_only=True):
     """Bearer token for /scale/{queue}, for an autoscaler; empty: every request is refused."""
     lease_s: SomeSeconds = 15.0
     """Lease of the directors; sets the reaper's pace."""
+    openai: bool = False
+    """Run batches of OpenAI's API. The keeper then needs the API's settings too: limits, files, sites."""
+    batches_redis_url: str = ""
+    """Redis as the API's user, for batches, if DIRECTOR_REDIS_URL has a user for keepers only."""
     usage_months: Annotated[int, Meta(ge=4, le=120)] = 13
     """Months for which usage is kept after the end of its month, by day for the first 90 days."""
     webhook_allow: str = ""

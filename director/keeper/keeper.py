@@ -3,10 +3,10 @@
 import hmac
 import logging
 import signal
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import anyio
 import msgspec
@@ -62,19 +62,42 @@ async def _serve(settings: KeeperSettings) -> None:
     await run(settings, started=lambda port: log.info("health is served", extra={"port": port}))
 
 
-async def run(settings: KeeperSettings, *, started: Callable[[int], None]) -> None:
+class Role(Protocol):
+    """Something that the process runs beside the roles of its list."""
+
+    async def run(self) -> None: ...
+
+    async def drain(self) -> None: ...
+
+
+async def run(settings: KeeperSettings, *, started: Callable[[int], None], beside: Sequence[Role] = ()) -> None:
     """Run until SIGTERM, SIGINT or cancellation, then drain. A second signal ends without draining.
 
-    `started` is called with the port of /livez and /readyz. Raises UnsafeBackend and SettingsError.
+    `started` is called with the port of /livez and /readyz. `beside`: what the process runs too. Raises UnsafeBackend
+    and SettingsError.
     """
     with process.one_error(), anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with _keeper(settings) as keeper, anyio.create_task_group() as tasks:
             tasks.start_soon(keeper.keep)
             tasks.start_soon(keeper.measure)
             tasks.start_soon(keeper.serve_health, started)
-            await process.drain_on_signal(signals, keeper.drain)
+            for role in beside:
+                tasks.start_soon(role.run)
+            await process.drain_on_signal(signals, partial(_drain, keeper, beside))
             tasks.cancel_scope.cancel()
     log.info("keeper ended")
+
+
+async def _drain(keeper: "Keeper", beside: Sequence[Role]) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(keeper.drain)
+        for role in beside:
+            tasks.start_soon(partial(_within, DRAIN_S, role.drain))
+
+
+async def _within(seconds: float, drain: Callable[[], Awaitable[None]]) -> None:
+    with anyio.move_on_after(seconds):
+        await drain()
 
 
 @asynccontextmanager

@@ -39,7 +39,9 @@ def api(around: Surroundings, *, host: str, port: int) -> Part:
 
 def keeper(around: Surroundings) -> tuple[Part, str]:
     port = free_port()
-    part = ours(around, "keeper", [*python_of_ours("director"), "keeper"], host=LOOPBACK, port=str(port))
+    openai = os.environ.get(f"{PREFIX}OPENAI") or "true"
+    command = [*python_of_ours("director"), "keeper"]
+    part = ours(around, "keeper", command, host=LOOPBACK, port=str(port), openai=openai)
     return part, f"http://{LOOPBACK}:{port}/readyz"
 
 

@@ -28,12 +28,18 @@ Point = Literal[
     "after_arrive",  # a prediction is on the other server, and still on this one
     "after_cancel_there",  # the caller's cancel has reached the other server, here the prediction still leaves
     "after_vacate",  # one prediction has moved, others have not
+    "before_part",  # lines of a batch have ended, none of them is stored
+    "after_part",  # a part is stored, Redis does not know of it
+    "after_commit",  # a part is committed
+    "after_join",  # a whole file is stored, Redis does not know of it
+    "after_batch_end",  # the batch has ended, its files are not listed
 ]
 API_POINTS: Final[tuple[Point, ...]] = ("after_enqueue",)
 DATA_POINTS: Final[tuple[Point, ...]] = ("after_data_put",)
 MOVER_POINTS: Final[tuple[Point, ...]] = ("after_depart", "after_arrive", "after_cancel_there", "after_vacate")
+BATCH_POINTS: Final[tuple[Point, ...]] = ("before_part", "after_part", "after_commit", "after_join", "after_batch_end")
 DIRECTOR_POINTS: Final[tuple[Point, ...]] = tuple(
-    point for point in get_args(Point) if point not in (*API_POINTS, *DATA_POINTS, *MOVER_POINTS)
+    point for point in get_args(Point) if point not in (*API_POINTS, *DATA_POINTS, *MOVER_POINTS, *BATCH_POINTS)
 )
 
 KILLED: Final = 137  # the status that a shell reports for SIGKILL

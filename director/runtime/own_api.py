@@ -1,5 +1,5 @@
-"""Run our package `api`: `python -P -m director.runtime.own_api`. It is the one beside `director`, even if the current
-folder or PYTHONPATH has another `api`.
+"""Run our package `api`, or a module of it: `python -P -m director.runtime.own_api [keeper]`. It is the one beside
+`director`, even if the current folder or PYTHONPATH has another `api`.
 """
 
 import runpy
@@ -22,7 +22,7 @@ def main() -> int:
             "`pipx install` or `uv tool install` makes one.\n"
         )
         return 2
-    runpy.run_module(NAME, run_name="__main__", alter_sys=True)
+    runpy.run_module(".".join([NAME, *sys.argv[1:2]]), run_name="__main__", alter_sys=True)
     return 0
 
 

@@ -140,7 +140,9 @@ class Tokens:
 
     async def find(self, token: str) -> Token | None:
         """Return the token with this secret, or None if it is unknown or expired."""
-        name = digest(token)
+        return await self.find_digest(digest(token))
+
+    async def find_digest(self, name: str) -> Token | None:
         fields = texts(await ask(lambda: self._redis.hgetall(keys.token(name))))
         if not fields:
             return None
@@ -243,7 +245,9 @@ class Suspension(Struct, frozen=True, kw_only=True):
 
 
 class Account(Struct, frozen=True):
-    """The account of a token. `token_id` and `expires_ms` are the token's; `limits_rev` counts changes of limits."""
+    """The account of a token. `token_id`, `token_digest` and `expires_ms` are the token's; `limits_rev` counts changes
+    of limits.
+    """
 
     name: str
     lanes: tuple[str, ...] = ("normal",)
@@ -254,6 +258,7 @@ class Account(Struct, frozen=True):
     token_id: str = ""
     expires_ms: int | None = None
     suspension: Suspension | None = None
+    token_digest: str = ""
 
 
 class Written(Struct, frozen=True):
@@ -334,12 +339,21 @@ class Accounts:
 
     async def authenticate(self, token: str) -> Account | None:
         """Return the account, or None. The lookup is by digest, so its time reveals no other token."""
-        found = await self.tokens.find(token)
+        return await self.find(digest(token))
+
+    async def find(self, token_digest: str) -> Account | None:
+        """Return the account of the token with this digest, or None."""
+        found = await self.tokens.find_digest(token_digest)
         if found is None:
             return None
         account = await self.account(found.account)
         return msgspec.structs.replace(
-            account, lanes=found.lanes, scopes=found.scopes, token_id=found.id, expires_ms=found.expires_ms
+            account,
+            lanes=found.lanes,
+            scopes=found.scopes,
+            token_id=found.id,
+            token_digest=token_digest,
+            expires_ms=found.expires_ms,
         )
 
     async def account(self, name: str) -> Account:

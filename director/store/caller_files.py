@@ -37,6 +37,7 @@ class CallerFile(Struct, frozen=True, kw_only=True):
     created: int
     expires: int
     counted: int = 0  # bytes of this record in its account's data; release 0.3.0 counts none
+    purpose: str = ""  # of OpenAI's API
 
     @property
     def counts(self) -> Counted:
@@ -74,6 +75,15 @@ class CallerFiles:
         if gone := [file_id for file_id in old if file_id not in alive]:
             await ask(lambda: self._redis.zrem(listing, *gone))
 
+    async def keep(self, file: CallerFile, *, life_ms: int) -> None:
+        """Record a file without its place on the list: it can be read by its id, and its bytes are not swept away."""
+        key = keys.file(file.account, file.id)
+        await ask(lambda: self._redis.set(key, msgspec.json.encode(file), px=life_ms))
+
+    async def forget(self, account: str, file_id: FileId) -> None:
+        """Forget a file that `keep` recorded. The caller of this deletes its bytes, or they are swept away."""
+        await ask(lambda: self._redis.delete(keys.file(account, file_id)))
+
     async def get(self, account: str, file_id: FileId) -> CallerFile | None:
         return (await self.find(account, [file_id])).get(file_id)
 
@@ -99,7 +109,7 @@ class CallerFiles:
         """Forget a file. The caller of this takes it off the list (`delist`), and deletes its bytes, or they are swept
         away.
         """
-        await ask(lambda: self._redis.delete(keys.file(file.account, file.id)))
+        await self.forget(file.account, file.id)
 
     async def unknown(self, names: Sequence[CallerFileName]) -> list[CallerFileName]:
         found = await pipelined(

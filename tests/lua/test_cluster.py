@@ -17,7 +17,7 @@ from director.broker.scripts import Scripts
 from director.core.account_limits import Bucket
 from director.core.clock import SystemClock
 from director.core.data_bytes import Counted
-from director.core.ids import lowest_id_at, partition_of, queue_name
+from director.core.ids import lowest_id_at, new_file_id, partition_of, queue_name
 from director.core.policy import Policy
 from director.keeper.registry import Registry
 from director.local.launcher.processes import free_port
@@ -151,6 +151,12 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
     assert await scripts.settle(ACCOUNT, finished.id, tokens=1)
     assert await scripts.fold(partition, "202701", ACCOUNT, [(f"15 {MODEL} ", f"00 {MODEL} ")], kept_s=9) == 0
 
+    batch = new_file_id(driver.now_ms)
+    at = {"created_ms": driver.now_ms, "ttl_s": 9, "most": 9, "most_live": 9, "fields": {"status": "validating"}}
+    assert await scripts.open_batch(ACCOUNT, batch, **at) == "opened"  # type: ignore[arg-type]
+    assert await scripts.lease_batch(ACCOUNT, batch, token="t", lease_s=9) == "validating"
+    written = await scripts.write_batch(ACCOUNT, batch, token="t", allowed=["validating"], nonce="n", fields={})
+    assert written == "written"
     assert await scripts.deploy(ACCOUNT, "d", was=b"", becomes=b"{}", created_ms=1, most=9) == "written"
     assert await scripts.rotate("stranger", secret="whsec_", keep_s=1) == "unknown"
     await scripts.contact("run", silence_s=7)

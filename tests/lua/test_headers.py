@@ -20,7 +20,9 @@ PARTS = sorted(path.name.removesuffix(".lua") for path in LUA.joinpath("lib").it
 LOGS = {"lib/log": "keys.log()", "note": "changes"}
 FLAGS = {
     # what accepts is refused when memory is full
-    "#!lua": {"amend", "arrive", "bind", "configure", "deploy", "enqueue", "enlist", "retain", "revive"},
+    "#!lua": {
+        *("amend", "arrive", "bind", "configure", "deploy", "enqueue", "enlist", "open_batch", "retain", "revive"),
+    },
     "#!lua flags=no-writes": {"demand", "get", "replay", "stats", "story", "survey"},
 }
 PLACE = r"(?:key|arg) \+ "  # of an item, see lib/batch

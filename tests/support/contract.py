@@ -67,7 +67,7 @@ async def scene(folder: Path) -> AsyncGenerator[Scene, None]:
                 async with httpx.AsyncClient(base_url=f"{api.url}/v1", headers=headers, trust_env=False) as caller:
                     real = await _runs(redis, Scripts(gatherer), caller)
                     real |= await _things(redis, caller)
-                    real |= await _openai(redis, Scripts(gatherer))
+                    real |= await _openai(redis, Scripts(gatherer), caller)
                     real |= await _files(LocalFiles(folder, Links(redis, SystemClock())), redis, caller)
                 with playing_llm(server.url):
                     yield Scene(url=api.url, token=token, real=real)
@@ -121,13 +121,22 @@ async def _things(redis: Redis, caller: httpx.AsyncClient) -> dict[str, tuple[Re
     }
 
 
-async def _openai(redis: Redis, scripts: Scripts) -> dict[str, tuple[Real, ...]]:
-    """Register a model for OpenAI's API."""
+async def _openai(redis: Redis, scripts: Scripts, caller: httpx.AsyncClient) -> dict[str, tuple[Real, ...]]:
+    """Register a model for OpenAI's API, and make a batch of it."""
     owner, _, name = LLM.partition("/")
     catalog = Catalog(redis, scripts, SystemClock())
     await catalog.register(LLM, LLM_VERSION, schema=STREAMING, server="openai", policy=Policy())
     await redis.hset(keys.aliases(), "gpt-4o", LLM)
-    return {"openai": (Real(path={"owner": owner, "name": name, "id": "gpt-4o"}),)}
+    base = str(caller.base_url.copy_with(path="/openai/v1"))
+    given = {"data": {"purpose": "batch"}, "files": {"file": ("in.jsonl", b"{}")}}
+    file_id = (await caller.post(f"{base}/files", **given)).json()["id"]  # type: ignore[arg-type]
+    asked = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
+    batch_id = (await caller.post(f"{base}/batches", json=asked)).json()["id"]
+    return {
+        "openai/v1/files": (Real(path={"id": file_id.removeprefix("file-")}),),
+        "openai/v1/batches": (Real(path={"id": batch_id}),),
+        "openai": (Real(path={"owner": owner, "name": name, "id": "gpt-4o"}),),
+    }
 
 
 @contextmanager

@@ -155,6 +155,9 @@ class Maker:
         other = await links.sign(str(made).replace("0" * 32, "1" * 32), base=BASE, expires_s=expires_s)
         self._things |= {"file": file, "made": str(made), "right_download": right, "right_output": shown}
         self._things |= {"wrong_download": urlsplit(wrong).query, "wrong_output": urlsplit(other).query}
+        batch = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+        batched = await self._api.post("/openai/v1/batches", json={**batch, "metadata": {"mark": MARK}})
+        self._things["batch"] = batched.json()["id"]
 
     async def _tokens(self) -> None:
         accounts = Accounts(self._redis)

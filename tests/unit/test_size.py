@@ -19,7 +19,7 @@ EXCEPTIONS: Final = {
     "Nemesis": "one method for each fault",
     "Link": "the switches of one connection, which faults throw one by one",
     "Route": "the facts of one route, which its decorator names",
-    "_Upload": "one multipart body is read in one pass, whose state it is",
+    "Upload": "one multipart body is read in one pass, whose state it is",
 }
 
 

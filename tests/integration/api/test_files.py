@@ -17,10 +17,11 @@ import httpx
 import pytest
 from httpx import AsyncClient
 from msgspec import Raw
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from api.files import files as api_files
-from api.files.files import BLOCK
+from api.files.files import BLOCK, OURS
 from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
@@ -310,18 +311,18 @@ async def test_form_may_arrive_in_any_pieces(api: AsyncClient) -> None:
 async def test_too_large_file_is_refused_in_replicates_words(
     api: AsyncClient, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.files.files.MAX_FILE_BYTES", 1_000_000)
+    monkeypatch.setattr("api.files.files.OURS", replace(OURS, max_bytes=1 << 20))
     announced = await api.post("/v1/files", files={"content": b"x" * 1_500_000})
 
     async def unannounced() -> AsyncIterator[bytes]:
-        yield part("content", b"x" * 1_000_001) + END
+        yield part("content", b"x" * ((1 << 20) + 1)) + END
 
     counted = await api.post("/v1/files", headers=BOUNDARY, content=unannounced())
     for answer in (announced, counted):
         assert answer.status_code == 413
-        assert answer.json()["detail"] == "Files must be less than 100MB in size"
+        assert answer.json()["detail"] == "Files must be less than 1MB in size"
     assert kept(folder) == []
-    assert (await upload(api, b"x" * 1_000_000))["size"] == 1_000_000
+    assert (await upload(api, b"x" * (1 << 20)))["size"] == 1 << 20
 
 
 async def test_stalled_form_is_given_up(api: AsyncClient, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

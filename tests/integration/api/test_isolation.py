@@ -46,6 +46,7 @@ def each(names: str, **options: Any) -> list[Try]:
 
 
 PREDICTIONS: Final = "waiting running ended dead of_batch of_model of_deployment"
+NEW_BATCH: Final = {"endpoint": "/v1/completions", "completion_window": "24h"}
 HIDDEN: Final = {"owner": OWNER, "name": "hidden-model"}
 SHOWN: Final = {"owner": OWNER, "name": "shown-model"}
 DESK: Final = {"owner": OWNER, "name": "$desk"}
@@ -149,6 +150,14 @@ TRIES: Final[Mapping[Route, Sequence[Try]]] = {
     ("GET", "/openai/v1/models"): LIST,
     ("GET", "/openai/v1/models/{id}"): [Try(answer=404, at={"id": ALIAS})],
     ("GET", "/openai/v1/models/{owner}/{name}"): [Try(answer=404, at=HIDDEN), Try(answer=404, at=DESK)],
+    ("GET", "/openai/v1/files"): LIST,
+    ("GET", "/openai/v1/files/{id}"): each("file"),
+    ("GET", "/openai/v1/files/{id}/content"): each("file"),
+    ("DELETE", "/openai/v1/files/{id}"): each("file"),
+    ("POST", "/openai/v1/batches"): [Try(answer=404, body={"input_file_id": "$file", **NEW_BATCH})],
+    ("GET", "/openai/v1/batches"): LIST,
+    ("GET", "/openai/v1/batches/{id}"): each("batch"),
+    ("POST", "/openai/v1/batches/{id}/cancel"): each("batch"),
     ("GET", "/collections/{slug}"): [Try(answer=200, at={"slug": "best"})],
     ("GET", "/search"): [Try(answer=200, query="query=unlisted")],
     ("GET", "/files"): LIST,
@@ -207,6 +216,7 @@ TRIES: Final[Mapping[Route, Sequence[Try]]] = {
 NOTHING_OF_AN_ACCOUNT: Final[Mapping[Route, str]] = {
     ("GET", "/openapi.json"): "the contract of all this, the same for everybody",
     ("POST", "/files"): "makes a file of the caller's own, and names no other",
+    ("POST", "/openai/v1/files"): "makes a file of the caller's own, and names no other",
     ("GET", "/collections"): "names of what operators wrote for all",
     ("GET", "/hardware"): "what operators wrote for all",
 }
@@ -228,6 +238,7 @@ RUN_SOMETHING: Final = (
     ("POST", "/openai/v1/chat/completions"),
     ("POST", "/openai/v1/completions"),
     ("POST", "/openai/v1/embeddings"),
+    ("POST", "/openai/v1/batches"),
 )
 # The scope `admin` opens these: models and deployments of all, lists, and predictions by their ids
 OPEN_TO_OPERATORS: Final = {

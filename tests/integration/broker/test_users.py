@@ -36,6 +36,7 @@ ELSEWHERE = keys.live(QueueName("acme/other:0123456789ab"))
 ID = new_prediction_id(model="acme/echo", now_ms=SystemClock().now_ms())
 SAMPLES: dict[str, Any] = {
     "account": "a",
+    "batch_id": ID,
     "digest": "0" * 64,
     "director": "d1",
     "file_id": ID,
@@ -161,9 +162,9 @@ zrevrangebylex {a:a}:listing + -
 # Which part calls which script: the table in docs/reference/internals/scripts.md, and what each reads
 SCRIPTS: dict[Part, str] = {
     "api": """
-amend arrive bind bound budget cancel configure delist demand depart deploy drop enlist enqueue erase get hours limit
-migrate note order pause redeliver replay reserve resize retain revive rotate settle spend stats stay story stow
-unregister vacate withdraw
+amend arrive bind bound budget cancel configure delist demand depart deploy drop enlist enqueue erase get hours
+lease_batch limit migrate note open_batch order pause redeliver replay reserve resize retain revive rotate settle spend
+stats stay story stow unregister vacate withdraw write_batch
 """,
     "keeper": """
 cancel contact deliver demand due expire fold forward get hours pause promote reap reconcile recount recover retire

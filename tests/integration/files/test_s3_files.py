@@ -11,6 +11,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
+from api.files.files import OURS
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
@@ -185,7 +186,7 @@ async def test_upload_stays_in_the_bucket_until_deleted_or_swept(
 async def test_reason_for_refusing_a_form_is_reported_with_a_bucket(
     api: httpx.AsyncClient, store: S3Files, monkeypatch: pytest.MonkeyPatch, body: bytes | None, status: int
 ) -> None:
-    monkeypatch.setattr("api.files.files.MAX_FILE_BYTES", MIB)
+    monkeypatch.setattr("api.files.files.OURS", replace(OURS, max_bytes=MIB))
     given: Any = endless_form(2 * MIB) if body is None else body
     answer = await api.post("/v1/files", headers=BOUNDARY, content=given)
     assert answer.status_code == status, answer.text

@@ -419,6 +419,7 @@ async def test_suspended_operator_may_not_administrate(
 FREEING = {
     *(f"{kind}.cancel" for kind in ("predictions", "trainings", "procedures")),
     *("predictions.delete", "models.delete", "models.versions.delete", "deployments.delete", "files.delete"),
+    *("openai.files.delete", "openai.batches.cancel"),
 }
 
 

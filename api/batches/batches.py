@@ -1,0 +1,275 @@
+"""Serve batches as OpenAI's API has them. The keeper runs them: see `engine`."""
+
+import hashlib
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from starlette.responses import Response
+
+from api.batches.targets import OPENAI, PREDICTIONS, is_endpoint
+from api.files.outputs import store_of
+from api.openai.files import AFTER, PREFIX, file_id_of, find_openai_file
+from api.predictions import bodies
+from api.web import errors
+from api.web.http import Members, Request, base_url, json_response, number_of, read_body
+from api.web.route import Answer, Body, Parameter, changes, reads, stores
+from director.core.ids import FileId, is_file_id, new_file_id
+from director.core.webhooks import parse_webhook_url
+from director.store.batches import Batch, Batches
+
+BATCH: Final = "batch_"
+WINDOW: Final = "24h"
+WINDOW_MS: Final = 24 * 3600 * 1000
+MOST_METADATA: Final = 16
+LONGEST_KEY, LONGEST_VALUE = 64, 512
+MOST_BYTES: Final = 64 << 10  # of the body
+PAGE: Final = 20
+MOST_IN_PAGE: Final = 100
+RECENT: Final = 100  # batches of an account among which a repeat of a create is looked for
+KNOWN: Final = frozenset({"input_file_id", "endpoint", "completion_window", "metadata", "webhook"})
+# Headers of a create that apply to each line
+HEADERS: Final = tuple(one.name.lower() for one in bodies.HOW if one.name != "Idempotency-Key")
+ENDPOINTS: Final = f"{', '.join((*OPENAI, PREDICTIONS))}, or another route of Replicate's that creates a prediction"
+
+
+class NewBatch(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A batch to create. `webhook` is notified about its end."""
+
+    input_file_id: str
+    endpoint: Annotated[str, Meta(description=f"What the lines call: {ENDPOINTS}.")]
+    completion_window: Literal["24h"]
+    metadata: dict[str, str] | UnsetType | None = UNSET
+    webhook: Annotated[str, Meta(description="An http or https URL.")] | UnsetType | None = UNSET
+
+
+class BatchFault(Struct, frozen=True, kw_only=True):
+    """A fault of a line. `line` counts from 1."""
+
+    code: str
+    message: str
+    param: str | None = None
+    line: int | None = None
+
+
+class BatchFaults(Struct, frozen=True, kw_only=True):
+    """The first hundred of what is wrong."""
+
+    object: Literal["list"] = "list"
+    data: list[BatchFault]
+
+
+class RequestCounts(Struct, frozen=True, kw_only=True):
+    """Lines: all, those in the output file, and those in the error file."""
+
+    total: int
+    completed: int
+    failed: int
+
+
+class BatchView(Struct, frozen=True, kw_only=True):
+    """A batch on the wire. Times are in seconds since 1970."""
+
+    id: str
+    object: Literal["batch"] = "batch"
+    endpoint: str
+    errors: BatchFaults | None
+    input_file_id: str
+    completion_window: str
+    status: str
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: RequestCounts
+    metadata: Raw | None
+
+
+class BatchPage(Struct, frozen=True, kw_only=True):
+    """A page of batches, the newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[BatchView]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+SHOWN: Final = {200: Answer("The batch.", BatchView)}
+
+
+@stores(
+    "POST",
+    "/openai/v1/batches",
+    name="openai.batches.create",
+    summary="Create a batch",
+    about=(
+        "Each line of the input file is a request, and becomes a prediction in the lane low. All lines are checked "
+        "before any runs. The headers that say how to run apply to each of them. The answer comes at once."
+    ),
+    body=Body(NewBatch),
+    parameters=bodies.HOW,
+    answers=SHOWN,
+    refusals={404, 501},
+)
+async def create_batch(request: Request) -> Response:
+    services, account = request.services, request.account
+    store_of(request)
+    batches = Batches(services.redis, services.scripts)
+    body = await read_body(request, max_bytes=MOST_BYTES)
+    new = _read(request, body)
+    if new.key:
+        recent = await batches.many(account.name, await batches.newest(account.name, count=RECENT))
+        if (known := next((one for one in recent if one and one.key == new.key), None)) is not None:
+            return json_response(show_batch(known), headers={"Idempotency-Replayed": "true"})
+    await find_openai_file(request, new.input)
+    services.gate.pass_through()
+    if await batches.open(new, ttl_s=services.settings.batch_ttl_s) == "full":
+        raise errors.too_many_batches(retry_after=60)
+    return json_response(show_batch(new))
+
+
+def _read(request: Request, body: bytes) -> Batch:
+    """Raises a 422 with all that is wrong with the body."""
+    members = Members(body)
+    file_id = (members.text("input_file_id", required=True) or "").removeprefix(PREFIX)
+    endpoint = members.text("endpoint", required=True) or ""
+    window = members.text("completion_window", required=True) or WINDOW
+    metadata, webhook = members.take("metadata", "object"), members.text("webhook")
+    members.refuse_unknown(KNOWN)
+    if endpoint and not is_endpoint(endpoint):
+        members.fault("enum", "endpoint", f"must be one of {ENDPOINTS}")
+    if window != WINDOW:
+        members.fault("enum", "completion_window", f"must be {WINDOW}")
+    if webhook is not None and (fault := parse_webhook_url(webhook)):
+        members.fault("format", "webhook", fault)
+    if metadata is not None and not _is_metadata(metadata):
+        said = f"has at most {MOST_METADATA} texts of {LONGEST_VALUE} characters, with names of {LONGEST_KEY}"
+        members.fault("invalid_type", "metadata", said)
+    if members.faults:
+        raise errors.invalid_input(members.faults)
+    if not is_file_id(file_id):
+        raise errors.file_not_found()
+    account, services, headers = request.account, request.services, request.headers
+    lane = {"x-priority": "low" if "low" in account.lanes else account.lanes[-1]}
+    given = {name: headers[name] for name in HEADERS if name in headers}
+    now_ms, key = services.clock.now_ms(), headers.get("idempotency-key", "")
+    return Batch(
+        id=new_file_id(now_ms),
+        account=account.name,
+        api_token=account.token_digest,
+        endpoint=endpoint,
+        input=FileId(file_id),
+        window=window,
+        headers=msgspec.json.encode(lane | given),
+        metadata=b"" if metadata is None else bytes(metadata),
+        base=base_url(request),
+        created=now_ms,
+        expires=now_ms + WINDOW_MS,
+        status="validating",
+        key=hashlib.sha256(key.encode() + b"\n" + body).hexdigest() if key else "",
+        webhook=webhook or "",
+    )
+
+
+def _is_metadata(value: Raw) -> bool:
+    try:
+        metadata = msgspec.json.decode(value, type=dict[str, str])
+    except msgspec.DecodeError:
+        return False
+    fits = (len(name) <= LONGEST_KEY and len(text) <= LONGEST_VALUE for name, text in metadata.items())
+    return len(metadata) <= MOST_METADATA and all(fits)
+
+
+@reads(
+    "/openai/v1/batches",
+    name="openai.batches.list",
+    summary="List the batches of the account",
+    about="Batches are kept for `DIRECTOR_BATCH_TTL_S` from their creation.",
+    parameters=(
+        Parameter("limit", "At most so many; 20 without.", Annotated[int, Meta(ge=1, le=MOST_IN_PAGE)]),
+        AFTER,
+    ),
+    answers={200: Answer("A page, newest first.", BatchPage)},
+    refusals={422},
+)
+async def list_batches(request: Request) -> Response:
+    services, account = request.services, request.account.name
+    batches = Batches(services.redis, services.scripts)
+    limit = number_of(request, "limit", default=PAGE, least=1, most=MOST_IN_PAGE)
+    after = request.query_params.get("after", "").removeprefix(BATCH)
+    if after and not is_file_id(after):
+        raise errors.not_found()
+    ids = await batches.newest(account, after=FileId(after) if after else None, count=limit + 1)
+    found = [show_batch(each) for each in await batches.many(account, ids[:limit]) if each is not None]
+    first, last = (found[0].id, found[-1].id) if found else (None, None)
+    return json_response(BatchPage(data=found, first_id=first, last_id=last, has_more=len(ids) > limit))
+
+
+@reads(
+    "/openai/v1/batches/{id}",
+    name="openai.batches.get",
+    summary="Get a batch",
+    about="The counts are those of the lines that are written: they grow with each part, every few seconds.",
+    answers=SHOWN,
+)
+async def get_batch(request: Request) -> Response:
+    return json_response(show_batch(await _find(request)))
+
+
+@changes(
+    "POST",
+    "/openai/v1/batches/{id}/cancel",
+    name="openai.batches.cancel",
+    summary="Cancel a batch",
+    about=(
+        "Lines that wait or run are canceled, and no more are filed. What has ended is in the files, and all others "
+        "are in the error file with `batch_cancelled`. A batch that has ended stays as it is."
+    ),
+    answers=SHOWN,
+    frees=True,
+)
+async def cancel_batch(request: Request) -> Response:
+    batch, services = await _find(request), request.services
+    await Batches(services.redis, services.scripts).cancel(batch, now_ms=services.clock.now_ms())
+    return json_response(show_batch(await _find(request)))
+
+
+async def _find(request: Request) -> Batch:
+    text, services = request.path_params["id"].removeprefix(BATCH), request.services
+    found = None
+    if is_file_id(text):
+        found = await Batches(services.redis, services.scripts).get(request.account.name, FileId(text))
+    if found is None:
+        raise errors.not_found()
+    return found
+
+
+def show_batch(batch: Batch) -> BatchView:
+    times: dict[str, Any] = {
+        f"{name}_at": batch.times[name] // 1000 if name in batch.times else None
+        for name in ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+    }
+    faults = BatchFaults(data=msgspec.json.decode(batch.errors, type=list[BatchFault])) if batch.errors else None
+    return BatchView(
+        id=BATCH + batch.id,
+        endpoint=batch.endpoint,
+        errors=faults,
+        input_file_id=PREFIX + batch.input,
+        completion_window=batch.window,
+        status=batch.status,
+        output_file_id=file_id_of(batch.output),
+        error_file_id=file_id_of(batch.error),
+        created_at=batch.created // 1000,
+        expires_at=batch.expires // 1000,
+        request_counts=RequestCounts(total=batch.total, completed=batch.completed, failed=batch.failed),
+        metadata=Raw(batch.metadata) if batch.metadata else None,
+        **times,
+    )

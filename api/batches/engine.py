@@ -1,0 +1,246 @@
+"""Run the batches: one role of the keeper. Any number of keepers may run it, and each batch is at one of them.
+
+A batch is validated, then its lines run within a window, then its files are made. Each step goes on where it was after
+a kill: what was done is in the batch's hash, in committed parts, or is found again by its idempotency key.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+import anyio
+import msgspec
+
+from api.batches.lines import ENDED
+from api.batches.notify import Notifier
+from api.batches.parts import Archive
+from api.batches.runs import Callers, with_patience
+from api.batches.source import Source
+from api.batches.validation import INPUT_GONE, Validation
+from api.batches.work import Room, Stop, Work
+from api.services.services import Services
+from api.sites.sites import State
+from director.core.errors import BackendUnavailable
+from director.core.ids import FileId
+from director.files.store import FileStore
+from director.runtime import crash
+from director.runtime.sweep import repeat
+from director.store.batches import LEASE_S, LIVE, Batch, Batches, BatchStatus, End, Fields, Kind, Lease, Lost
+
+log = logging.getLogger(__name__)
+TICK_S: Final = 1.0
+RENEW_S: Final = 1.0  # how soon a cancel is noticed, too
+MOST_SEEN: Final = 1_000  # batches that one look considers
+MOST_AT_ONCE: Final = 64  # batches of one keeper
+KINDS: Final[Sequence[Kind]] = ("output", "error")
+
+
+class Engine:
+    """The batches of one keeper."""
+
+    def __init__(self, state: State, notifier: Notifier) -> None:
+        self._state = state
+        self._services: Services = state["services"]
+        self._notifier = notifier
+        self._batches = Batches(self._services.redis, self._services.scripts)
+        self._room = Room()
+        self._running: dict[FileId, BatchRun] = {}
+        self._later: dict[FileId, float] = {}  # when one may be taken again
+        self._is_draining = False
+
+    async def run(self) -> None:
+        async with anyio.create_task_group() as tasks:
+
+            async def begin() -> None:
+                for run in await self._take():
+                    tasks.start_soon(self._run, run)
+
+            await repeat(begin, role="batches", tick_s=TICK_S, clock=self._services.clock)
+
+    async def run_once(self) -> int:
+        """Bring the batches that may be taken now as far as possible. Returns how many these were."""
+        taken = await self._take()
+        async with anyio.create_task_group() as tasks:
+            for run in taken:
+                tasks.start_soon(self._run, run)
+        return len(taken)
+
+    async def drain(self) -> None:
+        """Commit what has ended, and give the batches back: another keeper goes on at once."""
+        self._is_draining = True
+        for run in self._running.values():
+            run.stop.leave()
+        while self._running:
+            await self._services.clock.sleep(0.05)
+
+    async def _take(self) -> "list[BatchRun]":
+        """Lease the batches that come next, as many as there is room for."""
+        taken: list[BatchRun] = []
+        store, gate = self._services.files, self._services.gate
+        if self._is_draining or store is None or not gate.is_open:
+            return taken
+        now_s = self._services.clock.monotonic()
+        self._later = {batch_id: at_s for batch_id, at_s in self._later.items() if at_s > now_s}
+        for account, batch_id in await self._batches.waiting(MOST_SEEN):
+            if len(self._running) >= MOST_AT_ONCE:
+                break
+            if batch_id in self._running or batch_id in self._later:
+                continue
+            lease = Lease(self._services.scripts, account, batch_id)
+            if await lease.hold() in ("busy", "gone") or (batch := await self._batches.get(account, batch_id)) is None:
+                continue
+            run = BatchRun(batch, lease, self._state, store, self._room, self._notifier)
+            self._running[batch_id] = run
+            taken.append(run)
+        self._room.batches = len(self._running)
+        return taken
+
+    async def _run(self, run: "BatchRun") -> None:
+        batch_id, later_s = run.batch.id, 0.0
+        try:
+            later_s = await run.run()
+        except* Lost:
+            log.warning("another keeper has a batch", extra={"batch": batch_id})
+        except* Exception:  # the others go on
+            log.exception("a batch failed, trying again", extra={"batch": batch_id})
+            later_s = LEASE_S
+        finally:
+            del self._running[batch_id]
+            self._room.batches = len(self._running)
+        if later_s:
+            self._later[batch_id] = self._services.clock.monotonic() + later_s
+
+
+class BatchRun:
+    """One batch at one keeper, from where it is to its end, or until this keeper leaves it to another one."""
+
+    def __init__(
+        self, batch: Batch, lease: Lease, state: State, store: FileStore, room: Room, notifier: Notifier
+    ) -> None:
+        self.batch = batch
+        self.stop = Stop()
+        self._lease = lease
+        self._services: Services = state["services"]
+        self._batches = Batches(self._services.redis, self._services.scripts)
+        self._store = store
+        self._room = room
+        self._notifier = notifier
+        self._callers = Callers(state, batch)
+        self._source = Source(self._services, store, batch)
+
+    async def run(self) -> float:
+        """Return the seconds after which there is more to do, or 0. Raises Lost, in a group."""
+        later_s = 0.0
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._renew)
+            if await self._advance():
+                later_s = await self._settle()
+            tasks.cancel_scope.cancel()
+        with suppress(BackendUnavailable):
+            await self._lease.give_back()
+        return later_s
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            with suppress(BackendUnavailable):
+                self._note(await self._lease.hold())
+
+    def _note(self, status: str) -> None:
+        """Learn from the status that Redis has. Raises Lost."""
+        if status in ("busy", "gone"):
+            raise Lost
+        if status == "cancelling":
+            self.stop.to("cancelled")
+        elif self._services.clock.now_ms() >= self.batch.expires:
+            self.stop.to("expired")
+
+    async def _advance(self) -> bool:
+        """Bring it to its end, step by step. Returns False if this keeper leaves it."""
+        self._note(self.batch.status)
+        if self.batch.status == "validating":
+            await self._validate()
+        if self.batch.is_live and not self.batch.ends_as and not self.stop.is_leaving:
+            await self._work()
+        if self.batch.ends_as and self.batch.is_live:
+            await self._join()
+        return not self.batch.is_live
+
+    async def _validate(self) -> None:
+        checked = Validation(self._source, self._callers)
+        if not self.stop:
+            await checked.run(is_stopped=self.stop.__bool__)
+        if self.stop:
+            return
+        now_ms = self._services.clock.now_ms()
+        if checked.faults:
+            fields: Fields = {"errors": msgspec.json.encode(checked.faults), "status": "failed", "at:failed": now_ms}
+        else:
+            fields = {"total": checked.total, "status": "in_progress", "at:in_progress": now_ms}
+        await self._write(fields, allowed=("validating",), is_over=bool(checked.faults))
+        self._note(self.batch.status)  # its caller may have canceled it meanwhile
+
+    async def _work(self) -> None:
+        """Run its lines. Where it stops before their end, write the others as not run."""
+        errors = b""
+        if self.batch.total:
+            work = Work(
+                self.batch,
+                lease=self._lease,
+                source=self._source,
+                archive=self._archive(),
+                callers=self._callers,
+                room=self._room,
+                stop=self.stop,
+            )
+            await work.run()
+            if self.stop.is_leaving:
+                return
+            if self.stop.end is not None:
+                await work.write_rest(ENDED[self.stop.end])
+            if not work.is_whole:
+                errors = msgspec.json.encode([INPUT_GONE])
+        end: End = self.stop.end or ("failed" if errors else "completed")
+        status: BatchStatus = "cancelling" if end == "cancelled" else "finalizing"
+        now_ms = self._services.clock.now_ms()
+        await self._write({"ends_as": end, "status": status, "errors": errors, "at:finalizing": now_ms})
+
+    async def _join(self) -> None:
+        """Make its files of the parts. It ends with that."""
+        ttl_s, end = self._services.settings.batch_ttl_s, self.batch.ends_as
+        files = {kind: await self._archive().join(kind, ttl_s=ttl_s) for kind in KINDS}
+        now_ms = self._services.clock.now_ms()
+        fields: dict[str, str | bytes | int] = {"status": end, f"at:{end}": now_ms, "written": ""}
+        fields |= {kind: file.id for kind, file in files.items() if file is not None}
+        await self._write(fields, is_over=True)
+        log.info("batch ended", extra={"batch": self.batch.id, "status": end})
+        crash.at("after_batch_end")
+
+    async def _settle(self) -> float:
+        """Do what is left after its end: list the files, delete the parts, notify the receiver."""
+        batch, archive = self.batch, self._archive()
+        for file_id in filter(None, (batch.output, batch.error)):
+            await archive.list(FileId(file_id))
+        await with_patience(archive.remove_parts)
+        later_s = await self._notifier.notify(batch, self._lease)
+        if not later_s:
+            await self._write({}, allowed=(batch.status,), leaves=True)
+        return later_s
+
+    def _archive(self) -> Archive:
+        return Archive(self._services, self._store, self._lease, self.batch)
+
+    async def _write(
+        self, fields: Fields, *, allowed: Sequence[BatchStatus] = LIVE, is_over: bool = False, leaves: bool = False
+    ) -> None:
+        """Write if its status is one of `allowed`, and read it again. Raises Lost."""
+        nonce, write = secrets.token_hex(8), self._lease.write
+        await with_patience(lambda: write(fields, nonce=nonce, allowed=allowed, is_over=is_over, leaves=leaves))
+        found = await with_patience(partial(self._batches.get, self.batch.account, self.batch.id))
+        if found is None:
+            raise Lost
+        self.batch = found

@@ -1,0 +1,227 @@
+"""Keep the output of a batch: parts in the file store, and at its end one file of each kind.
+
+A part is stored under a name of its own before it is committed. So a keeper that comes back late overwrites nothing,
+and what it stored in vain is swept away. A line is in one committed part or in none: the commit compares the number of
+parts, and has a bit for each line that is written.
+"""
+
+import hashlib
+import logging
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final
+
+from anyio import to_thread
+from msgspec import Raw, Struct
+
+from api.batches.lines import Outcome, encode_outcome
+from api.batches.runs import with_patience
+from api.services.services import Services
+from director.core.errors import BackendUnavailable
+from director.core.ids import FileId, new_file_id
+from director.files.store import PLAIN_TYPE, CallerFileName, FileStore
+from director.runtime import crash
+from director.store.batches import PART, Batch, Fields, Kind, Lease, Part
+from director.store.caller_files import CallerFile
+
+log = logging.getLogger(__name__)
+JSONL: Final = "application/jsonl"
+PART_BYTES: Final = 4 << 20
+JSONL_ENDING: Final = "jsonl"
+PURPOSE: Final = "batch_output"
+KEPT_S: Final = 3 * 86400.0  # of a part: longer than a batch runs
+
+
+class Written(Struct):
+    """The lines that are committed: `bits` has one for each, and the counts are those of the batch."""
+
+    bits: bytearray
+    parts: list[Part]
+    completed: int
+    failed: int
+
+    @classmethod
+    def of(cls, batch: Batch) -> "Written":
+        bits = bytearray(batch.written).ljust((batch.total + 7) // 8, b"\0")
+        return cls(bits, list(batch.stored_parts), batch.completed, batch.failed)
+
+    def has(self, number: int) -> bool:
+        return bool(self.bits[number >> 3] >> (number & 7) & 1)
+
+    def add(self, number: int) -> None:
+        self.bits[number >> 3] |= 1 << (number & 7)
+
+    @property
+    def lines(self) -> int:
+        return self.completed + self.failed
+
+
+class Buffer:
+    """Lines that have ended and are not committed yet."""
+
+    def __init__(self) -> None:
+        self.lines: dict[Kind, list[bytes]] = {"output": [], "error": []}
+        self.numbers: list[int] = []
+        self.size = 0
+        self.since_s = 0.0  # of its first line
+
+    def add(self, batch_id: FileId, number: int, custom_id: str, outcome: Outcome) -> None:
+        line = encode_outcome(batch_id, number, custom_id, outcome)
+        self.lines["output" if outcome.is_good else "error"].append(line)
+        self.numbers.append(number)
+        self.size += len(line)
+
+
+class Archive:
+    """The parts of one batch."""
+
+    def __init__(self, services: Services, store: FileStore, lease: Lease, batch: Batch) -> None:
+        self._services = services
+        self._store = store
+        self._lease = lease
+        self._batch = batch
+        self.written = Written.of(batch)
+
+    async def commit(self, buffer: Buffer, *, place: str) -> None:
+        """Store the buffer's lines, and commit them. Goes on until that has worked. Raises Lost."""
+        crash.at("before_part")
+        parts = [await self._put(kind, b"".join(lines)) for kind, lines in buffer.lines.items() if lines]
+        crash.at("after_part")
+        written, had = self.written, len(self.written.parts)
+        if any(map(written.has, buffer.numbers)):
+            raise AssertionError("a line would be written twice")
+        for number in buffer.numbers:
+            written.add(number)
+        written.completed += len(buffer.lines["output"])
+        written.failed += len(buffer.lines["error"])
+        written.parts += parts
+        fields: Fields = {
+            **{f"part:{had + index}": str(part) for index, part in enumerate(parts)},
+            "parts": len(written.parts),
+            "written": bytes(written.bits),
+            "completed": written.completed,
+            "failed": written.failed,
+            "place": place,
+        }
+        nonce = secrets.token_hex(8)
+        await with_patience(partial(self._lease.write, fields, nonce=nonce, parts=had))
+        crash.at("after_commit")
+
+    async def join(self, kind: Kind, *, ttl_s: float) -> CallerFile | None:
+        """Store all parts of one kind as one file, and record it. Returns None without any."""
+        parts = [part for part in self.written.parts if part.kind == kind]
+        if not parts:
+            return None
+        digests = Digests()
+        name = await with_patience(partial(self._store_whole, parts, digests))
+        crash.at("after_join")
+        file = self._record(name.id, f"batch_{self._batch.id}_{kind}", digests, name.ending, ttl_s, purpose=PURPOSE)
+        await self._keep(file)
+        return file
+
+    async def remove_parts(self) -> None:
+        """Delete the parts. What a keeper that dies leaves expires."""
+        account, services = self._batch.account, self._services
+        for part in self.written.parts:
+            await services.caller_files.forget(account, part.id)
+            await services.scripts.stow(account, part.id)
+            async with as_unavailable():
+                await self._store.discard(part.name_for(account))
+
+    async def _put(self, kind: Kind, data: bytes) -> Part:
+        digests = Digests()
+        digests.add(data)
+        part = await with_patience(partial(self._put_once, kind, data))
+        await self._keep(self._record(part.id, kind, digests, PART, KEPT_S))
+        return part
+
+    async def _put_once(self, kind: Kind, data: bytes) -> Part:
+        part = Part(kind, new_file_id(self._services.clock.now_ms()), len(data))
+        async with as_unavailable():
+            await self._store.put(part.name_for(self._batch.account), data, content_type=JSONL)
+        return part
+
+    async def _store_whole(self, parts: Sequence[Part], digests: "Digests") -> CallerFileName:
+        # under a new name each time: another keeper, or an earlier try, may be at it too
+        name = CallerFileName(self._batch.account, new_file_id(self._services.clock.now_ms()), JSONL_ENDING)
+        digests.clear()
+        async with as_unavailable():
+            await self._store.put(name, self._blocks(parts, digests), content_type=JSONL)
+        return name
+
+    async def _blocks(self, parts: Sequence[Part], digests: "Digests") -> AsyncGenerator[bytes, None]:
+        for part in parts:
+            file = await self._store.open(part.name_for(self._batch.account))
+            if file is None or file.size != part.size:
+                raise FileNotFoundError(f"part {part.id} is gone")
+            async for block in file.read(0, part.size):
+                await to_thread.run_sync(digests.add, block)
+                yield block
+
+    async def _keep(self, file: CallerFile) -> None:
+        """Count the file in the account's quota, and record it, so that it is not swept away. It is not listed. What no
+        batch names is gone after some days.
+        """
+        now_ms, kept_ms = self._services.clock.now_ms(), int(KEPT_S * 1000)
+        await self._count(file, until_ms=now_ms + kept_ms)
+        await with_patience(partial(self._services.caller_files.keep, file, life_ms=kept_ms))
+
+    async def list(self, file_id: FileId) -> None:
+        """List a file that was made of parts, for as long as it lives."""
+        files = self._services.caller_files
+        file = await with_patience(partial(files.get, self._batch.account, file_id))
+        if file is not None:
+            await self._count(file, until_ms=file.expires)
+            await with_patience(partial(files.add, file))
+
+    async def _count(self, file: CallerFile, *, until_ms: int) -> None:
+        stow = self._services.scripts.stow
+        await with_patience(partial(stow, file.account, file.id, file.size, until_ms=until_ms))
+
+    def _record(
+        self, file_id: FileId, name: str, digests: "Digests", ending: str, ttl_s: float, *, purpose: str = ""
+    ) -> CallerFile:
+        created = self._services.clock.now_ms()
+        return CallerFile(
+            id=file_id,
+            account=self._batch.account,
+            name=f"{name}.{ending}",
+            ending=ending,
+            content_type=PLAIN_TYPE,
+            size=digests.size,
+            sha256=digests.sha256.hexdigest(),
+            md5=digests.md5.hexdigest(),
+            metadata=Raw(b"{}"),
+            created=created,
+            expires=created + int(ttl_s * 1000),
+            purpose=purpose,
+        )
+
+
+class Digests:
+    """Size and checksums of a file that is being stored."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.size = 0
+        self.sha256 = hashlib.sha256()
+        self.md5 = hashlib.md5(usedforsecurity=False)
+
+    def add(self, block: bytes) -> None:
+        self.size += len(block)
+        self.sha256.update(block)
+        self.md5.update(block)
+
+
+@asynccontextmanager
+async def as_unavailable() -> AsyncIterator[None]:
+    """Take any error of a store, which is third-party code, for an outage."""
+    try:
+        yield
+    except Exception as exc:
+        log.warning("a file of a batch cannot be stored now", extra={"error": type(exc).__name__})
+        raise BackendUnavailable(f"the file store fails: {type(exc).__name__}") from exc

@@ -1,0 +1,263 @@
+"""Run one line: file it as its POST would be, wait for its end, and show what the POST would have answered.
+
+The idempotency key of a line is made of the batch and its number. So whichever process files a line again, also after
+a kill, finds the prediction that it has. Limits, a full Redis and a suspended account make a line wait.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec.structs import replace
+
+from api.accounts.limits import take
+from api.batches.lines import Outcome
+from api.batches.targets import Target, find_target
+from api.models.deployments import cancel_if_disabled
+from api.openai import errors as openai_errors
+from api.openai.ends import NO_CHUNK, failure, failure_of
+from api.openai.giving_up import cancel_of
+from api.predictions.intake import Filed, accept, read_here
+from api.services.services import Services
+from api.services.waiters import Wait
+from api.sites.sites import State, where_it_is
+from api.web import errors
+from api.web.errors import Code, Problem
+from api.web.http import Request, type_of
+from director.core.errors import BackendUnavailable
+from director.core.schema import NewPrediction, Stored
+from director.core.states import Status
+from director.core.view import view
+from director.store.accounts import Account
+from director.store.batches import Batch
+from director.store.predictions import Ending
+
+log = logging.getLogger(__name__)
+Reply = TypeVar("Reply")
+WAITING: Final = frozenset({402, 429, 503})  # statuses of refusals after which a line is filed again
+LONGEST_PAUSE_S: Final = 15.0
+LOOK_S: Final = 30.0  # between two looks whether a line went to another site
+PAUSE_S: Final = 1.0  # while Redis or the file store is away
+MOST_TRIES: Final = 3  # of a line whose data was removed before its answer was read
+
+
+class Unfiled(Exception):
+    """The line was not filed, or was canceled: its batch runs no more lines."""
+
+
+class Callers:
+    """Makes the requests of a batch's lines, for the account of the token that made the batch."""
+
+    def __init__(self, state: State, batch: Batch) -> None:
+        self._state = state
+        self._batch = batch
+        base = urlsplit(batch.base)
+        given = msgspec.json.decode(batch.headers, type=dict[str, str])
+        named = given | {"host": base.netloc, "idempotency-key": f"batch_{batch.id}"}
+        self._headers = [(name.encode(), value.encode("latin-1")) for name, value in named.items()]
+        self._scheme = base.scheme
+
+    async def request(self, *, files: bool = True) -> Request:
+        """Return a request. Unless `files`, it finds what was filed before, and files nothing. Raises Problem for an
+        account that may run nothing.
+        """
+        account = await self._account()
+        request = Request(
+            {
+                "type": "http",
+                "http_version": "1.1",
+                "method": "POST",
+                "scheme": self._scheme,
+                "path": "",
+                "raw_path": b"",
+                "query_string": b"",
+                "headers": self._headers,
+                "client": None,
+                "path_params": {},
+                "state": {**self._state},
+            },
+            _no_body,
+            _no_answer,
+        )
+        request.services = self._state["services"]
+        request.account = account if files else replace(account, limits=replace(account.limits, max_queued=0))
+        return request
+
+    async def _account(self) -> Account:
+        account = await self._state["services"].lookups.account_of(self._batch.api_token)
+        if account is None:
+            raise errors.invalid_token()
+        if "run" not in account.scopes:
+            raise errors.forbidden("This token does not have the scope 'run'.")
+        if account.suspension is not None:
+            raise errors.account_suspended(why=errors.WHY_SUSPENDED[account.suspension.reason])
+        return account
+
+
+async def _no_body() -> Any:
+    raise NotImplementedError
+
+
+async def _no_answer(_: Any) -> None:
+    raise NotImplementedError
+
+
+class LineRun:
+    """One line under way. `stop` cancels its prediction, and lets it file none."""
+
+    def __init__(self, callers: Callers, number: int, target: Target, reads: asyncio.Semaphore) -> None:
+        self._callers = callers
+        self._number = number
+        self._target = target
+        self._reads = reads
+        self._stopped = asyncio.Event()
+        self._request: Request | None = None
+        self._filed: Filed | None = None
+        self._wait = Wait()
+        self._where: Services | None = None  # which has it now
+
+    async def stop(self) -> None:
+        """Cancel it. Safe to repeat. Raises BackendUnavailable."""
+        self._stopped.set()
+        if self._filed is not None and self._request is not None and self._where is not None:
+            with suppress(Problem):
+                await cancel_of(self._request, self._filed.stored.record.id, self._where)()
+
+    async def file(self) -> Outcome | None:
+        """File it once nothing is in its way. Returns its outcome if it is refused. Raises Unfiled."""
+        return await self._file(0)
+
+    async def end(self) -> Outcome:
+        """Wait for its end, and return what its POST would have answered. Raises Unfiled."""
+        for tries in range(1, MOST_TRIES + 1):
+            stored = await self._end()
+            if self._stopped.is_set() and (stored is None or stored.record.status is Status.CANCELED):
+                raise Unfiled
+            if stored is not None and stored.input is not None:
+                return show(self._target, stored)
+            if (outcome := await self._file(tries)) is not None:
+                return outcome
+        return refuse(self._target, errors.data_removed())
+
+    async def _file(self, tries: int) -> Outcome | None:
+        while True:
+            try:
+                self._filed = await self._accept(tries)
+                self._where = self._filed.services
+            except Exception as exc:  # whatever its POST would have been answered with
+                problem = errors.problem_of(exc)
+                if self._stopped.is_set() and not isinstance(exc, BackendUnavailable):
+                    raise Unfiled from exc
+                if problem.status not in WAITING and problem.code != Code.ACCOUNT_SUSPENDED:
+                    if not errors.is_expected(exc):
+                        log.exception("a line of a batch could not be filed")
+                    return refuse(self._target, problem)
+                await self._pause(problem.document.retry_after)
+            else:
+                return None
+
+    async def _accept(self, tries: int) -> Filed:
+        self._request = request = await self._callers.request(files=not self._stopped.is_set())
+        called = await find_target(request, self._target)
+        rate_token = None if self._stopped.is_set() else await take(request, request.account, "create")
+        item = f"/{self._number}" + (f"/{tries}" if tries else "")
+        self._wait = Wait()
+        filed = await accept(
+            *(request, called.version, self._target.asked),
+            rate_token=rate_token,
+            deployment=called.deployment,
+            item=item,
+            listener=self,
+        )
+        return await cancel_if_disabled(request, filed) if called.deployment else filed
+
+    def listen(self, services: Services, new: NewPrediction) -> NewPrediction:
+        return replace(new, waiter=services.waiters.expect(new.id, self._wait))
+
+    async def _pause(self, after_s: int | None) -> None:
+        seconds = min(LONGEST_PAUSE_S, max(PAUSE_S, after_s or 0)) * (1 + random.random())  # noqa: S311 - a spread
+        if self._stopped.is_set():
+            await asyncio.sleep(PAUSE_S)
+            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stopped.wait(), seconds)
+
+    async def _end(self) -> Stored | None:
+        """Return the prediction once it has ended, or None if its record is gone."""
+        request, filed = self._request, self._filed
+        assert request is not None  # noqa: S101 - it was filed first
+        assert filed is not None  # noqa: S101
+        stored: Stored | None = filed.stored
+        try:
+            while stored is not None and not stored.record.is_terminal:
+                services = self._where or filed.services
+                ended = await services.waiters.wait_for_end(
+                    stored.record.id,
+                    seconds=LOOK_S,
+                    account=stored.record.account,
+                    wait=None if self._wait.is_over or filed.is_repeat else self._wait,
+                    whole=False,
+                    stays=True,
+                )
+                if isinstance(ended, Ending):
+                    return ended.of(stored)
+                stored = await self._read(request, filed)
+        finally:
+            self._wait.leave()
+        return stored
+
+    async def _read(self, request: Request, filed: Filed) -> Stored | None:
+        """Read the prediction with its data, wherever it is now."""
+
+        async def read(services: Services) -> Stored | None:
+            self._where = services
+            return await read_here(services, filed.stored.record.id)
+
+        while True:
+            try:
+                async with self._reads:
+                    return await where_it_is(request, filed.stored.record.id, read, self._where)
+            except BackendUnavailable:
+                await asyncio.sleep(PAUSE_S)
+            except Problem as exc:  # it went to a server of others, or its site is gone
+                if exc.status != errors.was_moved.status:
+                    return None
+                await asyncio.sleep(LOOK_S)
+
+
+def show(target: Target, stored: Stored) -> Outcome:
+    """Return the answer of a line's POST that waited for this end."""
+    record = stored.record
+    is_good = record.status is Status.SUCCEEDED
+    if target.kind != "openai":
+        body = msgspec.json.encode(view(stored))
+        return Outcome(status=201, request_id=record.id, body=body, is_good=is_good)
+    output = bytes(stored.output or b"")
+    if is_good and type_of(output) == "object":
+        return Outcome(status=200, request_id=record.id, body=output, is_good=True)
+    failed = failure("model_failed", NO_CHUNK) if is_good else failure_of(stored)
+    return Outcome(status=failed.status, request_id=record.id, body=failed.body)
+
+
+def refuse(target: Target, problem: Problem) -> Outcome:
+    """Return the answer of a line's POST that was refused."""
+    if target.kind != "openai":
+        return Outcome(status=problem.status, body=msgspec.json.encode(problem.document))
+    status, error = openai_errors.describe(problem)
+    return Outcome(status=status, body=openai_errors.encode(error))
+
+
+async def with_patience(call: Callable[[], Awaitable[Reply]]) -> Reply:
+    """Call until Redis and the file store answer, at a slower and slower pace."""
+    pause_s = PAUSE_S
+    while True:
+        try:
+            return await call()
+        except BackendUnavailable:
+            await asyncio.sleep(pause_s * (0.5 + random.random()))  # noqa: S311 - a spread
+            pause_s = min(LONGEST_PAUSE_S, pause_s * 2)

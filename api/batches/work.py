@@ -1,0 +1,228 @@
+"""Run the lines of a batch: within a window of lines in the queue, and committed in parts."""
+
+import asyncio
+from typing import Final
+
+import anyio
+from anyio.abc import TaskGroup
+
+from api.batches.lines import Call, Line, Outcome, Wrong
+from api.batches.parts import PART_BYTES, Archive, Buffer
+from api.batches.runs import Callers, LineRun, Unfiled, with_patience
+from api.batches.source import Source
+from director.core.errors import BackendUnavailable
+from director.store.batches import Batch, End, Lease
+
+MOST_WINDOW: Final = 1_000  # lines of a batch that are filed and not committed
+MOST_IN_ALL: Final = 4_000  # of all batches of one keeper
+MOST_BYTES: Final = 32 << 20  # of these lines, of all batches of one keeper
+FILING: Final = 32  # lines of a batch that are being filed at once
+AHEAD: Final = 500  # lines that are noted as perhaps filed with one write
+UNWRITTEN_BYTES: Final = 2 * PART_BYTES  # beyond it no line is filed
+PART_S: Final = 5.0  # from the first line of a part to its commit
+PARTS_IN_ALL: Final = 50  # later the longer a batch runs: one of a day has a few hundred parts
+LOOK_S: Final = 0.5
+
+
+class Stop:
+    """Why a batch runs no more lines: its `end`, or because this keeper leaves it to another one."""
+
+    def __init__(self) -> None:
+        self.end: End | None = None
+        self.is_leaving = False
+        self.news = asyncio.Event()
+
+    def to(self, end: End) -> None:
+        self.end = self.end or end
+        self.news.set()
+
+    def leave(self) -> None:
+        self.is_leaving = True
+        self.news.set()
+
+    def __bool__(self) -> bool:
+        return self.end is not None or self.is_leaving
+
+
+class Room:
+    """The room for lines under way, of all batches of one keeper."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.bytes = 0
+        self.reads = asyncio.Semaphore(4)  # answers of up to 8 MiB that are read at once
+
+    @property
+    def window(self) -> int:
+        return min(MOST_WINDOW, MOST_IN_ALL // max(1, self.batches))
+
+
+class Work:
+    def __init__(
+        self,
+        batch: Batch,
+        *,
+        lease: Lease,
+        source: Source,
+        archive: Archive,
+        callers: Callers,
+        room: Room,
+        stop: Stop,
+    ) -> None:
+        self._batch = batch
+        self._lease = lease
+        self._source = source
+        self._archive = archive
+        self._callers = callers
+        self._room = room
+        self._stop = stop
+        self._filed = batch.filed
+        self._filing = 0
+        self._under_way: dict[int, LineRun] = {}
+        self._starts: dict[int, int] = {}  # number and first byte of each line that was read and is not committed
+        number, at = map(int, batch.place.split(" "))
+        self._next = (number, at)
+        self._buffer = Buffer()
+        self._began_s = anyio.current_time()
+        self._is_over = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether each line is written."""
+        return self._archive.written.lines == self._batch.total
+
+    async def run(self) -> None:
+        """Run all lines that are not written, or until `stop`. Then all that have ended are committed."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._commit_in_time)
+            tasks.start_soon(self._cancel_in_time)
+            async with anyio.create_task_group() as lines:
+                await self._start_lines(lines)
+                while self._under_way and not self._stop.is_leaving:
+                    await self._wait()
+                lines.cancel_scope.cancel()
+            self._is_over = True
+            self._stop.news.set()
+        await self._commit()
+
+    async def write_rest(self, outcome: Outcome) -> None:
+        """Write all lines that did not run."""
+        number, at = self._place(())
+        async for lines in self._source.lines(number=number, at=at):
+            for line in lines:
+                if line.number >= self._batch.total:
+                    break
+                if not self._archive.written.has(line.number):
+                    read = self._source.read(line)
+                    self._starts[line.number] = line.at
+                    self._add(line.number, "" if isinstance(read, Wrong) else read.custom_id, outcome)
+                if self._buffer.size >= PART_BYTES:
+                    await self._commit()
+        await self._commit()
+
+    async def _start_lines(self, tasks: TaskGroup) -> None:
+        number, at = self._next
+        async for lines in self._source.lines(number=number, at=at):
+            for line in lines:
+                if line.number >= self._batch.total:
+                    return
+                if not self._archive.written.has(line.number):
+                    await self._wait_for_room()
+                    if self._stop.is_leaving or (self._stop and line.number >= self._filed):
+                        return
+                    await self._start(line, tasks)
+                self._next = (line.number + 1, line.end)
+
+    async def _start(self, line: Line, tasks: TaskGroup) -> None:
+        if line.number >= self._filed:
+            self._filed = line.number + AHEAD
+            write = self._lease.write
+            await with_patience(lambda: write({"filed": self._filed}, nonce=f"filed {self._filed}"))
+        read = self._source.read(line)
+        self._starts[line.number] = line.at
+        if isinstance(read, Wrong):  # a keeper with other settings took it
+            self._add(line.number, "", Outcome(code=read.code, message=str(read)))
+            return
+        run = LineRun(self._callers, line.number, read.target, self._room.reads)
+        if self._stop:  # it may have been filed before: it is only looked for
+            await run.stop()
+        self._under_way[line.number] = run
+        self._filing += 1
+        tasks.start_soon(self._run_line, line, read, run)
+
+    async def _run_line(self, line: Line, call: Call, run: LineRun) -> None:
+        size = len(line.text or b"")
+        self._room.bytes += size
+        try:
+            try:
+                outcome = await run.file()
+            finally:
+                self._filing -= 1
+                self._stop.news.set()
+            self._add(line.number, call.custom_id, outcome or await run.end())
+        except Unfiled:
+            pass  # it stays where the rest begins
+        finally:
+            self._room.bytes -= size
+            del self._under_way[line.number]
+            self._stop.news.set()
+
+    def _add(self, number: int, custom_id: str, outcome: Outcome) -> None:
+        if not self._buffer.numbers:
+            self._buffer.since_s = anyio.current_time()
+        self._buffer.add(self._batch.id, number, custom_id, outcome)
+
+    async def _wait_for_room(self) -> None:
+        while not self._stop.is_leaving and (
+            self._filing >= FILING
+            or len(self._starts) >= self._room.window
+            or self._buffer.size >= UNWRITTEN_BYTES
+            or (self._room.bytes >= MOST_BYTES and self._under_way)
+        ):
+            await self._wait()
+
+    async def _wait(self) -> None:
+        self._stop.news.clear()
+        with anyio.move_on_after(LOOK_S):  # another task may have cleared what was set
+            await self._stop.news.wait()
+
+    async def _cancel_in_time(self) -> None:
+        """Cancel all lines once the batch has an end, again and again: one may be about to be filed. Those that wait
+        come first, or they would take the slots of those that run.
+        """
+        while not self._is_over:
+            if self._stop.end is not None:
+                stops = (run.stop() for run in reversed(self._under_way.values()))
+                failed = [each for each in await asyncio.gather(*stops, return_exceptions=True) if each is not None]
+                for exc in failed:
+                    if not isinstance(exc, BackendUnavailable):
+                        raise exc
+                await asyncio.sleep(LOOK_S)
+            else:
+                await self._wait()
+
+    async def _commit_in_time(self) -> None:
+        while not self._is_over:
+            now_s = anyio.current_time()
+            after_s = max(PART_S, (now_s - self._began_s) / PARTS_IN_ALL)
+            is_due = bool(self._buffer.numbers) and now_s - self._buffer.since_s >= after_s
+            is_full = len(self._buffer.numbers) >= self._room.window // 2
+            if is_due or is_full or self._buffer.size >= PART_BYTES:
+                await self._commit()
+            else:
+                await self._wait()
+
+    async def _commit(self) -> None:
+        if not self._buffer.numbers:
+            return
+        buffer, self._buffer = self._buffer, Buffer()
+        number, at = self._place(buffer.numbers)
+        await self._archive.commit(buffer, place=f"{number} {at}")
+        for written in buffer.numbers:
+            del self._starts[written]
+        self._stop.news.set()
+
+    def _place(self, ended: "tuple[()] | list[int]") -> tuple[int, int]:
+        """Return number and byte of the first line that is neither written nor among these."""
+        over = set(ended)
+        return next((start for start in self._starts.items() if start[0] not in over), self._next)

@@ -1,0 +1,211 @@
+"""Store batches of OpenAI's API: what was asked, how far each is, and which keeper has it.
+
+A batch is one hash. A keeper leases it, and each of its writes carries the token of that lease. The lines of a batch
+are numbered from 0, without blank ones. `written` has a bit for each line that a committed part has.
+"""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Struct
+from redis.asyncio import Redis
+
+from director.broker import keys
+from director.broker.redis_client import ask, pipelined, text
+from director.broker.replies import BatchOpened, BatchWritten
+from director.broker.scripts import Scripts
+from director.core.ids import FileId, created_ms_of
+from director.files.store import CallerFileName
+
+MOST: Final = 2_000  # of one account
+MOST_LIVE: Final = 100  # that have not ended, of one account
+LEASE_S: Final = 15.0
+AT_ONCE: Final = 20  # that one account makes in one millisecond, for the place where a page begins
+PART: Final = "part"  # ending of a part in the file store
+
+BatchStatus = Literal[
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
+]
+End = Literal["failed", "completed", "expired", "cancelled"]
+LIVE: Final[Sequence[BatchStatus]] = ("validating", "in_progress", "finalizing", "cancelling")
+CANCELABLE: Final[Sequence[BatchStatus]] = ("validating", "in_progress")
+Kind = Literal["output", "error"]
+Fields = Mapping[str, str | bytes | int]
+
+
+class Part(Struct, frozen=True):
+    """A stored piece of the output or of the error file."""
+
+    kind: Kind
+    id: FileId
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.id} {self.size}"
+
+    def name_for(self, account: str) -> CallerFileName:
+        return CallerFileName(account, self.id, PART)
+
+
+class Batch(Struct, frozen=True, kw_only=True):
+    """A batch. `api_token`: digest of the token that made it. `headers` and `metadata` are JSON. Times are in ms.
+    `place`: number and byte of the first line that is not written. `filed`: lines from here on were never filed.
+    `ends_as`: set once no more lines are run. `hook_at`: when the next webhook is due.
+    """
+
+    id: FileId
+    account: str
+    api_token: str
+    endpoint: str
+    input: FileId
+    window: str
+    headers: bytes
+    metadata: bytes = b""
+    base: str
+    created: int
+    expires: int
+    status: BatchStatus
+    key: str = ""
+    webhook: str = ""
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    errors: bytes = b""
+    place: str = "0 0"
+    filed: int = 0
+    written: bytes = b""
+    parts: int = 0
+    ends_as: str = ""
+    output: str = ""
+    error: str = ""
+    hook_at: int = 0
+    hook_tries: int = 0
+    times: dict[str, int] = {}
+    stored_parts: tuple[Part, ...] = ()
+
+    @property
+    def is_live(self) -> bool:
+        return self.status in LIVE
+
+
+OF_BATCH: Final = {name: kind for name, kind in Batch.__annotations__.items() if name not in ("times", "stored_parts")}
+
+
+class Batches:
+    """All methods raise BackendUnavailable while Redis cannot answer."""
+
+    def __init__(self, redis: Redis, scripts: Scripts) -> None:
+        self._redis: Any = redis  # ours answers in bytes
+        self._scripts = scripts
+
+    async def open(self, new: Batch, *, ttl_s: float) -> BatchOpened:
+        fields: dict[str, str | bytes | int] = {name: getattr(new, name) for name in OF_BATCH}
+        fields = {name: value for name, value in fields.items() if value not in (b"", "", 0)}
+        return await self._scripts.open_batch(
+            *(new.account, new.id),
+            created_ms=new.created,
+            ttl_s=ttl_s,
+            most=MOST,
+            most_live=MOST_LIVE,
+            fields=fields,
+        )
+
+    async def get(self, account: str, batch_id: FileId) -> Batch | None:
+        return (await self.many(account, [batch_id]))[0]
+
+    async def many(self, account: str, ids: Sequence[FileId]) -> list[Batch | None]:
+        """Return batches of this account, without those of others."""
+        found = await pipelined(self._redis, lambda pipe: [pipe.hgetall(keys.batch(each)) for each in ids])
+        batches = [_read(fields) if fields else None for fields in found]
+        return [each if each is not None and each.account == account else None for each in batches]
+
+    async def newest(self, account: str, *, after: FileId | None = None, count: int) -> list[FileId]:
+        """Return ids of the account's batches, the newest first. `after`: those that follow it."""
+        high = "+inf" if after is None else created_ms_of(after)
+
+        async def read() -> list[bytes]:
+            found: list[bytes] = await self._redis.zrange(
+                keys.batches_of(account), high, "-inf", desc=True, byscore=True, offset=0, num=count + AT_ONCE
+            )
+            return found
+
+        ids = [FileId(text(each)) for each in await ask(read)]
+        return [each for each in ids if after is None or each < after][:count]
+
+    async def waiting(self, most: int) -> list[tuple[str, FileId]]:
+        """Return account and id of batches that have something left to do, in the order of their turns."""
+        found = await ask(lambda: self._redis.zrange(keys.batches(), 0, most - 1))
+        pairs = [text(member).partition(" ") for member in found]
+        return [(account, FileId(batch_id)) for account, _, batch_id in pairs]
+
+    async def cancel(self, batch: Batch, *, now_ms: int) -> BatchWritten:
+        """Ask the keeper to stop. It answers `changed` for one that is past that."""
+        fields: Fields = {"status": "cancelling", "at:cancelling": now_ms}
+        return await self._scripts.write_batch(
+            *(batch.account, batch.id), token="", allowed=CANCELABLE, nonce=secrets.token_hex(8), fields=fields
+        )
+
+
+class Lost(Exception):
+    """Another keeper has the batch now, or it is gone: this one writes nothing more."""
+
+
+class Lease:
+    """A keeper's right to one batch. Its token is random: a keeper that comes back late writes nothing."""
+
+    def __init__(self, scripts: Scripts, account: str, batch_id: FileId) -> None:
+        self._scripts = scripts
+        self._batch = (account, batch_id)
+        self._token = secrets.token_hex(16)
+
+    async def hold(self) -> str:
+        """Take or extend it. Returns the batch's status, 'busy' or 'gone'."""
+        return await self._scripts.lease_batch(*self._batch, token=self._token, lease_s=LEASE_S)
+
+    async def give_back(self) -> None:
+        await self._scripts.lease_batch(*self._batch, token=self._token, lease_s=0)
+
+    async def write(
+        self,
+        fields: Fields,
+        *,
+        nonce: str,
+        allowed: Sequence[BatchStatus] = LIVE,
+        parts: int | None = None,
+        is_over: bool = False,
+        leaves: bool = False,
+    ) -> bool:
+        """Write if the status is one of `allowed`, and return whether it was. Repeat it with the same nonce after a
+        lost reply. Raises Lost.
+        """
+        word = await self._scripts.write_batch(
+            *self._batch,
+            token=self._token,
+            allowed=allowed,
+            nonce=nonce,
+            fields=fields,
+            parts=parts,
+            is_over=is_over,
+            leaves=leaves,
+        )
+        if word == "lost":
+            raise Lost
+        return word == "written"
+
+
+def _read(found: Mapping[bytes, bytes]) -> Batch:
+    fields: dict[str, Any] = {"times": {}, "stored_parts": []}
+    for name, value in ((text(name), value) for name, value in found.items()):
+        what, _, of = name.partition(":")
+        if what == "at":
+            fields["times"][of] = int(value)
+        elif what == "part":
+            kind, part_id, size = text(value).split(" ")
+            fields["stored_parts"].append((int(of), Part(kind, FileId(part_id), int(size))))  # type: ignore[arg-type]
+        elif name in OF_BATCH:
+            kind = OF_BATCH[name]
+            fields[name] = value if kind is bytes else int(value) if kind is int else text(value)
+    fields["stored_parts"] = tuple(part for _, part in sorted(fields["stored_parts"], key=lambda each: each[0]))
+    return msgspec.convert(fields, Batch)

@@ -1,0 +1,123 @@
+"""open_batch, lease_batch and write_batch change a batch only for a writer that may."""
+
+from typing import Any
+
+from redis.asyncio import Redis
+
+from director.broker import keys
+from director.broker.scripts import Scripts
+from director.core.ids import FileId, new_file_id
+from director.store.batches import LIVE
+from tests.support.keyspace import unchanged
+from tests.support.queue_driver import ACCOUNT
+
+NOW = 1_800_000_000_000
+HOUR_MS = 3_600_000
+ID = new_file_id(NOW)
+TOKEN = "t"
+MEMBER = f"{ACCOUNT} {ID}".encode()
+
+
+async def open_one(
+    scripts: Scripts, batch_id: FileId = ID, *, at: int = NOW, account: str = ACCOUNT, **most: int
+) -> str:
+    bounds = {"most": 9, "most_live": 3} | most
+    fields = {"status": "validating", "account": account}
+    return await scripts.open_batch(account, batch_id, created_ms=at, ttl_s=3600, fields=fields, **bounds)
+
+
+async def lease(scripts: Scripts, token: str, *, at: int = NOW, lease_s: float = 15) -> str:
+    return await scripts.lease_batch(ACCOUNT, ID, token=token, lease_s=lease_s, now_ms=at)
+
+
+async def write(scripts: Scripts, *, token: str = TOKEN, nonce: str = "n", **given: Any) -> str:
+    given = {"allowed": LIVE, "fields": {"total": 7}} | given
+    return await scripts.write_batch(ACCOUNT, ID, token=token, nonce=nonce, **given)
+
+
+async def test_an_opened_batch_waits_for_its_turn(redis: Redis, scripts: Scripts) -> None:
+    assert await open_one(scripts) == "opened"
+    assert await redis.hgetall(keys.batch(ID)) == {b"status": b"validating", b"account": ACCOUNT.encode()}
+    others = [new_file_id(NOW + n) for n in range(1, 3)]
+    for each in others:
+        assert await open_one(scripts, each) == "opened"
+    turns = await redis.zrange(keys.batches(), 0, -1, withscores=True)
+    assert [at for _, at in turns] == [NOW, NOW + HOUR_MS, NOW + 2 * HOUR_MS]
+    assert await open_one(scripts, new_file_id(NOW), account="other", at=NOW + 5) == "opened"
+    [_, (second, _), *_] = await redis.zrange(keys.batches(), 0, -1, withscores=True)
+    assert second.startswith(b"other ")
+    names = (keys.batch(ID), keys.batches(), keys.batches_of(ACCOUNT), keys.batches_live(ACCOUNT))
+    assert all([await redis.pttl(name) > HOUR_MS - 60_000 for name in names])
+
+
+async def test_an_account_has_a_bounded_number(redis: Redis, scripts: Scripts) -> None:
+    await open_one(scripts)
+    async with unchanged(redis):
+        assert await open_one(scripts) == "opened"
+        assert await open_one(scripts, new_file_id(NOW), most_live=1) == "full"
+        assert await open_one(scripts, new_file_id(NOW), most=1) == "full"
+    later = new_file_id(NOW)
+    assert await open_one(scripts, later, at=NOW + HOUR_MS + 1, most=1, most_live=1) == "opened"
+    assert await redis.zrange(keys.batches_of(ACCOUNT), 0, -1) == [later.encode()]
+
+
+async def test_one_keeper_has_a_batch_at_a_time(redis: Redis, scripts: Scripts) -> None:
+    await open_one(scripts)
+    assert await lease(scripts, "one") == "validating"
+    async with unchanged(redis):
+        assert await lease(scripts, "two", at=NOW + 14_999) == "busy"
+        assert await lease(scripts, "two", lease_s=0) == "busy"
+    assert await lease(scripts, "one", at=NOW + 14_000) == "validating"
+    assert await lease(scripts, "two", at=NOW + 15_001) == "busy"
+    assert await lease(scripts, "two", at=NOW + 29_000) == "validating"
+    assert await lease(scripts, "one", at=NOW + 29_001) == "busy"
+    assert await lease(scripts, "two", at=NOW + 29_001, lease_s=0) == "validating"
+    assert await lease(scripts, "one", at=NOW + 29_002) == "validating"
+
+
+async def test_a_batch_that_is_gone_waits_no_more(redis: Redis, scripts: Scripts) -> None:
+    await open_one(scripts)
+    await redis.delete(keys.batch(ID))
+    assert await lease(scripts, "one") == "gone"
+    assert not await redis.exists(keys.batches())
+    assert await write(scripts) == "lost"
+
+
+async def test_a_stale_keeper_writes_nothing(redis: Redis, scripts: Scripts) -> None:
+    await open_one(scripts)
+    assert await write(scripts) == "lost"
+    await lease(scripts, TOKEN)
+    await lease(scripts, "other", at=NOW + 20_000)
+    async with unchanged(redis):
+        assert await write(scripts) == "lost"
+
+
+async def test_a_write_names_what_it_knows(redis: Redis, scripts: Scripts) -> None:
+    await open_one(scripts)
+    await lease(scripts, TOKEN)
+    async with unchanged(redis):
+        assert await write(scripts, allowed=("finalizing",)) == "changed"
+        assert await write(scripts, parts=1) == "changed"
+    assert await write(scripts, parts=0, fields={"parts": 2, "status": "in_progress"}) == "written"
+    async with unchanged(redis):
+        assert await write(scripts, parts=0, fields={"parts": 2, "status": "in_progress"}) == "written"
+        assert await write(scripts, nonce="m", parts=0) == "changed"
+    assert await write(scripts, nonce="m", parts=2) == "written"
+
+
+async def test_a_caller_needs_no_lease_to_cancel(redis: Redis, scripts: Scripts) -> None:
+    await open_one(scripts)
+    await lease(scripts, TOKEN)
+    assert await write(scripts, token="", allowed=("validating",), fields={"status": "cancelling"}) == "written"
+    assert await lease(scripts, TOKEN) == "cancelling"
+
+
+async def test_an_ended_batch_leaves_its_lists(redis: Redis, scripts: Scripts) -> None:
+    await open_one(scripts)
+    await lease(scripts, TOKEN)
+    assert await write(scripts, is_over=True, fields={"status": "completed"}) == "written"
+    assert not await redis.exists(keys.batches_live(ACCOUNT))
+    assert await redis.zrange(keys.batches(), 0, -1) == [MEMBER]
+    assert await write(scripts, nonce="m", allowed=("completed",), leaves=True, fields={}) == "written"
+    assert not await redis.exists(keys.batches())
+    assert await redis.zrange(keys.batches_of(ACCOUNT), 0, -1) == [ID.encode()]
