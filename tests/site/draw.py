@@ -198,8 +198,9 @@ def draw(source: str) -> str:
         *(part for one in told.get("row", []) for part in row(one)),
         *(part for one in told.get("text", []) for part in words_of(one)),
     ]
+    size = f'width="{WIDTH}" viewBox="0 0 {WIDTH} {told["height"]}"'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="drawing" viewBox="0 0 {WIDTH} {told["height"]}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="drawing" {size} role="img" '
         f'aria-label="{escape(told["about"])}">\n{style()}\n' + "\n".join(parts) + "\n</svg>\n"
     )
 
