@@ -82,7 +82,7 @@ class Run:
             self._continues |= filed.is_repeat
             if deployment:
                 filed = await cancel_if_disabled(request, filed)
-        except BaseException as exc:
+        except Exception as exc:  # of a task that is cut off, because this process ends, Redis may have the call
             may_have_it = isinstance(exc, BackendUnavailable) and not exc.is_untouched
             if attempts.last is None or not may_have_it:
                 attempts.drop()

@@ -125,6 +125,22 @@ async def test_calls_of_a_killed_process_are_canceled_unless_a_repeat_finds_them
     assert await held() == set()
 
 
+@pytest.mark.parametrize("streams", [True, False])
+async def test_process_that_dies_once_redis_has_a_call_has_noted_it(
+    server: RedisServer, redis: Redis, scripts: Scripts, openai_queue: QueueName, clock: FakeClock, streams: bool
+) -> None:
+    token = await Accounts(redis).create_token(ACCOUNT)
+    env = {"DIRECTOR_OPENAI": "true", "DIRECTOR_CRASH_AT": "after_enqueue"}
+    async with (
+        live_api(server.url, env=env) as live,
+        AsyncClient(trust_env=False, headers={"Authorization": f"Bearer {token}"}, timeout=60) as http,
+    ):
+        await send(http, live, "a call", {"stream": streams})
+    claim = await PlayedDirector(scripts, openai_queue).claim()
+    assert await look_for(keeper_of(redis, scripts, clock), clock, DEAD_S + TICK_S) == 1
+    assert await status_of(scripts, claim.id) == ("starting", "user")
+
+
 async def test_call_is_noted_as_long_as_it_is_held(
     server: RedisServer, redis: Redis, scripts: Scripts, openai_queue: QueueName
 ) -> None:
