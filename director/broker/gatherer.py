@@ -9,7 +9,7 @@ import logging
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
-from enum import Enum, auto
+from enum import StrEnum, auto
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -40,8 +40,10 @@ LOST: Final = (exceptions.ConnectionError, exceptions.TimeoutError)
 NOT_CARRIED_OUT: Final = (exceptions.NoScriptError, *LOST)
 
 
-class Traffic(Enum):
-    """Kinds of calls that share pipelines. Urgent or small calls never wait behind large ones."""
+class Traffic(StrEnum):
+    """Kinds of calls that share pipelines. Urgent or small calls never wait behind large ones. Each call looks up its
+    kind several times: of a plain Enum the hash is a function in Python.
+    """
 
     SMALL = auto()
     HEARTBEATS = auto()
