@@ -1,5 +1,5 @@
 """Send event streams to their readers, each from its own position to the end. A page is read once the reader took the
-one before, so a slow reader holds one page and delays no other. A small event comes with its news, and is not read.
+one before, so a slow reader holds one page and delays no other. Small events come with their news, and are not read.
 Anything larger is sent to few readers at once, and to fewer of one account, to bound memory. While others wait, a
 reader that takes nothing loses its place. A reader that can connect again gives way to accounts that have fewer. The
 caller of a call cannot, so it stays, and an account has at most as many of these as it leaves to others. A stream
@@ -193,7 +193,7 @@ class Readers:
     ) -> bool:
         """Send the stream from the mark of `frames` to its end. Returns False if the reader was disconnected before
         that. `is_over`: the prediction is terminal already, so there will be no news. `news`, `place`: what its
-        reader has had since before it was filed. If `send` has a `push`, a small event goes straight from the
+        reader has had since before it was filed. If `send` has a `push`, small events go straight from the
         subscription to the connection: that saves a fifth of the API's time for a token, 146 → 117 µs with 40 streams.
         """
         if self._is_leaving:
@@ -344,13 +344,13 @@ class Reader:
         if (pause_s := self._readers.turns.take(self._clock.monotonic())) > 0:
             await self._clock.sleep(pause_s)
 
-    def _push(self, event: Event) -> bool:
-        """Send the event that follows, without waking this reader's task."""
+    def _push(self, events: Sequence[Event]) -> bool:
+        """Send the events that follow, without waking this reader's task."""
         before = self._frames.mark
-        if self._push_piece is None or event.kind != "output" or event.seq != before.seq + 1:
+        if self._push_piece is None or events[0].seq != before.seq + 1 or any(one.kind != "output" for one in events):
             return False
         try:
-            is_pushed = self._push_piece(self._frames.events((event,)))
+            is_pushed = self._push_piece(self._frames.events(events))
         except Stop:  # the reader's task finds it too
             is_pushed = False
         if not is_pushed:

@@ -1,7 +1,7 @@
 """Hold responses until their prediction is terminal, with one subscription for the whole process. A prediction is filed
 with the name of the process that waits, which gets its ending published with all that the response needs. A
 prediction's own channel is subscribed to only by requests that read its events, or wait for another request's
-prediction. Its messages are hints to look, at a bounded pace, and a small event comes with its own. Every waiter looks
+prediction. Its messages are hints to look, at a bounded pace, and small events come with theirs. Every waiter looks
 every two seconds, and less often where thousands wait, so a lost message costs time and never an answer. A caller that
 can look again gives way to accounts that have fewer. That of a call of OpenAI's API cannot, so it stays: see `reserve`.
 """
@@ -11,7 +11,7 @@ import logging
 import math
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Final, Protocol
 
@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 from api.services.holders import Holders
 from director.broker import keys
 from director.broker.news import Subscription
-from director.broker.replies import event
+from director.broker.replies import parse_news
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable, QueueRefused
 from director.core.ids import PredictionId
@@ -50,14 +50,14 @@ class Read(Protocol):
 
 class News(asyncio.Event):
     """Set when something may have happened to a prediction. `events`: those that came with the news, without a gap.
-    None if the log has to be read. `push` sends an event at once if its reader only waits for one, and returns whether
+    None if the log has to be read. `push` sends events at once if their reader only waits for some, and returns whether
     it did: then there is no news.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.events: list[Event] | None = None
-        self.push: Callable[[Event], bool] | None = None
+        self.push: Callable[[Sequence[Event]], bool] | None = None
 
     def take(self) -> list[Event] | None:
         """Return the events since the last call. The first call returns None."""
@@ -65,13 +65,14 @@ class News(asyncio.Event):
         self.clear()
         return events
 
-    def add(self, event: Event | None) -> None:
-        if event is not None and self.events == [] and self.push is not None and self.push(event):
+    def add(self, events: Sequence[Event]) -> None:
+        """Take in news. Without `events` the log has to be read."""
+        if events and self.events == [] and self.push is not None and self.push(events):
             return
-        if event is None or self.events is None or len(self.events) >= MOST_EVENTS:
+        if not events or self.events is None or len(self.events) >= MOST_EVENTS:
             self.events = None
         else:
-            self.events.append(event)
+            self.events += events
         self.set()
 
 
@@ -336,10 +337,9 @@ class Waiters:
             self._told = reason
 
     def _wake(self, channel: str, data: bytes = b"") -> None:
-        seq, _, entry = data.partition(b" ")
-        sent = event(int(seq), entry) if entry else None
+        events = parse_news(data) if data else ()
         for news in self._listeners.get(channel, ()):
-            news.add(sent)
+            news.add(events)
         if channel == self._ends:  # it is active again: look for what was published meanwhile
             for wait in self._expected.values():
                 wait.news.set()

@@ -364,7 +364,7 @@ call of OpenAI's API with an answer.
 came = _of_prediction("came", grows="operators: one of each move")
 """string · `<number of the move> here|refused`, so that a move arrives once. Written by arrive; 30 days."""
 channel = _of_prediction("ch", grows="the service: a channel keeps nothing")
-"""channel · `PUBLISH <seq>` after events were added, never a payload."""
+"""channel · `PUBLISH <seq>` after events were added, and small ones with it: see `advance`."""
 weights = _of_prediction(
     "weights",
     permanent="as long as the version made from them",

@@ -258,6 +258,18 @@ def event(seq: int, entry: bytes) -> Event:
     return Event(seq, kind.decode(), int(at), data)
 
 
+def parse_news(message: bytes) -> list[Event]:
+    """Return the events in a message of `advance`; none if the log has to be read for them."""
+    if b"\0" in message:
+        last, *entries = message.replace(b"\1", b" ").split(b"\0")
+    else:
+        last, *entries = message.split(b" ", 1)
+    if not entries:
+        return []
+    first = int(last) - len(entries) + 1
+    return [event(first + at, entry) for at, entry in enumerate(entries)]
+
+
 def parse_outlook(reply: Sequence[bytes | int] | None) -> Outlook | None:
     """Parse the outlook of a waiting prediction as lib/outlook returns it; None if it does not wait."""
     if not reply:

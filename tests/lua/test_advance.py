@@ -1,10 +1,12 @@
 """advance writes the start of a run and its events, in order and once."""
 
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
 import pytest
 
 from director.broker import keys
-from director.broker.replies import Advanced
-from director.core.schema import Claim
+from director.broker.replies import Advanced, parse_news
+from director.core.schema import Claim, Event
 from tests.support.keyspace import unchanged
 from tests.support.queue_driver import QueueDriver
 
@@ -35,20 +37,44 @@ async def test_events_before_the_start_leave_the_status_starting(driver: QueueDr
     assert (await driver.record(claim.id)).status == "starting"
 
 
-@pytest.mark.parametrize(("text", "told"), [(b'"a b"', b'4 logs 0 "a b"'), (b'"' + b"x" * 512 + b'"', b"4")])
-async def test_one_small_event_is_published_and_others_only_by_number(
-    driver: QueueDriver, claim: Claim, text: bytes, told: bytes
-) -> None:
+@pytest.fixture
+async def said(driver: QueueDriver, claim: Claim) -> AsyncGenerator[Callable[[], Awaitable[bytes]]]:
+    """Return a function that waits for the next message about the claim."""
     async with driver.redis.pubsub(ignore_subscribe_messages=True) as listener:
         await listener.subscribe(keys.channel(claim.id))
         await listener.get_message(timeout=5)  # the answer to subscribe
-        await driver.begin(claim, ("output", b"1"))
-        assert (await listener.get_message(timeout=5))["data"] == b"3", "two events"
-        for _ in range(2):  # the second is a retry after a lost reply, and writes nothing
-            await driver.scripts.advance(
-                claim.id, token=claim.token, seq=3, ran_ms=0, events=[("logs", text)], now_ms=0
-            )
-        assert [(await listener.get_message(timeout=5))["data"] for _ in range(2)] == [told, b"4"]
+
+        async def hear() -> bytes:
+            message: bytes = (await listener.get_message(timeout=5))["data"]
+            return message
+
+        yield hear
+
+
+LARGE = b'"' + b"x" * 2048 + b'"'
+
+
+@pytest.mark.parametrize(("text", "told"), [(b'"a b"', b'2 logs 0 "a b"'), (LARGE, b"2")])
+async def test_one_small_event_is_published_and_a_large_one_only_by_number(
+    driver: QueueDriver, claim: Claim, said: Callable[[], Awaitable[bytes]], text: bytes, told: bytes
+) -> None:
+    for _ in range(2):  # the second is a retry after a lost reply, and writes nothing
+        await driver.scripts.advance(claim.id, token=claim.token, seq=1, ran_ms=0, events=[("logs", text)], now_ms=0)
+    assert [await said(), await said()] == [told, b"2"]
+
+
+async def test_several_small_events_are_published_together(
+    driver: QueueDriver, claim: Claim, said: Callable[[], Awaitable[bytes]]
+) -> None:
+    events = [("started", b""), ("output", b'{"a": "b\\n c"}'), ("logs", b'"d"')]
+    await driver.scripts.advance(claim.id, token=claim.token, seq=1, ran_ms=0, events=events, now_ms=0)
+    message = await said()
+    assert parse_news(message) == [Event(2 + at, kind, 0, data) for at, (kind, data) in enumerate(events)]
+    _, _, entry = message.partition(b" ")
+    assert not entry, "release 0.3.0 takes it for a number, and reads the log"
+    large = [("output", b"1"), ("output", LARGE)]
+    await driver.scripts.advance(claim.id, token=claim.token, seq=4, ran_ms=0, events=large, now_ms=0)
+    assert await said() == b"6"
 
 
 @pytest.mark.parametrize(

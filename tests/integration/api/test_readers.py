@@ -351,13 +351,30 @@ async def test_pushed_events_and_others_come_once_and_in_order(
             claim.id, token=claim.token, seq=seq, ran_ms=1, events=[("output", b'"7"'), ("logs", b'"log"')]
         )
         await sink.says(9)
-        assert len(wire.asked) > looked  # several at once come without their texts
+        assert len(wire.asked) == looked
         await driver.finish(claim, output=b"[0,1,2,3,4,5,6,7]", logs="log", seq=advanced.seq)
     assert sink.said == [*map(str, range(8)), "log", "{}"]
-    assert (sink.pushed, sink.refused) == (3, 3)
+    assert (sink.pushed, sink.refused) == (3, 3), "logs are not pushed"
 
 
-@pytest.mark.parametrize("told", [b'6 output 0 "d"', b'3 output 0 "a"'])
+async def test_small_events_of_one_write_are_sent_at_once(
+    readers: Readers, claim: Claim, driver: QueueDriver, wire: Wire
+) -> None:
+    seq = await driver.begin(claim, ("output", b'"0"'))
+    sink = Pushed()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(readers.read, claim.id, Frames(Mark()), sink, account="a"))
+        await eventually(lambda: wire.asked, "it looked when it was subscribed", until=lambda asked: len(asked) >= 2)
+        looked = len(wire.asked)
+        several = [("output", b'"a b"'), ("output", b'{"c": "d e"}'), ("output", b'"f"')]
+        advanced = await driver.scripts.advance(claim.id, token=claim.token, seq=seq, ran_ms=1, events=several)
+        await sink.says(4)
+        assert (len(wire.asked), sink.pushed) == (looked, 1)
+        await driver.finish(claim, output=b"[]", seq=advanced.seq)
+    assert sink.said == ["0", "a b", '{"c": "d e"}', "f", "{}"]
+
+
+@pytest.mark.parametrize("told", [b'6 output 0 "d"', b'3 output 0 "a"', b'7\0output\x010\x01"d"\0output\x010\x01"e"'])
 async def test_news_that_do_not_follow_the_mark_make_it_read_the_log(
     readers: Readers, claim: Claim, driver: QueueDriver, wire: Wire, told: bytes
 ) -> None:
