@@ -7,12 +7,14 @@ import asyncio
 import contextlib
 import logging
 import math
+import time
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from operator import itemgetter
+from pathlib import Path
 from typing import Final
 
 from director.broker.replies import Hold
@@ -41,6 +43,9 @@ DRAIN_WAIT_S: Final = 5.0
 # A server that has not answered by then has received the cancel, or hangs: the next cancel may find it awake
 CANCEL_ANSWER_S: Final = 1.0
 GATHER_S: Final = 0.01
+GATHER_MOST_S: Final = 0.1
+HAS_TIME: Final = 0.5  # the share of its time up to which a process is not short of it
+LOOK_S: Final = 0.25  # between two looks at that
 AWAY_S: Final = 1.0
 
 
@@ -265,9 +270,38 @@ class ActiveClaims:
         self._stopped = None
 
 
+def count_wanted_s() -> float:
+    """Return for how long this thread has run, or was ready to run and had no processor, as far as the system says."""
+    try:
+        ran_ns, waited_ns, _ = Path("/proc/thread-self/schedstat").read_text().split()
+    except OSError:  # only Linux has it
+        return time.thread_time()
+    return (int(ran_ns) + int(waited_ns)) / 1e9
+
+
+class Pace:
+    """Says how long the events of a run are gathered into one write: `GATHER_S` while the process has time, and up to
+    `GATHER_MOST_S` while it has none. `now`: the time. `wanted`: how long this thread has run, or wanted to.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic, wanted: Callable[[], float] = count_wanted_s) -> None:
+        self._now, self._wanted = now, wanted
+        self._since, self._wanted_before = now(), wanted()
+        self._busy = 0.0
+
+    def gather_s(self) -> float:
+        passed_s = self._now() - self._since
+        if passed_s >= LOOK_S:
+            wanted = self._wanted()
+            self._busy = (wanted - self._wanted_before) / passed_s
+            self._since, self._wanted_before = self._since + passed_s, wanted
+        lack = min(1.0, max(0.0, (self._busy - HAS_TIME) / (1 - HAS_TIME)))
+        return GATHER_S + lack * max(0.0, GATHER_MOST_S - GATHER_S)
+
+
 @dataclass(eq=False)
 class Progress:
-    """Writes what a run shows to Redis: events of about 10 ms leave as one `advance`.
+    """Writes what a run shows to Redis: events of about 10 ms leave as one `advance`, of more under load (`Pace`).
 
     Output after a longer pause leaves at once, since a reader may be waiting. What is left unwritten goes into
     `finish`, so that a short run needs no write of its own. `seq`: the number of the last event known to be stored.
@@ -276,6 +310,7 @@ class Progress:
     active: ActiveClaim
     scripts: Scripts
     outbox: Outbox | None
+    pace: Pace = field(default_factory=Pace)
     _remote: str = ""
     _wrote_at: float = float("-inf")
     _timer: asyncio.TimerHandle | None = None
@@ -394,7 +429,7 @@ class Progress:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(GATHER_S):
                     await self._is_urgent.wait()
-        left_s = self._wrote_at + GATHER_S - asyncio.get_running_loop().time()
+        left_s = self._wrote_at + self.pace.gather_s() - asyncio.get_running_loop().time()
         if left_s > 0:
             await asyncio.sleep(left_s)
 

@@ -27,7 +27,7 @@ from director.core.settings import DirectorSettings
 from director.core.states import Status
 from director.core.usage import Used
 from director.execution import tracker
-from director.execution.active_claims import ActiveClaim, ActiveClaims, Cut, Progress
+from director.execution.active_claims import ActiveClaim, ActiveClaims, Cut, Pace, Progress
 from director.execution.metering import ClaimMeter, ClaimSpans, Metering, with_metrics
 from director.execution.moderation import Moderator
 from director.execution.quoted_secrets import without_secrets
@@ -94,6 +94,7 @@ class Executor(Struct, kw_only=True, eq=False):
     trained: TrainedVersions | None = None
     metering: Metering = field(default_factory=Metering)
     tracing: Tracing = OFF
+    pace: Pace = field(default_factory=Pace)
     ending: int = 0
     telling: Counter[str] = field(default_factory=Counter)  # by account
 
@@ -148,7 +149,7 @@ class Run:
         # not a method of this run: a circle of references would be left to the garbage collector
         snapshot = partial(_snapshot, claim, self._tracker, executor.clock) if record.webhook else None
         self._outbox = None if snapshot is None else Outbox(record, executor.post, snapshot)
-        self._progress = Progress(self.active, executor.scripts, self._outbox)
+        self._progress = Progress(self.active, executor.scripts, self._outbox, executor.pace)
         self._run_limit_s = executor.settings.run_limit_s
         self._decided: tracker.End | None = None
         self._side_work: SideWork | None = None

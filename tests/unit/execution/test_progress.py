@@ -11,7 +11,7 @@ from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.schema import Claim, NewEvent
 from director.core.states import Status, WebhookEvent
-from director.execution.active_claims import ActiveClaim, Progress
+from director.execution.active_claims import GATHER_MOST_S, GATHER_S, LOOK_S, ActiveClaim, Pace, Progress
 from director.execution.tracker import Limits, Stop, Tracker
 from director.servers.runners.runner import Began
 from tests.support.eventually import eventually, turns
@@ -193,6 +193,45 @@ async def test_lost_claim_writes_nothing(
     assert await progress.run_once() == "lost"
     assert held.is_lost
     assert await driver.kinds(claim.id) == ["created", "released"]
+
+
+@pytest.mark.parametrize(
+    ("busy", "gather_s"),
+    [(0.0, GATHER_S), (0.5, GATHER_S), (0.75, (GATHER_S + GATHER_MOST_S) / 2), (1.0, GATHER_MOST_S)],
+)
+def test_events_are_gathered_longer_only_by_a_process_that_lacks_time(busy: float, gather_s: float) -> None:
+    now = 0.0
+    pace = Pace(lambda: now, lambda: now * busy)
+    assert pace.gather_s() == GATHER_S
+    now += LOOK_S
+    assert pace.gather_s() == pytest.approx(gather_s)
+
+
+def test_process_with_time_again_gathers_as_little_as_before() -> None:
+    now = wanted = 0.0
+    pace = Pace(lambda: now, lambda: wanted)
+    now, wanted = LOOK_S, LOOK_S
+    assert pace.gather_s() == pytest.approx(GATHER_MOST_S)
+    now += LOOK_S / 2
+    assert pace.gather_s() == pytest.approx(GATHER_MOST_S), "too early for another look"
+    now += LOOK_S / 2
+    assert pace.gather_s() == GATHER_S
+
+
+class Busy(Pace):
+    def gather_s(self) -> float:
+        return 60.0
+
+
+async def test_busy_process_writes_the_first_output_at_once(claim: Claim, held: ActiveClaim, wire: Wire) -> None:
+    progress = Progress(held, wire, None, Busy())
+    progress.add((STARTED,))
+    progress.add((output(0),))
+    await eventually(lambda: progress.seq, "it is written", until=lambda seq: seq == claim.record.seq + 2)
+    progress.add((output(1),))
+    await turns(10)
+    assert wire.sent == [[STARTED, output(0)]]
+    assert await progress.close() == (output(1),)
 
 
 class Ear:
