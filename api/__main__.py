@@ -15,7 +15,8 @@ from typing import Any, Final, cast
 
 import uvicorn
 
-from api.app import Http, create_app
+from api.app import create_app
+from api.protocol import Http
 from api.web.http import is_address_in, proxy_networks
 from director.core.errors import SettingsError, UnsafeBackend
 from director.core.settings import ApiSettings, load

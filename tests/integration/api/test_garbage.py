@@ -9,7 +9,7 @@ import uvicorn
 from starlette.responses import Response
 from uvicorn.server import ServerState
 
-from api.app import Http
+from api.protocol import Http
 from api.web.errors import Problem, not_found
 from api.web.http import Request
 from director.runtime.bounded_http import Connections
