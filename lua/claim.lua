@@ -21,19 +21,19 @@
 --   ARGV[9]  alone        '1': the first is taken at any cost, so that a large one is not stuck for ever
 --   ARGV[10] warm         the affinity key that the consumer served last. Within the account whose turn it is, one of the
 --                         first few with this key goes first; '' for none
---   Returns  {state, why, {id, input, record as a flat list}, …}
+--   Returns  {state, why, {input, record in the form of records.pack}, …}
 --            state: 'ok', 'paused' (also out of its hours), 'open' (the breaker is open), or 'unknown' for a queue that is not
 --                   registered
 --            why it handed out no more: 'count', 'empty', 'budget' or 'bound' (most entries that one call looks at)
 --
 -- uses keys:     GROUP, clock, input, queue, record, stream
--- uses records:  TERMINAL, as_reply, past, read, since
+-- uses records:  TERMINAL, as_reply, pack, past, read, since
 -- uses log:      write
 -- uses ready:    delivered, next_set, ring, with_bit, without_bit
 -- uses pending:  add_to_backlog, correct_charge, count, count_ready, set, write_counts
 -- uses estimate: score, write_scores
 -- uses share:    LANES, admit, backlog, closed_until, flush, has_any, leave_turns, may_run, note_running, open_due,
---                read_waiting, take_away, write_clocks
+--                take_away, write_clocks
 -- uses breaker:  is_cool
 -- uses ends:     bury, end_if_late, end_now
 
@@ -60,11 +60,8 @@ local last = redis.call('HGET', keys.queue(queue, 'last'), consumer) or ''
 if string.match(last, '^%S+') == nonce then
   local again = { 'ok', 'count' }
   for index, id in string.gmatch(last, ' (%d+):(%S+)') do
-    local flat = redis.call('HGETALL', keys.record(id))
-    for i = 1, #flat, 2 do
-      local is_its = flat[i] == 'token' and flat[i + 1] == nonce .. '-' .. index
-      if is_its then again[#again + 1] = { id, redis.call('GET', keys.input(id)), flat } end
-    end
+    local r = records.read(id)
+    if r and r.token == nonce .. '-' .. index then again[#again + 1] = { redis.call('GET', keys.input(id)), records.pack(id, r) } end
   end
   return again
 end
@@ -127,8 +124,7 @@ local function put_back(id, r)
   pending.correct_charge(r, 0)
 end
 
--- True if this entry may be handed out. Else end, drop or put it back. The test comes first, on the few fields that were
--- read. Only what does not pass is read as a whole.
+-- True if this entry may be handed out. Else end, drop or put it back.
 local function may_go(id, r, input, stream, mid)
   if not r or records.TERMINAL[r.status] or r.mid ~= mid then
     redis.call('XACK', stream, keys.GROUP, mid)
@@ -139,9 +135,6 @@ local function may_go(id, r, input, stream, mid)
   local is_used_up, may = tonumber(r.claims) >= most_claims, share.may_run(queue, r.account)
   local may_be_late = records.past(r.deadline, now) or records.past(r.start_by, now)
   if input and not may_be_late and not is_used_up and may then return true end
-  local charged = r.charged -- of one that was admitted just now, its charge and place are not in its record yet
-  r = records.read(id)
-  r.stream, r.mid, r.charged = string.match(stream, '%d+$'), mid, charged
   if ends.end_if_late(id, r, now) then
     return false
   elseif not input then
@@ -189,9 +182,9 @@ end
 local remembered, leases = { nonce }, {}
 local reply = { 'ok', 'count' }
 local function hand_out(stream, mid, id, input, r)
-  r = r or share.read_waiting(id)
+  r = r or records.read(id)
   if not may_go(id, r, input, stream, mid) then return end
-  local index, shown, record = string.format('%d', #reply - 1), r.flat, keys.record(id)
+  local index, record = string.format('%d', #reply - 1), keys.record(id)
   local token, attempt, handed = nonce .. '-' .. index, string.format('%d', r.attempt + 1), string.format('%d', r.claims + 1)
   spent = spent + r.cost
   estimate.score(r, now)
@@ -203,14 +196,14 @@ local function hand_out(stream, mid, id, input, r)
   remembered[#remembered + 1] = index .. ':' .. id
   if is_probe then redis.call('HSET', meta, 'breaker', 'probing', 'probe', id) end
   local claim = { 'token', token, 'holder', consumer, 'attempt', attempt, 'claims', handed, 'claimed', now_text }
-  for i = 1, #claim do shown[#shown + 1] = claim[i] end
   if r.charged ~= '' then
     redis.call('HSET', record, 'stream', r.stream, 'mid', mid, 'charged', r.charged, unpack(claim))
   else
     redis.call('HSET', record, unpack(claim))
   end
   log.write('claimed', id, queue, r.account, now_text, consumer .. ' ' .. attempt)
-  reply[#reply + 1] = { id, input, shown }
+  r.token, r.holder, r.attempt, r.claims, r.claimed = token, consumer, attempt, handed, now_text
+  reply[#reply + 1] = { input, records.pack(id, r) }
 end
 
 -- A stream was read to its end. After the last one of its lane nothing is ready, even if a lost key made the count wrong.

@@ -693,9 +693,8 @@ class Scripts:
         if state == b"unknown":
             raise UnknownQueue(queue)
         claims = replies.Claims(why=cast(replies.Ceased, (handed[0] if handed else state).decode()))
-        for raw_id, data, fields in handed[1:]:
-            prediction_id = PredictionId(raw_id.decode())
-            claims.append(Claim(Record.parse(prediction_id, fields), Raw(data or b"{}")))
+        for data, packed in handed[1:]:
+            claims.append(Claim(Record.unpack(packed), Raw(data or b"{}")))
         return claims
 
     async def extend(

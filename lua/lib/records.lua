@@ -2,11 +2,16 @@
 --
 -- uses keys:     events, record
 
--- The record as a table, or nil. Absent fields read as ''.
+-- The record as a table, or nil. Absent and empty fields read as ''. It is made with room for the fields that each record has
+-- once it is claimed: to grow six times took 4,000 instructions.
 records.EMPTY = { __index = function() return '' end }
 function records.parse(flat)
-  local r = {}
-  for i = 1, #flat, 2 do r[flat[i]] = flat[i + 1] end
+  local r = { status = '', created = '', attempt = '', claims = '', seq = '', arrival = '', place = '', account = '', queue = '',
+    lane = '', shard = '', cost = '', model = '', version = '', token = '', holder = '', claimed = '' }
+  for i = 1, #flat, 2 do
+    local value = flat[i + 1]
+    if value ~= '' then r[flat[i]] = value end
+  end
   return setmetatable(r, records.EMPTY)
 end
 
@@ -15,14 +20,20 @@ function records.read(id)
   return #flat > 0 and records.parse(flat) or nil
 end
 
--- Read the fields that r has, each '' at first, and leave out all others. Returns the record as a flat list, empty if there is
--- none. Not with HMGET: for each field Redis searches the record from its start.
+-- Read the fields that r has, each '' at first, and leave out all others. Not with HMGET: for each field Redis searches the
+-- record from its start.
 function records.pick(r, record)
   local flat = redis.call('HGETALL', record)
   for i = 1, #flat, 2 do
     if r[flat[i]] then r[flat[i]] = flat[i + 1] end
   end
-  return flat
+end
+
+-- Return a record with its id as one text for a reply, a map of MessagePack. As a list each of its words would be converted
+-- alone: 32,000 instructions more of Redis, 56,000 of the director. All values are bytes that pass through as they are.
+function records.pack(id, r)
+  r.id = id
+  return cmsgpack.pack(r)
 end
 
 records.TERMINAL = { succeeded = true, failed = true, canceled = true, aborted = true }

@@ -3,7 +3,7 @@
 -- time (served cost ÷ weight). An entry put into a stream before its turn would be served out of turn.
 --
 -- uses keys:     clock, now, queue, record, stream
--- uses records:  TERMINAL, pick
+-- uses records:  TERMINAL, read
 -- uses ready:    add_entry, choose_stream, offer, ring, with_bit
 -- uses pending:  add_to, add_to_backlog, clocks, corrections, count, count_ready, counted, ended_of, joining,
 --                removals, set, write_counts, write_removals
@@ -414,15 +414,6 @@ function share.next_in_line(turn, length, warm)
   return 1
 end
 
--- The fields that decide about handing out, '' if absent, with the record as it was read; nil without a record.
-function share.read_waiting(id)
-  local r = { status = '', mid = '', token = '', deadline = '', start_by = '', begun = '', claims = '', account = '',
-    attempt = '', charged = '', stream = '', arrival = '', cost = '', lane = '', queue = '', affinity = '', eta50 = '',
-    eta90 = '', runs = '', created = '', start_after = '', revivals = '', shard = '', tokens = '' }
-  r.flat = records.pick(r, keys.record(id))
-  return #r.flat > 0 and r or nil
-end
-
 -- Admit up to `most` predictions of a lane in turn, and charge their expected time. The lane's streams are empty, so any
 -- stream of a shard will do. Places are noted in the records: the caller writes these, the counts and, at its end, the
 -- clock. Returns records with `id`, how many it looked at, and true if no account has a turn. Moves what is out of place: a
@@ -436,7 +427,7 @@ function share.admit(queue, lane, warm, most, looks, streams, fits)
     if is_last then break end
     local account, place = turn.account, share.next_in_line(turn, turns.length, warm)
     local id = share.line_of(turn, turns.length)[place]
-    local r, may = id and share.read_waiting(id), share.may_run(queue, account)
+    local r, may = id and records.read(id), share.may_run(queue, account)
     looked = looked + 1
     if id and may and r and not records.TERMINAL[r.status] and r.token == '' and r.mid == '' then
       if not fits(tonumber(r.cost)) then break end

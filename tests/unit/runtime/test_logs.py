@@ -15,10 +15,11 @@ def as_before() -> Iterator[None]:
     """Give the root logger, and those of libraries, back as they were."""
     loggers = [logging.getLogger(name) for name in ("", *QUIET)]
     before = [(logger, logger.level, logger.handlers[:], logger.propagate) for logger in loggers]
-    factory, source = logging.getLogRecordFactory(), logging._srcfile
+    factory, source, make_record = logging.getLogRecordFactory(), logging._srcfile, logging.Logger.makeRecord
     yield
     logging.setLogRecordFactory(factory)
     logging._srcfile = source
+    logging.Logger.makeRecord = make_record  # type: ignore[method-assign]
     for logger, level, handlers, propagate in before:
         logger.setLevel(level)
         logger.handlers[:] = handlers
@@ -125,6 +126,14 @@ def test_no_fact_can_break_a_line(fact: object, shown: object) -> None:
 def test_a_fact_never_hides_what_the_line_says_of_itself() -> None:
     said = line(level="mine", exception="mine too")
     assert (said["level"], said["level_"], said["exception_"]) == ("warning", "mine", "mine too")
+
+
+@pytest.mark.usefixtures("as_before")
+def test_a_configured_process_logs_facts_and_keeps_its_own_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("info", process="api")
+    logging.getLogger("api.app").info("ready", extra={"port": 1, "time": "mine", "levelname": "mine"})
+    [said] = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (said["message"], said["level"], said["port"], said["time_"]) == ("ready", "info", 1, "mine")
 
 
 def test_message_that_does_not_fit_its_arguments_is_still_logged() -> None:
