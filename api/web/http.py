@@ -68,6 +68,7 @@ BYTE_ORDER_MARKS: Final = {
     "UTF-16, little-endian": codecs.BOM_UTF16_LE,
     "UTF-16, big-endian": codecs.BOM_UTF16_BE,
 }
+MARKS: Final = tuple(BYTE_ORDER_MARKS.values())
 OPEN, CLOSE = b"[{", b"]}"
 STRUCTURE: Final = OPEN + CLOSE + b'"'
 NOT_STRUCTURE: Final = bytes(byte for byte in range(256) if byte not in STRUCTURE)
@@ -165,7 +166,8 @@ def decode_json(body: bytes, kind: type[T]) -> T:
     """Decode one JSON text as `kind`. Raises a 400 for anything else. Of two equal keys the last wins."""
     if not body.strip():
         raise malformed("The body is empty: a JSON object is required.")
-    if mark := next((name for name, mark in BYTE_ORDER_MARKS.items() if body.startswith(mark)), ""):
+    if body.startswith(MARKS):
+        mark = next(name for name, mark in BYTE_ORDER_MARKS.items() if body.startswith(mark))
         raise malformed(f"The body begins with a byte order mark of {mark}: send UTF-8 without one.")
     try:
         # a Raw is passed on undecoded, so this is the only check of its encoding

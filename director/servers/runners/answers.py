@@ -203,7 +203,7 @@ def status_of(answer: Answer, *, asked: str = "") -> str:
 
 def kind_in(headers: Mapping[str, str]) -> str:
     """Return the media type. The first one, if a server sent several."""
-    return re.split("[;,]", headers.get("content-type", ""), maxsplit=1)[0].strip().lower()
+    return headers.get("content-type", "").partition(";")[0].partition(",")[0].strip().lower()
 
 
 def charset_in(headers: Mapping[str, str]) -> str:
