@@ -38,7 +38,7 @@
 -- uses ends:     bury, end_if_late, end_now
 
 local meta, queue, consumer, nonce = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
-local count, lease_ms, most_claims, now = tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6]), keys.clock(ARGV[7])
+local count, lease_ms, most_claims, now = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), keys.clock(ARGV[7])
 local now_text = string.format('%d', now)
 local budget, alone, warm = tonumber(ARGV[8]), ARGV[9] == '1', ARGV[10]
 local SHARES = { high = 8, normal = 3, low = 1 }

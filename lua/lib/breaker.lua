@@ -55,9 +55,10 @@ end
 
 -- Close it: the servers finished a run, or the breaker was switched off.
 function breaker.close(queue, now)
-  local meta, facts = keys.queue(queue, 'meta'), breaker.facts_of(queue)
+  local facts = breaker.facts_of(queue)
   local was_open = (facts[2] or '') ~= ''
   if (facts[1] or '0') == '0' and not was_open then return end
+  local meta = keys.queue(queue, 'meta')
   facts[1], facts[2], facts[3] = '0', '', ''
   redis.call('HSET', meta, 'failures', 0, 'several', '', 'breaker', '', 'probe', '')
   if not was_open then return end

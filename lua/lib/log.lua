@@ -3,7 +3,7 @@
 -- uses keys:     log
 
 -- About this many are kept: the server cuts whole blocks, which costs almost nothing. A late reader counts what it missed.
-log.MOST_LOGGED = 10000
+log.MOST_LOGGED = '10000'
 
 function log.write(kind, id, queue, account, now, detail)
   redis.call('XADD', keys.log(), 'MAXLEN', '~', log.MOST_LOGGED, '*',

@@ -192,15 +192,17 @@ end
 
 -- The reason why it waits, with its number or time.
 function outlook.reason_of(id, r, m, most, running, now)
-  if share.is_suspended(r.queue, r.account) then return 'paused', 2 end
-  if share.is_held(r.queue, r.account) then return 'paused', 1 end
+  local has_any = share.has_any(r.queue, 'any')
+  if has_any and share.is_suspended(r.queue, r.account) then return 'paused', 2 end
+  if has_any and share.is_held(r.queue, r.account) then return 'paused', 1 end
   local stopped = outlook.stoppage(r.queue, m, now)
   if stopped == 'paused' then
     local noted = redis.call('HMGET', keys.queue(r.queue, 'meta'), 'paused_at', 'paused_by')
     return stopped, (noted[1] or '') .. ' ' .. (noted[2] or '')
   end
-  local opens, zone = share.closed_until(r.queue, '')
-  if not opens then opens, zone = share.closed_until(r.queue, r.account) end
+  local opens, zone
+  if has_any then opens, zone = share.closed_until(r.queue, '') end
+  if has_any and not opens then opens, zone = share.closed_until(r.queue, r.account) end
   if opens then return 'closed', string.format('%d %s', opens, zone) end
   if stopped then return stopped, '' end
   local due = id and redis.call('ZSCORE', keys.queue(r.queue, 'delayed'), id)

@@ -14,15 +14,15 @@ share.LOOK_AHEAD = 8 -- entries of the account's backlog that are read at once, 
 
 function share.backlog(queue, lane, account) return keys.queue(queue, 'backlog:' .. lane .. ':' .. account) end
 
--- Most queues have no limits, pauses and hours: one command tells so. This is read once, since a script runs alone.
+-- Most queues have no limits, pauses and hours: one command tells so (`any`). This is read once, since a script runs alone.
 share.asked = {}
 function share.has_any(queue, what)
   local found = share.asked[queue]
   if not found then
     local limits, held, suspended = keys.queue(queue, 'limits'), keys.queue(queue, 'held'), keys.queue(queue, 'suspended')
     local hours = keys.queue(queue, 'hours')
-    found = {}
-    if redis.call('EXISTS', limits, held, suspended, hours) > 0 then
+    found = { any = redis.call('EXISTS', limits, held, suspended, hours) > 0 }
+    if found.any then
       found.limits, found.hours = redis.call('EXISTS', limits) == 1, redis.call('EXISTS', hours) == 1
       found.held, found.suspended = redis.call('EXISTS', held) == 1, redis.call('EXISTS', suspended) == 1
     end
@@ -60,7 +60,7 @@ function share.write_limits(queue, account, text)
   else
     redis.call('HSET', key, account, text)
   end
-  share.asked[queue].limits = true
+  share.asked[queue].any, share.asked[queue].limits = true, true
 end
 
 function share.is_suspended(queue, account)
@@ -95,6 +95,7 @@ end
 
 -- True if one more prediction of this account may run now.
 function share.may_run(queue, account)
+  if not share.has_any(queue, 'any') and not share.brought[account] then return true end
   if share.is_held(queue, account) or share.closed_until(queue, account) then return false end
   local _, most = share.limits_of(queue, account)
   return not most or pending.counted(queue, 'running', account) < most
