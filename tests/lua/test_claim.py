@@ -6,6 +6,7 @@ import pytest
 
 from director.broker import keys
 from director.broker.scripts import MOST_CLAIMS
+from director.core.schema import Claim
 from director.core.states import Status
 from tests.support.keyspace import unchanged
 from tests.support.queue_driver import QueueDriver
@@ -206,3 +207,24 @@ async def test_a_prediction_without_its_input_ends_without_a_run(driver: QueueDr
     assert await driver.claim() == []
     record = await driver.record(prediction_id)
     assert (record.status, record.code) == ("failed", "input_lost")
+
+
+async def test_claim_replies_the_record_as_it_is_stored(driver: QueueDriver) -> None:
+    """It comes as MessagePack: long texts, any character, and fields that a release or a revival emptied."""
+
+    async def is_as_stored(claim: Claim) -> bool:
+        return claim.record == await driver.record(claim.id)
+
+    await driver.submit(webhook="http://h/\x00é" + "y" * 70_000, url="http://ü" + "x" * 300, cost=2.5, metered=True)
+    claim = await driver.claim_one(nonce="kept")
+    assert await is_as_stored(claim)
+    assert list(await driver.claim(nonce="kept")) == [claim]
+    await driver.begin(claim)
+    assert await driver.release(claim) == "waiting"
+    claim = await driver.claim_one()
+    assert claim.record.started is None
+    assert await is_as_stored(claim)
+    while await driver.release(claim, spent=True) != "dead":
+        claim = await driver.claim_one()
+    assert await driver.scripts.revive(claim.id, now_ms=driver.now_ms)
+    assert await is_as_stored(await driver.claim_one())
