@@ -210,7 +210,7 @@ async def test_a_prediction_without_its_input_ends_without_a_run(driver: QueueDr
 
 
 async def test_claim_replies_the_record_as_it_is_stored(driver: QueueDriver) -> None:
-    """It comes as MessagePack: long texts, any character, and fields that a release or a revival emptied."""
+    """Long texts, any character, and fields that a release or a revival emptied stay as they are in MessagePack."""
 
     async def is_as_stored(claim: Claim) -> bool:
         return claim.record == await driver.record(claim.id)
