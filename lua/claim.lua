@@ -3,7 +3,7 @@
 -- is canceled or past its deadline. Looks at no more than 64 entries in all.
 --
 -- A call 1. answers again if it is repeated, 2. hands out nothing while the queue is paused or its breaker open, 3. takes the
--- lane whose turn it is (8 : 3 : 1) until it has enough, 4. writes what step 3 gathered. Of a lane it first reads the
+-- lane whose turn it is (8 : 3 : 1) until it has enough, then what is idle, 4. writes what step 3 gathered. Of a lane it first reads the
 -- streams, where entries are ready. Once those are empty it admits predictions from the backlogs: one after the other from
 -- the account with the least virtual time. An entry whose prediction has ended, is late or may not run is taken out on the way.
 --
@@ -47,7 +47,7 @@ local SCAN = 64
 local state = redis.call('HMGET', meta, 'streams', 'paused', 'probe', 'breaker', 'open_until', 'cool_ms',
   'mask:high', 'mask:normal', 'mask:low', 'next:high', 'next:normal', 'next:low', 'ready:high', 'ready:normal', 'ready:low',
   'backlogged:high', 'backlogged:normal', 'backlogged:low', 'credit:high', 'credit:normal', 'credit:low',
-  'within:high', 'within:normal', 'within:low')
+  'within:high', 'within:normal', 'within:low', 'mask:idle', 'next:idle', 'ready:idle', 'backlogged:idle')
 local streams, paused, probe, breaker_state, open_until, cool_ms = unpack(state, 1, 6)
 if not streams then return { 'unknown' } end
 
@@ -90,6 +90,8 @@ for i, lane in ipairs(share.LANES) do
   entries_ready[lane], backlogged[lane] = state[12 + i] or '0', state[15 + i] or '0'
   credit[lane], within[lane] = tonumber(state[18 + i] or 0), tonumber(state[21 + i])
 end
+mask.idle, next_stream.idle = tonumber(state[25] or 0), tonumber(state[26] or 0)
+entries_ready.idle, backlogged.idle = state[27] or '0', state[28] or '0'
 -- scanned: how much was looked at: entries, admissions that were tried, and each fault once more. spent: cost of what was
 -- handed out. stopped: 'budget' once it is reached. fault: the last error, replied if nothing was handed out.
 local scanned, spent, stopped, fault = 0, 0, nil, nil
@@ -339,7 +341,7 @@ local function pay(lane)
   credit[lane] = credit[lane] - whole
 end
 
--- Hand out up to `most` of the lane whose turn it is, else of the next one. Returns whether it did any. One at a time if
+-- Hand out up to `most` of the lane whose turn it is, else of the next one, and of the idle one last. Returns whether it did any. One at a time if
 -- other lanes have work too, if the next one must be judged by what this one costs (a budget) or leaves free (a limit), and
 -- for a probe. A budget that is reached ends the call: a smaller one of another lane would overtake for ever.
 local function take_any(most)
@@ -358,7 +360,8 @@ local function take_any(most)
     end
     tried[best] = true
   end
-  return false
+  if scanned >= SCAN then return false end
+  return take('idle', (is_probe or budget or share.has_any(queue, 'limits')) and 1 or most)
 end
 
 while #reply - 2 < count do -- the first two are the state and why it ended
@@ -383,10 +386,14 @@ for _, lane in ipairs(has_changed and share.LANES or {}) do
   pending.set('next:' .. lane, next_stream[lane])
   pending.set('credit:' .. lane, credit[lane])
 end
+if mask.idle ~= tonumber(state[25] or 0) or next_stream.idle ~= tonumber(state[26] or 0) then
+  pending.set('mask:idle', mask.idle)
+  pending.set('next:idle', next_stream.idle)
+end
 share.flush(queue)
 if #reply > 2 then redis.call('HSET', keys.queue(queue, 'last'), consumer, table.concat(remembered, ' ')) end
-local left = mask.high + mask.normal + mask.low > 0 or redis.call('EXISTS', keys.queue(queue, 'vtime:high'),
-  keys.queue(queue, 'vtime:normal'), keys.queue(queue, 'vtime:low')) > 0
+local left = mask.high + mask.normal + mask.low + mask.idle > 0 or redis.call('EXISTS', keys.queue(queue, 'vtime:high'),
+  keys.queue(queue, 'vtime:normal'), keys.queue(queue, 'vtime:low'), keys.queue(queue, 'vtime:idle')) > 0
 -- A wakeup reaches one consumer, so remaining work wakes another one. That also holds for an empty answer if the scan's
 -- bound or the budget stopped the claim. A consumer without room does not wait for a wakeup again, so nothing spins.
 local has_any = #reply > 2

@@ -4,14 +4,14 @@
 --   KEYS[1]  meta     hash  {p}:q:<queue>:meta
 --   ARGV[1]  soon_ms  what is due later, or opens later, is left out
 --   Returns  {now, runnable, running, high, normal, low, slots_each, service_ms, paused, objectives}
---            runnable: without those of a paused queue or account, a suspended account, out of hours, or beyond a limit.
+--            runnable: without those of a paused queue or account, a suspended account, out of hours, or beyond a limit, and without idle work.
 --                      Never too few: accounts beyond the first LOOK count as runnable
 --            high, normal, low: all that waits in each lane; service_ms, slots_each: 0 if unknown
 --            {}  the queue is not registered
 --
 -- uses keys:     QUEUE, clock, queue, record
 -- uses pending:  counted
--- uses share:    closed_until, is_held, limits_of
+-- uses share:    backlog, closed_until, is_held, limits_of
 -- uses outlook:  look_at, waits_in
 
 local meta, queue, soon_ms, now = KEYS[1], keys.QUEUE, tonumber(ARGV[1]), keys.clock(ARGV[2])
@@ -29,7 +29,8 @@ local function withheld()
     for _, account in ipairs(redis.call(draw, keys.queue(queue, what), LOOK_AT)) do
       local _, most = share.limits_of(queue, account)
       local may = (share.is_held(queue, account) or is_closed(account)) and 0 or math.max(0, (most or math.huge) - pending.counted(queue, 'running', account))
-      local stays = pending.counted(queue, 'queued', account) - may
+      local idle = redis.call('ZCARD', share.backlog(queue, 'idle', account))
+      local stays = pending.counted(queue, 'queued', account) - idle - may
       if stays > 0 and not whose[account] then sum, whose[account] = sum + stays, true end
     end
   end
@@ -52,7 +53,7 @@ end
 local runnable = 0
 if m.paused ~= '1' and not is_closed('') then
   local kept_back, whose = withheld()
-  runnable = math.max(0, redis.call('ZCARD', keys.queue(queue, 'live')) - m.claimed - kept_back - due_later(whose))
+  runnable = math.max(0, redis.call('ZCARD', keys.queue(queue, 'live')) - m.claimed - kept_back - due_later(whose) - outlook.waits_in(m, 'idle'))
 end
 local shown = redis.call('HMGET', meta, 'slots_each', 'objectives')
 return {

@@ -16,7 +16,7 @@
 -- uses records:  TERMINAL, read, soonest
 -- uses ready:    delivered, mask_of, offer, ring
 -- uses pending:  correct_charge
--- uses share:    LANES, backlog, file_now, join_turns, may_run, take_away
+-- uses share:    ALL_LANES, backlog, file_now, join_turns, may_run, take_away
 
 local live, queue, from, count, lease_ms = KEYS[1], keys.QUEUE, tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 local now = keys.clock(ARGV[4])
@@ -62,11 +62,11 @@ end
 
 -- Nothing is live: clear the counts per account, which a lost key may have made wrong.
 local function forget_counts()
-  for _, lane in ipairs(share.LANES) do
+  for _, lane in ipairs(share.ALL_LANES) do
     if redis.call('EXISTS', keys.queue(queue, 'vtime:' .. lane)) == 1 then return end -- `live` was lost, not they
   end
   redis.call('DEL', keys.queue(queue, 'queued'), keys.queue(queue, 'running'))
-  for _, lane in ipairs(share.LANES) do
+  for _, lane in ipairs(share.ALL_LANES) do
     redis.call('DEL', keys.queue(queue, 'vtime:' .. lane), keys.queue(queue, 'debt:' .. lane), keys.queue(queue, 'charged:' .. lane))
     redis.call('HDEL', keys.queue(queue, 'meta'), 'ready:' .. lane, 'backlogged:' .. lane, 'clock:' .. lane)
   end

@@ -8,7 +8,7 @@
 --            {}               the queue is not registered
 --
 -- uses keys:     QUEUE, stream
--- uses share:    LANES
+-- uses share:    ALL_LANES
 
 local meta, queue, streams = KEYS[1], keys.QUEUE, tonumber(ARGV[1])
 
@@ -16,7 +16,7 @@ local read_from = tonumber(redis.call('HGET', meta, 'read'))
 if not read_from then return {} end
 
 local function empty(number)
-  for _, lane in ipairs(share.LANES) do
+  for _, lane in ipairs(share.ALL_LANES) do
     if redis.call('XLEN', keys.stream(queue, lane, number)) > 0 then return false end
   end
   return true

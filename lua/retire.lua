@@ -6,7 +6,7 @@
 --   Returns  the forgotten consumer, '' for none
 --
 -- uses keys:     GROUP, QUEUE, clock, queue, stream
--- uses share:    LANES
+-- uses share:    ALL_LANES
 
 local directors, queue, silent_ms, now = KEYS[1], keys.QUEUE, ARGV[1], keys.clock(ARGV[2])
 local LOOKED_AT = 8 -- the longest silent; claims of silent ones are recovered soon, so none blocks the others
@@ -16,7 +16,7 @@ local read_from = tonumber(redis.call('HGET', keys.queue(queue, 'meta'), 'read')
 -- The streams that may know this consumer; nil while one of them has an entry pending for it.
 local function streams_without_pending(consumer)
   local streams = {}
-  for _, lane in ipairs(share.LANES) do
+  for _, lane in ipairs(share.ALL_LANES) do
     for number = 0, read_from - 1 do
       local stream = keys.stream(queue, lane, number)
       local found = redis.pcall('XPENDING', stream, keys.GROUP, '-', '+', 1, consumer)

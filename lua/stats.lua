@@ -5,7 +5,7 @@
 --   Returns  {high, normal, low, claimed, delayed, dead, live, oldest_ms, directors, streams, read, paused,
 --             slots, service_ms, service_cost, mode, max_queued, breaker, starting, setup_failed, server_auth, leaving,
 --             objectives, paused_at, paused_by, swap, tally as a flat list}
---            counts waiting per lane; oldest_ms: how long ago the oldest live one was accepted; starting, setup_failed,
+--            counts waiting per lane, idle work as low; oldest_ms: how long ago the oldest live one was accepted; starting, setup_failed,
 --            server_auth: directors in this state by their last heartbeat; leaving: on the way to another server
 --            swap: the reason of a model that shares a device and is not loaded, or ''
 --            {}  the queue is not registered
@@ -13,7 +13,7 @@
 -- uses keys:     ALIVE_MS, QUEUE, clock, queue
 -- uses ready:    mask_of
 -- uses share:    LANES
--- uses outlook:  depths, look_at, swapped
+-- uses outlook:  depths, look_at, swapped, waits_in
 
 local meta, queue, now = KEYS[1], keys.QUEUE, keys.clock(ARGV[1])
 
@@ -26,6 +26,7 @@ for i, lane in ipairs(share.LANES) do
   -- where no claim would look, nothing waits; asking each of 48 streams is most of the cost
   for _, deep in pairs(outlook.depths(queue, lane, ready.mask_of(queue, lane))) do waits[i] = waits[i] + deep end
 end
+waits[3] = waits[3] + outlook.waits_in(m, 'idle')
 for i, index in ipairs({ 'delayed', 'dead', 'live', 'leaving' }) do sizes[i] = redis.call('ZCARD', keys.queue(queue, index)) end
 local oldest = redis.call('ZRANGE', keys.queue(queue, 'live'), 0, 0, 'WITHSCORES')
 return {

@@ -9,7 +9,7 @@
 --            'served'  a director serves it: nothing was written
 --
 -- uses keys:     QUEUE, clock, queue, stream
--- uses share:    LANES
+-- uses share:    ALL_LANES
 
 local meta, queue, only_asks, now = KEYS[1], keys.QUEUE, ARGV[1] == '1', keys.clock(ARGV[2])
 
@@ -19,7 +19,7 @@ local SERVED_MS = 60000 -- a director silent for longer does not serve it, nor o
 if not redis.call('HGET', meta, 'read') then return 'done' end
 
 local gone = { meta }
-for _, lane in ipairs(share.LANES) do
+for _, lane in ipairs(share.ALL_LANES) do
   for number = 0, MOST_STREAMS - 1 do -- a resize to fewer leaves empty ones above those that are read
     gone[#gone + 1] = keys.stream(queue, lane, number)
     if redis.call('XLEN', gone[#gone]) > 0 then return 'live' end

@@ -32,7 +32,7 @@ LONGEST_S: Final = 10.0  # how long the call itself ends the predictions of a su
 DAY_MS: Final = 86_400_000
 Name = Annotated[str, Meta(pattern=ACCOUNT_NAME)]
 Limit = float | Annotated[str, Meta(max_length=LONGEST)] | None
-Lane = Literal["high", "normal", "low"]
+Lane = Literal["high", "normal", "low", "idle"]
 Scoped = Literal["read", "run", "admin"]
 
 
@@ -64,7 +64,7 @@ class AskedToken(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     label: Annotated[str, Meta(pattern=LABEL)] = ""
     scopes: Annotated[tuple[Scoped, ...], Meta(min_length=1, max_length=3)] = ("read", "run")
-    lanes: Annotated[tuple[Lane, ...], Meta(min_length=1, max_length=3)] = LANES
+    lanes: Annotated[tuple[Lane, ...], Meta(min_length=1, max_length=4)] = LANES
     expires_at: Annotated[datetime, Meta(tz=True)] | None = None
 
 

@@ -20,7 +20,7 @@ from api.services.lookups import VersionRef
 from api.web.errors import input_too_large, invalid_header, invalid_input, invalid_version, not_found
 from api.web.http import Members, Request, read_body, type_of, wrong_type
 from api.web.route import Answer, Parameter, changes, one_of
-from director.core.ids import LANES, MODEL_NAME, VERSION_ID
+from director.core.ids import ALL_LANES, MODEL_NAME, VERSION_ID
 from director.core.schema import Prediction, Stored
 from director.core.states import Status, WebhookEvent
 from director.core.view import view
@@ -324,7 +324,7 @@ HOW: Final = (
         "A duration such as 8h, or a time such as 2027-01-31T22:00:00Z, within 7 days. It does not start before.",
         place="header",
     ),
-    Parameter("X-Priority", "The lane. The token must be allowed to use it.", one_of(*LANES), "header"),
+    Parameter("X-Priority", "The lane. The token must be allowed to use it.", one_of(*ALL_LANES), "header"),
     Parameter("X-Site", "The name of one of several sites. It has no effect with one site.", place="header"),
     Parameter(
         "X-Cost",

@@ -34,7 +34,7 @@ from director.broker.replies import Accepted
 from director.core.account_limits import UNLIMITED, Bucket
 from director.core.data_bytes import ENTRY_BYTES, at_creation, lasting
 from director.core.errors import BackendUnavailable, DataRefused, DirectorError, UnknownQueue
-from director.core.ids import LANES, PredictionId, lowest_id_at, new_prediction_id, new_ticket
+from director.core.ids import ALL_LANES, IDLE, PredictionId, lowest_id_at, new_prediction_id, new_ticket
 from director.core.schema import NewPrediction, Outlook, Stored, TraceHeaders
 from director.core.states import Status
 from director.core.usage import estimate_tokens
@@ -321,7 +321,7 @@ def check(
         most_queued=caps.max_queued,
         most_running=caps.max_running,
         limits_rev=account.limits_rev,
-        open_hours=caps.open_hours or "",
+        open_hours=caps.closing_hours,
         metered=caps.meters_compute,
         budgeted=caps.has_budget,
         data_ttl_ms=None if caps.data_ttl_s is None else int(caps.data_ttl_s * 1000),
@@ -362,11 +362,13 @@ def refuse_ends_before_start(new: NewPrediction, now_ms: int) -> None:
 
 
 def _lane(headers: Mapping[str, str], account: Account, in_body: str) -> str:
+    if account.limits.open_hours == IDLE:
+        return IDLE
     asked = headers.get("x-priority", in_body or None)
     if asked is None:
         return "normal" if "normal" in account.lanes else account.lanes[0]
-    if asked not in LANES:
-        raise errors.invalid_header("X-Priority", "high, normal or low")
+    if asked not in ALL_LANES:
+        raise errors.invalid_header("X-Priority", "high, normal, low or idle")
     if asked not in account.lanes:
         raise errors.forbidden(f"This token may not use the lane '{asked}'.")
     return asked

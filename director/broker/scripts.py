@@ -23,7 +23,7 @@ from director.core.clock import SystemClock
 from director.core.data_bytes import FOR_EVER_MS, NOTHING, Counted
 from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, SettingsError, UnknownQueue
 from director.core.hours import DAY_MS, closures
-from director.core.ids import LANES, FileId, Kind, Partition, PredictionId, QueueName, partition_of
+from director.core.ids import ALL_LANES, FileId, Kind, Partition, PredictionId, QueueName, partition_of
 from director.core.policy import MAX_STREAMS, NONE, Lane, Objectives, Policy, decode_objectives, encode
 from director.core.schema import (
     LIFE,
@@ -415,7 +415,7 @@ class Scripts:
 
         Raises BackendUnavailable if its idempotency key went to a later one.
         """
-        if prediction.lane not in LANES:  # no claim would ever look there
+        if prediction.lane not in ALL_LANES:  # no claim would ever look there
             raise ValueError(f"unknown lane {prediction.lane}")
         record = idem = keys.record(prediction.id)
         digest, fingerprint = prediction.idempotency or ("", "")

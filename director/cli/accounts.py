@@ -14,7 +14,7 @@ from director.cli.operators import Backend, audit, operator
 from director.cli.tables import Answer, tabulate
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError
-from director.core.ids import LANES
+from director.core.ids import ALL_LANES
 from director.core.usage import NOTHING, day_of
 from director.core.view import iso
 from director.core.words import several
@@ -43,7 +43,7 @@ LIMITS: Final = {  # the fields of AccountLimits
     "data_ttl_s": "seconds that data of terminal predictions is kept",
     "max_files_bytes": "bytes of stored files, outputs included",
     "max_data_bytes": "bytes in Redis of its predictions, waiting and terminal",
-    "open_hours": "when its predictions start, as '22:00-06:00 Europe/Berlin'",
+    "open_hours": "when its predictions start, as '22:00-06:00 Europe/Berlin', or idle",
     "weight": "its share of a queue; 1 is the default",
 }
 OPTIONS: Final = {name: f"--{name.replace('_', '-')}" for name in LIMITS}
@@ -273,7 +273,7 @@ def _ms_after(hours: float) -> int:
 async def _create_token(backend: Backend, given: argparse.Namespace) -> Answer:
     """Make a token, and its account if it is new. The token is shown just once."""
     refuse_name(given.account)
-    lanes = _words("--lanes", given.lanes, LANES)
+    lanes = _words("--lanes", given.lanes, ALL_LANES)
     scopes = _words("--scopes", given.scopes, SCOPES)
     expires_ms = None if given.expires_hours is None else _ms_after(given.expires_hours)
     with audit() as by:

@@ -20,7 +20,7 @@ from director.cli.output import harmless, printable
 from director.cli.printing import Printer, as_text, place_words, waiting_words, why_words
 from director.cli.tables import Answer, fold, line_width, print_json, tabulate
 from director.core.errors import DirectorError
-from director.core.ids import LANES
+from director.core.ids import ALL_LANES
 from director.core.states import Status
 from director.core.words import since, span
 from director.operate.story import Ended, Holding, Owed, Story, Submitted
@@ -63,7 +63,7 @@ TIMEOUT: Final = arg("--timeout SECONDS", "wait for the end at most this long", 
     flag("--detach", "print the id at once, and do not wait for the end"),
     STREAM,
     TIMEOUT,
-    arg("--priority", "the lane: high, normal or low", choices=LANES),
+    arg("--priority", "the lane: high, normal, low or idle", choices=ALL_LANES),
     arg("--webhook URL", "the address that gets a POST at the end", default=""),
     arg("--idempotency-key KEY", "with the same key and input, the same prediction is answered again"),
     examples=(

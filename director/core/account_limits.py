@@ -11,6 +11,7 @@ from msgspec.inspect import FloatType, IntType, StructType, UnionType, type_info
 
 from director.core.errors import SettingsError
 from director.core.hours import parse_hours
+from director.core.ids import IDLE
 
 BucketName = Literal["create", "read"]
 """create: requests that make a prediction; read: all others."""
@@ -34,7 +35,7 @@ class Bucket(Struct, frozen=True):
 
 class AccountLimits(Struct, frozen=True, kw_only=True):
     """None means no limit, and for `data_ttl_s` the model's own lifetime. `open_hours`: the only times in which its
-    predictions start.
+    predictions start, or `idle`: only while nothing else waits in their queue.
 
     A rate without a burst allows one second's worth at once. A burst without a rate has no effect.
     """
@@ -70,6 +71,11 @@ class AccountLimits(Struct, frozen=True, kw_only=True):
     def budget(self) -> tuple[int | None, int | None, int | None, int | None]:
         return self.tokens_per_minute, self.tokens_per_day, self.tokens_per_month, self.compute_s_per_month
 
+    @property
+    def closing_hours(self) -> str:
+        """Return the open hours that each queue keeps; '' without any. What is idle has a lane instead."""
+        return "" if self.open_hours in (None, IDLE) else self.open_hours or ""
+
     def bucket(self, name: BucketName) -> Bucket | None:
         rate, burst = (self.rate, self.burst) if name == "create" else (self.read_rate, self.read_burst)
         return None if rate is None else Bucket(name, rate, burst or max(1, int(rate)))
@@ -81,7 +87,7 @@ class AccountLimits(Struct, frozen=True, kw_only=True):
             for name in self.__struct_fields__
             if name in written
         }
-        if hours := given.get("open_hours"):
+        if (hours := given.get("open_hours")) and hours != IDLE:
             parse_hours(hours)
         try:
             return msgspec.convert({**msgspec.structs.asdict(self), **given}, AccountLimits, strict=False)

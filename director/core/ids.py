@@ -40,6 +40,8 @@ DIGITS: Final = str.maketrans(ALPHABET, "0123456789abcdefghijklmnopqrstuv")  # a
 
 
 LANES: Final = ("high", "normal", "low")
+IDLE: Final = "idle"  # the lane of what runs only while nothing waits in the others
+ALL_LANES: Final = (*LANES, IDLE)
 
 
 def new_prediction_id(*, model: str, now_ms: int, site: int = 0) -> PredictionId:

@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from director.broker.replies import Requeued
-from director.core.ids import LANES, QueueName
+from director.core.ids import ALL_LANES, QueueName
 from director.core.schema import Record, TraceHeaders, parse_history
 from director.core.states import Status
 from director.execution.active_claims import ActiveClaims
@@ -181,7 +181,7 @@ class QueueSeries:
         self.full = rows.full.labels(name)
         self.total = rows.total.labels(name)
         self.starts = {number: rows.starts.labels(name, attempt) for number, attempt in attempts.items()}
-        self.queued = {lane: rows.queued.labels(name, lane) for lane in LANES}
+        self.queued = {lane: rows.queued.labels(name, lane) for lane in ALL_LANES}
         self.eta = {side: rows.eta.labels(name, side) for side in ("late", "early")}
         self.times = [(time, histogram.labels(name)) for time, histogram in rows.times.items()]
         self.ends: dict[tuple[Status, str], Counter] = {}

@@ -20,7 +20,7 @@ from director.broker.replies import Requeued
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
-from director.core.ids import LANES, PredictionId, QueueName
+from director.core.ids import ALL_LANES, PredictionId, QueueName
 from director.keeper.registry import GLANCE_S, Registry
 from director.keeper.sweeps import ignore, sweep_all
 from director.runtime.sweep import LIMIT, sweep
@@ -164,7 +164,7 @@ class Walk:
     """The way through the streams of one queue. Without its cursor, each call would see the same entries."""
 
     def __init__(self, streams: int) -> None:
-        self.left = [(lane, number) for lane in LANES for number in range(streams)]
+        self.left = [(lane, number) for lane in ALL_LANES for number in range(streams)]
         self.cursor = START
 
     def went_to(self, cursor: str) -> None:

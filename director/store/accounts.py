@@ -21,7 +21,7 @@ from director.core.account_limits import DEFAULT, UNLIMITED, AccountLimits
 from director.core.clock import Clock, SystemClock
 from director.core.data_bytes import count_bytes
 from director.core.errors import BackendUnavailable, SettingsError
-from director.core.ids import LANES
+from director.core.ids import ALL_LANES, LANES
 from director.core.webhooks import new_secret
 
 # read: see what is there; run: create and cancel predictions; admin: operate on all accounts
@@ -91,8 +91,8 @@ class Tokens:
     ) -> NewToken:
         """Return a token with a fresh secret, or with `token` as its secret. Raises SettingsError."""
         now_ms = self._clock.now_ms()
-        if not lanes or not set(lanes) <= set(LANES):
-            raise SettingsError(f"A token has lanes of {', '.join(LANES)}.")
+        if not lanes or not set(lanes) <= set(ALL_LANES):
+            raise SettingsError(f"A token has lanes of {', '.join(ALL_LANES)}.")
         if not scopes or not set(scopes) <= set(SCOPES):
             raise SettingsError(f"A token has scopes of {', '.join(SCOPES)}.")
         if label and not re.fullmatch(LABEL, label):

@@ -414,7 +414,7 @@ def _copy(
         most_running=limits.max_running,
         most_queued=limits.max_queued,
         limits_rev=owner.limits_rev,
-        open_hours=limits.open_hours or "",
+        open_hours=limits.closing_hours,
         lifetime_ms=record.deadline - record.created if record.deadline_status and record.deadline else None,
         ticket=ticket,
         metered=limits.meters_compute,

@@ -265,7 +265,7 @@ class Administration:
             )
             await self._scripts.hours(
                 queue,
-                limits.open_hours or "",
+                limits.closing_hours,
                 account=name,
                 revision=written.revision,
             )

@@ -201,8 +201,10 @@ class Departure:
 
     async def _arrive(self, one: _Packed) -> Arrived:
         limits, revision = await self._find_account(one.record.account) or (UNLIMITED, 0)
-        if limits.open_hours:
-            await self._there.scripts.hours(self._to, limits.open_hours, account=one.record.account, revision=revision)
+        if limits.closing_hours:
+            await self._there.scripts.hours(
+                self._to, limits.closing_hours, account=one.record.account, revision=revision
+            )
         return await self._there.scripts.arrive(
             one.record.id,
             self._to,

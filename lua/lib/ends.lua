@@ -98,6 +98,8 @@ function ends.write(own)
   if r.waiter ~= '' then ends.tell_waiter(own, end_, output, logs) end
 end
 
+ends.WITHIN = { high = 6, normal = 7, low = 8, idle = 0 } -- the places of objectives in breaker.facts_of; idle work has none
+
 -- End a prediction, for a script that then calls share.flush, and ends.write with what this returns.
 --
 -- end_: error, code, output, logs, metrics, ran_ms, ended (token of the claim that finishes it), shown (events to write
@@ -129,7 +131,7 @@ function ends.prepare(id, r, status, end_, now)
   pending.ended_of[r.account] = true
   if facts[3] == id then breaker.end_probe(r.queue, now) end -- its end says nothing about the servers
   pending.count('tally', 'ended', 1)
-  local within_ms = facts[r.lane == 'high' and 6 or r.lane == 'normal' and 7 or 8]
+  local within_ms = facts[ends.WITHIN[r.lane]]
   if ends.is_late_start(r, within_ms, now) then pending.count('tally', 'missed:' .. r.lane, 1) end
   pending.gone[#pending.gone + 1] = id
   pending.gone_from.live, pending.gone_from[was_claimed and 'lease' or 'delayed'] = true, true

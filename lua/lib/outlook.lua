@@ -132,7 +132,7 @@ function outlook.look_at(queue, lane)
     'streams', 'mode', 'lifetime_ms', 'breaker_mode', 'paused', 'breaker', 'max_queued', 'open_until', 'cool_ms',
     'slots', 'starting', 'setup_failed', 'server_auth', 'recounted', 'service_ms', 'service_dev', 'late50',
     'late90', 'arrivals', 'ready:high', 'ready:normal', 'ready:low', 'backlogged:high', 'backlogged:normal',
-    'backlogged:low', 'service_n', 'service_cost', 'service_out')
+    'backlogged:low', 'service_n', 'service_cost', 'service_out', 'ready:idle', 'backlogged:idle')
   estimate.means = { v[17], v[29], v[30] }
   local m = { claimed = redis.call('ZCARD', keys.queue(queue, 'lease')),
     streams = v[3] or '', mode = v[4] or '', lifetime_ms = v[5] or '', breaker_mode = v[6] or '',
@@ -142,7 +142,8 @@ function outlook.look_at(queue, lane)
     late50 = v[19] or '1', late90 = v[20] or estimate.LATE90, service_n = v[28] or '1', arrivals = v[21] or '0',
     ['ready:high'] = math.max(0, v[22] or 0), ['ready:normal'] = math.max(0, v[23] or 0),
     ['ready:low'] = math.max(0, v[24] or 0), ['backlogged:high'] = math.max(0, v[25] or 0),
-    ['backlogged:normal'] = math.max(0, v[26] or 0), ['backlogged:low'] = math.max(0, v[27] or 0) }
+    ['backlogged:normal'] = math.max(0, v[26] or 0), ['backlogged:low'] = math.max(0, v[27] or 0),
+    ['ready:idle'] = math.max(0, v[31] or 0), ['backlogged:idle'] = math.max(0, v[32] or 0) }
   m.lane = { backlogged = m['backlogged:' .. lane], ready = m['ready:' .. lane], slots = tonumber(m.slots),
     claimed = m.claimed, streams = m.streams, mask = tonumber(v[1] or 0), next = tonumber(v[2] or 0) }
   return m
@@ -183,7 +184,9 @@ end
 function outlook.ahead_of_all(lane, ahead, m)
   local sum = ahead
   for _, other in ipairs(share.LANES) do
-    if other ~= lane then
+    if lane == 'idle' then
+      sum = sum + outlook.waits_in(m, other)
+    elseif other ~= lane then
       sum = sum + math.min(outlook.waits_in(m, other), math.floor((ahead + 1) * outlook.TURNS_OF[other] / outlook.TURNS_OF[lane]))
     end
   end
@@ -208,7 +211,7 @@ function outlook.reason_of(id, r, m, most, running, now)
   local due = id and redis.call('ZSCORE', keys.queue(r.queue, 'delayed'), id)
   if due then return 'backing_off', due end
   if most and running >= most then return 'limit_reached', most end
-  return 'waiting_its_turn', ''
+  return r.lane == 'idle' and 'idle' or 'waiting_its_turn', ''
 end
 
 -- The duration of other reasons is unknown.

@@ -10,6 +10,8 @@
 -- uses estimate: expected_charge
 
 share.LANES = { 'high', 'normal', 'low' }
+-- What waits in the lane `idle` goes only while a claim finds nothing in the others. Release 0.3.0 claims none of it.
+share.ALL_LANES = { 'high', 'normal', 'low', 'idle' }
 share.LOOK_AHEAD = 8 -- entries of the account's backlog that are read at once, or searched for a warm affinity key
 
 function share.backlog(queue, lane, account) return keys.queue(queue, 'backlog:' .. lane .. ':' .. account) end
@@ -217,7 +219,7 @@ end
 -- claims: a claim looks at a bounded number of accounts, and finds no work if all of these are at their limits.
 function share.update_turns(queue, account)
   local may = share.may_run(queue, account)
-  for _, lane in ipairs(share.LANES) do
+  for _, lane in ipairs(share.ALL_LANES) do
     if not may then
       share.leave_turns(queue, lane, account)
     elseif redis.call('EXISTS', share.backlog(queue, lane, account)) == 1 and share.join_turns(queue, lane, account) then
@@ -279,7 +281,7 @@ function share.is_calm(look)
   return look.backlogged <= 0 and look.ready < math.max(1, look.slots - look.claimed)
 end
 
--- Put a waiting prediction in line. Returns its stream and entry, '' in a backlog. A prediction that was handed out before
+-- Put a waiting prediction in line. Returns its stream and entry, '' in a backlog, as idle work always is. A prediction that was handed out before
 -- goes to the head of its account's backlog, by its arrival. `look`: the result of share.look_at_lane, if at hand; it is kept up
 -- to date. What predictions share is written by share.flush.
 share.backlog_depths, share.has_turns = {}, {}
@@ -287,7 +289,7 @@ function share.file(id, r, look)
   local queue, lane, account = r.queue, r.lane, r.account
   local may = share.may_run(queue, account)
   if may then look = look or share.look_at_lane(queue, lane) end
-  if may and share.is_calm(look) then
+  if may and lane ~= 'idle' and share.is_calm(look) then
     local number, mid = ready.add_entry(id, r, ready.choose_stream(r, look))
     look.ready = look.ready + 1
     if look.depth then look.depth[number] = (look.depth[number] or 0) + 1 end

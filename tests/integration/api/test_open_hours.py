@@ -13,6 +13,7 @@ from director.core.hours import DAY_MS, parse_hours
 from director.core.policy import Policy
 from director.keeper.registry import Registry
 from director.keeper.sweeps import renew_hours
+from director.store.accounts import Accounts
 from director.store.catalog import Catalog
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
@@ -101,3 +102,22 @@ async def test_keeper_brings_the_closures_of_later_days(
         assert kept[account].startswith(f"7 {CLOSED}|".encode())
         assert last // DAY_MS >= today + 7
         assert parse_hours(CLOSED).is_open(last)
+
+
+async def test_idle_account_sends_idle_work_alone(api: AsyncClient, admin: AsyncClient, driver: QueueDriver) -> None:
+    await set_hours(admin, "idle")
+    made = await create(api, **{"X-Priority": "normal"})
+    assert (await api.get(f"/v1/predictions/{made['id']}")).json()["queue"]["reason"] == "idle"
+    [claim] = await driver.scripts.claim(driver.queue, consumer="d", nonce="n1", count=9, lease_s=15)
+    assert claim.record.lane == "idle"
+
+
+async def test_token_needs_the_idle_lane(api: AsyncClient, redis: Redis, driver: QueueDriver) -> None:
+    body = {"version": VERSION, "input": {"text": "hi"}}
+    refused = await api.post("/v1/predictions", json=body, headers={"X-Priority": "idle"})
+    assert (refused.status_code, refused.json()["detail"]) == (403, "This token may not use the lane 'idle'.")
+    token = await Accounts(redis).create_token(ACCOUNT, lanes=("normal", "idle"))
+    headers = {"X-Priority": "idle", "Authorization": f"Bearer {token}"}
+    assert (await api.post("/v1/predictions", json=body, headers=headers)).status_code == 201
+    [claim] = await driver.scripts.claim(driver.queue, consumer="d", nonce="n1", count=9, lease_s=15)
+    assert claim.record.lane == "idle"
