@@ -2,10 +2,11 @@
 -- claim: hand out up to `count` waiting predictions to one consumer, each with a lease and a fencing token. Ends work that
 -- is canceled or past its deadline. Looks at no more than 64 entries in all.
 --
--- A call 1. answers again if it is repeated, 2. hands out nothing while the queue is paused or its breaker open, 3. takes the
--- lane whose turn it is (8 : 3 : 1) until it has enough, then what is idle, 4. writes what step 3 gathered. Of a lane it first reads the
--- streams, where entries are ready. Once those are empty it admits predictions from the backlogs: one after the other from
--- the account with the least virtual time. An entry whose prediction has ended, is late or may not run is taken out on the way.
+-- A call 1. answers again if it is repeated, 2. hands out nothing while the queue is paused or its breaker open, 3. takes
+-- the lane whose turn it is (8 : 3 : 1) until it has enough, and of the lane `idle` once the others are empty, 4. writes
+-- what step 3 gathered. Of a lane it first reads the streams, where entries are ready. Once those are empty it admits
+-- predictions from the backlogs: one after the other from the account with the least virtual time. An entry whose prediction
+-- has ended, is late or may not run is taken out on the way.
 --
 -- Commands of a prediction: 19 alone, 4.1 in a batch of 16. Measured with a free slot, without limits, key and webhook.
 --
@@ -341,9 +342,10 @@ local function pay(lane)
   credit[lane] = credit[lane] - whole
 end
 
--- Hand out up to `most` of the lane whose turn it is, else of the next one, and of the idle one last. Returns whether it did any. One at a time if
--- other lanes have work too, if the next one must be judged by what this one costs (a budget) or leaves free (a limit), and
--- for a probe. A budget that is reached ends the call: a smaller one of another lane would overtake for ever.
+-- Hand out up to `most` of the lane whose turn it is, else of the next one, and of the idle one last. Returns whether it did
+-- any. One at a time if other lanes have work too, if the next one must be judged by what this one costs (a budget) or
+-- leaves free (a limit), and for a probe. A budget that is reached ends the call: a smaller one of another lane would
+-- overtake for ever.
 local function take_any(most)
   local tried = {}
   for _ = 1, #share.LANES do

@@ -281,9 +281,10 @@ function share.is_calm(look)
   return look.backlogged <= 0 and look.ready < math.max(1, look.slots - look.claimed)
 end
 
--- Put a waiting prediction in line. Returns its stream and entry, '' in a backlog, as idle work always is. A prediction that was handed out before
--- goes to the head of its account's backlog, by its arrival. `look`: the result of share.look_at_lane, if at hand; it is kept up
--- to date. What predictions share is written by share.flush.
+-- Put a waiting prediction in line. Returns its stream and entry, '' in a backlog: idle work is always there, since an entry
+-- may go before what comes later. A prediction that was handed out before goes to the head of its account's backlog, by its
+-- arrival. `look`: the result of share.look_at_lane, if at hand; it is kept up to date. What predictions share is written by
+-- share.flush.
 share.backlog_depths, share.has_turns = {}, {}
 function share.file(id, r, look)
   local queue, lane, account = r.queue, r.lane, r.account

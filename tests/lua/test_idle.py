@@ -132,3 +132,28 @@ async def test_queue_of_idle_work_cannot_be_forgotten(driver: QueueDriver) -> No
     assert await driver.scripts.unregister(driver.queue, now_ms=driver.now_ms) == "live"
     await driver.cancel(prediction_id)
     assert await driver.scripts.unregister(driver.queue, now_ms=driver.now_ms) == "done"
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_other_work_waits_for_at_most_one_idle_run_of_a_slot(driver: QueueDriver, seed: int) -> None:
+    """Two slots, runs of 10 s, idle work without end, and less of other work than the slots can do."""
+    dice = random.Random(seed)
+    run_s, began_ms = 10.0, driver.now_ms
+    await driver.submit_many(60, lane="idle", account="night")
+    free_s, next_s = [0.0, dice.uniform(0, run_s)], dice.uniform(0, run_s)
+    came: dict[str, float] = {}
+    waits: list[float] = []
+    while len(waits) < 10:
+        now_s = min(free_s)
+        while next_s <= now_s:
+            driver.now_ms = began_ms + int(next_s * 1000)
+            came[await driver.submit()] = next_s
+            next_s += run_s * dice.uniform(0.8, 2)
+        driver.now_ms = began_ms + int(now_s * 1000)
+        claim = await driver.claim_one(lease_s=10_000)
+        if claim.id in came:
+            waits.append(now_s - came[claim.id])
+        await driver.finish(claim)
+        free_s[free_s.index(now_s)] = now_s + run_s
+    assert max(waits) <= run_s
+    assert max(waits) > 0, "idle work held the slots"
