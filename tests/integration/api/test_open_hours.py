@@ -106,6 +106,7 @@ async def test_keeper_brings_the_closures_of_later_days(
 
 async def test_idle_account_sends_idle_work_alone(api: AsyncClient, admin: AsyncClient, driver: QueueDriver) -> None:
     await set_hours(admin, "idle")
+    await driver.scripts.extend(driver.queue, consumer="d", lease_s=15, claims=[], slots=1)
     made = await create(api, **{"X-Priority": "normal"})
     assert (await api.get(f"/v1/predictions/{made['id']}")).json()["queue"]["reason"] == "idle"
     [claim] = await driver.scripts.claim(driver.queue, consumer="d", nonce="n1", count=9, lease_s=15)
