@@ -206,7 +206,7 @@ async def list_batches(request: Request) -> Response:
     limit = number_of(request, "limit", default=PAGE, least=1, most=MOST_IN_PAGE)
     after = request.query_params.get("after", "").removeprefix(BATCH)
     if after and not is_file_id(after):
-        raise errors.not_found()
+        raise errors.invalid_field("format", "after", "is the id of a batch")
     ids = await batches.newest(account, after=FileId(after) if after else None, count=limit + 1)
     found = [show_batch(each) for each in await batches.many(account, ids[:limit]) if each is not None]
     first, last = (found[0].id, found[-1].id) if found else (None, None)
