@@ -158,6 +158,7 @@ class Maker:
         batch = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
         batched = await self._api.post("/openai/v1/batches", json={**batch, "metadata": {"mark": MARK}})
         self._things["batch"] = batched.json()["id"]
+        self._things["input"] = (await self._sent("POST", "/files", files=given)).json()["id"]
 
     async def _tokens(self) -> None:
         accounts = Accounts(self._redis)

@@ -153,7 +153,7 @@ TRIES: Final[Mapping[Route, Sequence[Try]]] = {
     ("GET", "/openai/v1/files"): LIST,
     ("GET", "/openai/v1/files/{id}"): each("file"),
     ("GET", "/openai/v1/files/{id}/content"): each("file"),
-    ("DELETE", "/openai/v1/files/{id}"): each("file"),
+    ("DELETE", "/openai/v1/files/{id}"): each("input"),
     ("POST", "/openai/v1/batches"): [Try(answer=404, body={"input_file_id": "$file", **NEW_BATCH})],
     ("GET", "/openai/v1/batches"): LIST,
     ("GET", "/openai/v1/batches/{id}"): each("batch"),
