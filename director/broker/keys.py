@@ -286,7 +286,7 @@ def processes() -> str:
     return f"{tag(Partition(0))}:processes"
 
 
-@_grows("callers: `max_streams` and `max_waits` of each API process")
+@_grows("callers: at most `max_streams` and `max_waits` of each API process")
 def calls(process: str) -> str:
     """set · `<id> <account>` of the calls that an API process cancels when their callers hang up. Written by it; an
     hour. A keeper empties that of a dead process.
