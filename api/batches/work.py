@@ -175,7 +175,7 @@ class Work:
     async def _wait_for_room(self) -> None:
         while not self._stop.is_leaving and (
             self._filing >= FILING
-            or len(self._starts) >= self._room.window
+            or (not self._stop and len(self._starts) >= self._room.window)  # a stopped line leaves no room
             or self._buffer.size >= UNWRITTEN_BYTES
             or (self._room.bytes >= MOST_BYTES and self._under_way)
         ):

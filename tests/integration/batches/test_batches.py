@@ -12,6 +12,7 @@ from httpx import AsyncClient
 from redis.asyncio import Redis
 
 from api.batches.engine import Engine
+from api.batches.work import MOST_WINDOW
 from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.ids import FileId
@@ -155,6 +156,25 @@ async def test_cancel_ends_lines_and_counts_them(http: AsyncClient, model: EchoS
     assert len({each["custom_id"] for each in errors}) == 300
     assert model.runs.total() <= 5 * SLOTS  # what was claimed while lines were still being filed
     assert (await http.post(f"{BATCHES}/{made['id']}/cancel")).json()["status"] == "cancelled"
+
+
+async def test_cancel_ends_a_batch_that_fills_its_window(
+    http: AsyncClient, model: EchoServer, engine: Engine, redis: Redis
+) -> None:
+    model.go.clear()
+    made = await batches.create(http, await batches.upload(http, batches.lines(f"l{n}" for n in range(3_000))))
+    key = keys.batch(FileId(made["id"].removeprefix("batch_")))
+
+    async def filed() -> int:
+        return int(await redis.hget(key, "filed") or 0)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.run)
+        await eventually(filed, "lines are filed", until=MOST_WINDOW.__le__)
+        await http.post(f"{BATCHES}/{made['id']}/cancel")
+        shown = await batches.ended(http, made["id"], limit_s=30)
+        tasks.cancel_scope.cancel()
+    assert shown["request_counts"] == {"total": 3_000, "completed": 0, "failed": 3_000}
 
 
 async def test_window_ends_with_what_is_done(
