@@ -198,7 +198,8 @@ class Run:
                 return
             self._meter.ahead_s = self._now() - waits_since
         record = self._claim.record
-        if _may_kill_servers(record, self._executor.policy.attempts) and not await permits.be_alone(self._permit):
+        is_suspect = record.history and _may_kill_servers(record, self._executor.policy.attempts)
+        if is_suspect and not await permits.be_alone(self._permit):
             self._apply(replace(ONE_ALONE, retry_after_s=_alone_again_s(record.claims)))
             return
         crash.at("before_put")
