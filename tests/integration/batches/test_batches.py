@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from api.batches.engine import Engine
 from api.batches.work import MOST_WINDOW
 from director.broker import keys
 from director.broker.scripts import Scripts
-from director.core.ids import FileId
+from director.core.ids import FileId, queue_name
 from director.core.policy import Policy
 from director.core.settings import ApiSettings
 from director.core.states import Status
@@ -26,7 +27,7 @@ from tests.support.api import PlayedDirector, api_client
 from tests.support.batches import BATCHES, FILES, EchoServer
 from tests.support.eventually import eventually
 from tests.support.live_director import keeping, live_director
-from tests.support.queue_driver import ACCOUNT, VERSION
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.servers import RedisServer
 from tests.support.sink import Answer, sink
 
@@ -139,21 +140,30 @@ async def test_hostile_file_is_refused_in_bounded_time(
     assert not model.runs
 
 
-async def test_cancel_ends_lines_and_counts_them(http: AsyncClient, model: EchoServer, engine: Engine) -> None:
+async def count_live(redis: Redis) -> int:
+    return int(await redis.zcard(keys.live(queue_name(MODEL, VERSION))))
+
+
+@pytest.mark.parametrize("count", [300, MOST_WINDOW + 300])
+async def test_cancel_ends_lines_and_counts_them(
+    http: AsyncClient, model: EchoServer, engine: Engine, redis: Redis, count: int
+) -> None:
     model.go.clear()
-    made = await batches.create(http, await batches.upload(http, batches.lines(f"l{n}" for n in range(300))))
+    made = await batches.create(http, await batches.upload(http, batches.lines(f"l{n}" for n in range(count))))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(engine.run)
         await eventually(lambda: model.runs.total(), "all slots are used", until=(SLOTS).__le__)
+        filed = min(count, MOST_WINDOW)
+        await eventually(partial(count_live, redis), "the window is full", until=filed.__eq__, limit_s=40)
         answer = await http.post(f"{BATCHES}/{made['id']}/cancel")
         assert answer.json()["status"] == "cancelling"
-        shown = await batches.ended(http, made["id"], limit_s=10)
+        shown = await batches.ended(http, made["id"], limit_s=20)
         tasks.cancel_scope.cancel()
     assert shown["status"] == "cancelled"
-    assert shown["request_counts"] == {"total": 300, "completed": 0, "failed": 300}
+    assert shown["request_counts"] == {"total": count, "completed": 0, "failed": count}
     output, errors = await batches.results(http, shown)
     assert (len(output), {each["error"]["code"] for each in errors}) == (0, {"batch_cancelled"})
-    assert len({each["custom_id"] for each in errors}) == 300
+    assert len({each["custom_id"] for each in errors}) == count
     assert model.runs.total() <= 5 * SLOTS  # what was claimed while lines were still being filed
     assert (await http.post(f"{BATCHES}/{made['id']}/cancel")).json()["status"] == "cancelled"
 
