@@ -53,7 +53,7 @@ SABOTAGES: Final = {
     ),
     "a turn costs its account nothing": Sabotage(
         "lua/lib/share.lua",
-        "turn.own, turn.has_moved = turn.own + r.charged / share.limits_of(queue, account), true",
+        "turn.own, turn.charged, turn.has_moved = turn.own + charge, turn.charged + charge, true",
         "turn.has_moved = true",
         "I14",
     ),
@@ -89,8 +89,8 @@ SABOTAGES: Final = {
     ),
     "another run goes on with the text of a lost one": Sabotage(
         "api/openai/calls.py",
-        '    on_lost = _choose(request, "X-On-Lost", ("fail", "restart"), "fail")\n',
-        '    on_lost = _choose(request, "X-On-Lost", ("fail", "restart"), "restart")\n',
+        '    on_lost = _read_choice(request, "X-On-Lost", ("fail", "restart"), "fail")\n',
+        '    on_lost = _read_choice(request, "X-On-Lost", ("fail", "restart"), "restart")\n',
         "I29",
     ),
     "a call runs on when its caller has left": Sabotage(
