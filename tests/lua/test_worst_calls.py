@@ -11,6 +11,7 @@ from typing import Any, Final
 import pytest
 from msgspec import Struct
 
+from api.batches.lines import MOST_LINES
 from api.predictions.predictions import MOST_BYTES, MOST_IN_PAGE
 from api.services.stream_readers import PAGE_BYTES, PAGE_EVENTS
 from director.broker import keys
@@ -20,12 +21,12 @@ from director.broker.scripts import Scripts
 from director.core.account_limits import Bucket
 from director.core.clock import SystemClock
 from director.core.data_bytes import Counted
-from director.core.ids import PredictionId, lowest_id_at, partition_of, queue_name
+from director.core.ids import PredictionId, lowest_id_at, new_file_id, partition_of, queue_name
 from director.core.policy import MAX_STREAMS, Policy
 from director.core.schema import Claim
 from director.execution.consumer import MOST_AT_ONCE
 from director.keeper import courier, sweeps
-from director.store import departure, queues
+from director.store import batches, departure, queues
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.ledger import FOLDED_AT_ONCE
 from director.webhooks.delivery import FORWARD
@@ -153,6 +154,7 @@ async def test_no_call_of_a_script_is_long_or_large(deep: QueueDriver, gatherer:
     await ended(deep)
     await moved(deep)
     await operated(deep)
+    await batched(deep)
     assert set(gatherer.costs) == set(NAMES), set(NAMES) ^ set(gatherer.costs)
     beyond = {name: costs for name, costs in gatherer.costs.items() if not within_bounds(name, costs)}
     assert beyond == {}
@@ -357,3 +359,22 @@ async def operated(driver: QueueDriver) -> None:
         await scripts.rotate(ACCOUNT, secret="whsec_", keep_s=1)
         noted: dict[str, Any] = {"kind": "limits_set", "by": "ops", "account": ACCOUNT, "queue": "", "at_ms": 1}
         await scripts.note(f"n{number}", **noted, detail=large)
+
+
+async def batched(driver: QueueDriver) -> None:
+    """Open as many batches as an account may have, and commit a part of all lines of the last ones."""
+    scripts, now = driver.scripts, driver.now_ms
+    metadata, bits = b"x" * 16_384, b"x" * (MOST_LINES // 8)
+    for number in range(batches.MOST_LIVE):
+        batch = new_file_id(now + number)
+        fields: dict[str, str | bytes | int] = {"status": "in_progress", "metadata": metadata}
+        bounds: dict[str, Any] = {"most": batches.MOST, "most_live": batches.MOST_LIVE}
+        assert (
+            await scripts.open_batch(ACCOUNT, batch, created_ms=now + number, ttl_s=99, **bounds, fields=fields)
+            == "opened"
+        )
+        if number >= batches.MOST_LIVE - 2:
+            assert await scripts.lease_batch(ACCOUNT, batch, token="t", lease_s=9) == "in_progress"
+            done = {"written": bits, "parts": 2, "part:0": "output - 9", "part:1": "error - 9", "place": "9 9"}
+            write: dict[str, Any] = {"token": "t", "allowed": batches.LIVE, "nonce": "n", "fields": done}
+            assert await scripts.write_batch(ACCOUNT, batch, **write, parts=0) == "written"
