@@ -3,9 +3,11 @@
 import argparse
 import os
 import re
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar
+from typing import Any, BinaryIO, Final, Self, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import httpx
@@ -25,11 +27,13 @@ T = TypeVar("T")
 
 BEFORE_FAULT: Final = re.compile(r"^- (?:(\S+): (?=\1 ))?")  # the name of a field whose fault begins with it
 ANSWER_S: Final = 30.0
+UPLOAD_S: Final = 600.0  # the answer comes once the service has stored the file
 # Answers of a service, or of a proxy before it, that is away for a short time
 NOT_NOW: Final = frozenset({429, 502, 503, 504})
 NO_SUCH: Final = 404
 
 NOT_FOUND: Final = "The requested resource could not be found."
+NO_BATCHES: Final = "this service has no batches: an operator turns them on with DIRECTOR_OPENAI."
 NEXT_STEPS: Final = {
     401: "Give a valid --token, or make one with `director token create`.",
     503: "An operator finds the cause with `director doctor`.",
@@ -134,26 +138,37 @@ class Client:
                 return self._ask("POST", "/v1/predictions", {"version": model, **body}, headers)
             return self._ask("POST", f"/v1/models/{model}/predictions", body, headers)
         except Missing as exc:
-            if NOT_FOUND not in str(exc):
-                raise
-            raise Missing(f"there is no model {model} for this token: {self._like(model)}") from exc
+            raise self._without(model, exc) from exc
 
-    def _like(self, model: str) -> str:
+    def _without(self, model: str, exc: Missing) -> Missing:
+        """Return the error of a model that is missing, with the closest name."""
+        if NOT_FOUND not in str(exc):
+            return exc
         try:
             listed = read(self._ask("GET", "/v1/models"), Listed)
         except Refused:
             listed = Listed([])
         names = [f"{one['owner']}/{one['name']}" for one in listed.results]
-        return did_you_mean(model, names) or "`director models` lists all."
+        hint = did_you_mean(model, names) or "`director models` lists all."
+        return Missing(f"there is no model {model} for this token: {hint}")
 
     def describe(self, model: str) -> Described | None:
         """Return a model's inputs and its output, or None if they are unknown."""
+        try:
+            return self.find(model)
+        except Refused:
+            return None
+
+    def find(self, model: str) -> Described | None:
+        """Return a model's inputs and its output, or None if it shows none. Raises Refused, as Missing without it."""
         name, _, version = model.partition(":")
         path = f"/v1/models/{name}/versions/{version}" if version else f"/v1/models/{name}"
         try:
             found = read(self._ask("GET", path), dict[str, Any])
             return Described.of((found if version else found["latest_version"])["openapi_schema"])
-        except (Refused, KeyError, TypeError, AttributeError):
+        except Missing as exc:
+            raise self._without(model, exc) from exc
+        except (KeyError, TypeError, AttributeError):
             return None
 
     def list(self, filters: Mapping[str, str]) -> Iterator[Raw]:
@@ -174,6 +189,41 @@ class Client:
     def cancel(self, prediction_id: str) -> Raw:
         return self._of(prediction_id, "/cancel", method="POST")
 
+    def upload(self, file: BinaryIO, name: str) -> str:
+        """Send the lines of a batch, and return the id of the file."""
+        form = {"data": {"purpose": "batch"}, "files": {"file": (name, file, "application/jsonl")}}
+        return str(read(self._of_batches("POST", "/files", NO_BATCHES, timeout=UPLOAD_S, **form), dict[str, Any])["id"])
+
+    def create_batch(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Raw:
+        return self._of_batches("POST", "/batches", "", json=body, headers=headers)
+
+    def batches(self) -> Iterator[dict[str, Any]]:
+        """Yield batches, newest first, page by page."""
+        query: dict[str, Any] | None = {"limit": 100}
+        while query is not None:
+            page = read(self._of_batches("GET", f"/batches?{urlencode(query)}", NO_BATCHES), dict[str, Any])
+            yield from page["data"]
+            query = query | {"after": page["last_id"]} if page["has_more"] else None
+
+    def batch(self, batch_id: str, what: str = "", *, method: str = "GET") -> Raw:
+        missing = f"there is no batch {batch_id} for this token: `director batches list` lists yours."
+        return self._of_batches(method, f"/batches/{quote(batch_id, safe='')}{what}", missing)
+
+    def content(self, file_id: str) -> Iterator[bytes]:
+        """Yield the bytes of a file of a batch."""
+        path = f"/openai/v1/files/{quote(file_id, safe='')}/content"
+        with self._reaching(), self._http.stream("GET", path) as answer:
+            if not answer.is_success:
+                answer.read()
+            _check(answer)
+            yield from answer.iter_bytes()
+
+    def _of_batches(self, method: str, path: str, missing: str, **sent: Any) -> Raw:
+        try:
+            return self._send(method, f"/openai/v1{path}", **sent)
+        except Missing as exc:
+            raise Missing(missing or str(exc)) from exc
+
     def all_predictions(self, asked: Mapping[str, str], *, after: str | None) -> Raw:
         """Return a page of predictions of all accounts. `after`: the `next` of the page before."""
         query = urlsplit(after).query if after else urlencode(asked)
@@ -193,14 +243,43 @@ class Client:
     def _ask(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
     ) -> Raw:
+        return self._send(method, path, json=body, headers=headers)
+
+    def _send(self, method: str, path: str, **sent: Any) -> Raw:
+        with self._reaching():
+            answer = self._http.request(method, path, **sent)
+        _check(answer)
+        return Raw(answer.content)
+
+    @contextmanager
+    def _reaching(self) -> Generator[None]:
         try:
-            answer = self._http.request(method, path, json=body, headers=headers)
+            yield
         except (httpx.HTTPError, httpx.InvalidURL) as exc:
             raise Away(f"no answer from {self._url} ({exc}). Is it up? `director up` starts a service.") from exc
-        if answer.is_success:
-            return Raw(answer.content)
+
+
+def _check(answer: httpx.Response) -> None:
+    """Raise Refused, with the next step, for an answer that is a refusal."""
+    if not answer.is_success:
         kind = Away if answer.status_code in NOT_NOW else Missing if answer.status_code == NO_SUCH else Refused
         raise kind(" ".join(filter(None, [_detail(answer), NEXT_STEPS.get(answer.status_code, "")])))
+
+
+def ask_again(ask: Callable[[], T], tell: Callable[[str], None], *, away_s: float, pause_s: float) -> T:
+    """Ask until the service answers, for at most `away_s`. Only for what is safe to repeat."""
+    give_up = time.monotonic() + away_s
+    is_told = False
+    while True:
+        try:
+            return ask()
+        except Away as exc:
+            if time.monotonic() >= give_up:
+                raise
+            if not is_told:
+                tell(f"asking again: {str(exc).partition('. ')[0]}")  # what follows is about a create
+            is_told = True
+            time.sleep(pause_s)
 
 
 def read_prediction(body: Raw) -> PredictionAnswer:
@@ -221,5 +300,7 @@ def _detail(answer: httpx.Response) -> str:
         problem = msgspec.json.decode(answer.content, type=dict[str, Any])
     except msgspec.MsgspecError:
         return f"the service answered {answer.status_code}."
+    if isinstance(error := problem.get("error"), dict):  # of OpenAI's API
+        problem = {"detail": error.get("message")}
     said = str(problem.get("detail") or problem.get("title") or f"the service answered {answer.status_code}")
     return "; ".join(BEFORE_FAULT.sub("", line) for line in said.splitlines() if line).rstrip(".") + "."

@@ -29,7 +29,8 @@ KINDS: Final[Mapping[type, str]] = {
     dict: "object",
     type(None): "null",
 }
-PYTHON: Final[Mapping[str, bool]] = {"True": True, "False": False}  # as Python spells them
+# as Python and spreadsheets spell them
+SPELLED: Final[Mapping[str, bool]] = {"True": True, "False": False, "TRUE": True, "FALSE": False}
 
 
 class FileFault(DirectorError):
@@ -62,7 +63,7 @@ def parse_input(text: str) -> tuple[str, Any]:
     if not equals or not name:
         raise argparse.ArgumentTypeError(f"{text!r} is not an input: give name=value, or name=@file")
     if value.startswith("@"):
-        return name, _data_uri(Path(value[1:]))
+        return name, data_uri(Path(value[1:]))
     try:
         value.encode()
     except UnicodeEncodeError as exc:
@@ -82,8 +83,8 @@ def read_inputs(given: Sequence[tuple[str, Any]], known: Described | None) -> di
 def value_of(typed: str, schema: Any, schemas: Mapping[str, Any]) -> Any:
     """Return text for an input that takes text, and JSON for others. Without a schema it is JSON if it parses."""
     kinds = kinds_of(schema, schemas)
-    if "string" not in kinds and "boolean" in kinds and typed in PYTHON:
-        return PYTHON[typed]
+    if "string" not in kinds and "boolean" in kinds and typed in SPELLED:
+        return SPELLED[typed]
     try:
         value = msgspec.json.decode(typed.encode())
     except (msgspec.DecodeError, RecursionError):
@@ -200,7 +201,7 @@ def _decode(text: str) -> tuple[bytes, str]:
         raise FileFault(f"the output is no valid data URI ({exc}). Leave --output out to see it.") from exc
 
 
-def _data_uri(file: Path) -> str:
+def data_uri(file: Path) -> str:
     try:
         data = file.read_bytes()
     except OSError as exc:

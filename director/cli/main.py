@@ -31,6 +31,7 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "logs": ("predictions", "print what a prediction logged"),
         "cancel": ("predictions", "cancel a prediction"),
         "explain": ("predictions", "explain what happened to a prediction, why it waits and what comes next"),
+        "batches": ("batches", "submit, list, show, cancel and download batches: files of requests"),
         "open": ("predictions", "open the page of the service, or of a prediction, in a browser"),
         "context": ("contexts", "name services by their address and token file, and choose one"),
     },

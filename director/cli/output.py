@@ -1,8 +1,8 @@
-"""Text that cannot control a terminal, and a stdout whose reader may be gone (`director … | head`)."""
+"""Text that cannot control a terminal or a spreadsheet, and a stdout whose reader may be gone (`director … | head`)."""
 
 import os
 import sys
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 from unicodedata import category
 
 from director.core.errors import FULL
@@ -10,6 +10,7 @@ from director.core.errors import FULL
 UNPRINTABLE: Final = "\N{REPLACEMENT CHARACTER}"
 SPACE: Final = "Zs"  # spaces of any width; isprintable() accepts only U+0020
 KEPT: Final = "\n\t"
+FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")  # a spreadsheet runs a cell that begins so
 
 
 def printable(line: str) -> str:
@@ -23,6 +24,11 @@ def harmless(text: str, to: TextIO) -> str:
         return text
     lines = text.replace("\r\n", "\n").replace("\r", "\n")  # a progress bar draws itself again on a new line
     return "".join(one if one in KEPT else printable(one) for one in lines)
+
+
+def as_cell(value: Any) -> Any:
+    """Return a value for a CSV. No text of a model or a caller becomes a formula."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else "" if value is None else value
 
 
 def say(line: str) -> None:

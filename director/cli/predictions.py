@@ -8,13 +8,15 @@ import webbrowser
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
 from msgspec import Raw
 
 from director.cli.arguments import EXAMPLE_ID, JSON, SERVICE, arg, command, did_you_mean, flag, model_name, whole
-from director.cli.client import Away, Client, PredictionAnswer, read, read_prediction, service
+from director.cli.batches import predict_rows
+from director.cli.client import Client, PredictionAnswer, ask_again, read, read_prediction, service
 from director.cli.inputs import Described, check_output, parse_input, read_inputs, save_output
 from director.cli.output import harmless, printable
 from director.cli.printing import Printer, as_text, place_words, waiting_words, why_words
@@ -60,6 +62,7 @@ TIMEOUT: Final = arg("--timeout SECONDS", "wait for the end at most this long", 
         default=[],
     ),
     arg("-o --output FILE", "save the file that the model makes; of a list FILE-0, FILE-1 …; or a folder"),
+    arg("--batch FILE", "run each row of a CSV: a column is an input, and -i is one of all rows", type=Path),
     flag("--detach", "print the id at once, and do not wait for the end"),
     STREAM,
     TIMEOUT,
@@ -70,12 +73,16 @@ TIMEOUT: Final = arg("--timeout SECONDS", "wait for the end at most this long", 
         "example/hello -i text=hi -i n=3",
         "example/thumbnail -i image=@photo.png -o small.png",
         "example/hello -i text=hi --detach --priority low",
+        "example/hello --batch texts.csv -i n=2",
     ),
 )
 def _predict(given: argparse.Namespace) -> int:
     """Run a model and print its output as it arrives. Ctrl-C cancels the prediction. After --timeout it goes on
-    without this command.
+    without this command. With --batch the rows run as a batch in the lane low, and Ctrl-C leaves it running: the
+    results come into a CSV beside the file, or into --output.
     """
+    if given.batch:
+        return predict_rows(given)
     asked = {"X-Priority": given.priority, "Idempotency-Key": given.idempotency_key}
     with Client(service(given)) as client:
         known = client.describe(given.model) if given.input or given.output else None
@@ -144,18 +151,7 @@ def _follow(client: Client, given: argparse.Namespace, body: Raw) -> Raw:
 
 def _look(client: Client, prediction_id: str, printer: Printer) -> Raw:
     """Return the prediction. If the service is away, ask again for AWAY_S: accepted predictions are not lost."""
-    give_up = time.monotonic() + AWAY_S
-    is_told = False
-    while True:
-        try:
-            return client.get(prediction_id)
-        except Away as exc:
-            if time.monotonic() >= give_up:
-                raise
-            if not is_told:
-                printer.tell(f"asking again: {str(exc).partition('. ')[0]}")  # what follows is about a create
-            is_told = True
-            time.sleep(AWAY_LOOK_S)
+    return ask_again(lambda: client.get(prediction_id), printer.tell, away_s=AWAY_S, pause_s=AWAY_LOOK_S)
 
 
 @command("wait", JSON, *SERVICE, ID, STREAM, TIMEOUT, examples=(EXAMPLE_ID, f"{EXAMPLE_ID} --timeout 60"))

@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from director.cli.arguments import arg, flag
 from director.cli.operators import Backend, operator
+from director.cli.output import as_cell
 from director.cli.tables import Answer, tabulate
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError
 from director.core.usage import KEYS, Key, Sum, day_of, last_of_month
 
 FIGURES: Final = ("runs", "seconds", "input_tokens", "cached_tokens", "output_tokens", "file_bytes", "cost")
-FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")  # a spreadsheet runs a cell that begins so
 
 
 @operator(
@@ -75,9 +75,5 @@ def as_csv(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     out = io.StringIO(newline="")
     writer = csv.writer(out, lineterminator="\r\n")
     writer.writerow(names)
-    writer.writerows([[_harmless(cell) for cell in row] for row in rows])
+    writer.writerows([[as_cell(cell) for cell in row] for row in rows])
     return out.getvalue()
-
-
-def _harmless(cell: Any) -> Any:
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else "" if cell is None else cell

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 TUTORIAL = ROOT / "docs/tutorial.md"
 FIRST = ROOT / "docs/how-to/index.md"  # sets the variables that the others use
 HOW_TOS = sorted({*(ROOT / "docs/how-to").glob("*.md"), *(ROOT / "docs/migrate").glob("*.md")} - {FIRST})
-HOW_TOS += [ROOT / "docs/troubleshooting.md"]
+HOW_TOS += [ROOT / "docs/troubleshooting.md", ROOT / "docs/nights-work.md"]
 
 
 def terminals(folder: Path, **instead: str) -> Terminals:
