@@ -272,7 +272,7 @@ def _place(given: argparse.Namespace) -> Path:
         check_output(given.output, None)
         return Path(given.output) / name if Path(given.output).is_dir() else Path(given.output)
     place: Path = given.batch.with_name(name)
-    if place.exists():
+    if place.exists() and not given.detach:
         raise FileFault(f"{place} is already there. Move it, or choose another --output.")
     check_output(str(place), None)
     return place
