@@ -84,7 +84,7 @@ class BatchAnswer(Struct, frozen=True, kw_only=True):
         """Return lines a second since its first line."""
         return self.done / max(1.0, now_s - (self.in_progress_at or now_s))
 
-    def left_s(self, now_s: float) -> float | None:
+    def forecast_s(self, now_s: float) -> float | None:
         """Return in how long it ends at this rate, or None if that is not known."""
         rate = self.rate(now_s)
         return (self.request_counts.total - self.done) / rate if self.status == "in_progress" and rate else None
@@ -111,7 +111,7 @@ group("batches", "list", about="Run files of requests: each line is a prediction
 )
 def _submit(given: argparse.Namespace) -> int:
     """Upload a file of requests, and start a batch of it. All lines are checked before any runs."""
-    with _opened(given.file) as file, Client(service(given)) as client:
+    with _open(given.file) as file, Client(service(given)) as client:
         endpoint = given.endpoint or _endpoint_of(file.readline(1 << 24), given.file)
         file.seek(0)
         batch = _create(client, file, given, name=given.file.name, endpoint=endpoint, window=given.window)
@@ -124,7 +124,7 @@ def _submit(given: argparse.Namespace) -> int:
     return Answer(batch, lambda: _facts(read_batch(batch)), code).show(is_json=given.json)
 
 
-def _opened(file: Path) -> BinaryIO:
+def _open(file: Path) -> BinaryIO:
     try:
         return file.open("rb")
     except OSError as exc:
@@ -363,14 +363,14 @@ def _how_far(batch: BatchAnswer, now_s: float) -> str:
     if not counts.total or batch.errors:
         return batch.status
     words = [f"{batch.status}: {batch.done:,} of {several(counts.total, 'line')}", f"{counts.failed:,} failed"]
-    if (left_s := batch.left_s(now_s)) is not None:
+    if (left_s := batch.forecast_s(now_s)) is not None:
         words += [f"{batch.rate(now_s):.3g} lines/s", f"ends in about {span(left_s)}"]
     return ", ".join(words)
 
 
 def _facts(batch: BatchAnswer) -> str:
     now_s = time.time()
-    left_s = batch.left_s(now_s)
+    left_s = batch.forecast_s(now_s)
     late = "" if left_s is None or now_s + left_s <= batch.expires_at else ": the forecast is later"
     facts = {
         "id": batch.id,

@@ -201,7 +201,7 @@ def test_forecast_is_what_is_left_at_the_rate_so_far() -> None:
     assert _how_far(batch(), 1_100) == "in_progress: 200 of 1,000 lines, 10 failed, 2 lines/s, ends in about 6.7 min"
     none = {"total": 1_000, "completed": 0, "failed": 0}
     assert _how_far(batch(request_counts=none), 1_100) == "in_progress: 0 of 1,000 lines, 0 failed"
-    assert batch(request_counts=none).left_s(1_000) is None
+    assert batch(request_counts=none).forecast_s(1_000) is None
 
 
 def test_bad_lines_are_shown_with_their_numbers() -> None:
