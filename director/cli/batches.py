@@ -1,15 +1,14 @@
 """Commands for batches, through the API: `director batches`, and the rows of `director predict --batch`."""
 
 import argparse
-import io
-import math
 import secrets
 import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -19,18 +18,16 @@ from msgspec import Raw, Struct
 
 from director.cli.arguments import JSON, SERVICE, arg, command, flag, group, whole
 from director.cli.client import Client, ask_again, read, service
-from director.cli.inputs import FileFault, check_output, read_inputs
+from director.cli.inputs import FileFault, check_output, open_file, read_inputs
 from director.cli.output import harmless
 from director.cli.rows import Reader, Rows, write_requests, write_results
 from director.cli.tables import Answer, progress, tabulate
 from director.core.errors import DirectorError, SettingsError
-from director.core.ids import LANES
+from director.core.ids import ALL_LANES
 from director.core.words import several, span
 
 LOOK_S: Final = 1.0
 AWAY_S: Final = 3600.0  # a batch goes on while no API answers
-TELL_S: Final = 60.0  # between two lines about progress where there is no terminal
-DAY_S: Final = 86400
 MOST_LISTED: Final = 20
 REPLICATE: Final = "/v1/predictions"  # a batch of it takes all routes of Replicate's that create a prediction
 ENDED: Final = ("completed", "failed", "expired", "cancelled")
@@ -104,31 +101,22 @@ group("batches", "list", about="Run files of requests: each line is a prediction
     arg("file FILE", "JSON lines with custom_id, method, url and body", type=Path),
     arg("--endpoint PATH", "what the lines call (the url of the first line)", default=""),
     arg("--window", "how long it may take (%(default)s)", default="24h"),
-    arg("--priority", "the lane: high, normal or low (low)", choices=LANES),
+    arg("--priority", "the lane: high, normal, low or idle (low)", choices=ALL_LANES),
     arg("--webhook URL", "the address that gets a POST at the end"),
     flag("--wait", "show progress until the end; the code is 1 unless all lines succeeded"),
     examples=("requests.jsonl", "requests.jsonl --endpoint /v1/chat/completions --wait"),
 )
 def _submit(given: argparse.Namespace) -> int:
     """Upload a file of requests, and start a batch of it. All lines are checked before any runs."""
-    with _open(given.file) as file, Client(service(given)) as client:
+    with open_file(given.file) as file, Client(service(given)) as client:
         endpoint = given.endpoint or _endpoint_of(file.readline(1 << 24), given.file)
-        file.seek(0)
         batch = _create(client, file, given, name=given.file.name, endpoint=endpoint, window=given.window)
         batch_id = read_batch(batch).id
         if not given.wait:
             return Answer(batch, batch_id).show(is_json=given.json)
         with _coming_back(f"See `director batches show {batch_id}`."):
             batch = _follow(client, batch)
-    code = 0 if read_batch(batch).has_succeeded else 1
-    return Answer(batch, lambda: _facts(read_batch(batch)), code).show(is_json=given.json)
-
-
-def _open(file: Path) -> BinaryIO:
-    try:
-        return file.open("rb")
-    except OSError as exc:
-        raise FileFault(f"cannot read {file}: {exc.strerror}. Check the path.") from exc
+    return _print(batch, given, 0 if read_batch(batch).has_succeeded else 1)
 
 
 def _endpoint_of(line: bytes, file: Path) -> str:
@@ -149,6 +137,7 @@ def _create(
     window: str = "24h",
     metadata: Mapping[str, str] | None = None,
 ) -> Raw:
+    file.seek(0)
     body = {
         "input_file_id": client.upload(file, name),
         "endpoint": endpoint,
@@ -190,16 +179,14 @@ def _list(given: argparse.Namespace) -> int:
 def _show(given: argparse.Namespace) -> int:
     """Show how far a batch is, when it will end, and what is wrong with its lines."""
     with Client(service(given)) as client:
-        body = client.batch(given.id)
-    return Answer(body, lambda: _facts(read_batch(body))).show(is_json=given.json)
+        return _print(client.batch(given.id), given)
 
 
 @command("batches cancel", JSON, *SERVICE, ID, examples=(EXAMPLE,))
 def _cancel(given: argparse.Namespace) -> int:
     """Cancel a batch. The lines that have ended stay in its files."""
     with Client(service(given)) as client:
-        body = client.batch(given.id, "/cancel", method="POST")
-    return Answer(body, lambda: _facts(read_batch(body))).show(is_json=given.json)
+        return _print(client.batch(given.id, "/cancel", method="POST"), given)
 
 
 @command(
@@ -237,25 +224,22 @@ def _download(given: argparse.Namespace) -> int:
 
 def predict_rows(given: argparse.Namespace) -> int:
     """Run each row of a CSV with one model, and write another CSV with the results. Returns the exit code."""
-    if given.stream or given.idempotency_key:
-        raise SettingsError("--batch does not go with --stream or --idempotency-key.")
+    if given.stream or given.timeout is not None or given.idempotency_key:
+        raise SettingsError("--batch does not go with --stream, --timeout or --idempotency-key: leave them out.")
     results = _place(given)
     with Client(service(given)) as client, tempfile.TemporaryFile() as requests:
         rows, known = Rows(given.batch), client.find(given.model)
         reader = Reader(rows, given.model, known, read_inputs(given.input, known))
-        digest = rows.digest()
+        metadata = {"model": given.model, "sha256": rows.digest()}
         numbers = write_requests(rows, reader, given.model, requests)
-        requests.seek(0)
-        endpoint = REPLICATE if ":" in given.model else f"/v1/models/{given.model}/predictions"
-        metadata = {"model": given.model, "sha256": digest}
-        body = _create(client, requests, given, name=given.batch.name, endpoint=endpoint, metadata=metadata)
+        body = _create(client, requests, given, name=given.batch.name, endpoint=REPLICATE, metadata=metadata)
         batch_id = read_batch(body).id
         if given.detach:
             return Answer(body, batch_id).show(is_json=given.json)
         _tell(f"{several(len(numbers), 'row')} sent as {batch_id}. Ctrl-C leaves the batch running")
         again = shlex.join(["director", "batches", "download", batch_id, "--csv", str(rows.file), "-o", str(results)])
         with _coming_back(f"`director batches show {batch_id}` says how far it is.\n`{again}` writes the results."):
-            batch = read_batch(body := _follow(client, body, timeout_s=given.timeout))
+            batch = read_batch(body := _follow(client, body))
         if batch.errors and not batch.done:
             raise DirectorError("\n".join(["no row was run:", *_fault_lines(batch, numbers)]))
         with _coming_back(f"`{again}` writes the results."), _writing(results) as to:
@@ -267,14 +251,12 @@ def predict_rows(given: argparse.Namespace) -> int:
 
 def _place(given: argparse.Namespace) -> Path:
     """Return where the results go. Raises FileFault if they cannot."""
-    name = f"{given.batch.stem}.results.csv"
+    place: Path = given.batch.with_name(f"{given.batch.stem}.results.csv")
+    check_output(given.output or str(place), None)
     if given.output:
-        check_output(given.output, None)
-        return Path(given.output) / name if Path(given.output).is_dir() else Path(given.output)
-    place: Path = given.batch.with_name(name)
+        return Path(given.output) / place.name if Path(given.output).is_dir() else Path(given.output)
     if place.exists() and not given.detach:
         raise FileFault(f"{place} is already there. Move it, or choose another --output.")
-    check_output(str(place), None)
     return place
 
 
@@ -290,12 +272,7 @@ def _write_rows(client: Client, batch: BatchAnswer, rows: Rows, to: BinaryIO) ->
         for file, file_id in ((output, batch.output_file_id), (errors, batch.error_file_id)):
             _copy(client, file_id, file)
             file.seek(0)
-        known = client.describe(facts.get("model", ""))
-        out = io.TextIOWrapper(to, encoding="utf-8-sig" if rows.has_mark else "utf-8", newline="")
-        try:
-            return write_results(rows, (output, errors), known, out)
-        finally:
-            out.detach()
+        return write_results(rows, (output, errors), client.describe(facts.get("model", "")), to)
 
 
 def _copy(client: Client, file_id: str | None, to: BinaryIO) -> None:
@@ -305,15 +282,12 @@ def _copy(client: Client, file_id: str | None, to: BinaryIO) -> None:
 
 @contextmanager
 def _writing(place: Path | None) -> Generator[BinaryIO]:
-    """Yield a file that is at its place only once it is whole, or stdout."""
-    if place is None and sys.stdout.isatty():
-        with tempfile.TemporaryFile() as held:
-            yield held
-            held.seek(0)
-            sys.stdout.writelines(harmless(line.decode(errors="replace"), sys.stdout) for line in held)
-        return
+    """Yield a file that is at its place, or on stdout, only once it is whole."""
     if place is None:
-        yield sys.stdout.buffer
+        with tempfile.TemporaryFile() as whole:
+            yield whole
+            whole.seek(0)
+            sys.stdout.writelines(harmless(line.decode(errors="replace"), sys.stdout) for line in whole)
         return
     part = place.with_name(f"{place.name}.{secrets.token_hex(4)}.part")
     try:
@@ -338,22 +312,13 @@ def _coming_back(hint: str) -> Generator[None]:
         raise DirectorError(f"{exc}\n{hint}") from exc
 
 
-def _follow(client: Client, body: Raw, *, timeout_s: float | None = None) -> Raw:
-    """Show progress until the end of the batch. Raises DirectorError after the timeout."""
-    give_up = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    told: tuple[str, float] = ("", 0.0)
+def _follow(client: Client, body: Raw) -> Raw:
+    """Return the batch once it has ended. Until then a terminal shows its progress."""
     with progress() as show:
-        say: Callable[[str], None] = show if sys.stderr.isatty() else _tell
         while not (batch := read_batch(body)).is_over:
-            line, now_s = _how_far(batch, time.time()), time.monotonic()
-            if sys.stderr.isatty() or batch.status != told[0] or now_s - told[1] >= TELL_S:
-                say(line)
-                told = (batch.status, now_s)
-            if now_s >= give_up:
-                raise DirectorError(f"it has not ended in {timeout_s} s, and goes on.")
+            show(_how_far(batch, time.time()))
             time.sleep(LOOK_S)
-            batch_id = batch.id
-            body = ask_again(lambda: client.batch(batch_id), say, away_s=AWAY_S, pause_s=LOOK_S)  # noqa: B023
+            body = ask_again(partial(client.batch, batch.id), show, away_s=AWAY_S, pause_s=LOOK_S)
     _tell(_how_far(batch, time.time()))
     return body
 
@@ -368,17 +333,19 @@ def _how_far(batch: BatchAnswer, now_s: float) -> str:
     return ", ".join(words)
 
 
-def _facts(batch: BatchAnswer) -> str:
-    now_s = time.time()
-    left_s = batch.forecast_s(now_s)
-    late = "" if left_s is None or now_s + left_s <= batch.expires_at else ": the forecast is later"
+def _print(body: Raw, given: argparse.Namespace, code: int = 0) -> int:
+    return Answer(body, lambda: _describe(read_batch(body), time.time()), code).show(is_json=given.json)
+
+
+def _describe(batch: BatchAnswer, now_s: float) -> str:
+    until = time.strftime("%a %H:%M", time.localtime(batch.expires_at))
+    is_late = now_s + (batch.forecast_s(now_s) or 0.0) > batch.expires_at
     facts = {
         "id": batch.id,
         "file": (batch.metadata or {}).get("file"),
         "endpoint": batch.endpoint,
         "status": _how_far(batch, now_s),
-        "ends": left_s and f"about {_moment(now_s + left_s)}",
-        "until": None if batch.is_over else f"{_moment(batch.expires_at)}{late}",
+        "until": None if batch.is_over else f"{until}: the last lines would expire" if is_late else until,
         "output": batch.output_file_id and f"`director batches download {batch.id}`",
         "errors": batch.error_file_id and f"`director batches download {batch.id} --errors`",
     }
@@ -393,10 +360,6 @@ def _fault_lines(batch: BatchAnswer, rows: list[int] | None = None) -> list[str]
         place = "" if fault.line is None else f"row {rows[fault.line - 1]}: " if rows else f"line {fault.line}: "
         said.append(f"  {place}{fault.message}")
     return said
-
-
-def _moment(at_s: float) -> str:
-    return time.strftime("%a %H:%M", time.localtime(at_s))
 
 
 def _tell(text: str) -> None:

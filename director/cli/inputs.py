@@ -6,7 +6,7 @@ import mimetypes
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -199,6 +199,13 @@ def _decode(text: str) -> tuple[bytes, str]:
         return uri.decode(), uri.content_type.partition(";")[0]
     except ValueError as exc:
         raise FileFault(f"the output is no valid data URI ({exc}). Leave --output out to see it.") from exc
+
+
+def open_file(file: Path) -> BinaryIO:
+    try:
+        return file.open("rb")
+    except OSError as exc:
+        raise FileFault(f"cannot read {file}: {exc.strerror}. Check the path.") from exc
 
 
 def data_uri(file: Path) -> str:

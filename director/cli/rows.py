@@ -2,19 +2,20 @@
 a spreadsheet shows: the header is row 1. One row is in memory, and for results the place of each one.
 """
 
+import codecs
 import csv
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TextIO
+from typing import Any, BinaryIO, Final
 
 import msgspec
-from jsonschema_rs import ValidationError, validator_for
+from jsonschema_rs import ValidationError, Validator, validator_for
 from msgspec import Raw, Struct
 
 from director.cli.arguments import did_you_mean
 from director.cli.client import PredictionAnswer
-from director.cli.inputs import Described, FileFault, data_uri, value_of
+from director.cli.inputs import Described, FileFault, data_uri, open_file, value_of
 from director.cli.output import as_cell
 from director.core.words import several
 
@@ -22,8 +23,8 @@ MOST_LINES: Final = 50_000
 MOST_BYTES: Final = 200 << 20
 LONGEST_CELL: Final = 16 << 20
 MOST_FAULTS: Final = 10  # that one error names
-DELIMITERS: Final = ",;\t"
-BOM: Final = "\ufeff"
+LONGEST_FAULT: Final = 200
+DELIMITERS: Final = (b",", b";", b"\t")
 RESULTS: Final = ("status", "output", "error", "id")
 ENDED_AS: Final = {"batch_expired": "expired", "batch_cancelled": "canceled"}
 
@@ -33,9 +34,10 @@ class Rows:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        first = self._first_line()
-        self.has_mark = first.startswith(BOM)
-        self.delimiter = max(DELIMITERS, key=first.count)
+        with open_file(file) as opened:
+            first = opened.readline(LONGEST_CELL)
+        self.encoding = "utf-8-sig" if first.startswith(codecs.BOM_UTF8) else "utf-8"
+        self.delimiter = max(DELIMITERS, key=first.count).decode()
         self.header = next((cells for _, cells in self._read()), [])
         for at, name in enumerate(self.header, start=1):
             if not name.strip():
@@ -55,26 +57,19 @@ class Rows:
         with self.file.open("rb") as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest()
 
-    def _first_line(self) -> str:
-        try:
-            with self.file.open("rb") as opened:
-                return opened.readline(LONGEST_CELL).decode()
-        except UnicodeDecodeError as exc:
-            raise FileFault(f"{self.file} is not in UTF-8. Save it as CSV UTF-8.") from exc
-        except OSError as exc:
-            raise FileFault(f"cannot read {self.file}: {exc.strerror}. Check the path.") from exc
-
     def _read(self) -> Iterator[tuple[int, list[str]]]:
         csv.field_size_limit(LONGEST_CELL)
         number = 0
-        with self.file.open(encoding="utf-8-sig", newline="") as opened:
+        with self.file.open(encoding=self.encoding, newline="") as opened:
             try:
                 for number, cells in enumerate(csv.reader(opened, delimiter=self.delimiter, strict=True), start=1):
                     yield number, cells
             except csv.Error as exc:
                 raise FileFault(f"{self.file}, row {number + 1}: this is no CSV ({exc}). Check its quotes.") from exc
             except UnicodeDecodeError as exc:
-                raise FileFault(f"{self.file}, after row {number}: it is not in UTF-8. Save it as CSV UTF-8.") from exc
+                raise FileFault(
+                    f"{self.file}, row {number + 1} or later is not in UTF-8. Save it as CSV UTF-8."
+                ) from exc
 
 
 class Reader:
@@ -91,16 +86,19 @@ class Reader:
                 raise FileFault(f"{where}: {model} has no input {name}: {hint}")
             if name in rows.header and name in same:
                 raise FileFault(f"{name} is a column of {rows.file} and an -i. Give one of them.")
-        self._find_fault = _checker(self._known)
+        self._validator = _validator(self._known)
 
     def read(self, cells: Sequence[str]) -> dict[str, Any]:
         """Return the inputs of a row. An empty cell is left out. Raises ValueError with what is wrong."""
         if len(cells) > len(self._header):
             raise ValueError(f"it has {several(len(cells), 'cell')}, and the header has {len(self._header)}")
         values = {name: self._value(name, cell) for name, cell in zip(self._header, cells, strict=False) if cell}
-        if fault := self._find_fault({**self._same, **values}):
-            raise ValueError(fault)
-        return {**self._same, **values}
+        given = {**self._same, **values}
+        checked = {name: value for name, value in given.items() if value is not None}  # a schema may call it nullable
+        fault = next(self._validator.iter_errors(checked), None) if self._validator else None
+        if fault is not None:
+            raise ValueError(f"{'.'.join(map(str, fault.instance_path)) or 'input'}: {_shorten(fault.message)}")
+        return given
 
     def _value(self, name: str, cell: str) -> Any:
         schema = self._known.inputs.get(name)
@@ -112,20 +110,18 @@ class Reader:
         return value_of(cell, schema, self._known.schemas)
 
 
-def _checker(known: Described) -> Callable[[Mapping[str, Any]], str]:
-    """Return a function that says what is wrong with an input, or nothing. The service checks it again."""
+def _validator(known: Described) -> Validator | None:
+    """Return what checks an input, or None without a schema that can be read. The service checks it again."""
     schema = {"$ref": "#/components/schemas/Input", "components": {"schemas": known.schemas}}
     try:
-        validator = validator_for(schema, offline=True) if "Input" in known.schemas else None
+        return validator_for(schema, offline=True) if "Input" in known.schemas else None
     except (ValidationError, ValueError):
-        validator = None  # written for another version of JSON Schema
+        return None  # written for another version of JSON Schema
 
-    def find_fault(values: Mapping[str, Any]) -> str:
-        given = {name: value for name, value in values.items() if value is not None}  # a schema may call it nullable
-        fault = None if validator is None else next(validator.iter_errors(given), None)
-        return "" if fault is None else f"{'.'.join(map(str, fault.instance_path)) or 'input'}: {fault.message}"
 
-    return find_fault
+def _shorten(fault: str) -> str:
+    """Return what is wrong without the middle: it begins with the value, which may be a whole file."""
+    return fault if len(fault) <= LONGEST_FAULT else f"{fault[:60]}…{fault[60 - LONGEST_FAULT :]}"
 
 
 def write_requests(rows: Rows, reader: Reader, model: str, to: BinaryIO) -> list[int]:
@@ -171,7 +167,7 @@ class Result(Struct, frozen=True):
     error: Fault | None
 
 
-def write_results(rows: Rows, files: Sequence[BinaryIO], known: Described | None, to: TextIO) -> int:
+def write_results(rows: Rows, files: Sequence[BinaryIO], known: Described | None, to: BinaryIO) -> int:
     """Write a CSV with each row and its result, in the order of the rows. Return how many did not succeed."""
     places: dict[str, tuple[BinaryIO, int]] = {}
     for file in files:
@@ -181,7 +177,8 @@ def write_results(rows: Rows, files: Sequence[BinaryIO], known: Described | None
             at += len(line)
     joins = known is not None and known.output.get("x-cog-array-display") == "concatenate"
     width = len(rows.header)
-    writer = csv.writer(to, delimiter=rows.delimiter, lineterminator="\r\n")
+    out = codecs.getwriter(rows.encoding)(to)
+    writer = csv.writer(out, delimiter=rows.delimiter, lineterminator="\r\n")
     writer.writerow([*rows.header, *(f"result_{name}" if name in rows.header else name for name in RESULTS)])
     failed = 0
     for number, cells in rows:

@@ -12,9 +12,10 @@ from msgspec import Raw
 from api.batches import lines
 from api.openai import files
 from director.cli import rows
-from director.cli.batches import BatchAnswer, _facts, _how_far, read_batch
+from director.cli.batches import BatchAnswer, _describe, _how_far, read_batch
 from director.cli.inputs import Described, FileFault
 from director.cli.rows import Reader, Rows, write_requests, write_results
+from tests.support.typed import typed
 
 INPUTS: dict[str, Any] = {
     "text": {"type": "string"},
@@ -117,6 +118,21 @@ def test_what_is_wrong_with_a_file_is_named(folder: Path, text: str | bytes, say
     assert says in str(refused.value)
 
 
+def test_fault_of_a_long_cell_keeps_its_begin_and_its_end(folder: Path) -> None:
+    with pytest.raises(FileFault) as refused:
+        requests(csv_of(folder, f"text,n\na,{'x' * 100_000}\n"))
+    said = str(refused.value)
+    assert 'row 2: n: "xxx' in said
+    assert said.endswith('is not of type "integer"')
+    assert len(said.splitlines()[-1]) < 300
+
+
+@pytest.mark.parametrize("option", ["--stream", "--timeout=5", "--idempotency-key=k"])
+def test_options_of_one_prediction_are_refused_for_rows(capsys: pytest.CaptureFixture[str], option: str) -> None:
+    ended = typed(capsys, "predict", "a/b", "--batch", "in.csv", option)
+    assert (ended.returncode, "--batch does not go with" in ended.stderr) == (1, True)
+
+
 def test_without_a_schema_each_column_is_an_input(folder: Path) -> None:
     assert inputs(csv_of(folder, "a,b\n1,x\n"), None) == [{"a": 1, "b": "x"}]
 
@@ -151,9 +167,9 @@ def test_each_row_gets_its_result_in_the_order_of_the_rows(folder: Path) -> None
         + ended(8, error={"code": "batch_expired", "message": "too late"})
         + ended(9, error={"code": "batch_cancelled", "message": "stopped"})
     )
-    to = io.StringIO()
+    to = io.BytesIO()
     assert write_results(of, (output, errors), KNOWN, to) == 5
-    assert to.getvalue().split("\r\n") == [
+    assert to.getvalue().decode().split("\r\n") == [
         "text,status,result_status,output,error,id",
         "t2,s,succeeded,'=1+1,,p-succeeded",
         "t3,s,succeeded,ab,,p-succeeded",
@@ -172,7 +188,11 @@ def test_memory_does_not_grow_with_the_file(folder: Path) -> None:
     text = "x" * 2_000
     (folder / "big.csv").write_text("text\n" + "".join(f"{n} {text}\n" for n in range(10_000)))
     of = Rows(folder / "big.csv")
-    with (folder / "lines").open("w+b") as to, (folder / "out").open("w+b") as out, (folder / "r.csv").open("w") as end:
+    with (
+        (folder / "lines").open("w+b") as to,
+        (folder / "out").open("w+b") as out,
+        (folder / "r.csv").open("wb") as end,
+    ):
         for number in range(2, 10_002):
             out.write(ended(number, prediction(text)))
         out.seek(0)
@@ -197,6 +217,18 @@ def batch(**more: Any) -> BatchAnswer:
     return read_batch(Raw(json.dumps({**given, "in_progress_at": 1_000, "request_counts": counts, **more}).encode()))
 
 
+def test_results_keep_the_encoding_and_the_delimiter_of_the_file(folder: Path) -> None:
+    of = csv_of(folder, "\ufefftext;n\nü;2\n")
+    to = io.BytesIO()
+    write_results(of, (io.BytesIO(ended(2, prediction("ö"))),), KNOWN, to)
+    assert to.getvalue().decode() == "\ufefftext;n;status;output;error;id\r\nü;2;succeeded;ö;;p-succeeded\r\n"
+
+
+def test_batch_that_cannot_end_in_its_window_says_so() -> None:
+    assert "the last lines would expire" in _describe(batch(expires_at=1_499), 1_100)
+    assert "the last lines would expire" not in _describe(batch(expires_at=1_500), 1_100)
+
+
 def test_forecast_is_what_is_left_at_the_rate_so_far() -> None:
     assert _how_far(batch(), 1_100) == "in_progress: 200 of 1,000 lines, 10 failed, 2 lines/s, ends in about 6.7 min"
     none = {"total": 1_000, "completed": 0, "failed": 0}
@@ -206,7 +238,9 @@ def test_forecast_is_what_is_left_at_the_rate_so_far() -> None:
 
 def test_bad_lines_are_shown_with_their_numbers() -> None:
     errors = {"data": [{"message": "no model.", "line": 7}, {"message": "empty", "line": None}]}
-    shown = _facts(batch(status="failed", errors=errors, request_counts={"total": 0, "completed": 0, "failed": 0}))
+    shown = _describe(
+        batch(status="failed", errors=errors, request_counts={"total": 0, "completed": 0, "failed": 0}), 0
+    )
     assert shown.splitlines()[-2:] == ["  line 7: no model.", "  empty"]
 
 
