@@ -100,7 +100,6 @@ group("batches", "list", about="Run files of requests: each line is a prediction
     *SERVICE,
     arg("file FILE", "JSON lines with custom_id, method, url and body", type=Path),
     arg("--endpoint PATH", "what the lines call (the url of the first line)", default=""),
-    arg("--window", "how long it may take (%(default)s)", default="24h"),
     arg("--priority", "the lane: high, normal, low or idle (low)", choices=ALL_LANES),
     arg("--webhook URL", "the address that gets a POST at the end"),
     flag("--wait", "show progress until the end; the code is 1 unless all lines succeeded"),
@@ -110,7 +109,7 @@ def _submit(given: argparse.Namespace) -> int:
     """Upload a file of requests, and start a batch of it. All lines are checked before any runs."""
     with open_file(given.file) as file, Client(service(given)) as client:
         endpoint = given.endpoint or _endpoint_of(file.readline(1 << 24), given.file)
-        batch = _create(client, file, given, name=given.file.name, endpoint=endpoint, window=given.window)
+        batch = _create(client, file, given, endpoint, {"file": given.file.name})
         batch_id = read_batch(batch).id
         if not given.wait:
             return Answer(batch, batch_id).show(is_json=given.json)
@@ -128,21 +127,14 @@ def _endpoint_of(line: bytes, file: Path) -> str:
 
 
 def _create(
-    client: Client,
-    file: BinaryIO,
-    given: argparse.Namespace,
-    *,
-    name: str,
-    endpoint: str,
-    window: str = "24h",
-    metadata: Mapping[str, str] | None = None,
+    client: Client, file: BinaryIO, given: argparse.Namespace, endpoint: str, metadata: Mapping[str, str]
 ) -> Raw:
     file.seek(0)
     body = {
-        "input_file_id": client.upload(file, name),
+        "input_file_id": client.upload(file, metadata["file"]),
         "endpoint": endpoint,
-        "completion_window": window,
-        "metadata": {"file": name[-512:], **(metadata or {})},
+        "completion_window": "24h",
+        "metadata": metadata,
         **({"webhook": given.webhook} if given.webhook else {}),
     }
     # with a key it is safe to ask again
@@ -230,9 +222,9 @@ def predict_rows(given: argparse.Namespace) -> int:
     with Client(service(given)) as client, tempfile.TemporaryFile() as requests:
         rows, known = Rows(given.batch), client.find(given.model)
         reader = Reader(rows, given.model, known, read_inputs(given.input, known))
-        metadata = {"model": given.model, "sha256": rows.digest()}
+        metadata = {"file": given.batch.name, "model": given.model, "sha256": rows.digest()}
         numbers = write_requests(rows, reader, given.model, requests)
-        body = _create(client, requests, given, name=given.batch.name, endpoint=REPLICATE, metadata=metadata)
+        body = _create(client, requests, given, REPLICATE, metadata)
         batch_id = read_batch(body).id
         if given.detach:
             return Answer(body, batch_id).show(is_json=given.json)
