@@ -404,7 +404,7 @@ vtime = _of_queue_and("vtime", grows="callers: one of each account")
 debt = _of_queue_and("debt", grows="callers: one of each account")
 """zset · other accounts whose virtual time is ahead of the lane's. Gone with `vtime`."""
 charged = _of_queue_and("charged", grows="callers: one of each account")
-"""hash · account → what its virtual time has of runs that have not ended. Fields go with the last of these."""
+"""hash · account → what its virtual time has of runs that have not ended. Fields go with the last of these; a week."""
 queued = _of_queue("queued", grows="callers: one of each account")
 """hash · account → number of its waiting and delayed predictions. Fields go at zero."""
 running = _of_queue("running", grows="callers: one of each account")

@@ -119,6 +119,9 @@ end
 -- was: what was forgotten is not given back. With the account's last run goes what is left: after a change of its weight,
 -- or runs that a former release ended.
 share.LEAST_CHARGE = 0.000001
+-- Since an account last came into the hash. Release 0.3.0 ends runs without it, and would leave it for ever. One account
+-- alone that never rests loses as much as its slots hold, once.
+share.CHARGED_MS = 7 * 24 * 3600 * 1000
 function share.settle(queue, lane, account, by)
   local charged = keys.queue(queue, 'charged:' .. lane)
   local known = tonumber(redis.call('HGET', charged, account) or 0)
@@ -400,7 +403,8 @@ function share.write_turns(queue, lane, turns)
   end
   if #moved > 0 then
     redis.call('ZADD', keys.queue(queue, 'vtime:' .. lane), unpack(moved))
-    redis.call('HSET', keys.queue(queue, 'charged:' .. lane), unpack(charged))
+    local hash = keys.queue(queue, 'charged:' .. lane)
+    if redis.call('HSET', hash, unpack(charged)) > 0 then redis.call('PEXPIRE', hash, share.CHARGED_MS) end
   end
   for _, turn in ipairs(turns) do
     if turn.is_over then share.leave_turns(queue, lane, turn.account) end

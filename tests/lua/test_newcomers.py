@@ -3,6 +3,7 @@
 import pytest
 from msgspec import Struct
 
+from director.broker import keys
 from director.core.schema import Claim
 from director.core.usage import Used
 from tests.support.queue_driver import QueueDriver
@@ -101,3 +102,11 @@ async def test_a_newcomer_leaves_turns_to_those_beside_long_prompts(driver: Queu
     served = await play.turns(40)
     print(served)
     assert abs(served.count("new") - served.count("short")) <= 2 * SLOTS
+
+
+async def test_charges_that_no_release_settles_go_by_themselves(driver: QueueDriver) -> None:
+    play = Play(driver, Traffic(1))
+    for account in ("a", "b"):
+        await play.submit(account, SLOTS)
+    await play.fill()
+    assert 0 < await driver.redis.pttl(keys.charged(driver.queue, "normal")) <= 7 * 24 * 3600 * 1000
