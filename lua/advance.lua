@@ -48,11 +48,11 @@ end
 -- Small events go along, so that their readers need not ask for them: of 2 scripts a token 1 is left. Several have no space, so
 -- that release 0.3.0 takes them for a number alone, and asks. No event has the two bytes: JSON may not.
 local text = table.concat(shown, '\0')
-local told = tostring(seq)
+local message = tostring(seq)
 if #shown == 1 and #text <= SENT_BYTES then
-  told = told .. ' ' .. text
+  message = message .. ' ' .. text
 elseif #shown > 1 and #text <= SENT_BYTES then
-  told = told .. '\0' .. string.gsub(text, ' ', '\1')
+  message = message .. '\0' .. string.gsub(text, ' ', '\1')
 end
-redis.call('PUBLISH', keys.channel(id), told)
+redis.call('PUBLISH', keys.channel(id), message)
 return { word, seq, started }

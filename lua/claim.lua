@@ -255,8 +255,7 @@ end
 -- No account has a turn. Without limits, pauses and hours every account with a backlog has one, so then no backlog is left, even if
 -- a lost key made the count wrong.
 local function clear_backlog_count(lane)
-  if backlogged[lane] == '0' or share.has_any(queue, 'limits') or share.has_any(queue, 'hours') then return end
-  if share.has_any(queue, 'held') or share.has_any(queue, 'suspended') then return end
+  if backlogged[lane] == '0' or share.has_any(queue, 'any') then return end
   if redis.call('EXISTS', keys.queue(queue, 'vtime:' .. lane)) == 1 then return end
   pending.write_counts(queue)
   redis.call('HSET', meta, 'backlogged:' .. lane, 0)

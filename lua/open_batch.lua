@@ -1,6 +1,6 @@
 #!lua
 -- open_batch: accept a batch: its hash, its place on its account's list, and among the batches that wait for a keeper.
--- The score there is its time and an hour for each live batch of its account: so many batches of one account leave turns
+-- The score there is its time and an hour for each live batch of its account: a hundred batches of one account leave turns
 -- to the others. All keys live for ttl_ms, longer than any batch.
 --
 --   KEYS[1]  batch    hash  {a:}:batch:<id>

@@ -217,7 +217,7 @@ class ChangesView(Struct, frozen=True, kw_only=True):
     parameters=(
         Parameter("after", "The `next` of the page before.", Annotated[str, Meta(pattern="^[0-9]{1,15}-[0-9]{1,15}$")]),
         Parameter("order", "`asc`, the oldest first, or `desc`.", Order),
-        Parameter("limit", "At most so many; 100 without.", Annotated[int, Meta(ge=1, le=MOST_IN_PAGE)]),
+        Parameter("limit", "The most to return; 100 without it.", Annotated[int, Meta(ge=1, le=MOST_IN_PAGE)]),
     ),
     answers={200: Answer("A page.", ChangesView)},
     refusals={422},

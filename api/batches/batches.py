@@ -194,7 +194,7 @@ def _is_metadata(value: Raw) -> bool:
     summary="List the batches of the account",
     about="Batches are kept for `DIRECTOR_BATCH_TTL_S` from their creation.",
     parameters=(
-        Parameter("limit", "At most so many; 20 without.", Annotated[int, Meta(ge=1, le=MOST_IN_PAGE)]),
+        Parameter("limit", "The most to return; 20 without it.", Annotated[int, Meta(ge=1, le=MOST_IN_PAGE)]),
         AFTER,
     ),
     answers={200: Answer("A page, newest first.", BatchPage)},

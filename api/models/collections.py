@@ -170,7 +170,7 @@ async def query_models(request: Request) -> Response:
     ),
     parameters=(
         Parameter("query", "The words; 400 without."),
-        Parameter("limit", "At most so many models; 20 without.", Annotated[int, Meta(ge=1, le=MOST_FOUND)]),
+        Parameter("limit", "The most models to return; 20 without it.", Annotated[int, Meta(ge=1, le=MOST_FOUND)]),
     ),
     answers={200: Answer("The best matches first.", SearchResults)},
     refusals={400, 422},

@@ -135,7 +135,7 @@ class Chunks:
 
 
 def next_silence_s(reading: int, *, waits: bool) -> float:
-    """Return how long a stream is silent until its next comment, while so many are read."""
+    """Return how long a stream is silent until its next comment, while this many streams are read."""
     return max(PLACE_S, reading / PLACES_PER_S) if waits else KEEP_ALIVE_S
 
 

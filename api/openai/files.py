@@ -105,7 +105,7 @@ async def create_file(request: Request) -> Response:
     about="The list has all files of the account, also those that came to `/v1/files`: their purpose is `user_data`.",
     parameters=(
         Parameter("purpose", "Only files with it."),
-        Parameter("limit", "At most so many; 1,000 without.", Annotated[int, Meta(ge=1, le=MOST_IN_PAGE)]),
+        Parameter("limit", "The most to return; 1,000 without it.", Annotated[int, Meta(ge=1, le=MOST_IN_PAGE)]),
         AFTER,
         ORDER,
     ),

@@ -64,7 +64,7 @@ FILTERS: Final = (
     Parameter("model", "Only those of this model, `owner/name`.", Annotated[str, Meta(pattern=MODEL_NAME)]),
     Parameter("version", "Only those of this version.", Annotated[str, Meta(pattern=VERSION_ID)]),
     Parameter("account", "Those of this account. Needs the scope `admin`.", Annotated[str, Meta(pattern=ACCOUNT_NAME)]),
-    Parameter("limit", "At most so many; 100 without.", Annotated[int, Meta(ge=1, le=100)]),
+    Parameter("limit", "The most to return; 100 without it.", Annotated[int, Meta(ge=1, le=100)]),
     Parameter("source", "Replicate's filter. `web` finds nothing here.", one_of("api", "web")),
 )
 LISTED: Final = {200: Answer("A page, newest first.", Page[Prediction])}

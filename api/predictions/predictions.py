@@ -341,7 +341,7 @@ class Events(Struct, frozen=True, kw_only=True):
     of=prediction_id_of,
     parameters=(
         route.Parameter("after", "The `next` of the page before.", Annotated[int, Meta(ge=0, le=MOST_AFTER)]),
-        route.Parameter("limit", "At most so many; 100 without.", Annotated[int, Meta(ge=1, le=MOST_IN_PAGE)]),
+        route.Parameter("limit", "The most to return; 100 without it.", Annotated[int, Meta(ge=1, le=MOST_IN_PAGE)]),
     ),
     answers={200: route.Answer("A page.", Events)},
     refusals={422},

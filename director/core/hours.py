@@ -25,7 +25,7 @@ DAY_MIN: Final = 24 * 60
 DAY_MS: Final = 86_400_000
 MOST_WINDOWS: Final = 8
 LONGEST: Final = 200
-KNOWN_DAYS: Final = 8  # closures that begin within so many days are known
+KNOWN_DAYS: Final = 8  # closures are known that begin within these days
 LOOK_DAYS: Final = 24  # the longest time without any: where the clock skips one of a week, the next is two weeks later
 EXAMPLE: Final = "open_hours: like 22:00-06:00 Europe/Berlin, or Mon-Fri 20:00-07:00, Sat-Sun 00:00-24:00 Europe/Berlin"
 

@@ -454,6 +454,7 @@ class Permits:
         return True
 
     def _may_reserve(self) -> bool:
+        """Note the time since the last change, and return whether reservations have any left."""
         now = self._now()
         spent_s = now - self._alone_changed_at
         self._alone_left_s = min(MOST_ALONE_S, self._alone_left_s + (-spent_s if self._alone else spent_s))
