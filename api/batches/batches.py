@@ -21,6 +21,7 @@ from director.store.batches import Batch, Batches
 BATCH: Final = "batch_"
 WINDOW: Final = "24h"
 WINDOW_MS: Final = 24 * 3600 * 1000
+AFTER_MS: Final = 3600 * 1000  # for which an input is there after its batch's window, at least
 MOST_METADATA: Final = 16
 LONGEST_KEY, LONGEST_VALUE = 64, 512
 MOST_BYTES: Final = 64 << 10  # of the body
@@ -129,8 +130,11 @@ async def create_batch(request: Request) -> Response:
         recent = await batches.many(account.name, await batches.newest(account.name, count=RECENT))
         if (known := next((one for one in recent if one and one.key == new.key), None)) is not None:
             return json_response(show_batch(known), headers={"Idempotency-Replayed": "true"})
-    await find_openai_file(request, new.input)
+    file = await find_openai_file(request, new.input)
     services.gate.pass_through()
+    if file.expires < (until_ms := new.expires + AFTER_MS):
+        await services.scripts.stow(account.name, file.id, file.size, until_ms=until_ms)
+        await services.caller_files.prolong(file, until_ms=until_ms)
     if await batches.open(new, ttl_s=services.settings.batch_ttl_s) == "full":
         raise errors.too_many_batches(retry_after=60)
     return json_response(show_batch(new))

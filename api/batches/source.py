@@ -28,13 +28,15 @@ class Source:
         self.places = 0  # lines that were read, with blank ones
 
     async def lines(self, *, number: int = 0, at: int = 0) -> AsyncGenerator[list[Line], None]:
-        """Yield the lines of one block after another, from the line that begins at byte `at`. Nothing if the file is
-        gone.
+        """Yield the lines of one block after another, from the line that begins at byte `at`. They end where the file
+        is gone, also in the middle.
         """
         file: OpenFile | None = await with_patience(self._open)
         splitter = Splitter(number=number, at=at, longest=self._most + ENVELOPE_BYTES)
         while file is not None and at < file.size and splitter.place <= MOST_PLACES:
-            block: bytes = await with_patience(partial(_read_block, file, at))
+            block: bytes | None = await with_patience(partial(self._read_block, file, at))
+            if block is None:
+                return
             at += len(block)
             lines = await to_thread.run_sync(splitter.feed, block)
             self.places = splitter.place
@@ -59,12 +61,14 @@ class Source:
         except Exception as exc:  # a store is third-party code
             raise BackendUnavailable(f"the file store fails: {type(exc).__name__}") from exc
 
-
-async def _read_block(file: OpenFile, at: int) -> bytes:
-    try:
-        block = b"".join([chunk async for chunk in file.read(at, min(file.size, at + BLOCK_BYTES))])
-    except Exception as exc:  # a store is third-party code
-        raise BackendUnavailable(f"the file store fails: {type(exc).__name__}") from exc
-    if not block:
-        raise BackendUnavailable("the file store gives less than the file has")
-    return block
+    async def _read_block(self, file: OpenFile, at: int) -> bytes | None:
+        """Return the next block, or None if the file is gone."""
+        try:
+            block = b"".join([chunk async for chunk in file.read(at, min(file.size, at + BLOCK_BYTES))])
+        except Exception as exc:  # a store is third-party code
+            if await self._open() is None:
+                return None
+            raise BackendUnavailable(f"the file store fails: {type(exc).__name__}") from exc
+        if not block:
+            raise BackendUnavailable("the file store gives less than the file has")
+        return block

@@ -80,6 +80,11 @@ class CallerFiles:
         key = keys.file(file.account, file.id)
         await ask(lambda: self._redis.set(key, msgspec.json.encode(file), px=life_ms))
 
+    async def prolong(self, file: CallerFile, *, until_ms: int) -> None:
+        """Keep a file at least until then. Its record still says when it was to expire."""
+        names = keys.file(file.account, file.id), keys.files(file.account)
+        await pipelined(self._redis, lambda pipe: [pipe.pexpireat(name, until_ms, gt=True) for name in names])
+
     async def forget(self, account: str, file_id: FileId) -> None:
         """Forget a file that `keep` recorded. The caller of this deletes its bytes, or they are swept away."""
         await ask(lambda: self._redis.delete(keys.file(account, file_id)))

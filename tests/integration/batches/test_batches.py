@@ -187,6 +187,17 @@ async def test_cancel_ends_a_batch_that_fills_its_window(
     assert shown["request_counts"] == {"total": 3_000, "completed": 0, "failed": 3_000}
 
 
+async def test_input_lives_longer_than_the_window_of_its_batch(http: AsyncClient, redis: Redis) -> None:
+    answer = await http.post("/v1/files", files={"content": ("in.jsonl", batches.line("a"))})
+    file_id = answer.json()["id"]
+    key = keys.file(ACCOUNT, FileId(file_id))
+    assert await redis.pttl(key) <= 86_400_000
+    made = await batches.create(http, file_id)
+    left_ms = await redis.pttl(key)
+    assert left_ms / 1000 > made["expires_at"] - made["created_at"] + 3_500
+    assert (await http.get(FILES)).json()["data"][0]["id"] == f"file-{file_id}"
+
+
 async def test_window_ends_with_what_is_done(
     http: AsyncClient, model: EchoServer, engine: Engine, redis: Redis
 ) -> None:
