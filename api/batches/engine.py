@@ -14,6 +14,7 @@ from typing import Final
 
 import anyio
 import msgspec
+from anyio.abc import TaskGroup
 
 from api.batches.lines import ENDED
 from api.batches.notify import Notifier
@@ -51,52 +52,64 @@ class Engine:
         self._running: dict[FileId, BatchRun] = {}
         self._later: dict[FileId, float] = {}  # when one may be taken again
         self._is_draining = False
+        self._is_taking = False
 
     async def run(self) -> None:
         async with anyio.create_task_group() as tasks:
 
             async def begin() -> None:
-                for run in await self._take():
-                    tasks.start_soon(self._run, run)
+                await self._take(tasks)
 
             await repeat(begin, role="batches", tick_s=TICK_S, clock=self._services.clock)
 
     async def run_once(self) -> int:
         """Bring the batches that may be taken now as far as possible. Returns how many these were."""
-        taken = await self._take()
         async with anyio.create_task_group() as tasks:
-            for run in taken:
-                tasks.start_soon(self._run, run)
-        return len(taken)
+            return await self._take(tasks)
 
     async def drain(self) -> None:
         """Commit what has ended, and give the batches back: another keeper goes on at once."""
         self._is_draining = True
-        for run in self._running.values():
-            run.stop.leave()
-        while self._running:
+        while self._running or self._is_taking:
+            for run in self._running.values():
+                run.stop.leave()
             await self._services.clock.sleep(0.05)
 
-    async def _take(self) -> "list[BatchRun]":
-        """Lease the batches that come next, as many as there is room for."""
-        taken: list[BatchRun] = []
+    async def _take(self, tasks: TaskGroup) -> int:
+        """Start the batches that come next, each once it is leased. Returns how many these were."""
+        self._is_taking = True
+        try:
+            return await self._take_next(tasks)
+        finally:
+            self._is_taking = False
+
+    async def _take_next(self, tasks: TaskGroup) -> int:
+        taken = 0
         store, gate = self._services.files, self._services.gate
-        if self._is_draining or store is None or not gate.is_open:
+        if store is None or not gate.is_open:
             return taken
         now_s = self._services.clock.monotonic()
         self._later = {batch_id: at_s for batch_id, at_s in self._later.items() if at_s > now_s}
         for account, batch_id in await self._batches.waiting(MOST_SEEN):
-            if len(self._running) >= MOST_AT_ONCE:
+            if self._is_draining or len(self._running) >= MOST_AT_ONCE:
                 break
             if batch_id in self._running or batch_id in self._later:
                 continue
             lease = Lease(self._services.scripts, account, batch_id)
-            if await lease.hold() in ("busy", "gone") or (batch := await self._batches.get(account, batch_id)) is None:
+            if await lease.hold() in ("busy", "gone"):
                 continue
-            run = BatchRun(batch, lease, self._state, store, self._room, self._notifier)
-            self._running[batch_id] = run
-            taken.append(run)
-        self._room.batches = len(self._running)
+            try:
+                batch = await self._batches.get(account, batch_id)
+            except ValueError:  # the others go on
+                log.exception("a batch cannot be read", extra={"batch": batch_id})
+                batch = None
+            if batch is None:
+                self._later[batch_id] = now_s + LEASE_S
+                continue
+            self._running[batch_id] = run = BatchRun(batch, lease, self._state, store, self._room, self._notifier)
+            self._room.batches = len(self._running)
+            tasks.start_soon(self._run, run)
+            taken += 1
         return taken
 
     async def _run(self, run: "BatchRun") -> None:

@@ -1,0 +1,106 @@
+"""A look for batches starts each as it is leased: what fails later in it strands none."""
+
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import pytest
+
+from api.batches import engine as module
+from api.batches.engine import Engine
+from director.core.errors import BackendUnavailable
+from director.core.ids import FileId, new_file_id
+
+IDS = [new_file_id(1_700_000_000_000 + n) for n in range(3)]
+
+
+class Played:
+    """An engine whose batches end once they are left. `hold`: what a lease of a batch does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.started: list[FileId] = []
+        self.left: set[FileId] = set()
+        self.hold: Callable[[FileId], Awaitable[str]] = self._held
+        self.unreadable: FileId | None = None
+        monkeypatch.setattr(module, "Lease", lambda _, __, each: SimpleNamespace(hold=lambda: self.hold(each)))
+        monkeypatch.setattr(module, "BatchRun", lambda batch, *_: self._run_of(batch.id))
+        clock = SimpleNamespace(monotonic=lambda: 0.0, sleep=anyio.sleep)
+        services: Any = SimpleNamespace(
+            files=object(), gate=SimpleNamespace(is_open=True), clock=clock, scripts=None, redis=None
+        )
+        self.engine = Engine({"services": services}, SimpleNamespace())  # type: ignore[typeddict-item, arg-type]
+        self.engine._batches = SimpleNamespace(waiting=self._waiting, get=self._get)  # type: ignore[assignment]
+
+    async def _waiting(self, *_: int) -> list[tuple[str, FileId]]:
+        return [("acme", each) for each in IDS]
+
+    async def _get(self, _: str, batch_id: FileId) -> Any:
+        if batch_id == self.unreadable:
+            raise ValueError
+        return SimpleNamespace(id=batch_id, account="acme")
+
+    async def _held(self, _: FileId) -> str:
+        return "in_progress"
+
+    def _run_of(self, batch_id: FileId) -> Any:
+        async def run() -> float:
+            self.started.append(batch_id)
+            while batch_id not in self.left:
+                await anyio.sleep(0)
+            return 0.0
+
+        stop = SimpleNamespace(leave=lambda: self.left.add(batch_id))
+        return SimpleNamespace(batch=SimpleNamespace(id=batch_id, account="acme"), run=run, stop=stop)
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> Played:
+    return Played(monkeypatch)
+
+
+async def test_outage_in_a_look_for_batches_strands_none(played: Played) -> None:
+    async def hold(batch_id: FileId) -> str:
+        if batch_id == IDS[1]:
+            raise BackendUnavailable("away")
+        return "in_progress"
+
+    played.hold = hold
+    async with anyio.create_task_group() as tasks:
+        with pytest.raises(BackendUnavailable):
+            await played.engine._take(tasks)
+        await anyio.sleep(0.01)
+        assert played.started == IDS[:1]
+        played.hold = played._held
+        assert await played.engine._take(tasks) == 2
+        await anyio.sleep(0.01)
+        assert played.started == IDS
+        tasks.cancel_scope.cancel()
+
+
+async def test_batch_that_cannot_be_read_holds_up_no_other(played: Played) -> None:
+    played.unreadable = IDS[1]
+    async with anyio.create_task_group() as tasks:
+        assert await played.engine._take(tasks) == 2
+        tasks.cancel_scope.cancel()
+
+
+async def test_drain_waits_for_a_batch_that_is_being_leased(played: Played) -> None:
+    asked, may_answer = anyio.Event(), anyio.Event()
+
+    async def hold(_: FileId) -> str:
+        asked.set()
+        await may_answer.wait()
+        return "in_progress"
+
+    played.hold = hold
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(played.engine._take, tasks)
+            await asked.wait()
+            async with anyio.create_task_group() as draining:
+                draining.start_soon(played.engine.drain)
+                await anyio.sleep(0)
+                may_answer.set()
+            assert played.started == IDS[:1]
+            assert not played.engine._running
