@@ -195,6 +195,6 @@ def _as_json(body: bytes) -> Any:
     """Return the answer as it is, in one line: in JSON a line break stands only between values."""
     try:
         msgspec.json.decode(body, type=Raw)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):  # a nesting too deep for the parser's stack
         return body.decode(errors="replace") or HTTPStatus.BAD_GATEWAY.phrase
     return Raw(BREAKS.sub(b" ", body))

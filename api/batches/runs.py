@@ -134,6 +134,15 @@ class LineRun:
 
     async def end(self) -> Outcome:
         """Wait for its end, and return what its POST would have answered. Raises Unfiled."""
+        try:
+            return await self._ended()
+        except Unfiled:
+            raise
+        except Exception as exc:  # a fault of one line is that line's, or its batch would begin again and again
+            log.exception("the answer of a line cannot be read")
+            return refuse(self._target, errors.problem_of(exc))
+
+    async def _ended(self) -> Outcome:
         for tries in range(1, MOST_TRIES + 1):
             stored = await self._end()
             if self._stopped.is_set() and (stored is None or stored.record.status is Status.CANCELED):
