@@ -10,20 +10,23 @@
 --   ARGV[4]  allowed    statuses in which it may be, with a space after each
 --   ARGV[5]  parts      how many it must have; '' for any number
 --   ARGV[6]  nonce
---   ARGV[7…] field, value
+--   ARGV[7…] field, value. `filed` only grows: a write of it may come late
 --   Returns  'written'  also if this call was carried out before
 --            'lost'     another keeper has it, or it is gone: nothing was written
 --            'changed'  it has another status or other parts: nothing was written
 
 local member, batch_id, token, allowed, parts, nonce = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 
-local status, holder, has, last = unpack(redis.call('HMGET', KEYS[1], 'status', 'token', 'parts', 'nonce'))
+local status, holder, has, last, filed = unpack(redis.call('HMGET', KEYS[1], 'status', 'token', 'parts', 'nonce', 'filed'))
 if last == nonce then return 'written' end
 if not status or (token ~= '' and holder ~= token) then return 'lost' end
 if not string.find(' ' .. allowed, ' ' .. status .. ' ', 1, true) or (parts ~= '' and parts ~= (has or '0')) then return 'changed' end
 
 local fields = {}
-for i = 7, #ARGV, 2 do fields[#fields + 1], fields[#fields + 2] = ARGV[i], ARGV[i + 1] end
+for i = 7, #ARGV, 2 do
+  local is_late = ARGV[i] == 'filed' and tonumber(ARGV[i + 1]) < tonumber(filed or 0)
+  if not is_late then fields[#fields + 1], fields[#fields + 2] = ARGV[i], ARGV[i + 1] end
+end
 redis.call('HSET', KEYS[1], 'nonce', nonce, unpack(fields))
 if member ~= '' then redis.call('ZREM', KEYS[2], member) end
 if batch_id ~= '' then redis.call('ZREM', KEYS[3], batch_id) end

@@ -23,7 +23,7 @@ from director.core.errors import BackendUnavailable
 from director.core.ids import FileId, new_file_id
 from director.files.store import PLAIN_TYPE, CallerFileName, FileStore
 from director.runtime import crash
-from director.store.batches import PART, Batch, Fields, Kind, Lease, Part
+from director.store.batches import PART, Batch, Batches, Fields, Kind, Lease, Part
 from director.store.caller_files import CallerFile
 
 log = logging.getLogger(__name__)
@@ -106,8 +106,16 @@ class Archive:
             "place": place,
         }
         nonce = secrets.token_hex(8)
-        await with_patience(partial(self._lease.write, fields, nonce=nonce, parts=had))
+        if not await with_patience(partial(self._lease.write, fields, nonce=nonce, parts=had)):
+            await self._check(parts)
         crash.at("after_commit")
+
+    async def _check(self, parts: Sequence[Part]) -> None:
+        """Raise unless a refused commit was carried out before: its reply was lost, and another write came since."""
+        batches = Batches(self._services.redis, self._services.scripts)
+        batch = await with_patience(partial(batches.get, self._batch.account, self._batch.id))
+        if batch is None or list(batch.stored_parts) != self.written.parts:
+            raise AssertionError(f"the parts of a batch are others than its keeper knows: {[*map(str, parts)]}")
 
     async def join(self, kind: Kind, *, ttl_s: float) -> CallerFile | None:
         """Store all parts of one kind as one file, and record it. Returns None without any."""

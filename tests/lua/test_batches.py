@@ -105,6 +105,14 @@ async def test_a_write_names_what_it_knows(redis: Redis, scripts: Scripts) -> No
     assert await write(scripts, nonce="m", parts=2) == "written"
 
 
+async def test_a_late_write_lowers_no_number_of_filed_lines(redis: Redis, scripts: Scripts) -> None:
+    await open_one(scripts)
+    await lease(scripts, TOKEN)
+    assert await write(scripts, nonce="a", fields={"filed": 1_000}) == "written"
+    assert await write(scripts, nonce="b", fields={"filed": 500, "total": 9}) == "written"
+    assert await redis.hmget(keys.batch(ID), "filed", "total") == [b"1000", b"9"]
+
+
 async def test_a_caller_needs_no_lease_to_cancel(redis: Redis, scripts: Scripts) -> None:
     await open_one(scripts)
     await lease(scripts, TOKEN)
