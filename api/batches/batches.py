@@ -212,7 +212,7 @@ async def list_batches(request: Request) -> Response:
     if after and not is_file_id(after):
         raise errors.invalid_field("format", "after", "is the id of a batch")
     ids = await batches.newest(account, after=FileId(after) if after else None, count=limit + 1)
-    found = [show_batch(each) for each in await batches.many(account, ids[:limit]) if each is not None]
+    found = [show_batch(each) for each in await batches.many(account, ids[:limit], whole=False) if each is not None]
     first, last = (found[0].id, found[-1].id) if found else (None, None)
     return json_response(BatchPage(data=found, first_id=first, last_id=last, has_more=len(ids) > limit))
 
@@ -221,7 +221,7 @@ async def list_batches(request: Request) -> Response:
     "/openai/v1/batches/{id}",
     name="openai.batches.get",
     summary="Get a batch",
-    about="The counts are those of the lines that are written: they grow with each part, every few seconds.",
+    about="The counts are those of the lines that are written: they grow with each part, within five minutes.",
     answers=SHOWN,
 )
 async def get_batch(request: Request) -> Response:
@@ -250,7 +250,8 @@ async def _find(request: Request) -> Batch:
     text, services = request.path_params["id"].removeprefix(BATCH), request.services
     found = None
     if is_file_id(text):
-        found = await Batches(services.redis, services.scripts).get(request.account.name, FileId(text))
+        batches = Batches(services.redis, services.scripts)
+        [found] = await batches.many(request.account.name, [FileId(text)], whole=False)
     if found is None:
         raise errors.not_found()
     return found

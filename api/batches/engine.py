@@ -239,6 +239,7 @@ class BatchRun:
         for file_id in filter(None, (batch.output, batch.error)):
             await archive.list(FileId(file_id))
         await with_patience(archive.remove_parts)
+        await with_patience(partial(self._batches.drop_parts, batch))
         later_s = await self._notifier.notify(batch, self._lease)
         if not later_s:
             await self._write({}, allowed=(batch.status,), leaves=True)

@@ -13,14 +13,15 @@ from api.batches.source import Source
 from director.core.errors import BackendUnavailable
 from director.store.batches import Batch, End, Lease
 
-MOST_WINDOW: Final = 1_000  # lines of a batch that are filed and not committed
+MOST_WINDOW: Final = 1_000  # lines of a batch that are filed and have not ended
 MOST_IN_ALL: Final = 4_000  # of all batches of one keeper
 MOST_BYTES: Final = 32 << 20  # of these lines, of all batches of one keeper
 FILING: Final = 32  # lines of a batch that are being filed at once
 AHEAD: Final = 500  # lines that are noted as perhaps filed with one write
 UNWRITTEN_BYTES: Final = 2 * PART_BYTES  # beyond it no line is filed
 PART_S: Final = 5.0  # from the first line of a part to its commit
-PARTS_IN_ALL: Final = 50  # later the longer a batch runs: one of a day has a few hundred parts
+PARTS_IN_ALL: Final = 50  # later the longer a batch runs: one of a day has a few hundred parts, and those of PART_BYTES
+LONGEST_PART_S: Final = 300.0  # a fraction of the life of the lines' data
 LOOK_S: Final = 0.5
 
 
@@ -175,7 +176,7 @@ class Work:
     async def _wait_for_room(self) -> None:
         while not self._stop.is_leaving and (
             self._filing >= FILING
-            or (not self._stop and len(self._starts) >= self._room.window)  # a stopped line leaves no room
+            or (not self._stop and len(self._under_way) >= self._room.window)  # a stopped line leaves no room
             or self._buffer.size >= UNWRITTEN_BYTES
             or (self._room.bytes >= MOST_BYTES and self._under_way)
         ):
@@ -204,10 +205,9 @@ class Work:
     async def _commit_in_time(self) -> None:
         while not self._is_over:
             now_s = anyio.current_time()
-            after_s = max(PART_S, (now_s - self._began_s) / PARTS_IN_ALL)
+            after_s = min(max(PART_S, (now_s - self._began_s) / PARTS_IN_ALL), LONGEST_PART_S)
             is_due = bool(self._buffer.numbers) and now_s - self._buffer.since_s >= after_s
-            is_full = len(self._buffer.numbers) >= self._room.window // 2
-            if is_due or is_full or self._buffer.size >= PART_BYTES:
+            if is_due or self._buffer.size >= PART_BYTES:
                 await self._commit()
             else:
                 await self._wait()

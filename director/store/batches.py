@@ -6,7 +6,7 @@ are numbered from 0, without blank ones. `written` has a bit for each line that 
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import Struct
@@ -23,6 +23,7 @@ MOST: Final = 2_000  # of one account
 MOST_LIVE: Final = 100  # that have not ended, of one account
 LEASE_S: Final = 15.0
 AT_ONCE: Final = 20  # that one account makes in one millisecond, for the place where a page begins
+PARTS_AT_ONCE: Final = 1_000  # that one write forgets
 PART: Final = "part"  # ending of a part in the file store
 
 BatchStatus = Literal[
@@ -91,6 +92,8 @@ class Batch(Struct, frozen=True, kw_only=True):
 
 
 OF_BATCH: Final = {name: kind for name, kind in Batch.__annotations__.items() if name not in ("times", "stored_parts")}
+STATUSES: Final[Sequence[str]] = get_args(BatchStatus)
+SHOWN: Final = [*(name for name in OF_BATCH if name != "written"), *(f"at:{status}" for status in STATUSES)]
 
 
 class Batches:
@@ -115,9 +118,18 @@ class Batches:
     async def get(self, account: str, batch_id: FileId) -> Batch | None:
         return (await self.many(account, [batch_id]))[0]
 
-    async def many(self, account: str, ids: Sequence[FileId]) -> list[Batch | None]:
-        """Return batches of this account, without those of others."""
-        found = await pipelined(self._redis, lambda pipe: [pipe.hgetall(keys.batch(each)) for each in ids])
+    async def many(self, account: str, ids: Sequence[FileId], *, whole: bool = True) -> list[Batch | None]:
+        """Return batches of this account, without those of others. Unless `whole`, what only a keeper needs is left
+        out: parts, and the bits of the lines that are written.
+        """
+
+        def read(pipe: Any) -> None:
+            for each in ids:
+                pipe.hgetall(keys.batch(each)) if whole else pipe.hmget(keys.batch(each), SHOWN)
+
+        found = await pipelined(self._redis, read)
+        if not whole:
+            found = [{name.encode(): value for name, value in zip(SHOWN, each, strict=True) if value} for each in found]
         batches = [_read(fields) if fields else None for fields in found]
         return [each if each is not None and each.account == account else None for each in batches]
 
@@ -139,6 +151,12 @@ class Batches:
         found = await ask(lambda: self._redis.zrange(keys.batches(), 0, most - 1))
         pairs = [text(member).partition(" ") for member in found]
         return [(account, FileId(batch_id)) for account, _, batch_id in pairs]
+
+    async def drop_parts(self, batch: Batch) -> None:
+        """Forget the parts of a batch that has ended."""
+        for start in range(0, batch.parts, PARTS_AT_ONCE):
+            names = [f"part:{number}" for number in range(start, min(batch.parts, start + PARTS_AT_ONCE))]
+            await ask(lambda names=names: self._redis.hdel(keys.batch(batch.id), *names))  # type: ignore[misc]
 
     async def cancel(self, batch: Batch, *, now_ms: int) -> BatchWritten:
         """Ask the keeper to stop. It answers `changed` for one that is past that."""

@@ -216,6 +216,8 @@ async def test_window_ends_with_what_is_done(
     output, errors = await batches.results(http, shown)
     assert len(output) + len(errors) == 30
     assert {each["error"]["code"] for each in errors} == {"batch_expired"}
+    left = await redis.hkeys(keys.batch(FileId(made["id"].removeprefix("batch_"))))
+    assert not [name for name in left if name.startswith(b"part:")]
     counts = shown["request_counts"]
     assert (counts["completed"], counts["failed"]) == (len(output), len(errors))
     assert {each["custom_id"] for each in [*output, *errors]} == {f"l{n}" for n in range(30)}
