@@ -16,7 +16,7 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from api.batches.lines import ENDED
+from api.batches.lines import ENDED, Fault
 from api.batches.notify import Notifier
 from api.batches.parts import Archive
 from api.batches.runs import Callers, with_patience
@@ -37,6 +37,7 @@ TICK_S: Final = 1.0
 RENEW_S: Final = 1.0  # how soon a cancel is noticed, too
 MOST_SEEN: Final = 1_000  # batches that one look considers
 MOST_AT_ONCE: Final = 64  # batches of one keeper
+RESULTS_LOST: Final = Fault(code="results_lost", message="Some results are gone from the file store.")
 KINDS: Final[Sequence[Kind]] = ("output", "error")
 
 
@@ -224,10 +225,11 @@ class BatchRun:
 
     async def _join(self) -> None:
         """Make its files of the parts. It ends with that."""
-        ttl_s, end = self._services.settings.batch_ttl_s, self.batch.ends_as
-        files = {kind: await self._archive().join(kind, ttl_s=ttl_s) for kind in KINDS}
-        now_ms = self._services.clock.now_ms()
+        archive = self._archive()
+        files = {kind: await archive.join(kind) for kind in KINDS}
+        now_ms, end = self._services.clock.now_ms(), "failed" if archive.lost else self.batch.ends_as
         fields: dict[str, str | bytes | int] = {"status": end, f"at:{end}": now_ms, "written": ""}
+        fields |= {"errors": msgspec.json.encode([RESULTS_LOST])} if archive.lost else {}
         fields |= {kind: file.id for kind, file in files.items() if file is not None}
         await self._write(fields, is_over=True)
         log.info("batch ended", extra={"batch": self.batch.id, "status": end})

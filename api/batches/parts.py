@@ -31,7 +31,6 @@ JSONL: Final = "application/jsonl"
 PART_BYTES: Final = 4 << 20
 JSONL_ENDING: Final = "jsonl"
 PURPOSE: Final = "batch_output"
-KEPT_S: Final = 3 * 86400.0  # of a part: longer than a batch runs
 
 
 class Written(Struct):
@@ -83,6 +82,7 @@ class Archive:
         self._lease = lease
         self._batch = batch
         self.written = Written.of(batch)
+        self.lost: set[FileId] = set()  # parts that are gone
 
     async def commit(self, buffer: Buffer, *, place: str) -> None:
         """Store the buffer's lines, and commit them. Goes on until that has worked. Raises Lost."""
@@ -117,16 +117,22 @@ class Archive:
         if batch is None or list(batch.stored_parts) != self.written.parts:
             raise AssertionError(f"the parts of a batch are others than its keeper knows: {[*map(str, parts)]}")
 
-    async def join(self, kind: Kind, *, ttl_s: float) -> CallerFile | None:
-        """Store all parts of one kind as one file, and record it. Returns None without any."""
+    async def join(self, kind: Kind) -> CallerFile | None:
+        """Record one file, and store all parts of one kind in it, without those that are gone: these are `lost`. Returns
+        None without any part.
+        """
         parts = [part for part in self.written.parts if part.kind == kind]
         if not parts:
             return None
-        digests = Digests()
-        name = await with_patience(partial(self._store_whole, parts, digests))
+        digests, file_id = Digests(), new_file_id(self._services.clock.now_ms())
+        record = partial(
+            self._record, file_id, f"batch_{self._batch.id}_{kind}", digests, JSONL_ENDING, purpose=PURPOSE
+        )
+        digests.size = sum(part.size for part in parts)
+        await self._keep(record())
+        await with_patience(partial(self._store_whole, record().stored_as, parts, digests))
         crash.at("after_join")
-        file = self._record(name.id, f"batch_{self._batch.id}_{kind}", digests, name.ending, ttl_s, purpose=PURPOSE)
-        await self._keep(file)
+        await self._keep(file := record())
         return file
 
     async def remove_parts(self) -> None:
@@ -141,40 +147,42 @@ class Archive:
     async def _put(self, kind: Kind, data: bytes) -> Part:
         digests = Digests()
         digests.add(data)
-        part = await with_patience(partial(self._put_once, kind, data))
-        await self._keep(self._record(part.id, kind, digests, PART, KEPT_S))
+        part = Part(kind, new_file_id(self._services.clock.now_ms()), len(data))
+        # first, or it may be swept away before it is recorded: Redis may be full for longer than the sweeper waits
+        await self._keep(self._record(part.id, kind, digests, PART))
+        await with_patience(partial(self._put_once, part, data))
         return part
 
-    async def _put_once(self, kind: Kind, data: bytes) -> Part:
-        part = Part(kind, new_file_id(self._services.clock.now_ms()), len(data))
+    async def _put_once(self, part: Part, data: bytes) -> None:
         async with as_unavailable():
             await self._store.put(part.name_for(self._batch.account), data, content_type=JSONL)
-        return part
 
-    async def _store_whole(self, parts: Sequence[Part], digests: "Digests") -> CallerFileName:
-        # under a new name each time: another keeper, or an earlier try, may be at it too
-        name = CallerFileName(self._batch.account, new_file_id(self._services.clock.now_ms()), JSONL_ENDING)
+    async def _store_whole(self, name: CallerFileName, parts: Sequence[Part], digests: "Digests") -> None:
         digests.clear()
         async with as_unavailable():
             await self._store.put(name, self._blocks(parts, digests), content_type=JSONL)
-        return name
 
     async def _blocks(self, parts: Sequence[Part], digests: "Digests") -> AsyncGenerator[bytes, None]:
+        account, files = self._batch.account, self._services.caller_files
         for part in parts:
-            file = await self._store.open(part.name_for(self._batch.account))
+            file = await self._store.open(part.name_for(account))
             if file is None or file.size != part.size:
-                raise FileNotFoundError(f"part {part.id} is gone")
+                if await files.get(account, part.id) is not None:  # the store may be another one for now
+                    raise FileNotFoundError(f"part {part.id} is missing")
+                log.error("a part of a batch is gone", extra={"batch": self._batch.id, "part": part.id})
+                self.lost.add(part.id)
+                continue
             async for block in file.read(0, part.size):
                 await to_thread.run_sync(digests.add, block)
                 yield block
 
     async def _keep(self, file: CallerFile) -> None:
         """Count the file in the account's quota, and record it, so that it is not swept away. It is not listed. What no
-        batch names is gone after some days.
+        batch names expires.
         """
-        now_ms, kept_ms = self._services.clock.now_ms(), int(KEPT_S * 1000)
-        await self._count(file, until_ms=now_ms + kept_ms)
-        await with_patience(partial(self._services.caller_files.keep, file, life_ms=kept_ms))
+        await self._count(file, until_ms=file.expires)
+        life_ms = file.expires - file.created
+        await with_patience(partial(self._services.caller_files.keep, file, life_ms=life_ms))
 
     async def list(self, file_id: FileId) -> None:
         """List a file that was made of parts, for as long as it lives."""
@@ -188,9 +196,8 @@ class Archive:
         stow = self._services.scripts.stow
         await with_patience(partial(stow, file.account, file.id, file.size, until_ms=until_ms))
 
-    def _record(
-        self, file_id: FileId, name: str, digests: "Digests", ending: str, ttl_s: float, *, purpose: str = ""
-    ) -> CallerFile:
+    def _record(self, file_id: FileId, name: str, digests: "Digests", ending: str, *, purpose: str = "") -> CallerFile:
+        """Return the record of a file that lives at least as long as its batch."""
         created = self._services.clock.now_ms()
         return CallerFile(
             id=file_id,
@@ -203,7 +210,7 @@ class Archive:
             md5=digests.md5.hexdigest(),
             metadata=Raw(b"{}"),
             created=created,
-            expires=created + int(ttl_s * 1000),
+            expires=created + int(self._services.settings.batch_ttl_s * 1000),
             purpose=purpose,
         )
 
