@@ -37,6 +37,7 @@ TICK_S: Final = 1.0
 RENEW_S: Final = 1.0  # how soon a cancel is noticed, too
 MOST_SEEN: Final = 1_000  # batches that one look considers
 MOST_AT_ONCE: Final = 64  # batches of one keeper
+SHARES: Final = 3  # one account alone has 16 of these, a second one 12 of the others
 RESULTS_LOST: Final = Fault(code="results_lost", message="Some results are gone from the file store.")
 KINDS: Final[Sequence[Kind]] = ("output", "error")
 
@@ -65,8 +66,10 @@ class Engine:
 
     async def run_once(self) -> int:
         """Bring the batches that may be taken now as far as possible. Returns how many these were."""
+        taken = 0
         async with anyio.create_task_group() as tasks:
-            return await self._take(tasks)
+            taken += await self._take(tasks)
+        return taken
 
     async def drain(self) -> None:
         """Commit what has ended, and give the batches back: another keeper goes on at once."""
@@ -91,10 +94,10 @@ class Engine:
             return taken
         now_s = self._services.clock.monotonic()
         self._later = {batch_id: at_s for batch_id, at_s in self._later.items() if at_s > now_s}
-        for account, batch_id in await self._batches.waiting(MOST_SEEN):
+        for account, batch_id in await self._batches.waiting(MOST_SEEN, now_ms=self._services.clock.now_ms()):
             if self._is_draining or len(self._running) >= MOST_AT_ONCE:
                 break
-            if batch_id in self._running or batch_id in self._later:
+            if batch_id in self._running or batch_id in self._later or not self._may_take(account):
                 continue
             lease = Lease(self._services.scripts, account, batch_id)
             if await lease.hold() in ("busy", "gone"):
@@ -112,6 +115,11 @@ class Engine:
             tasks.start_soon(self._run, run)
             taken += 1
         return taken
+
+    def _may_take(self, account: str) -> bool:
+        """Return whether the account has less than its share of the slots that are free: some are left for others."""
+        own = sum(run.batch.account == account for run in self._running.values())
+        return own * SHARES < MOST_AT_ONCE - len(self._running)
 
     async def _run(self, run: "BatchRun") -> None:
         batch_id, later_s = run.batch.id, 0.0
@@ -238,11 +246,13 @@ class BatchRun:
     async def _settle(self) -> float:
         """Do what is left after its end: list the files, delete the parts, notify the receiver."""
         batch, archive = self.batch, self._archive()
-        for file_id in filter(None, (batch.output, batch.error)):
-            await archive.list(FileId(file_id))
-        await with_patience(archive.remove_parts)
-        await with_patience(partial(self._batches.drop_parts, batch))
-        later_s = await self._notifier.notify(batch, self._lease)
+        if not batch.settled:
+            for file_id in filter(None, (batch.output, batch.error)):
+                await archive.list(FileId(file_id))
+            await with_patience(archive.remove_parts)
+            await with_patience(partial(self._batches.drop_parts, batch))
+            await self._write({"settled": 1}, allowed=(batch.status,))
+        later_s = await self._notifier.notify(self.batch, self._lease)
         if not later_s:
             await self._write({}, allowed=(batch.status,), leaves=True)
         return later_s

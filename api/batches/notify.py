@@ -47,7 +47,7 @@ class Notifier:
             return 0.0
         next_ms = now_ms + int(noted.delay_s * 1000)
         fields = {"hook_at": next_ms, "hook_tries": batch.hook_tries + 1}
-        write = partial(lease.write, fields, nonce=secrets.token_hex(8), allowed=(batch.status,))
+        write = partial(lease.write, fields, nonce=secrets.token_hex(8), allowed=(batch.status,), due_ms=next_ms)
         await with_patience(write)
         return max(1.0, noted.delay_s)
 

@@ -9,7 +9,7 @@ import hashlib
 import logging
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Final
 
@@ -118,8 +118,8 @@ class Archive:
             raise AssertionError(f"the parts of a batch are others than its keeper knows: {[*map(str, parts)]}")
 
     async def join(self, kind: Kind) -> CallerFile | None:
-        """Record one file, and store all parts of one kind in it, without those that are gone: these are `lost`. Returns
-        None without any part.
+        """Record one file, and store all parts of one kind in it, or return None without any. Parts that are gone are in
+        `lost`.
         """
         parts = [part for part in self.written.parts if part.kind == kind]
         if not parts:
@@ -136,13 +136,14 @@ class Archive:
         return file
 
     async def remove_parts(self) -> None:
-        """Delete the parts. What a keeper that dies leaves expires."""
+        """Delete the parts. What a keeper that dies, or a store that is away, leaves is swept away."""
         account, services = self._batch.account, self._services
         for part in self.written.parts:
             await services.caller_files.forget(account, part.id)
             await services.scripts.stow(account, part.id)
-            async with as_unavailable():
-                await self._store.discard(part.name_for(account))
+            with suppress(BackendUnavailable):
+                async with as_unavailable():
+                    await self._store.discard(part.name_for(account))
 
     async def _put(self, kind: Kind, data: bytes) -> Part:
         digests = Digests()
@@ -190,7 +191,7 @@ class Archive:
         file = await with_patience(partial(files.get, self._batch.account, file_id))
         if file is not None:
             await self._count(file, until_ms=file.expires)
-            await with_patience(partial(files.add, file))
+            await with_patience(partial(files.add, file, is_known=True))
 
     async def _count(self, file: CallerFile, *, until_ms: int) -> None:
         stow = self._services.scripts.stow

@@ -194,9 +194,9 @@ def batch(batch_id: FileId) -> str:
     return f"{{a:}}:batch:{batch_id}"
 
 
-@_grows("callers: at most 100 of an account")
+@_grows("callers: at most 2,000 of an account")
 def batches() -> str:
-    """zset · `<account> <id>` of batches that have not ended → their turn, ms. By open_batch; as the last of them."""
+    """zset · `<account> <id>` of batches with something left to do → their turn. By open_batch; as the last of them."""
     return "{a:}:batches"
 
 

@@ -348,15 +348,15 @@ class Scripts:
         fields: Mapping[str, str | bytes | int],
         parts: int | None = None,
         is_over: bool = False,
-        leaves: bool = False,
+        turn: int | Literal["", "-"] = "",
     ) -> replies.BatchWritten:
         """Change a batch that has one of these statuses. `token`: of the keeper that has it, or '' from a caller.
-        `parts`: how many it must have. `is_over`: it has ended. `leaves`: nothing is left to do.
+        `parts`: how many it must have. `is_over`: it has ended. `turn`: its new place, '-' if nothing is left to do.
         """
-        member, live = f"{account} {batch_id}" if leaves else "", keys.batches_live(account)
+        member, live = f"{account} {batch_id}", keys.batches_live(account)
         names = [keys.batch(batch_id), keys.batches(), live]
         allowed = "".join(f"{each} " for each in allowed)
-        args: list[Arg] = [member, batch_id if is_over else "", token, allowed, parts, nonce]
+        args: list[Arg] = [member, batch_id if is_over else "", token, allowed, parts, nonce, turn]
         args += chain.from_iterable(fields.items())
         return cast(replies.BatchWritten, await self._word("write_batch", names, args))
 

@@ -22,6 +22,7 @@ from director.files.store import CallerFileName
 MOST: Final = 2_000  # of one account
 MOST_LIVE: Final = 100  # that have not ended, of one account
 LEASE_S: Final = 15.0
+OVER: Final = 10**15  # the turn of a batch that has ended is this and the time when its webhook is due, ms
 AT_ONCE: Final = 20  # that one account makes in one millisecond, for the place where a page begins
 PARTS_AT_ONCE: Final = 1_000  # that one write forgets
 PART: Final = "part"  # ending of a part in the file store
@@ -53,7 +54,8 @@ class Part(Struct, frozen=True):
 class Batch(Struct, frozen=True, kw_only=True):
     """A batch. `api_token`: digest of the token that made it. `headers` and `metadata` are JSON. Times are in ms.
     `place`: number and byte of the first line that is not written. `filed`: lines from here on were never filed.
-    `ends_as`: set once no more lines are run. `hook_at`: when the next webhook is due.
+    `ends_as`: set once no more lines are run. `settled`: 1 once its files are listed and its parts are gone.
+    `hook_at`: when the next webhook is due.
     """
 
     id: FileId
@@ -81,6 +83,7 @@ class Batch(Struct, frozen=True, kw_only=True):
     ends_as: str = ""
     output: str = ""
     error: str = ""
+    settled: int = 0
     hook_at: int = 0
     hook_tries: int = 0
     times: dict[str, int] = {}
@@ -146,10 +149,17 @@ class Batches:
         ids = [FileId(text(each)) for each in await ask(read)]
         return [each for each in ids if after is None or each < after][:count]
 
-    async def waiting(self, most: int) -> list[tuple[str, FileId]]:
-        """Return account and id of batches that have something left to do, in the order of their turns."""
-        found = await ask(lambda: self._redis.zrange(keys.batches(), 0, most - 1))
-        pairs = [text(member).partition(" ") for member in found]
+    async def waiting(self, most: int, *, now_ms: int) -> list[tuple[str, FileId]]:
+        """Return account and id of up to `most` batches that have not ended, in the order of their turns, and of up to
+        `most` that have and whose webhook is due.
+        """
+
+        def read(pipe: Any) -> None:
+            pipe.zrange(keys.batches(), "-inf", f"({OVER}", byscore=True, offset=0, num=most)
+            pipe.zrange(keys.batches(), OVER, OVER + now_ms, byscore=True, offset=0, num=most)
+
+        live, due = await pipelined(self._redis, read)
+        pairs = [text(member).partition(" ") for member in (*live, *due)]
         return [(account, FileId(batch_id)) for account, _, batch_id in pairs]
 
     async def drop_parts(self, batch: Batch) -> None:
@@ -193,11 +203,14 @@ class Lease:
         allowed: Sequence[BatchStatus] = LIVE,
         parts: int | None = None,
         is_over: bool = False,
+        due_ms: int | None = None,
         leaves: bool = False,
     ) -> bool:
-        """Write if the status is one of `allowed`, and return whether it was. Repeat it with the same nonce after a
-        lost reply. Raises Lost.
+        """Write if the status is one of `allowed`, and return whether it was. `due_ms`: when its webhook is due. Repeat
+        it with the same nonce after a lost reply. Raises Lost.
         """
+        if is_over:
+            due_ms = 0
         word = await self._scripts.write_batch(
             *self._batch,
             token=self._token,
@@ -206,7 +219,7 @@ class Lease:
             fields=fields,
             parts=parts,
             is_over=is_over,
-            leaves=leaves,
+            turn="-" if leaves else "" if due_ms is None else OVER + due_ms,
         )
         if word == "lost":
             raise Lost

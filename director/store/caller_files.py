@@ -58,12 +58,13 @@ class CallerFiles:
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
-    async def add(self, file: CallerFile) -> None:
+    async def add(self, file: CallerFile, *, is_known: bool = False) -> None:
+        """Record a file, and list it. `is_known`: `keep` recorded it, and it stays gone if it was deleted since."""
         key, listing, life_ms = keys.file(file.account, file.id), keys.files(file.account), file.expires - file.created
         oldest = lowest_id_at(max(0, file.created - life_ms))
 
         def write(pipe: Any) -> None:
-            pipe.set(key, msgspec.json.encode(file), px=life_ms)
+            pipe.set(key, msgspec.json.encode(file), px=life_ms, xx=is_known)
             pipe.zadd(listing, {file.id: 0})
             pipe.pexpire(listing, life_ms, nx=True)
             pipe.pexpire(listing, life_ms, gt=True)  # older files may live longer: the setting was another one then

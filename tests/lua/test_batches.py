@@ -7,7 +7,7 @@ from redis.asyncio import Redis
 from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.ids import FileId, new_file_id
-from director.store.batches import LIVE
+from director.store.batches import LIVE, Batches, Lease
 from tests.support.keyspace import unchanged
 from tests.support.queue_driver import ACCOUNT
 
@@ -126,6 +126,23 @@ async def test_an_ended_batch_leaves_its_lists(redis: Redis, scripts: Scripts) -
     assert await write(scripts, is_over=True, fields={"status": "completed"}) == "written"
     assert not await redis.exists(keys.batches_live(ACCOUNT))
     assert await redis.zrange(keys.batches(), 0, -1) == [MEMBER]
-    assert await write(scripts, nonce="m", allowed=("completed",), leaves=True, fields={}) == "written"
+    assert await write(scripts, nonce="l", allowed=("completed",), turn=7, fields={}) == "written"
+    assert await redis.zscore(keys.batches(), MEMBER) == 7
+    assert await write(scripts, nonce="m", allowed=("completed",), turn="-", fields={}) == "written"
+    assert await write(scripts, nonce="n2", allowed=("completed",), turn=7, fields={}) == "written"
     assert not await redis.exists(keys.batches())
     assert await redis.zrange(keys.batches_of(ACCOUNT), 0, -1) == [ID.encode()]
+
+
+async def test_owed_webhooks_hide_no_batch_that_waits(redis: Redis, scripts: Scripts) -> None:
+    batches = Batches(redis, scripts)
+    await open_one(scripts)
+    lease = Lease(scripts, ACCOUNT, ID)
+    await lease.hold()
+    assert await lease.write({"status": "completed"}, nonce="a", is_over=True)
+    other = new_file_id(NOW)
+    await open_one(scripts, other, at=NOW + 5)
+    assert await batches.waiting(1, now_ms=NOW) == [(ACCOUNT, other), (ACCOUNT, ID)]
+    assert await lease.write({}, nonce="b", allowed=("completed",), due_ms=NOW + 9)
+    assert await batches.waiting(1, now_ms=NOW + 8) == [(ACCOUNT, other)]
+    assert await batches.waiting(1, now_ms=NOW + 9) == [(ACCOUNT, other), (ACCOUNT, ID)]

@@ -315,8 +315,12 @@ async def test_end_is_a_signed_webhook_with_retries(http: AsyncClient, model: Ec
     async with sink() as hook:
         hook.answers.append(Answer(status=500))
         made = await batches.create(http, await batches.upload(http, batches.line("a")), webhook=hook.url)
+        await engine.run_once()
+        output = (await batches.get(http, made["id"]))["output_file_id"]
+        assert (await http.delete(f"{FILES}/{output}")).status_code == 200
         await eventually(engine.run_once, "it was delivered", until=lambda _: len(hook.received) >= 2, limit_s=20)
         assert await engine.run_once() == 0
+        assert (await http.get(f"{FILES}/{output}")).status_code == 404
     first, second = hook.received
     assert first.headers["webhook-id"] == second.headers["webhook-id"] == f"evt_{made['id'].removeprefix('batch_')}"
     assert second.headers["webhook-signature"].startswith("v1,")

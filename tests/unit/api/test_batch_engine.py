@@ -1,10 +1,12 @@
 """A look for batches starts each as it is leased: what fails later in it strands none."""
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from api.batches import engine as module
@@ -20,38 +22,40 @@ class Played:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.started: list[FileId] = []
-        self.left: set[FileId] = set()
         self.hold: Callable[[FileId], Awaitable[str]] = self._held
         self.unreadable: FileId | None = None
+        self.waiting = [("acme", each) for each in IDS]
         monkeypatch.setattr(module, "Lease", lambda _, __, each: SimpleNamespace(hold=lambda: self.hold(each)))
-        monkeypatch.setattr(module, "BatchRun", lambda batch, *_: self._run_of(batch.id))
-        clock = SimpleNamespace(monotonic=lambda: 0.0, sleep=anyio.sleep)
+        monkeypatch.setattr(module, "BatchRun", lambda batch, *_: self._run_of(batch))
+        clock = SimpleNamespace(monotonic=lambda: 0.0, now_ms=lambda: 0, sleep=anyio.sleep)
         services: Any = SimpleNamespace(
             files=object(), gate=SimpleNamespace(is_open=True), clock=clock, scripts=None, redis=None
         )
         self.engine = Engine({"services": services}, SimpleNamespace())  # type: ignore[typeddict-item, arg-type]
         self.engine._batches = SimpleNamespace(waiting=self._waiting, get=self._get)  # type: ignore[assignment]
 
-    async def _waiting(self, *_: int) -> list[tuple[str, FileId]]:
-        return [("acme", each) for each in IDS]
+    async def _waiting(self, *_: object, **__: object) -> list[tuple[str, FileId]]:
+        return self.waiting
 
-    async def _get(self, _: str, batch_id: FileId) -> Any:
+    async def _get(self, account: str, batch_id: FileId) -> Any:
         if batch_id == self.unreadable:
             raise ValueError
-        return SimpleNamespace(id=batch_id, account="acme")
+        return SimpleNamespace(id=batch_id, account=account)
 
     async def _held(self, _: FileId) -> str:
         return "in_progress"
 
-    def _run_of(self, batch_id: FileId) -> Any:
+    def _run_of(self, batch: Any) -> Any:
+        batch_id = batch.id
+
         async def run() -> float:
             self.started.append(batch_id)
-            while batch_id not in self.left:
-                await anyio.sleep(0)
+            await left.wait()
             return 0.0
 
-        stop = SimpleNamespace(leave=lambda: self.left.add(batch_id))
-        return SimpleNamespace(batch=SimpleNamespace(id=batch_id, account="acme"), run=run, stop=stop)
+        left = anyio.Event()
+        stop = SimpleNamespace(leave=left.set)
+        return SimpleNamespace(batch=batch, run=run, stop=stop)
 
 
 @pytest.fixture
@@ -100,7 +104,17 @@ async def test_drain_waits_for_a_batch_that_is_being_leased(played: Played) -> N
             await asked.wait()
             async with anyio.create_task_group() as draining:
                 draining.start_soon(played.engine.drain)
-                await anyio.sleep(0)
+                await anyio.lowlevel.checkpoint()
                 may_answer.set()
             assert played.started == IDS[:1]
             assert not played.engine._running
+
+
+async def test_one_account_leaves_slots_for_others(played: Played) -> None:
+    accounts = ["acme"] * 100 + ["other"] * 100 + ["third"]
+    played.waiting = [(each, new_file_id(1_700_000_000_000 + n)) for n, each in enumerate(accounts)]
+    async with anyio.create_task_group() as tasks:
+        await played.engine._take(tasks)
+        counts = Counter(run.batch.account for run in played.engine._running.values())
+        tasks.cancel_scope.cancel()
+    assert counts == {"acme": 16, "other": 12, "third": 1}
