@@ -118,7 +118,7 @@ class Archive:
             raise AssertionError(f"the parts of a batch are others than its keeper knows: {[*map(str, parts)]}")
 
     async def join(self, kind: Kind) -> CallerFile | None:
-        """Record one file, and store all parts of one kind in it, or return None without any. Parts that are gone are in
+        """Record one file, and store all parts of a kind in it, or return None without any. Parts that are gone are in
         `lost`.
         """
         parts = [part for part in self.written.parts if part.kind == kind]

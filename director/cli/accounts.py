@@ -215,7 +215,8 @@ async def _erase(backend: Backend, given: argparse.Namespace) -> Answer:
     with audit() as by:
         erased = await backend.erasure.erase(given.name, keeps_usage=given.keep_usage, by=by, within_s=END_S)
     text = (
-        f"{given.name} is erased: {several(erased.predictions, 'prediction')}, {several(erased.files, 'file')}, "
+        f"{given.name} is erased: {several(erased.predictions, 'prediction')}, "
+        f"{several(erased.batches, 'batch')}, {several(erased.files, 'file')}, "
         f"{several(erased.deployments, 'deployment')}, {several(erased.tokens, 'token')}, "
         f"{several(erased.months, 'month')} of usage. A keeper deletes the files within an hour"
     )

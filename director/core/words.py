@@ -28,7 +28,8 @@ def since(moment: str, now_ms: int) -> str:
 
 
 def several(count: int, one: str) -> str:
-    return f"{count:,} {one}{'' if count == 1 else 's'}"
+    ending = "" if count == 1 else "es" if one.endswith("ch") else "s"
+    return f"{count:,} {one}{ending}"
 
 
 def some(facts: Sequence[str]) -> str:

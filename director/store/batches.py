@@ -24,6 +24,7 @@ MOST_LIVE: Final = 100  # that have not ended, of one account
 LEASE_S: Final = 15.0
 OVER: Final = 10**15  # the turn of a batch that has ended is this and the time when its webhook is due, ms
 AT_ONCE: Final = 20  # that one account makes in one millisecond, for the place where a page begins
+ERASED_AT_ONCE: Final = 100
 PARTS_AT_ONCE: Final = 1_000  # that one write forgets
 PART: Final = "part"  # ending of a part in the file store
 
@@ -167,6 +168,20 @@ class Batches:
         for start in range(0, batch.parts, PARTS_AT_ONCE):
             names = [f"part:{number}" for number in range(start, min(batch.parts, start + PARTS_AT_ONCE))]
             await ask(lambda names=names: self._redis.hdel(keys.batch(batch.id), *names))  # type: ignore[misc]
+
+    async def erase(self, account: str) -> int:
+        """Delete all batches of an account, and return how many these were. A keeper that has one finds it gone."""
+        listing, erased = keys.batches_of(account), 0
+        while ids := await ask(lambda: self._redis.zrange(listing, 0, ERASED_AT_ONCE - 1)):
+
+            def erase(pipe: Any, ids: Sequence[bytes] = ids) -> None:
+                pipe.unlink(*(keys.batch(FileId(text(each))) for each in ids))
+                pipe.zrem(keys.batches(), *(f"{account} {text(each)}" for each in ids))
+                for name in (keys.batches_live(account), listing):
+                    pipe.zrem(name, *ids)
+
+            erased += (await pipelined(self._redis, erase, transaction=True))[0]
+        return erased
 
     async def cancel(self, batch: Batch, *, now_ms: int) -> BatchWritten:
         """Ask the keeper to stop. It answers `changed` for one that is past that."""

@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text
 from director.core.data_bytes import FILE_BYTES, NOTHING, Counted, until_ms
-from director.core.ids import FileId, lowest_id_at
+from director.core.ids import FileId, is_file_id, lowest_id_at
 from director.files.store import CallerFileName
 
 # Longer than any upload takes: a stored file that is not recorded after this time never will be
@@ -80,6 +80,11 @@ class CallerFiles:
         """Record a file without its place on the list: it can be read by its id, and its bytes are not swept away."""
         key = keys.file(file.account, file.id)
         await ask(lambda: self._redis.set(key, msgspec.json.encode(file), px=life_ms))
+
+    async def counted(self, account: str) -> list[FileId]:
+        """Return all files that count in the account's quota, also those that are on no list: parts of batches."""
+        found: list[Any] = await ask(lambda: self._redis.zrange(keys.stored_until(account), 0, -1))
+        return [FileId(name) for name in (text(each) for each in found) if is_file_id(name)]
 
     async def prolong(self, file: CallerFile, *, until_ms: int) -> None:
         """Keep a file at least until then. Its record still says when it was to expire."""

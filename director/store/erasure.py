@@ -1,4 +1,4 @@
-"""Erase what a suspended account has stored: its predictions, uploads and deployments, its tokens, and its usage.
+"""Erase what a suspended account has stored: predictions, batches, uploads and deployments, its tokens, and its usage.
 
 Records go here. A keeper deletes files of records that are gone, so no file store is needed. All of it may be repeated.
 """
@@ -19,6 +19,7 @@ from director.core.ids import Kind, PredictionId
 from director.core.usage import day_of, months_of
 from director.store.accounts import Accounts
 from director.store.administration import Suspensions
+from director.store.batches import Batches
 from director.store.caller_files import CallerFiles
 from director.store.catalog import Catalog
 from director.store.changes import Changes
@@ -35,6 +36,7 @@ class Erased(Struct, frozen=True, kw_only=True):
     """How many were erased. `months`: of usage, once for each model and month."""
 
     predictions: int
+    batches: int
     files: int
     deployments: int
     tokens: int
@@ -63,6 +65,7 @@ class Erasure:
         self._changes = changes
         self._predictions = Predictions(redis)
         self._files = CallerFiles(redis)
+        self._batches = Batches(redis, scripts)
 
     async def erase(self, account: str, *, keeps_usage: bool, by: str, within_s: float) -> Erased:
         """Erase it all. Raises SettingsError if the account is not suspended with `end`, or if something of it still
@@ -76,6 +79,7 @@ class Erasure:
             raise SettingsError(f"{left} of its predictions have not ended yet. Repeat this in a minute.")
         async with self._changes.noting("account_erased", by=by, account=account, keeps_usage=keeps_usage):
             return Erased(
+                batches=await self._batches.erase(account),  # first: keepers notice, and store no more
                 tokens=await self._revoke(account),
                 predictions=sum([await self._erase_predictions(account, kind) for kind in KINDS]),
                 files=await self._erase_files(account),
@@ -114,6 +118,9 @@ class Erasure:
             await asyncio.gather(*gone)
             erased += len(known)
             high = f"({ids[-1]}"
+        for each in await self._files.counted(account):  # what batches wrote and is on no list
+            await self._files.forget(account, each)
+            await self._scripts.stow(account, each)
         return erased
 
     async def _erase_deployments(self, account: str) -> int:

@@ -6,12 +6,16 @@ from pathlib import Path
 
 import httpx
 import pytest
+from msgspec import Raw
 from redis.asyncio import Redis
 
+from director.broker import keys
 from director.core.errors import SettingsError
-from director.core.ids import PredictionId, lowest_id_at
+from director.core.ids import PredictionId, lowest_id_at, new_file_id
 from director.core.settings import ApiSettings
 from director.core.usage import Used, day_of
+from director.store.batches import Batch, Batches
+from director.store.caller_files import CallerFile, CallerFiles
 from director.store.changes import FIRST
 from director.store.erasure import Erased, Erasure
 from director.store.services import Services
@@ -78,15 +82,58 @@ async def test_erased_account_leaves_nothing_that_it_sent_or_used(
 
     await suspended(services)
     erased = await services.erasure.erase(ACCOUNT, keeps_usage=False, by=BY, within_s=60)
-    assert erased == Erased(predictions=4, files=1, deployments=0, tokens=1, months=1)
+    assert erased == Erased(predictions=4, batches=0, files=1, deployments=0, tokens=1, months=1)
     assert await holders(redis, SECRET.encode()) == []
     for each in ids:
         assert [key for key in await holders(redis, each.encode()) if not MAY_KEEP_IDS.fullmatch(key)] == []
     assert not [key for key in await holders(redis, ACCOUNT.encode()) if ":ledger:" in key]
     assert (await api.get("/v1/predictions")).status_code == 401
     assert await services.erasure.erase(ACCOUNT, keeps_usage=False, by=BY, within_s=60) == Erased(
-        predictions=0, files=0, deployments=0, tokens=0, months=0
+        predictions=0, batches=0, files=0, deployments=0, tokens=0, months=0
     )
+
+
+async def test_erased_account_leaves_no_batch_and_nothing_that_it_wrote(
+    services: Services, redis: Redis, token: str
+) -> None:
+    now_ms, batches, files = services.clock.now_ms(), Batches(redis, services.scripts), CallerFiles(redis)
+    for account in (ACCOUNT, RIVAL):
+        batch = Batch(
+            id=new_file_id(now_ms),
+            account=account,
+            api_token="",
+            endpoint="/v1/chat/completions",
+            input=new_file_id(now_ms),
+            window="24h",
+            headers=b"{}",
+            metadata=SECRET.encode(),
+            base="",
+            created=now_ms,
+            expires=now_ms + 86_400_000,
+            status="validating",
+        )
+        assert await batches.open(batch, ttl_s=86_400) == "opened"
+        part = CallerFile(
+            id=new_file_id(now_ms),
+            account=account,
+            name=SECRET,
+            ending="part",
+            content_type="",
+            size=7,
+            sha256="",
+            md5="",
+            metadata=Raw(b"{}"),
+            created=now_ms,
+            expires=now_ms + 86_400_000,
+        )
+        await services.scripts.stow(account, part.id, part.size, until_ms=part.expires)
+        await files.keep(part, life_ms=86_400_000)
+    await suspended(services)
+    erased = await services.erasure.erase(ACCOUNT, keeps_usage=False, by=BY, within_s=60)
+    assert (erased.batches, erased.files) == (1, 0)
+    assert [account for account, _ in await batches.waiting(9, now_ms=now_ms)] == [RIVAL]
+    assert sorted(await holders(redis, SECRET.encode())) == sorted([keys.batch(batch.id), keys.file(RIVAL, part.id)])
+    assert not await redis.exists(keys.stored(ACCOUNT), keys.batches_of(ACCOUNT), keys.batches_live(ACCOUNT))
 
 
 async def test_erasure_of_one_account_changes_no_other(services: Services, driver: QueueDriver, redis: Redis) -> None:
@@ -143,7 +190,7 @@ async def test_operator_must_say_yes_and_the_change_is_logged(
     assert "--yes" in await operator.is_told("account", "erase", ACCOUNT)
     assert "there is no account" in await operator.is_told("account", "erase", "nothing", "--yes")
     await operator.types("account", "suspend", ACCOUNT, "--policy", "end")
-    assert "0 predictions, 0 files, 0 deployments, 1 token" in await operator.types(
+    assert "0 predictions, 0 batches, 0 files, 0 deployments, 1 token" in await operator.types(
         "account", "erase", ACCOUNT, "--yes"
     )
     changes = await services.changes.after(FIRST, count=100)
