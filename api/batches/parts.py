@@ -20,7 +20,7 @@ from api.batches.lines import Outcome, encode_outcome
 from api.batches.runs import with_patience
 from api.services.services import Services
 from director.core.errors import BackendUnavailable
-from director.core.ids import FileId, new_file_id
+from director.core.ids import FileId, PredictionId, new_file_id
 from director.files.store import PLAIN_TYPE, CallerFileName, FileStore
 from director.runtime import crash
 from director.store.batches import PART, Batch, Batches, Fields, Kind, Lease, Part
@@ -81,6 +81,7 @@ class Archive:
         self._store = store
         self._lease = lease
         self._batch = batch
+        self._batches = Batches(services.redis, services.scripts)
         self.written = Written.of(batch)
         self.lost: set[FileId] = set()  # parts that are gone
 
@@ -109,11 +110,22 @@ class Archive:
         if not await with_patience(partial(self._lease.write, fields, nonce=nonce, parts=had)):
             await self._check(parts)
         crash.at("after_commit")
+        with suppress(BackendUnavailable):  # a line that is written is not looked for
+            await self._batches.forget_lines(self._batch, buffer.numbers)
+
+    async def noted_lines(self) -> dict[int, PredictionId]:
+        """Return the predictions of lines that are filed and not written."""
+        return await with_patience(partial(self._batches.noted_lines, self._batch))
+
+    async def note_line(self, number: int, prediction_id: PredictionId) -> None:
+        """Note a line's prediction. Where Redis takes no more, its idempotency key finds it."""
+        with suppress(BackendUnavailable):
+            ttl_s = self._services.settings.batch_ttl_s
+            await self._batches.note_line(self._batch, number, prediction_id, ttl_s=ttl_s)
 
     async def _check(self, parts: Sequence[Part]) -> None:
         """Raise unless a refused commit was carried out before: its reply was lost, and another write came since."""
-        batches = Batches(self._services.redis, self._services.scripts)
-        batch = await with_patience(partial(batches.get, self._batch.account, self._batch.id))
+        batch = await with_patience(partial(self._batches.get, self._batch.account, self._batch.id))
         if batch is None or list(batch.stored_parts) != self.written.parts:
             raise AssertionError(f"the parts of a batch are others than its keeper knows: {[*map(str, parts)]}")
 

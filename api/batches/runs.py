@@ -1,7 +1,8 @@
 """Run one line: file it as its POST would be, wait for its end, and show what the POST would have answered.
 
-The idempotency key of a line is made of the batch and its number. So whichever process files a line again, also after
-a kill, finds the prediction that it has. Limits, a full Redis and a suspended account make a line wait.
+The prediction of a line is noted once it is filed. So after a kill it is found also where the token, the model or the
+idempotency key is gone. That key is made of the batch and the line's number, and finds what was not noted yet. Limits,
+a full Redis and a suspended account make a line wait.
 """
 
 import asyncio
@@ -30,6 +31,7 @@ from api.web import errors
 from api.web.errors import Code, Problem
 from api.web.http import Request, type_of
 from director.core.errors import BackendUnavailable
+from director.core.ids import PredictionId
 from director.core.schema import NewPrediction, Stored
 from director.core.states import Status
 from director.core.view import view
@@ -67,6 +69,13 @@ class Callers:
         account that may run nothing.
         """
         account = await self._account()
+        return self._request(account if files else replace(account, limits=replace(account.limits, max_queued=0)))
+
+    def own_request(self) -> Request:
+        """Return a request that may only look at what the account has, and cancel it."""
+        return self._request(Account(self._batch.account))
+
+    def _request(self, account: Account) -> Request:
         request = Request(
             {
                 "type": "http",
@@ -85,7 +94,7 @@ class Callers:
             _no_answer,
         )
         request.services = self._state["services"]
-        request.account = account if files else replace(account, limits=replace(account.limits, max_queued=0))
+        request.account = account
         return request
 
     async def _account(self) -> Account:
@@ -110,11 +119,22 @@ async def _no_answer(_: Any) -> None:
 class LineRun:
     """One line under way. `stop` cancels its prediction, and lets it file none."""
 
-    def __init__(self, callers: Callers, number: int, target: Target, reads: asyncio.Semaphore) -> None:
+    def __init__(
+        self,
+        callers: Callers,
+        number: int,
+        target: Target,
+        *,
+        reads: asyncio.Semaphore,
+        known: PredictionId | None,
+        note: Callable[[int, PredictionId], Awaitable[None]],
+    ) -> None:
         self._callers = callers
         self._number = number
         self._target = target
         self._reads = reads
+        self._known = known
+        self._note = note
         self._stopped = asyncio.Event()
         self._request: Request | None = None
         self._filed: Filed | None = None
@@ -129,7 +149,14 @@ class LineRun:
                 await cancel_of(self._request, self._filed.stored.record.id, self._where)()
 
     async def file(self) -> Outcome | None:
-        """File it once nothing is in its way. Returns its outcome if it is refused. Raises Unfiled."""
+        """File it once nothing is in its way, unless it is known to have a prediction. Returns its outcome if it is
+        refused. Raises Unfiled.
+        """
+        if self._known is not None:
+            self._request = request = self._callers.own_request()
+            if (stored := await self._read(request, self._known)) is not None and self._where is not None:
+                self._filed = Filed(stored, self._where, is_repeat=True)
+                return None
         return await self._file(0)
 
     async def end(self) -> Outcome:
@@ -158,6 +185,7 @@ class LineRun:
             try:
                 self._filed = await self._accept(tries)
                 self._where = self._filed.services
+                await self._note(self._number, self._filed.stored.record.id)
             except Exception as exc:  # whatever its POST would have been answered with
                 problem = errors.problem_of(exc)
                 if self._stopped.is_set() and not isinstance(exc, BackendUnavailable):
@@ -215,22 +243,22 @@ class LineRun:
                 )
                 if isinstance(ended, Ending):
                     return ended.of(stored)
-                stored = await self._read(request, filed)
+                stored = await self._read(request, stored.record.id)
         finally:
             self._wait.leave()
         return stored
 
-    async def _read(self, request: Request, filed: Filed) -> Stored | None:
+    async def _read(self, request: Request, prediction_id: PredictionId) -> Stored | None:
         """Read the prediction with its data, wherever it is now."""
 
         async def read(services: Services) -> Stored | None:
             self._where = services
-            return await read_here(services, filed.stored.record.id)
+            return await read_here(services, prediction_id)
 
         while True:
             try:
                 async with self._reads:
-                    return await where_it_is(request, filed.stored.record.id, read, self._where)
+                    return await where_it_is(request, prediction_id, read, self._where)
             except BackendUnavailable:
                 await asyncio.sleep(PAUSE_S)
             except Problem as exc:  # it went to a server of others, or its site is gone

@@ -11,6 +11,7 @@ from api.batches.parts import PART_BYTES, Archive, Buffer
 from api.batches.runs import Callers, LineRun, Unfiled, with_patience
 from api.batches.source import Source
 from director.core.errors import BackendUnavailable
+from director.core.ids import PredictionId
 from director.store.batches import Batch, End, Lease
 
 MOST_WINDOW: Final = 1_000  # lines of a batch that are filed and have not ended
@@ -86,6 +87,7 @@ class Work:
         self._buffer = Buffer()
         self._began_s = anyio.current_time()
         self._is_over = False
+        self._noted: dict[int, PredictionId] = {}
 
     @property
     def is_whole(self) -> bool:
@@ -94,6 +96,7 @@ class Work:
 
     async def run(self) -> None:
         """Run all lines that are not written, or until `stop`. Then all that have ended are committed."""
+        self._noted = await self._archive.noted_lines()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._commit_in_time)
             tasks.start_soon(self._cancel_in_time)
@@ -144,7 +147,14 @@ class Work:
         if isinstance(read, Wrong):  # a keeper with other settings took it
             self._add(line.number, "", Outcome(code=read.code, message=str(read)))
             return
-        run = LineRun(self._callers, line.number, read.target, self._room.reads)
+        run = LineRun(
+            self._callers,
+            line.number,
+            read.target,
+            reads=self._room.reads,
+            known=self._noted.pop(line.number, None),
+            note=self._archive.note_line,
+        )
         if self._stop:  # it may have been filed before: it is only looked for
             await run.stop()
         self._under_way[line.number] = run

@@ -194,6 +194,12 @@ def batch(batch_id: FileId) -> str:
     return f"{{a:}}:batch:{batch_id}"
 
 
+@_grows("callers: at most 100 of an account, with the lines under way")
+def batch_lines(batch_id: FileId) -> str:
+    """hash · number of a line that is filed and not written → its prediction. By keepers; as `batch`, at most."""
+    return f"{{a:}}:batch:{batch_id}:lines"
+
+
 @_grows("callers: at most 2,000 of an account")
 def batches() -> str:
     """zset · `<account> <id>` of batches with something left to do → their turn. By open_batch; as the last of them."""

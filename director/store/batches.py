@@ -16,7 +16,7 @@ from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text
 from director.broker.replies import BatchOpened, BatchWritten
 from director.broker.scripts import Scripts
-from director.core.ids import FileId, created_ms_of
+from director.core.ids import FileId, PredictionId, created_ms_of
 from director.files.store import CallerFileName
 
 MOST: Final = 2_000  # of one account
@@ -163,8 +163,23 @@ class Batches:
         pairs = [text(member).partition(" ") for member in (*live, *due)]
         return [(account, FileId(batch_id)) for account, _, batch_id in pairs]
 
+    async def note_line(self, batch: Batch, number: int, prediction_id: PredictionId, *, ttl_s: float) -> None:
+        """Note the prediction that a line has, until the line is written."""
+        key, life_ms = keys.batch_lines(batch.id), int(ttl_s * 1000)
+        await pipelined(
+            self._redis, lambda pipe: (pipe.hset(key, str(number), prediction_id), pipe.pexpire(key, life_ms))
+        )
+
+    async def noted_lines(self, batch: Batch) -> dict[int, PredictionId]:
+        found = await ask(lambda: self._redis.hgetall(keys.batch_lines(batch.id)))
+        return {int(number): PredictionId(text(each)) for number, each in found.items()}
+
+    async def forget_lines(self, batch: Batch, numbers: Sequence[int]) -> None:
+        await ask(lambda: self._redis.hdel(keys.batch_lines(batch.id), *map(str, numbers)))
+
     async def drop_parts(self, batch: Batch) -> None:
-        """Forget the parts of a batch that has ended."""
+        """Forget the parts and the lines of a batch that has ended."""
+        await ask(lambda: self._redis.unlink(keys.batch_lines(batch.id)))
         for start in range(0, batch.parts, PARTS_AT_ONCE):
             names = [f"part:{number}" for number in range(start, min(batch.parts, start + PARTS_AT_ONCE))]
             await ask(lambda names=names: self._redis.hdel(keys.batch(batch.id), *names))  # type: ignore[misc]
@@ -176,6 +191,7 @@ class Batches:
 
             def erase(pipe: Any, ids: Sequence[bytes] = ids) -> None:
                 pipe.unlink(*(keys.batch(FileId(text(each))) for each in ids))
+                pipe.unlink(*(keys.batch_lines(FileId(text(each))) for each in ids))
                 pipe.zrem(keys.batches(), *(f"{account} {text(each)}" for each in ids))
                 for name in (keys.batches_live(account), listing):
                     pipe.zrem(name, *ids)

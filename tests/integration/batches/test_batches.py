@@ -268,6 +268,32 @@ async def test_line_waits_at_a_limit_of_its_account(
     assert set(model.runs.values()) == {1}
 
 
+async def test_lines_that_ran_are_found_without_their_token_and_key(
+    http: AsyncClient, model: EchoServer, engine: Engine, settings: ApiSettings, redis: Redis
+) -> None:
+    names = [f"l{n}" for n in range(20)]
+    model.go.clear()
+    made = await batches.create(http, await batches.upload(http, batches.lines(names)))
+    noted = keys.batch_lines(FileId(made["id"].removeprefix("batch_")))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.run)
+        await eventually(lambda: redis.hlen(noted), "all lines are filed", until=len(names).__eq__)
+        tasks.cancel_scope.cancel()
+    tokens = Accounts(redis).tokens
+    for token in await tokens.of(ACCOUNT):
+        await tokens.remove(token)
+    assert await redis.delete(*await redis.keys("*:idem:*")) == len(names)
+    model.go.set()
+    await eventually(partial(count_live, redis), "all have run", until=(0).__eq__)
+    token = await Accounts(redis).create_token(ACCOUNT)
+    async with batches.engine(settings) as other, api_client(settings, token=token) as http:
+        await eventually(other.run_once, "it was taken", until=(1).__eq__, limit_s=30)
+        output, errors = await batches.results(http, await batches.get(http, made["id"]))
+    assert (sorted(each["custom_id"] for each in output), errors) == (sorted(names), [])
+    assert set(model.runs.values()) == {1}
+    assert not await redis.exists(noted)
+
+
 async def test_two_engines_write_each_line_once(
     http: AsyncClient, model: EchoServer, engine: Engine, settings: ApiSettings
 ) -> None:

@@ -20,7 +20,7 @@ class PlayedLine:
 
     size = 2
 
-    def __init__(self, *_: object) -> None: ...
+    def __init__(self, *_: object, **__: object) -> None: ...
 
     async def stop(self) -> None: ...
 
@@ -46,11 +46,17 @@ class Played:
             "lease": SimpleNamespace(write=self._write),
             "source": SimpleNamespace(lines=self._lines, read=self._read),
             "archive": SimpleNamespace(
-                written=SimpleNamespace(lines=0, has=lambda _: False), commit=self._commit, filed={}
+                written=SimpleNamespace(lines=0, has=lambda _: False),
+                commit=self._commit,
+                noted_lines=self._noted,
+                note_line=None,
             ),
             "callers": None,
         }
         self.work = Work(given.pop("batch"), room=self.room, stop=self.stop, **given)
+
+    async def _noted(self) -> dict[int, str]:
+        return {}
 
     async def _write(self, *_: object, **__: object) -> bool:
         return True
