@@ -219,11 +219,14 @@ class BatchRun:
                 room=self._room,
                 stop=self.stop,
             )
-            await work.run()
-            if self.stop.is_leaving:
-                return
-            if self.stop.end is not None:
-                await work.write_rest(ENDED[self.stop.end])
+            try:
+                await work.run()
+                if self.stop.is_leaving:
+                    return
+                if self.stop.end is not None:
+                    await work.write_rest(ENDED[self.stop.end])
+            finally:
+                work.close()
             if not work.is_whole:
                 errors = msgspec.json.encode([INPUT_GONE])
         end: End = self.stop.end or ("failed" if errors else "completed")

@@ -44,6 +44,7 @@ Reply = TypeVar("Reply")
 WAITING: Final = frozenset({402, 429, 503})  # statuses of refusals after which a line is filed again
 LONGEST_PAUSE_S: Final = 15.0
 LOOK_S: Final = 30.0  # between two looks whether a line went to another site
+MOST_LOOKS: Final = 20  # at a line that went to a server of others
 PAUSE_S: Final = 1.0  # while Redis or the file store is away
 MOST_TRIES: Final = 3  # of a line whose data was removed before its answer was read
 
@@ -117,7 +118,7 @@ async def _no_answer(_: Any) -> None:
 
 
 class LineRun:
-    """One line under way. `stop` cancels its prediction, and lets it file none."""
+    """One line under way. `stop` cancels its prediction, and lets it file none. While `is_full` it reads no answer."""
 
     def __init__(
         self,
@@ -126,6 +127,7 @@ class LineRun:
         target: Target,
         *,
         reads: asyncio.Semaphore,
+        is_full: Callable[[], bool],
         known: PredictionId | None,
         note: Callable[[int, PredictionId], Awaitable[None]],
     ) -> None:
@@ -133,6 +135,7 @@ class LineRun:
         self._number = number
         self._target = target
         self._reads = reads
+        self._is_full = is_full
         self._known = known
         self._note = note
         self._stopped = asyncio.Event()
@@ -154,7 +157,11 @@ class LineRun:
         """
         if self._known is not None:
             self._request = request = self._callers.own_request()
-            if (stored := await self._read(request, self._known)) is not None and self._where is not None:
+            try:
+                stored = await self._read(request, self._known)
+            except Problem as exc:
+                return refuse(self._target, exc)
+            if stored is not None and self._where is not None:
                 self._filed = Filed(stored, self._where, is_repeat=True)
                 return None
         return await self._file(0)
@@ -165,6 +172,8 @@ class LineRun:
             return await self._ended()
         except Unfiled:
             raise
+        except Problem as exc:
+            return refuse(self._target, exc)
         except Exception as exc:  # a fault of one line is that line's, or its batch would begin again and again
             log.exception("the answer of a line cannot be read")
             return refuse(self._target, errors.problem_of(exc))
@@ -249,22 +258,31 @@ class LineRun:
         return stored
 
     async def _read(self, request: Request, prediction_id: PredictionId) -> Stored | None:
-        """Read the prediction with its data, wherever it is now."""
+        """Read the prediction with its data, wherever it is now, once there is room for its answer. Raises a Problem if
+        it went to a server of others and does not come back.
+        """
 
         async def read(services: Services) -> Stored | None:
             self._where = services
             return await read_here(services, prediction_id)
 
+        looks = 0
         while True:
             try:
                 async with self._reads:
-                    return await where_it_is(request, prediction_id, read, self._where)
+                    if not self._is_full():
+                        return await where_it_is(request, prediction_id, read, self._where)
+                await asyncio.sleep(PAUSE_S)
             except BackendUnavailable:
                 await asyncio.sleep(PAUSE_S)
-            except Problem as exc:  # it went to a server of others, or its site is gone
-                if exc.status != errors.was_moved.status:
+            except Problem as exc:
+                if exc.status != errors.was_moved.status:  # its site is gone
                     return None
-                await asyncio.sleep(LOOK_S)
+                looks += 1
+                if self._stopped.is_set() or looks == MOST_LOOKS:
+                    raise
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopped.wait(), LOOK_S)
 
 
 def show(target: Target, stored: Stored) -> Outcome:

@@ -19,7 +19,8 @@ MOST_IN_ALL: Final = 4_000  # of all batches of one keeper
 MOST_BYTES: Final = 32 << 20  # of these lines, of all batches of one keeper
 FILING: Final = 32  # lines of a batch that are being filed at once
 AHEAD: Final = 500  # lines that are noted as perhaps filed with one write
-UNWRITTEN_BYTES: Final = 2 * PART_BYTES  # beyond it no line is filed
+UNWRITTEN_BYTES: Final = 2 * PART_BYTES  # of a batch: beyond it no line is filed, and no answer read
+MOST_UNWRITTEN: Final = 32 << 20  # of all batches of one keeper, likewise
 PART_S: Final = 5.0  # from the first line of a part to its commit
 PARTS_IN_ALL: Final = 50  # later the longer a batch runs: one of a day has a few hundred parts, and those of PART_BYTES
 LONGEST_PART_S: Final = 300.0  # a fraction of the life of the lines' data
@@ -52,6 +53,7 @@ class Room:
     def __init__(self) -> None:
         self.batches = 0
         self.bytes = 0
+        self.unwritten = 0  # bytes of answers that are not committed
         self.reads = asyncio.Semaphore(4)  # answers of up to 8 MiB that are read at once
 
     @property
@@ -87,6 +89,7 @@ class Work:
         self._buffer = Buffer()
         self._began_s = anyio.current_time()
         self._is_over = False
+        self._unwritten = 0
         self._noted: dict[int, PredictionId] = {}
 
     @property
@@ -152,6 +155,7 @@ class Work:
             line.number,
             read.target,
             reads=self._room.reads,
+            is_full=self._is_full,
             known=self._noted.pop(line.number, None),
             note=self._archive.note_line,
         )
@@ -181,13 +185,26 @@ class Work:
     def _add(self, number: int, custom_id: str, outcome: Outcome) -> None:
         if not self._buffer.numbers:
             self._buffer.since_s = anyio.current_time()
+        had = self._buffer.size
         self._buffer.add(self._batch.id, number, custom_id, outcome)
+        self._count(self._buffer.size - had)
+
+    def _count(self, size: int) -> None:
+        self._unwritten += size
+        self._room.unwritten += size
+
+    def _is_full(self) -> bool:
+        return self._unwritten >= UNWRITTEN_BYTES or self._room.unwritten >= MOST_UNWRITTEN
+
+    def close(self) -> None:
+        """Count nothing more of it."""
+        self._count(-self._unwritten)
 
     async def _wait_for_room(self) -> None:
         while not self._stop.is_leaving and (
             self._filing >= FILING
             or (not self._stop and len(self._under_way) >= self._room.window)  # a stopped line leaves no room
-            or self._buffer.size >= UNWRITTEN_BYTES
+            or self._is_full()
             or (self._room.bytes >= MOST_BYTES and self._under_way)
         ):
             await self._wait()
@@ -217,7 +234,7 @@ class Work:
             now_s = anyio.current_time()
             after_s = min(max(PART_S, (now_s - self._began_s) / PARTS_IN_ALL), LONGEST_PART_S)
             is_due = bool(self._buffer.numbers) and now_s - self._buffer.since_s >= after_s
-            if is_due or self._buffer.size >= PART_BYTES:
+            if is_due or self._buffer.size >= PART_BYTES or (self._buffer.numbers and self._is_full()):
                 await self._commit()
             else:
                 await self._wait()
@@ -228,6 +245,7 @@ class Work:
         buffer, self._buffer = self._buffer, Buffer()
         number, at = self._place(buffer.numbers)
         await self._archive.commit(buffer, place=f"{number} {at}")
+        self._count(-buffer.size)
         for written in buffer.numbers:
             del self._starts[written]
         self._stop.news.set()

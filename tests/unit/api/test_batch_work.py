@@ -8,34 +8,40 @@ from typing import Any
 import anyio
 import pytest
 
+from api.batches import runs
 from api.batches import work as module
 from api.batches.lines import Call, Line, Outcome
-from api.batches.work import Room, Stop, Work
+from api.batches.runs import LineRun
+from api.batches.work import FILING, MOST_UNWRITTEN, UNWRITTEN_BYTES, Room, Stop, Work
+from api.web.errors import Moved
+from director.core.ids import PredictionId
+from tests.support.eventually import eventually
 
 TOTAL = 3_000
 
 
-class PlayedLine:
-    """A line that ends at once with a body of `size` bytes."""
-
-    size = 2
-
-    def __init__(self, *_: object, **__: object) -> None: ...
-
-    async def stop(self) -> None: ...
+class PlayedLine(LineRun):
+    """A line that has ended, and whose answer is only read."""
 
     async def file(self) -> None:
         await asyncio.sleep(0)
 
-    async def end(self) -> Outcome:
-        return Outcome(status=200, body=b"{}".ljust(self.size), is_good=True)
+    async def _end(self) -> Any:
+        return await self._read(None, PredictionId("x"))  # type: ignore[arg-type]
 
 
 class Played:
     """The work of one batch. `commits`: how many lines each had."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, batches: int = 1) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, batches: int = 1, size: int = 2) -> None:
+        async def read(*_: object) -> Any:
+            return SimpleNamespace(record=SimpleNamespace(status="succeeded"), input=b"{}")
+
         monkeypatch.setattr(module, "LineRun", PlayedLine)
+        monkeypatch.setattr(runs, "where_it_is", read)
+        monkeypatch.setattr(runs, "PAUSE_S", 0.01)
+        answer = Outcome(status=200, body=b"{}".ljust(size), is_good=True)
+        monkeypatch.setattr(runs, "show", lambda *_: answer)
         self.commits: list[int] = []
         self.may_commit = anyio.Event()
         self.may_commit.set()
@@ -79,3 +85,50 @@ async def test_many_batches_make_no_more_parts_than_one(monkeypatch: pytest.Monk
         await played.work.run()
     assert sum(played.commits) == TOTAL
     assert len(played.commits) <= 5  # one, and one for each 5 s
+
+
+@pytest.mark.parametrize("others", [0, MOST_UNWRITTEN - 1_000_000], ids=["alone", "with-others"])
+async def test_answers_stay_in_redis_while_the_store_is_away(monkeypatch: pytest.MonkeyPatch, others: int) -> None:
+    size = 100_000
+    played = Played(monkeypatch, size=size)
+    played.may_commit = anyio.Event()
+    played.room.unwritten = others
+    most = min(UNWRITTEN_BYTES, MOST_UNWRITTEN - others)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(played.work.run)
+        await eventually(lambda: played.work._unwritten, "there is no room", until=most.__le__)
+        for _ in range(20):
+            await anyio.sleep(0.01)
+        assert played.work._unwritten < most + 5 * size
+        assert played.room.unwritten == played.work._unwritten + others
+        assert len(played.work._under_way) <= FILING
+        played.room.unwritten -= others
+        played.may_commit.set()
+        await eventually(lambda: sum(played.commits), "all are written", until=TOTAL.__eq__, limit_s=30)
+    assert (played.room.unwritten, played.work._unwritten) == (0, 0)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+async def test_line_that_went_to_others_ends_with_a_503(monkeypatch: pytest.MonkeyPatch, is_stopped: bool) -> None:
+    played = Played(monkeypatch)
+
+    async def read(*_: object) -> Any:
+        raise Moved("others")
+
+    monkeypatch.setattr(runs, "where_it_is", read)
+    monkeypatch.setattr(runs, "LOOK_S", 60.0 if is_stopped else 0.001)
+    line = PlayedLine(
+        played.work._callers,
+        0,
+        SimpleNamespace(kind="openai"),  # type: ignore[arg-type]
+        reads=played.room.reads,
+        is_full=bool,
+        known=None,
+        note=None,  # type: ignore[arg-type]
+    )
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            if is_stopped:
+                tasks.start_soon(line.stop)
+            outcome = await line.end()
+    assert (outcome.status, outcome.is_good) == (503, False)
