@@ -11,6 +11,7 @@ from api.batches.targets import OPENAI, PREDICTIONS, is_endpoint
 from api.files.outputs import store_of
 from api.openai.files import AFTER, PREFIX, file_id_of, find_openai_file
 from api.predictions import bodies
+from api.predictions.intake import LONGEST_KEY as LONGEST_IDEMPOTENCY_KEY
 from api.web import errors
 from api.web.http import Members, Request, base_url, json_response, number_of, read_body
 from api.web.route import Answer, Body, Parameter, changes, reads, stores
@@ -27,7 +28,6 @@ LONGEST_KEY, LONGEST_VALUE = 64, 512
 MOST_BYTES: Final = 64 << 10  # of the body
 PAGE: Final = 20
 MOST_IN_PAGE: Final = 100
-RECENT: Final = 100  # batches of an account among which a repeat of a create is looked for
 KNOWN: Final = frozenset({"input_file_id", "endpoint", "completion_window", "metadata", "webhook"})
 # Headers of a create that apply to each line
 HEADERS: Final = tuple(one.name.lower() for one in bodies.HOW if one.name != "Idempotency-Key")
@@ -125,19 +125,35 @@ async def create_batch(request: Request) -> Response:
     store_of(request)
     batches = Batches(services.redis, services.scripts)
     body = await read_body(request, max_bytes=MOST_BYTES)
-    new = _read(request, body)
-    if new.key:
-        recent = await batches.many(account.name, await batches.newest(account.name, count=RECENT))
-        if (known := next((one for one in recent if one and one.key == new.key), None)) is not None:
-            return json_response(show_batch(known), headers={"Idempotency-Replayed": "true"})
+    new, idempotency = _read(request, body), _idempotency(request, body)
+    if idempotency and (known := await batches.stands_for(account.name, idempotency)) is not None:
+        return await _replay(request, known)
     file = await find_openai_file(request, new.input)
     services.gate.pass_through()
     if file.expires < (until_ms := new.expires + AFTER_MS):
         await services.scripts.stow(account.name, file.id, file.size, until_ms=until_ms)
         await services.caller_files.prolong(file, until_ms=until_ms)
-    if await batches.open(new, ttl_s=services.settings.batch_ttl_s) == "full":
+    opened = await batches.open(new, ttl_s=services.settings.batch_ttl_s, idempotency=idempotency)
+    if opened == "full":
         raise errors.too_many_batches(retry_after=60)
+    if opened != "opened":
+        return await _replay(request, FileId(opened))
     return json_response(show_batch(new))
+
+
+async def _replay(request: Request, batch_id: FileId) -> Response:
+    return json_response(show_batch(await _find(request, batch_id)), headers={"Idempotency-Replayed": "true"})
+
+
+def _idempotency(request: Request, body: bytes) -> tuple[str, str] | None:
+    """Return digests of the key and of the request. Raises a 422 for a key that is too long."""
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        return None
+    if not 0 < len(key) <= LONGEST_IDEMPOTENCY_KEY:
+        raise errors.invalid_header("Idempotency-Key", f"a text of 1 to {LONGEST_IDEMPOTENCY_KEY} characters")
+    headers = "\n".join(f"{name}: {request.headers.get(name, '')}" for name in HEADERS)
+    return hashlib.sha256(key.encode()).hexdigest(), hashlib.sha256(headers.encode() + b"\n" + body).hexdigest()
 
 
 def _read(request: Request, body: bytes) -> Batch:
@@ -164,7 +180,7 @@ def _read(request: Request, body: bytes) -> Batch:
     account, services, headers = request.account, request.services, request.headers
     lane = {"x-priority": "low" if "low" in account.lanes else account.lanes[-1]}
     given = {name: headers[name] for name in HEADERS if name in headers}
-    now_ms, key = services.clock.now_ms(), headers.get("idempotency-key", "")
+    now_ms = services.clock.now_ms()
     return Batch(
         id=new_file_id(now_ms),
         account=account.name,
@@ -178,7 +194,6 @@ def _read(request: Request, body: bytes) -> Batch:
         created=now_ms,
         expires=now_ms + WINDOW_MS,
         status="validating",
-        key=hashlib.sha256(key.encode() + b"\n" + body).hexdigest() if key else "",
         webhook=webhook or "",
     )
 
@@ -225,7 +240,7 @@ async def list_batches(request: Request) -> Response:
     answers=SHOWN,
 )
 async def get_batch(request: Request) -> Response:
-    return json_response(show_batch(await _find(request)))
+    return json_response(show_batch(await _find(request, request.path_params["id"])))
 
 
 @changes(
@@ -241,13 +256,13 @@ async def get_batch(request: Request) -> Response:
     frees=True,
 )
 async def cancel_batch(request: Request) -> Response:
-    batch, services = await _find(request), request.services
+    batch, services = await _find(request, request.path_params["id"]), request.services
     await Batches(services.redis, services.scripts).cancel(batch, now_ms=services.clock.now_ms())
-    return json_response(show_batch(await _find(request)))
+    return json_response(show_batch(await _find(request, batch.id)))
 
 
-async def _find(request: Request) -> Batch:
-    text, services = request.path_params["id"].removeprefix(BATCH), request.services
+async def _find(request: Request, text: str) -> Batch:
+    text, services = text.removeprefix(BATCH), request.services
     found = None
     if is_file_id(text):
         batches = Batches(services.redis, services.scripts)

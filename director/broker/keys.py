@@ -218,6 +218,12 @@ def batches_live(account: str) -> str:
     return f"{{a:}}:batches:{account}:live"
 
 
+@_grows("callers: one of each create with a key")
+def batch_key(account: str, digest: str) -> str:
+    """string · `<batch id> <fingerprint>` of an idempotency key. Written by open_batch; 24 h."""
+    return f"{{a:}}:batches:{account}:key:{digest}"
+
+
 PERMANENT["deployment"] = "until its account deletes it"
 PERMANENT["listing"] = "trimmed by every submit"
 

@@ -314,8 +314,12 @@ class Scripts:
         most: int,
         most_live: int,
         fields: Mapping[str, str | bytes | int],
-    ) -> replies.BatchOpened:
-        """Accept a batch with these fields, unless its account has `most`, or `most_live` that have not ended."""
+        idempotency: tuple[str, str] | None = None,
+    ) -> replies.BatchOpened | FileId:
+        """Accept a batch with these fields, unless its account has `most`, or `most_live` that have not ended. Returns
+        the id of the batch that the idempotency key made before. Raises IdempotencyMismatch.
+        """
+        digest, fingerprint = idempotency or ("", "")
         member, listing, live = f"{account} {batch_id}", keys.batches_of(account), keys.batches_live(account)
         args: list[Arg] = [
             member,
@@ -324,10 +328,16 @@ class Scripts:
             ms(ttl_s),
             most,
             most_live,
+            fingerprint,
+            IDEMPOTENCY_TTL_MS,
             *chain.from_iterable(fields.items()),
         ]
         names = [keys.batch(batch_id), keys.batches(), listing, live]
-        return cast(replies.BatchOpened, await self._word("open_batch", names, args))
+        names += [keys.batch_key(account, digest) if digest else names[0]]
+        word = await self._word("open_batch", names, args)
+        if word == "mismatch":
+            raise IdempotencyMismatch("This Idempotency-Key was used with another body.")
+        return cast(replies.BatchOpened, word) if word in get_args(replies.BatchOpened) else FileId(word)
 
     async def lease_batch(
         self, account: str, batch_id: FileId, *, token: str, lease_s: float, now_ms: int | None = None

@@ -16,6 +16,7 @@ from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text
 from director.broker.replies import BatchOpened, BatchWritten
 from director.broker.scripts import Scripts
+from director.core.errors import IdempotencyMismatch
 from director.core.ids import FileId, PredictionId, created_ms_of
 from director.files.store import CallerFileName
 
@@ -71,7 +72,6 @@ class Batch(Struct, frozen=True, kw_only=True):
     created: int
     expires: int
     status: BatchStatus
-    key: str = ""
     webhook: str = ""
     total: int = 0
     completed: int = 0
@@ -107,7 +107,12 @@ class Batches:
         self._redis: Any = redis  # ours answers in bytes
         self._scripts = scripts
 
-    async def open(self, new: Batch, *, ttl_s: float) -> BatchOpened:
+    async def open(
+        self, new: Batch, *, ttl_s: float, idempotency: tuple[str, str] | None = None
+    ) -> BatchOpened | FileId:
+        """Return what came of it, or the id of the batch that the key made before. `idempotency`: digest of the key, and
+        fingerprint of the request. Raises IdempotencyMismatch.
+        """
         fields: dict[str, str | bytes | int] = {name: getattr(new, name) for name in OF_BATCH}
         fields = {name: value for name, value in fields.items() if value not in (b"", "", 0)}
         return await self._scripts.open_batch(
@@ -117,7 +122,19 @@ class Batches:
             most=MOST,
             most_live=MOST_LIVE,
             fields=fields,
+            idempotency=idempotency,
         )
+
+    async def stands_for(self, account: str, idempotency: tuple[str, str]) -> FileId | None:
+        """Return the batch that this key made, or None. Raises IdempotencyMismatch for another request."""
+        digest, fingerprint = idempotency
+        held = await ask(lambda: self._redis.get(keys.batch_key(account, digest)))
+        if held is None:
+            return None
+        known, _, of = text(held).partition(" ")
+        if of != fingerprint:
+            raise IdempotencyMismatch("This Idempotency-Key was used with another body.")
+        return FileId(known)
 
     async def get(self, account: str, batch_id: FileId) -> Batch | None:
         return (await self.many(account, [batch_id]))[0]

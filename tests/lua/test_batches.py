@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import pytest
 from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.scripts import Scripts
+from director.core.errors import IdempotencyMismatch
 from director.core.ids import FileId, new_file_id
 from director.store.batches import LIVE, Batches, Lease
 from tests.support.keyspace import unchanged
@@ -48,6 +50,19 @@ async def test_an_opened_batch_waits_for_its_turn(redis: Redis, scripts: Scripts
     assert second.startswith(b"other ")
     names = (keys.batch(ID), keys.batches(), keys.batches_of(ACCOUNT), keys.batches_live(ACCOUNT))
     assert all([await redis.pttl(name) > HOUR_MS - 60_000 for name in names])
+
+
+async def test_a_key_makes_one_batch(redis: Redis, scripts: Scripts) -> None:
+    given: dict[str, Any] = {"created_ms": NOW, "ttl_s": 3600, "most": 9, "most_live": 3, "fields": {"status": "x"}}
+    assert await scripts.open_batch(ACCOUNT, ID, idempotency=("k", "f"), **given) == "opened"
+    assert 0 < await redis.pttl(keys.batch_key(ACCOUNT, "k")) <= 24 * HOUR_MS
+    other = new_file_id(NOW)
+    async with unchanged(redis):
+        assert await scripts.open_batch(ACCOUNT, ID, idempotency=("k", "f"), **given) == "opened"
+        assert await scripts.open_batch(ACCOUNT, other, idempotency=("k", "f"), **given) == ID
+        with pytest.raises(IdempotencyMismatch):
+            await scripts.open_batch(ACCOUNT, other, idempotency=("k", "g"), **given)
+    assert await scripts.open_batch("other", other, idempotency=("k", "g"), **given) == "opened"
 
 
 async def test_an_account_has_a_bounded_number(redis: Redis, scripts: Scripts) -> None:

@@ -1,5 +1,6 @@
 """A batch runs each of its lines as a prediction, and writes each into one of its two files."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -185,6 +186,19 @@ async def test_cancel_ends_a_batch_that_fills_its_window(
         shown = await batches.ended(http, made["id"], limit_s=30)
         tasks.cancel_scope.cancel()
     assert shown["request_counts"] == {"total": 3_000, "completed": 0, "failed": 3_000}
+
+
+async def test_creates_at_once_with_one_key_make_one_batch(http: AsyncClient, redis: Redis) -> None:
+    file_id = await batches.upload(http, batches.line("a"))
+    body = {"input_file_id": file_id, "endpoint": batches.CHAT, "completion_window": "24h"}
+    headers = {"Idempotency-Key": "twice"}
+    answers = await asyncio.gather(*(http.post(BATCHES, json=body, headers=headers) for _ in range(8)))
+    [made] = {answer.json()["id"] for answer in answers}
+    assert [one["id"] for one in (await http.get(BATCHES)).json()["data"]] == [made]
+    changed = await http.post(BATCHES, json=body | {"metadata": {"a": "b"}}, headers=headers)
+    assert (changed.status_code, changed.json()["error"]["code"]) == (422, "idempotency_mismatch")
+    await http.delete(f"{FILES}/{file_id}")
+    assert (await http.post(BATCHES, json=body, headers=headers)).json()["id"] == made
 
 
 async def test_input_lives_longer_than_the_window_of_its_batch(http: AsyncClient, redis: Redis) -> None:
