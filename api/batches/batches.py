@@ -1,6 +1,8 @@
 """Serve batches as OpenAI's API has them. The keeper runs them: see `engine`."""
 
 import hashlib
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -12,6 +14,7 @@ from api.files.outputs import store_of
 from api.openai.files import AFTER, PREFIX, file_id_of, find_openai_file
 from api.predictions import bodies
 from api.predictions.intake import LONGEST_KEY as LONGEST_IDEMPOTENCY_KEY
+from api.predictions.intake import lane_of, refuse_ends_before_start
 from api.web import errors
 from api.web.http import Members, Request, base_url, json_response, number_of, read_body
 from api.web.route import Answer, Body, Parameter, changes, reads, stores
@@ -31,6 +34,12 @@ MOST_IN_PAGE: Final = 100
 KNOWN: Final = frozenset({"input_file_id", "endpoint", "completion_window", "metadata", "webhook"})
 # Headers of a create that apply to each line
 HEADERS: Final = tuple(one.name.lower() for one in bodies.HOW if one.name != "Idempotency-Key")
+CHECKS: Final[Mapping[str, Callable[[str], Any]]] = {
+    "x-cost": bodies.cost_units,
+    "x-affinity-key": bodies.affinity_digest,
+    "x-start-by": bodies.start_by_seconds,
+    "cancel-after": bodies.cancel_after_seconds,
+}
 ENDPOINTS: Final = f"{', '.join((*OPENAI, PREDICTIONS))}, or another route of Replicate's that creates a prediction"
 
 
@@ -177,9 +186,7 @@ def _read(request: Request, body: bytes) -> Batch:
         raise errors.invalid_input(members.faults)
     if not is_file_id(file_id):
         raise errors.file_not_found()
-    account, services, headers = request.account, request.services, request.headers
-    lane = {"x-priority": "low" if "low" in account.lanes else account.lanes[-1]}
-    given = {name: headers[name] for name in HEADERS if name in headers}
+    account, services = request.account, request.services
     now_ms = services.clock.now_ms()
     return Batch(
         id=new_file_id(now_ms),
@@ -188,7 +195,7 @@ def _read(request: Request, body: bytes) -> Batch:
         endpoint=endpoint,
         input=FileId(file_id),
         window=window,
-        headers=msgspec.json.encode(lane | given),
+        headers=msgspec.json.encode(_headers_of(request, now_ms)),
         metadata=b"" if metadata is None else bytes(metadata),
         base=base_url(request),
         created=now_ms,
@@ -196,6 +203,25 @@ def _read(request: Request, body: bytes) -> Batch:
         status="validating",
         webhook=webhook or "",
     )
+
+
+def _headers_of(request: Request, now_ms: int) -> dict[str, str]:
+    """Return the headers that apply to each line. X-Start-After becomes a time. Raises the refusal that each line would
+    get.
+    """
+    account = request.account
+    given = {"x-priority": "low" if "low" in account.lanes else account.lanes[-1]}
+    given |= {name: request.headers[name] for name in HEADERS if name in request.headers}
+    lane_of(given, account, "")
+    read = {name: check(given[name]) for name, check in CHECKS.items() if name in given}
+    if (after := given.get("x-start-after")) is not None:
+        at_ms = bodies.start_after_ms(after, now_ms)
+        if at_ms >= now_ms + WINDOW_MS:
+            raise errors.invalid_header("X-Start-After", "within the batch's 24 hours")
+        start_by, lifetime = (read[name] * 1000 if name in read else None for name in ("x-start-by", "cancel-after"))
+        refuse_ends_before_start(at_ms, now_ms, start_by_ms=start_by, lifetime_ms=lifetime)
+        given["x-start-after"] = datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    return given
 
 
 def _is_metadata(value: Raw) -> bool:

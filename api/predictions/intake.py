@@ -313,7 +313,7 @@ def check(
         tokens=estimate_tokens(given),
         deployment=deployment,
         destination=asked.destination or "",
-        lane=_lane(headers, account, asked.lane),
+        lane=lane_of(headers, account, asked.lane),
         shard=version.shard_of(account.name),
         cost=1 if cost is None else bodies.cost_units(cost),
         affinity=asked.affinity if affinity is None else bodies.affinity_digest(affinity),
@@ -341,7 +341,7 @@ def check(
         traceparent=trace.get("traceparent", ""),
         tracestate=trace.get("tracestate", ""),
     )
-    refuse_ends_before_start(new, now_ms)
+    refuse_ends_before_start(new.start_after, now_ms, start_by_ms=new.start_by_ms, lifetime_ms=new.lifetime_ms)
     if request.sites is not None:
         check_site(request, new)
     return new
@@ -354,14 +354,16 @@ def _start_after(headers: Mapping[str, str], now_ms: int) -> int | None:
     return at_ms if at_ms > now_ms else None
 
 
-def refuse_ends_before_start(new: NewPrediction, now_ms: int) -> None:
+def refuse_ends_before_start(
+    start_after: int | None, now_ms: int, *, start_by_ms: int | None, lifetime_ms: int | None
+) -> None:
     """Raise a 422 for a limit that passes before the prediction may start: it could never run."""
-    for header, limit_ms in (("X-Start-By", new.start_by_ms), ("Cancel-After", new.lifetime_ms)):
-        if new.start_after is not None and limit_ms is not None and now_ms + limit_ms <= new.start_after:
+    for header, limit_ms in (("X-Start-By", start_by_ms), ("Cancel-After", lifetime_ms)):
+        if start_after is not None and limit_ms is not None and now_ms + limit_ms <= start_after:
             raise errors.invalid_header(header, "later than X-Start-After, or it could never start")
 
 
-def _lane(headers: Mapping[str, str], account: Account, in_body: str) -> str:
+def lane_of(headers: Mapping[str, str], account: Account, in_body: str) -> str:
     if account.limits.open_hours == IDLE:
         return IDLE
     asked = headers.get("x-priority", in_body or None)

@@ -110,8 +110,8 @@ class Batches:
     async def open(
         self, new: Batch, *, ttl_s: float, idempotency: tuple[str, str] | None = None
     ) -> BatchOpened | FileId:
-        """Return what came of it, or the id of the batch that the key made before. `idempotency`: digest of the key, and
-        fingerprint of the request. Raises IdempotencyMismatch.
+        """Return what came of it, or the id of the batch that the key made. `idempotency`: digests of the key and of the
+        request. Raises IdempotencyMismatch.
         """
         fields: dict[str, str | bytes | int] = {name: getattr(new, name) for name in OF_BATCH}
         fields = {name: value for name, value in fields.items() if value not in (b"", "", 0)}

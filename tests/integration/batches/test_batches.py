@@ -15,9 +15,10 @@ from redis.asyncio import Redis
 
 from api.batches.engine import Engine
 from api.batches.work import MOST_WINDOW
+from api.predictions.bodies import start_after_ms
 from director.broker import keys
 from director.broker.scripts import Scripts
-from director.core.ids import FileId, queue_name
+from director.core.ids import FileId, new_file_id, queue_name
 from director.core.policy import Policy
 from director.core.settings import ApiSettings
 from director.core.states import Status
@@ -199,6 +200,39 @@ async def test_creates_at_once_with_one_key_make_one_batch(http: AsyncClient, re
     assert (changed.status_code, changed.json()["error"]["code"]) == (422, "idempotency_mismatch")
     await http.delete(f"{FILES}/{file_id}")
     assert (await http.post(BATCHES, json=body, headers=headers)).json()["id"] == made
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"X-Cost": "abc"}, 400),
+        ({"X-Priority": "hihg"}, 400),
+        ({"X-Priority": "idle"}, 403),
+        ({"X-Start-By": "0"}, 400),
+        ({"Cancel-After": "1s"}, 400),
+        ({"X-Affinity-Key": ""}, 400),
+        ({"X-Start-After": "24h"}, 400),
+        ({"X-Start-After": "2h", "Cancel-After": "1h"}, 400),
+    ],
+)
+async def test_header_that_each_line_would_be_refused_for_is_refused(
+    http: AsyncClient, headers: dict[str, str], status: int
+) -> None:
+    body = {"input_file_id": new_file_id(0), "endpoint": batches.CHAT, "completion_window": "24h"}
+    answer = await http.post(BATCHES, json=body, headers=headers)
+    assert answer.status_code == status, answer.text
+    assert next(iter(headers)) in answer.text or status == 403
+
+
+async def test_start_after_counts_from_the_create(http: AsyncClient, redis: Redis) -> None:
+    made = await batches.create(
+        http, await batches.upload(http, batches.line("a")), headers={"X-Start-After": "8h", "X-Cost": "2"}
+    )
+    stored = await redis.hget(keys.batch(FileId(made["id"].removeprefix("batch_"))), "headers")
+    headers = json.loads(stored)
+    created_ms = made["created_at"] * 1000
+    assert 0 <= start_after_ms(headers["x-start-after"], created_ms) - created_ms - 8 * 3_600_000 < 2_000
+    assert headers["x-cost"] == "2"
 
 
 async def test_input_lives_longer_than_the_window_of_its_batch(http: AsyncClient, redis: Redis) -> None:
