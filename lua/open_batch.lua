@@ -15,7 +15,7 @@
 --   ARGV[5]  most       batches on the list; those older than ttl_ms leave it
 --   ARGV[6]  most_live  that have not ended
 --   ARGV[7]  fingerprint  of the request, '' without an idempotency key
---   ARGV[8]  key_ttl_ms   how long that key is known
+--   ARGV[8]  idempotency_ttl_ms
 --   ARGV[9…] field, value of the batch
 --   Returns  'opened'    also if it was before
 --            'full'      the account has too many: nothing was written

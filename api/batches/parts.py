@@ -66,11 +66,13 @@ class Buffer:
         self.size = 0
         self.since_s = 0.0  # of its first line
 
-    def add(self, batch_id: FileId, number: int, custom_id: str, outcome: Outcome) -> None:
+    def add(self, batch_id: FileId, number: int, custom_id: str, outcome: Outcome) -> int:
+        """Return how many bytes it adds."""
         line = encode_outcome(batch_id, number, custom_id, outcome)
         self.lines["output" if outcome.is_good else "error"].append(line)
         self.numbers.append(number)
         self.size += len(line)
+        return len(line)
 
 
 class Archive:
@@ -84,6 +86,7 @@ class Archive:
         self._batches = Batches(services.redis, services.scripts)
         self.written = Written.of(batch)
         self.lost: set[FileId] = set()  # parts that are gone
+        self.noted: dict[int, PredictionId] = {}  # of lines that were filed and not written
 
     async def commit(self, buffer: Buffer, *, place: str) -> None:
         """Store the buffer's lines, and commit them. Goes on until that has worked. Raises Lost."""
@@ -113,9 +116,8 @@ class Archive:
         with suppress(BackendUnavailable):  # a line that is written is not looked for
             await self._batches.forget_lines(self._batch, buffer.numbers)
 
-    async def noted_lines(self) -> dict[int, PredictionId]:
-        """Return the predictions of lines that are filed and not written."""
-        return await with_patience(partial(self._batches.noted_lines, self._batch))
+    async def read_noted(self) -> None:
+        self.noted = await with_patience(partial(self._batches.read_lines, self._batch))
 
     async def note_line(self, number: int, prediction_id: PredictionId) -> None:
         """Note a line's prediction. Where Redis takes no more, its idempotency key finds it."""

@@ -169,7 +169,7 @@ class LineRun:
     async def end(self) -> Outcome:
         """Wait for its end, and return what its POST would have answered. Raises Unfiled."""
         try:
-            return await self._ended()
+            return await self._read_answer()
         except Unfiled:
             raise
         except Problem as exc:
@@ -178,7 +178,7 @@ class LineRun:
             log.exception("the answer of a line cannot be read")
             return refuse(self._target, errors.problem_of(exc))
 
-    async def _ended(self) -> Outcome:
+    async def _read_answer(self) -> Outcome:
         for tries in range(1, MOST_TRIES + 1):
             stored = await self._end()
             if self._stopped.is_set() and (stored is None or stored.record.status is Status.CANCELED):

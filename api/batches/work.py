@@ -1,6 +1,7 @@
 """Run the lines of a batch: within a window of lines in the queue, and committed in parts."""
 
 import asyncio
+from collections import Counter
 from typing import Final
 
 import anyio
@@ -11,7 +12,7 @@ from api.batches.parts import PART_BYTES, Archive, Buffer
 from api.batches.runs import Callers, LineRun, Unfiled, with_patience
 from api.batches.source import Source
 from director.core.errors import BackendUnavailable
-from director.core.ids import PredictionId
+from director.core.ids import FileId
 from director.store.batches import Batch, End, Lease
 
 MOST_WINDOW: Final = 1_000  # lines of a batch that are filed and have not ended
@@ -53,7 +54,7 @@ class Room:
     def __init__(self) -> None:
         self.batches = 0
         self.bytes = 0
-        self.unwritten = 0  # bytes of answers that are not committed
+        self.unwritten: Counter[FileId] = Counter()  # bytes of answers that are not committed, by batch
         self.reads = asyncio.Semaphore(4)  # answers of up to 8 MiB that are read at once
 
     @property
@@ -89,8 +90,6 @@ class Work:
         self._buffer = Buffer()
         self._began_s = anyio.current_time()
         self._is_over = False
-        self._unwritten = 0
-        self._noted: dict[int, PredictionId] = {}
 
     @property
     def is_whole(self) -> bool:
@@ -99,7 +98,7 @@ class Work:
 
     async def run(self) -> None:
         """Run all lines that are not written, or until `stop`. Then all that have ended are committed."""
-        self._noted = await self._archive.noted_lines()
+        await self._archive.read_noted()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._commit_in_time)
             tasks.start_soon(self._cancel_in_time)
@@ -156,7 +155,7 @@ class Work:
             read.target,
             reads=self._room.reads,
             is_full=self._is_full,
-            known=self._noted.pop(line.number, None),
+            known=self._archive.noted.pop(line.number, None),
             note=self._archive.note_line,
         )
         if self._stop:  # it may have been filed before: it is only looked for
@@ -185,20 +184,16 @@ class Work:
     def _add(self, number: int, custom_id: str, outcome: Outcome) -> None:
         if not self._buffer.numbers:
             self._buffer.since_s = anyio.current_time()
-        had = self._buffer.size
-        self._buffer.add(self._batch.id, number, custom_id, outcome)
-        self._count(self._buffer.size - had)
-
-    def _count(self, size: int) -> None:
-        self._unwritten += size
-        self._room.unwritten += size
+        size = self._buffer.add(self._batch.id, number, custom_id, outcome)
+        self._room.unwritten[self._batch.id] += size
 
     def _is_full(self) -> bool:
-        return self._unwritten >= UNWRITTEN_BYTES or self._room.unwritten >= MOST_UNWRITTEN
+        unwritten = self._room.unwritten
+        return unwritten[self._batch.id] >= UNWRITTEN_BYTES or unwritten.total() >= MOST_UNWRITTEN
 
     def close(self) -> None:
         """Count nothing more of it."""
-        self._count(-self._unwritten)
+        del self._room.unwritten[self._batch.id]
 
     async def _wait_for_room(self) -> None:
         while not self._stop.is_leaving and (
@@ -245,7 +240,7 @@ class Work:
         buffer, self._buffer = self._buffer, Buffer()
         number, at = self._place(buffer.numbers)
         await self._archive.commit(buffer, place=f"{number} {at}")
-        self._count(-buffer.size)
+        self._room.unwritten[self._batch.id] -= buffer.size
         for written in buffer.numbers:
             del self._starts[written]
         self._stop.news.set()

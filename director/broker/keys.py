@@ -218,7 +218,7 @@ def batches_live(account: str) -> str:
     return f"{{a:}}:batches:{account}:live"
 
 
-@_grows("callers: one of each create with a key")
+@_grows("callers: at most 2,000 of an account, as its batches")
 def batch_key(account: str, digest: str) -> str:
     """string · `<batch id> <fingerprint>` of an idempotency key. Written by open_batch; 24 h."""
     return f"{{a:}}:batches:{account}:key:{digest}"

@@ -332,8 +332,8 @@ class Scripts:
             IDEMPOTENCY_TTL_MS,
             *chain.from_iterable(fields.items()),
         ]
-        names = [keys.batch(batch_id), keys.batches(), listing, live]
-        names += [keys.batch_key(account, digest) if digest else names[0]]
+        idem = keys.batch_key(account, digest) if digest else keys.batch(batch_id)
+        names = [keys.batch(batch_id), keys.batches(), listing, live, idem]
         word = await self._word("open_batch", names, args)
         if word == "mismatch":
             raise IdempotencyMismatch("This Idempotency-Key was used with another body.")

@@ -110,8 +110,8 @@ class Batches:
     async def open(
         self, new: Batch, *, ttl_s: float, idempotency: tuple[str, str] | None = None
     ) -> BatchOpened | FileId:
-        """Return what came of it, or the id of the batch that the key made. `idempotency`: digests of the key and of the
-        request. Raises IdempotencyMismatch.
+        """Return what came of it, or the id of the batch that the key made. `idempotency`: digests of key and request.
+        Raises IdempotencyMismatch.
         """
         fields: dict[str, str | bytes | int] = {name: getattr(new, name) for name in OF_BATCH}
         fields = {name: value for name, value in fields.items() if value not in (b"", "", 0)}
@@ -187,7 +187,7 @@ class Batches:
             self._redis, lambda pipe: (pipe.hset(key, str(number), prediction_id), pipe.pexpire(key, life_ms))
         )
 
-    async def noted_lines(self, batch: Batch) -> dict[int, PredictionId]:
+    async def read_lines(self, batch: Batch) -> dict[int, PredictionId]:
         found = await ask(lambda: self._redis.hgetall(keys.batch_lines(batch.id)))
         return {int(number): PredictionId(text(each)) for number, each in found.items()}
 

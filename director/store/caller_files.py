@@ -81,7 +81,7 @@ class CallerFiles:
         key = keys.file(file.account, file.id)
         await ask(lambda: self._redis.set(key, msgspec.json.encode(file), px=life_ms))
 
-    async def counted(self, account: str) -> list[FileId]:
+    async def read_counted(self, account: str) -> list[FileId]:
         """Return all files that count in the account's quota, also those that are on no list: parts of batches."""
         found: list[Any] = await ask(lambda: self._redis.zrange(keys.stored_until(account), 0, -1))
         return [FileId(name) for name in (text(each) for each in found) if is_file_id(name)]

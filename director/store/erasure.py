@@ -118,7 +118,7 @@ class Erasure:
             await asyncio.gather(*gone)
             erased += len(known)
             high = f"({ids[-1]}"
-        for each in await self._files.counted(account):  # what batches wrote and is on no list
+        for each in await self._files.read_counted(account):  # what batches wrote and is on no list
             await self._files.forget(account, each)
             await self._scripts.stow(account, each)
         return erased

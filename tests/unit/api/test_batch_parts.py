@@ -1,4 +1,4 @@
-"""What a batch wrote is recorded before it is stored, and a part that is gone does not hold up the rest."""
+"""Results are recorded before they are stored, and a part that is gone does not hold up the rest."""
 
 from collections.abc import Iterable
 from pathlib import Path

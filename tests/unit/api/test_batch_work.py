@@ -14,10 +14,11 @@ from api.batches.lines import Call, Line, Outcome
 from api.batches.runs import LineRun
 from api.batches.work import FILING, MOST_UNWRITTEN, UNWRITTEN_BYTES, Room, Stop, Work
 from api.web.errors import Moved
-from director.core.ids import PredictionId
+from director.core.ids import FileId, PredictionId
 from tests.support.eventually import eventually
 
 TOTAL = 3_000
+BATCH, OTHER = FileId("b"), FileId("c")
 
 
 class PlayedLine(LineRun):
@@ -48,21 +49,21 @@ class Played:
         self.room, self.stop = Room(), Stop()
         self.room.batches = batches
         given: Any = {
-            "batch": SimpleNamespace(filed=0, place="0 0", total=TOTAL, id="x", account="acme"),
+            "batch": SimpleNamespace(filed=0, place="0 0", total=TOTAL, id=BATCH, account="acme"),
             "lease": SimpleNamespace(write=self._write),
             "source": SimpleNamespace(lines=self._lines, read=self._read),
             "archive": SimpleNamespace(
                 written=SimpleNamespace(lines=0, has=lambda _: False),
                 commit=self._commit,
-                noted_lines=self._noted,
+                read_noted=self._read_noted,
+                noted={},
                 note_line=None,
             ),
             "callers": None,
         }
         self.work = Work(given.pop("batch"), room=self.room, stop=self.stop, **given)
 
-    async def _noted(self) -> dict[int, str]:
-        return {}
+    async def _read_noted(self) -> None: ...
 
     async def _write(self, *_: object, **__: object) -> bool:
         return True
@@ -92,20 +93,20 @@ async def test_answers_stay_in_redis_while_the_store_is_away(monkeypatch: pytest
     size = 100_000
     played = Played(monkeypatch, size=size)
     played.may_commit = anyio.Event()
-    played.room.unwritten = others
+    played.room.unwritten[OTHER] = others
+    unwritten = played.room.unwritten
     most = min(UNWRITTEN_BYTES, MOST_UNWRITTEN - others)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(played.work.run)
-        await eventually(lambda: played.work._unwritten, "there is no room", until=most.__le__)
+        await eventually(lambda: unwritten[BATCH], "there is no room", until=most.__le__)
         for _ in range(20):
             await anyio.sleep(0.01)
-        assert played.work._unwritten < most + 5 * size
-        assert played.room.unwritten == played.work._unwritten + others
+        assert unwritten[BATCH] < most + 5 * size
         assert len(played.work._under_way) <= FILING
-        played.room.unwritten -= others
+        del unwritten[OTHER]
         played.may_commit.set()
         await eventually(lambda: sum(played.commits), "all are written", until=TOTAL.__eq__, limit_s=30)
-    assert (played.room.unwritten, played.work._unwritten) == (0, 0)
+    assert unwritten.total() == 0
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
