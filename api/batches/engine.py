@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 TICK_S: Final = 1.0
 RENEW_S: Final = 1.0  # how soon a cancel is noticed, too
 MOST_SEEN: Final = 1_000  # batches that one look considers
-MOST_AT_ONCE: Final = 64  # batches of one keeper
+MOST_AT_ONCE: Final = 64  # batches of one keeper that have not ended, and as many whose webhook is due
 SHARES: Final = 3  # one account alone has 16 of these, a second one 12 of the others
 RESULTS_LOST: Final = Fault(code="results_lost", message="Some results are gone from the file store.")
 KINDS: Final[Sequence[Kind]] = ("output", "error")
@@ -94,10 +94,11 @@ class Engine:
             return taken
         now_s = self._services.clock.monotonic()
         self._later = {batch_id: at_s for batch_id, at_s in self._later.items() if at_s > now_s}
-        for account, batch_id in await self._batches.waiting(MOST_SEEN, now_ms=self._services.clock.now_ms()):
-            if self._is_draining or len(self._running) >= MOST_AT_ONCE:
+        live, due = await self._batches.waiting(MOST_SEEN, now_ms=self._services.clock.now_ms())
+        for (account, batch_id), is_live in (*((each, True) for each in live), *((each, False) for each in due)):
+            if self._is_draining:
                 break
-            if batch_id in self._running or batch_id in self._later or not self._may_take(account):
+            if batch_id in self._running or batch_id in self._later or not self._may_take(account, is_live=is_live):
                 continue
             lease = Lease(self._services.scripts, account, batch_id)
             if await lease.hold() in ("busy", "gone"):
@@ -116,10 +117,12 @@ class Engine:
             taken += 1
         return taken
 
-    def _may_take(self, account: str) -> bool:
-        """Return whether the account has less than its share of the slots that are free: some are left for others."""
-        own = sum(run.batch.account == account for run in self._running.values())
-        return own * SHARES < MOST_AT_ONCE - len(self._running)
+    def _may_take(self, account: str, *, is_live: bool) -> bool:
+        """Return whether the account has less than its share of the slots that are free: some are left for others. An
+        owed webhook waits for no lines.
+        """
+        same = [run.batch.account for run in self._running.values() if run.batch.is_live == is_live]
+        return same.count(account) * SHARES < MOST_AT_ONCE - len(same)
 
     async def _run(self, run: "BatchRun") -> None:
         batch_id, later_s = run.batch.id, 0.0

@@ -167,9 +167,9 @@ class Batches:
         ids = [FileId(text(each)) for each in await ask(read)]
         return [each for each in ids if after is None or each < after][:count]
 
-    async def waiting(self, most: int, *, now_ms: int) -> list[tuple[str, FileId]]:
-        """Return account and id of up to `most` batches that have not ended, in the order of their turns, and of up to
-        `most` that have and whose webhook is due.
+    async def waiting(self, most: int, *, now_ms: int) -> tuple[list[tuple[str, FileId]], list[tuple[str, FileId]]]:
+        """Return account and id of up to `most` batches that have not ended, in the order of their turns, and the same
+        of those that have and whose webhook is due.
         """
 
         def read(pipe: Any) -> None:
@@ -177,8 +177,7 @@ class Batches:
             pipe.zrange(keys.batches(), OVER, OVER + now_ms, byscore=True, offset=0, num=most)
 
         live, due = await pipelined(self._redis, read)
-        pairs = [text(member).partition(" ") for member in (*live, *due)]
-        return [(account, FileId(batch_id)) for account, _, batch_id in pairs]
+        return _members(live), _members(due)
 
     async def note_line(self, batch: Batch, number: int, prediction_id: PredictionId, *, ttl_s: float) -> None:
         """Note the prediction that a line has, until the line is written."""
@@ -272,6 +271,11 @@ class Lease:
         if word == "lost":
             raise Lost
         return word == "written"
+
+
+def _members(found: Sequence[bytes]) -> list[tuple[str, FileId]]:
+    pairs = [text(member).partition(" ") for member in found]
+    return [(account, FileId(batch_id)) for account, _, batch_id in pairs]
 
 
 def _read(found: Mapping[bytes, bytes]) -> Batch:

@@ -157,7 +157,7 @@ async def test_owed_webhooks_hide_no_batch_that_waits(redis: Redis, scripts: Scr
     assert await lease.write({"status": "completed"}, nonce="a", is_over=True)
     other = new_file_id(NOW)
     await open_one(scripts, other, at=NOW + 5)
-    assert await batches.waiting(1, now_ms=NOW) == [(ACCOUNT, other), (ACCOUNT, ID)]
+    assert await batches.waiting(1, now_ms=NOW) == ([(ACCOUNT, other)], [(ACCOUNT, ID)])
     assert await lease.write({}, nonce="b", allowed=("completed",), due_ms=NOW + 9)
-    assert await batches.waiting(1, now_ms=NOW + 8) == [(ACCOUNT, other)]
-    assert await batches.waiting(1, now_ms=NOW + 9) == [(ACCOUNT, other), (ACCOUNT, ID)]
+    assert await batches.waiting(1, now_ms=NOW + 8) == ([(ACCOUNT, other)], [])
+    assert await batches.waiting(1, now_ms=NOW + 9) == ([(ACCOUNT, other)], [(ACCOUNT, ID)])

@@ -25,6 +25,7 @@ class Played:
         self.hold: Callable[[FileId], Awaitable[str]] = self._held
         self.unreadable: FileId | None = None
         self.waiting = [("acme", each) for each in IDS]
+        self.due: list[tuple[str, FileId]] = []
         monkeypatch.setattr(module, "Lease", lambda _, __, each: SimpleNamespace(hold=lambda: self.hold(each)))
         monkeypatch.setattr(module, "BatchRun", lambda batch, *_: self._run_of(batch))
         clock = SimpleNamespace(monotonic=lambda: 0.0, now_ms=lambda: 0, sleep=anyio.sleep)
@@ -34,13 +35,13 @@ class Played:
         self.engine = Engine({"services": services}, SimpleNamespace())  # type: ignore[typeddict-item, arg-type]
         self.engine._batches = SimpleNamespace(waiting=self._waiting, get=self._get)  # type: ignore[assignment]
 
-    async def _waiting(self, *_: object, **__: object) -> list[tuple[str, FileId]]:
-        return self.waiting
+    async def _waiting(self, *_: object, **__: object) -> Any:
+        return self.waiting, self.due
 
     async def _get(self, account: str, batch_id: FileId) -> Any:
         if batch_id == self.unreadable:
             raise ValueError
-        return SimpleNamespace(id=batch_id, account=account)
+        return SimpleNamespace(id=batch_id, account=account, is_live=(account, batch_id) in self.waiting)
 
     async def _held(self, _: FileId) -> str:
         return "in_progress"
@@ -113,8 +114,9 @@ async def test_drain_waits_for_a_batch_that_is_being_leased(played: Played) -> N
 async def test_one_account_leaves_slots_for_others(played: Played) -> None:
     accounts = ["acme"] * 100 + ["other"] * 100 + ["third"]
     played.waiting = [(each, new_file_id(1_700_000_000_000 + n)) for n, each in enumerate(accounts)]
+    played.due = [("acme", new_file_id(1_700_000_001_000 + n)) for n in range(100)]
     async with anyio.create_task_group() as tasks:
         await played.engine._take(tasks)
-        counts = Counter(run.batch.account for run in played.engine._running.values())
+        counts = Counter((run.batch.account, run.batch.is_live) for run in played.engine._running.values())
         tasks.cancel_scope.cancel()
-    assert counts == {"acme": 16, "other": 12, "third": 1}
+    assert counts == {("acme", True): 16, ("other", True): 12, ("third", True): 1, ("acme", False): 16}
