@@ -19,7 +19,8 @@ from anyio.abc import TaskGroup
 from api.batches.lines import ENDED, Fault
 from api.batches.notify import Notifier
 from api.batches.parts import Archive
-from api.batches.runs import Callers, with_patience
+from api.batches.patience import with_patience
+from api.batches.runs import Callers
 from api.batches.source import Source
 from api.batches.validation import INPUT_GONE, Validation
 from api.batches.work import Room, Stop, Work

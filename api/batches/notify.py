@@ -10,7 +10,7 @@ from functools import partial
 
 import msgspec
 
-from api.batches.runs import with_patience
+from api.batches.patience import with_patience
 from director.core.clock import Clock
 from director.core.webhooks import host_of
 from director.store.accounts import Accounts

@@ -17,7 +17,7 @@ from anyio import to_thread
 from msgspec import Raw, Struct
 
 from api.batches.lines import Outcome, encode_outcome
-from api.batches.runs import with_patience
+from api.batches.patience import with_patience
 from api.services.services import Services
 from director.core.errors import BackendUnavailable
 from director.core.ids import FileId, PredictionId, new_file_id

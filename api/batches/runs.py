@@ -10,7 +10,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from api.accounts.limits import take
 from api.batches.lines import Outcome
+from api.batches.patience import LONGEST_PAUSE_S, PAUSE_S
 from api.batches.targets import Target, find_target
 from api.models.deployments import cancel_if_disabled
 from api.openai import errors as openai_errors
@@ -40,12 +41,9 @@ from director.store.batches import Batch
 from director.store.predictions import Ending
 
 log = logging.getLogger(__name__)
-Reply = TypeVar("Reply")
 WAITING: Final = frozenset({402, 429, 503})  # statuses of refusals after which a line is filed again
-LONGEST_PAUSE_S: Final = 15.0
 LOOK_S: Final = 30.0  # between two looks whether a line went to another site
 MOST_LOOKS: Final = 20  # at a line that went to a server of others
-PAUSE_S: Final = 1.0  # while Redis or the file store is away
 MOST_TRIES: Final = 3  # of a line whose data was removed before its answer was read
 
 
@@ -305,14 +303,3 @@ def refuse(target: Target, problem: Problem) -> Outcome:
         return Outcome(status=problem.status, body=msgspec.json.encode(problem.document))
     status, error = openai_errors.describe(problem)
     return Outcome(status=status, body=openai_errors.encode(error))
-
-
-async def with_patience(call: Callable[[], Awaitable[Reply]]) -> Reply:
-    """Call until Redis and the file store answer, at a slower and slower pace."""
-    pause_s = PAUSE_S
-    while True:
-        try:
-            return await call()
-        except BackendUnavailable:
-            await asyncio.sleep(pause_s * (0.5 + random.random()))  # noqa: S311 - a spread
-            pause_s = min(LONGEST_PAUSE_S, pause_s * 2)

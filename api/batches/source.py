@@ -7,7 +7,7 @@ from typing import Final
 from anyio import to_thread
 
 from api.batches.lines import ENVELOPE_BYTES, Call, Line, Splitter, Wrong, read_call
-from api.batches.runs import with_patience
+from api.batches.patience import with_patience
 from api.services.services import Services
 from director.core.errors import BackendUnavailable
 from director.files.store import FileStore, OpenFile

@@ -7,7 +7,8 @@ from typing import Final
 from anyio import to_thread
 
 from api.batches.lines import MOST_LINES, Call, Fault, Line, Wrong, digest_of, wrong_of
-from api.batches.runs import WAITING, Callers, with_patience
+from api.batches.patience import with_patience
+from api.batches.runs import WAITING, Callers
 from api.batches.source import MOST_PLACES, Source
 from api.batches.targets import Target, find_target
 from api.web.errors import Code, Problem

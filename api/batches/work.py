@@ -9,7 +9,8 @@ from anyio.abc import TaskGroup
 
 from api.batches.lines import Call, Line, Outcome, Wrong
 from api.batches.parts import PART_BYTES, Archive, Buffer
-from api.batches.runs import Callers, LineRun, Unfiled, with_patience
+from api.batches.patience import with_patience
+from api.batches.runs import Callers, LineRun, Unfiled
 from api.batches.source import Source
 from director.core.errors import BackendUnavailable
 from director.core.ids import FileId

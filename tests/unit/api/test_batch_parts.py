@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from api.batches import runs
+from api.batches import patience
 from api.batches.lines import Outcome
 from api.batches.parts import Archive, Buffer
 from director.core.errors import BackendFull
@@ -90,7 +90,7 @@ class Played:
 
 @pytest.fixture
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
-    monkeypatch.setattr(runs, "PAUSE_S", 0.01)
+    monkeypatch.setattr(patience, "PAUSE_S", 0.01)
     return Played(tmp_path)
 
 
