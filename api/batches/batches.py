@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from starlette.responses import Response
 
+from api.batches.lines import BatchFault
 from api.batches.targets import OPENAI, PREDICTIONS, is_endpoint
 from api.files.outputs import store_of
 from api.openai.files import AFTER, PREFIX, file_id_of, find_openai_file
@@ -51,15 +52,6 @@ class NewBatch(Struct, kw_only=True, forbid_unknown_fields=True):
     completion_window: Literal["24h"]
     metadata: dict[str, str] | UnsetType | None = UNSET
     webhook: Annotated[str, Meta(description="An http or https URL.")] | UnsetType | None = UNSET
-
-
-class BatchFault(Struct, frozen=True, kw_only=True):
-    """A fault of a line. `line` counts from 1."""
-
-    code: str
-    message: str
-    param: str | None = None
-    line: int | None = None
 
 
 class BatchFaults(Struct, frozen=True, kw_only=True):

@@ -16,14 +16,14 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from api.batches.lines import ENDED, Fault
+from api.batches.lines import ENDED, BatchFault
 from api.batches.notify import Notifier
 from api.batches.parts import Archive
 from api.batches.patience import with_patience
 from api.batches.runs import Callers
 from api.batches.source import Source
 from api.batches.validation import INPUT_GONE, Validation
-from api.batches.work import Room, Stop, Work
+from api.batches.work import Capacity, Stop, Work
 from api.services.services import Services
 from api.sites.sites import State
 from director.core.errors import BackendUnavailable
@@ -39,7 +39,7 @@ RENEW_S: Final = 1.0  # how soon a cancel is noticed, too
 MOST_SEEN: Final = 1_000  # batches that one look considers
 MOST_AT_ONCE: Final = 64  # batches of one keeper that have not ended, and as many whose webhook is due
 SHARES: Final = 3  # one account alone has 16 of these, a second one 12 of the others
-RESULTS_LOST: Final = Fault(code="results_lost", message="Some results are gone from the file store.")
+RESULTS_LOST: Final = BatchFault(code="results_lost", message="Some results are gone from the file store.")
 KINDS: Final[Sequence[Kind]] = ("output", "error")
 
 
@@ -51,7 +51,7 @@ class Engine:
         self._services: Services = state["services"]
         self._notifier = notifier
         self._batches = Batches(self._services.redis, self._services.scripts)
-        self._room = Room()
+        self._capacity = Capacity()
         self._running: dict[FileId, BatchRun] = {}
         self._later: dict[FileId, float] = {}  # when one may be taken again
         self._is_draining = False
@@ -112,8 +112,8 @@ class Engine:
             if batch is None:
                 self._later[batch_id] = now_s + LEASE_S
                 continue
-            self._running[batch_id] = run = BatchRun(batch, lease, self._state, store, self._room, self._notifier)
-            self._room.batches = len(self._running)
+            self._running[batch_id] = run = BatchRun(batch, lease, self._state, store, self._capacity, self._notifier)
+            self._capacity.batches = len(self._running)
             tasks.start_soon(self._run, run)
             taken += 1
         return taken
@@ -136,7 +136,7 @@ class Engine:
             later_s = LEASE_S
         finally:
             del self._running[batch_id]
-            self._room.batches = len(self._running)
+            self._capacity.batches = len(self._running)
         if later_s:
             self._later[batch_id] = self._services.clock.monotonic() + later_s
 
@@ -145,7 +145,7 @@ class BatchRun:
     """One batch at one keeper, from where it is to its end, or until this keeper leaves it to another one."""
 
     def __init__(
-        self, batch: Batch, lease: Lease, state: State, store: FileStore, room: Room, notifier: Notifier
+        self, batch: Batch, lease: Lease, state: State, store: FileStore, capacity: Capacity, notifier: Notifier
     ) -> None:
         self.batch = batch
         self.stop = Stop()
@@ -153,7 +153,7 @@ class BatchRun:
         self._services: Services = state["services"]
         self._batches = Batches(self._services.redis, self._services.scripts)
         self._store = store
-        self._room = room
+        self._capacity = capacity
         self._notifier = notifier
         self._callers = Callers(state, batch)
         self._source = Source(self._services, store, batch)
@@ -181,9 +181,9 @@ class BatchRun:
         if status in ("busy", "gone"):
             raise Lost
         if status == "cancelling":
-            self.stop.to("cancelled")
+            self.stop.end_as("cancelled")
         elif self._services.clock.now_ms() >= self.batch.expires:
-            self.stop.to("expired")
+            self.stop.end_as("expired")
 
     async def _advance(self) -> bool:
         """Bring it to its end, step by step. Returns False if this keeper leaves it."""
@@ -220,7 +220,7 @@ class BatchRun:
                 source=self._source,
                 archive=self._archive(),
                 callers=self._callers,
-                room=self._room,
+                capacity=self._capacity,
                 stop=self.stop,
             )
             try:

@@ -84,8 +84,8 @@ class Splitter:
         self._dropped = 0
 
 
-class Fault(Struct, frozen=True, kw_only=True):
-    """A fault of a batch, as OpenAI says it. `line` counts from 1."""
+class BatchFault(Struct, frozen=True, kw_only=True):
+    """A fault of a line. `line` counts from 1."""
 
     code: str
     message: str
@@ -93,15 +93,15 @@ class Fault(Struct, frozen=True, kw_only=True):
     line: int | None = None
 
 
-class Wrong(Exception):
+class BadLine(Exception):
     """A line cannot be run."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.code, self.param = code, param
 
-    def fault(self, line: int) -> Fault:
-        return Fault(code=self.code, message=str(self), param=self.param, line=line)
+    def fault(self, line: int) -> BatchFault:
+        return BatchFault(code=self.code, message=str(self), param=self.param, line=line)
 
 
 class Call(Struct, frozen=True):
@@ -112,36 +112,36 @@ class Call(Struct, frozen=True):
 
 
 def read_call(text: bytes | None, *, endpoint: str, max_body_bytes: int) -> Call:
-    """Read a line. Raises Wrong."""
+    """Read a line. Raises BadLine."""
     if text is None:
-        raise Wrong("line_too_long", f"A line has a body of at most {max_body_bytes:,} bytes.")
+        raise BadLine("line_too_long", f"A line has a body of at most {max_body_bytes:,} bytes.")
     try:
         members = decode_json(text, dict[str, Raw])
     except Problem as exc:
-        raise Wrong("invalid_json_line", f"This line is no JSON object: {exc.document.detail}") from exc
+        raise BadLine("invalid_json_line", f"This line is no JSON object: {exc.document.detail}") from exc
     custom_id, method, url = (_text(members, name) for name in ("custom_id", "method", "url"))
     if not 0 < len(custom_id) <= LONGEST_ID:
-        raise Wrong("invalid_custom_id", f"custom_id has 1 to {LONGEST_ID} characters.", "custom_id")
+        raise BadLine("invalid_custom_id", f"custom_id has 1 to {LONGEST_ID} characters.", "custom_id")
     if method != "POST":
-        raise Wrong("invalid_method", "method is POST.", "method")
+        raise BadLine("invalid_method", "method is POST.", "method")
     if url != endpoint and not replicate_may_have(endpoint, url):
-        raise Wrong("invalid_url", f"url is the endpoint of the batch: {endpoint}", "url")
+        raise BadLine("invalid_url", f"url is the endpoint of the batch: {endpoint}", "url")
     body = bytes(members.get("body", b""))
     if not body.startswith(b"{"):
-        raise Wrong("invalid_request", "body is a JSON object.", "body")
+        raise BadLine("invalid_request", "body is a JSON object.", "body")
     if len(body) > max_body_bytes:
-        raise Wrong("line_too_long", f"A line has a body of at most {max_body_bytes:,} bytes.", "body")
+        raise BadLine("line_too_long", f"A line has a body of at most {max_body_bytes:,} bytes.", "body")
     try:
         return Call(custom_id, read_target(url, body))
     except Problem as exc:
-        raise wrong_of(exc) from exc
+        raise bad_line_of(exc) from exc
 
 
-def wrong_of(problem: Problem) -> Wrong:
+def bad_line_of(problem: Problem) -> BadLine:
     """Say a refusal of a body as that of its line."""
     _, error = describe(problem)
     param = f"body.{error.param}" if error.param else "body"
-    return Wrong(error.code or "invalid_request", error.message.strip(), param)
+    return BadLine(error.code or "invalid_request", error.message.strip(), param)
 
 
 def digest_of(custom_id: str) -> bytes:
@@ -151,11 +151,11 @@ def digest_of(custom_id: str) -> bytes:
 
 def _text(members: dict[str, Raw], name: str) -> str:
     if name not in members:
-        raise Wrong("missing_required_parameter", f"{name} is required.", name)
+        raise BadLine("missing_required_parameter", f"{name} is required.", name)
     try:
         return msgspec.json.decode(members[name], type=str)
     except msgspec.DecodeError as exc:
-        raise Wrong("invalid_type", f"{name} is a text.", name) from exc
+        raise BadLine("invalid_type", f"{name} is a text.", name) from exc
 
 
 class Outcome(Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from typing import Final
 
 from anyio import to_thread
 
-from api.batches.lines import ENVELOPE_BYTES, Call, Line, Splitter, Wrong, read_call
+from api.batches.lines import ENVELOPE_BYTES, BadLine, Call, Line, Splitter, read_call
 from api.batches.patience import with_patience
 from api.services.services import Services
 from director.core.errors import BackendUnavailable
@@ -46,10 +46,10 @@ class Source:
     async def exists(self) -> bool:
         return await with_patience(self._open) is not None
 
-    def read(self, line: Line) -> Call | Wrong:
+    def read(self, line: Line) -> Call | BadLine:
         try:
             return read_call(line.text, endpoint=self._batch.endpoint, max_body_bytes=self._most)
-        except Wrong as exc:
+        except BadLine as exc:
             return exc
 
     async def _open(self) -> OpenFile | None:

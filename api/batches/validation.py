@@ -6,7 +6,7 @@ from typing import Final
 
 from anyio import to_thread
 
-from api.batches.lines import MOST_LINES, Call, Fault, Line, Wrong, digest_of, wrong_of
+from api.batches.lines import MOST_LINES, BadLine, BatchFault, Call, Line, bad_line_of, digest_of
 from api.batches.patience import with_patience
 from api.batches.runs import WAITING, Callers
 from api.batches.source import MOST_PLACES, Source
@@ -14,7 +14,7 @@ from api.batches.targets import Target, find_target
 from api.web.errors import Code, Problem
 
 MOST_FAULTS: Final = 100  # of a file: it is not read beyond them
-INPUT_GONE: Final = Fault(code="file_not_found", message="The input file is gone.", param="input_file_id")
+INPUT_GONE: Final = BatchFault(code="file_not_found", message="The input file is gone.", param="input_file_id")
 
 
 class Validation:
@@ -26,7 +26,7 @@ class Validation:
         self._seen: set[bytes] = set()
         self._known: set[tuple[str, str]] = set()
         self.total = 0
-        self.faults: list[Fault] = []
+        self.faults: list[BatchFault] = []
 
     async def run(self, *, is_stopped: Callable[[], bool]) -> None:
         """Count the lines, and note what is wrong with them: at most MOST_FAULTS."""
@@ -50,30 +50,30 @@ class Validation:
             self._note("empty_file", "The input file has no lines.")
 
     def _note(self, code: str, message: str, param: str | None = None, line: int | None = None) -> None:
-        self.faults.append(Fault(code=code, message=message, param=param, line=line))
+        self.faults.append(BatchFault(code=code, message=message, param=param, line=line))
 
-    def _read(self, lines: list[Line]) -> list[tuple[Line, Call | Wrong]]:
+    def _read(self, lines: list[Line]) -> list[tuple[Line, Call | BadLine]]:
         return [(line, self._source.read(line)) for line in lines]
 
-    async def _judge(self, line: Line, read: Call | Wrong) -> Fault | None:
-        if isinstance(read, Wrong):
+    async def _judge(self, line: Line, read: Call | BadLine) -> BatchFault | None:
+        if isinstance(read, BadLine):
             return read.fault(line.place)
         if (digest := digest_of(read.custom_id)) in self._seen:
-            return Wrong("duplicate_custom_id", "Another line has this custom_id.", "custom_id").fault(line.place)
+            return BadLine("duplicate_custom_id", "Another line has this custom_id.", "custom_id").fault(line.place)
         self._seen.add(digest)
         if read.target.key in self._known:
             return None
-        wrong: Wrong | None = await with_patience(partial(self._find, read.target))
-        if wrong is not None:
-            return wrong.fault(line.place)
+        bad: BadLine | None = await with_patience(partial(self._find, read.target))
+        if bad is not None:
+            return bad.fault(line.place)
         self._known.add(read.target.key)
         return None
 
-    async def _find(self, target: Target) -> Wrong | None:
+    async def _find(self, target: Target) -> BadLine | None:
         """Return why the model of a line cannot be found."""
         try:
             await find_target(await self._callers.request(), target)
         except Problem as exc:
             is_for_now = exc.status in WAITING or exc.code == Code.ACCOUNT_SUSPENDED
-            return None if is_for_now else wrong_of(exc)
+            return None if is_for_now else bad_line_of(exc)
         return None

@@ -7,7 +7,7 @@ from typing import Final
 import anyio
 from anyio.abc import TaskGroup
 
-from api.batches.lines import Call, Line, Outcome, Wrong
+from api.batches.lines import BadLine, Call, Line, Outcome
 from api.batches.parts import PART_BYTES, Archive, Buffer
 from api.batches.patience import with_patience
 from api.batches.runs import Callers, LineRun, Unfiled
@@ -37,7 +37,7 @@ class Stop:
         self.is_leaving = False
         self.news = asyncio.Event()
 
-    def to(self, end: End) -> None:
+    def end_as(self, end: End) -> None:
         self.end = self.end or end
         self.news.set()
 
@@ -49,8 +49,8 @@ class Stop:
         return self.end is not None or self.is_leaving
 
 
-class Room:
-    """The room for lines under way, of all batches of one keeper."""
+class Capacity:
+    """How many lines may be under way, of all batches of one keeper."""
 
     def __init__(self) -> None:
         self.batches = 0
@@ -72,7 +72,7 @@ class Work:
         source: Source,
         archive: Archive,
         callers: Callers,
-        room: Room,
+        capacity: Capacity,
         stop: Stop,
     ) -> None:
         self._batch = batch
@@ -80,7 +80,7 @@ class Work:
         self._source = source
         self._archive = archive
         self._callers = callers
-        self._room = room
+        self._capacity = capacity
         self._stop = stop
         self._filed = batch.filed
         self._filing = 0
@@ -122,7 +122,7 @@ class Work:
                 if not self._archive.written.has(line.number):
                     read = self._source.read(line)
                     self._starts[line.number] = line.at
-                    self._add(line.number, "" if isinstance(read, Wrong) else read.custom_id, outcome)
+                    self._add(line.number, "" if isinstance(read, BadLine) else read.custom_id, outcome)
                 if self._buffer.size >= PART_BYTES:
                     await self._commit()
         await self._commit()
@@ -147,14 +147,14 @@ class Work:
             await with_patience(lambda: write({"filed": self._filed}, nonce=f"filed {self._filed}"))
         read = self._source.read(line)
         self._starts[line.number] = line.at
-        if isinstance(read, Wrong):  # a keeper with other settings took it
+        if isinstance(read, BadLine):  # a keeper with other settings took it
             self._add(line.number, "", Outcome(code=read.code, message=str(read)))
             return
         run = LineRun(
             self._callers,
             line.number,
             read.target,
-            reads=self._room.reads,
+            reads=self._capacity.reads,
             is_full=self._is_full,
             known=self._archive.noted.pop(line.number, None),
             note=self._archive.note_line,
@@ -167,7 +167,7 @@ class Work:
 
     async def _run_line(self, line: Line, call: Call, run: LineRun) -> None:
         size = len(line.text or b"")
-        self._room.bytes += size
+        self._capacity.bytes += size
         try:
             try:
                 outcome = await run.file()
@@ -178,7 +178,7 @@ class Work:
         except Unfiled:
             pass  # it stays where the rest begins
         finally:
-            self._room.bytes -= size
+            self._capacity.bytes -= size
             del self._under_way[line.number]
             self._stop.news.set()
 
@@ -186,22 +186,22 @@ class Work:
         if not self._buffer.numbers:
             self._buffer.since_s = anyio.current_time()
         size = self._buffer.add(self._batch.id, number, custom_id, outcome)
-        self._room.unwritten[self._batch.id] += size
+        self._capacity.unwritten[self._batch.id] += size
 
     def _is_full(self) -> bool:
-        unwritten = self._room.unwritten
+        unwritten = self._capacity.unwritten
         return unwritten[self._batch.id] >= UNWRITTEN_BYTES or unwritten.total() >= MOST_UNWRITTEN
 
     def close(self) -> None:
         """Count nothing more of it."""
-        del self._room.unwritten[self._batch.id]
+        del self._capacity.unwritten[self._batch.id]
 
     async def _wait_for_room(self) -> None:
         while not self._stop.is_leaving and (
             self._filing >= FILING
-            or (not self._stop and len(self._under_way) >= self._room.window)  # a stopped line leaves no room
+            or (not self._stop and len(self._under_way) >= self._capacity.window)  # a stopped line leaves no room
             or self._is_full()
-            or (self._room.bytes >= MOST_BYTES and self._under_way)
+            or (self._capacity.bytes >= MOST_BYTES and self._under_way)
         ):
             await self._wait()
 
@@ -241,7 +241,7 @@ class Work:
         buffer, self._buffer = self._buffer, Buffer()
         number, at = self._place(buffer.numbers)
         await self._archive.commit(buffer, place=f"{number} {at}")
-        self._room.unwritten[self._batch.id] -= buffer.size
+        self._capacity.unwritten[self._batch.id] -= buffer.size
         for written in buffer.numbers:
             del self._starts[written]
         self._stop.news.set()

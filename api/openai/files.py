@@ -16,7 +16,7 @@ from director.store.caller_files import CallerFile
 
 PREFIX: Final = "file-"
 BATCH: Final = "batch"
-OF_OURS: Final = "user_data"  # the purpose of what came to /v1/files
+OTHER_PURPOSE: Final = "user_data"  # the purpose of what came to /v1/files
 MAX_FILE_BYTES: Final = 200 << 20
 ANCHOR, SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 SHAPE: Final = Shape("file", {"purpose": 64, ANCHOR: 64, SECONDS: 20}, MAX_FILE_BYTES)
@@ -121,7 +121,7 @@ async def list_files(request: Request) -> Response:
         bound = {} if not at else {"high" if newest_first else "low": f"({at}"}
         ids = await files.ids(account, count=AT_ONCE, newest_first=newest_first, **bound)
         known = await files.find(account, ids)
-        found += [file for each in ids if (file := known.get(each)) and purpose in ("", file.purpose or OF_OURS)]
+        found += [file for each in ids if (file := known.get(each)) and purpose in ("", file.purpose or OTHER_PURPOSE)]
         has_more = len(ids) == AT_ONCE
         at = ids[-1] if ids else at
     shown = list(map(show_file, found[:limit]))
@@ -189,5 +189,5 @@ def show_file(file: CallerFile) -> OpenAiFile:
         created_at=file.created // 1000,
         expires_at=file.expires // 1000,
         filename=file.name,
-        purpose=file.purpose or OF_OURS,
+        purpose=file.purpose or OTHER_PURPOSE,
     )

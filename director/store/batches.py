@@ -104,7 +104,7 @@ class Batches:
     """All methods raise BackendUnavailable while Redis cannot answer."""
 
     def __init__(self, redis: Redis, scripts: Scripts) -> None:
-        self._redis: Any = redis  # ours answers in bytes
+        self._redis: Any = redis  # it answers in bytes
         self._scripts = scripts
 
     async def open(

@@ -12,7 +12,7 @@ from api.batches import runs
 from api.batches import work as module
 from api.batches.lines import Call, Line, Outcome
 from api.batches.runs import LineRun
-from api.batches.work import FILING, MOST_UNWRITTEN, UNWRITTEN_BYTES, Room, Stop, Work
+from api.batches.work import FILING, MOST_UNWRITTEN, UNWRITTEN_BYTES, Capacity, Stop, Work
 from api.web.errors import Moved
 from director.core.ids import FileId, PredictionId
 from tests.support.eventually import eventually
@@ -46,8 +46,8 @@ class Played:
         self.commits: list[int] = []
         self.may_commit = anyio.Event()
         self.may_commit.set()
-        self.room, self.stop = Room(), Stop()
-        self.room.batches = batches
+        self.capacity, self.stop = Capacity(), Stop()
+        self.capacity.batches = batches
         given: Any = {
             "batch": SimpleNamespace(filed=0, place="0 0", total=TOTAL, id=BATCH, account="acme"),
             "lease": SimpleNamespace(write=self._write),
@@ -61,7 +61,7 @@ class Played:
             ),
             "callers": None,
         }
-        self.work = Work(given.pop("batch"), room=self.room, stop=self.stop, **given)
+        self.work = Work(given.pop("batch"), capacity=self.capacity, stop=self.stop, **given)
 
     async def _read_noted(self) -> None: ...
 
@@ -93,8 +93,8 @@ async def test_answers_stay_in_redis_while_the_store_is_away(monkeypatch: pytest
     size = 100_000
     played = Played(monkeypatch, size=size)
     played.may_commit = anyio.Event()
-    played.room.unwritten[OTHER] = others
-    unwritten = played.room.unwritten
+    played.capacity.unwritten[OTHER] = others
+    unwritten = played.capacity.unwritten
     most = min(UNWRITTEN_BYTES, MOST_UNWRITTEN - others)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(played.work.run)
@@ -122,7 +122,7 @@ async def test_line_that_went_to_others_ends_with_a_503(monkeypatch: pytest.Monk
         played.work._callers,
         0,
         SimpleNamespace(kind="openai"),  # type: ignore[arg-type]
-        reads=played.room.reads,
+        reads=played.capacity.reads,
         is_full=bool,
         known=None,
         note=None,  # type: ignore[arg-type]
