@@ -368,11 +368,9 @@ async def batched(driver: QueueDriver) -> None:
     for number in range(batches.MOST_LIVE):
         batch = new_file_id(now + number)
         fields: dict[str, str | bytes | int] = {"status": "in_progress", "metadata": metadata}
-        bounds: dict[str, Any] = {"most": batches.MOST, "most_live": batches.MOST_LIVE}
-        assert (
-            await scripts.open_batch(ACCOUNT, batch, created_ms=now + number, ttl_s=99, **bounds, fields=fields)
-            == "opened"
-        )
+        bounds: dict[str, Any] = {"most": batches.MOST, "most_live": batches.MOST_LIVE, "created_ms": now + number}
+        key = (str(number), "f" * 32)
+        assert await scripts.open_batch(ACCOUNT, batch, ttl_s=99, **bounds, fields=fields, idempotency=key) == "opened"
         if number >= batches.MOST_LIVE - 2:
             assert await scripts.lease_batch(ACCOUNT, batch, token="t", lease_s=9) == "in_progress"
             done = {"written": bits, "parts": 2, "part:0": "output - 9", "part:1": "error - 9", "place": "9 9"}
