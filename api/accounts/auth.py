@@ -10,7 +10,7 @@ from api.web.http import Request, services_of
 from api.web.route import Scope
 from director.core.account_limits import BucketName
 from director.core.errors import BackendUnavailable
-from director.store.accounts import Account
+from director.store.accounts import OVERSEES, Account
 
 # `Token` is the older form, which official clients before 2024 still send
 SCHEMES: Final = frozenset({"bearer", "token"})
@@ -19,7 +19,7 @@ SCHEMES: Final = frozenset({"bearer", "token"})
 async def authenticate(request: Request, *scopes: Scope, bucket: BucketName = "read", frees: bool = False) -> Account:
     """Return the account of the request's token, before a body is read. Raises a 401 without a valid token, a 429 above
     the account's rate, and a 403 without one of these scopes. A suspended account may only read, and call what `frees`.
-    It loses the scope admin: with it, it could resume itself or use another account.
+    It loses the scopes over all accounts: with them, it could resume itself or use another account.
     """
     header = request.headers.get("authorization")
     if header is None:
@@ -29,22 +29,24 @@ async def authenticate(request: Request, *scopes: Scope, bucket: BucketName = "r
         raise errors.invalid_token()
     request.rate_token = await take(request, account, bucket)
     if not set(scopes) & set(account.scopes):
-        raise errors.forbidden(f"This token does not have the scope {' or '.join(map(repr, scopes))}.")
+        *others, last = map(repr, scopes)
+        named = f"{', '.join(others)} or {last}" if others else last
+        raise errors.forbidden(f"This token does not have the scope {named}.")
     if account.suspension is None:
         return account
-    left = tuple(scope for scope in account.scopes if scope != "admin")
+    left = tuple(scope for scope in account.scopes if scope not in OVERSEES)
     if not (frees or "read" in scopes) or not set(scopes) & set(left):
         raise errors.account_suspended(why=errors.WHY_SUSPENDED[account.suspension.reason])
     return replace(account, scopes=left)
 
 
-async def may_still(request: Request, scope: Scope) -> bool:
-    """Return whether the token has this scope now. While Redis is away, it is assumed to have it."""
+async def may_still(request: Request, *scopes: Scope) -> bool:
+    """Return whether the token has one of these scopes now. While Redis is away, it is assumed to have it."""
     try:
         account = await _account_of(request, request.headers.get("authorization", ""))
     except BackendUnavailable:
         return True
-    return account is not None and account.suspension is None and scope in account.scopes
+    return account is not None and account.suspension is None and bool(set(scopes) & set(account.scopes))
 
 
 async def _account_of(request: Request, header: str) -> Account | None:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from api.sites.sites import AWAY, others
 from api.web.errors import InvalidField, invalid_input
 from api.web.http import Request, json_response
-from api.web.route import Answer, Parameter, Route, reads
+from api.web.route import OVERSEES, Answer, Parameter, Route, reads
 from director.core.errors import BackendUnavailable
 from director.core.usage import KEYS, NOTHING, Key, Price, Sum, Sums, Used, day_of
 from director.store.accounts import ACCOUNT_NAME
@@ -80,7 +80,7 @@ async def get_usage(request: Request) -> Response:
     name="admin.usage.get",
     summary="Get what all accounts used",
     about="The sums of every account, or of one. The prices of models turn them into money: `director model price`.",
-    scopes=("admin",),
+    scopes=OVERSEES,
     parameters=(
         *_RANGE,
         Parameter(

@@ -1,5 +1,5 @@
-"""Let operators create, change, suspend and resume accounts, and create and revoke tokens. Needs the scope `admin`,
-which covers all accounts. A token's secret is in the response that creates it and in no other.
+"""Let operators create, change, suspend and resume accounts, and create and revoke tokens. Changes need the scope
+`admin`. A token's secret is in the response that creates it and in no other.
 """
 
 import re
@@ -16,7 +16,7 @@ from api.accounts.auth import name_operator
 from api.sites.sites import others
 from api.web.errors import account_exists, invalid_field, not_found
 from api.web.http import Request, cursor_of, decode_body, json_response, page_after, page_response
-from api.web.route import CURSOR, NO_BODY, Answer, Body, Route
+from api.web.route import CURSOR, NO_BODY, OVERSEES, Answer, Body, Route
 from director.core.account_limits import DEFAULT, NO_LIMIT, AccountLimits
 from director.core.errors import SettingsError
 from director.core.hours import LONGEST
@@ -33,7 +33,7 @@ DAY_MS: Final = 86_400_000
 Name = Annotated[str, Meta(pattern=ACCOUNT_NAME)]
 Limit = float | Annotated[str, Meta(max_length=LONGEST)] | None
 Lane = Literal["high", "normal", "low", "idle"]
-Scoped = Literal["read", "run", "admin"]
+Scoped = Literal["read", "run", "view", "operate", "admin"]
 
 
 class NewAccount(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,7 +63,7 @@ class AskedToken(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body that makes a token. Without `expires_at` it is good until it is revoked."""
 
     label: Annotated[str, Meta(pattern=LABEL)] = ""
-    scopes: Annotated[tuple[Scoped, ...], Meta(min_length=1, max_length=3)] = ("read", "run")
+    scopes: Annotated[tuple[Scoped, ...], Meta(min_length=1, max_length=5)] = ("read", "run")
     lanes: Annotated[tuple[Lane, ...], Meta(min_length=1, max_length=4)] = LANES
     expires_at: Annotated[datetime, Meta(tz=True)] | None = None
 
@@ -129,11 +129,11 @@ class SuspendedAccount(AccountDetail, frozen=True, kw_only=True):
 
 
 serves: Final = partial(Route, scopes=("admin",))
+shows: Final = partial(Route, "GET", scopes=OVERSEES)
 DETAIL: Final = {200: Answer("The account as it is then.", AccountDetail)}
 
 
-@serves(
-    "GET",
+@shows(
     "/admin/accounts",
     name="admin.accounts.list",
     summary="List accounts",
@@ -165,8 +165,7 @@ async def create_account(request: Request) -> Response:
     return json_response(await _view(request, asked.name), 201)
 
 
-@serves(
-    "GET",
+@shows(
     "/admin/accounts/{name}",
     name="admin.accounts.get",
     summary="Get an account, its limits and how much of them is used",
@@ -241,8 +240,7 @@ async def resume_account(request: Request) -> Response:
     return json_response(await _view(request, name))
 
 
-@serves(
-    "GET",
+@shows(
     "/admin/accounts/{name}/tokens",
     name="admin.accounts.tokens.list",
     summary="List the tokens of an account, without their secrets",

@@ -1,5 +1,5 @@
-"""Let operators list, show, revive and drop dead letters, with the scope `admin`. A call that handles many stops after
-a time and says where the next continues.
+"""Let operators list, show, revive and drop dead letters, with the scope `operate`. A call that handles many stops
+after a time and says where the next continues.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,7 +21,7 @@ from api.web.http import (
     page_response,
     prediction_id_of,
 )
-from api.web.route import CURSOR, Answer, Body, Parameter, administers
+from api.web.route import CURSOR, Answer, Body, Parameter, operates, oversees
 from director.core.ids import PredictionId, QueueName, is_prediction_id
 from director.core.schema import Page
 from director.store.dead import Asked, DeadCursor, DeadLetter, DeadLetters, Done
@@ -51,8 +51,7 @@ class WholeLetter(DeadLetter, frozen=True, kw_only=True):
     input: Raw | None
 
 
-@administers(
-    "GET",
+@oversees(
     "/admin/dead",
     name="admin.dead.list",
     summary="List dead letters of all accounts",
@@ -72,8 +71,7 @@ async def list_dead(request: Request) -> Response:
     return page_response(request, PATH, letters.results, older=older, kept=kept)
 
 
-@administers(
-    "GET",
+@oversees(
     "/admin/dead/{id}",
     name="admin.dead.get",
     summary="Get a dead letter, with its input",
@@ -88,8 +86,7 @@ async def get_dead(request: Request) -> Response:
 
 
 def _serve(verb: str, act: Callable[..., Awaitable[Done]], *, one: str, many: str, about: str) -> None:
-    @administers(
-        "POST",
+    @operates(
         f"/admin/dead/{{id}}/{verb}",
         name=f"admin.dead.{verb}",
         summary=one,
@@ -107,8 +104,7 @@ def _serve(verb: str, act: Callable[..., Awaitable[Done]], *, one: str, many: st
             raise not_found()
         return json_response(done)
 
-    @administers(
-        "POST",
+    @operates(
         f"/admin/dead/{verb}",
         name=f"admin.dead.{verb}_many",
         summary=many,

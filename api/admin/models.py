@@ -1,9 +1,8 @@
-"""Let operators read, replace and remove a model's configuration, and set aliases, with the scope `admin`. Directors
-read a configuration every few seconds. What they could not follow is refused.
+"""Let operators read a model's configuration, and with the scope `admin` replace and remove it, and set aliases.
+Directors read a configuration every few seconds. What they could not follow is refused.
 """
 
 import re
-from functools import partial
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
@@ -13,7 +12,7 @@ from api.accounts.auth import name_operator
 from api.predictions.bodies import parse_model
 from api.web.errors import config_changed, invalid_field, invalid_header, newer_release, not_found
 from api.web.http import Request, decode_body, json_response
-from api.web.route import NO_BODY, Answer, Body, Parameter, administers
+from api.web.route import NO_BODY, Answer, Body, Parameter, administers, oversees
 from director.core.errors import SettingsError
 from director.core.model_config import ModelConfig, StoredConfig
 from director.core.view import iso
@@ -48,8 +47,7 @@ IF_MATCH: Final = Parameter(
 CONFIG: Final = {200: Answer("What is written down, as it is then.", ConfigView, headers=("ETag",))}
 
 
-@administers(
-    "GET",
+@oversees(
     "/admin/models/{owner}/{name}/config",
     name="admin.models.config.get",
     summary="Get the configuration of a model",
@@ -112,13 +110,12 @@ class AliasesView(Struct, frozen=True):
 
 
 ALIASES: Final = {200: Answer("All aliases, as they are then.", AliasesView)}
+
+
 # of the home, whichever site the request names: accounts are there too
-administers_home: Final = partial(administers, site="home")
-
-
-@administers_home(
-    "GET",
+@oversees(
     "/admin/aliases",
+    site="home",
     name="admin.aliases.list",
     summary="List the aliases of models",
     about="An alias is another name of a model in OpenAI's API, such as `gpt-4o` for `acme/llm`.",
@@ -128,9 +125,10 @@ async def list_aliases(request: Request) -> Response:
     return json_response(AliasesView(await request.services.aliases.all()))
 
 
-@administers_home(
+@administers(
     "PATCH",
     "/admin/aliases",
+    site="home",
     name="admin.aliases.update",
     summary="Set or remove an alias of a model",
     about=(

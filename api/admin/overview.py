@@ -1,5 +1,5 @@
-"""Show operators directors, owed webhooks, this process's metrics and a live view, with the scope `admin`. Directors
-are known by their heartbeats; no director is asked. The metrics also have a token of their own.
+"""Show operators directors, owed webhooks, this process's metrics and a live view, with a scope over all accounts.
+Directors are known by their heartbeats; no director is asked. The metrics also have a token of their own.
 """
 
 import hmac
@@ -20,7 +20,7 @@ from api.services.stream_events import KEEP_ALIVE, KEEP_ALIVE_S
 from api.services.stream_readers import PIECE_BYTES, STALL_S, Send
 from api.web.errors import invalid_field
 from api.web.http import Request, cursor_of, json_response, number_of, page_after, page_response
-from api.web.route import CURSOR, Answer, Parameter, Route, administers
+from api.web.route import CURSOR, OVERSEES, Answer, Parameter, Route, oversees
 from director.core.ids import QueueName
 from director.core.schema import Page
 from director.core.trends import RANGES, Point, Range, quantile_s
@@ -33,8 +33,7 @@ from director.store.trends import ALL, Trend
 PATH: Final = "/admin/directors"
 
 
-@administers(
-    "GET",
+@oversees(
     "/admin/directors",
     name="admin.directors.list",
     summary="List directors with their model servers",
@@ -64,8 +63,7 @@ async def list_directors(request: Request) -> Response:
 LONGEST_HOST: Final = 300
 
 
-@administers(
-    "GET",
+@oversees(
     "/admin/owed",
     name="admin.owed.get",
     summary="Get the webhooks that are owed",
@@ -89,7 +87,7 @@ async def get_metrics(request: Request) -> Response:
     """Answer as text, or as OpenMetrics. With the token of the settings no Redis is needed, as in an outage."""
     services = request.services
     if not _has_token(request, services.settings.metrics_token):
-        await authenticate(request, "admin")
+        await authenticate(request, *OVERSEES)
     text, kind = await services.meters.registry.page(request.headers.get("accept", ""))
     return Response(text, headers={"Content-Type": kind})
 
@@ -119,7 +117,7 @@ class LiveEvent(Struct, frozen=True):
         "A `snapshot` of queues, directors, owed webhooks and findings comes at once, and then every one to five "
         "seconds. While Redis is away the event is `away`. The page for operators reads this."
     ),
-    scopes=("admin",),
+    scopes=OVERSEES,
     parameters=(
         Parameter("snapshots", "End after so many; without, never.", Annotated[int, Meta(ge=1, le=MOST_SNAPSHOTS)]),
     ),
@@ -127,7 +125,7 @@ class LiveEvent(Struct, frozen=True):
     refusals={422},
 )
 async def follow_live(request: Request) -> Response:
-    """Serve a watcher only as long as its token has the scope `admin`. It counts as a reader of a stream."""
+    """Serve a watcher only as long as its token may see all accounts. It counts as a reader of a stream."""
     count = number_of(request, "snapshots", default=0, least=1, most=MOST_SNAPSHOTS)
     if request.method == "HEAD":
         return Response(headers=STREAM)
@@ -139,7 +137,7 @@ async def _send_snapshots(request: Request, count: int, send: Send) -> bool:
     services = request.services
     number = sent = 0
     with services.readers.holding(request.account.name) as place, services.watching.watcher():
-        while await may_still(request, "admin"):
+        while await may_still(request, *OVERSEES):
             data = KEEP_ALIVE
             with anyio.move_on_after(KEEP_ALIVE_S):
                 event = await services.watching.after(number)
@@ -205,8 +203,7 @@ class ChangesView(Struct, frozen=True, kw_only=True):
     next: str | None
 
 
-@administers(
-    "GET",
+@oversees(
     "/admin/audit",
     name="admin.audit.list",
     summary="List the changes that operators made",
@@ -292,8 +289,7 @@ class PaceOver(Struct, frozen=True, kw_only=True):
     queues: list[PaceOf]
 
 
-@administers(
-    "GET",
+@oversees(
     "/admin/history",
     name="admin.history.get",
     summary="Get how predictions ended over time",

@@ -1,4 +1,4 @@
-"""Let operators list, cancel and retry predictions of all accounts, one or many, with the scope `admin`. The log of
+"""Let operators list, cancel and retry predictions of all accounts, one or many, with the scope `operate`. The log of
 changes has each call, with its operator and the number of predictions. A call that handles many says where to go on.
 """
 
@@ -24,7 +24,7 @@ from api.web.http import (
     page_response,
     prediction_id_of,
 )
-from api.web.route import CURSOR, Answer, Body, Parameter, administers, one_of
+from api.web.route import CURSOR, Answer, Body, Parameter, one_of, operates, oversees
 from director.core.errors import SettingsError
 from director.core.ids import PredictionId, is_prediction_id, new_ticket
 from director.core.schema import Page
@@ -73,8 +73,7 @@ class ManyPredictions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 CONDITIONS: Final = frozenset(ManyPredictions.__struct_fields__) - {"ids", "is_all", "cursor"}
 
 
-@administers(
-    "GET",
+@oversees(
     "/admin/predictions",
     name="admin.predictions.list",
     summary="List predictions of all accounts",
@@ -97,8 +96,7 @@ async def list_all(request: Request) -> Response:
 
 
 def _serve(verb: str, about: str) -> None:
-    @administers(
-        "POST",
+    @operates(
         f"/admin/predictions/{{id}}/{verb}",
         name=f"admin.predictions.{verb}",
         summary=f"{verb.title()} a prediction of any account",
@@ -114,8 +112,7 @@ def _serve(verb: str, about: str) -> None:
             raise not_found()
         return json_response(done)
 
-    @administers(
-        "POST",
+    @operates(
         f"/admin/predictions/{verb}",
         name=f"admin.predictions.{verb}_many",
         summary=f"{verb.title()} predictions of any account",

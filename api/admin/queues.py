@@ -1,4 +1,4 @@
-"""Show operators the queues and their content, and let them change a queue. Needs the scope `admin`."""
+"""Show operators the queues and their content, and let them change a queue. Changes need the scope `operate`."""
 
 import re
 from collections.abc import AsyncGenerator
@@ -25,7 +25,7 @@ from api.web.http import (
     page_response,
     read_body,
 )
-from api.web.route import CURSOR, Answer, Body, Parameter, Route, administers, one_of
+from api.web.route import CURSOR, Answer, Body, Parameter, Route, one_of, operates, oversees
 from director.broker.replies import Admission, QueueStats
 from director.core.clock import Clock
 from director.core.errors import SettingsError, UnknownQueue
@@ -94,8 +94,7 @@ class QueueDetail(QueueView, frozen=True, kw_only=True):
     history: list[Sample]
 
 
-@administers(
-    "GET",
+@oversees(
     "/admin/queues",
     name="admin.queues.list",
     summary="List queues with their counts",
@@ -121,8 +120,7 @@ async def list_queues(request: Request) -> Response:
     return page_response(request, PATH, views, older=more, kept={"q": part} if part else None)
 
 
-@administers(
-    "GET",
+@oversees(
     "/admin/queues/{owner}/{name}/{version}",
     name="admin.queues.get",
     summary="Get a queue with its details",
@@ -153,8 +151,7 @@ async def get_queue(request: Request) -> Response:
     )
 
 
-@administers(
-    "GET",
+@oversees(
     "/admin/queues/{owner}/{name}/{version}/predictions",
     name="admin.queues.predictions",
     summary="List the live predictions of a queue",
@@ -256,8 +253,7 @@ class Migrated(Struct, frozen=True, kw_only=True):
 
 
 def _changes(verb: str, summary: str, about: str, *, body: Any = None, answer: Answer = QUEUE_THEN) -> Route:
-    return administers(
-        "POST",
+    return operates(
         f"/admin/queues/{{owner}}/{{name}}/{{version}}/{verb}",
         name=f"admin.queues.{verb}",
         summary=summary,

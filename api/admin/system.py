@@ -1,4 +1,4 @@
-"""Show operators the service itself, with the scope `admin`: releases, Redis, sites, and settings without secrets."""
+"""Show operators the service itself: releases, Redis, sites, and settings without secrets."""
 
 import re
 from typing import Final
@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from api.sites.sites import Sites
 from api.web.http import Request, json_response
-from api.web.route import Answer, administers
+from api.web.route import Answer, oversees
 from director import __version__
 from director.broker.redis_client import describe, infos
 from director.core.data_bytes import Fullness
@@ -56,8 +56,7 @@ class SystemView(Struct, frozen=True, kw_only=True):
     settings: list[SettingView]
 
 
-@administers(
-    "GET",
+@oversees(
     "/admin/system",
     name="admin.system.get",
     summary="Get the release, Redis, sites and settings of the API",

@@ -63,7 +63,9 @@ FILTERS: Final = (
     Parameter("status", "Only those with this status.", one_of(*Status)),
     Parameter("model", "Only those of this model, `owner/name`.", Annotated[str, Meta(pattern=MODEL_NAME)]),
     Parameter("version", "Only those of this version.", Annotated[str, Meta(pattern=VERSION_ID)]),
-    Parameter("account", "Those of this account. Needs the scope `admin`.", Annotated[str, Meta(pattern=ACCOUNT_NAME)]),
+    Parameter(
+        "account", "Of this account. Needs a scope over all of them.", Annotated[str, Meta(pattern=ACCOUNT_NAME)]
+    ),
     Parameter("limit", "The most to return; 100 without it.", Annotated[int, Meta(ge=1, le=100)]),
     Parameter("source", "Replicate's filter. `web` finds nothing here.", one_of("api", "web")),
 )
@@ -244,8 +246,8 @@ async def list_of_kind(request: Request, kind: Kind) -> Response:
     account = request.account
     cursor, filters = cursor_of(request, is_place=is_prediction_id), Filters.parse(request.query_params)
     whose = filters.given.get("account", account.name)
-    if whose != account.name and "admin" not in account.scopes:
-        raise forbidden("Only a token with the scope 'admin' may list the predictions of another account.")
+    if whose != account.name and not account.oversees:
+        raise forbidden("Only a token with the scope 'view' or 'admin' may list the predictions of another account.")
     lists = Lists.of(request)
     results, walked, has_more = await _walk(lists, whose, kind, Span.of(filters, cursor), filters)
     results = [show_as_known(request, one) for one in results]

@@ -1,6 +1,6 @@
 """Serve predictions, procedures and trainings: create, get, explain, cancel and delete one, and create a batch. A
-prediction of another account, or of another kind, answers 404 as if it did not exist. A token with the scope `admin`
-may read, cancel and redeliver any account's, as it may list them.
+prediction of another account, or of another kind, answers 404 as if it did not exist. A token with a scope over
+all accounts may read any, and with the scope `operate` cancel and redeliver any.
 """
 
 import asyncio
@@ -90,11 +90,11 @@ async def create_of_model(request: Request) -> Response:
     summary="Explain why a prediction is where it is",
     about=(
         "The answer lists each claim so far, what ended it, and what comes next. A waiting prediction also says why"
-        " it waits and when it should start. A token with the scope `admin` may ask about any account's prediction."
+        " it waits and when it should start. A token with a scope over all accounts may ask about any prediction."
         " Only such a token reads `causes`: the findings that hold it up, with who can act; and `swaps`: the loads of"
         " its model that it waited for."
     ),
-    scopes=("read", "admin"),
+    scopes=("read", *route.OVERSEES),
     of=prediction_id_of,
     answers={200: route.Answer("Its story.", Story)},
 )
@@ -102,7 +102,7 @@ async def explain(request: Request) -> Response:
     clock, began = request.services.clock, request.services.clock.monotonic()
     known = await story_of(request)
     took_ms = (clock.monotonic() - began) * 1000
-    if "admin" not in request.account.scopes:  # findings name other accounts, and cost many reads
+    if not request.account.oversees:  # findings name other accounts, and cost many reads
         return json_response(tell(known, took_ms=took_ms))
     findings: list[Finding] = []
     if stage_of(known) is not None:
@@ -226,9 +226,9 @@ def _serve(kind: Kind) -> None:
         summary=f"Get a {one}",
         about=(
             "The answer has the status, the output so far and the logs. While it waits, `queue` says why and when it "
-            f"should start. A token with the scope `admin` may read any account's {one}."
+            f"should start. A token with a scope over all accounts may read any {one}."
         ),
-        scopes=("read", "admin"),
+        scopes=("read", *route.OVERSEES),
         of=prediction_id_of,
         answers=SHOWN,
     )
@@ -242,10 +242,10 @@ def _serve(kind: Kind) -> None:
         summary=f"Cancel a {one}",
         about=(
             f"A {one} that waits is canceled at once. One that runs is asked to stop, and its status changes when it "
-            "has. The answer is the same for one that has ended already. A token with the scope `admin` may cancel any "
-            f"account's {one}, and the log of changes says who did."
+            "has. The answer is the same for one that has ended already. A token with the scope `operate` may cancel "
+            f"any account's {one}, and the log of changes says who did."
         ),
-        scopes=("run", "admin"),
+        scopes=("run", *route.OPERATES),
         frees=True,
         of=prediction_id_of,
         answers=SHOWN,
@@ -266,7 +266,7 @@ async def _cancel(request: Request, kind: Kind) -> Response:
     """
     services, account = request.services, request.account
     asked = await services.scripts.cancel(request.prediction_id, account=account.name, kind=kind)
-    if asked == "unknown" and "admin" in account.scopes:
+    if asked == "unknown" and account.operates:
         found = await services.across.find([request.prediction_id])
         ids = [one.id for one in found if one.kind == kind]
         await services.across.cancel(ids, by=name_operator(account))
@@ -292,7 +292,7 @@ async def _wait_for_end(request: Request) -> Stored | None:
 
 
 def _may_see(request: Request, account: str) -> bool:
-    return account == request.account.name or "admin" in request.account.scopes
+    return account == request.account.name or request.account.oversees
 
 
 async def _show(request: Request, kind: Kind, stored: Stored | None = None) -> Response:
@@ -335,9 +335,9 @@ class Events(Struct, frozen=True, kw_only=True):
     summary="List the events of a prediction",
     about=(
         "Events are numbered from 1 in the order in which they happened. Ask again with `after` to read on. A token "
-        "with the scope `admin` may read those of any account's prediction."
+        "with a scope over all accounts may read those of any prediction."
     ),
-    scopes=("read", "admin"),
+    scopes=("read", *route.OVERSEES),
     of=prediction_id_of,
     parameters=(
         route.Parameter("after", "The `next` of the page before.", Annotated[int, Meta(ge=0, le=MOST_AFTER)]),
@@ -391,7 +391,7 @@ class Webhooks(Struct, frozen=True):
         "The answer has each attempt to deliver the terminal webhook, with its outcome, and the time of the next "
         "one. A receiver is shown by its host, because a URL may hold a secret."
     ),
-    scopes=("read", "admin"),
+    scopes=("read", *route.OVERSEES),
     of=prediction_id_of,
     answers={200: route.Answer("Every attempt, and when the next one is.", Webhooks)},
 )
@@ -409,14 +409,14 @@ async def get_webhooks(request: Request) -> Response:
         "The terminal webhook is sent at once, under the same `webhook-id`. A prediction that has not ended, or has"
         " no webhook, is refused with 409."
     ),
-    scopes=("run", "admin"),
+    scopes=("run", *route.OPERATES),
     bucket="create",
     of=prediction_id_of,
     answers={200: route.Answer("It is sent at once.", Webhooks)},
     refusals={409, 410},
 )
 async def redeliver(request: Request) -> Response:
-    whose = None if "admin" in request.account.scopes else request.account.name
+    whose = None if request.account.operates else request.account.name
     if refusal := REFUSALS.get(await request.services.scripts.redeliver(request.prediction_id, account=whose)):
         if refusal is errors.not_terminal:
             await refuse_moved(request)

@@ -284,7 +284,7 @@ async def no_version(request: Request, ref: VersionRef, refusal: Refusal) -> Pro
         found = await _find_awaited(request, ref)
     except BackendUnavailable:  # the refusal is true without its reason
         found = None
-    is_operator = "admin" in request.account.scopes
+    is_operator = request.account.oversees
     return refusal() if found is None else refusal(_in_words(ref, found, with_servers=is_operator))
 
 
@@ -297,7 +297,7 @@ async def _find_awaited(request: Request, ref: VersionRef) -> Awaited | None:
     account, name = request.account, ref.model
     if name is None:
         return None
-    may_know = name.partition("/")[0] == account.name or "admin" in account.scopes
+    may_know = name.partition("/")[0] == account.name or account.oversees
     model = None
     for services in (request.services, *(site.services for site in others(request) if site.is_up)):
         if model is None and (model := await services.catalog.model(name)) is not None:

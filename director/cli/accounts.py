@@ -267,7 +267,7 @@ def _ms_after(hours: float) -> int:
     arg("--account NAME", "the account of the token", required=True),
     arg("--label TEXT", "what the token is for", default=""),
     arg("--lanes", "lanes that the token may use (%(default)s)", default="high,normal,low"),
-    arg("--scopes", "what the token may do, of read, run and admin (%(default)s)", default="read,run"),
+    arg("--scopes", f"what the token may do, of {', '.join(SCOPES)} (%(default)s)", default="read,run"),
     arg("--expires-hours H", "hours until the token expires (never)", type=hours),
     examples=("--account team-a", "--account ops --scopes admin --expires-hours 12"),
 )

@@ -38,7 +38,7 @@ from director.local.server import VALKEY, EmbeddedServer, find_binary
 from director.local.supervisor import Supervisor, until_signal
 from director.local.usage import how_to_serve, usage
 from director.runtime.startup import raise_descriptor_limit
-from director.store.accounts import SCOPES, Accounts
+from director.store.accounts import ROLES, Accounts
 
 UP_GRACE_S: Final = 60.0  # `up` drains its directors before it ends
 PART_GRACE_S: Final = 10.0
@@ -124,7 +124,7 @@ class Up:
             webhook_allow=",".join(filter(None, [os.environ.get(PREFIX + "WEBHOOK_ALLOW", ""), LOCAL])),
         )
         async with connect(redis_url) as redis:
-            token = await Accounts(redis).create_token(ACCOUNT, scopes=SCOPES, token=self._state.token or None)
+            token = await Accounts(redis).create_token(ACCOUNT, scopes=ROLES["admin"], token=self._state.token or None)
             all_served = [plan_processes(one, around) for one in label([*self._examples(), *self._options.models])]
             self._state = msgspec.structs.replace(
                 self._state,

@@ -24,8 +24,18 @@ from director.core.errors import BackendUnavailable, SettingsError
 from director.core.ids import ALL_LANES, LANES
 from director.core.webhooks import new_secret
 
-# read: see what is there; run: create and cancel predictions; admin: operate on all accounts
-SCOPES: Final = ("read", "run", "admin")
+# read: see what is there; run: create and cancel predictions; view: see all accounts; operate: act on queues and
+# predictions of all accounts too; admin: change accounts, tokens and models too
+SCOPES: Final = ("read", "run", "view", "operate", "admin")
+OPERATES: Final = frozenset({"operate", "admin"})
+OVERSEES: Final = OPERATES | {"view"}
+Role = Literal["viewer", "operator", "admin"]
+ROLES: Final[Mapping[Role, tuple[str, ...]]] = {
+    "viewer": ("read", "view"),
+    "operator": ("read", "run", "operate"),
+    "admin": ("read", "run", "admin"),
+}
+"""The scopes of a person with this role."""
 PREFIX: Final = "dr_"
 ID_DIGITS: Final = 16
 LAST: Final = 4
@@ -259,6 +269,16 @@ class Account(Struct, frozen=True):
     expires_ms: int | None = None
     suspension: Suspension | None = None
     token_digest: str = ""
+
+    @property
+    def oversees(self) -> bool:
+        """Whether it may see what all accounts have."""
+        return not OVERSEES.isdisjoint(self.scopes)
+
+    @property
+    def operates(self) -> bool:
+        """Whether it may act on queues and predictions of all accounts."""
+        return not OPERATES.isdisjoint(self.scopes)
 
 
 class Written(Struct, frozen=True):

@@ -61,7 +61,7 @@ class Model(Struct, frozen=True, kw_only=True):
 
     def may_be_seen_by(self, account: Account) -> bool:
         """May this account see the model? To others it does not exist, nor do its versions or what they produce."""
-        return self.visibility == "public" or self.may_be_changed_by(account)
+        return self.visibility == "public" or account.oversees or self.may_be_changed_by(account)
 
     def may_be_changed_by(self, account: Account) -> bool:
         return self.owner == account.name or "admin" in account.scopes

@@ -116,9 +116,14 @@ async def test_own_cancel_of_an_operator_is_no_change(ops: AsyncClient) -> None:
 
 
 async def test_without_the_scope_the_same_calls_say_why(callers: dict[str, AsyncClient]) -> None:
-    for method, path in (("GET", ALL), ("POST", f"{ALL}/cancel"), ("POST", f"{ALL}/retry")):
+    act = "'operate' or 'admin'"
+    for method, path, needs in (
+        ("GET", ALL, f"'view', {act}"),
+        ("POST", f"{ALL}/cancel", act),
+        ("POST", f"{ALL}/retry", act),
+    ):
         refused = await callers["amber"].request(method, path, json={"all": True} if method == "POST" else None)
-        assert (refused.status_code, refused.json()["detail"]) == (403, "This token does not have the scope 'admin'.")
+        assert (refused.status_code, refused.json()["detail"]) == (403, f"This token does not have the scope {needs}.")
 
 
 async def test_filters_find_predictions_of_all_accounts_newest_first(

@@ -16,7 +16,7 @@ from director.core.clock import SystemClock
 from director.core.settings import ApiSettings
 from director.files.choose import store_in
 from director.files.local import LocalFiles
-from director.store.accounts import Accounts
+from director.store.accounts import ROLES, Accounts, Role
 from director.store.catalog import Catalog
 from tests.support.api import api_client
 from tests.support.keyspace import Keyspace, dump
@@ -300,6 +300,7 @@ async def tokens(redis: Redis) -> dict[str, str]:
         "only reads": (OWNER, ("read",)),
         "only runs": (OWNER, ("run",)),
         "operator": ("ops", ("read", "run", "admin")),
+        **{f"as {role}": ("ops", scopes) for role, scopes in ROLES.items()},
     }
     return {name: await accounts.create_token(account, scopes=scopes) for name, (account, scopes) in whose.items()}
 
@@ -393,6 +394,44 @@ async def test_read_only_token_changes_nothing_of_its_account(door: Door, tokens
             answer = await door.send(route, one, tokens["only reads"])
             assert answer.status_code == 403, (route, one, answer.text)
     assert await door.keyspace() == before
+
+
+async def test_viewer_changes_nothing_by_any_route(door: Door, tokens: dict[str, str]) -> None:
+    before = await door.keyspace()
+    for route, one in ASKED_FOR_A_TOKEN:
+        answer = await door.send(route, one, tokens["as viewer"])
+        if route[0] not in READS:
+            assert answer.status_code == 403, (route, one, answer.text)
+    assert await door.keyspace() == before
+
+
+async def test_viewer_sees_what_an_admin_sees(door: Door, tokens: dict[str, str]) -> None:
+    for route, one in ASKED_FOR_A_TOKEN:
+        if route[0] in READS and route[1] not in ("/webhooks/default/secret", "/openapi.json"):
+            seen = [(await door.send(route, one, tokens[f"as {role}"])) for role in ("viewer", "admin")]
+            codes = [answer.status_code for answer in seen]
+            assert codes[0] == codes[1], (route, one, codes)
+            assert door.possessions.seen_in(seen[0]) == door.possessions.seen_in(seen[1]), (route, one)
+
+
+def least_role(route: Route) -> Role:
+    """Return the role that this route over all accounts needs: see, act, or change who may do what."""
+    method, path = route
+    if method in READS:
+        return "viewer"
+    acts = ("/admin/queues/", "/admin/predictions/", "/admin/dead/")
+    return "operator" if path.startswith(acts) else "admin"
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_each_route_over_all_accounts_is_open_from_its_role_on(
+    door: Door, tokens: dict[str, str], role: Role
+) -> None:
+    ranks = list(ROLES)
+    for route in [one for one in TRIES if one[1].startswith("/admin")]:
+        answer = await door.send(route, TRIES[route][0], tokens[f"as {role}"])
+        is_open = ranks.index(role) >= ranks.index(least_role(route))
+        assert (answer.status_code != 403) == is_open, (route, role, answer.text)
 
 
 async def test_run_only_token_reads_nothing_of_its_account(door: Door, tokens: dict[str, str]) -> None:
