@@ -236,7 +236,8 @@ def assert_kept(objects: list[Manifest]) -> None:
     assert {each["metadata"]["annotations"]["helm.sh/resource-policy"] for each in objects} == {"keep"}
 
 
-PAGE = (K8S.parent / "docs/how-to/kubernetes.md").read_text()
+HOW_TOS = K8S.parent / "docs/how-to"
+PAGE = "\n".join((HOW_TOS / name).read_text() for name in ("kubernetes.md", "kubernetes-operations.md"))
 
 
 def test_commands_of_the_page_are_ones_that_helm_takes(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_a_backup_is_restored_by_the_commands_of_the_page(tmp_path: Path, etc: P
     cli = shutil.which("valkey-cli") or shutil.which("redis-cli")
     if cli is None:
         pytest.skip("neither valkey-cli nor redis-cli in PATH: nothing here makes a backup")
-    page = (K8S.parent / "docs/how-to/kubernetes.md").read_text()
+    page = (K8S.parent / "docs/how-to/backup.md").read_text()
     [restore] = re.findall(r"exec -i restore -- sh -c '(.*)' < director\.rdb", page)
     socket = placed(etc, tmp_path)
     program(programs, "valkey-cli", f'exec {cli} -s {socket} "$@"')

@@ -25,7 +25,13 @@ from tests.support.eventually import wait_until
 from tests.support.manifests import K8S, Manifest, environment, overlay, pods
 
 ROOT = K8S.parent
-PAGES = ("docs/how-to/kubernetes.md", "docs/reference/internals/manifests.md", "k8s/verify.sh")
+PAGES = (
+    "docs/how-to/kubernetes.md",
+    "docs/how-to/kubernetes-operations.md",
+    "docs/how-to/backup.md",
+    "docs/reference/internals/manifests.md",
+    "k8s/verify.sh",
+)
 KINDS = {"deploy": "Deployment", "deployment": "Deployment", "statefulset": "StatefulSet", "service": "Service"}
 
 pytestmark = pytest.mark.kubectl
