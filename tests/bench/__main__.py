@@ -213,7 +213,8 @@ def tables_of(results: dict[str, Result], runs: Sequence[Result] = ()) -> dict[P
     return {
         PAGE: {"targets": targets_table(results, runs), "peers": peers_table(results)},
         ROOT / "docs/explanation/performance.md": {"pace": pace_table(results)},
-        CAPACITY: {"capacity": _capacity(results), "curves": scale_table(results)},
+        CAPACITY: {"capacity": _capacity(results)},
+        ROOT / "docs/reference/internals/curves.md": {"curves": scale_table(results)},
         ROOT / "docs/reference/internals/measurements.md": {
             **{f"campaign {kind}": campaign_tables(read_campaign(kind), kind) for kind in SERVER_KINDS},
             "deaths": deaths_table(read_report()),

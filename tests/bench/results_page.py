@@ -62,7 +62,7 @@ MISSING: Final[Mapping[str, str]] = {
     " two trials of four minutes with 160 restarts of Redis and none of the API it rose from 66 MB to 69 and 70 MB, in"
     " the last 60 restarts by less than 1 MB",
     "a long campaign on Sentinel and on a Cluster": "two seeds of each ran, for little more than a minute each",
-    "throughput with more than two cores": "the machine has two. [The curves beyond](../../explanation/capacity.md) are"
+    "throughput with more than two cores": "the machine has two. [The curves beyond](curves.md) are"
     " estimates from processor time",
     "disks, networks and machines that fail together": "all parts run on one machine. A power cut is played: the log is"
     " cut at its last sync",
