@@ -63,6 +63,7 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "trials": {
         "simulate": ("trials", "replay recorded or made traffic with other slots and policies"),
         "chaos": ("trials", "break every part, and check that nothing is lost"),
+        "prove": ("trials", "try every order of calls in small worlds, on the scripts as they are"),
         "bench": ("trials", "measure speed"),
     },
     "this command": {

@@ -1,5 +1,5 @@
-"""Commands that try or measure the service: `director simulate`, `chaos` and `bench`. Their imports are most of the
-product, so each is made only when its command runs.
+"""Commands that try or measure the service: `director simulate`, `chaos`, `prove` and `bench`. Their imports are most
+of the product, so each is made only when its command runs.
 """
 
 import argparse
@@ -26,6 +26,7 @@ MOST_PLAYS: Final = 12
 MADE: Final = ("heavy-light", "batches", "even", "lanes", "constant", "turns")
 RULES: Final = ("director", "fcfs", "lru", "collation")
 MOST_SEEDS: Final = 1_000
+MOST_WORKERS: Final = 64
 MOST_LEASE_S: Final = 600
 REPORT: Final = arg("--json FILE", "write the report there", default="")
 SERVER_KINDS: Final = ("single", "sentinel", "cluster")
@@ -276,6 +277,36 @@ def _print_report(report: "Report | CampaignReport", shown: str, file: str) -> i
 
 def _say(line: str) -> None:
     print(line, flush=True)
+
+
+@command(
+    "prove",
+    arg("worlds WORLD", "the worlds to explore (all)", nargs="*"),
+    arg("--workers N", "processes, each with a Valkey of its own (%(default)s)", type=whole(MOST_WORKERS), default=1),
+    arg("--seconds S", "longest time of one world; then it is explored in part", type=float),
+    REPORT,
+    examples=("", "takeover cancel --workers 2"),
+)
+def _prove(given: argparse.Namespace) -> int:
+    """Try every order of calls in small worlds, on the scripts as they are and a real Valkey, in virtual time. Each
+    state is judged, and each must have a way to rest. A breach is shown with the shortest calls that lead to it. The
+    exit code is 1 if there is one.
+    """
+    from director.lab.prove.explore import explore
+    from director.lab.prove.report import HEAD, row, text
+    from director.lab.prove.worlds import WORLDS
+
+    if unknown := [name for name in given.worlds if name not in WORLDS]:
+        raise SettingsError(f"{unknown[0]!r} is no world. Choose from: {', '.join(WORLDS)}.")
+    print(HEAD)
+    found = []
+    for name in given.worlds or WORLDS:
+        found.append(explore(name, WORLDS[name], workers=given.workers, seconds=given.seconds))
+        print(row(found[-1]), flush=True)
+    print(text(found))
+    if given.json:
+        Path(given.json).write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+    return 0 if all(each.breach is None for each in found) else 1
 
 
 group("bench", "latency", about="Measure the product.")

@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -17,11 +18,9 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import quote
 
-import anyio
 from redis.asyncio import Redis
 
-from director.broker.redis_client import client, require_answer
-from director.core.errors import BackendUnavailable
+from director.broker.redis_client import client
 from director.local.home import Home
 from director.local.launcher import child
 from director.local.launcher.processes import UpError, free_port
@@ -58,12 +57,14 @@ class EmbeddedServer:
         self._folder = folder
         self._binary = binary
         self._socket = folder / "valkey.sock"
+        self._address: str | tuple[str, int] = str(self._socket)
         if len(bytes(self._socket)) < SOCKET_PATH_BYTES:
             self.url = f"unix://{quote(str(self._socket))}"
             self._listen = f"port 0\nunixsocket {_quote(self._socket)}\nunixsocketperm 700"
         else:
             # any user of this machine reaches a loopback port, so this one has a password
             port, password = free_port(), secrets.token_urlsafe(24)
+            self._address = ("127.0.0.1", port)
             self.url = f"redis://:{password}@127.0.0.1:{port}/0"
             self._listen = f"port {port}\nbind 127.0.0.1\nrequirepass {password}"
 
@@ -76,7 +77,8 @@ class EmbeddedServer:
 
     def prepare(self) -> None:
         """Write the configuration. Raises UpError while another server has this folder open."""
-        if self._is_answered():
+        # a server started over a live socket would silently take its place, and its data with it
+        if isinstance(self._address, str) and self.listens():
             raise UpError(
                 f"A server from an earlier run still answers at {self._socket}, and two on the same data would "
                 f"destroy it. Stop it first: `redis-cli -s {self._socket} shutdown`."
@@ -85,12 +87,11 @@ class EmbeddedServer:
         config = CONFIG.format(dir=_quote(self._folder), listen=self._listen, limit=_limit())
         self._config.write_text(config + self._settings)
 
-    def _is_answered(self) -> bool:
-        # a server started over a live socket would silently take its place, and its data with it
-        with socket.socket(socket.AF_UNIX) as probe:
+    def listens(self) -> bool:
+        with socket.socket(socket.AF_UNIX if isinstance(self._address, str) else socket.AF_INET) as probe:
             probe.settimeout(ANSWER_S)
             try:
-                probe.connect(str(self._socket))
+                probe.connect(self._address)
             except OSError:
                 return False
         return True
@@ -131,18 +132,25 @@ def _quote(path: Path) -> str:
 @asynccontextmanager
 async def own_server() -> AsyncGenerator[Redis, None]:
     """Yield a client of a new, empty server in memory without an append-only file. It ends with the block."""
+    with memory_server() as url:
+        redis = client(url, name="director-bench")
+        try:
+            yield redis
+        finally:
+            await redis.aclose()
+
+
+@contextmanager
+def memory_server() -> Generator[str, None, None]:
+    """Yield the URL of a new, empty server in memory, once it takes connections. It ends with the block."""
     with tempfile.TemporaryDirectory(prefix="director-bench-") as folder:
         home = Home(Path(folder))
         home.make()
         server = EmbeddedServer(home.valkey, find_binary(), IN_MEMORY)
         server.prepare()
         with _running(server, home) as process:
-            redis = client(server.url, name="director-bench")
-            try:
-                await _until_it_answers(redis, home, process)
-                yield redis
-            finally:
-                await redis.aclose()
+            _wait_until_it_listens(server, home, process)
+            yield server.url
 
 
 @contextmanager
@@ -172,13 +180,11 @@ def _running(server: EmbeddedServer, home: Home) -> Generator["subprocess.Popen[
             process.wait()
 
 
-async def _until_it_answers(redis: Redis, home: Home, process: "subprocess.Popen[bytes]") -> None:
-    with anyio.move_on_after(START_LIMIT_S):
-        while process.poll() is None:
-            try:
-                await require_answer(redis)
-            except BackendUnavailable:
-                await anyio.sleep(0.01)
-            else:
-                return
+def _wait_until_it_listens(server: EmbeddedServer, home: Home, process: "subprocess.Popen[bytes]") -> None:
+    """Wait for connections. A server in memory has nothing to load, so it answers from then on."""
+    end_s = time.monotonic() + START_LIMIT_S
+    while process.poll() is None and time.monotonic() < end_s:
+        if server.listens():
+            return
+        time.sleep(0.01)
     raise UpError(f"the {VALKEY} in memory did not start: {' | '.join(home.last_lines(VALKEY))}")

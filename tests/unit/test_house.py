@@ -63,13 +63,14 @@ MAY_IMPORT = {
     "director.gpus": (*STORE, "director.local.launcher", "director.servers"),
     "director.lab.chaos": (*STORE, *LOCAL),
     "director.lab.simulate": (*STORE, *LOCAL, "director.gpus"),
+    "director.lab.prove": (*STORE, *LOCAL),
     "director.lab.bench": (*STORE, *LOCAL),
     "director.lab": (),
     "director.execution": (*STORE, "director.servers", "director.webhooks", "director.gpus"),
     "director.cli": (
         *(*STORE, *LOCAL, "director.operate", "director.operate.audit", "director.webhooks", "director.keeper"),
         *("director.gpus", "director.servers", "director.execution"),
-        *("director.lab.chaos", "director.lab.simulate", "director.lab.bench"),
+        *("director.lab.chaos", "director.lab.simulate", "director.lab.prove", "director.lab.bench"),
     ),
 }
 PURE = (

@@ -1,0 +1,1 @@
+"""Explore the shipped scripts: every order of calls in a small world, on a real Valkey, in virtual time."""
