@@ -23,6 +23,7 @@ from api.admin import dead, health, overview, queues, system
 from api.admin import models as admin_models
 from api.admin import predictions as admin_predictions
 from api.batches import batches
+from api.batches import operators as batch_operators
 from api.files import files, outputs
 from api.models import collections, deployments, models
 from api.openai import calls
@@ -47,7 +48,7 @@ from director.runtime.tracing import Tracing
 ROUTES: Final = routes_of(
     *(predictions, streams, models, collections, deployments, files, outputs, account, usage, openapi, reference),
     *(dead, admin_accounts, admin_models, admin_predictions, queues, overview, system, health, dashboard),
-    *(openai_models, calls, openai_files, batches),
+    *(openai_models, calls, openai_files, batches, batch_operators),
 )
 
 # An answer without a rule of its own may change. Some frameworks cache such a GET for ever

@@ -1,13 +1,14 @@
 #!lua
 -- open_batch: accept a batch: its hash, its place on its account's list, and among the batches that wait for a keeper.
 -- The score there is its time and an hour for each live batch of its account: a hundred batches of one account leave turns
--- to the others. The first four live for ttl_ms, longer than any batch.
+-- to the others. All but `idem` live for ttl_ms, longer than any batch.
 --
 --   KEYS[1]  batch    hash  {a:}:batch:<id>
 --   KEYS[2]  batches  zset  {a:}:batches
 --   KEYS[3]  listing  zset  {a:}:batches:<account>
 --   KEYS[4]  live     zset  {a:}:batches:<account>:live
 --   KEYS[5]  idem     string  {a:}:batches:<account>:key:<hash>, or the batch's key without one
+--   KEYS[6]  all_batches  zset  {a:}:all_batches
 --   ARGV[1]  member     of `batches`
 --   ARGV[2]  batch_id
 --   ARGV[3]  created_ms
@@ -44,6 +45,8 @@ for _, listing in ipairs({ KEYS[3], KEYS[4] }) do
   redis.call('ZREMRANGEBYSCORE', listing, '-inf', '(' .. over)
   redis.call('ZADD', listing, ARGV[3], batch_id)
 end
-for place = 1, 4 do redis.call('PEXPIRE', KEYS[place], ttl) end
+redis.call('ZREMRANGEBYSCORE', KEYS[6], '-inf', '(' .. over)
+redis.call('ZADD', KEYS[6], ARGV[3], batch_id .. ' ' .. string.match(member, '^%S+'))
+for _, place in ipairs({ 1, 2, 3, 4, 6 }) do redis.call('PEXPIRE', KEYS[place], ttl) end
 if fingerprint ~= '' then redis.call('SET', KEYS[5], batch_id .. ' ' .. fingerprint, 'PX', ARGV[8]) end
 return 'opened'

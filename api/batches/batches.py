@@ -10,6 +10,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from starlette.responses import Response
 
 from api.batches.lines import BatchFault
+from api.batches.progress import BatchProgress, progress_of
 from api.batches.targets import OPENAI, PREDICTIONS, is_endpoint
 from api.files.outputs import store_of
 from api.openai.files import AFTER, PREFIX, file_id_of, find_openai_file
@@ -92,6 +93,7 @@ class BatchView(Struct, frozen=True, kw_only=True):
     cancelled_at: int | None
     request_counts: RequestCounts
     metadata: Raw | None
+    progress: BatchProgress
 
 
 class BatchPage(Struct, frozen=True, kw_only=True):
@@ -139,11 +141,15 @@ async def create_batch(request: Request) -> Response:
         raise errors.too_many_batches(retry_after=60)
     if opened != "opened":
         return await _replay(request, FileId(opened))
-    return json_response(show_batch(new))
+    return json_response(show_batch(new, new.created))
 
 
 async def _replay(request: Request, batch_id: FileId) -> Response:
-    return json_response(show_batch(await _find(request, batch_id)), headers={"Idempotency-Replayed": "true"})
+    return json_response(await _show(request, batch_id), headers={"Idempotency-Replayed": "true"})
+
+
+async def _show(request: Request, batch_id: str) -> BatchView:
+    return show_batch(await _find(request, batch_id), request.services.clock.now_ms())
 
 
 def _idempotency(request: Request, body: bytes) -> tuple[str, str] | None:
@@ -245,7 +251,9 @@ async def list_batches(request: Request) -> Response:
     if after and not is_file_id(after):
         raise errors.invalid_field("format", "after", "is the id of a batch")
     ids = await batches.newest(account, after=FileId(after) if after else None, count=limit + 1)
-    found = [show_batch(each) for each in await batches.many(account, ids[:limit], whole=False) if each is not None]
+    now_ms = services.clock.now_ms()
+    known = await batches.many(account, ids[:limit], whole=False)
+    found = [show_batch(each, now_ms) for each in known if each is not None]
     first, last = (found[0].id, found[-1].id) if found else (None, None)
     return json_response(BatchPage(data=found, first_id=first, last_id=last, has_more=len(ids) > limit))
 
@@ -258,7 +266,7 @@ async def list_batches(request: Request) -> Response:
     answers=SHOWN,
 )
 async def get_batch(request: Request) -> Response:
-    return json_response(show_batch(await _find(request, request.path_params["id"])))
+    return json_response(await _show(request, request.path_params["id"]))
 
 
 @changes(
@@ -276,7 +284,7 @@ async def get_batch(request: Request) -> Response:
 async def cancel_batch(request: Request) -> Response:
     batch, services = await _find(request, request.path_params["id"]), request.services
     await Batches(services.redis, services.scripts).cancel(batch, now_ms=services.clock.now_ms())
-    return json_response(show_batch(await _find(request, batch.id)))
+    return json_response(await _show(request, batch.id))
 
 
 async def _find(request: Request, text: str) -> Batch:
@@ -290,7 +298,7 @@ async def _find(request: Request, text: str) -> Batch:
     return found
 
 
-def show_batch(batch: Batch) -> BatchView:
+def show_batch(batch: Batch, now_ms: int) -> BatchView:
     times: dict[str, Any] = {
         f"{name}_at": batch.times[name] // 1000 if name in batch.times else None
         for name in ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
@@ -309,5 +317,6 @@ def show_batch(batch: Batch) -> BatchView:
         expires_at=batch.expires // 1000,
         request_counts=RequestCounts(total=batch.total, completed=batch.completed, failed=batch.failed),
         metadata=Raw(batch.metadata) if batch.metadata else None,
+        progress=progress_of(batch, now_ms),
         **times,
     )

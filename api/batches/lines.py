@@ -159,7 +159,9 @@ def _text(members: dict[str, Raw], name: str) -> str:
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """The end of a line: the answer that its POST would have had, or an error of the batch (`code`)."""
+    """The end of a line: the answer that its POST would have had, or an error of the batch (`code`). `cause`: why it
+    failed, in a word that a batch counts.
+    """
 
     status: int = 0
     request_id: str = ""
@@ -167,6 +169,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     is_good: bool = False
     code: str = ""
     message: str = ""
+    cause: str = ""
 
 
 ENDED: Final = {

@@ -8,16 +8,19 @@ parts, and has a bit for each line that is written.
 import hashlib
 import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Final
 
+import msgspec
 from anyio import to_thread
 from msgspec import Raw, Struct
 
 from api.batches.lines import Outcome, encode_outcome
 from api.batches.patience import with_patience
+from api.batches.progress import causes_of
 from api.services.services import Services
 from director.core.errors import BackendUnavailable
 from director.core.ids import FileId, PredictionId, new_file_id
@@ -31,6 +34,8 @@ JSONL: Final = "application/jsonl"
 PART_BYTES: Final = 4 << 20
 JSONL_ENDING: Final = "jsonl"
 PURPOSE: Final = "batch_output"
+MOST_CAUSES: Final = 20  # that are counted by their names
+OTHER_CAUSE: Final = "other"
 
 
 class Written(Struct):
@@ -40,17 +45,24 @@ class Written(Struct):
     parts: list[Part]
     completed: int
     failed: int
+    causes: dict[str, int]
 
     @classmethod
     def of(cls, batch: Batch) -> "Written":
         bits = bytearray(batch.written).ljust((batch.total + 7) // 8, b"\0")
-        return cls(bits, list(batch.stored_parts), batch.completed, batch.failed)
+        return cls(bits, list(batch.stored_parts), batch.completed, batch.failed, causes_of(batch))
 
     def has(self, number: int) -> bool:
         return bool(self.bits[number >> 3] >> (number & 7) & 1)
 
     def add(self, number: int) -> None:
         self.bits[number >> 3] |= 1 << (number & 7)
+
+    def count(self, causes: Mapping[str, int]) -> None:
+        """Count failed lines by cause. Beyond MOST_CAUSES the others share one."""
+        for cause, lines in causes.items():
+            named = cause if cause in self.causes or len(self.causes) < MOST_CAUSES else OTHER_CAUSE
+            self.causes[named] = self.causes.get(named, 0) + lines
 
     @property
     def lines(self) -> int:
@@ -63,6 +75,7 @@ class Buffer:
     def __init__(self) -> None:
         self.lines: dict[Kind, list[bytes]] = {"output": [], "error": []}
         self.numbers: list[int] = []
+        self.causes = Counter[str]()  # of the lines that failed
         self.size = 0
         self.since_s = 0.0  # of its first line
 
@@ -70,6 +83,8 @@ class Buffer:
         """Return how many bytes it adds."""
         line = encode_outcome(batch_id, number, custom_id, outcome)
         self.lines["output" if outcome.is_good else "error"].append(line)
+        if not outcome.is_good:
+            self.causes[outcome.cause or outcome.code] += 1
         self.numbers.append(number)
         self.size += len(line)
         return len(line)
@@ -100,6 +115,7 @@ class Archive:
             written.add(number)
         written.completed += len(buffer.lines["output"])
         written.failed += len(buffer.lines["error"])
+        written.count(buffer.causes)
         written.parts += parts
         fields: Fields = {
             **{f"part:{had + index}": str(part) for index, part in enumerate(parts)},
@@ -107,6 +123,8 @@ class Archive:
             "written": bytes(written.bits),
             "completed": written.completed,
             "failed": written.failed,
+            "causes": msgspec.json.encode(written.causes),
+            "counted": self._services.clock.now_ms(),
             "place": place,
         }
         nonce = secrets.token_hex(8)

@@ -8,6 +8,7 @@ a full Redis and a suspended account make a line wait.
 import asyncio
 import logging
 import random
+import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final
@@ -22,7 +23,7 @@ from api.batches.patience import LONGEST_PAUSE_S, PAUSE_S
 from api.batches.targets import Target, find_target
 from api.models.deployments import cancel_if_disabled
 from api.openai import errors as openai_errors
-from api.openai.ends import NO_CHUNK, failure, failure_of
+from api.openai.ends import CANCELED, NO_CHUNK, failure, failure_of
 from api.openai.giving_up import cancel_of
 from api.predictions.intake import Filed, accept, read_here
 from api.services.services import Services
@@ -44,6 +45,7 @@ log = logging.getLogger(__name__)
 WAITING: Final = frozenset({402, 429, 503})  # statuses of refusals after which a line is filed again
 LOOK_S: Final = 30.0  # between two looks whether a line went to another site
 MOST_LOOKS: Final = 20  # at a line that went to a server of others
+CAUSE: Final = re.compile(r"[a-z0-9_]{1,64}")
 MOST_TRIES: Final = 3  # of a line whose data was removed before its answer was read
 
 
@@ -289,17 +291,25 @@ def show(target: Target, stored: Stored) -> Outcome:
     is_good = record.status is Status.SUCCEEDED
     if target.kind != "openai":
         body = msgspec.json.encode(view(stored))
-        return Outcome(status=201, request_id=record.id, body=body, is_good=is_good)
+        return Outcome(status=201, request_id=record.id, body=body, is_good=is_good, cause=_cause_of(stored))
     output = bytes(stored.output or b"")
     if is_good and type_of(output) == "object":
         return Outcome(status=200, request_id=record.id, body=output, is_good=True)
     failed = failure("model_failed", NO_CHUNK) if is_good else failure_of(stored)
-    return Outcome(status=failed.status, request_id=record.id, body=failed.body)
+    return Outcome(status=failed.status, request_id=record.id, body=failed.body, cause=_cause_of(stored))
+
+
+def _cause_of(stored: Stored) -> str:
+    """Return the code of an end. A model server may have chosen it, so it is a short word or it is not named."""
+    record = stored.record
+    if record.status in CANCELED:
+        return "canceled"
+    return record.code if CAUSE.fullmatch(record.code or "") else "model_failed"
 
 
 def refuse(target: Target, problem: Problem) -> Outcome:
     """Return the answer of a line's POST that was refused."""
     if target.kind != "openai":
-        return Outcome(status=problem.status, body=msgspec.json.encode(problem.document))
+        return Outcome(status=problem.status, body=msgspec.json.encode(problem.document), cause=problem.code)
     status, error = openai_errors.describe(problem)
-    return Outcome(status=status, body=openai_errors.encode(error))
+    return Outcome(status=status, body=openai_errors.encode(error), cause=problem.code)

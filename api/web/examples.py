@@ -255,6 +255,7 @@ OPENAI_BATCH: Final = {
     "cancelled_at": None,
     "request_counts": {"total": 100, "completed": 42, "failed": 1},
     "metadata": {"night": "1"},
+    "progress": {"lines_per_second": 2.5, "ends_at": 1795406424, "causes": [{"code": "timed_out", "lines": 1}]},
 }
 OPENAI_MODEL: Final = {"id": "acme/llm", "object": "model", "created": 1795406400, "owned_by": "acme"}
 MESSAGES: Final = [{"role": "user", "content": "Why is the sky blue?"}]
@@ -522,6 +523,7 @@ OF_TYPES: Final[dict[str, Any]] = {
         "metadata": {"night": "1"},
     },
     "BatchView": OPENAI_BATCH,
+    "BatchOfAccount": {**OPENAI_BATCH, "account": "acme"},
     "BatchPage": {**OPENAI_PAGE, "data": [OPENAI_BATCH], "first_id": BATCH_ID, "last_id": BATCH_ID},
     "OpenAiErrorDocument": {
         "error": {

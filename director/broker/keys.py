@@ -212,6 +212,12 @@ def batches_of(account: str) -> str:
     return f"{{a:}}:batches:{account}"
 
 
+@_grows("callers: at most 2,000 of an account")
+def all_batches() -> str:
+    """zset · `<id> <account>` of each batch → when it was made, ms. Written by open_batch; as the last of them."""
+    return "{a:}:all_batches"
+
+
 @_grows("callers: at most 100 of an account")
 def batches_live(account: str) -> str:
     """zset · ids of an account's batches that have not ended, as `batches_of`. By open_batch; as the last of them."""

@@ -333,7 +333,7 @@ class Scripts:
             *chain.from_iterable(fields.items()),
         ]
         idem = keys.batch_key(account, digest) if digest else keys.batch(batch_id)
-        names = [keys.batch(batch_id), keys.batches(), listing, live, idem]
+        names = [keys.batch(batch_id), keys.batches(), listing, live, idem, keys.all_batches()]
         word = await self._word("open_batch", names, args)
         if word == "mismatch":
             raise IdempotencyMismatch("This Idempotency-Key was used with another body.")

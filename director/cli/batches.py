@@ -50,6 +50,17 @@ class LineFaults(Struct, frozen=True):
     data: list[LineFault]
 
 
+class Cause(Struct, frozen=True):
+    code: str
+    lines: int
+
+
+class Progress(Struct, frozen=True, kw_only=True):
+    lines_per_second: float | None = None
+    ends_at: int | None = None
+    causes: list[Cause] = []
+
+
 class BatchAnswer(Struct, frozen=True, kw_only=True):
     """A batch. Times are in seconds since 1970."""
 
@@ -62,6 +73,7 @@ class BatchAnswer(Struct, frozen=True, kw_only=True):
     output_file_id: str | None = None
     error_file_id: str | None = None
     request_counts: Counts
+    progress: Progress = Progress()
     errors: LineFaults | None = None
     metadata: dict[str, str] | None = None
 
@@ -76,15 +88,6 @@ class BatchAnswer(Struct, frozen=True, kw_only=True):
     @property
     def has_succeeded(self) -> bool:
         return self.status == "completed" and not self.request_counts.failed
-
-    def rate(self, now_s: float) -> float:
-        """Return lines a second since its first line."""
-        return self.done / max(1.0, now_s - (self.in_progress_at or now_s))
-
-    def forecast_s(self, now_s: float) -> float | None:
-        """Return in how long it ends at this rate, or None if that is not known."""
-        rate = self.rate(now_s)
-        return (self.request_counts.total - self.done) / rate if self.status == "in_progress" and rate else None
 
 
 def read_batch(body: Raw) -> BatchAnswer:
@@ -320,8 +323,11 @@ def _how_far(batch: BatchAnswer, now_s: float) -> str:
     if not counts.total or batch.errors:
         return batch.status
     words = [f"{batch.status}: {batch.done:,} of {several(counts.total, 'line')}", f"{counts.failed:,} failed"]
-    if (left_s := batch.forecast_s(now_s)) is not None:
-        words += [f"{batch.rate(now_s):.3g} lines/s", f"ends in about {span(left_s)}"]
+    progress = batch.progress
+    if progress.lines_per_second is not None:
+        words.append(f"{progress.lines_per_second:g} lines/s")
+    if progress.ends_at is not None:
+        words.append(f"ends in about {span(max(1.0, progress.ends_at - now_s))}")
     return ", ".join(words)
 
 
@@ -331,7 +337,7 @@ def _print(body: Raw, given: argparse.Namespace, code: int = 0) -> int:
 
 def _describe(batch: BatchAnswer, now_s: float) -> str:
     until = time.strftime("%a %H:%M", time.localtime(batch.expires_at))
-    is_late = now_s + (batch.forecast_s(now_s) or 0.0) > batch.expires_at
+    is_late = (batch.progress.ends_at or 0) > batch.expires_at
     facts = {
         "id": batch.id,
         "file": (batch.metadata or {}).get("file"),
@@ -342,6 +348,7 @@ def _describe(batch: BatchAnswer, now_s: float) -> str:
         "errors": batch.error_file_id and f"`director batches download {batch.id} --errors`",
     }
     lines = [f"{name:<10} {value}" for name, value in facts.items() if value]
+    lines += [f"  {several(cause.lines, 'line')} failed: {cause.code}" for cause in batch.progress.causes]
     return "\n".join(harmless(line, sys.stdout) for line in [*lines, *_fault_lines(batch)])
 
 

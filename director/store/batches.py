@@ -57,7 +57,8 @@ class Batch(Struct, frozen=True, kw_only=True):
     """A batch. `api_token`: digest of the token that made it. `headers` and `metadata` are JSON. Times are in ms.
     `place`: number and byte of the first line that is not written. `filed`: lines from here on were never filed.
     `ends_as`: set once no more lines are run. `settled`: 1 once its files are listed and its parts are gone.
-    `hook_at`: when the next webhook is due.
+    `hook_at`: when the next webhook is due. `causes`: a JSON object of the lines that failed, by cause. `counted`: when
+    the counts last changed.
     """
 
     id: FileId
@@ -76,6 +77,8 @@ class Batch(Struct, frozen=True, kw_only=True):
     total: int = 0
     completed: int = 0
     failed: int = 0
+    causes: bytes = b""
+    counted: int = 0
     errors: bytes = b""
     place: str = "0 0"
     filed: int = 0
@@ -143,16 +146,21 @@ class Batches:
         """Return batches of this account, without those of others. Unless `whole`, what only a keeper needs is left
         out: parts, and the bits of the lines that are written.
         """
+        return await self.of_any([(account, each) for each in ids], whole=whole)
+
+    async def of_any(self, pairs: Sequence[tuple[str, FileId]], *, whole: bool = True) -> list[Batch | None]:
+        """Return the batches with these accounts and ids, as `many`."""
 
         def read(pipe: Any) -> None:
-            for each in ids:
+            for _, each in pairs:
                 pipe.hgetall(keys.batch(each)) if whole else pipe.hmget(keys.batch(each), SHOWN)
 
         found = await pipelined(self._redis, read)
         if not whole:
             found = [{name.encode(): value for name, value in zip(SHOWN, each, strict=True) if value} for each in found]
         batches = [_read(fields) if fields else None for fields in found]
-        return [each if each is not None and each.account == account else None for each in batches]
+        owners = [account for account, _ in pairs]
+        return [one if one and one.account == owner else None for one, owner in zip(batches, owners, strict=True)]
 
     async def newest(self, account: str, *, after: FileId | None = None, count: int) -> list[FileId]:
         """Return ids of the account's batches, the newest first. `after`: those that follow it."""
@@ -166,6 +174,23 @@ class Batches:
 
         ids = [FileId(text(each)) for each in await ask(read)]
         return [each for each in ids if after is None or each < after][:count]
+
+    async def newest_of_all(self, *, after: FileId | None = None, count: int) -> list[tuple[str, FileId]]:
+        """Return account and id of the batches of all accounts, the newest first. `after`: those that follow it."""
+        high = "+inf" if after is None else created_ms_of(after)
+
+        async def read() -> list[bytes]:
+            found: list[bytes] = await self._redis.zrange(
+                keys.all_batches(), high, "-inf", desc=True, byscore=True, offset=0, num=count + AT_ONCE
+            )
+            return found
+
+        pairs = [text(each).partition(" ") for each in await ask(read)]
+        return [(account, FileId(each)) for each, _, account in pairs if after is None or each < after][:count]
+
+    async def account_of(self, batch_id: FileId) -> str | None:
+        found = await ask(lambda: self._redis.hget(keys.batch(batch_id), "account"))
+        return None if found is None else text(found)
 
     async def waiting(self, most: int, *, now_ms: int) -> tuple[list[tuple[str, FileId]], list[tuple[str, FileId]]]:
         """Return account and id of up to `most` batches that have not ended, in the order of their turns, and the same
@@ -209,6 +234,7 @@ class Batches:
                 pipe.unlink(*(keys.batch(FileId(text(each))) for each in ids))
                 pipe.unlink(*(keys.batch_lines(FileId(text(each))) for each in ids))
                 pipe.zrem(keys.batches(), *(f"{account} {text(each)}" for each in ids))
+                pipe.zrem(keys.all_batches(), *(f"{text(each)} {account}" for each in ids))
                 for name in (keys.batches_live(account), listing):
                     pipe.zrem(name, *ids)
 

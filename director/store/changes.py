@@ -33,6 +33,7 @@ ChangeKind = Literal[
     "account_type_set",
     "alias_removed",
     "alias_set",
+    "batch_canceled",
     "collection_removed",
     "collection_written",
     "example_hidden",

@@ -48,7 +48,13 @@ async def test_an_opened_batch_waits_for_its_turn(redis: Redis, scripts: Scripts
     assert await open_one(scripts, new_file_id(NOW), account="other", at=NOW + 5) == "opened"
     [_, (second, _), *_] = await redis.zrange(keys.batches(), 0, -1, withscores=True)
     assert second.startswith(b"other ")
-    names = (keys.batch(ID), keys.batches(), keys.batches_of(ACCOUNT), keys.batches_live(ACCOUNT))
+    made = await redis.zrange(keys.all_batches(), 0, -1)
+    assert made[:-1] == [f"{each} {ACCOUNT}".encode() for each in [ID, *others]]
+    assert made[-1].endswith(b" other")
+    names = (
+        *(keys.batch(ID), keys.batches(), keys.batches_of(ACCOUNT), keys.batches_live(ACCOUNT)),
+        keys.all_batches(),
+    )
     assert all([await redis.pttl(name) > HOUR_MS - 60_000 for name in names])
 
 

@@ -15,9 +15,9 @@ export const token = {
 /** What the service refused: its status, and its own words. */
 export class Refused extends Error {
   constructor(status, problem, retryAfter) {
-    super(problem.detail ?? `The service answered ${status}.`);
+    super(problem.detail ?? problem.error?.message ?? `The service answered ${status}.`);
     this.status = status;
-    this.code = problem.code ?? "";
+    this.code = problem.code ?? problem.error?.code ?? "";
     this.fields = problem.invalid_fields ?? [];
     this.retryAfter = Number(retryAfter) || null;
   }
@@ -28,6 +28,17 @@ export async function ask(path, { method = "GET", body, signal, headers = {} } =
   const response = await call(path, { method, body, signal, headers: { Accept: "application/json", ...headers } });
   if (response.status === 204) return null;
   return response.json();
+}
+
+/** Download a file under this name. The service gives it only to a request with the token, so no link can. */
+export async function download(path, name) {
+  const response = await call(path, { method: "GET", headers: { Accept: "*/*" } });
+  const address = URL.createObjectURL(await response.blob());
+  const link = document.createElement("a");
+  link.href = address;
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(address), 60_000);
 }
 
 /** The pages of a list, one by one: `{results, next}`; `next` is what to give for the following one. */

@@ -6,6 +6,7 @@ import { now, seconds } from "./format.js";
 import { Live } from "./live.js";
 import { account, accounts } from "./views/accounts.js";
 import { audit } from "./views/audit.js";
+import { batch, batches } from "./views/batches.js";
 import { dead } from "./views/dead.js";
 import { directors } from "./views/directors.js";
 import { login } from "./views/login.js";
@@ -38,6 +39,8 @@ const VIEWS = [
   [exactly("/system"), system, true],
   [exactly("/predictions"), predictions, false],
   [exactly("/predictions/([a-z0-9]+)"), prediction, false],
+  [exactly("/batches"), batches, false],
+  [exactly("/batches/(batch_[a-z0-9]{26})"), batch, false],
   [exactly("/usage"), usage, false],
   [exactly("/run"), models, false],
   [exactly(`/run/(${NAME})/(${NAME})`), run, false],
@@ -45,6 +48,7 @@ const VIEWS = [
 const SECTIONS = [
   ["/", "Home", true],
   ["/predictions", "Predictions", false],
+  ["/batches", "Batches", false],
   ["/run", "Models", false],
   ["/dead", "Dead letters", true],
   ["/webhooks", "Webhooks", true],
@@ -187,7 +191,8 @@ function begin() {
   document.getElementById("find").addEventListener("submit", (event) => {
     event.preventDefault();
     const id = document.getElementById("find-id").value.trim().toLowerCase();
-    if (/^[a-z0-9]+$/.test(id)) location.hash = `#/predictions/${id}`;
+    if (/^batch_[a-z0-9]+$/.test(id)) location.hash = `#/batches/${id}`;
+    else if (/^[a-z0-9]+$/.test(id)) location.hash = `#/predictions/${id}`;
   });
   document.addEventListener("keydown", (event) => {
     const isTyping = event.target.closest("input, textarea, select");

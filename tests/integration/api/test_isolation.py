@@ -188,6 +188,11 @@ TRIES: Final[Mapping[Route, Sequence[Try]]] = {
     ("POST", "/admin/predictions/retry"): [Try(answer=403, body={"ids": ["$running"]})],
     ("POST", "/admin/predictions/{id}/cancel"): [Try(answer=403, at={"id": "$running"})],
     ("POST", "/admin/predictions/{id}/retry"): [Try(answer=403, at={"id": "$running"})],
+    ("GET", "/admin/batches"): [*FOR_OPERATORS, Try(answer=403, query=f"account={OWNER}")],
+    ("GET", "/admin/batches/{id}"): [Try(answer=403, at={"id": "$batch"})],
+    ("POST", "/admin/batches/{id}/cancel"): [Try(answer=403, at={"id": "$batch"})],
+    ("GET", "/admin/batches/{id}/output"): [Try(answer=403, at={"id": "$batch"}, owner=404)],  # it has not ended
+    ("GET", "/admin/batches/{id}/errors"): [Try(answer=403, at={"id": "$batch"}, owner=404)],
     ("GET", "/admin/dead"): FOR_OPERATORS,
     ("POST", "/admin/dead/revive"): [Try(answer=403, body={"ids": ["$dead"]})],
     ("POST", "/admin/dead/drop"): [Try(answer=403, body={"ids": ["$dead"]})],
@@ -419,7 +424,7 @@ def least_role(route: Route) -> Role:
     method, path = route
     if method in READS:
         return "viewer"
-    acts = ("/admin/queues/", "/admin/predictions/", "/admin/dead/")
+    acts = ("/admin/queues/", "/admin/predictions/", "/admin/dead/", "/admin/batches/")
     return "operator" if path.startswith(acts) else "admin"
 
 

@@ -22,7 +22,8 @@ from director.core.ids import FileId, new_file_id, queue_name
 from director.core.policy import Policy
 from director.core.settings import ApiSettings
 from director.core.states import Status
-from director.store.accounts import Accounts
+from director.store.accounts import ROLES, Accounts
+from director.store.batches import Batches
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support import batches
 from tests.support.api import PlayedDirector, api_client
@@ -85,6 +86,9 @@ async def test_each_line_is_in_one_of_two_files(http: AsyncClient, model: EchoSe
     [error] = errors
     assert (error["custom_id"], error["response"]["status_code"]) == ("b", 400)
     assert error["response"]["body"]["error"]["code"] == "no"
+    progress = shown["progress"]
+    assert (progress["causes"], progress["ends_at"]) == ([{"code": "invalid_input", "lines": 1}], None)
+    assert progress["lines_per_second"] > 0
     assert set(model.runs.values()) == {1}
     assert await engine.run_once() == 0
 
@@ -383,6 +387,39 @@ async def test_batches_are_their_accounts_own(http: AsyncClient, settings: ApiSe
     assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
     assert (await http.delete(f"{FILES}/{file_id}")).json() == {"id": file_id, "object": "file", "deleted": True}
     assert (await http.get(FILES)).json()["data"] == []
+
+
+async def test_operators_see_all_batches_and_cancel_any(
+    http: AsyncClient, model: EchoServer, engine: Engine, settings: ApiSettings, redis: Redis
+) -> None:
+    content = batches.lines(["a", "bad"])
+    made = [(await batches.create(http, await batches.upload(http, content)))["id"]]
+    await engine.run_once()
+    made += [(await batches.create(http, await batches.upload(http, content)))["id"] for _ in range(2)]
+    everything = "/v1/admin/batches"
+    async with api_client(settings, token=await Accounts(redis).create_token("ops", scopes=ROLES["operator"])) as ops:
+        answer = (await ops.get(everything)).json()
+        assert [(each["id"], each["account"]) for each in answer["results"]] == [(each, ACCOUNT) for each in made[::-1]]
+        assert [
+            each["id"] for each in (await ops.get(everything, params={"account": ACCOUNT})).json()["results"]
+        ] == made[::-1]
+        assert (await ops.get(everything, params={"account": "ops"})).json()["results"] == []
+        assert (await ops.get(f"{everything}/{made[0]}")).json()["status"] == "completed"
+        for kind, name in (("output", "a"), ("errors", "bad")):
+            file = await ops.get(f"{everything}/{made[0]}/{kind}")
+            assert (json.loads(file.text)["custom_id"], file.headers["content-disposition"][:10]) == (
+                name,
+                "attachment",
+            )
+        assert (await ops.get(f"{everything}/{made[1]}/output")).status_code == 404
+        assert (await ops.post(f"{everything}/{made[1]}/cancel")).json()["status"] == "cancelling"
+        assert (await ops.post(f"{everything}/{made[0]}/cancel")).json()["status"] == "completed"
+        changes = (await ops.get("/v1/admin/audit")).json()["changes"]
+        canceled = [each for each in changes if each["kind"] == "batch_canceled"]
+        assert [each["account"] for each in canceled] in ([ACCOUNT] * 2, [ACCOUNT])
+    assert (await http.get(everything)).status_code == 403
+    assert await Batches(redis, None).erase(ACCOUNT) == 3  # type: ignore[arg-type]
+    assert not await redis.zcard(keys.all_batches())
 
 
 async def test_end_is_a_signed_webhook_with_retries(http: AsyncClient, model: EchoServer, engine: Engine) -> None:

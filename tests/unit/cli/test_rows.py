@@ -214,7 +214,9 @@ def batch(**more: Any) -> BatchAnswer:
         "expires_at": 86400,
     }
     counts = {"total": 1_000, "completed": 190, "failed": 10}
-    return read_batch(Raw(json.dumps({**given, "in_progress_at": 1_000, "request_counts": counts, **more}).encode()))
+    progress = {"lines_per_second": 2.0, "ends_at": 1_500, "causes": [{"code": "timed_out", "lines": 10}]}
+    said = {**given, "in_progress_at": 1_000, "request_counts": counts, "progress": progress, **more}
+    return read_batch(Raw(json.dumps(said).encode()))
 
 
 def test_results_keep_the_encoding_and_the_delimiter_of_the_file(folder: Path) -> None:
@@ -232,8 +234,13 @@ def test_batch_that_cannot_end_in_its_window_says_so() -> None:
 def test_forecast_is_what_is_left_at_the_rate_so_far() -> None:
     assert _how_far(batch(), 1_100) == "in_progress: 200 of 1,000 lines, 10 failed, 2 lines/s, ends in about 6.7 min"
     none = {"total": 1_000, "completed": 0, "failed": 0}
-    assert _how_far(batch(request_counts=none), 1_100) == "in_progress: 0 of 1,000 lines, 0 failed"
-    assert batch(request_counts=none).forecast_s(1_000) is None
+    progress = {"lines_per_second": None, "ends_at": None, "causes": []}
+    shown = batch(request_counts=none, progress=progress)
+    assert _how_far(shown, 1_100) == "in_progress: 0 of 1,000 lines, 0 failed"
+
+
+def test_failures_are_shown_by_cause() -> None:
+    assert _describe(batch(), 1_100).splitlines()[-1] == "  10 lines failed: timed_out"
 
 
 def test_bad_lines_are_shown_with_their_numbers() -> None:
