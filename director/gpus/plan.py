@@ -188,6 +188,15 @@ class _Standing(Struct, kw_only=True):
         return self.left_s <= 0
 
     @property
+    def is_wanted(self) -> bool:
+        return bool(self.seen.waiting) or self.is_ordered or not self.seen.is_known
+
+    @property
+    def urgent_in_s(self) -> float:
+        """The least time until it can be urgent. The wait of any model that is not in the line may begin now."""
+        return self.left_s if self.state == "absent" and self.is_wanted else self.model.max_wait_s
+
+    @property
     def turn(self) -> tuple[Any, ...]:
         """The order of the line: what an operator wants, what is overdue, then the rest by age. In the rest, a second
         of device time that its least served account used counts as much as coming a second later.
@@ -295,7 +304,7 @@ class _Plan:
 
     def _may_load(self, each: _Standing) -> bool:
         """Tell whether a model should be loaded and can be. If it only should be, note why it is not."""
-        if each.state == "loaded" or not (each.seen.waiting or each.is_ordered or not each.seen.is_known):
+        if each.state == "loaded" or not each.is_wanted:
             return False
         if each.state == "loading":
             self._expected[each.name] = Expected(bound_s=0.0, eta_s=each.change_s, why="It is loading.")
@@ -417,7 +426,8 @@ class _Plan:
         left_s = max(0.0, wanted.left_s)
         rivals = self._rivals(wanted)
         if left_s > 0:
-            ahead = ahead | {each.name for each in rivals if each.model.max_wait_s < left_s}
+            sooner = [each for each in rivals if (each.urgent_in_s, each.name) < (left_s, wanted.name)]
+            ahead = ahead | {each.name for each in sooner}
         else:
             rivals = [each for each in rivals if each.state != "absent" or each.name in ahead]
         before = [each for each in rivals if each.name in ahead]

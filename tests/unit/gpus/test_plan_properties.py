@@ -4,12 +4,12 @@ import math
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from director.core.devices import Model
 from director.gpus.plan import Condition, Waiting, charge, plan
-from tests.unit.gpus.worlds import CheckedPlay, World, never_started, stays_s, worlds
+from tests.unit.gpus.worlds import CheckedPlay, World, never_started, overtaken_when_urgent, stays_s, worlds
 
 pytestmark = pytest.mark.faults
 
@@ -17,6 +17,7 @@ seconds = st.integers(0, 100).map(float)
 
 
 @given(worlds())
+@example(overtaken_when_urgent())
 @settings(max_examples=200, deadline=None)
 def test_every_prediction_starts_and_every_load_begins_within_its_bound(world: World) -> None:
     played = CheckedPlay(world).run()

@@ -83,6 +83,33 @@ def worlds(draw: st.DrawFn) -> World:
     return World([Device(name, size) for name, size in memory.items()], models, builder.build())
 
 
+def overtaken_when_urgent() -> World:
+    """E is next by the device time of its account, until C and F are urgent 1 s before it is."""
+
+    def one(name: str, weight: float, max_wait_s: float, *, stay_s: float | None = None, **times: float) -> Timed:
+        model = Model(
+            name=name,
+            places=({"gpu0": 1},),
+            weight=weight,
+            min_loaded_s=stay_s,
+            max_wait_s=max_wait_s,
+            run_limit_s=20.0,
+        )
+        return Timed(model=model, **{"load_s": 0.0, "rest_s": 0.0} | times)
+
+    models = [
+        one("B", 1.0, 2.0),
+        one("C", 0.1, 19.0, load_s=9.0, rest_s=4.0, stay_s=2.0),
+        one("D", 10.0, 2.0, rest_s=4.0),
+        one("E", 0.1, 20.0),
+        one("F", 0.1, 19.0, load_s=9.0),
+    ]
+    builder = Builder()
+    for name, run_ms in [("B", 3000), ("D", 0), ("D", 0), ("C", 0), ("E", 0), ("F", 9000), ("F", 7000)]:
+        builder.add(at_ms=0, run_ms=run_ms, account="y" if name == "E" else "x", lane="high", model=name)
+    return World([Device("gpu0", 1)], models, builder.build())
+
+
 def stays_s(model: Model, *, load_s: float, waits: bool) -> float:
     """Return how long the model stays loaded at least. `waits`: whether anything waits for it."""
     if model.min_loaded_s is not None:
