@@ -122,10 +122,14 @@ async def record_counts(redis: Redis, *, from_ms: int, before_ms: int) -> dict[s
 
 
 async def live_or_dead(redis: Redis, queue: QueueName, *, until_ms: int) -> AsyncIterator[list[PredictionId]]:
-    """Yield slices of the predictions of a queue that were accepted, or became dead letters, until then."""
-    for index in (keys.live(queue), keys.dead(queue)):
-        async for ids in _slices(redis, index, until_ms):
-            yield ids
+    """Yield slices of the predictions of a queue that were accepted, or became dead letters, until then. In `live` one
+    that is planned is as old as its plan says, and a revived one as its revival: so their ids say when they came.
+    """
+    later = lowest_id_at(max(0, until_ms + 1))
+    async for ids in _slices(redis, keys.live(queue), None):
+        yield [each for each in ids if each < later]
+    async for ids in _slices(redis, keys.dead(queue), until_ms):
+        yield ids
 
 
 def read_owed(redis: Redis, partition: Partition) -> AsyncIterator[list[PredictionId]]:

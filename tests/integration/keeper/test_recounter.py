@@ -52,6 +52,29 @@ async def test_a_long_wait_counts_until_it_is_over(
     assert await used(redis, late) == 0
 
 
+async def test_what_is_planned_counts_before_and_after_its_time(
+    recounter: Recounter, driver: QueueDriver, redis: Redis, late: FakeClock
+) -> None:
+    planned_ms = late.now_ms() + HOUR_S * 1000
+    name = await driver.submit(data=INPUT, start_after=planned_ms)
+    for _ in range(2):
+        assert await recounter.run_once() == {ACCOUNT: EACH}
+        assert await used(redis, late) == EACH
+        late.pass_time(HOUR_S + 1)
+    driver.now_ms = late.now_ms()
+    assert await driver.scripts.promote(driver.queue, limit=9, now_ms=driver.now_ms) == 1
+    assert await recounter.run_once() == {ACCOUNT: EACH}
+    await driver.cancel(name)
+    assert await recounter.run_once() == {}
+
+
+async def test_a_revived_dead_letter_counts_from_its_create(recounter: Recounter, driver: QueueDriver) -> None:
+    name = await driver.die(data=INPUT)
+    assert await recounter.run_once() == {ACCOUNT: EACH}
+    assert await driver.scripts.revive(name, now_ms=2**42)
+    assert await recounter.run_once() == {ACCOUNT: EACH}
+
+
 async def test_what_was_counted_a_short_while_ago_is_not_counted_again(
     driver: QueueDriver, redis: Redis, scripts: Scripts, catalog: Catalog
 ) -> None:
