@@ -125,18 +125,27 @@ def _candidates(hours: Hours, since_ms: int, days: int) -> Iterator[int]:
         for minute in minutes:
             wall = midnight.replace(hour=minute // 60, minute=minute % 60)
             yield from (_ms(wall.replace(fold=fold)) for fold in (0, 1))
-        if midnight.utcoffset() != following.utcoffset():
-            yield _step_between(hours.zone, _ms(midnight), _ms(following))
+        if (step := _step_between(hours.zone, _ms(midnight), _ms(following))) is not None:
+            yield step
 
 
-def _step_between(zone: ZoneInfo, low_ms: int, high_ms: int) -> int:
-    """Return the time, a whole minute, at which the zone's offset becomes another one."""
+def _step_between(zone: ZoneInfo, low_ms: int, high_ms: int) -> int | None:
+    """Return the time, a whole minute, at which the zone's offset becomes another one; None if it stays.
+
+    Offsets are those of instants: a midnight that the clock skips, as in Cairo, has none of its own.
+    """
     low, high = low_ms // 60_000, high_ms // 60_000
-    before = datetime.fromtimestamp(low * 60, zone).utcoffset()
+    before = _offset_at(zone, low)
+    if _offset_at(zone, high) == before:
+        return None
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if datetime.fromtimestamp(middle * 60, zone).utcoffset() == before else (low, middle)
+        low, high = (middle, high) if _offset_at(zone, middle) == before else (low, middle)
     return high * 60_000
+
+
+def _offset_at(zone: ZoneInfo, minute: int) -> timedelta | None:
+    return datetime.fromtimestamp(minute * 60, zone).utcoffset()
 
 
 def _ms(wall: datetime) -> int:

@@ -59,7 +59,10 @@ WINDOWS = st.builds(
     end=st.integers(1, 1_440),
 ).filter(lambda window: window.start != window.end)
 ZONES = st.sampled_from(
-    ["UTC", "Europe/Berlin", "America/St_Johns", "Australia/Lord_Howe", "Asia/Kolkata", "Africa/Casablanca"]
+    [
+        *("UTC", "Europe/Berlin", "America/St_Johns", "Australia/Lord_Howe", "Asia/Kolkata", "Africa/Casablanca"),
+        *("Africa/Cairo", "America/Havana", "Atlantic/Azores"),  # the clock skips midnight there
+    ]
 )
 HOURS = st.builds(Hours, st.lists(WINDOWS, min_size=1, max_size=3).map(tuple), ZONES.map(ZoneInfo))
 YEAR = st.integers(ms("2026-01-01 00:00"), ms("2027-12-31 00:00"))
@@ -69,6 +72,9 @@ YEAR = st.integers(ms("2026-01-01 00:00"), ms("2027-12-31 00:00"))
 @example(Hours((Window(frozenset(range(7)), 150, 240),), BERLIN), ms("2026-03-29 00:30"))
 @example(Hours((Window(frozenset(range(7)), 120, 150),), BERLIN), ms("2026-10-25 00:30"))
 @example(Hours((Window(frozenset({6}), 100, 130),), ZoneInfo("Australia/Lord_Howe")), ms("2026-10-03 12:00"))
+@example(Hours((Window(frozenset(range(7)), 30, 360),), ZoneInfo("Africa/Cairo")), ms("2027-04-29 12:00"))
+@example(Hours((Window(frozenset(range(7)), 1_380, 30),), ZoneInfo("Africa/Cairo")), ms("2027-04-29 21:30"))
+@example(Hours((Window(frozenset(range(7)), 1_380, 30),), ZoneInfo("America/Havana")), ms("2027-03-14 04:30"))
 def test_next_change_is_the_first_minute_that_differs(hours: Hours, now_ms: int) -> None:
     is_open, changes_at = open_at(hours, now_ms)
     start = now_ms - now_ms % MINUTE_MS
