@@ -12,7 +12,7 @@ from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.runtime.sweep import LIMIT
-from director.store.held_calls import Call, forget_held, read_held
+from director.store.held_calls import HeldCall, forget_held, read_held
 from director.store.processes import TICK_S, Presence, Processes
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Canceler:
             log.warning("calls of a dead API process canceled", extra={"api": process, "count": stopped})
         return stopped
 
-    async def _cancel(self, call: Call) -> str:
+    async def _cancel(self, call: HeldCall) -> str:
         """Return what became of the call, or nothing if its Redis server does not answer."""
         prediction_id, account = call
         try:

@@ -14,7 +14,7 @@ from director.broker import keys
 from director.broker.gatherer import Gatherer
 from director.broker.redis_client import client
 from director.broker.scripts import Scripts
-from director.core.errors import BackendUnavailable
+from director.core.errors import BackendFull, BackendUnavailable
 from director.core.ids import PredictionId, QueueName
 from director.core.policy import Policy
 from director.core.schema import Claim
@@ -245,17 +245,46 @@ async def test_calls_that_redis_lost_are_noted_again(
     assert 0 < await redis.pttl(keys.calls(process.presence.name)) <= 3_600_000
 
 
+async def test_calls_that_redis_lost_are_noted_again_also_where_others_come(
+    redis: Redis, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("director.store.held_calls.AGAIN_S", 0.01)
+    process = Process(redis, clock)
+    await process.hold(PredictionId("0" * 26))
+    await redis.flushall()
+    await anyio.sleep(0.02)  # AGAIN_S is over
+    await process.hold(PredictionId("1" * 26))
+    assert {each for each, _ in await read_held(redis, process.presence.name, most=10)} == {"0" * 26, "1" * 26}
+
+
+async def test_full_redis_takes_calls_back_and_leaves_nothing_here(redis: Redis, clock: FakeClock) -> None:
+    process, refused = Process(redis, clock), [PredictionId(f"{number:026}") for number in range(50)]
+    await process.hold(PredictionId("a" * 26), PredictionId("b" * 26))
+    await redis.config_set("maxmemory", "1")
+    try:
+        process.calls.drop(PredictionId("a" * 26))
+        for each in refused:
+            process.calls.hold(each, ACCOUNT)
+            with pytest.raises(BackendFull):
+                await process.calls.run_once()
+            process.calls.drop(each)
+        assert await read_held(redis, process.presence.name, most=10) == [("b" * 26, ACCOUNT)]
+        assert await process.calls.run_once() == 0
+    finally:
+        await redis.config_set("maxmemory", "0")
+
+
 async def test_write_that_failed_is_made_again(clock: FakeClock, redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     process = Process(redis, clock)
     process.calls.hold(PredictionId("0" * 26), ACCOUNT)
     process.calls.hold(PredictionId("1" * 26), ACCOUNT)
 
-    async def fail(_: object) -> None:
+    async def fail(*_: object) -> None:
         process.calls.drop(PredictionId("1" * 26))
         raise BackendUnavailable("away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(process.calls, "_write", fail)
+        patch.setattr("director.store.held_calls.pipelined", fail)
         with pytest.raises(BackendUnavailable):
             await process.calls.run_once()
     await process.calls.run_once()
