@@ -17,7 +17,7 @@ from api.sites.sites import others
 from api.web.errors import account_exists, invalid_field, not_found
 from api.web.http import Request, cursor_of, decode_body, json_response, page_after, page_response
 from api.web.route import CURSOR, NO_BODY, OVERSEES, Answer, Body, Route
-from director.core.account_limits import DEFAULT, NO_LIMIT, AccountLimits
+from director.core.account_limits import DEFAULT, NO_LIMIT, AccountLimits, check_limits
 from director.core.errors import SettingsError
 from director.core.hours import LONGEST
 from director.core.ids import LANES
@@ -340,7 +340,7 @@ def _format_limits(limits: Mapping[str, Limit]) -> dict[str, str]:
         for name, value in limits.items()
     }
     try:
-        AccountLimits().over({name: value for name, value in written.items() if value != DEFAULT})
+        check_limits({name: value for name, value in written.items() if value != DEFAULT})
     except SettingsError as exc:
         raise invalid_field("invalid", "limits", str(exc)) from exc
     return written

@@ -1,5 +1,6 @@
 """Write a call's events as the chunks of OpenAI's API, byte for byte as the model server sent them."""
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
@@ -45,6 +46,18 @@ class _Sent(Struct):
     stream_options: _Options | None = None
 
 
+class _Choice(Struct):
+    index: int = 0
+
+
+class _Chunk(Struct):
+    choices: tuple[_Choice, ...] = ()
+
+
+Choices = tuple[int, ...]
+"""The indexes of a chunk's choices. A call with `n` has a role for each."""
+
+
 class Chunks:
     """The format of a call's stream. `restarts`: another run may follow one that was shown. `is_open`: the head is
     sent. `write_comment`: returns what a silent stream says, and after how many seconds of silence the next one is due.
@@ -60,20 +73,20 @@ class Chunks:
         self.is_open = False
         self._restarts = restarts
         self._write_comment = write_comment
-        self._roles = 0  # chunks with a role alone: of this run
-        self._roles_sent = 0  # of all runs together
+        self._roles: Counter[Choices] = Counter()  # chunks with a role alone: of this run
+        self._roles_sent: Counter[Choices] = Counter()  # of all runs together
 
     def events(self, events: Sequence[Event]) -> bytes:
         """Raises Cut for output that is no chunk, and after a restart unless that is allowed or nothing was sent."""
         frames: list[bytes] = []
         seq, items, self.at_end = self.mark.seq, self.mark.items, False
         # of the run: its frames from `start` on are not sent yet
-        start, is_sent, roles_sent = 0, items > 0, self._roles_sent
+        start, is_sent, roles_sent = 0, items > 0, self._roles_sent.copy()
         for one in events:
             if one.kind in OUTPUTS:
                 if type_of(one.data) != "object":
                     raise Cut(failure("model_failed", NO_CHUNK), b"".join(frames))
-                if one.kind == "output" or self._is_new_role():
+                if one.kind == "output" or self._is_new_role(one.data):
                     frames.append(event(one.data))
                 items += one.kind == "output"
             elif one.kind == "completed":
@@ -84,22 +97,23 @@ class Chunks:
                     raise Cut(failure("server_lost", LOST), b"".join(frames))
                 if is_sent:
                     frames.append(RETRIED)
-                    self._roles_sent = 0
+                    self._roles_sent = Counter()
                 elif items:
                     del frames[start:]
                     self._roles_sent = roles_sent
-                self._roles = items = 0
-                start, is_sent, roles_sent = len(frames), False, self._roles_sent
+                self._roles, items = Counter(), 0
+                start, is_sent, roles_sent = len(frames), False, self._roles_sent.copy()
             seq = one.seq
         self.mark = Mark(seq, items)
         return b"".join(frames)
 
-    def _is_new_role(self) -> bool:
-        """Count one more of the run. Returns False if an earlier run had as many."""
-        self._roles += 1
-        if self._roles <= self._roles_sent:
+    def _is_new_role(self, chunk: bytes) -> bool:
+        """Count one more of the run, for its choices. Returns False if an earlier run had as many for these."""
+        choices = _choices_of(chunk)
+        self._roles[choices] += 1
+        if self._roles[choices] <= self._roles_sent[choices]:
             return False
-        self._roles_sent = self._roles
+        self._roles_sent[choices] = self._roles[choices]
         return True
 
     def rest(self, output: Raw | None, logs: str, *, most_bytes: int) -> tuple[bytes, bool]:
@@ -141,6 +155,13 @@ def next_silence_s(reading: int, *, waits: bool) -> float:
 
 PLACE_S: Final = 5.0  # between two comments on the place in the queue
 PLACES_PER_S: Final = 100  # of all streams together
+
+
+def _choices_of(chunk: bytes) -> Choices:
+    try:
+        return tuple(choice.index for choice in msgspec.json.decode(chunk, type=_Chunk).choices)
+    except msgspec.DecodeError:
+        return ()
 
 
 def _wants_usage(given: Raw | None) -> bool:

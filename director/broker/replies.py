@@ -266,8 +266,11 @@ def parse_news(message: bytes) -> list[Event]:
         last, *entries = message.split(b" ", 1)
     if not entries:
         return []
-    first = int(last) - len(entries) + 1
-    return [event(first + at, entry) for at, entry in enumerate(entries)]
+    try:
+        first = int(last) - len(entries) + 1
+        return [event(first + at, entry) for at, entry in enumerate(entries)]
+    except ValueError:  # one that could not be read would end the subscription of all readers
+        return []
 
 
 def parse_outlook(reply: Sequence[bytes | int] | None) -> Outlook | None:

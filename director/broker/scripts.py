@@ -5,6 +5,7 @@ names that they have there, and a test compares. None is sent as ''.
 """
 
 import asyncio
+import logging
 import math
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -43,6 +44,7 @@ from director.core.usage import NOTHING as NOTHING_USED
 from director.core.usage import Used
 from director.core.view import fold
 
+log = logging.getLogger(__name__)
 IDEMPOTENCY_TTL_MS = 24 * 3600 * 1000
 # Fields of a new prediction that `enqueue` takes with their names: seven in this order
 FIRST_NAMED: Final = ("account", "queue", "lane", "shard", "cost", "tokens", "start_after")
@@ -171,11 +173,16 @@ class Scripts:
     ) -> bool:
         """Set the open hours of an account in a queue, or of the queue; '' for always. Returns False if it is unknown.
 
-        An older revision than the known one changes nothing. `day`: the number of today by UTC, for tests.
+        An older revision than the known one changes nothing, nor do hours in a zone that this machine does not know.
+        `day`: the number of today by UTC, for tests.
         """
         if day is None:
             day = SystemClock().now_ms() // DAY_MS
-        times = " ".join(f"{start}-{end}" for start, end in closures(hours, day)) if hours else ""
+        try:
+            times = " ".join(f"{start}-{end}" for start, end in closures(hours, day)) if hours else ""
+        except SettingsError:
+            log.exception("open hours that cannot be read here stay as they are", extra={"queue": queue})
+            return True
         return bool(await self._call("hours", [keys.meta(queue)], [account, revision, hours, times, now_ms]))
 
     async def bound(self, queue: QueueName, *, mode: replies.Admission, max_queued: int | None = None) -> None:

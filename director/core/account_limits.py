@@ -81,14 +81,15 @@ class AccountLimits(Struct, frozen=True, kw_only=True):
         return None if rate is None else Bucket(name, rate, burst or max(1, int(rate)))
 
     def over(self, written: Mapping[str, str]) -> "AccountLimits":
-        """Return these limits with written ones on top. Raises SettingsError with the limit's valid range."""
+        """Return these limits with written ones on top. Raises SettingsError with the limit's valid range.
+
+        Open hours are checked where they are set, see `check_limits`: what a zone is depends on the machine.
+        """
         given = {
             name: None if (text := written[name]) == NO_LIMIT else text
             for name in self.__struct_fields__
             if name in written
         }
-        if (hours := given.get("open_hours")) and hours != IDLE:
-            parse_hours(hours)
         try:
             return msgspec.convert({**msgspec.structs.asdict(self), **given}, AccountLimits, strict=False)
         except msgspec.ValidationError as exc:
@@ -97,6 +98,12 @@ class AccountLimits(Struct, frozen=True, kw_only=True):
 
 UNLIMITED: Final = AccountLimits()
 NO_BUDGET: Final = UNLIMITED.budget
+
+
+def check_limits(written: Mapping[str, str]) -> None:
+    """Raises SettingsError for limits that an account cannot have."""
+    if hours := UNLIMITED.over(written).closing_hours:
+        parse_hours(hours)
 
 
 def _explain(exc: msgspec.ValidationError) -> str:

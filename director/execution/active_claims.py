@@ -274,7 +274,7 @@ def count_wanted_s() -> float:
     """Return for how long this thread has run, or was ready to run and had no processor, as far as the system says."""
     try:
         ran_ns, waited_ns, _ = Path("/proc/thread-self/schedstat").read_text().split()
-    except OSError:  # only Linux has it
+    except (OSError, ValueError):  # only Linux has it, and in this form
         return time.thread_time()
     return (int(ran_ns) + int(waited_ns)) / 1e9
 

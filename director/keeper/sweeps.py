@@ -1,5 +1,6 @@
 """The short roles: each asks one script of every queue. `keeper.py` says how often each one runs."""
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
@@ -64,9 +65,15 @@ async def renew_hours(redis: Redis, scripts: Scripts, registry: Registry) -> dic
     kept = {queue: found for queue, found in zip(queues, await hours_of(redis, queues), strict=True) if found}
 
     async def renew(queue: QueueName) -> int:
-        for account, (revision, hours) in kept[queue].items():
-            await scripts.hours(queue, hours, account=account, revision=revision)
-        return len(kept[queue])
+        of = list(kept[queue].items())
+        for start in range(0, len(of), LIMIT):
+            await asyncio.gather(
+                *(
+                    scripts.hours(queue, hours, account=account, revision=revision)
+                    for account, (revision, hours) in of[start : start + LIMIT]
+                )
+            )
+        return len(of)
 
     return await sweep(kept, renew)
 

@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.redis_client import ask, pipelined, read_all, text, texts
-from director.core.account_limits import DEFAULT, UNLIMITED, AccountLimits
+from director.core.account_limits import DEFAULT, UNLIMITED, AccountLimits, check_limits
 from director.core.clock import Clock, SystemClock
 from director.core.data_bytes import count_bytes
 from director.core.errors import BackendUnavailable, SettingsError
@@ -426,7 +426,7 @@ class Accounts:
         """Set limits: a number, `none`, `default`. APIs apply them once their cache expires. Raises SettingsError."""
         await self.refuse_unknown(account)
         written = {name: value for name, value in limits.items() if value != DEFAULT}
-        UNLIMITED.over({**(await self.read_written(account)).limits, **written})
+        check_limits({**(await self.read_written(account)).limits, **written})
         taken_back = [name for name in limits if name not in written]
 
         def write(pipe: Any) -> None:

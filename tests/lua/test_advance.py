@@ -77,6 +77,11 @@ async def test_several_small_events_are_published_together(
     assert await said() == b"6"
 
 
+@pytest.mark.parametrize("message", [b"7 output 1 a\0b", b"x y", b"1 \xff"])
+def test_message_that_cannot_be_read_sends_its_reader_to_the_log(message: bytes) -> None:
+    assert parse_news(message) == []
+
+
 @pytest.mark.parametrize(
     ("once_shown", "events", "shown"),
     [

@@ -104,6 +104,20 @@ async def test_keeper_brings_the_closures_of_later_days(
         assert parse_hours(CLOSED).is_open(last)
 
 
+async def test_zone_that_a_machine_does_not_know_leaves_hours_as_they_are(
+    redis: Redis, scripts: Scripts, catalog: Catalog, driver: QueueDriver, api: AsyncClient, admin: AsyncClient
+) -> None:
+    unknown, known = f"{CLOSED.removesuffix(' UTC')} Mars/Base", "1 22:00-06:00 Mars/Base|1-99999999999999"
+    await redis.hset(keys.account(ACCOUNT), "open_hours", unknown)
+    await redis.hset(keys.hours(driver.queue), mapping={ACCOUNT: known, "team-b": f"1 {CLOSED}|1-2"})
+    assert await renew_hours(redis, scripts, Registry(redis, catalog, FakeClock())) == {driver.queue: 2}
+    await create(api)
+    assert (await admin.get("/v1/admin/accounts")).status_code == 200
+    kept: Any = await redis.hgetall(keys.hours(driver.queue))
+    assert kept[ACCOUNT.encode()] == known.encode()
+    assert kept[b"team-b"] != f"1 {CLOSED}|1-2".encode()
+
+
 async def test_idle_account_sends_idle_work_alone(api: AsyncClient, admin: AsyncClient, driver: QueueDriver) -> None:
     await set_hours(admin, "idle")
     await driver.scripts.extend(driver.queue, consumer="d", lease_s=15, claims=[], slots=1)

@@ -67,3 +67,9 @@ def test_text_of_one_run_is_sent_and_each_role_once(shapes: list[list[str]], cut
 def test_role_of_a_repeated_run_is_left_out() -> None:
     runs = numbered([[ROLE], [ROLE], [ROLE, SAID]])
     assert send(runs, [2, 5], restarts=False) == (['{"role":"0/0"}', '{"output":"2/1"}'], True)
+
+
+def test_each_choice_gets_its_role_whatever_the_order_of_a_repeated_run() -> None:
+    first, second = (b'{"choices":[{"index":%d,"delta":{"role":"assistant"}}]}' % index for index in (0, 1))
+    runs = [[(ROLE, first)], [(ROLE, second), (ROLE, first), (SAID, b"{}")]]
+    assert send(runs, [2], restarts=False) == ([first.decode(), second.decode(), "{}"], True)
