@@ -53,7 +53,8 @@ class Measured(Struct, frozen=True, kw_only=True):
         return ratio(self.rounds[OURS], self.rounds[reference])
 
     def _pairs(self, values: Sequence[float]) -> bool:
-        return len(values) == len(self.rounds.get(OURS, [])) and min(values) > 0
+        ours = self.rounds.get(OURS, [])
+        return len(values) == len(ours) and min(*values, *ours) > 0  # 0 has no ratio
 
 
 class Seen(Struct, frozen=True):

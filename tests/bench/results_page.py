@@ -41,6 +41,7 @@ PAGE: Final = (
     Bench("batches", "Commands of a prediction"),
     Bench("streaming", "Tokens to a reader"),
     Bench("first_token", "The first token of a call of OpenAI's API"),
+    Bench("gateway", "Calls and streams of OpenAI's API, as gateways are compared"),
     Bench("memory", "Bytes and memory"),
     Bench("recovery", "A killed director"),
     Bench("depth", "100,000 waiting"),

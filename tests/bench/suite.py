@@ -14,6 +14,7 @@ from tests.bench.benches.crowds import crowds
 from tests.bench.benches.drain import drain
 from tests.bench.benches.e2e import e2e
 from tests.bench.benches.first_token import first_token
+from tests.bench.benches.gateway import gateway
 from tests.bench.benches.heartbeats import heartbeats
 from tests.bench.benches.idle import idle
 from tests.bench.benches.latency import latency
@@ -38,6 +39,7 @@ BENCHES: Final[Mapping[str, Callable[[Options], Awaitable[Found]]]] = MappingPro
         "batches": batches,
         "streaming": streaming,
         "first_token": first_token,
+        "gateway": gateway,
         "memory": memory,
         "recovery": recovery,
         "depth": depth,

@@ -5,9 +5,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from tests.bench.benches import first_token, streaming
+from tests.bench.benches import first_token, gateway, streaming
 from tests.bench.ratios import Ratio, interval
 from tests.bench.results import OURS, Result, counts
+from tests.bench.sides.gateways import LITELLM
 
 LARGE: Final = 100  # digits behind the point say nothing then
 
@@ -71,20 +72,6 @@ TARGETS: Final = (
         for beside, bound in (("bullmq", 1), ("taskiq", 2.5), ("saq", 2), ("dramatiq", 2))
     ),
     Target(
-        what="Redis's time of a drained prediction",
-        bench="drain",
-        figure="processor time of Redis",
-        bound=5.5,
-        beside="prototype",
-    ),
-    Target(
-        what="the director's time of a drained prediction",
-        bench="drain",
-        figure="processor time of who runs them",
-        bound=2.2,
-        beside="prototype",
-    ),
-    Target(
         what="accepted a second",
         bench="accept",
         figure="accepted a second",
@@ -132,6 +119,23 @@ TARGETS: Final = (
     Target(what="token to its reader, p99", bench="streaming", figure=streaming.P99, bound=10, unit="ms"),
     Target(what="first token added, p50", bench="first_token", figure=first_token.P50, bound=5, unit="ms"),
     Target(what="first token added, p99", bench="first_token", figure=first_token.P99, bound=12, unit="ms"),
+    Target(what="call of OpenAI's API, added p99", bench="gateway", figure=gateway.ADDED_P99, bound=2.5, unit="ms"),
+    Target(
+        what="calls of OpenAI's API",
+        bench="gateway",
+        figure=gateway.PER_S,
+        bound=5,
+        beside=LITELLM.name,
+        is_least=True,
+    ),
+    Target(
+        what="processor time of a token of OpenAI's API",
+        bench="gateway",
+        figure=gateway.TOKEN_US,
+        bound=0.25,
+        beside=LITELLM.name,
+    ),
+    Target(what="streams without a stall", bench="gateway", figure=gateway.CARRIED, bound=128, is_least=True),
     Target(
         what="tokens a second",
         bench="streaming",

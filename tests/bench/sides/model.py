@@ -13,6 +13,10 @@ import uvloop
 ANSWER: Final = b'{"output":"x"}'
 JSON_HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
 STREAM_HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+COMPLETION: Final = (
+    b'{"id":"c","object":"chat.completion","created":1,"model":"tiny","choices":[{"index":0,"message":{"role":"assistant",'
+    b'"content":"hello"},"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}'
+)
 MODELS: Final = b'{"object":"list","data":[{"id":"tiny","object":"model"}]}'
 
 # bounded, or it would be what grows in a soak; no bench asks for more at once
@@ -53,7 +57,11 @@ class Connection(asyncio.Protocol):
         else:
             TIMES.append(time.monotonic())
             if path == b"/v1/chat/completions":
-                self._streaming = asyncio.get_running_loop().create_task(self._stream(json.loads(body)))
+                asked = json.loads(body)
+                if asked.get("stream"):
+                    self._streaming = asyncio.get_running_loop().create_task(self._stream(asked))
+                else:
+                    self._send(COMPLETION)
             elif path != b"/hold":
                 self._send(ANSWER)
 
@@ -64,6 +72,7 @@ class Connection(asyncio.Protocol):
         """Stream the tokens that the prompt asks for, at its pace in seconds: "100 0.02"."""
         many, pause_s = asked["messages"][-1]["content"].split()
         self._transport.write(STREAM_HEAD)
+        self._token({"role": "assistant", "content": ""})
         began = time.monotonic()
         for number in range(int(many)):
             if float(pause_s):

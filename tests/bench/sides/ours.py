@@ -38,6 +38,7 @@ REGISTERED_AT_ONCE: Final = 16  # as many as the client has connections
 START_S: Final = 60.0
 INPUT: Final = {"text": "hello", "n": 3}
 DIRECTOR: Final = (sys.executable, "-m", "director", "run")
+OPENAI: Final = {"kind": "openai", "endpoint": "chat"}
 HTTP: Final = {"kind": "http", "path": "/run", "output": "/output"}
 
 

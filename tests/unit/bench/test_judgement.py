@@ -149,3 +149,10 @@ def test_pace_leaves_out_the_start_and_the_end() -> None:
     assert pace([0.0, *steady, 1_000.0]) == pytest.approx(100)
     with pytest.raises(ValueError, match="too few"):
         pace([1.0, 2.0])
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [([0.0, 1.0], [1.0, 1.0]), ([1.0, 1.0], [0.0, 1.0])])
+def test_round_of_nothing_has_no_ratio(ours: list[float], theirs: list[float]) -> None:
+    figure = Measured(name="streams", unit="", rounds={"ours": ours, "other": theirs})
+    assert figure.references == []
+    assert "streams" in measured(result(figure))
