@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from director.core.devices import HOSTED
+from director.core.pool_file import read_pool
+from director.core.settings import DirectorSettings
 from director.core.states import TERMINAL, TRANSITIONS
 from director.core.view import REASONS
 from director.operate.kinds import KINDS
@@ -168,3 +171,18 @@ def test_documentation_is_built_without_the_tools_of_the_tests() -> None:
         [sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert built.returncode == 0, built.stderr
+
+
+def test_page_of_the_pool_file_shows_files_that_a_director_takes(tmp_path: Path) -> None:
+    page = (ROOT / "docs/reference/pool-file.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert len(examples) == 2
+    for example in examples:
+        file = tmp_path / "pool.toml"
+        file.write_text(example.replace("2f0c…", "2f0c" * 16), encoding="utf-8")
+        assert read_pool(file, DirectorSettings())
+
+
+def test_page_of_the_pool_file_has_each_field_of_a_hosted_model() -> None:
+    page = (ROOT / "docs/reference/pool-file.md").read_text(encoding="utf-8")
+    assert [field for field in sorted(HOSTED) if f"`{field}`" not in page.partition("A `[[model]]` with")[2]] == []
