@@ -180,7 +180,7 @@ def test_page_of_the_pool_file_shows_files_that_a_director_takes(tmp_path: Path)
     for example in examples:
         file = tmp_path / "pool.toml"
         file.write_text(example.replace("2f0c…", "2f0c" * 16), encoding="utf-8")
-        assert read_pool(file, DirectorSettings())
+        assert read_pool(file, DirectorSettings()).tables
 
 
 def test_page_of_the_pool_file_has_each_field_of_a_hosted_model() -> None:
