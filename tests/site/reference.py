@@ -147,13 +147,9 @@ def presets() -> str:
 
 
 def real_servers() -> str:
+    """Show what was found of each server, and below it the commands, which are too wide for a column."""
     rows = [
-        (
-            row.name,
-            f"`{row.command}`",
-            *(row.found[name] for name in CAPABILITIES),
-            f"{row.date}, {' '.join(row.packages)}",
-        )
+        (f"{row.name}, {row.date}", *(row.found[name] for name in CAPABILITIES), " ".join(row.packages))
         for row in kept()
     ]
     heads = (
@@ -165,7 +161,8 @@ def real_servers() -> str:
         "overload",
         "death",
     )
-    return table(("server", "command", *heads, "tried"), rows)
+    commands = "\n".join(f"# {row.name}\n{row.command}" for row in kept())
+    return f"{table(('server', *heads, 'tried'), rows)}\n\nThe commands of these rows:\n\n```sh\n{commands}\n```"
 
 
 def exit_codes() -> str:
