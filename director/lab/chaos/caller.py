@@ -168,7 +168,8 @@ def one_key_one_id(evidence: Evidence) -> Findings:
             yield tag, f"a call that was sent once made {', '.join(sorted(final.id for final in finals))}"
     # the client may have missed the acceptance of a key, but only once for each key
     unheard = sum(not any(each.ok for each in tries) for tries in evidence.creates.values())
-    unknown = sorted((evidence.finals.keys() | evidence.runs.keys()) - keys_of.keys() - evidence.unmade.keys())
+    lines = {name for batch in evidence.batches.values() for _, name in (*batch.output, *batch.errors)}
+    unknown = sorted((evidence.finals.keys() | evidence.runs.keys()) - keys_of.keys() - evidence.unmade.keys() - lines)
     for unexpected in [each for each in unknown if evidence.status(each) or each in evidence.runs][unheard:]:
         yield unexpected, "a second prediction of some key"
 

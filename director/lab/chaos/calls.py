@@ -18,6 +18,7 @@ PATH: Final = "/openai/v1/chat/completions"
 TIERS: Final = {"high": "priority", "normal": "default", "low": "flex"}
 TRIES: Final = 3
 ANSWER_S: Final = 120.0
+TRY_S: Final = 5.0  # for an answer that needs no run
 SILENT_S: Final = 30.0  # three of the comments that keep a silent stream alive
 PAUSE_S: Final = (0.1, 0.5)
 REPEATED: Final = (0, 408, 409, 429)
@@ -48,7 +49,7 @@ async def _try(api: Caller, order: Order, tag: str, token: str, journal: Journal
     try:
         with anyio.move_on_after(order.then_ms / 1000 if order.plan in LEAVES else math.inf):
             async with api.follow(
-                PATH, method="POST", body=_body(order, tag), headers=headers, within_s=ANSWER_S, silent_s=SILENT_S
+                PATH, method="POST", body=encode_call(order, tag), headers=headers, within_s=ANSWER_S, silent_s=SILENT_S
             ) as (head, pieces):
                 prediction_id = note_answer()
                 chunks += [head.body.decode()] if head.body else []
@@ -64,7 +65,7 @@ async def _try(api: Caller, order: Order, tag: str, token: str, journal: Journal
     return Answer(200) if end == "left" else head
 
 
-def _body(order: Order, tag: str) -> bytes:
+def encode_call(order: Order, tag: str) -> bytes:
     said = {"role": "user", "content": msgspec.json.encode(order.script).decode()}
     body = {"user": tag, "model": order.model, "messages": [said], "service_tier": TIERS[order.lane]}
     return msgspec.json.encode(body if order.plan == WHOLE else body | {"stream": True})

@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from director.lab.chaos import caller, failovers, fairness, history, recovery, usage
+from director.lab.chaos import batches, caller, failovers, fairness, history, recovery, usage
 from director.lab.chaos.evidence import Evidence, Findings, Rules, gather
 from director.lab.chaos.fairness import Saturation, Served
 from director.lab.chaos.plan import FAILOVERS, FULL, ODDLY, SENTINEL, SINGLE, ServerKind
@@ -71,6 +71,7 @@ def evidence_is_whole(evidence: Evidence) -> Findings:
         "no prediction was seen by several clients": clients >= {"get", "list"} or len(evidence.creates) < LEAST_SHARED,
         "no model server answered oddly": any(run.odd for run in evidence.every_run()) or ordered_odd < LEAST_ODD,
         "no slot was tried at rest": not evidence.rules.slots_of or FULL in evidence.plans().values(),
+        "no batch was read at rest": not evidence.rules.has_batches or any(batches.statuses(evidence)),
         "no call came whole": not evidence.rules.has_calls or "whole" in ends_of_calls(evidence),
         "no process was watched at rest": not evidence.rules.is_sampled or (evidence.samples and evidence.rested),
         "the rush of tenants saturated no queue": not fairness.is_rushed(evidence) or fairness.saturations(evidence),
@@ -121,6 +122,7 @@ INVARIANTS: Final[dict[str, tuple[str, Callable[[Evidence], Findings]]]] = {
     "I28": ("A call's answer ends with a reason to finish, or with an error.", caller.calls_end_in_words),
     "I29": ("A call has one text: what one run sent, byte for byte.", caller.calls_have_one_text),
     "I30": ("A call whose caller has left soon runs no more.", caller.calls_given_up_stop),
+    "I31": ("A batch ends, with each line once. Only lines that were hit run again.", batches.batches_are_exact),
 }
 JUDGED: Final = {**INVARIANTS, "evidence": ("Every party left its evidence.", evidence_is_whole)}
 
@@ -219,6 +221,9 @@ class Report(Struct, frozen=True, kw_only=True):
     lost_in_failovers: int = 0
     failed_over: dict[str, int] = {}
     calls: dict[str, int] = {}  # of OpenAI's API
+    batches: dict[str, int] = {}  # by their status at rest
+    batch_lines: int = 0
+    batch_runs: int = 0  # of their lines, beyond one for each
     failing: int = 0
     busiest: float = 0.0
     most_grown_mb: int = 0
@@ -272,6 +277,9 @@ def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | No
         shared=len(evidence.seen),
         seen=sum(map(len, evidence.seen.values())),
         calls=ends_of_calls(evidence),
+        batches=batches.statuses(evidence),
+        batch_lines=sum(each.total for each in evidence.batches.values()),
+        batch_runs=batches.count_extra_runs(evidence),
         failing=len(caller.failing(evidence)),
         busiest=round(max((use.share for use in idle), default=0.0), 3),
         most_grown_mb=max((use.grown_kb for use in idle), default=0) // 1024,
@@ -323,6 +331,8 @@ def text(report: Report) -> str:
         f"{report.followed} were followed by readers, which resumed {report.resumed} times after an event",
         f"{report.shared} were looked at by several clients at once, {report.seen} times",
         f"calls of OpenAI's API, by their ends: {name_counts(report.calls)}",
+        f"batches at rest: {name_counts(report.batches)}, with {report.batch_lines} lines and {report.batch_runs} runs"
+        " beyond one for each",
         f"{report.failing} receivers that fail, at a host where others do not, were judged by their schedule",
         f"processes that could do nothing used at most {report.busiest:.1%} of a core and grew by at most"
         f" {report.most_grown_mb} MB; the largest had {report.largest_mb} MB",

@@ -21,7 +21,8 @@ from msgspec.structs import replace
 
 from director.core.ids import PredictionId, created_ms_of
 from director.core.states import TERMINAL
-from director.lab.chaos.calls import PAUSE_S, SILENT_S, call
+from director.lab.chaos import batches
+from director.lab.chaos.calls import PAUSE_S, SILENT_S, TRY_S, call
 from director.lab.chaos.journal import (
     Action,
     Answered,
@@ -38,6 +39,7 @@ from director.lab.chaos.journal import (
 from director.lab.chaos.parties import FILL, Script
 from director.lab.chaos.plan import (
     ALONE,
+    BATCH,
     BESIDE,
     LARGE,
     MISSING_AT_FIRST,
@@ -56,7 +58,6 @@ from director.lab.chaos.plan import (
 )
 from director.lab.chaos.wire import Answer, Caller, Unanswered
 
-TRY_S: Final = 5.0
 LEAVES_AFTER: Final = (1, 3)  # number of events
 RETRIED: Final = "retried"
 READERS: Final = 8
@@ -148,7 +149,10 @@ class Reader:
 
 
 async def come_back(url: str, tokens: Sequence[str], folder: Path) -> None:
-    """Let every reader that missed the end resume once more, once all is at rest. Then list all events."""
+    """Read all batches, once all is at rest. Let every reader that missed the end resume once more, then list all
+    events.
+    """
+    await batches.look_at_all(url, tokens, folder)
     api = Caller(url)
     with closing(Journal(folder / "readers.jsonl")) as journal, closing(api):
         readers: dict[str, Reader] = {}
@@ -267,6 +271,7 @@ class Errand(Struct, frozen=True, kw_only=True):
     watches: Mapping[Plan, Burst] = {}
     full: Mapping[str, int] = {}
     has_calls: bool = False
+    batches: Sequence[float] = ()  # seconds from the start at which one is made
 
 
 class Counts(Struct, kw_only=True):
@@ -299,6 +304,8 @@ class Client:
                     tasks.start_soon(self._watch, part, burst, began + burst.at_s, readers)
                 if self._errand.has_calls:
                     tasks.start_soon(self._call, tasks, began)
+                for number, at_s in enumerate(self._errand.batches):
+                    tasks.start_soon(self._batch, number, began + at_s)
                 for upcoming in self._orders():
                     due_s += upcoming.gap / rate
                     if due_s >= self._errand.seconds:
@@ -320,6 +327,13 @@ class Client:
             await anyio.sleep_until(at)
             token = errand.tokens[order.tenant]
             tasks.start_soon(call, self._api, order, self._key(order), token, self._journal)
+
+    async def _batch(self, number: int, at: float) -> None:
+        errand = self._errand
+        await anyio.sleep_until(at)
+        tenant, token = number, errand.tokens[number]
+        key = key_of(errand.seed, number, part=BATCH)
+        await batches.make(self._api, key, token, seed=errand.seed, tenant=tenant, journal=self._journal)
 
     async def _rush(self, part: str, burst: Burst, at: float) -> None:
         first, [model] = self._errand.tenants, burst.models

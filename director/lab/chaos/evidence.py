@@ -48,6 +48,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     schedule_s: tuple[float, ...] = ()  # the waits between the attempts at a webhook; journals of former builds lack it
     lag_s: float = 0  # how far a replica may be behind its master
     has_calls: bool = False  # of OpenAI's API
+    has_batches: bool = False
     is_counted: bool = False  # all directors and keepers count what runs use; journals of former builds lack it
 
     @property
@@ -180,6 +181,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
     calls: dict[str, list[journal.Called]]  # by the prediction, or by their tag if it is unknown
     leftovers: Leftovers | None
     until: int
+    batches: dict[str, journal.Batched] = {}  # as they are shown at rest
     clock: ServerClock = ServerClock()
 
     def was_hit(self, begin: float, end: float) -> bool:
@@ -305,6 +307,7 @@ def gather(folder: Path, rules: Rules | None = None, leftovers: Leftovers | None
         calls=group(_only(lines, journal.Called), lambda call: tagged.get(call.key, call.id or call.key)),
         leftovers=leftovers,
         until=until,
+        batches={each.id: each for each in _only(lines, journal.Batched)},
         clock=clock,
     )
 

@@ -20,6 +20,8 @@ The checker relies on this:
 - a model server with OpenAI's API: it knows no prediction, so that the id of its runs is the tag of the call, which its
   body has as `user`. It writes `Spoken` before each piece leaves.
 - callers of OpenAI's API: each try has a tag of its own, which is its `key`. A `Called` follows when it is over.
+- makers of batches: they write `Batched` once a batch is made, and again, in `batches.jsonl`, once all is at rest. The
+  tag in each line's body is its `custom_id`.
 - nemesis: it names a process by its part and number (`director-0`, `cog-0`, `api-0`), and a link by its two ends
   (`director-0:redis`, `director-0:cog`, `webhooks:sink-0`, `all:redis`). Director and model server of one number belong
   together. Kinds that end a process begin with `kill` or `crash`, kinds that freeze one with `stop`; `partition` and
@@ -128,6 +130,21 @@ class Called(_Line, frozen=True, kw_only=True):
     status: int
     chunks: list[str]
     end: Literal["whole", "broken", "silent", "left"]
+
+
+class Batched(_Line, frozen=True, kw_only=True):
+    """client: a batch of `total` lines was made, or what is shown of it at rest: its status, its counts, and name and
+    prediction of each line in its two files.
+    """
+
+    id: str
+    key: str
+    tenant: int
+    total: int
+    status: str = ""
+    counts: dict[str, int] = {}
+    output: list[tuple[str, str]] = []
+    errors: list[tuple[str, str]] = []
 
 
 class CogStarted(_Line, frozen=True, kw_only=True):
@@ -267,7 +284,7 @@ class Final(_Line, frozen=True, kw_only=True):
     tag: str = ""
 
 
-ClientLine = Sent | Answered | Called | Followed | Heard | Visited | Listed | Seen
+ClientLine = Sent | Answered | Called | Followed | Heard | Visited | Listed | Seen | Batched
 ServerLine = Arrived | Breaker | Claimed
 RunLine = Fault | Held | Healed | Rested | Sampled
 Line = ClientLine | CogStarted | CogEnded | Spoken | Delivered | RunLine | ServerLine | Reign | Unmade | Final

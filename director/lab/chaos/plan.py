@@ -152,6 +152,8 @@ AGAIN_MS: Final = 5_000  # after a black hole: a call to Redis, and a connection
 LONGEST_HOLE_MS: Final = 60_000
 HOLE_PART: Final = 1 / 6  # of a run: the longest black hole that is drawn
 
+KEEPERS_AT: Final = 0.55
+
 # Faults that every run has once. Resizes hit all queues: up, then down.
 ONCE: Final[Sequence[Once]] = (
     (0.25, "resize", "queues", 0, "24"),
@@ -160,6 +162,7 @@ ONCE: Final[Sequence[Once]] = (
     (0.45, "kill_director", "director-4", 0, ""),
     (0.50, BLACK_HOLE, "director-1:cog", 5_000, ""),
     (0.55, BLACK_HOLE, f"webhooks:{SINK}", 5_000, ""),
+    *((KEEPERS_AT, "kill_keeper", name, 0, "") for name in KEEPERS),  # one of them has half of a batch
     (0.60, "resize", "queues", 0, "3"),
     (0.75, "memory_full", SERVER, 2_000, ""),
     (0.85, DELETE_VERSION, "director-3", 0, "2"),  # late: any start of its director registers the version again
@@ -311,6 +314,13 @@ PIECES: Final = (2, 30)  # of a text
 PIECE_MS: Final = (10.0, 40.0)
 SLOW_SHARE: Final = 0.05  # of the calls whose callers stay: others leave in the middle of a slow text
 SLOW_TIMES: Final = 5
+# Lines of a batch, which are calls that are not streamed. They keep two slots of three busy for longer than a keeper
+# waits with the first lines that have ended.
+BATCH: Final = "batch"
+LINES: Final = 40
+LINE_PIECES: Final = (10, 40)
+BATCH_GAP_S: Final = 25.0
+BATCH_S: Final = 10.0  # before both keepers are killed
 NOT_IN_PEACE: Final[Sequence[Plan]] = ("poison",)
 OUTCOMES: Final[Mapping[Plan, Outcome]] = {"fail": "fail", "poison": "crash"}
 LANES: Final = {"high": 1, "normal": 6, "low": 3}
@@ -434,6 +444,23 @@ def calls(seed: int, *, tenants: int) -> Iterator[Order]:
             part="call",
         )
         number += 1
+
+
+def batch_times(seconds: float) -> list[float]:
+    """Return when batches are made: one a while before both keepers are killed, and others all over a longer run."""
+    first = max(0.0, KEEPERS_AT * seconds - BATCH_S)
+    more = (first - BATCH_GAP_S, first + BATCH_GAP_S)
+    return [first, *(at_s for at_s in more if 0 < at_s < seconds - BATCH_S)]
+
+
+def batch(seed: int, key: str) -> Iterator[Order]:
+    """Yield the lines of one batch."""
+    dice = random.Random(f"{seed}:{key}")  # noqa: S311 - repeatable on purpose
+    for number in range(LINES):
+        pieces = dice.randint(*LINE_PIECES)
+        ms = round(pieces * dice.uniform(*PIECE_MS), 1)
+        script = Script(ms=ms, outputs=pieces)
+        yield Order(number=number, gap=0.0, plan=WHOLE, tenant=0, model=TALKER, lane="low", script=script, part=BATCH)
 
 
 def fill(slots: Mapping[str, int], *, until_ms: int) -> Iterator[Order]:

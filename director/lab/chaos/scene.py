@@ -111,6 +111,7 @@ def cast(
     shared: dict[str, object] = {"lease_s": lease_s, "webhook_allow": "loopback", "durability": durability}
     run: dict[str, object] = shared | {"run_limit_s": RUN_LIMIT_S, "drain_s": DRAIN_S}
     run["breaker_cool_s"] = BREAKER_COOL_S
+    files: dict[str, object] = {"openai": True, "files_dir": journals.parent / "files"}  # keepers run batches with it
     directors = [
         _ours(
             f"director-{n}",
@@ -125,10 +126,10 @@ def cast(
         for n, model in enumerate(SERVED)
     ]
     return [
-        [_ours(name, "director keeper", redis_urls, **shared) for name in KEEPERS],
+        [_ours(name, "director keeper", redis_urls, **(shared | files)) for name in KEEPERS],
         [_script(SINK, "sink", [str(journals / "sink.jsonl"), str(secrets)], ready="/health"), *cogs],
         directors,
-        [_ours(API, "api", redis_urls, durability=durability, openai=True, **CONNECTIONS)],
+        [_ours(API, "api", redis_urls, durability=durability, **(files | CONNECTIONS))],
     ]
 
 

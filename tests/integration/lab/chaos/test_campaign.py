@@ -99,6 +99,13 @@ SABOTAGES: Final = {
         "        if False:\n",
         "I30",
     ),
+    "a batch that changes hands forgets its place": Sabotage(
+        "api/batches/engine.py",
+        "        self.batch = batch\n        self.stop = Stop()\n",
+        '        self.batch = msgspec.structs.replace(batch, place="0 0", written=b"", completed=0, failed=0)\n'
+        "        self.stop = Stop()\n",
+        "I31",
+    ),
     "an answer that cannot be read is taken for a death": Sabotage(
         "director/servers/runners/outcomes.py",
         "    Observation.UNREADABLE: Rule(Outcome.FAILED,",

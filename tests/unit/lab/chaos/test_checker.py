@@ -13,6 +13,7 @@ from director.lab.chaos.evidence import Rules
 from director.lab.chaos.journal import (
     Answered,
     Arrived,
+    Batched,
     Breaker,
     Called,
     Claimed,
@@ -558,11 +559,37 @@ def again(*chunks: str, sent: tuple[str, ...] = ()) -> list[Line]:
     return [*create("call-0", "c", plan="chat"), *first, *second, lost, *over_at, call]
 
 
+def batched(*written: tuple[str, str], failed: tuple[str, ...] = (), ran: str = "xy", **shown: Any) -> list[Line]:
+    """Return a batch of two lines whose output has these, as (name, prediction). These predictions `ran` once."""
+    counts = {"total": 2, "completed": len(written), "failed": len(failed)}
+    at_rest = {
+        "status": "completed",
+        "counts": counts,
+        "output": list(written),
+        "errors": [(each, "") for each in failed],
+    }
+    made = Batched(at=T + 5, id="batch_1", key="k", tenant=0, total=2)
+    own = (Sent, Answered, Delivered)
+    lines = [line for name in ran for line in plain(name, 1, 10, 90) if not isinstance(line, own)]
+    return [*good(), *lines, made, replace(made, at=T + 70_000, **{**at_rest, **shown})]
+
+
+BOTH_LINES = (("k-0", "x"), ("k-1", "y"))
+TWICE = run("y", "r-y2", began=200, ended=300, server="cog-1", pid=91)
+
+
 def tagged(lines: list[Line]) -> list[Line]:
     return [replace(line, tag="call-0-0") if isinstance(line, Final) else line for line in lines]
 
 
 KEPT: dict[str, list[Line]] = {
+    "a batch with both lines in its output": batched(*BOTH_LINES),
+    "a batch with a line that was refused": batched(("k-0", "x"), failed=("k-1",), ran="x"),
+    "a batch whose line ran again because its server died": [
+        *batched(*BOTH_LINES),
+        *TWICE,
+        *fault("kill_director", "director-1", 95, 150),
+    ],
     "a call that came whole": called(P0, P1, P2, "[DONE]"),
     "a call that is not streamed": called(P2, plan="whole", sent=(P2,)),
     "a call that failed after a chunk": called(P0, ERROR, outcome="failed"),
@@ -836,6 +863,16 @@ KEPT: dict[str, list[Line]] = {
 BROKEN: list[tuple[str, str, list[Line]]] = [
     ("I28", "ended without a reason to finish and without an error", called(P0, P1)),
     ("I28", "answered 503, and ended without", called("Service Unavailable", status=503, sent=())),
+    ("I31", "it is in_progress at rest", batched(ran="", status="in_progress")),
+    ("I31", "it is unknown at rest", batched(ran="")[:-1]),
+    ("I31", "its files have k-1 0 times", batched(("k-0", "x"), ran="x")),
+    ("I31", "its files have k-0 2 times", batched(*BOTH_LINES, ("k-0", "x"))),
+    ("I31", "its files have k-1 2 times", batched(*BOTH_LINES, failed=("k-1",))),
+    ("I31", "its files have k-2, which is no line", batched(*BOTH_LINES, failed=("k-2",))),
+    ("I31", "it counts {'total': 2}, its files", batched(*BOTH_LINES, counts={"total": 2})),
+    ("I31", "ran again at", [*batched(*BOTH_LINES), *TWICE, *fault("kill_keeper", "keeper-0", 95, 150)]),
+    ("I31", "ran again at", [*batched(*BOTH_LINES), *TWICE, *fault("kill_director", "director-0", 95, 150)]),
+    ("I8", "a second prediction of some key", batched(("k-0", "x"), failed=("k-1",))),
     ("I28", "it came whole, and has no reason to finish", called(P0, P1, "[DONE]", sent=(P0, P1))),
     ("I28", "it came whole, and has no reason to finish", called(P0, ERROR, "[DONE]", sent=(P0,), outcome="failed")),
     ("I28", "more came after its error", called(P0, ERROR, P1, P2, "[DONE]")),
@@ -1207,7 +1244,7 @@ def test_a_run_without_evidence_fails(judged: Callable[..., Report], tmp_path: P
     report = judged([], None, healed=False)
     assert not report.ok
     assert report.counts["evidence"] == 5
-    assert check(tmp_path, replace(RULES, has_calls=True)).counts["evidence"] == 6
+    assert check(tmp_path, replace(RULES, has_calls=True, has_batches=True)).counts["evidence"] == 7
     assert report.counts["I7"] == 1
 
 
