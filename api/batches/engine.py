@@ -39,6 +39,8 @@ RENEW_S: Final = 1.0  # how soon a cancel is noticed, too
 MOST_SEEN: Final = 1_000  # batches that one look considers
 MOST_AT_ONCE: Final = 64  # batches of one keeper that have not ended, and as many whose webhook is due
 SHARES: Final = 3  # one account alone has 16 of these, a second one 12 of the others
+# Since their batch ended: a failover, or a power cut with everysec, may take that back. Then its files are made again.
+PARTS_NEEDED_MS: Final = 15_000
 RESULTS_LOST: Final = BatchFault(code="results_lost", message="Some results are gone from the file store.")
 KINDS: Final[Sequence[Kind]] = ("output", "error")
 
@@ -251,28 +253,43 @@ class BatchRun:
         crash.at("after_batch_end")
 
     async def _settle(self) -> float:
-        """Do what is left after its end: list the files, delete the parts, notify the receiver."""
-        batch, archive = self.batch, self._archive()
+        """List the files, delete the parts once no end can be taken back, notify the receiver. Return the seconds until
+        there is more to do.
+        """
+        batch, archive, now_ms = self.batch, self._archive(), self._services.clock.now_ms()
+        needed_ms = 0
         if not batch.settled:
             for file_id in filter(None, (batch.output, batch.error)):
                 await archive.list(FileId(file_id))
-            await with_patience(archive.remove_parts)
-            await with_patience(partial(self._batches.drop_parts, batch))
-            await self._write({"settled": 1}, allowed=(batch.status,))
-        later_s = await self._notifier.notify(self.batch, self._lease)
-        if not later_s:
+            needed_ms = max(0, batch.times[batch.status] + PARTS_NEEDED_MS - now_ms) if batch.stored_parts else 0
+            if not needed_ms:
+                await with_patience(archive.remove_parts)
+                await with_patience(partial(self._batches.drop_parts, batch))
+                await self._write({"settled": 1}, allowed=(batch.status,))
+        if later_s := await self._notifier.notify(self.batch, self._lease):
+            return later_s
+        if needed_ms:
+            await self._write({"webhook": ""}, allowed=(batch.status,), due_ms=now_ms + needed_ms)
+        else:
             await self._write({}, allowed=(batch.status,), leaves=True)
-        return later_s
+        return needed_ms / 1000
 
     def _archive(self) -> Archive:
         return Archive(self._services, self._store, self._lease, self.batch)
 
     async def _write(
-        self, fields: Fields, *, allowed: Sequence[BatchStatus] = LIVE, is_over: bool = False, leaves: bool = False
+        self,
+        fields: Fields,
+        *,
+        allowed: Sequence[BatchStatus] = LIVE,
+        is_over: bool = False,
+        due_ms: int | None = None,
+        leaves: bool = False,
     ) -> None:
         """Write if its status is one of `allowed`, and read it again. Raises Lost."""
-        nonce, write = secrets.token_hex(8), self._lease.write
-        await with_patience(lambda: write(fields, nonce=nonce, allowed=allowed, is_over=is_over, leaves=leaves))
+        nonce = secrets.token_hex(8)
+        write = partial(self._lease.write, nonce=nonce, allowed=allowed, is_over=is_over, due_ms=due_ms, leaves=leaves)
+        await with_patience(partial(write, fields))
         found = await with_patience(partial(self._batches.get, self.batch.account, self.batch.id))
         if found is None:
             raise Lost

@@ -74,6 +74,7 @@ from director.local.launcher import child
 from director.local.launcher.processes import UpError
 from director.runtime.process import one_error
 from director.runtime.startup import raise_descriptor_limit
+from director.store.batches import OVER
 
 LOAD: Final = 0.4  # of the sustained rate without faults: the rest is for work that must be done twice
 REST_S: Final = (
@@ -356,7 +357,7 @@ class Run:
         counts: dict[str, Any] = {keys.live(queue): partial(redis.zcard, keys.live(queue)) for queue in queues}
         owed = {keys.owed(keys.queue_partition(queue)) for queue in queues}
         counts |= {name: partial(count_owed_to_living, redis, name) for name in owed}
-        counts[keys.batches()] = partial(redis.zcard, keys.batches())
+        counts[keys.batches()] = partial(redis.zcount, keys.batches(), "-inf", f"({OVER}")
         began = anyio.current_time()
         patience_s = REST_S + self._options.lease_s
         left, fewest = {"": 1}, math.inf

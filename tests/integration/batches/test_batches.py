@@ -13,6 +13,7 @@ import pytest
 from httpx import AsyncClient
 from redis.asyncio import Redis
 
+from api.batches import engine as engine_module
 from api.batches.engine import Engine
 from api.batches.work import MOST_WINDOW
 from api.predictions.bodies import start_after_ms
@@ -61,7 +62,8 @@ async def model(server: RedisServer, redis: Redis) -> AsyncIterator[EchoServer]:
 
 
 @pytest.fixture
-async def engine(settings: ApiSettings) -> AsyncIterator[Engine]:
+async def engine(settings: ApiSettings, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Engine]:
+    monkeypatch.setattr(engine_module, "PARTS_NEEDED_MS", 0)
     async with batches.engine(settings) as engine:
         yield engine
 
