@@ -152,17 +152,17 @@ AGAIN_MS: Final = 5_000  # after a black hole: a call to Redis, and a connection
 LONGEST_HOLE_MS: Final = 60_000
 HOLE_PART: Final = 1 / 6  # of a run: the longest black hole that is drawn
 
-KEEPERS_AT: Final = 0.55
+KEEPERS_AT: Final = 0.06  # of the run
 
 # Faults that every run has once. Resizes hit all queues: up, then down.
 ONCE: Final[Sequence[Once]] = (
+    *((KEEPERS_AT, "kill_keeper", name, 0, "") for name in KEEPERS),  # one of them has half of a batch
     (0.25, "resize", "queues", 0, "24"),
     (0.30, "kill_cog", "cog-4", 0, ""),  # the only one with OpenAI's API, and its director
     (0.40, "restart_directors", "directors", 0, ""),
     (0.45, "kill_director", "director-4", 0, ""),
     (0.50, BLACK_HOLE, "director-1:cog", 5_000, ""),
     (0.55, BLACK_HOLE, f"webhooks:{SINK}", 5_000, ""),
-    *((KEEPERS_AT, "kill_keeper", name, 0, "") for name in KEEPERS),  # one of them has half of a batch
     (0.60, "resize", "queues", 0, "3"),
     (0.75, "memory_full", SERVER, 2_000, ""),
     (0.85, DELETE_VERSION, "director-3", 0, "2"),  # late: any start of its director registers the version again
@@ -314,13 +314,12 @@ PIECES: Final = (2, 30)  # of a text
 PIECE_MS: Final = (10.0, 40.0)
 SLOW_SHARE: Final = 0.05  # of the calls whose callers stay: others leave in the middle of a slow text
 SLOW_TIMES: Final = 5
-# Lines of a batch, which are calls that are not streamed. They keep two slots of three busy for longer than a keeper
-# waits with the first lines that have ended.
+# Lines of a batch, which are calls that are not streamed. They keep two slots of three busy for 20 s.
 BATCH: Final = "batch"
 LINES: Final = 40
-LINE_PIECES: Final = (10, 40)
-BATCH_GAP_S: Final = 25.0
-BATCH_S: Final = 10.0  # before both keepers are killed
+LINE_PIECES: Final = (20, 60)
+BATCH_GAP_S: Final = 40.0
+HALF_DONE_S: Final = 12.0  # after it was made, the first part of it is written, and some lines wait
 NOT_IN_PEACE: Final[Sequence[Plan]] = ("poison",)
 OUTCOMES: Final[Mapping[Plan, Outcome]] = {"fail": "fail", "poison": "crash"}
 LANES: Final = {"high": 1, "normal": 6, "low": 3}
@@ -446,11 +445,12 @@ def calls(seed: int, *, tenants: int) -> Iterator[Order]:
         number += 1
 
 
-def batch_times(seconds: float) -> list[float]:
-    """Return when batches are made: one a while before both keepers are killed, and others all over a longer run."""
-    first = max(0.0, KEEPERS_AT * seconds - BATCH_S)
-    more = (first - BATCH_GAP_S, first + BATCH_GAP_S)
-    return [first, *(at_s for at_s in more if 0 < at_s < seconds - BATCH_S)]
+def batch_times(seconds: float) -> Iterator[float]:
+    """Yield when batches are made, in seconds since the faults begin. The first is half done when both keepers die."""
+    at_s = KEEPERS_AT * seconds - HALF_DONE_S
+    while at_s < seconds - HALF_DONE_S:
+        yield at_s
+        at_s += BATCH_GAP_S
 
 
 def batch(seed: int, key: str) -> Iterator[Order]:

@@ -32,7 +32,6 @@ pytestmark = [pytest.mark.faults, pytest.mark.long]
 SLOTS = 64
 MB = 1 << 20
 PARTS = ("keeper", "director", "api", "model", "redis", "power")
-HELD_S = 0.1
 LOST_S = 1.5  # of what was answered, at a power cut with everysec
 
 
@@ -116,7 +115,7 @@ class Storm:
             self.way.hold_replies()
             length = size(self.redis.folder)
             await self.boss.ping()  # it answers once it has synced what it wrote before
-            await anyio.sleep(HELD_S)
+            await eventually(lambda: size(self.redis.folder), "more is written", until=length.__lt__)
         else:
             await anyio.sleep(LOST_S)
             self.rerun += self.model.runs.total() - runs
