@@ -16,8 +16,9 @@ from starlette.routing import Router, compile_path
 from starlette.types import Lifespan, Receive, Scope, Send
 
 from api import dashboard
-from api.accounts import account, usage
+from api.accounts import account, sessions, usage
 from api.accounts.auth import authenticate
+from api.accounts.people import Proxy
 from api.admin import accounts as admin_accounts
 from api.admin import dead, health, overview, queues, system
 from api.admin import models as admin_models
@@ -46,7 +47,20 @@ from director.runtime.process import tracing_of
 from director.runtime.tracing import Tracing
 
 ROUTES: Final = routes_of(
-    *(predictions, streams, models, collections, deployments, files, outputs, account, usage, openapi, reference),
+    *(
+        predictions,
+        streams,
+        models,
+        collections,
+        deployments,
+        files,
+        outputs,
+        account,
+        sessions,
+        usage,
+        openapi,
+        reference,
+    ),
     *(dead, admin_accounts, admin_models, admin_predictions, queues, overview, system, health, dashboard),
     *(openai_models, calls, openai_files, batches, batch_operators),
 )
@@ -68,6 +82,7 @@ def create_app(
     is too weak. `tracing` replaces the environment's. Raises SettingsError for an invalid address or file of sites.
     """
     proxy_networks(settings.trusted_proxies)
+    Proxy.of(settings)
     hosts, plan, meters, origins = list_allowed_hosts(settings), Plan.of(settings), Meters(Code), Origins.of(settings)
 
     @asynccontextmanager

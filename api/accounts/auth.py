@@ -1,10 +1,11 @@
-"""Find the account of each request's token, and check scopes and rate before the body is read."""
+"""Find the account of each request, and check scopes and rate before the body is read."""
 
 from typing import Final
 
 from msgspec.structs import replace
 
 from api.accounts.limits import take
+from api.accounts.people import find_person
 from api.web import errors
 from api.web.http import Request, services_of
 from api.web.route import Scope
@@ -17,16 +18,13 @@ SCHEMES: Final = frozenset({"bearer", "token"})
 
 
 async def authenticate(request: Request, *scopes: Scope, bucket: BucketName = "read", frees: bool = False) -> Account:
-    """Return the account of the request's token, before a body is read. Raises a 401 without a valid token, a 429 above
+    """Return the account of the request, before a body is read. Raises a 401 without a valid token, a 429 above
     the account's rate, and a 403 without one of these scopes. A suspended account may only read, and call what `frees`.
     It loses the scopes over all accounts: with them, it could resume itself or use another account.
     """
-    header = request.headers.get("authorization")
-    if header is None:
-        raise errors.no_token()
-    account = await _account_of(request, header)
+    account = await _find_caller(request)
     if account is None:
-        raise errors.invalid_token()
+        raise errors.no_token() if "authorization" not in request.headers else errors.invalid_token()
     request.rate_token = await take(request, account, bucket)
     if not set(scopes) & set(account.scopes):
         *others, last = map(repr, scopes)
@@ -43,13 +41,17 @@ async def authenticate(request: Request, *scopes: Scope, bucket: BucketName = "r
 async def may_still(request: Request, *scopes: Scope) -> bool:
     """Return whether the token has one of these scopes now. While Redis is away, it is assumed to have it."""
     try:
-        account = await _account_of(request, request.headers.get("authorization", ""))
+        account = await _find_caller(request)
     except BackendUnavailable:
         return True
     return account is not None and account.suspension is None and bool(set(scopes) & set(account.scopes))
 
 
-async def _account_of(request: Request, header: str) -> Account | None:
+async def _find_caller(request: Request) -> Account | None:
+    """Return the account of the token, or of the person at the page. A token comes first, whatever cookie is there."""
+    header = request.headers.get("authorization")
+    if header is None:
+        return await find_person(request)
     scheme, _, token = header.strip().partition(" ")
     token = token.strip()
     if scheme.lower() not in SCHEMES or not token:

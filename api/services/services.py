@@ -104,6 +104,7 @@ class Services(store.Services):
             self.catalog,
             self.aliases,
             scripts,
+            sessions=self.sessions,
             clock=clock,
             cache_s=settings.cache_s,
             is_away=is_away,

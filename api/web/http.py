@@ -337,7 +337,7 @@ def base_url(request: BaseRequest) -> str:
     """Return the public URL, else the scheme and host of the request, without /v1. 400 for an invalid host."""
     if public := services_of(request).settings.public_url:
         return public.rstrip("/")
-    scheme, host = _read_host(request)
+    scheme, host = read_host(request)
     if scheme not in SCHEMES or not HOST.fullmatch(host):
         raise invalid_host()
     return f"{scheme}://{host}"
@@ -345,7 +345,7 @@ def base_url(request: BaseRequest) -> str:
 
 def names_allowed_host(request: BaseRequest, allowed: frozenset[str]) -> bool:
     """Whether the request names one of the hosts, on any port, or none, as HTTP/1.0 may."""
-    _, host = _read_host(request)
+    _, host = read_host(request)
     return not host or ((found := HOST.fullmatch(host)) is not None and _bare(found[1]) in allowed)
 
 
@@ -365,10 +365,10 @@ def _bare(host: str) -> str:
     return host.lower().removesuffix(".")  # a name with its final dot is the same one, in full
 
 
-def _read_host(request: BaseRequest) -> tuple[str, str]:
+def read_host(request: BaseRequest) -> tuple[str, str]:
     """Return the scheme and the host that the client named; a trusted proxy may name others."""
     scheme, host = request.scope["scheme"], request.headers.get("host", "")
-    if _is_from_proxy(request):
+    if is_from_proxy(request):
         scheme = _last(request, "x-forwarded-proto") or scheme
         host = _last(request, "x-forwarded-host") or host
     return scheme, host
@@ -548,7 +548,7 @@ def _blocks(brackets: bytes) -> Iterator[bytes]:
         start = end
 
 
-def _is_from_proxy(request: BaseRequest) -> bool:
+def is_from_proxy(request: BaseRequest) -> bool:
     trusted = services_of(request).settings.trusted_proxies
     if not trusted or request.client is None:  # each look at `client` makes an object
         return False

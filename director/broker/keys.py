@@ -120,6 +120,8 @@ account = _by_name("account", permanent="accounts", grows="operators: one of eac
 """hash · type, webhook secrets, reason of suspension, limits that differ from the defaults, how often they changed."""
 accounts = _single("accounts", permanent="the registry that operators list", grows="operators: one of each account")
 """set · every account that ever got a token or a limit."""
+sessions = _of_account("sessions", grows="callers: at most 100 sessions and 100 links of an account")
+"""hash · sessions of the page and links that make one, by digest → token and scopes. By grant; until the last ends."""
 deployments = _of_account(
     "deployments",
     permanent="one member per deployment, removed with it",

@@ -33,6 +33,7 @@ a-r evalsha 0 1 model:a/b
 a-r evalsha 0 1 version:a/b:0
 a-- evalsha 0 1 {a:a}:deployment:b
 a-- evalsha 0 1 {a:a}:listing
+a-- evalsha 0 1 {a:a}:sessions
 akr evalsha 0 1 {a:a}:data
 akr evalsha 0 1 {a:a}:stored
 ak- evalsha 0 1 {a:a}:budget
@@ -48,6 +49,7 @@ akr get secret:outputs
 ak- get {a:}:data_first
 a-- get {a:}:data_share
 a-- hdel account:a limits
+a-- hdel {a:a}:sessions 0
 a-r hdel versions 0
 akr hdel {p0}:q:a/b:0:running a
 akr hexists version:a/b:0 created
@@ -55,6 +57,7 @@ akr hexists versions 0
 akr hexists {p0}:q:a/b:0:suspended a
 akr hget versions 0
 akr hget {p0}:rec:0 queue
+a-- hget {a:a}:sessions 0
 akr hgetall account:a
 akr hgetall {a:a}:data
 akr hgetall versions

@@ -303,6 +303,23 @@ class Scripts:
         """Sign with this secret from now on, and with the former one for `keep_s` more; 0 drops all former secrets."""
         return cast(replies.Rotated, await self._word("rotate", [keys.account(account)], [secret, ms(keep_s), now_ms]))
 
+    async def grant(
+        self,
+        account: str,
+        entry: str,
+        *,
+        link: str = "",
+        token_digest: str = "",
+        scopes: str = "",
+        life_s: float,
+        most: int,
+        now_ms: int | None = None,
+    ) -> bytes | None:
+        """Store a session or a link, and use up the link that it comes from. None if there is no such link."""
+        args: list[Arg] = [entry, link, token_digest, scopes, ms(life_s), most, now_ms]
+        value: bytes = await self._call("grant", [keys.sessions(account)], args)
+        return None if value == b"gone" else value
+
     async def deploy(
         self, account: str, name: str, *, was: bytes, becomes: bytes, created_ms: int, most: int
     ) -> replies.Deployed:

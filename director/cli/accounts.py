@@ -8,8 +8,10 @@ from contextlib import nullcontext
 from typing import Any, Final, get_args
 
 import msgspec
+from msgspec import Struct
 
-from director.cli.arguments import arg, flag, group, hours
+from director.cli.arguments import JSON, SERVICE, arg, command, flag, group, hours, whole
+from director.cli.client import Client, read, service
 from director.cli.operators import Backend, audit, operator
 from director.cli.tables import Answer, tabulate
 from director.core.clock import SystemClock
@@ -18,7 +20,7 @@ from director.core.ids import ALL_LANES
 from director.core.usage import NOTHING, day_of
 from director.core.view import iso
 from director.core.words import several
-from director.store.accounts import SCOPES, TYPES, Policy, Reason, Token, refuse_name
+from director.store.accounts import SCOPES, TYPES, Policy, Reason, Role, Token, refuse_name
 
 COLUMNS: Final = ("account", "limits")
 TOKEN_COLUMNS: Final = ("account", "id", "ends in", "scopes", "lanes", "expires", "label")
@@ -48,6 +50,8 @@ LIMITS: Final = {  # the fields of AccountLimits
 }
 OPTIONS: Final = {name: f"--{name.replace('_', '-')}" for name in LIMITS}
 NAME: Final = arg("name NAME", "the account")
+
+LONGEST_LINK_S: Final = 7 * 86_400
 
 group("token", "list")
 group("account", "list")
@@ -282,6 +286,41 @@ async def _create_token(backend: Backend, given: argparse.Namespace) -> Answer:
             given.account, lanes=lanes, scopes=scopes, label=given.label, expires_ms=expires_ms, by=by
         )
     return Answer({**_token_facts(made.token), "token": made.secret}, made.secret)
+
+
+class Link(Struct, frozen=True):
+    url: str
+    expires_at: str
+    scopes: list[str]
+    token_id: str
+
+
+@command(
+    "login-link",
+    JSON,
+    *SERVICE,
+    arg("--role", "what the person may do, if that is less than the token", choices=get_args(Role)),
+    arg("--account NAME", "a person of this account, who gets a token of its own; without it, you"),
+    arg("--label TEXT", "with --account: who it is, for the log of changes", default="page"),
+    arg("--minutes N", "how long the link waits (%(default)s)", type=whole(LONGEST_LINK_S // 60), default=10),
+    arg("--expires-hours H", "with --account: hours until the person's token expires (never)", type=hours),
+    examples=("", "--role viewer", "--account ops --role operator --label ann --minutes 1440"),
+)
+def _make_link(given: argparse.Namespace) -> int:
+    """Make a link that logs a person in at the page. It works once.
+
+    Without --account it is for you: its session ends with the token of this command. With --account the person gets a
+    token that nobody sees, and `director token revoke` logs the person out. That needs a token with the scope admin.
+    """
+    asked = {"role": given.role, "life_s": given.minutes * 60}
+    with Client(service(given)) as client:
+        if given.account:
+            expires_at = None if given.expires_hours is None else iso(_ms_after(given.expires_hours))
+            made = client.invite(given.account, {**asked, "label": given.label, "expires_at": expires_at})
+        else:
+            made = client.login_link(asked)
+    link = read(made, Link)
+    return Answer(link, f"{link.url}\n\nIt works once, until {link.expires_at}.").show(is_json=given.json)
 
 
 def _words(option: str, text: str, known: tuple[str, ...]) -> list[str]:

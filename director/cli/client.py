@@ -224,6 +224,15 @@ class Client:
         except Missing as exc:
             raise Missing(missing or str(exc)) from exc
 
+    def login_link(self, asked: Mapping[str, Any]) -> Raw:
+        return self._ask("POST", "/v1/account/login-link", asked)
+
+    def invite(self, account: str, asked: Mapping[str, Any]) -> Raw:
+        try:
+            return self._ask("POST", f"/v1/admin/accounts/{quote(account, safe='')}/login-links", asked)
+        except Missing as exc:
+            raise Missing(f"there is no account {account}: `director account create` makes one.") from exc
+
     def all_predictions(self, asked: Mapping[str, str], *, after: str | None) -> Raw:
         """Return a page of predictions of all accounts. `after`: the `next` of the page before."""
         query = urlsplit(after).query if after else urlencode(asked)

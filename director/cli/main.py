@@ -48,6 +48,7 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     },
     "accounts and models": {
         "token": ("accounts", "make, list and revoke tokens for callers of the API"),
+        "login-link": ("accounts", "make a link that logs a person in at the page, once"),
         "account": ("accounts", "make and list accounts; show and set their limits"),
         "usage": ("usage", "show what accounts used: runs, seconds, tokens, and their cost"),
         "model": ("models", "list models; set what is shown of them, and to whom; load, rest or pin one"),

@@ -81,6 +81,16 @@ class ApiSettings(CommonSettings, frozen=True, kw_only=True):
     """Origins of web pages whose scripts may use the API with a token, as https://app.example; *: any; empty: none."""
     trusted_proxies: tuple[str, ...] = ()
     """Addresses or networks of proxies whose X-Forwarded-Proto and -Host are trusted; empty: none."""
+    session_s: Annotated[float, Meta(ge=60, le=30 * 86400)] = 12 * 3600.0
+    """Life of a log-in at the page, however much it is used."""
+    proxy_user_header: Annotated[str, Meta(pattern=r"^[A-Za-z0-9-]*$")] = ""
+    """Header in which a trusted proxy that logs people in names the person, as X-Forwarded-Email; empty: none does."""
+    proxy_groups_header: Annotated[str, Meta(pattern=r"^[A-Za-z0-9-]*$")] = ""
+    """Header with the groups of that person, separated by commas."""
+    proxy_roles: tuple[str, ...] = ()
+    """Roles of groups, as sre=operator,*=viewer; * is everyone. The highest counts: viewer, operator, admin."""
+    proxy_account: str = "page"
+    """Account of the people that the proxy names: what they run is its own. It must exist."""
     openai: bool = False
     """Serve OpenAI's API at /openai/v1 too. Turn it on once every process is at this release."""
     max_body_bytes: Annotated[int, Meta(ge=1024)] = 1 << 20

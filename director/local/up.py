@@ -18,7 +18,9 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from director.broker.durability import Server, check
+from director.broker.gatherer import Gatherer
 from director.broker.redis_client import client, describe
+from director.broker.scripts import Scripts
 from director.core.errors import BackendUnavailable
 from director.core.settings import PREFIX, CommonSettings, load
 from director.local import DEFAULT_HOME, parts
@@ -38,7 +40,8 @@ from director.local.server import VALKEY, EmbeddedServer, find_binary
 from director.local.supervisor import Supervisor, until_signal
 from director.local.usage import how_to_serve, usage
 from director.runtime.startup import raise_descriptor_limit
-from director.store.accounts import ROLES, Accounts
+from director.store.accounts import ROLES, Accounts, digest
+from director.store.sessions import Sessions
 
 UP_GRACE_S: Final = 60.0  # `up` drains its directors before it ends
 PART_GRACE_S: Final = 10.0
@@ -50,6 +53,7 @@ PIECES: Final = {"x-cog-array-display": "concatenate"}
 LOCAL: Final = "loopback"
 ACCOUNT: Final = "local"
 START_LIMIT_S: Final = 60.0
+LINK_S: Final = 3600.0
 STOPPED: Final = 0
 INTERRUPTED: Final = 130
 WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared with, not bound
@@ -143,7 +147,8 @@ class Up:
             )
             self._is_ready = True
             program, home = program_name(), self._home.shown
-            self._say(banner(self._state, program=program, home=home, promise=PROMISES[server.level]))
+            page = f"{self._url}/#/login/{await make_link(redis, token)}"
+            self._say(banner(self._state, program=program, home=home, promise=PROMISES[server.level], page=page))
             own = [one for one in all_served if not one.model.is_example]
             for one in own:
                 attendant = Attendant(
@@ -244,10 +249,27 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def banner(state: State, *, program: str, home: str, promise: str) -> str:
-    """Return what `up` prints when all is ready. The token is shown to the user, a password of Redis never."""
+async def make_link(redis: Redis, token: str) -> str:
+    """Return the end of a link that logs this user in at the page, once."""
+    gatherer = Gatherer(redis)
+    try:
+        sessions = Sessions(redis, Scripts(gatherer))
+        made = await sessions.link(ACCOUNT, digest(token), ROLES["admin"], life_s=LINK_S)
+        return made.secret
+    finally:
+        await gatherer.aclose()
+
+
+def banner(state: State, *, program: str, home: str, promise: str, page: str) -> str:
+    """Return what `up` prints when all is ready. The token is shown to the user, a password of Redis never. `page`: the
+    link that logs in.
+    """
     url, token = state.url, state.token
-    facts = {"token": token, "page": f"{url}/ (log in with the token)", "data": f"{home} ({promise})"}
+    facts = {
+        "token": token,
+        "page": f"{page} (logs you in once, within an hour)",
+        "data": f"{home} ({promise})",
+    }
     parts = ["\n".join((f"\nDirector is up at {url}", *(f"  {name:<6} {value}" for name, value in facts.items())))]
     if EXAMPLE in state.servers:
         parts.append(usage(EXAMPLE, INPUT, state, program=program, home=home, output=PIECES))

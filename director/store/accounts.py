@@ -36,6 +36,20 @@ ROLES: Final[Mapping[Role, tuple[str, ...]]] = {
     "admin": ("read", "run", "admin"),
 }
 """The scopes of a person with this role."""
+# what each scope includes
+WORTH: Final[Mapping[str, frozenset[str]]] = {
+    **{scope: frozenset({scope}) for scope in SCOPES},
+    "operate": frozenset({"view", "operate"}),
+    "admin": frozenset({"view", "operate", "admin"}),
+}
+
+
+def limit_scopes(asked: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
+    """Return what of the asked scopes the given ones include."""
+    worths = [frozenset[str]().union(*(WORTH.get(scope, ()) for scope in scopes)) for scopes in (asked, given)]
+    return tuple(scope for scope in SCOPES if all(scope in worth for worth in worths))
+
+
 PREFIX: Final = "dr_"
 ID_DIGITS: Final = 16
 LAST: Final = 4

@@ -89,6 +89,7 @@ class Erasure:
 
     async def _revoke(self, account: str) -> int:
         tokens = await self._accounts.tokens.of(account)
+        await pipelined(self._redis, lambda pipe: pipe.unlink(keys.sessions(account)))
         return sum([await self._accounts.tokens.remove(token) for token in tokens])
 
     async def _erase_predictions(self, account: str, kind: Kind) -> int:

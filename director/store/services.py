@@ -23,6 +23,7 @@ from director.store.owed import Owed
 from director.store.predictions import Predictions
 from director.store.queues import QueueAdministration, QueueHistory, Queues
 from director.store.removal import Removal
+from director.store.sessions import Sessions
 from director.store.trends import Trends
 
 
@@ -66,6 +67,7 @@ class Services:
         self.queue_administration = QueueAdministration(scripts, self.changes)
         self.queues = Queues(redis, self.catalog, scripts)
         self.removal = Removal(redis, scripts, self.catalog)
+        self.sessions = Sessions(redis, scripts)
         self.suspensions = Suspensions(redis, self.accounts, self.catalog, scripts, clock)
         self.erasure = Erasure(
             redis, scripts, clock, self.accounts, self.catalog, self.suspensions, self.deployments, self.changes

@@ -158,6 +158,7 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
     written = await scripts.write_batch(ACCOUNT, batch, token="t", allowed=["validating"], nonce="n", fields={})
     assert written == "written"
     assert await scripts.deploy(ACCOUNT, "d", was=b"", becomes=b"{}", created_ms=1, most=9) == "written"
+    assert await scripts.grant("stranger", "s:0", link="l:0", life_s=1, most=9) is None
     assert await scripts.rotate("stranger", secret="whsec_", keep_s=1) == "unknown"
     await scripts.contact("run", silence_s=7)
     await driver.pause()

@@ -27,8 +27,10 @@ from director.core.schema import Claim
 from director.execution.consumer import MOST_AT_ONCE
 from director.keeper import courier, sweeps
 from director.store import batches, departure, queues
+from director.store.accounts import SCOPES
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.ledger import FOLDED_AT_ONCE
+from director.store.sessions import MOST as MOST_SESSIONS
 from director.webhooks.delivery import FORWARD
 from tests.lua.test_headers import NAMES
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
@@ -357,6 +359,10 @@ async def operated(driver: QueueDriver) -> None:
         await scripts.withdraw(name, "model")
         await scripts.deploy(ACCOUNT, f"d{number}", was=b"", becomes=large, created_ms=1, most=9)
         await scripts.rotate(ACCOUNT, secret="whsec_", keep_s=1)
+        for place in range(MOST_SESSIONS + 1):
+            given: dict[str, Any] = {"token_digest": f"{place:064}", "scopes": ",".join(SCOPES)}
+            await scripts.grant(ACCOUNT, f"l:{number}{place:063}", life_s=99, most=MOST_SESSIONS, **given)
+            await scripts.grant(ACCOUNT, f"s:{number}{place:063}", life_s=99, most=MOST_SESSIONS, **given)
         noted: dict[str, Any] = {"kind": "limits_set", "by": "ops", "account": ACCOUNT, "queue": "", "at_ms": 1}
         await scripts.note(f"n{number}", **noted, detail=large)
 

@@ -1,4 +1,5 @@
-// Ask the service. The token stays in this tab: it is in no cookie and no address, and gone when the tab is closed.
+// Ask the service. A log-in is a session, in a cookie that no script can read and that all tabs share. A token that
+// is kept for one tab comes before it: that is in no cookie and no address, and gone when the tab is closed.
 
 import { setClock } from "./format.js";
 
@@ -11,6 +12,20 @@ export const token = {
   set: (value) => sessionStorage.setItem(KEPT, value),
   drop: () => sessionStorage.removeItem(KEPT),
 };
+
+/** The session of this browser: who is logged in, or null. */
+export const browser = {
+  who: () => ask("/session").catch((error) => { if (error.status === 404) return null; throw error; }),
+  logIn: (body) => ask("/session", { method: "POST", body }),
+  logOut: () => ask("/session", { method: "DELETE" }),
+};
+
+/** What the one who is logged in may do: act at all, and change accounts. The service decides, the page shows no more. */
+export const rights = { acts: true, administers: true };
+
+const ended = new EventTarget();
+/** Call `act` once the service knows neither token nor session any more. */
+export const onEnd = (act) => ended.addEventListener("end", act);
 
 /** What the service refused: its status, and its own words. */
 export class Refused extends Error {
@@ -123,8 +138,9 @@ async function call(path, { method, body, signal, headers }) {
     method,
     signal,
     cache: "no-store",
-    credentials: "omit",
+    credentials: "same-origin",
     headers: {
+      "X-Director-Page": "1", // no form of another site can send it: without it no session counts
       ...headers,
       ...(token.get() ? { Authorization: `Bearer ${token.get()}` } : {}),
       ...(body === undefined || form ? {} : { "Content-Type": "application/json" }),
@@ -136,6 +152,7 @@ async function call(path, { method, body, signal, headers }) {
     const said = await problem(response);
     // its words for 503 are of creates: an answer to a look was not accepted in part
     if (method === "GET" && response.status === 503 && said.code === "unavailable") said.detail = "The service cannot answer now. It is asked again.";
+    if (response.status === 401 && path !== "/session") ended.dispatchEvent(new Event("end"));
     throw new Refused(response.status, said, response.headers.get("Retry-After"));
   }
   return response;

@@ -1,6 +1,6 @@
 // The frame of the page: who is logged in, which view is shown, the theme, and the feed of what goes on.
 
-import { ask, pause, token } from "./api.js";
+import { ask, browser, onEnd, pause, rights, token } from "./api.js";
 import { announce, fill, h, say } from "./dom.js";
 import { now, seconds } from "./format.js";
 import { Live } from "./live.js";
@@ -9,8 +9,8 @@ import { audit } from "./views/audit.js";
 import { batch, batches } from "./views/batches.js";
 import { dead } from "./views/dead.js";
 import { directors } from "./views/directors.js";
-import { login } from "./views/login.js";
-import { failure } from "./views/parts.js";
+import { login, linked } from "./views/login.js";
+import { failure, notice } from "./views/parts.js";
 import { models, run } from "./views/run.js";
 import { overview } from "./views/overview.js";
 import { prediction } from "./views/prediction.js";
@@ -59,22 +59,26 @@ const SECTIONS = [
   ["/system", "System", true],
 ];
 const FEED = { live: "live", broken: "reconnecting…", away: "Redis is away", refused: "no feed" };
+const LINK = /^\/login\/([a-z0-9_-]+\.[0-9a-f]+)$/;
+const LEFT = "director.left"; // a tab that logs out tells the others
 const THEMES = ["auto", "light", "dark"];
 const AGAIN_MS = 5000;
 const OLD_MS = 20_000; // since the last snapshot, while the feed is live
 
 const main = document.getElementById("main");
-const session = { who: null, isAdmin: false, live: null };
+const session = { who: null, seesAll: false, live: null };
 let shown = null;
 
 /** Show the view of the address. What the last one had going on is ended first. */
 function show() {
   shown?.abort();
   shown = new AbortController();
-  if (!session.who) return put(login({ enter }), "Log in");
   const wanted = address();
+  const link = LINK.exec(wanted)?.[1];
+  if (link) return put(linked({ link, enter: entered, who: session.who }), "Log in");
+  if (!session.who) return put(login({ enter: entered }), "Log in");
   const [pattern, view, wantsAdmin] = VIEWS.find(([one]) => one.test(wanted)) ?? [/^/, missing, false];
-  if (wantsAdmin && !session.isAdmin) return location.replace("#/predictions");
+  if (wantsAdmin && !session.seesAll) return location.replace("#/predictions");
   const params = pattern.exec(wanted).slice(1);
   const made = view({ params, session, signal: shown.signal, refresh: show, query: query() });
   put(made.node, made.title);
@@ -88,7 +92,7 @@ function show() {
 /** An address that no view has. */
 const missing = () => ({
   title: "Not found",
-  node: h("section", {}, h("h1", {}, "Not found"), h("p", {}, "The page has no such view. ", h("a", { href: session.isAdmin ? "#/" : "#/predictions" }, "Go back"))),
+  node: h("section", {}, h("h1", {}, "Not found"), h("p", {}, "The page has no such view. ", h("a", { href: session.seesAll ? "#/" : "#/predictions" }, "Go back"))),
 });
 
 function put(node, title) {
@@ -106,11 +110,20 @@ function address() {
 
 const query = () => new URLSearchParams(location.hash.split("?")[1] ?? "");
 
-/** Log in with what is kept. Raises Refused for a token that is no good. */
+/** Someone has just logged in. The link is used up, and stands in no history. */
+async function entered() {
+  if (LINK.test(address())) history.replaceState(null, "", "#/");
+  await enter();
+}
+
+/** Go on with the token of this tab, or the session of this browser. Raises Refused for a token that is no good. */
 async function enter() {
   session.who = await ask("/v1/account");
-  session.isAdmin = session.who.scopes.includes("admin");
-  if (session.isAdmin) {
+  const has = (...scopes) => scopes.some((scope) => session.who.scopes.includes(scope));
+  session.seesAll = has("view", "operate", "admin");
+  rights.acts = has("run", "operate", "admin");
+  rights.administers = has("admin");
+  if (session.seesAll) {
     session.live?.stop();
     session.live = new Live((state) => {
       document.getElementById("feed").dataset.state = state;
@@ -136,27 +149,39 @@ function age() {
   say(feed, FEED[feed.dataset.state] ?? "");
 }
 
-/** Go on with the token that this tab has. A service that is away says nothing of it: it is asked again. */
+/** Go on with what this browser has. A service that is away says nothing of it: it is asked again. */
 async function resume() {
-  for (let isTold = false; token.get() && !session.who; isTold = true) {
-    try { return await enter(); } catch (error) {
-      if (error.status === 401 || error.status === 403) return leave();
+  for (let isTold = false; !session.who; isTold = true) {
+    try {
+      if (token.get() || (await browser.who())) return await enter();
+      return show();
+    } catch (error) {
+      if (error.status === 401 || error.status === 403) return forget();
       if (!isTold) put(h("section", { class: "card narrow" }, h("h1", {}, "Not there now"), failure(error), h("p", { class: "hint" }, "It is asked again every few seconds.")), "Not there now");
       await pause(AGAIN_MS);
     }
   }
 }
 
-function leave() {
+async function leave() {
+  if (!token.get()) {
+    try { await browser.logOut(); } catch (error) { return notice(error.message, "trouble"); }
+    localStorage.setItem(LEFT, String(Date.now()));
+  }
+  return forget();
+}
+
+/** Show nothing of the one who was logged in here. */
+function forget() {
   token.drop();
   session.live?.stop();
-  Object.assign(session, { who: null, isAdmin: false, live: null });
+  Object.assign(session, { who: null, seesAll: false, live: null });
   frame();
   show();
 }
 
 function frame() {
-  const sections = session.who ? SECTIONS.filter(([, , wantsAdmin]) => session.isAdmin || !wantsAdmin) : [];
+  const sections = session.who ? SECTIONS.filter(([, , wantsAdmin]) => session.seesAll || !wantsAdmin) : [];
   fill(document.getElementById("nav"), sections.map(([path, name]) => h("a", { href: `#${path}`, "data-path": path }, name)));
   document.getElementById("leave").hidden = !session.who;
   document.getElementById("find").hidden = !session.who;
@@ -207,8 +232,9 @@ function begin() {
   });
   window.addEventListener("hashchange", show);
   frame();
-  if (token.get()) resume();
-  else show();
+  onEnd(() => { if (session.who) forget(); });
+  window.addEventListener("storage", (event) => { if (event.key === LEFT && session.who && !token.get()) forget(); });
+  resume();
 }
 
 begin();

@@ -210,6 +210,7 @@ TRIES: Final[Mapping[Route, Sequence[Try]]] = {
     ("POST", "/admin/accounts/{name}/suspend"): [Try(answer=403, at=AMBER, body={"policy": "end"})],
     ("POST", "/admin/accounts/{name}/resume"): [Try(answer=403, at=AMBER)],
     ("GET", "/admin/accounts/{name}/tokens"): [Try(answer=403, at=AMBER)],
+    ("POST", "/admin/accounts/{name}/login-links"): [Try(answer=403, at=AMBER, body={})],
     ("POST", "/admin/accounts/{name}/tokens"): [Try(answer=403, at=AMBER, body={})],
     ("DELETE", "/admin/accounts/{name}/tokens/{id}"): [Try(answer=403, at={**AMBER, "id": "$token_id"})],
     ("GET", "/admin/aliases"): FOR_OPERATORS,
@@ -222,6 +223,7 @@ NOTHING_OF_AN_ACCOUNT: Final[Mapping[Route, str]] = {
     ("GET", "/openapi.json"): "the contract of all this, the same for everybody",
     ("POST", "/files"): "makes a file of the caller's own, and names no other",
     ("POST", "/openai/v1/files"): "makes a file of the caller's own, and names no other",
+    ("POST", "/account/login-link"): "makes a link of the caller's own token, and names no other",
     ("GET", "/collections"): "names of what operators wrote for all",
     ("GET", "/hardware"): "what operators wrote for all",
 }

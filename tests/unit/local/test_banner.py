@@ -13,7 +13,9 @@ from director.local.usage import FILE, example_input, output_of, usage
 def printed(redis_url: str, *, has_examples: bool, home: str = ".director") -> str:
     servers = {"example/hello": "http://127.0.0.1:1"} if has_examples else {"acme/painter": "http://127.0.0.1:2"}
     state = State(url="http://127.0.0.1:8080", token="the-token", redis_url=redis_url, servers=servers)
-    return banner(state, program=".venv/bin/director", home=home, promise="kept")
+    return banner(
+        state, program=".venv/bin/director", home=home, promise="kept", page="http://127.0.0.1:8080/#/login/local.0"
+    )
 
 
 @pytest.mark.parametrize("has_examples", [True, False])

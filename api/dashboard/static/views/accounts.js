@@ -1,6 +1,6 @@
 // Accounts: their limits and what they use, which are suspended, and their tokens.
 
-import { ask, page } from "../api.js";
+import { ask, page, rights } from "../api.js";
 import { fill, h, refill, say, table } from "../dom.js";
 import { ago, bytes, count, moment, seconds } from "../format.js";
 import { action, copier, endless, facts, failure, notice } from "./parts.js";
@@ -16,7 +16,7 @@ const LIMITS = [
   ["max_files_bytes", "Files", bytes, (usage) => usage.stored_bytes], ["max_data_bytes", "Data in Redis", bytes, (usage) => usage.data_bytes],
   ["data_ttl_s", "Data is kept for", seconds], ["weight", "Weight", String],
 ];
-const SCOPES = ["read", "run", "admin"];
+const SCOPES = ["read", "run", "view", "operate", "admin"];
 
 const used = (account, name) => {
   const [, , shown, of] = LIMITS.find(([one]) => one === name);
@@ -45,7 +45,7 @@ export function accounts({ signal }) {
   return {
     title: "Accounts",
     node: h("section", {}, h("h1", {}, "Accounts"),
-      h("form", { class: "filters", on: { submit: create } }, h("div", {}, h("label", { for: "new-account" }, "New account"), name), h("button", { type: "submit" }, "Create")),
+      h("form", { class: "filters", "data-denied": !rights.administers, on: { submit: create } }, h("div", {}, h("label", { for: "new-account" }, "New account"), name), h("button", { type: "submit" }, "Create")),
       table("Accounts", ["Account", "State", "Type", "#Running, at most", "#Waiting, at most", "#Weight", "#Compute today", "#Files", "#Data in Redis", "#Refused bursts"], body),
       endless(body, (next) => page("/v1/admin/accounts", next), row, { signal, empty: "None yet." })),
   };
@@ -80,7 +80,7 @@ export function account({ params: [name], signal, refresh }) {
     return h("form", { on: { submit: save } },
       h("p", { class: "hint" }, "An empty field is no limit; ", h("code", {}, "default"), " takes the service's setting. Seconds and bytes are plain numbers."),
       table("Limits", ["Limit", "Used", "At most"], h("tbody", {}, fields.map((one) => one.node))), trouble,
-      h("div", { class: "actions" }, h("button", { type: "submit", class: "main" }, "Save limits")));
+      h("div", { class: "actions" }, h("button", { type: "submit", class: "main", "data-denied": !rights.administers }, "Save limits")));
   }
 
   async function tokens() {
@@ -88,14 +88,14 @@ export function account({ params: [name], signal, refresh }) {
     const row = (one) => h("tr", {},
       h("th", { scope: "row", class: "mono" }, one.id), h("td", {}, one.label || "–"), h("td", {}, one.scopes.join(", ")), h("td", {}, one.lanes.join(", ")),
       h("td", { class: "num broad" }, ago(one.created_at)), h("td", {}, one.expires_at ? moment(one.expires_at) : "never"),
-      h("td", {}, action("Revoke", async () => { await ask(`${path}/tokens/${one.id}`, { method: "DELETE" }); await tokens(); return "It is revoked."; }, { kind: "danger", confirm: `Revoke the token ${one.label || one.id}?`, of: one.label || one.id })));
+      h("td", {}, action("Revoke", async () => { await ask(`${path}/tokens/${one.id}`, { method: "DELETE" }); await tokens(); return "It is revoked."; }, { kind: "danger", needs: "administers", confirm: `Revoke the token ${one.label || one.id}?`, of: one.label || one.id })));
     fill(list, table("Tokens", ["Id", "Label", "Scopes", "Lanes", "#Created", "Expires", h("th", { scope: "col" }, h("span", { class: "unseen" }, "Actions"))], h("tbody", {}, results.map(row))),
       results.length ? null : h("p", { class: "hint" }, "It has no token, so it can do nothing."));
   }
 
   function create() {
     const label = h("input", { id: "token-label", maxlength: "64" });
-    const ticks = SCOPES.map((scope) => h("input", { type: "checkbox", id: `scope-${scope}`, value: scope, checked: scope !== "admin" }));
+    const ticks = SCOPES.map((scope) => h("input", { type: "checkbox", id: `scope-${scope}`, value: scope, checked: scope === "read" || scope === "run" }));
     async function submit(event) {
       event.preventDefault();
       try {
@@ -104,7 +104,7 @@ export function account({ params: [name], signal, refresh }) {
         await tokens();
       } catch (error) { notice(error.message, "trouble"); }
     }
-    return h("form", { class: "filters", on: { submit } },
+    return h("form", { class: "filters", "data-denied": !rights.administers, on: { submit } },
       h("div", {}, h("label", { for: "token-label" }, "Label of a new token"), label),
       h("fieldset", {}, h("legend", {}, "Scopes"), ticks.map((tick) => h("label", { class: "inline" }, tick, " ", tick.value))),
       h("button", { type: "submit" }, "Create token"));
@@ -120,9 +120,9 @@ export function account({ params: [name], signal, refresh }) {
       refill(head, h("p", {}, state(seen), ` ${seen.type}`, seen.suspension ? ` · since ${moment(seen.suspension.since)}, for ${seen.suspension.reason}` : "", " · ", h("a", { href: `#/predictions?account=${name}` }, "its predictions")),
         facts([["Refused bursts", Object.entries(seen.usage.bursts).map(([limit, number]) => `${limit} ${number}`).join(", ") || "none"]]));
       fill(body,
-        h("div", { class: "actions" }, seen.suspension ? action("Resume", resume, { kind: "main" }) : [
-          action("Suspend, keep its work", suspend("hold", "It is suspended; what runs goes on.")),
-          action("Suspend and cancel", suspend("end", "It is suspended, and its work is canceled."), { kind: "danger", confirm: `Suspend ${name} and cancel all that waits and runs?` })]),
+        h("div", { class: "actions" }, seen.suspension ? action("Resume", resume, { kind: "main", needs: "administers" }) : [
+          action("Suspend, keep its work", suspend("hold", "It is suspended; what runs goes on."), { needs: "administers" }),
+          action("Suspend and cancel", suspend("end", "It is suspended, and its work is canceled."), { kind: "danger", needs: "administers", confirm: `Suspend ${name} and cancel all that waits and runs?` })]),
         h("h2", {}, "Limits"), limits(seen), h("h2", {}, "Tokens"), create(), secret, list);
       await tokens();
     } catch (error) {

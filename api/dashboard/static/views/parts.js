@@ -1,5 +1,6 @@
 // Pieces that several views show.
 
+import { rights } from "../api.js";
 import { announce, h } from "../dom.js";
 import { ago, count, seconds } from "../format.js";
 
@@ -37,9 +38,11 @@ export const queuePath = (name) => {
 };
 
 /** A button that does something on the service: it says how that went, and is off meanwhile. `act` returns what to say.
- * `of`: what it is done to, for those who hear the button and do not see where it stands. */
-export function action(name, act, { kind = "", confirm = "", of = "" } = {}) {
-  const button = h("button", { type: "button", class: kind, "aria-label": of ? `${name} ${of}` : null }, name);
+ * `of`: what it is done to, for those who hear the button and do not see where it stands. `needs`: the right that it
+ * takes; who lacks it does not see the button. */
+export function action(name, act, { kind = "", confirm = "", of = "", needs = "acts" } = {}) {
+  const isDenied = Boolean(needs) && !rights[needs];
+  const button = h("button", { type: "button", class: kind, "aria-label": of ? `${name} ${of}` : null, "data-denied": isDenied ? "" : null }, name);
   button.addEventListener("click", async () => {
     if (confirm && !(await sure(confirm, name))) return;
     button.disabled = true;
@@ -70,7 +73,7 @@ function sure(question, name) {
 export const copier = (name, make) => action(name, async () => {
   await copy(await make());
   return "Copied.";
-}, { kind: "quiet" });
+}, { kind: "quiet", needs: "" });
 
 async function copy(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);

@@ -26,7 +26,7 @@ export function prediction({ params: [id], session, signal, refresh }) {
 
   async function tell() {
     const told = await ask(`/v1/predictions/${id}/explain`, { signal });
-    const dead = session.isAdmin && told.next.some((next) => next.what === "dead_letter");
+    const dead = session.seesAll && told.next.some((next) => next.what === "dead_letter");
     if (signal.aborted) return told;
     refill(causes, told.causes?.length ? h("section", { class: "attention" }, h("h2", {}, told.ended ? "What holds its webhook up" : "What holds it up"), h("ul", { class: "findings" }, told.causes.map(finding))) : null);
     refill(died, dead ? letter(id, refresh) : null);
@@ -53,7 +53,7 @@ export function prediction({ params: [id], session, signal, refresh }) {
     const onChange = (now) => {
       last = now;
       cancel.hidden = isTerminal(now.status);
-      retry.hidden = !session.isAdmin || !["failed", "canceled", "aborted"].includes(now.status);
+      retry.hidden = !session.seesAll || !["failed", "canceled", "aborted"].includes(now.status);
       refill(metrics, measured(now.metrics));
       show(now, path, account);
     };
@@ -75,7 +75,7 @@ export function prediction({ params: [id], session, signal, refresh }) {
       const kind = KINDS[told.queue_name.split("~")[1]] ?? "predictions";
       const path = `/v1/${kind}/${id}`;
       const seen = await ask(path, { signal });
-      if (!signal.aborted) own(seen, path, session.isAdmin ? account : "");
+      if (!signal.aborted) own(seen, path, session.seesAll ? account : "");
     } catch (error) {
       if (!signal.aborted) fill(body, failure(error));
     }
@@ -125,7 +125,7 @@ function timeline(told, session) {
   const found = rows(told);
   const from = Date.parse(submitted.at);
   const until = Math.max(from + 1, ...found.map((row) => row.until));
-  const queue = session.isAdmin ? queueLink(told.queue_name) : told.queue_name;
+  const queue = session.seesAll ? queueLink(told.queue_name) : told.queue_name;
   const quarter = (part) => seconds(((until - from) * part) / 1000);
   return h("section", { "aria-label": "Timeline" },
     h("h2", {}, "Timeline"),

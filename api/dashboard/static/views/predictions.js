@@ -24,7 +24,7 @@ export function predictions({ session, signal, query }) {
   const fields = {
     status: ["Status", select("by-status", STATES.map((state) => [state, state || "any"]), given("status"))],
     model: ["Model", h("input", { id: "by-model", placeholder: "owner/name", value: given("model") })],
-    ...(session.isAdmin ? {
+    ...(session.seesAll ? {
       account: ["Account", h("input", { id: "by-account", placeholder: "any", value: given("account") })],
       code: ["Error code", h("input", { id: "by-code", placeholder: "server_lost", value: given("code") })],
     } : {}),
@@ -38,7 +38,7 @@ export function predictions({ session, signal, query }) {
     location.hash = `#/predictions${search.size ? `?${search}` : ""}`;
   }
 
-  const base = session.isAdmin ? "/v1/admin/predictions" : "/v1/predictions";
+  const base = session.seesAll ? "/v1/admin/predictions" : "/v1/predictions";
   const filters = Object.fromEntries(Object.keys(fields).filter((name) => query.get(name) && name !== "since").map((name) => [name, query.get(name)]));
   const path = () => {
     const search = new URLSearchParams(filters);
@@ -118,8 +118,8 @@ export function predictions({ session, signal, query }) {
   const all = h("button", { type: "button", on: { click: () => { const isFull = chosen.size === known.size; chosen.clear(); if (!isFull) for (const id of known.keys()) chosen.add(id); draw(); } } }, "Choose all shown");
   const isSure = "Cancel every prediction, of all accounts, that matches the filters?";
   const bulk = h("div", { class: "actions", hidden: true }, all,
-    action("Cancel chosen", ofChosen((ids) => (session.isAdmin ? change("cancel", ids) : cancelEach())), { kind: "danger", confirm: "Cancel all that are chosen?" }),
-    session.isAdmin ? [
+    action("Cancel chosen", ofChosen((ids) => (session.seesAll ? change("cancel", ids) : cancelEach())), { kind: "danger", confirm: "Cancel all that are chosen?" }),
+    session.seesAll ? [
       action("Retry chosen", ofChosen((ids) => change("retry", ids))),
       action("Cancel all that match", () => change("cancel", matching()), { kind: "danger", confirm: isSure }),
       action("Retry all that match", () => change("retry", matching()), { confirm: "Retry every prediction that matches the filters and did not succeed?" }),

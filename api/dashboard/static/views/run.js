@@ -1,6 +1,6 @@
 // Try a model: a form made from its schema, and its output as it comes.
 
-import { ask, page } from "../api.js";
+import { ask, page, rights } from "../api.js";
 import { announce, fill, h, say } from "../dom.js";
 import { ago, count } from "../format.js";
 import { followed } from "../follow_run.js";
@@ -43,7 +43,7 @@ export function run({ params: [owner, name], signal, query }) {
     if (former?.input) fields.take(former.input);
     const lane = h("select", { id: "lane" }, LANES.map((one) => h("option", { value: one }, one)));
     const trouble = h("p", { class: "trouble", role: "alert" });
-    const button = h("button", { type: "submit", class: "main" }, "Run");
+    const button = h("button", { type: "submit", class: "main", "data-denied": !rights.acts }, "Run");
 
     async function submit(event) {
       event.preventDefault();

@@ -14,12 +14,12 @@ export function usage({ session, signal, query }) {
   const present = new Date(now()).toISOString().slice(0, 7);
   const month = MONTH.test(query.get("month") ?? "") ? query.get("month") : present;
   const last = new Date(Date.UTC(Number(month.slice(0, 4)), Number(month.slice(5)), 0)).toISOString().slice(0, 10);
-  const keys = session.isAdmin ? ["account", "model"] : ["model"];
+  const keys = session.seesAll ? ["account", "model"] : ["model"];
   const body = h("div", {});
 
   async function load() {
     try {
-      const path = session.isAdmin ? "/v1/admin/usage" : "/v1/usage";
+      const path = session.seesAll ? "/v1/admin/usage" : "/v1/usage";
       const seen = await ask(`${path}?from=${month}-01&to=${last}&by=${keys.join(",")}`, { signal });
       if (signal.aborted) return;
       if (!seen.results.length) return fill(body, h("p", { class: "hint" }, "Nothing ran in this month."));
@@ -35,7 +35,7 @@ export function usage({ session, signal, query }) {
   return {
     title: "Usage",
     node: h("section", {}, h("h1", {}, `Usage in ${month}`),
-      h("p", { class: "hint" }, "Days are those of UTC. ", session.isAdmin ? ["As a CSV: ", h("code", {}, `director usage --month ${month} --csv`)] : null),
+      h("p", { class: "hint" }, "Days are those of UTC. ", session.seesAll ? ["As a CSV: ", h("code", {}, `director usage --month ${month} --csv`)] : null),
       h("p", {}, h("a", { href: `#/usage?month=${beside(month, -1)}` }, beside(month, -1)), month < present ? [" · ", h("a", { href: `#/usage?month=${beside(month, 1)}` }, beside(month, 1))] : null),
       body),
   };

@@ -1,0 +1,142 @@
+"""Know the person at the page: by the cookie of a session, or by the headers of a proxy that logs people in.
+
+A browser sends both by itself, also when another site makes it ask. So they count only for requests of the page's own
+scripts: those have a header that a form cannot send, and a browser says that they come from the same site.
+"""
+
+import re
+from typing import Final
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+from msgspec.structs import replace
+from starlette.responses import Response
+
+from api.web import errors
+from api.web.http import Request, is_from_proxy, read_host, services_of
+from director.core.errors import SettingsError
+from director.core.settings import ApiSettings
+from director.store.accounts import ACCOUNT_NAME, ROLES, Account, Role
+from director.store.sessions import Granted
+
+PAGE: Final = "x-director-page"
+COOKIE: Final = "director-session"
+SECURE: Final = "__Host-"  # a browser then wants Secure, the path / and no domain
+SAME_SITE: Final = "same-origin"
+USER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}")
+EVERYONE: Final = "*"
+RANKS: Final = list(ROLES)
+
+
+def is_of_page(request: Request) -> bool:
+    """Whether a script of the page itself sent this. No other site can make a browser send such a request."""
+    headers = request.headers
+    if headers.get(PAGE) is None:
+        return False
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site is not None:
+        return site == SAME_SITE
+    return origin is None or urlsplit(origin).netloc.lower() in _own_hosts(request) - {""}
+
+
+def _own_hosts(request: Request) -> set[str]:
+    public = services_of(request).settings.public_url
+    return {read_host(request)[1].lower(), *([urlsplit(public).netloc.lower()] if public else ())}
+
+
+async def find_person(request: Request) -> Account | None:
+    """Return the account of the person at the page, with the scopes that the person has now. None without one."""
+    if not is_of_page(request):
+        return None
+    if (cookie := session_cookie(request)) is not None:
+        return await services_of(request).lookups.person(cookie)
+    return await _of_proxy(request)
+
+
+def session_cookie(request: Request) -> str | None:
+    """Return the value of the session's cookie. With TLS only a cookie counts that no plain page can have set."""
+    wanted = f"{cookie_name(request)}="
+    for header in request.headers.getlist("cookie"):
+        for pair in header.split(";"):
+            if pair.strip().startswith(wanted):
+                return pair.strip().removeprefix(wanted)
+    return None
+
+
+def cookie_name(request: Request) -> str:
+    """Return the name of the cookie. Browsers do not keep the cookies of two ports apart, so the name does."""
+    scheme, host = read_host(request)
+    if _has_tls(request, scheme, host):
+        return f"{SECURE}{COOKIE}"
+    return f"{COOKIE}-{urlsplit(f'//{host}').port or 80}"
+
+
+def _has_tls(request: Request, scheme: str, host: str) -> bool:
+    public = urlsplit(services_of(request).settings.public_url)
+    return scheme == "https" or (public.scheme == "https" and public.netloc.lower() == host.lower())
+
+
+def set_cookie(request: Request, response: Response, session: Granted | None) -> None:
+    """Hand out a session, or take the cookie back. Scripts cannot read it, and no other site's request has it."""
+    name = cookie_name(request)
+    for_s = 0 if session is None else (session.expires_ms - services_of(request).clock.now_ms()) // 1000
+    response.set_cookie(
+        name,
+        "" if session is None else session.secret,
+        max_age=for_s,
+        path="/",
+        secure=name.startswith(SECURE),
+        httponly=True,
+        samesite="strict",
+    )
+
+
+class Proxy(Struct, frozen=True):
+    """How a proxy says who a person is. `roles`: of each group, and of everyone as `*`."""
+
+    user: str
+    groups: str
+    account: str
+    roles: dict[str, Role]
+
+    @classmethod
+    def of(cls, settings: ApiSettings) -> "Proxy | None":
+        """Return None if no proxy logs people in. Raises SettingsError."""
+        if not settings.proxy_user_header:
+            return None
+        if not settings.trusted_proxies:
+            raise SettingsError("DIRECTOR_PROXY_USER_HEADER: name the proxy in DIRECTOR_TRUSTED_PROXIES too.")
+        if not re.fullmatch(ACCOUNT_NAME, settings.proxy_account):
+            raise SettingsError(f"DIRECTOR_PROXY_ACCOUNT: {settings.proxy_account!r} is no name of an account.")
+        roles: dict[str, Role] = {}
+        for given in settings.proxy_roles:
+            group, _, role = given.rpartition("=")
+            if not group or role not in ROLES:
+                raise SettingsError(f"DIRECTOR_PROXY_ROLES: {given!r} is not GROUP=ROLE; roles: {', '.join(ROLES)}.")
+            roles[group] = role  # type: ignore[assignment] # it was looked up
+        return cls(
+            settings.proxy_user_header.lower(), settings.proxy_groups_header.lower(), settings.proxy_account, roles
+        )
+
+    def role(self, groups: str) -> Role | None:
+        """Return the highest role that one of these groups has, separated by commas."""
+        named = [EVERYONE, *(group.strip() for group in groups.split(","))]
+        found = [self.roles[group] for group in named if group in self.roles]
+        return max(found, key=RANKS.index, default=None)
+
+
+async def _of_proxy(request: Request) -> Account | None:
+    services = services_of(request)
+    proxy = Proxy.of(services.settings)
+    if proxy is None or not is_from_proxy(request):
+        return None
+    names = request.headers.getlist(proxy.user)
+    if len(names) != 1 or not USER.fullmatch(names[0]):  # a second one may be the caller's own
+        return None
+    role = proxy.role(",".join(request.headers.getlist(proxy.groups)) if proxy.groups else "")
+    if role is None:
+        raise errors.forbidden("None of your groups has a role here: see DIRECTOR_PROXY_ROLES.")
+    account = await services.lookups.account_named(proxy.account)
+    if account is None:
+        raise errors.forbidden(f"`director account create {proxy.account}` makes the account of people at the page.")
+    return replace(account, scopes=ROLES[role], token_id=names[0])

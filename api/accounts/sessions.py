@@ -1,0 +1,188 @@
+"""Log people in at the page and out: a one-time link, or a token, becomes a session that all tabs of a browser share.
+
+A session has the account and the scopes of its token, or fewer, and ends with it. Links are made for the caller's own
+token, or by an administrator for a person of any account, who then gets a token that nobody knows.
+"""
+
+import re
+from datetime import datetime
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+from starlette.responses import Response
+
+from api.accounts.auth import authenticate, name_operator
+from api.accounts.people import find_person, is_of_page, session_cookie, set_cookie
+from api.web.errors import forbidden, invalid_field, invalid_token, not_found
+from api.web.http import Request, base_url, decode_body, json_response, services_of
+from api.web.route import OPERATES, Answer, Body, Route, administers
+from director.core.errors import SettingsError
+from director.core.ids import LANES
+from director.core.view import iso
+from director.store.accounts import ACCOUNT_NAME, LABEL, ROLES, SCOPES, Role, digest, limit_scopes
+from director.store.sessions import LINK_S, Granted
+
+MAX_BODY: Final = 4_096
+LONGEST_S: Final = 7 * 86_400
+LinkLife = Annotated[float, Meta(ge=60, le=LONGEST_S)]
+
+
+class LogIn(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body that logs in: the end of a link. Without it, the token of the request counts."""
+
+    link: Annotated[str, Meta(max_length=200)] = ""
+
+
+class Person(Struct, frozen=True, kw_only=True):
+    """Who is logged in, and until when."""
+
+    username: str
+    scopes: tuple[str, ...]
+    expires_at: str
+
+
+class AskedLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A link for the caller itself. `role`: less than the token may do. `life_s`: how long the link waits."""
+
+    role: Role | None = None
+    life_s: LinkLife = LINK_S
+
+
+class AskedInvitation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A link for a person. `label` names the person in the log of changes. Without `expires_at` the new token is good
+    until it is revoked. Without a role it is for the account's own predictions.
+    """
+
+    role: Role | None = None
+    label: Annotated[str, Meta(pattern=LABEL)] = "page"
+    life_s: LinkLife = LINK_S
+    expires_at: Annotated[datetime, Meta(tz=True)] | None = None
+
+
+class LinkView(Struct, frozen=True, kw_only=True):
+    """A link that logs in once. `token_id`: the token whose end ends its session."""
+
+    url: str
+    expires_at: str
+    scopes: tuple[str, ...]
+    token_id: str
+
+
+@Route("GET", "/session")
+async def show_person(request: Request) -> Response:
+    """Say who is logged in at the page; 204 for nobody, which is no fault."""
+    who = await find_person(request)
+    return Response(status_code=204) if who is None else json_response({"username": who.name, "scopes": who.scopes})
+
+
+@Route("POST", "/session")
+async def log_in(request: Request) -> Response:
+    """Log in at the page by a link or a token. The browser's former session ends, so no session outlives a log-in."""
+    _refuse_other_sites(request)
+    services = services_of(request)
+    asked = await decode_body(request, LogIn, max_bytes=MAX_BODY)
+    life_s = services.settings.session_s
+    made: Granted | None = None
+    if asked.link:
+        made = await services.sessions.follow(asked.link, life_s=life_s)
+    elif "authorization" in request.headers:
+        caller = await authenticate(request, *SCOPES)
+        made = await services.sessions.open(caller.name, caller.token_digest, caller.scopes, life_s=life_s)
+    who = None if made is None else await services.lookups.person(made.secret)
+    if made is None or who is None:
+        raise invalid_token()
+    await _end(request)
+    view = Person(username=who.name, scopes=who.scopes, expires_at=iso(made.expires_ms))
+    response = json_response(view, 201, {"Cache-Control": "no-store"})
+    set_cookie(request, response, made)
+    return response
+
+
+@Route("DELETE", "/session")
+async def log_out(request: Request) -> Response:
+    """Log out in all tabs of this browser. Other API processes accept the session until their cache expires."""
+    _refuse_other_sites(request)
+    await _end(request)
+    response = Response(status_code=204)
+    set_cookie(request, response, None)
+    return response
+
+
+async def _end(request: Request) -> None:
+    if (secret := session_cookie(request)) is not None:
+        services = services_of(request)
+        await services.sessions.end(secret)
+        services.lookups.forget_session(secret)
+
+
+def _refuse_other_sites(request: Request) -> None:
+    if not is_of_page(request):
+        raise forbidden("Only the page itself logs in and out.")
+
+
+@Route(
+    "POST",
+    "/account/login-link",
+    name="account.login_link",
+    summary="Make a link that logs you in at the page",
+    about=(
+        "The link works once. Its session has the account and the scopes of the token, or those of `role` if that is "
+        "less, and ends with the token."
+    ),
+    scopes=("run", *OPERATES),
+    bucket="create",
+    body=Body(AskedLink),
+    answers={201: Answer("The link, this once.", LinkView)},
+)
+async def make_link(request: Request) -> Response:
+    if "authorization" not in request.headers:
+        raise forbidden("A session makes no further one: send a token.")
+    asked = await decode_body(request, AskedLink, max_bytes=MAX_BODY)
+    account = request.account
+    scopes = account.scopes if asked.role is None else limit_scopes(ROLES[asked.role], account.scopes)
+    if not scopes:
+        raise forbidden(f"This token has nothing of the role {asked.role}.")
+    made = await request.services.sessions.link(account.name, account.token_digest, scopes, life_s=asked.life_s)
+    return _show(request, made)
+
+
+@administers(
+    "POST",
+    "/admin/accounts/{name}/login-links",
+    site="home",
+    name="admin.accounts.login_links",
+    summary="Make a link that logs a person in at the page",
+    about=(
+        "The account gets a new token for this person, whose secret nobody sees. Revoke that token, and the person is "
+        "logged out. The link works once."
+    ),
+    body=Body(AskedInvitation),
+    answers={201: Answer("The link, this once.", LinkView)},
+)
+async def invite(request: Request) -> Response:
+    services, name = request.services, str(request.path_params["name"])
+    if not re.fullmatch(ACCOUNT_NAME, name) or not await services.accounts.exists(name):
+        raise not_found()
+    asked = await decode_body(request, AskedInvitation, max_bytes=MAX_BODY)
+    expires_ms = None if asked.expires_at is None else int(asked.expires_at.timestamp() * 1000)
+    scopes = ("read", "run") if asked.role is None else ROLES[asked.role]
+    by = name_operator(request.account)
+    try:
+        token = await services.administration.create_token(
+            name, scopes=scopes, lanes=LANES, label=asked.label, expires_ms=expires_ms, by=by
+        )
+    except SettingsError as exc:
+        raise invalid_field("invalid", "", str(exc)) from exc
+    made = await services.sessions.link(name, digest(token.secret), scopes, life_s=asked.life_s)
+    return _show(request, made)
+
+
+def _show(request: Request, made: Granted) -> Response:
+    # behind # it is sent to no server and to no other site
+    view = LinkView(
+        url=f"{base_url(request)}/#/login/{made.secret}",
+        expires_at=iso(made.expires_ms),
+        scopes=made.scopes,
+        token_id=made.token_digest[:16],
+    )
+    return json_response(view, 201, {"Cache-Control": "no-store"})

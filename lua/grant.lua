@@ -1,0 +1,41 @@
+#!lua flags=allow-oom
+-- grant: store a session of a person, or a link that makes one session. A link is used up by the session that it makes.
+-- Entries that are over go. Of more than `most` sessions, or links, of an account the oldest goes. At most 200 entries.
+--
+--   KEYS[1]  sessions  hash  {a:<account>}:sessions  s:<digest>, l:<digest> -> <until ms> <since ms> <token digest> <scopes>
+--   ARGV[1]  entry     s: and the digest of a session, or l: and that of a link
+--   ARGV[2]  link      the link that this session uses up: its token and scopes are the session's; '' without
+--   ARGV[3]  token_digest  of the token that it comes from; '' with a link
+--   ARGV[4]  scopes    separated by commas; '' with a link
+--   ARGV[5]  life_ms
+--   ARGV[6]  most      sessions, or links, of an account
+--   Returns  the entry as it is stored, also if it was before
+--            'gone'  there is no such link: nothing was written
+--
+-- uses keys:     clock
+
+local entry, link, token, scopes, life_ms, most, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), keys.clock(ARGV[7])
+
+local stored, over, same, last = redis.call('HGETALL', KEYS[1]), {}, {}, now + life_ms
+for i = 1, #stored, 2 do
+  local name, till, since = stored[i], string.match(stored[i + 1], '^(%d+) (%d+) ')
+  till = tonumber(till)
+  if name == entry then return stored[i + 1] end
+  if till <= now then
+    over[#over + 1] = name
+  else
+    last = math.max(last, till)
+    if string.sub(name, 1, 2) == string.sub(entry, 1, 2) then same[#same + 1] = { tonumber(since), name } end
+    if name == link then token, scopes = string.match(stored[i + 1], '^%d+ %d+ (%S+) (%S+)$') end
+  end
+end
+if token == '' then return 'gone' end
+
+if link ~= '' then over[#over + 1] = link end
+table.sort(same, function(one, other) return one[1] < other[1] end)
+for i = 1, #same - most + 1 do over[#over + 1] = same[i][2] end
+if #over > 0 then redis.call('HDEL', KEYS[1], unpack(over)) end
+local value = string.format('%d %d %s %s', now + life_ms, now, token, scopes)
+redis.call('HSET', KEYS[1], entry, value)
+redis.call('PEXPIREAT', KEYS[1], string.format('%d', last))
+return value
