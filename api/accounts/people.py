@@ -49,7 +49,7 @@ async def find_person(request: Request) -> Account | None:
     if not is_of_page(request):
         return None
     if (cookie := session_cookie(request)) is not None:
-        return await services_of(request).lookups.person(cookie)
+        return await services_of(request).log_ins.of_session(cookie)
     return await _of_proxy(request)
 
 
@@ -136,7 +136,7 @@ async def _of_proxy(request: Request) -> Account | None:
     role = proxy.role(",".join(request.headers.getlist(proxy.groups)) if proxy.groups else "")
     if role is None:
         raise errors.forbidden("None of your groups has a role here: see DIRECTOR_PROXY_ROLES.")
-    account = await services.lookups.account_named(proxy.account)
+    account = await services.log_ins.of_page(proxy.account)
     if account is None:
         raise errors.forbidden(f"`director account create {proxy.account}` makes the account of people at the page.")
     return replace(account, scopes=ROLES[role], token_id=names[0])

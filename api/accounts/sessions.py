@@ -1,7 +1,7 @@
 """Log people in at the page and out: a one-time link, or a token, becomes a session that all tabs of a browser share.
 
 A session has the account and the scopes of its token, or fewer, and ends with it. Links are made for the caller's own
-token, or by an administrator for a person of any account, who then gets a token that nobody knows.
+token, or by an administrator for a person of any account, who then gets a token without a known secret.
 """
 
 import re
@@ -34,7 +34,7 @@ class LogIn(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Person(Struct, frozen=True, kw_only=True):
-    """Who is logged in, and until when."""
+    """A person who has logged in, and when the session ends."""
 
     username: str
     scopes: tuple[str, ...]
@@ -70,7 +70,7 @@ class LinkView(Struct, frozen=True, kw_only=True):
 
 @Route("GET", "/session")
 async def show_person(request: Request) -> Response:
-    """Say who is logged in at the page; 204 for nobody, which is no fault."""
+    """Say who is logged in at the page; 204 without a log-in, which is no fault."""
     who = await find_person(request)
     return Response(status_code=204) if who is None else json_response({"username": who.name, "scopes": who.scopes})
 
@@ -88,7 +88,7 @@ async def log_in(request: Request) -> Response:
     elif "authorization" in request.headers:
         caller = await authenticate(request, *SCOPES)
         made = await services.sessions.open(caller.name, caller.token_digest, caller.scopes, life_s=life_s)
-    who = None if made is None else await services.lookups.person(made.secret)
+    who = None if made is None else await services.log_ins.of_session(made.secret)
     if made is None or who is None:
         raise invalid_token()
     await _end(request)
@@ -112,7 +112,7 @@ async def _end(request: Request) -> None:
     if (secret := session_cookie(request)) is not None:
         services = services_of(request)
         await services.sessions.end(secret)
-        services.lookups.forget_session(secret)
+        services.log_ins.forget(secret)
 
 
 def _refuse_other_sites(request: Request) -> None:
@@ -153,8 +153,8 @@ async def make_link(request: Request) -> Response:
     name="admin.accounts.login_links",
     summary="Make a link that logs a person in at the page",
     about=(
-        "The account gets a new token for this person, whose secret nobody sees. Revoke that token, and the person is "
-        "logged out. The link works once."
+        "The account gets a new token for this person, whose secret no one sees. Revoke that token, and the person "
+        "is logged out. The link works once."
     ),
     body=Body(AskedInvitation),
     answers={201: Answer("The link, this once.", LinkView)},

@@ -7,18 +7,16 @@ from functools import partial
 from typing import Final, Generic, TypeVar
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from api.services.holders import Holders
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import QueueName
-from director.store.accounts import Account, Accounts, digest, limit_scopes
+from director.store.accounts import Account, Accounts, digest
 from director.store.aliases import Aliases
 from director.store.catalog import Catalog, Version
 from director.store.models import Model
-from director.store.sessions import Session, Sessions
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -148,13 +146,11 @@ class Lookups:
         aliases: Aliases,
         scripts: Scripts,
         *,
-        sessions: Sessions,
         clock: Clock,
         cache_s: float,
         is_away: Callable[[], bool] | None = None,
     ) -> None:
         self._accounts = accounts
-        self._stored_sessions = sessions
         self._catalog = catalog
         self._all_aliases = aliases
         self._scripts = scripts
@@ -162,8 +158,6 @@ class Lookups:
         brief = partial(Cache, clock=clock, ttl_s=cache_s)
         lasting = partial(brief, is_away=is_away)
         self._tokens: Cache[str, Account] = lasting(most=MOST_TOKENS, whose=lambda _, account: account.name)
-        self._sessions: Cache[str, Session] = lasting(most=MOST_TOKENS, whose=lambda _, session: session.account)
-        self._named: Cache[str, Account] = lasting(most=MOST_MODELS)
         self._models: Cache[str, Model] = lasting(most=MOST_MODELS, whose=lambda name, _: _owner(name))
         self._owners: Cache[str, str] = lasting(most=MOST_MODELS, whose=lambda _, model: _owner(model))
         self._versions: Cache[tuple[str, str], Version] = lasting(
@@ -182,26 +176,6 @@ class Lookups:
         account = await self._tokens.get(token_digest, lambda: self._accounts.find(token_digest))
         is_over = account and account.expires_ms is not None and account.expires_ms <= self._clock.now_ms()
         return None if is_over else account
-
-    async def person(self, secret: str) -> Account | None:
-        """Return the account of a session, with those of its scopes that its token has now."""
-        key = digest(secret)
-        session = await self._sessions.get(key, lambda: self._stored_sessions.find(secret))
-        if session is None or session.expires_ms <= self._clock.now_ms():
-            return None
-        account = await self.account_of(session.token_digest)
-        if account is None or account.name != session.account:
-            return None
-        return replace(account, scopes=limit_scopes(session.scopes, account.scopes))
-
-    def forget_session(self, secret: str) -> None:
-        self._sessions.forget(digest(secret))
-
-    async def account_named(self, name: str) -> Account | None:
-        async def find() -> Account | None:
-            return await self._accounts.account(name) if await self._accounts.exists(name) else None
-
-        return await self._named.get(name, find)
 
     async def model(self, name: str, account: Account) -> Model | None:
         """Return the model of this name if the account may see it: see `Model.may_be_seen_by`."""

@@ -11,6 +11,7 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from api.services.gate import Gate
+from api.services.log_ins import LogIns
 from api.services.lookups import Lookups
 from api.services.memory import Memory
 from api.services.meters import Meters
@@ -104,10 +105,12 @@ class Services(store.Services):
             self.catalog,
             self.aliases,
             scripts,
-            sessions=self.sessions,
             clock=clock,
             cache_s=settings.cache_s,
             is_away=is_away,
+        )
+        self.log_ins = LogIns(
+            self.sessions, self.accounts, self.lookups, clock=clock, cache_s=settings.cache_s, is_away=is_away
         )
         self.openai_models = OpenAiModels(
             self.catalog, self.deployments, clock=clock, cache_s=settings.cache_s, is_away=is_away

@@ -310,7 +310,8 @@ def _make_link(given: argparse.Namespace) -> int:
     """Make a link that logs a person in at the page. It works once.
 
     Without --account it is for you: its session ends with the token of this command. With --account the person gets a
-    token that nobody sees, and `director token revoke` logs the person out. That needs a token with the scope admin.
+    token without a known secret, and `director token revoke` logs the person out. That needs a token
+    with the scope admin.
     """
     asked = {"role": given.role, "life_s": given.minutes * 60}
     with Client(service(given)) as client:

@@ -86,12 +86,12 @@ async def test_other_sites_cannot_use_the_proxys_log_in(page: httpx.AsyncClient,
 
 
 @pytest.mark.parametrize("name", ["", "a b", "ann\t", "x" * 200, "é@x", "a/b", "ann,eve"])
-async def test_odd_name_is_nobody(page: httpx.AsyncClient, name: str) -> None:
+async def test_odd_name_is_no_one(page: httpx.AsyncClient, name: str) -> None:
     headers = {**OF_PAGE, "X-Forwarded-Email": name.encode()}
     assert (await page.get(QUEUES, headers=headers)).status_code == 401  # type: ignore[arg-type]
 
 
-async def test_second_name_in_a_request_is_nobody(page: httpx.AsyncClient) -> None:
+async def test_second_name_in_a_request_is_no_one(page: httpx.AsyncClient) -> None:
     headers = [*OF_PAGE.items(), ("X-Forwarded-Email", "eve@example.com"), *ANN.items()]
     assert (await page.get(QUEUES, headers=headers)).status_code == 401
 

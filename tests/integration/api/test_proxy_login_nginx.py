@@ -107,7 +107,7 @@ async def test_page_knows_whom_the_proxy_logged_in_and_no_one_else(entry: Entry)
         assert (stranger.status_code, "/oauth2/start?rd=" in stranger.headers["location"]) == (302, True)
 
 
-async def test_program_with_a_token_passes_and_is_nobody_else(entry: Entry) -> None:
+async def test_program_with_a_token_passes_and_is_no_one_else(entry: Entry) -> None:
     async with httpx.AsyncClient(base_url=entry.url, trust_env=False) as http:
         answer = await http.get("/v1/account", headers={**bearer(entry.token), **OF_PAGE, **EVE})
         assert answer.json()["username"] == "team"

@@ -145,7 +145,7 @@ async def test_other_sites_can_use_no_session(
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-async def test_other_sites_log_nobody_in_or_out(
+async def test_other_sites_log_no_one_in_or_out(
     page: httpx.AsyncClient, admin_token: str, redis: Redis, kind: str
 ) -> None:
     cookie, planted = await log_in(page, admin_token), (await link(page, admin_token)).rpartition("/")[2]
@@ -178,7 +178,7 @@ async def test_log_in_changes_the_session_and_ends_the_former_one(page: httpx.As
 
 
 @pytest.mark.parametrize("value", ["", "ops", "ops.", f"ops.{'0' * 40}", f"x.{'0' * 40}", f"{'x' * 4000}.0", "é.0"])
-async def test_made_up_session_is_none_and_is_never_taken_over(
+async def test_made_up_session_is_refused_and_never_taken_over(
     page: httpx.AsyncClient, value: str, redis: Redis
 ) -> None:
     await Accounts(redis).create_token("ops")
