@@ -38,7 +38,7 @@ LOST_S = 1.5  # of what was answered, at a power cut with everysec
 class Storm:
     """A service of processes. A part that is killed comes back at once. All reach Redis over one link."""
 
-    def __init__(self, up: AsyncExitStack, files: Path, durability: str) -> None:
+    def __init__(self, up: AsyncExitStack, files: Path, durability: str = "always") -> None:
         self.up, self.files, self.durability = up, files, durability
         self.model = EchoServer(pause_s=0.02)
         self.keepers: list[DirectorProcess] = []
