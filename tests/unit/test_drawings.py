@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 DRAWN = sorted(SOURCES.glob("*.toml"))
 TALLEST = 560  # a telephone shows it whole
 LEAST_CONTRAST = 4.5  # WCAG AA
+LEAST_PAGES = 20
 
 
 def brightness(colour: str) -> float:
@@ -40,6 +41,12 @@ def test_each_picture_has_a_source_and_a_page() -> None:
         re.findall(r"assets/drawings/([\w-]+)\.svg", "".join(page.read_text(encoding="utf-8") for page in pages))
     )
     assert {path.stem for path in PICTURES.glob("*.svg")} == {path.stem for path in DRAWN} == shown
+
+
+def test_at_least_twenty_pages_to_read_have_a_picture() -> None:
+    pages = [page for page in (ROOT / "docs").rglob("*.md") if "reference" not in page.parts]
+    shown = [page for page in pages if re.search(r"^!\[", page.read_text(encoding="utf-8"), re.MULTILINE)]
+    assert len(shown) >= LEAST_PAGES
 
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
