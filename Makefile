@@ -30,7 +30,7 @@ HASHED = $(VENV)-lock/bin/uv pip compile --quiet --generate-hashes --no-header -
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help up down test test-all test-kinds lint types format bench bench-check bench-keep deaths soak docs wheel chart helm lock clean
+.PHONY: help up down test test-all test-kinds prove lint types format bench bench-check bench-keep deaths soak docs wheel chart helm lock clean
 
 help:  ## print this
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -52,6 +52,11 @@ test-all: $(READY)  ## run all tests, Debian's redis-server and the heavy ones t
 test-kinds: $(READY)  ## run the tests of queue and API on other kinds of Redis: make test-kinds KINDS=cluster SUITES=tests/lua
 	@set -e; for kind in $(KINDS); do echo "on $$kind:"; $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --reruns 1 \
 		--redis-kind $$kind -m "$(FAST) and not long" $(SUITES) $(ARGS); done
+
+prove: $(READY)  ## try every order of calls in small worlds, and find each mutant of the scripts: make prove ARGS="--workers 4"
+	@mkdir -p build
+	@$(BIN)/director prove --json build/prove.json $(ARGS)
+	@$(BIN)/python -m tests.integration.lab.prove.mutants build/mutants.json
 
 lint: $(READY)  ## check style
 	@$(BIN)/ruff check $(FILES)

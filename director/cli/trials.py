@@ -301,7 +301,8 @@ def _prove(given: argparse.Namespace) -> int:
     print(HEAD)
     found = []
     for name in given.worlds or WORLDS:
-        found.append(explore(name, WORLDS[name], workers=given.workers, seconds=given.seconds))
+        with progress() as show:
+            found.append(explore(name, WORLDS[name], workers=given.workers, seconds=given.seconds, show=show))
         print(row(found[-1]), flush=True)
     print(text(found))
     if given.json:

@@ -8,7 +8,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from director.broker import keys
 from director.broker.scripts import Scripts
+from director.core.ids import Partition
 from director.core.schema import NewPrediction
 from director.core.states import Status
 from director.core.usage import NOTHING, Used
@@ -17,20 +19,33 @@ from director.lab.prove.worlds import LEASE_TICKS, MODEL, QUEUE, START_MS, TICK_
 
 LOST: Final = ", reply lost"
 MANY: Final = 16
+MOST_TOLD: Final = 2  # attempts to deliver a webhook
+MOST_DELIVERIES: Final = 2  # at once
 LEASE_S: Final = LEASE_TICKS * TICK_MS / 1000
 EVENT: Final = {"started": b"", "output": b'"x"'}
 # Steps that a world makes by itself once nothing fails any more, and nothing new is asked for
 FAIR: Final = frozenset(
-    {"claim", "begin", "finish", "extend", "tick", "reap", "promote", "expire", "due", "deliver", "again", "wake"}
+    {
+        *("claim", "again", "begin", "finish", "extend", "tick", "reap", "promote", "expire", "due", "deliver"),
+        *("resume", "unhold", "stay"),
+    }
 )
 
 
 class Plan(NamedTuple):
-    """A call that may come next. `call`: None if only memories change."""
+    """A call that may come next. `call`: None if only memories change. `gone`: keys that are deleted just before it.
+    `repeats`: it asks again for what it got no reply to.
+    """
 
     text: str
     call: Coroutine[Any, Any, Any] | None
     may_lose: bool = False
+    gone: tuple[str, ...] = ()
+    repeats: bool = False
+
+    @property
+    def is_fair(self) -> bool:
+        return self.repeats or self.text.split()[0] in FAIR
 
 
 def first(world: World, scripts: Scripts) -> tuple[list[Coroutine[Any, Any, Any]], Memory]:
@@ -114,7 +129,7 @@ class _Next:
                 call = self.scripts.claim(
                     QUEUE, consumer=name, nonce=nonce, count=free, lease_s=LEASE_S, now_ms=self.now
                 )
-                yield Plan(f"{verb} {name[0]}", call, may_lose=True)
+                yield Plan(f"{verb} {name[0]}", call, may_lose=True, gone=() if director.nonce else (keys.bell(QUEUE),))
 
     def _runs(self, asked: str = "") -> Iterator[tuple[Held, str]]:
         """Yield claims that are to go on, and those whose director still asks for this end."""
@@ -177,7 +192,7 @@ class _Next:
                 used=Used(runs=1) if held.began else NOTHING,
                 now_ms=self.now,
             )
-            yield Plan(f"{verb} {name}", call, may_lose=True)
+            yield Plan(f"{verb} {name}", call, may_lose=True, repeats=bool(held.asked))
 
     def _extend(self) -> Iterator[Plan]:
         for director in self.memory.directors:
@@ -199,9 +214,110 @@ class _Next:
         if self.picture.scores("deadline"):
             yield Plan("expire", self.scripts.expire(QUEUE, limit=MANY, now_ms=self.now))
 
+    def _reconcile(self) -> Iterator[Plan]:
+        yield Plan("reconcile", self.reconcile())
 
-def after(world: World, text: str, memory: Memory, reply: Any) -> Memory:
-    """Return what the processes remember after this call, with its reply or without it."""
+    def reconcile(self) -> Coroutine[Any, Any, Any]:
+        return self.scripts.reconcile(QUEUE, start=0, count=MANY, lease_s=LEASE_S, now_ms=self.now)
+
+    def _lose(self) -> Iterator[Plan]:
+        """The server loses a key, and a keeper looks at once."""
+        lanes = {wish.lane for wish in self.world.wishes}
+        lost = [
+            keys.lease(QUEUE),
+            keys.deadline(QUEUE),
+            keys.delayed(QUEUE),
+            *(keys.vtime(QUEUE, each) for each in lanes),
+        ]
+        lost += [keys.stream(QUEUE, each, number) for each in lanes for number in range(self.world.policy.streams)]
+        for key in lost if self.memory.deaths else ():
+            if key.encode() in self.picture.raw:
+                yield Plan(f"lose {key.partition(f'{QUEUE}:')[2]}", self.reconcile(), gone=(key,))
+
+    def _recover(self) -> Iterator[Plan]:
+        for lane in sorted({wish.lane for wish in self.world.wishes}):
+            for number in range(self.world.policy.streams):
+                call = self.scripts.recover(QUEUE, lane, number, cursor="0-0", count=MANY, idle_s=0, now_ms=self.now)
+                yield Plan(f"recover {lane} {number}", call)
+
+    def _due(self) -> Iterator[Plan]:
+        if self.picture.owed and len(self.memory.courier) < MOST_DELIVERIES:
+            yield Plan("due", self.scripts.due(Partition(0), limit=1, hold_s=LEASE_S, now_ms=self.now))
+
+    def _deliver(self) -> Iterator[Plan]:
+        for number, revivals, known, asked in sorted(set(self.memory.courier)):
+            is_last = known + 1 == MOST_TOLD
+            for verb, outcome, is_over in (
+                ("deliver", "delivered", True),
+                ("miss", "given_up" if is_last else "failed", is_last),
+            ):
+                if asked not in ("", verb):
+                    continue
+                call = self.scripts.deliver(
+                    id_of(number),
+                    outcome=outcome,
+                    delay_s=None if is_over else TICK_MS / 1000,
+                    revivals=revivals,
+                    known=known,
+                    account=self.world.wishes[number].account,
+                    host="h",
+                    now_ms=self.now,
+                )
+                yield Plan(f"{verb} {number} {revivals} {known}", call, may_lose=True, repeats=bool(asked))
+
+    def _revive(self) -> Iterator[Plan]:
+        for number in self._dead():
+            if not self.picture.records[number].get(b"revivals"):
+                yield Plan(f"revive {number}", self.scripts.revive(id_of(number), now_ms=self.now))
+
+    def _drop(self) -> Iterator[Plan]:
+        for number in self._dead():
+            yield Plan(f"drop {number}", self.scripts.drop(id_of(number), QUEUE, now_ms=self.now))
+
+    def _dead(self) -> list[int]:
+        dead = self.picture.scores("dead")
+        return [number for number in self.memory.born if self.picture.ids[number] in dead]
+
+    def _pause(self) -> Iterator[Plan]:
+        is_paused = self.picture.meta.get(b"paused") == b"1"
+        call = self.scripts.pause(QUEUE, paused=not is_paused, now_ms=self.now)
+        yield Plan("resume" if is_paused else "pause", call)
+
+    def _hold(self) -> Iterator[Plan]:
+        held = self.picture.raw.get(f"{keys.held(QUEUE)}".encode(), ())
+        for account in self.world.accounts:
+            is_held = account.encode() in held
+            call = self.scripts.pause(QUEUE, paused=not is_held, account=account, now_ms=self.now)
+            yield Plan(f"{'unhold' if is_held else 'hold'} {account}:", call)
+
+    def _limit(self) -> Iterator[Plan]:
+        """An operator limits an account to one run, or takes the limit away."""
+        limits = self.picture.hash("limits")
+        for account in self.world.accounts:
+            is_limited = limits.get(account.encode(), b"1  0").split(b" ")[1] != b""
+            call = self.scripts.limit(QUEUE, account, weight=1, most_running=None if is_limited else 1)
+            yield Plan(f"limit {account}:", call)
+
+    def _resize(self) -> Iterator[Plan]:
+        most = self.world.policy.streams
+        streams = 1 if self.picture.meta.get(b"streams") == str(most).encode() else most
+        yield Plan(f"resize {streams}", self.scripts.resize(QUEUE, streams=streams))
+
+    def _depart(self) -> Iterator[Plan]:
+        for number in self.memory.born:
+            r = self.picture.records[number]
+            if not self.picture.is_over(number) and not r.get(b"leaving") and r.get(b"moves", b"0") == b"0":
+                ids = [(id_of(number), self.world.wishes[number].account)]
+                yield Plan(f"depart {number}", self.scripts.depart(QUEUE, ids, site="far", now_ms=self.now))
+
+    def _stay(self) -> Iterator[Plan]:
+        for number in self.memory.born:
+            if self.picture.records[number].get(b"leaving"):
+                yield Plan(f"stay {number}", self.scripts.stay(id_of(number), site="far", now_ms=self.now))
+
+
+def after(text: str, memory: Memory, picture: Picture, reply: Any) -> Memory:
+    """Return what the processes remember after this call, with its reply or without it. `picture`: after it."""
     new = msgspec.msgpack.decode(msgspec.msgpack.encode(memory), type=Memory)
     plain = text.removesuffix(LOST)
     is_lost = plain is not text
@@ -210,9 +326,19 @@ def after(world: World, text: str, memory: Memory, reply: Any) -> Memory:
         new.losses -= 1
     if verb == "tick":
         new.now += TICK_MS
+    elif verb == "lose":
+        new.deaths -= 1
     elif verb == "enqueue":
-        new.born = sorted([*new.born, int(names[0])])
-    elif names and names[0].isalpha():
+        is_new = not isinstance(reply, Exception) and not reply.replayed
+        new.born = sorted([*new.born, int(names[0])]) if is_new else new.born
+    elif verb == "due":
+        new.courier += [(_number(each), *_read_attempts(picture, _number(each)), "") for each in reply]
+    elif verb in ("deliver", "miss"):
+        number, revivals, known = map(int, names)
+        taken = (number, revivals, known)
+        new.courier.remove((*taken, verb) if (*taken, verb) in new.courier else (*taken, ""))
+        new.courier += [(*taken, verb)] if is_lost else []
+    elif names and names[0] in ("a", "b", "c"):
         director = next(each for each in new.directors if each.name[0] == names[0])
         _remember(new, director, verb, names[1:], reply, is_lost=is_lost)
     return new
@@ -261,6 +387,12 @@ def _name_of(director: Director, held: Held) -> str:
     """Return the number of its prediction, with a mark behind it for a later claim of the same one."""
     same = [each for each in director.held if each.number == held.number]
     return f"{held.number}{'+' * same.index(held)}"
+
+
+def _read_attempts(picture: Picture, number: int) -> tuple[int, int]:
+    """Return the revivals and the attempts that a courier reads in the record of an owed webhook."""
+    r = picture.records[number]
+    return int(r.get(b"revivals") or 0), int(r.get(b"tellings") or 0)
 
 
 def _number(prediction_id: str) -> int:

@@ -8,24 +8,26 @@ new state, each state is checked for a way to rest: by steps of directors, keepe
 import time
 import zlib
 from array import array
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from itertools import chain
 from multiprocessing import get_context
 from multiprocessing.queues import SimpleQueue
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
-from director.lab.prove.actions import FAIR, LOST, after, first, plan
+from director.lab.prove.actions import LOST, Plan, after, first, plan
 from director.lab.prove.picture import Memory, Picture, digest
 from director.lab.prove.rules import check_state, check_step
-from director.lab.prove.server import Edit, Fault, Kept, Server
+from director.lab.prove.server import Asked, Edit, Fault, Server
 from director.lab.prove.worlds import World
 from director.local.server import memory_server
 
-AT_ONCE: Final = 40  # states of one task of a worker
+AT_ONCE: Final = 16  # states of one task of a worker
 pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
 
 
@@ -35,7 +37,7 @@ class Breach(Struct, frozen=True):
 
 
 class Explored(Struct, frozen=True, kw_only=True):
-    """The outcome of a world. `is_whole`: it has no further state. `stuck`: states without a way to rest."""
+    """The outcome of a world. `depth`: of the layers that were tried whole. `is_whole`: it has no further state."""
 
     world: str
     states: int
@@ -54,6 +56,17 @@ class Next(Struct, array_like=True):
     blob: bytes
     is_rest: bool
     wrong: list[str]
+    is_fair: bool = False
+
+
+class Tried(NamedTuple):
+    """A state, the calls that may come next, and the commands that carry them out."""
+
+    before: Picture
+    memory: Memory
+    plans: list[Plan]
+    asked: Iterator[Asked]
+    commands: list[bytes]
 
 
 class Worker:
@@ -72,66 +85,65 @@ class Worker:
         [found] = self.server.ask([self.server.look()])
         return self._next("", Picture(self.world, found), memory, [])
 
-    def expand(self, blob: bytes) -> list[Next]:
-        kept, memory = unpack(zlib.decompress(blob), type=tuple[Kept, Memory])
-        server, world = self.server, self.world
-        [_, found] = server.ask([server.put(kept), server.look()])
-        before = Picture(world, found)
-        plans = list(plan(world, server.scripts, memory, before))
-        commands, asked = [], []
-        for each in plans:
-            if each.call is None:
-                continue
-            waiting = each.call.send(None)
-            packed = server.pack(waiting)
-            asked.append(waiting)
-            commands += [server.put(kept), packed, server.look()]
-            if world.twice:
-                commands += [packed, server.look()]
-        replies = iter(server.ask(commands)) if commands else iter(())
-        names = iter(asked)
-        result: list[Next] = []
-        for each in plans:
-            if each.call is None:
-                result.append(self._next(each.text, before, after(world, each.text, memory, None), []))
-                continue
-            _, raw, found = next(replies), next(replies), next(replies)
-            picture = Picture(world, found)
-            wrong: list[str] = []
-            if world.twice:
-                _, again = next(replies), next(replies)
-                if self._differs(picture, Picture(world, again)):
-                    wrong.append("the same call again changed something")
-            try:
-                reply = server.answer(each.call, next(names).name, raw)
-            except Fault as fault:
-                result.append(Next(each.text, b"", b"", False, [str(fault)]))
-                continue
-            wrong += check_step(world, each.text, before, picture, memory, reply)
-            result.append(self._next(each.text, picture, after(world, each.text, memory, reply), wrong))
-            if each.may_lose and memory.losses:
-                text = each.text + LOST
-                result.append(self._next(text, picture, after(world, text, memory, reply), []))
-        return result
+    def expand(self, blobs: Sequence[bytes]) -> Iterator[list[Next]]:
+        """Yield for each state what all calls lead to. One write carries the calls of all of them."""
+        tries = [self._prepare(*unpack(zlib.decompress(blob), type=tuple[list[Any], Memory])) for blob in blobs]
+        commands = [command for each in tries for command in each.commands]
+        replies = iter(self.server.ask(commands) if commands else ())
+        for each in tries:
+            yield [found for made in each.plans for found in self._judge(each, made, replies)]
 
-    def _differs(self, picture: Picture, again: Picture) -> bool:
-        return {key: dump for key, dump, _ in picture.kept} != {key: dump for key, dump, _ in again.kept}
+    def _prepare(self, found: list[Any], memory: Memory) -> "Tried":
+        before, commands, asked = Picture(self.world, found), [], []
+        plans = list(plan(self.world, self.server.scripts, memory, before))
+        put = self.server.put(found)
+        for each in plans:
+            if each.call is not None:
+                asked.append(each.call.send(None))
+                packed, look = self.server.pack(asked[-1]), self.server.look()
+                commands += [put, self.server.forget(each.gone), packed, look]
+                commands += [packed, look] if self.world.twice else []
+        return Tried(before, memory, plans, iter(asked), commands)
 
-    def _next(self, text: str, picture: Picture, memory: Memory, wrong: list[str]) -> Next:
+    def _judge(self, tried: "Tried", made: Plan, replies: Iterator[Any]) -> Iterator[Next]:
+        before, memory = tried.before, tried.memory
+        if made.call is None:
+            yield self._next(made.text, before, after(made.text, memory, before, None), [], is_fair=made.is_fair)
+            return
+        _, _, raw, found = (next(replies) for _ in range(4))
+        picture = Picture(self.world, found)
+        again = [next(replies) for _ in range(2)][1] if self.world.twice else None
+        try:
+            reply = self.server.answer(made.call, next(tried.asked).name, raw)
+        except Fault as fault:
+            yield Next(made.text, b"", b"", False, [str(fault)])
+            return
+        wrong = list(check_step(self.world, made.text, before, picture, memory, reply))
+        if again is not None and picture.raw != Picture(self.world, again).raw:
+            wrong.append("the same call again changed something")
+        yield self._next(made.text, picture, after(made.text, memory, picture, reply), wrong, is_fair=made.is_fair)
+        if made.may_lose and memory.losses:
+            text = made.text + LOST
+            yield self._next(text, picture, after(text, memory, picture, reply), [])
+
+    def _next(self, text: str, picture: Picture, memory: Memory, wrong: list[str], *, is_fair: bool = False) -> Next:
         key = digest(self.world, picture, memory)
-        if key in self.known and not wrong:
-            return Next(text, key, b"", is_at_rest(picture, memory), [])
-        self.known.add(key)
-        wrong = [*wrong, *check_state(self.world, picture, memory)]
-        blob = zlib.compress(pack((picture.kept, memory)), 1)
-        return Next(text, key, blob, is_at_rest(picture, memory), wrong)
+        blob, is_rest = b"", is_at_rest(picture, memory)
+        if key not in self.known or wrong:
+            self.known.add(key)
+            wrong = [*wrong, *check_state(self.world, picture, memory)]
+            blob = zlib.compress(pack((picture.found, memory)), 1)
+        return Next(text, key, blob, is_rest, wrong, is_fair)
 
 
 def is_at_rest(picture: Picture, memory: Memory) -> bool:
     return all(picture.is_over(number) for number in memory.born) and not picture.owed
 
 
-_worker: Worker | None = None
+Layer = list[tuple[int, bytes]]
+"""States by their number, each as its dumps and memories."""
+Expand = Callable[[Layer], Iterator[tuple[int, list[Next]]]]
+_worker: Worker | None = None  # of a process of the pool
 
 
 def _start(world: World, edits: Sequence[Edit], urls: "SimpleQueue[str]") -> None:
@@ -139,10 +151,38 @@ def _start(world: World, edits: Sequence[Edit], urls: "SimpleQueue[str]") -> Non
     _worker = Worker(world, Server(urls.get(), edits))
 
 
-def _expand(blobs: list[tuple[int, bytes]]) -> list[tuple[int, list[Next]]]:
-    if _worker is None:
+def _expand(layer: Layer, worker: Worker | None = None) -> list[tuple[int, list[Next]]]:
+    worker = worker or _worker
+    if worker is None:
         raise RuntimeError("the worker has not begun")
-    return [(place, _worker.expand(blob)) for place, blob in blobs]
+    found = worker.expand([blob for _, blob in layer])
+    return [(place, each) for (place, _), each in zip(layer, found, strict=True)]
+
+
+@contextmanager
+def _start_workers(world: World, workers: int, edits: Sequence[Edit]) -> Generator[tuple[Next, Expand], None, None]:
+    """Yield the first state, and a function that expands a layer. One worker needs no process of its own."""
+    context = get_context("spawn")
+    urls: SimpleQueue[str] = context.SimpleQueue()
+    with ExitStack() as opened:
+        for _ in range(workers):
+            urls.put(url := opened.enter_context(memory_server()))
+        worker = Worker(world, opened.enter_context(closing(Server(url, edits))))
+        root = worker.begin()
+        each_part: Callable[[Iterator[Layer]], Iterator[list[tuple[int, list[Next]]]]]
+        if workers == 1:
+            each_part = partial(map, partial(_expand, worker=worker))
+        else:
+            pool = ProcessPoolExecutor(workers, context, _start, (world, tuple(edits), urls))
+            opened.callback(pool.shutdown, cancel_futures=True)
+            each_part = partial(pool.map, _expand)
+
+        def expand(layer: Layer) -> Iterator[tuple[int, list[Next]]]:
+            size = max(1, min(AT_ONCE, -(-len(layer) // workers)))
+            parts = (layer[start : start + size] for start in range(0, len(layer), size))
+            return chain.from_iterable(each_part(parts))
+
+        yield root, expand
 
 
 class Graph:
@@ -167,7 +207,7 @@ class Graph:
             self.resting.append(each.is_rest)
         if parent >= 0:
             self.transitions += 1
-            if LOST not in each.text and each.text.split()[0] in FAIR:
+            if each.is_fair:
                 self.fair_from.append(parent)
                 self.fair_to.append(place)
         return is_new
@@ -197,33 +237,39 @@ class Graph:
 
 
 def explore(
-    name: str, world: World, *, workers: int = 1, seconds: float | None = None, edits: Sequence[Edit] = ()
+    name: str,
+    world: World,
+    *,
+    workers: int = 1,
+    seconds: float | None = None,
+    edits: Sequence[Edit] = (),
+    show: Callable[[str], None] = lambda _: None,
 ) -> Explored:
-    """Explore until there is no new state, or a breach, or the world's depth, or the seconds are over."""
+    """Explore until there is no new state, or a breach, or the world's depth, or the seconds are over. `show` gets a
+    line for each layer.
+    """
     began = time.monotonic()
     graph, depth, breach = Graph(), 0, None
-    is_cut = False
-    with _start_workers(world, workers, edits) as (root, pool):
+    with _start_workers(world, workers, edits) as (root, expand):
         graph.add(-1, root)
         layer = [(0, root.blob)]
-        while layer and breach is None and not is_cut:
-            if world.depth is not None and depth == world.depth:
-                is_cut = True
-                break
-            depth += 1
-            following: list[tuple[int, bytes]] = []
-            for place, found in _tasks(pool, layer, workers):
-                for each in found:
-                    if each.wrong:
-                        breach = breach or Breach(each.wrong[0], (*graph.calls_to(place), each.text))
-                        continue
+        is_cut = False
+        while layer and not is_cut:
+            show(f"» {name}: depth {depth}, {len(graph.parents):,} states, {graph.transitions:,} transitions")
+            following: Layer = []
+            for place, found in expand(layer):
+                breach = next((Breach(e.wrong[0], (*graph.calls_to(place), e.text)) for e in found if e.wrong), None)
+                for each in found if breach is None else ():
                     if graph.add(place, each):
                         following.append((len(graph.parents) - 1, each.blob))
-                if seconds is not None and time.monotonic() - began > seconds:
-                    is_cut = True
+                is_cut = breach is not None or (seconds is not None and time.monotonic() - began > seconds)
+                if is_cut:
+                    break
+            else:
+                depth += 1
+                is_cut = depth == world.depth and bool(following)
             layer = following
-        pool.shutdown(cancel_futures=True)
-    if breach is None and not is_cut and (stuck := graph.first_stuck()) is not None:
+    if not is_cut and (stuck := graph.first_stuck()) is not None:
         breach = Breach("it cannot come to rest any more", graph.calls_to(stuck))
     return Explored(
         world=name,
@@ -231,7 +277,7 @@ def explore(
         transitions=graph.transitions,
         depth=depth,
         seconds=time.monotonic() - began,
-        is_whole=not is_cut and breach is None,
+        is_whole=not is_cut,
         breach=breach,
     )
 
@@ -243,36 +289,10 @@ def replay(world: World, calls: Sequence[str], edits: Sequence[Edit] = ()) -> li
         state = worker.begin()
         for text in calls:
             worker.known.clear()
-            found = {each.text: each for each in worker.expand(state.blob)}
+            found = {each.text: each for each in next(worker.expand([state.blob]))}
             if text not in found:
                 raise ValueError(f"{text!r} cannot come next. It may be: {', '.join(found)}.")
             state = found[text]
             if state.wrong:
                 return state.wrong
     return []
-
-
-@contextmanager
-def _start_workers(
-    world: World, workers: int, edits: Sequence[Edit]
-) -> Generator[tuple[Next, ProcessPoolExecutor], None, None]:
-    """Start the servers and their workers. Yield the first state and the workers."""
-    context = get_context("spawn")
-    urls: SimpleQueue[str] = context.SimpleQueue()
-    with ExitStack() as opened:
-        for _ in range(workers):
-            urls.put(url := opened.enter_context(memory_server()))
-        with closing(Server(url, edits)) as server:
-            root = Worker(world, server).begin()
-        yield root, opened.enter_context(ProcessPoolExecutor(workers, context, _start, (world, tuple(edits), urls)))
-
-
-def _tasks(pool: ProcessPoolExecutor, layer: list[tuple[int, bytes]], workers: int) -> Iterator[tuple[int, list[Next]]]:
-    size = max(1, min(AT_ONCE, -(-len(layer) // workers)))
-    for done in pool.map(_expand, _parts(layer, size)):
-        yield from done
-
-
-def _parts(layer: list[tuple[int, bytes]], size: int) -> Iterator[list[tuple[int, bytes]]]:
-    for start in range(0, len(layer), size):
-        yield layer[start : start + size]

@@ -15,7 +15,6 @@ from msgspec import Struct
 
 from director.core.ids import ALL_LANES
 from director.core.states import TERMINAL
-from director.lab.prove.server import Kept
 from director.lab.prove.worlds import QUEUE, TICK_MS, World, id_of
 
 TAG: Final = b"{p0}:"
@@ -60,7 +59,8 @@ class Memory(Struct, array_like=True):
     losses: int
     deaths: int
     calls: int = 0
-    courier: list[int] = []  # taken by a courier, and not answered yet
+    # its webhooks: number, revivals and attempts of the record, and the outcome that it notes until it gets a reply
+    courier: list[tuple[int, int, int, str]] = []
 
 
 class Entry(Struct, array_like=True):
@@ -76,7 +76,7 @@ class Picture:
     """All that a server has of the queue."""
 
     def __init__(self, world: World, found: Sequence[Any]) -> None:
-        self.kept: Kept = [(key, dump, bool(ttl)) for key, dump, ttl, _ in found]
+        self.found = found
         self.has_lifetime = {key for key, _, ttl, _ in found if ttl}
         self.raw: dict[bytes, Any] = {key: value for key, _, _, value in found}
         self.records: list[Fields] = []
@@ -95,7 +95,7 @@ class Picture:
                     self._note_stream(lane, number, *stream)
 
     def _note_stream(self, lane: str, number: int, rows: Any, groups: Any, pending: Any) -> None:
-        held = {mid: consumer for mid, consumer, *_ in pending}
+        held = dict(pending)
         last = (0, 0)
         for group in groups:
             last = _parts(group[group.index(b"last-delivered-id") + 1])
@@ -124,6 +124,9 @@ class Picture:
     def is_over(self, number: int) -> bool:
         return self.records[number].get(b"status") in ENDED
 
+    def is_leaving(self, number: int) -> bool:
+        return bool(self.records[number].get(b"leaving"))
+
 
 def _fields(flat: Sequence[bytes]) -> Fields:
     return dict(zip(flat[::2], flat[1::2], strict=True)) if flat else NOTHING
@@ -149,9 +152,10 @@ def canonical(world: World, picture: Picture, memory: Memory) -> str:
 # Fields of a record that decide what scripts do with it, and the kinds of their values
 PLAIN: Final = (b"status", b"attempt", b"cancel", b"begun", b"shown", b"revivals", b"left", b"leaving", b"code")
 TIMES: Final = (b"deadline", b"start_by", b"start_after", b"next_telling", b"forwarded")
-OF_ENDED: Final = (b"status", b"code", b"revivals", b"told")
+OF_ENDED: Final = (b"status", b"code", b"revivals", b"told", b"tellings", b"forwarded")
+OF_BREAKER: Final = (b"probe", b"failed_id")
 META: Final = (
-    *(b"paused", b"breaker", b"probe", b"failures", b"several", b"slots", b"streams", b"read"),
+    *(b"paused", b"breaker", b"failures", b"several", b"slots", b"streams", b"read"),
     *(f"{what}:{lane}".encode() for what in ("ready", "backlogged", "mask", "next", "credit") for lane in ALL_LANES),
 )
 
@@ -161,9 +165,9 @@ def _own(picture: Picture, memory: Memory, number: int) -> tuple[Any, ...]:
     r, name = picture.records[number], picture.ids[number]
     if not r:
         return (number in memory.born,)
-    owed, dead = picture.owed.get(name), name in picture.scores("dead")
+    dead, blamed = name in picture.scores("dead"), [picture.meta.get(field) == name for field in OF_BREAKER]
     if r[b"status"] in ENDED:
-        return (*(r.get(field, b"") for field in OF_ENDED), _until(owed, memory.now), dead)
+        return (*(r.get(field, b"") for field in OF_ENDED), _until(picture.owed.get(name), memory.now), dead, blamed)
     lane, account = r[b"lane"].decode(), r[b"account"].decode()
     line = picture.ranks(f"backlog:{lane}:{account}")
     place = line.index(name) if name in line else -1
@@ -178,9 +182,8 @@ def _own(picture: Picture, memory: Memory, number: int) -> tuple[Any, ...]:
         place,
         entries,
         indexes,
-        name in picture.scores("live"),
-        _until(owed, memory.now),
-        dead,
+        [name in picture.scores(what) for what in ("live", "leaving")],
+        blamed,
     )
 
 
@@ -246,7 +249,11 @@ def _name_directors(
                     if entry.consumer
                 ],
                 holders,
-                number in memory.courier,
+                [
+                    (revivals == int(r.get(b"revivals") or 0), known, asked)
+                    for n, revivals, known, asked in memory.courier
+                    if n == number
+                ],
             )
         )
     rows.sort(key=repr)

@@ -3,13 +3,13 @@ prediction is in one place and ends once, each counter equals what it counts, an
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from director.core.ids import ALL_LANES
-from director.lab.prove.actions import LOST
-from director.lab.prove.picture import ENDED, OF_QUEUE, TAG, Memory, Picture
-from director.lab.prove.worlds import World
+from director.core.ids import ALL_LANES, IDLE
+from director.lab.prove.actions import LOST, MANY
+from director.lab.prove.picture import ENDED, OF_QUEUE, TAG, Director, Memory, Picture
+from director.lab.prove.worlds import LEASE_TICKS, TICK_MS, World
 
 WORDS_OF_LOST: Final = ("lost", False)
 
@@ -21,9 +21,9 @@ def check_state(world: World, picture: Picture, memory: Memory) -> Iterator[str]
             yield f"{number} was accepted and is lost"
             return
         yield from (f"{number} {what}" for what in _own(world, picture, memory, number))
-    yield from _indexes(picture, memory)
+    yield from _indexes(world, picture, memory)
     yield from _counts(world, picture, memory)
-    yield from _turns(world, picture, memory)
+    yield from _turns(world, picture)
 
 
 def _own(world: World, picture: Picture, memory: Memory, number: int) -> Iterator[str]:
@@ -46,16 +46,22 @@ def _own(world: World, picture: Picture, memory: Memory, number: int) -> Iterato
         yield "has more attempts than it may"
     entries, token = picture.entries.get(name, []), r.get(b"token", b"")
     lane, account = r[b"lane"].decode(), r[b"account"].decode()
-    is_in_line = name in picture.ranks(f"backlog:{lane}:{account}")
+    line = picture.scores(f"backlog:{lane}:{account}")
+    is_in_line = name in line
+    if is_in_line and line[name] != float(r[b"arrival"]):
+        yield "is in another place of its line than its arrival says"
     is_delayed, is_claimed = name in picture.scores("delayed"), name in picture.scores("lease")
-    places = len(entries) * (not token) + is_in_line + is_delayed + is_claimed
+    is_away = name in picture.scores("leaving")
+    places = len(entries) * (not token) + is_in_line + is_delayed + is_claimed + is_away
     if places != (not ended):
         yield f"is in {places} places"
     if is_claimed != bool(token):
         yield "has a claim without a lease, or a lease without a claim"
     if ended and (entries or token):
         yield "is claimed or in line after its end"
-    if token and (len(entries) != 1 or not entries[0].consumer):
+    if is_away != picture.is_leaving(number):
+        yield "leaves, and is not on the list of what leaves, or the other way round"
+    if token and (len(entries) != 1 or not entries[0].consumer) and "lose" not in world.calls:
         yield "is claimed, and its entry is not pending"
     for entry in entries:
         if (str(entry.number).encode(), entry.mid) != (r.get(b"stream"), r.get(b"mid")):
@@ -64,25 +70,36 @@ def _own(world: World, picture: Picture, memory: Memory, number: int) -> Iterato
             yield "waits, and no claim will find it"
         if not token and not int(picture.meta.get(f"mask:{lane}".encode(), 0)) >> entry.number & 1:
             yield "waits in a stream that no claim looks into"
+    if r.get(b"cancel") and not (token or is_away or ended):
+        yield "waits, although it was canceled"
     if r.get(b"shown") and not token and not ended:
         yield "was shown, and may run again"
     wants = b"completed" in r.get(b"events", b"")
     is_owed = name in picture.owed
+    if name in picture.scores("dead") and r[b"status"] != b"failed":
+        yield "is a dead letter, and has not failed"
     if is_owed != (ended and wants and r.get(b"told") not in (b"delivered", b"given_up")):
         yield "owes a webhook, or owes none, against its record"
 
 
-def _indexes(picture: Picture, memory: Memory) -> Iterator[str]:
-    living = {picture.ids[number] for number in memory.born if not picture.is_over(number)}
+def _indexes(world: World, picture: Picture, memory: Memory) -> Iterator[str]:
+    living = {picture.ids[number] for number in _find_living(picture, memory)}
     if picture.scores("live").keys() != living:
         yield "the list of what lives is wrong"
     timed = {name for name in living if _has_time(picture, picture.ids.index(name))}
     if picture.scores("deadline").keys() - living:
         yield "the list of deadlines has what has ended"
-    if timed - picture.scores("deadline").keys():
+    has_lost = (
+        "lose" in world.calls and not memory.deaths
+    )  # of claims reconcile restores no deadline: heartbeats know it
+    if timed - picture.scores("deadline").keys() and not has_lost:
         yield "a deadline is not on the list"
     if picture.stray:
         yield "an entry is pending that is not there"
+
+
+def _find_living(picture: Picture, memory: Memory) -> list[int]:
+    return [number for number in memory.born if not (picture.is_over(number) or picture.is_leaving(number))]
 
 
 def _has_time(picture: Picture, number: int) -> bool:
@@ -94,7 +111,7 @@ def _has_time(picture: Picture, number: int) -> bool:
 
 
 def _counts(world: World, picture: Picture, memory: Memory) -> Iterator[str]:
-    living = [number for number in memory.born if not picture.is_over(number)]
+    living = _find_living(picture, memory)
     running = [number for number in living if picture.records[number].get(b"token")]
     waiting = [number for number in living if number not in running]
     for what, those in (("queued", waiting), ("running", running)):
@@ -109,6 +126,9 @@ def _counts(world: World, picture: Picture, memory: Memory) -> Iterator[str]:
         for what, real_count in (("ready", ready), ("backlogged", lines)):
             if int(picture.meta.get(f"{what}:{lane}".encode(), 0)) != real_count:
                 yield f"{what}:{lane} is miscounted"
+    keys_held = [picture.records[number].get(b"idem", number) for number in memory.born]
+    if len(set(keys_held)) < len(keys_held):
+        yield "one idempotency key has two predictions"
     ended = sum(picture.is_over(number) for number in memory.born)
     revived = sum(int(picture.records[number].get(b"revivals", 0)) for number in memory.born)
     tally = picture.hash("tally")
@@ -119,28 +139,34 @@ def _counts(world: World, picture: Picture, memory: Memory) -> Iterator[str]:
         yield "what was accepted is miscounted"
 
 
-def _turns(world: World, picture: Picture, memory: Memory) -> Iterator[str]:
-    running, limits = picture.hash("running"), picture.hash("limits")
-    held = {*picture.raw.get(OF_QUEUE + b"held", ()), *picture.hash("suspended")}
-    could = False
-    for account in map(str.encode, world.accounts):
-        most = limits.get(account, b"1  0").split(b" ")[1]
-        count = int(running.get(account, 0))
-        if most and count > int(most):
-            yield f"{account.decode()} runs more than it may"
-        may_run = account not in held and (not most or count < int(most))
+def _turns(world: World, picture: Picture) -> Iterator[str]:
+    for account in world.accounts:
+        name, may_run = account.encode(), _may_run(picture, account)
+        most = _most_running(picture, account)
+        if most is not None and int(picture.hash("running").get(name, 0)) > most and "limit" not in world.calls:
+            yield f"{account} runs more than it may"
         for lane in ALL_LANES:
-            line = picture.ranks(f"backlog:{lane}:{account.decode()}")
-            if (account in picture.ranks(f"vtime:{lane}")) != (bool(line) and may_run):
-                yield f"{account.decode()} has a turn for nothing, or none with work"
-            if account in picture.ranks(f"vtime:{lane}") and account in picture.ranks(f"debt:{lane}"):
-                yield f"{account.decode()} has two virtual times"
-            could = could or (may_run and bool(line))
-        ready = [n for n in memory.born if picture.ids[n] in picture.entries and not picture.records[n].get(b"token")]
-        could = could or (may_run and any(world.wishes[n].account.encode() == account for n in ready))
+            has_turn, has_line = (name in picture.scores(f"vtime:{lane}"), picture.ranks(f"backlog:{lane}:{account}"))
+            if has_turn != (bool(has_line) and may_run):
+                yield f"{account} has a turn for nothing, or none with work"
+            if has_turn and name in picture.scores(f"debt:{lane}"):
+                yield f"{account} has two virtual times"
+    could = any(_may_run(picture, world.wishes[number].account) for number in _find_waiting(picture))
     may_go = picture.meta.get(b"paused") != b"1" and not picture.meta.get(b"breaker")
     if could and may_go and OF_QUEUE + b"bell" not in picture.raw:
         yield "work waits, and no wakeup was sent"
+
+
+def _most_running(picture: Picture, account: str) -> int | None:
+    most = picture.hash("limits").get(account.encode(), b"1  0").split(b" ")[1]
+    return int(most) if most else None
+
+
+def _may_run(picture: Picture, account: str) -> bool:
+    name, most = account.encode(), _most_running(picture, account)
+    if name in picture.raw.get(OF_QUEUE + b"held", ()) or name in picture.hash("suspended"):
+        return False
+    return most is None or int(picture.hash("running").get(name, 0)) < most
 
 
 def check_step(world: World, text: str, before: Picture, after: Picture, memory: Memory, reply: Any) -> Iterator[str]:
@@ -156,11 +182,16 @@ def check_step(world: World, text: str, before: Picture, after: Picture, memory:
                     yield f"{number} had ended, and its {field.decode()} changed"
         if verb in ("claim", "again") and was.get(b"token") and was.get(b"token") != now.get(b"token"):
             yield f"{number} was claimed, and is claimed by another one"
+        was_canceled = was.get(b"cancel") == b"user" and was.get(b"token") and verb != "finish"
+        if was_canceled and after.is_over(number) and now[b"status"] != b"canceled":
+            yield f"{number} was canceled, and ended as {now[b'status'].decode()}"
     if token is not None:
         number = int(names[1].rstrip("+"))
         was, now = before.records[number], after.records[number]
         is_current = was.get(b"token") == token
         has_ended = was.get(b"ended") == token
+        if verb == "output" and is_current and world.wishes[number].once_shown and not now.get(b"shown"):
+            yield "what was shown is not noted"
         if not is_current and not (has_ended and verb == "finish"):
             if _word(reply) not in WORDS_OF_LOST:
                 yield f"a stale token was answered {_word(reply)}"
@@ -172,8 +203,24 @@ def check_step(world: World, text: str, before: Picture, after: Picture, memory:
             yield "a repeated end was not known again"
         elif verb == "finish" and is_current and (now[b"status"] not in ENDED or now.get(b"ended") != token):
             yield "it was finished, and has not ended"
+    if check := CHECKS.get(verb):
+        yield from (what for what in check(before, after, memory, names, reply))
+    if verb in ("reap", "recover"):
+        leases = before.scores("lease")
+        for number in memory.born:
+            was, now = before.records[number], after.records[number]
+            if was.get(b"token") != now.get(b"token") and leases[before.ids[number]] > memory.now:
+                yield f"{number} was taken back before its lease was over"
+    if verb == "reconcile" and reply[1]:
+        yield f"what is well was repaired: {reply[1]}"
+    if verb == "extend":
+        yield from _check_extend(before, after, memory, names[0], reply)
     if verb in ("claim", "again"):
-        yield from _check_claims(world, before, after, memory, reply, is_again=verb == "again")
+        most = _most_claims(before, memory)
+        if len(reply) > (most if verb == "claim" else MANY):
+            yield f"{len(reply)} were handed out, and {most} may be"
+        director = next(each for each in memory.directors if each.name[0] == names[0])
+        yield from _check_claims(world, before, after, director, reply, is_again=verb == "again")
     yield from _check_usage(text, before, after, memory, reply)
 
 
@@ -189,38 +236,149 @@ def _word(reply: Any) -> Any:
     return getattr(reply, "hold", reply)
 
 
+def _most_claims(before: Picture, memory: Memory) -> int:
+    """Return how many a claim may hand out while the queue is paused, or its breaker not closed."""
+    state, until = before.meta.get(b"breaker", b""), int(before.meta.get(b"open_until") or 0)
+    if before.meta.get(b"paused") == b"1" or state == b"probing" or (state == b"open" and until > memory.now):
+        return 0
+    return 1 if state else MANY
+
+
+def _check_cancel(before: Picture, after: Picture, memory: Memory, names: list[str], reply: Any) -> Iterator[str]:
+    number = int(names[0])
+    was, now = before.records[number], after.records[number]
+    runs = bool(was.get(b"token") or was.get(b"leaving"))
+    if reply != ("asked" if runs else "canceled"):
+        yield f"a cancel was answered {reply}"
+    if (now.get(b"cancel") if runs else now[b"status"]) != (b"user" if runs else b"canceled"):
+        yield "a cancel was not written"
+
+
+def _check_expire(before: Picture, after: Picture, memory: Memory, names: list[str], reply: Any) -> Iterator[str]:
+    for number in memory.born:
+        r, is_late = (
+            before.records[number],
+            int(before.records[number].get(b"deadline") or memory.now + 1) <= memory.now,
+        )
+        if r.get(b"token") and after.is_over(number):
+            yield f"{number} runs, and was ended without its director"
+        if r.get(b"token") and is_late and not after.records[number].get(b"cancel"):
+            yield f"the director of {number} is not told that its time is up"
+        if not r.get(b"token") and is_late and not after.is_over(number) and not r.get(b"leaving"):
+            yield f"{number} is late, and waits on"
+
+
+def _check_drop(before: Picture, after: Picture, memory: Memory, names: list[str], reply: Any) -> Iterator[str]:
+    if not reply or before.ids[int(names[0])] in after.scores("dead"):
+        yield "a letter was dropped, and is there"
+
+
+def _check_due(before: Picture, after: Picture, memory: Memory, names: list[str], reply: Any) -> Iterator[str]:
+    if any(after.owed[each.encode()] <= memory.now for each in reply):
+        yield "a webhook was taken, and another courier may take it at once"
+
+
+def _check_delivery(before: Picture, after: Picture, memory: Memory, names: list[str], reply: Any) -> Iterator[str]:
+    number, revivals, _ = map(int, names)
+    was, now, name = before.records[number], after.records[number], before.ids[number]
+    is_other = revivals != int(was.get(b"revivals") or 0) or name not in before.owed
+    if is_other and (was != now or before.owed != after.owed):
+        yield "an answer to another webhook, or a repeated one, changed something"
+
+
+def _check_miss(before: Picture, after: Picture, memory: Memory, names: list[str], reply: Any) -> Iterator[str]:
+    yield from _check_delivery(before, after, memory, names, reply)
+    number, _, known = map(int, names)
+    was, now = (int(each.records[number].get(b"tellings") or 0) for each in (before, after))
+    if now > max(known + 1, was):
+        yield "an attempt was counted twice"
+
+
+CHECKS: Final[dict[str, Callable[[Picture, Picture, Memory, list[str], Any], Iterator[str]]]] = {
+    "cancel": _check_cancel,
+    "expire": _check_expire,
+    "drop": _check_drop,
+    "due": _check_due,
+    "deliver": _check_delivery,
+    "miss": _check_miss,
+}
+
+
+def _check_extend(before: Picture, after: Picture, memory: Memory, name: str, reply: Any) -> Iterator[str]:
+    director = next(each for each in memory.directors if each.name[0] == name)
+    for held, word in zip(director.held, reply, strict=True):
+        r, mine = before.records[held.number], before.ids[held.number]
+        is_current = r.get(b"token") == held.token.encode()
+        if is_current == (word == "lost"):
+            yield f"a heartbeat for {held.number} was answered {word}"
+        if is_current and after.scores("lease").get(mine) != memory.now + LEASE_TICKS * TICK_MS:
+            yield f"a heartbeat did not extend the lease of {held.number}"
+        if is_current and r.get(b"cancel") and word == "held":
+            yield f"a heartbeat did not say that {held.number} must stop"
+
+
 def _check_claims(
-    world: World, before: Picture, after: Picture, memory: Memory, reply: Any, *, is_again: bool
+    world: World, before: Picture, after: Picture, director: Director, reply: Any, *, is_again: bool
 ) -> Iterator[str]:
-    for claim in reply:
-        number = after.ids.index(claim.id.encode())
+    handed = [after.ids.index(claim.id.encode()) for claim in reply]
+    for number, r in enumerate(before.records):
+        nonce = director.nonce.encode() + b"-"
+        if is_again and r.get(b"token", b"").startswith(nonce) and number not in handed:
+            yield f"{number} was handed out by a call whose reply was lost, and is not by its repetition"
+    if handed and not is_again and not _may_run(before, world.wishes[handed[0]].account):
+        yield f"{handed[0]} was handed out, and its account may not run"
+    if "limit" not in world.calls:
+        yield from _check_turns(world, before, after, handed)
+    for claim, number in zip(reply, handed, strict=True):
         r = after.records[number]
         if r.get(b"token") != claim.token.encode():
             yield f"{number} was handed out, and its record has another token"
         if before.records[number].get(b"token") not in (None, b"", claim.token.encode()):
             yield f"{number} was handed out, and was claimed"
         if not is_again and not before.records[number].get(b"token"):
-            yield from _check_order(world, before, number)
+            yield from _check_order(world, before, number, handed)
 
 
-def _check_order(world: World, before: Picture, number: int) -> Iterator[str]:
-    """Within a lane, an account's predictions that never ran go in the order in which they came."""
+def _check_order(world: World, before: Picture, number: int, handed: list[int]) -> Iterator[str]:
+    """Within a lane of one stream, an account's predictions that never ran go in the order in which they came, and idle
+    work goes last.
+    """
     r, wish = before.records[number], world.wishes[number]
-    for other, record in enumerate(before.records):
-        if (
-            record
-            and world.wishes[other].account == wish.account
-            and world.wishes[other].lane == wish.lane
-            and record[b"status"] not in ENDED
-            and not record.get(b"token")
-            and before.ids[other] not in before.scores("delayed")
-            and record[b"claims"] == r[b"claims"] == b"0"
-            and int(record[b"arrival"]) < int(r[b"arrival"])
-            and world.slots == 1
-            and not record.get(b"deadline")
-            and not record.get(b"start_by")
-        ):
+    for other in set(_find_waiting(before)) - set(handed):
+        record, its = before.records[other], world.wishes[other]
+        never_ran = record[b"claims"] == r[b"claims"] == b"0" and not (record.get(b"revivals") or record.get(b"moves"))
+        is_timed = record.get(b"deadline") or record.get(b"start_by")
+        is_later = (its.account, its.lane) == (wish.account, wish.lane) and int(record[b"arrival"]) < int(r[b"arrival"])
+        if is_later and never_ran and not is_timed and world.policy.streams == 1:
             yield f"{number} was handed out before {other}"
+        if wish.lane == IDLE != its.lane and len(handed) == 1 and _may_run(before, its.account) and not is_timed:
+            yield f"{number} is idle work, and was handed out before {other}"
+
+
+def _check_turns(world: World, before: Picture, after: Picture, handed: list[int]) -> Iterator[str]:
+    """The account that was served least goes first, of those with a backlog. Each admission is charged."""
+    for lane in {world.wishes[number].lane for number in handed}:
+        own = before.scores(f"vtime:{lane}")
+        lines = {account: before.ranks(f"backlog:{lane}:{account.decode()}") for account in own}
+        for number in handed:
+            name, account = before.ids[number], world.wishes[number].account.encode()
+            if name not in lines.get(account, ()):
+                continue
+            if own[account] > min(own[other] for other, line in lines.items() if line):
+                yield f"{number} was handed out, and another account had the turn"
+            lines[account].remove(name)
+            own[account] += float(after.records[number].get(b"charged") or 0)
+
+
+def _find_waiting(picture: Picture) -> list[int]:
+    """Return what waits in line."""
+    delayed = picture.scores("delayed")
+    return [
+        number
+        for number, r in enumerate(picture.records)
+        if r and not picture.is_over(number) and not (r.get(b"token") or r.get(b"leaving"))
+        if picture.ids[number] not in delayed
+    ]
 
 
 def _check_usage(text: str, before: Picture, after: Picture, memory: Memory, reply: Any) -> Iterator[str]:

@@ -11,6 +11,7 @@ import hiredis
 
 from director.broker.gatherer import Arg, Script
 from director.broker.scripts import Scripts
+from director.core.errors import DirectorError
 
 READ_BYTES: Final = 1 << 20
 LIVES_MS: Final = 10**9  # of a key with a lifetime: virtual time lets nothing expire
@@ -37,18 +38,17 @@ for _, key in ipairs(redis.call('KEYS', '*')) do
     elseif kind == 'string' then
       value = redis.call('GET', key)
     else
-      local groups = redis.call('XINFO', 'GROUPS', key)
-      value = { redis.call('XRANGE', key, '-', '+'), groups,
-        #groups > 0 and redis.call('XPENDING', key, 'directors', '-', '+', 100) or {} }
+      local groups, held = redis.call('XINFO', 'GROUPS', key), {}
+      for _, row in ipairs(#groups > 0 and redis.call('XPENDING', key, 'directors', '-', '+', 100) or {}) do
+        held[#held + 1] = { row[1], row[2] } -- not its idle time, which is real
+      end
+      value = { redis.call('XRANGE', key, '-', '+'), groups, held }
     end
     found[#found + 1] = { key, redis.call('DUMP', key), redis.call('PTTL', key) > 0 and 1 or 0, value }
   end
 end
 return found
 """
-
-Kept = list[tuple[bytes, bytes, bool]]
-"""All keys of a state: name, dump, and whether it has a lifetime."""
 
 
 class Edit(NamedTuple):
@@ -120,12 +120,15 @@ class Server:
                 replies.append(reply)
         return replies
 
-    def put(self, kept: Kept) -> bytes:
-        """Return the command that makes this state the server's."""
+    def put(self, found: Sequence[Any]) -> bytes:
+        """Return the command that makes the server's state what `look` found."""
         words: list[Any] = ["EVALSHA", self._put, 0]
-        for name, dump, has_lifetime in kept:
+        for name, dump, has_lifetime, _ in found:
             words += (name, dump, LIVES_MS if has_lifetime else 0)
         return _pack(*words)
+
+    def forget(self, gone: Sequence[str]) -> bytes:
+        return _pack("DEL", "", *gone)
 
     def look(self) -> bytes:
         return _pack("EVALSHA", self._look, 0)
@@ -138,7 +141,9 @@ class Server:
         return _pack("EVALSHA", sha, len(asked.keys), *asked.keys, *args)
 
     def answer(self, call: Coroutine[Any, Any, Any], name: str, reply: Any) -> Any:
-        """Hand a typed call its reply, and return its result. Raises Fault for an error of the script."""
+        """Hand a typed call its reply, and return its result, or its refusal. Raises Fault for an error of the
+        script.
+        """
         if self._script(name)[1] and isinstance(reply, list):
             reply = reply[0]
         if isinstance(reply, Exception):
@@ -148,6 +153,8 @@ class Server:
             call.send(reply)
         except StopIteration as ended:
             return ended.value
+        except DirectorError as refused:
+            return refused
         raise AssertionError(f"{name} asks twice")
 
     def do(self, call: Coroutine[Any, Any, Any]) -> Any:

@@ -5,6 +5,7 @@ directors there are, which calls are made, and how often replies are lost and di
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from director.core.ids import PredictionId, QueueName, lowest_id_at, queue_name
 from director.core.policy import Policy
@@ -16,11 +17,10 @@ START_MS: Final = 2_000_000_000_000  # in the future, so that no lifetime is ove
 TICK_MS: Final = 1000
 LEASE_TICKS: Final = 2
 
-# Calls by process. Faults are not among them: a world has a number of each
-CALLER: Final = ("enqueue", "cancel")
-DIRECTOR: Final = ("claim", "begin", "output", "finish", "release", "fail", "extend")
-KEEPER: Final = ("reap", "promote", "expire")
 RUNS: Final = ("enqueue", "claim", "begin", "finish", "tick", "reap", "extend")
+
+
+PLAIN: Final = Policy(streams=1, size=1, attempts=2, backoff_s=0, backoff_cap_s=0, breaker_after=0)
 
 
 class Wish(Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class World(Struct, frozen=True, kw_only=True):
     slots: int = 1
     losses: int = 0
     deaths: int = 0
-    policy: Policy = Policy(streams=1, size=1, attempts=2, backoff_s=0, backoff_cap_s=0, breaker_after=0)
+    policy: Policy = PLAIN
     twice: bool = False
     depth: int | None = None
 
@@ -62,13 +62,96 @@ def id_of(number: int) -> PredictionId:
     return lowest_id_at(START_MS + number)
 
 
+LATE: Final = Wish(lifetime=2)
+
 WORLDS: Final[dict[str, World]] = {
     "first": World(
-        about="One director runs two predictions. Nothing fails.", calls=("enqueue", "claim", "begin", "finish")
+        about="One director runs two predictions. Nothing fails.",
+        calls=("enqueue", "repeat", "claim", "begin", "finish", "reconcile"),
+        twice=True,
     ),
     "takeover": World(
         about="Two directors and leases: one that stands still comes back with its old token.",
-        calls=RUNS,
+        calls=(*RUNS, "reconcile", "recover"),
         directors=2,
+        twice=True,
+    ),
+    "faults": World(
+        about="As takeover; replies are lost, and directors die.", calls=RUNS, directors=2, losses=2, deaths=1
+    ),
+    "keys": World(
+        about="Two requests with one idempotency key, each repeated at any time.",
+        calls=("enqueue", "repeat", "claim", "finish"),
+        wishes=(Wish(key="k"), Wish(key="k"), Wish()),
+        twice=True,
+    ),
+    "cancel": World(
+        about="Callers cancel and deadlines pass, before and during a run.",
+        calls=(*RUNS, "cancel", "expire"),
+        wishes=(Wish(), LATE, Wish(start_by=1)),
+        twice=True,
+    ),
+    "retries": World(
+        about="Runs fail, are given back, are retried later, and die.",
+        calls=(*RUNS, "release", "fail", "promote", "cancel"),
+        twice=True,
+        losses=1,
+    ),
+    "letters": World(
+        about="A dead letter with a webhook is revived or dropped.",
+        calls=("enqueue", "claim", "finish", "fail", "revive", "drop", "cancel", "tick", "due", "deliver"),
+        wishes=(Wish(webhook=True),),
+        policy=replace(PLAIN, attempts=1),
+        losses=1,
+        twice=True,
+    ),
+    "once": World(
+        about="A call may be shown once: a run that is lost before it begins again, and after it fails.",
+        calls=(*RUNS, "output", "release", "fail", "promote"),
+        wishes=(Wish(once_shown=True), Wish()),
+        losses=2,
+        directors=2,
+    ),
+    "webhooks": World(
+        about="Two couriers, a receiver that fails, replies that are lost.",
+        calls=("enqueue", "claim", "finish", "fail", "promote", "tick", "due", "deliver", "revive"),
+        wishes=(Wish(webhook=True), Wish(webhook=True)),
+        losses=2,
+    ),
+    "lines": World(
+        about="Two accounts with lines of their own: who goes first.",
+        calls=("enqueue", "claim", "begin", "finish", "release"),
+        wishes=(Wish(), Wish(), Wish(), Wish(account="y"), Wish(account="y")),
+        slots=2,
+    ),
+    "shares": World(
+        about="Two accounts, three lanes; an operator pauses accounts and the queue, and limits one.",
+        calls=("enqueue", "claim", "finish", "release", "hold", "limit", "pause"),
+        wishes=(Wish(), Wish(), Wish(account="y"), Wish(account="y", lane="idle")),
+    ),
+    "slots": World(
+        about="Directors with two slots each, and two streams that become one.",
+        calls=(*RUNS, "resize"),
+        wishes=(Wish(), Wish(), Wish(account="y")),
+        directors=2,
+        slots=2,
+        policy=replace(PLAIN, streams=2, size=2),
+    ),
+    "losses": World(
+        about="The server loses one key or another, and the keeper repairs it.",
+        calls=(*RUNS, "lose", "fail", "promote"),
+        wishes=(Wish(), LATE),
+        deaths=1,
+    ),
+    "breaker": World(
+        about="Servers fail in a row: the breaker opens, and then one prediction may try.",
+        calls=("enqueue", "claim", "begin", "finish", "fail", "release", "cancel", "tick", "promote"),
+        directors=2,
+        policy=replace(PLAIN, breaker_after=2, breaker_cool_s=1, attempts=3),
+    ),
+    "moves": World(
+        about="Predictions leave for another server, are canceled on the way, and come back.",
+        calls=(*RUNS, "depart", "stay", "cancel", "reconcile"),
+        twice=True,
     ),
 }
