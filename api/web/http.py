@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from itertools import accumulate, islice
+from itertools import islice
 from typing import Any, Final, Protocol, TypeVar, cast
 from urllib.parse import urlencode, urlsplit
 
@@ -46,6 +46,7 @@ from api.web.errors import (
 from director.core.account_limits import Bucket
 from director.core.errors import SettingsError
 from director.core.ids import PredictionId, is_prediction_id
+from director.core.nesting import is_deeper
 from director.core.schema import Page
 from director.core.settings import ApiSettings
 from director.store.accounts import Account
@@ -69,13 +70,6 @@ BYTE_ORDER_MARKS: Final = {
     "UTF-16, big-endian": codecs.BOM_UTF16_BE,
 }
 MARKS: Final = tuple(BYTE_ORDER_MARKS.values())
-OPEN, CLOSE = b"[{", b"]}"
-STRUCTURE: Final = OPEN + CLOSE + b'"'
-NOT_STRUCTURE: Final = bytes(byte for byte in range(256) if byte not in STRUCTURE)
-AS_BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
-STEPS: Final = {ord("["): 1, ord("]"): -1}
-BLOCK_BYTES: Final = 64 << 10
-
 TYPES: Final = {
     ord("{"): "object",
     ord("["): "array",
@@ -174,7 +168,7 @@ def decode_json(body: bytes, kind: type[T]) -> T:
         body.decode()
     except UnicodeDecodeError as exc:
         raise malformed(f"The body is not UTF-8 (byte {exc.start}).") from exc
-    if _depth(body) > MAX_NESTING:
+    if is_deeper(body, MAX_NESTING):
         raise malformed(f"The body is nested too deeply: at most {MAX_NESTING} levels are accepted.")
     try:
         decoded: T = _decoder(kind).decode(body)  # type: ignore[arg-type] # a class can be hashed
@@ -503,49 +497,6 @@ async def _read_up_to(request: BaseRequest, max_bytes: int, refusal: Refusal) ->
             raise refusal(limit=max_bytes)
         more = message.get("more_body", False)
     return bytes(body)
-
-
-def _depth(body: bytes) -> int:
-    """Return how deep arrays and objects nest, in linear time. It may be more for text that is not JSON, and with at
-    most MAX_NESTING openings. The count stops beyond MAX_NESTING.
-    """
-    openings = sum(map(body.count, OPEN))
-    if openings <= MAX_NESTING:
-        return openings
-    # escapes first (in pairs, from the left), so that every remaining quote opens or closes a string
-    brackets = _outside_strings(body.replace(rb"\\", b"").replace(rb"\"", b""))
-    # The innermost pairs are one level, and usually most of all. To count those of `{},{},…` took 0.1 s a MB.
-    left = b"".join(block.replace(b"[]", b"") for block in _blocks(brackets))
-    depth, deepest = 0, 0
-    for block in _blocks(left):
-        depths = list(accumulate(map(STEPS.__getitem__, block), initial=depth))
-        depth, deepest = depths[-1], max(deepest, *depths)
-        if deepest > MAX_NESTING:
-            break
-    return deepest + 1 if len(left) < len(brackets) else deepest
-
-
-def _outside_strings(text: bytes) -> bytes:
-    """Return the brackets outside of strings, and braces as brackets. In blocks: one call over 14 MB of quotes takes
-    half a second, and no other thread runs meanwhile.
-    """
-    found, is_inside = [], False
-    for start in range(0, len(text), BLOCK_BYTES):
-        parts = text[start : start + BLOCK_BYTES].translate(AS_BRACKETS, NOT_STRUCTURE).split(b'"')
-        found += parts[is_inside::2]
-        is_inside ^= len(parts) % 2 == 0
-    return b"".join(found)
-
-
-def _blocks(brackets: bytes) -> Iterator[bytes]:
-    """Cut where no pair is parted. Between two blocks other threads get their turn."""
-    start = 0
-    while start < len(brackets):
-        end = start + BLOCK_BYTES
-        if brackets[end - 1 : end + 1] == b"[]":
-            end += 1
-        yield brackets[start:end]
-        start = end
 
 
 def is_from_proxy(request: BaseRequest) -> bool:

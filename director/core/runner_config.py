@@ -377,7 +377,9 @@ def _fields(text: bytes | str, is_toml: bool) -> dict[str, Any]:
         if is_toml:
             return tomllib.loads(text.decode() if isinstance(text, bytes) else text)
         return msgspec.json.decode(text, type=dict[str, Any])
-    except (tomllib.TOMLDecodeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+    except RecursionError as exc:
+        raise WrongRunnerConfig("it is nested too deeply") from exc
+    except (tomllib.TOMLDecodeError, msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise WrongRunnerConfig(f"it cannot be read: {exc}") from exc
 
 

@@ -19,6 +19,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from director.core.json_pointer import Pointer
+from director.core.nesting import is_deeper
 from director.core.runner_config import MappedConfig
 from director.servers.runners import outcomes
 from director.servers.runners.outcomes import Observation
@@ -51,6 +52,12 @@ ESCAPE: Final = re.compile(
 REPLACEMENT: Final = rb"\ufffd"
 
 
+# An answer of more is refused, as many readers of JSON would. Functions that walk through a document call themselves
+# twice for a level at most, and Python bears 1,000 calls.
+MOST_LEVELS: Final = 300
+TOO_DEEP: Final = "nested too deeply"
+
+
 def read_json(body: bytes, shape: type[T]) -> T:
     """Decode `body` as `shape`. Raises `Unreadable`, also for invalid UTF-8 in `Raw` parts. Half of a surrogate pair
     becomes U+FFFD: most readers of JSON refuse all of a text with one.
@@ -62,13 +69,13 @@ def read_json(body: bytes, shape: type[T]) -> T:
             body.decode()  # msgspec skips over Raw parts without a look at their UTF-8
         if HALF_PAIR.search(body):
             body = ESCAPE.sub(lambda found: REPLACEMENT if found[1] else found[0], body)
+        if is_deeper(body, MOST_LEVELS):
+            raise Unreadable(TOO_DEEP)
         return msgspec.json.decode(body, type=shape)
     except msgspec.ValidationError as exc:
         raise Unreadable(f"not of the expected shape: {exc}") from exc
     except (msgspec.DecodeError, UnicodeError) as exc:
         raise Unreadable("empty" if not body.strip() else f"not JSON: {exc}") from exc
-    except RecursionError as exc:
-        raise Unreadable("nested too deeply") from exc
 
 
 CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]+")

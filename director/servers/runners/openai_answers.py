@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw, Struct
 
+from director.core.nesting import is_deeper
 from director.servers.runners import answers
 from director.servers.runners.answers import BEYOND_JSON, Unreadable
 
@@ -24,7 +25,6 @@ BESIDE_TEXT: Final = ("tool_calls", "function_call", "refusal", "audio")
 REASONING: Final = ("reasoning_content", "reasoning")  # two names of the same text; the first that is there is used
 
 SILENT: Final = "The model failed without saying why"
-TOO_DEEP: Final = "nested too deeply"
 
 
 class Piece(Struct, frozen=True, kw_only=True):
@@ -141,7 +141,7 @@ def _read_object(data: bytes) -> tuple[bytes, dict[str, Any], bool]:
     try:
         lenient = _decode(data)
     except (ValueError, RecursionError) as exc:
-        raise Unreadable(TOO_DEEP if isinstance(exc, RecursionError) else f"not JSON: {exc}") from exc
+        raise Unreadable(answers.TOO_DEEP if isinstance(exc, RecursionError) else f"not JSON: {exc}") from exc
     if not isinstance(lenient, dict):
         raise Unreadable("not of the expected shape: it is no object")
     return data, lenient, False
@@ -151,6 +151,8 @@ def _decode(data: bytes) -> Any:
     """Return JSON with the numbers that it lacks as None. One beyond a double is infinite, however many digits it has.
     Raises ValueError, RecursionError.
     """
+    if is_deeper(data, answers.MOST_LEVELS):
+        raise RecursionError
     return json.loads(data, parse_constant=lambda name: None, parse_int=_number)
 
 
@@ -163,7 +165,7 @@ def encode(value: Any) -> Raw:
     try:
         return Raw(json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode())
     except RecursionError as exc:
-        raise Unreadable(TOO_DEEP) from exc
+        raise Unreadable(answers.TOO_DEEP) from exc
     except ValueError as exc:
         raise Unreadable(f"{BEYOND_JSON}: {exc}") from exc
 
@@ -342,7 +344,7 @@ class Assembly:
         except RecursionError:
             self._is_too_deep = True
         if self._is_too_deep:
-            raise Unreadable(TOO_DEEP)
+            raise Unreadable(answers.TOO_DEEP)
         return [_without(choice, "message") if is_text(choice) else choice for choice in found]
 
     def whole(self) -> Raw | None:

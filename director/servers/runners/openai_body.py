@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw, Struct
 
+from director.core.nesting import is_deeper
 from director.core.runner_config import MOST_MEMBERS, Endpoint, OpenAiConfig
 from director.servers.runners import answers
 
@@ -180,6 +181,8 @@ def splice(body: bytes, *, model: str, adds_usage: bool) -> Spliced:
     asks for a stream. All other bytes stay as they are, and a value of a wrong type is left to the server. Where a name
     comes twice, each is replaced and the last one counts, as in most readers of JSON. Raises InvalidInput.
     """
+    if is_deeper(body, answers.MOST_LEVELS):
+        raise InvalidInput(TOO_DEEP)
     try:
         text = body.decode()
     except UnicodeDecodeError as exc:
@@ -237,8 +240,6 @@ def _members(text: str, at: int) -> list[Member]:
             end = VALUES.raw_decode(text, key.end())[1]
         except ValueError as exc:
             raise InvalidInput(NO_OBJECT) from exc
-        except RecursionError as exc:
-            raise InvalidInput(TOO_DEEP) from exc
         found.append(Member(name, key.end(), end))
         after = AFTER.match(text, end)
         if after is None:

@@ -12,6 +12,7 @@ from msgspec import Raw
 from api.predictions.validation import can_stream
 from director.core.runner_config import decode_runner_config
 from director.servers.runners import RunnerOptions
+from director.servers.runners.answers import MOST_LEVELS
 from director.servers.runners.openai import OpenAiRunner
 from director.servers.runners.runner import Began, Ended, HealthStatus, Measured, Outcome, Produced, RunRequest
 from tests.support.model_server import ModelServer
@@ -211,7 +212,7 @@ async def test_only_a_finished_stream_is_a_success(
 async def test_no_nesting_of_an_answer_loses_its_run(scripted: ScriptedCog) -> None:
     ends = set()
     async with opened(runner_of(scripted.url)) as runner:
-        for depth in range(850, 1010):  # one of them can be read, and not be written
+        for depth in (*range(MOST_LEVELS - 10, MOST_LEVELS + 5), *range(850, 1010, 20)):
             nested = b'{"a":' * depth + b"1" + b"}" * depth
             said = b'data: {"choices": [{"delta": {"function_call": %b}}]}\n\n' % nested
             scripted.on("POST", CHAT, stream(said, piece("", "stop"), DONE))

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from director.servers.runners.answers import Answer
+from director.servers.runners.answers import MOST_LEVELS, Answer
 from director.servers.runners.cog_answers import Again, read_answer
 from director.servers.runners.runner import Ended, Outcome
 
@@ -174,6 +174,7 @@ def test_proxy_that_waited_in_vain_loses_the_run_but_not_the_server() -> None:
         (b'{"status":"succeeded","output":"\xff"}', "not JSON"),
         (b'{"status":"succeeded","output":NaN}', "not JSON"),
         (b'{"status":"succeeded","output":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+        (b'{"status":"succeeded","output":' + b"[" * MOST_LEVELS + b"]" * MOST_LEVELS + b"}", "nested too deeply"),
         (b'{"status":"succeeded","id":"someone else"}', "about another prediction"),
         (b'{"status":"succeeded","id":5}', "about another prediction"),
         (b'{"status":"processing"}', "before the run had ended: it is 'processing'"),
@@ -185,6 +186,12 @@ def test_200_that_makes_no_sense_fails_with_a_clear_error(body: bytes, error: st
     assert (told.outcome, told.server_is_dead) == (Outcome.FAILED, False)
     assert error in (told.error or "")
     assert "someone" not in (told.error or "")  # another caller's prediction
+
+
+def test_answer_may_nest_to_the_same_depth_on_each_python() -> None:
+    inside = MOST_LEVELS - 1  # the answer is a level too
+    told = ended(200, b'{"status":"succeeded","output":' + b"[" * inside + b"]" * inside + b"}")
+    assert (told.outcome, len(bytes(told.output or b""))) == (Outcome.SUCCEEDED, 2 * inside)
 
 
 @pytest.mark.parametrize(

@@ -294,7 +294,8 @@ def test_ipv4_address_is_judged_the_same_in_every_ipv6_form(address: IPv4Address
 def test_public_address_is_of_no_excluded_kind(address: IPv4Address | IPv6Address) -> None:
     kinds = (address.is_private, address.is_loopback, address.is_link_local, address.is_multicast,
              address.is_reserved, address.is_unspecified)  # fmt: skip
-    carries_ipv4 = any(address in ip_network(n) for n in ("::ffff:0:0/96", "64:ff9b::/96") if address.version == 6)
+    embedded = ("::ffff:0:0/96", "64:ff9b::/96", "2002::/16")  # the last one is private for some Pythons
+    carries_ipv4 = any(address in ip_network(network) for network in embedded if address.version == 6)
     assert carries_ipv4 or not (is_public(address) and any(kinds))
 
 
