@@ -42,6 +42,7 @@ PAGE: Final = (
     Bench("streaming", "Tokens to a reader"),
     Bench("first_token", "The first token of a call of OpenAI's API"),
     Bench("gateway", "Calls and streams of OpenAI's API, as gateways are compared"),
+    Bench("slots", "A slot between two runs"),
     Bench("memory", "Bytes and memory"),
     Bench("recovery", "A killed director"),
     Bench("depth", "100,000 waiting"),

@@ -25,6 +25,7 @@ from tests.bench.benches.queue import depth, fairness, million
 from tests.bench.benches.queues import queues
 from tests.bench.benches.recovery import recovery
 from tests.bench.benches.scale import scale
+from tests.bench.benches.slots import slots
 from tests.bench.benches.streaming import streaming
 from tests.bench.machine import commit, load, machine, now
 from tests.bench.results import Load, Result, append
@@ -40,6 +41,7 @@ BENCHES: Final[Mapping[str, Callable[[Options], Awaitable[Found]]]] = MappingPro
         "streaming": streaming,
         "first_token": first_token,
         "gateway": gateway,
+        "slots": slots,
         "memory": memory,
         "recovery": recovery,
         "depth": depth,

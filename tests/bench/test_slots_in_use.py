@@ -14,7 +14,7 @@ from tests.support.cog import cog_server, write_model
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, director_process
 from tests.support.servers import RedisServer
-from tests.support.timed_server import Span, at_once, timed_server, use_of
+from tests.support.timed_server import Span, at_once, gaps_ms, timed_server, use_of
 
 pytestmark = pytest.mark.heavy
 
@@ -51,12 +51,6 @@ async def over(caller: Caller) -> None:
     await eventually(left, "all ended", until=(0).__eq__, limit_s=60)
 
 
-def gap_ms(spans: list[Span]) -> float:
-    """Return the median time from the end of a run to the next one in its slot."""
-    begins, ends = sorted(began for began, _ in spans), sorted(ended for _, ended in spans)
-    return 1000 * median(begin - end for begin, end in zip(begins[SERVERS * SLOTS :], ends, strict=False))
-
-
 async def bare_use() -> float:
     async with timed_server(RUN_S) as timed:
 
@@ -79,7 +73,7 @@ async def judge(name: str, rounds: list[list[list[Span]]], least: float | None) 
         assert sum(map(len, servers)) == RUNS
         assert max(at_once(spans) for spans in servers) <= SLOTS
         every = [span for spans in servers for span in spans]
-        gaps.append(gap_ms(every))
+        gaps.append(median(gaps_ms(every, slots=SERVERS * SLOTS)))
         uses.append(use_of(every, slots=SERVERS * SLOTS))
     found = ", ".join(f"{use:.3f} (gap {gap:.1f} ms)" for use, gap in zip(uses, gaps, strict=True))
     print(f"{name}: {SERVERS * SLOTS} slots of {SERVERS} servers in use {found}; a bare client {await bare_use():.3f}")

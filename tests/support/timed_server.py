@@ -10,6 +10,7 @@ from typing import Final
 from tests.support.scripted_cog import HEALTHY
 
 Span = tuple[float, float]
+HEAD: Final = b"HTTP/1.1 %d Timed\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 SCHEMA: Final = {"paths": {"/predictions": {"post": {}}}, "components": {"schemas": {"Output": {"type": "string"}}}}
 
 
@@ -30,12 +31,12 @@ class TimedServer:
                 await reader.readexactly(int(lines[0].partition(":")[2]) if lines else 0)
                 status, body = await self._answer(method, path)
                 content = json.dumps(body).encode()
-                writer.write(b"HTTP/1.1 %d Timed\r\ncontent-length: %d\r\n\r\n%s" % (status, len(content), content))
+                writer.write(HEAD % (status, len(content)) + content)
                 await writer.drain()
         writer.close()
 
     async def _answer(self, method: str, path: str) -> tuple[int, object]:
-        if method == "put":
+        if method == "put" or path == "/run":
             began = time.monotonic()
             await asyncio.sleep(self._run_s)  # the model's own time
             self.spans.append((began, time.monotonic()))
@@ -63,6 +64,12 @@ def at_once(spans: list[Span]) -> int:
         running += change
         most = max(most, running)
     return most
+
+
+def gaps_ms(spans: list[Span], *, slots: int) -> list[float]:
+    """Return the time from the end of each run to the next begin in its slot."""
+    begins, ends = sorted(began for began, _ in spans), sorted(ended for _, ended in spans)
+    return [1000 * (begin - end) for begin, end in zip(begins[slots:], ends, strict=False)]
 
 
 def use_of(spans: list[Span], *, slots: int) -> float:

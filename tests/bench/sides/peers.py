@@ -26,7 +26,7 @@ class NotInstalled(Exception):
 
 
 class Peer(Struct, frozen=True, kw_only=True):
-    """`needs`: packages. `work`: the command that runs `jobs`, which take a few seconds."""
+    """`needs`: packages. `work`: the command that runs `jobs`, which take a few seconds; `{slots}` of them at once."""
 
     name: str
     version: str
@@ -66,11 +66,12 @@ class Peer(Struct, frozen=True, kw_only=True):
         if filing.returncode:
             raise ChildProcessError(f"{self.name} could not file its jobs: {_last_line(filing.stderr)}")
 
-    def worker(self, server: OwnRedis, model_url: str) -> AbstractContextManager[Child]:
-        return child(self.name, [self.program, *self.work], cwd=JOBS, **self._env(server, model_url))
+    def worker(self, server: OwnRedis, model_url: str, *, slots: int = SLOTS) -> AbstractContextManager[Child]:
+        work = [word.format(slots=slots) for word in self.work]
+        return child(self.name, [self.program, *work], cwd=JOBS, **self._env(server, model_url, slots))
 
-    def _env(self, server: OwnRedis, model_url: str) -> dict[str, str]:
-        return {"BENCH_REDIS": server.url, "BENCH_MODEL": model_url, "BENCH_SLOTS": str(SLOTS), **self.modules}
+    def _env(self, server: OwnRedis, model_url: str, slots: int = SLOTS) -> dict[str, str]:
+        return {"BENCH_REDIS": server.url, "BENCH_MODEL": model_url, "BENCH_SLOTS": str(slots), **self.modules}
 
 
 PEERS: Final = (
@@ -80,7 +81,7 @@ PEERS: Final = (
         needs=("taskiq==0.13.0", "taskiq-redis==1.2.4", *FAST),
         work=(
             *("-m", "taskiq", "worker", "taskiq_job:broker", "--workers", "1"),
-            *("--max-async-tasks", str(SLOTS), "--log-level", "WARNING"),
+            *("--max-async-tasks", "{slots}", "--log-level", "WARNING"),
         ),
         jobs=6_000,
     ),
@@ -95,14 +96,14 @@ PEERS: Final = (
         name="dramatiq",
         version="2.2.1",
         needs=("dramatiq[redis]==2.2.1", FAST[0]),
-        work=("-m", "dramatiq", "dramatiq_job", "--processes", "1", "--threads", str(SLOTS)),
+        work=("-m", "dramatiq", "dramatiq_job", "--processes", "1", "--threads", "{slots}"),
     ),
     Peer(
         name="celery",
         version="5.7.0",
         needs=("celery[redis]==5.7.0", FAST[0]),
         work=(
-            *("-m", "celery", "-A", "celery_job", "worker", "--pool", "threads", "--concurrency", str(SLOTS)),
+            *("-m", "celery", "-A", "celery_job", "worker", "--pool", "threads", "--concurrency", "{slots}"),
             *("--without-gossip", "--without-mingle", "--loglevel", "WARNING"),
         ),
         jobs=1_200,
