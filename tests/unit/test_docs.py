@@ -37,10 +37,6 @@ COMMAND_PAGES = [
 REFERENCES = {ROOT / "docs/compatibility.md", ROOT / "docs/glossary.md"}
 TO_READ = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "reference" not in page.parts]
 MOST_WORDS = 1500
-MOST_WORDS_OF_A_SENTENCE = 16  # on the average of a page
-CODE = re.compile(r"^( *)```.*?^\1```$|<!--.*?-->", re.MULTILINE | re.DOTALL)
-NO_PROSE = re.compile(r"^(?:\||#|!\[|    ).*$", re.MULTILINE)
-ITEM = re.compile(r"^ *(?:[-*]|\d+\.|>) ", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 USERS = {"predict.py", "run.py"}  # a file of the reader's own
@@ -90,31 +86,9 @@ def is_there(page: Path, link: str) -> bool:
     return target.exists() and (not anchor or anchor in anchors(target))
 
 
-def sentences(text: str) -> list[int]:
-    """Return the number of words of each sentence. Rows of tables, headings and code do not count."""
-    prose = ITEM.sub("\n\n", NO_PROSE.sub("\n", CODE.sub("\n\n", text)))
-    found = [
-        re.findall(r"[\w’']\S*", one) for part in re.split(r"\n\s*\n", prose) for one in re.split(r"[.!?]\s+", part)
-    ]
-    return [len(words) for words in found if words]
-
-
 @pytest.mark.parametrize("page", sorted(set(TO_READ) - REFERENCES), ids=name_of)
 def test_page_to_read_has_at_most_1500_words(page: Path) -> None:
     assert len(page.read_text(encoding="utf-8").split()) <= MOST_WORDS, "split it, or move details to docs/reference"
-
-
-@pytest.mark.parametrize("page", TO_READ, ids=name_of)
-def test_sentences_of_a_page_are_short_on_the_average(page: Path) -> None:
-    lengths = sentences(page.read_text(encoding="utf-8"))
-    assert sum(lengths) / len(lengths) <= MOST_WORDS_OF_A_SENTENCE
-
-
-def test_sentences_are_counted_as_a_reader_does() -> None:
-    text = (
-        "# A heading\n\nTwo words. Three `more words`.\n\n- an item. And another one\n\n| a | row |\n\n```sh\ncode\n```"
-    )
-    assert sentences(text) == [2, 3, 2, 3]
 
 
 @pytest.mark.parametrize("page", READMES, ids=name_of)
