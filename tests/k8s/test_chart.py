@@ -179,7 +179,7 @@ ALL = {"Deployment/api", "Deployment/keeper", "Deployment/director-painter", "St
         ({}, "METRICS_TOKEN=new", {"Deployment/api"}),
         ({}, "SCALE_TOKEN=new", {"Deployment/keeper"}),
         ({}, "RUN_REDIS_PASSWORD=new", {"Deployment/director-painter", "StatefulSet/redis"}),
-        ({"api": {"config": {"DIRECTOR_MAX_WAIT_S": 30}}}, "", {"Deployment/api"}),
+        ({"api": {"config": {"DIRECTOR_MAX_WAIT_S": 30}}}, "", {"Deployment/api", "Deployment/keeper"}),
         ({"config": {"DIRECTOR_LOG_LEVEL": "debug"}}, "", ALL - {"StatefulSet/redis"}),
         ({"redis": {"maxmemory": "3gb"}}, "", {"StatefulSet/redis"}),
     ],

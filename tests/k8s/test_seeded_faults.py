@@ -282,6 +282,12 @@ FAULTS: dict[str, Fault] = {
         lambda o: first(o, "keeper").update(args=["keeper", "--leader"]),
         "`director keeper --leader` is no command line",
     ),
+    "no user for batches": Fault(
+        lambda o: first(o, "keeper").update(
+            env=[each for each in first(o, "keeper")["env"] if each["name"] != "DIRECTOR_BATCHES_REDIS_URL"]
+        ),
+        "DIRECTOR_BATCHES_REDIS_URL is missing",
+    ),
     "a key that is missing": Fault(drop("Secret", r"keeper-secrets-\w+", "data", "SCALE_TOKEN"), "has no SCALE_TOKEN"),
     "a ConfigMap that is missing": Fault(
         lambda o: first(o, "api")["envFrom"][0]["configMapRef"].update(name="director"),

@@ -3,7 +3,7 @@
 import re
 import shlex
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -14,38 +14,40 @@ from director.core.settings import ApiSettings, CommonSettings, DirectorSettings
 from director.execution.director import check_settings
 from tests.support.manifests import Manifest, Pod, environment, pods
 
-SETTINGS: Final[dict[str, type[CommonSettings]]] = {
-    "api": ApiSettings,
-    "keeper": KeeperSettings,
-    "run": DirectorSettings,
+SETTINGS: Final[dict[str, tuple[type[CommonSettings], ...]]] = {
+    "api": (ApiSettings,),
+    "keeper": (KeeperSettings, ApiSettings),  # for batches
+    "run": (DirectorSettings,),
 }
 # Further variables that a container of ours may have, although our process does not read them. Commands that are run
 # in it read DIRECTOR_URL. The last three are of servers that it starts
 BESIDE: Final = re.compile(
-    r"REDIS_PASSWORD|SENTINEL_PASSWORD|UPLOAD_SECRET|DIRECTOR_URL|AWS_\w+|OTEL_\w+|HOME|USER|LOGNAME"
+    r"REDIS_PASSWORD|API_REDIS_PASSWORD|SENTINEL_PASSWORD|UPLOAD_SECRET|DIRECTOR_URL|AWS_\w+|OTEL_\w+|HOME|USER|LOGNAME"
 )
 
 
 def is_given_what_it_reads(objects: list[Manifest]) -> Iterator[str]:
     """Each variable is one that its process knows, with a value that it takes; each command line is one."""
-    everybody = {name for cls in SETTINGS.values() for name, _, _ in describe(cls)} | {"DIRECTOR_URL"}
+    everybody = {name for read in SETTINGS.values() for cls in read for name, _, _ in describe(cls)}
+    everybody |= {"DIRECTOR_URL"}
     for pod in pods(objects):
         for container in pod.containers:
             if not _is_ours(container):
                 continue
             where = f"{pod.name} {container['name']}"
             command = container.get("args", [])
-            cls = SETTINGS.get(command[0] if command else "")
-            if cls is None or not _parses(command):
+            read = SETTINGS.get(command[0] if command else "")
+            if read is None or not _parses(command):
                 yield f"{where}: `director {shlex.join(command)}` is no command line"
                 continue
-            known = {name for name, _, _ in describe(cls)}
+            known = {name for cls in read for name, _, _ in describe(cls)}
             for each in container.get("env", []):
                 if each["name"] not in known and not BESIDE.fullmatch(each["name"]):
                     yield f"{where}: {each['name']} is nothing that it reads"
             try:
                 given = environment(container, objects)
-                settings = load(cls, given)
+                settings, *_ = [load(cls, given) for cls in read]
+                yield from _runs_batches(where, given, read)
                 if isinstance(settings, DirectorSettings):
                     for each in pool_of(container, pod, objects).tables:
                         if each.hosted is None:  # else it has servers once it runs
@@ -66,6 +68,12 @@ def is_given_what_it_reads(objects: list[Manifest]) -> Iterator[str]:
                     for name, value in given.items()
                     if "$(" in value
                 )
+
+
+def _runs_batches(where: str, given: Mapping[str, str], read: tuple[type[CommonSettings], ...]) -> Iterator[str]:
+    """Where the API takes batches, keepers run them: as the API's user, with the same store of files."""
+    if KeeperSettings in read and not given.get("DIRECTOR_BATCHES_REDIS_URL", "").startswith("redis"):
+        yield f"{where}: DIRECTOR_BATCHES_REDIS_URL is missing, and its own user may accept no line of a batch"
 
 
 def _is_ours(container: Manifest) -> bool:
