@@ -36,7 +36,7 @@ from director.keeper.sweeps import Reconciler, Sampler, expire, promote, renew_h
 from director.keeper.tidier import Tidier
 from director.operate.overview import Overview
 from director.operate.scaling import Scaling
-from director.runtime import process
+from director.runtime import metrics, process
 from director.runtime.metrics import Pulse
 from director.runtime.process import Health, redis_check, serve_http
 from director.runtime.sweep import repeat
@@ -69,6 +69,9 @@ class Role(Protocol):
 
     async def drain(self) -> None: ...
 
+    def show(self, registry: metrics.Registry) -> None:
+        """Show its metrics at /metrics of the process."""
+
 
 async def run(settings: KeeperSettings, *, started: Callable[[int], None], beside: Sequence[Role] = ()) -> None:
     """Run until SIGTERM, SIGINT or cancellation, then drain. A second signal ends without draining.
@@ -82,6 +85,7 @@ async def run(settings: KeeperSettings, *, started: Callable[[int], None], besid
             tasks.start_soon(keeper.measure)
             tasks.start_soon(keeper.serve_health, started)
             for role in beside:
+                role.show(keeper.metrics)
                 tasks.start_soon(role.run)
             await process.drain_on_signal(signals, partial(_drain, keeper, beside))
             tasks.cancel_scope.cancel()
@@ -179,6 +183,10 @@ class Keeper:
         self._roles.append(("canceler", Canceler(redis, scripts, presence, clock).run_once, TICK_S))
         self._scale = scale_route(Scaling(redis, scripts, services.catalog, clock), settings.scale_token)
 
+    @property
+    def metrics(self) -> metrics.Registry:
+        return self._metering.registry
+
     async def keep(self) -> None:
         await process.look_at_redis(self._redis, self._settings, self.health, self._clock, part="keeper")
         async with anyio.create_task_group() as roles:
@@ -192,7 +200,7 @@ class Keeper:
         await Pulse(self._metering.registry, self._metering.redis, self._redis).run()
 
     async def serve_health(self, started: Callable[[int], None]) -> None:
-        app, metrics = self.health.app([self._scale]), self.health.metrics
+        app, metrics = self.health.app([self._scale]), self.metrics
         await serve_http(app, host=self._settings.host, port=self._settings.port, started=started, metrics=metrics)
 
     async def drain(self) -> None:

@@ -31,15 +31,14 @@ from director.keeper.registry import Registry
 from director.keeper.shares import Shares
 from director.operate.overview import MOST_QUEUES, Overview
 from director.operate.views import stats_of_newcomers
-from director.runtime.metric_table import METRICS, OTHER, QueueNames
-from director.runtime.metrics import RedisMeter, WebhookMeter
+from director.runtime.metric_table import OTHER, QueueNames
+from director.runtime.metrics import Labels, RedisMeter, State, WebhookMeter, families
 from director.runtime.metrics import Registry as Metrics
 from director.runtime.sweep import sweep
 from director.store.directors import DirectorFound
 from director.store.owed import count_owed_since
 from director.store.queues import QueueHistory, account_counts, waiting_by_account
 
-Labels = tuple[str, ...]
 Fold = Callable[[float, float], float]
 
 
@@ -60,9 +59,6 @@ class QueueReading(Struct, frozen=True):
         waiting = self.stats.waiting + self.stats.delayed
         return None if self.largest is None or not waiting else min(1.0, self.largest / waiting)
 
-
-State = Mapping[str, Mapping[Labels, float]]
-"""Metric → labels → value."""
 
 # The value of a queue, and how to combine queues that share the label for others.
 OF_QUEUES: Final[Mapping[str, tuple[Callable[[QueueReading], float | None], Fold]]] = {
@@ -125,16 +121,6 @@ def fold(seen: Mapping[QueueName, QueueReading], names: QueueNames, whole: Mappi
         if name != OTHER:
             values[OF_TENANTS] |= {(name, account): count for account, count in seen[queue].named}
     return {**values, **{name: {(): value} for name, value in whole.items()}}
-
-
-def families(state: State | None) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
-    for row in METRICS:
-        if state is not None and row.name in state:
-            made = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
-            family = made(row.name, row.what, labels=row.labels)
-            for labels, value in state[row.name].items():
-                family.add_metric(labels, value)
-            yield family
 
 
 def _put(series: dict[Labels, float], labels: Labels, value: float | None, fold: Fold) -> None:

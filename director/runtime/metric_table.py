@@ -164,6 +164,14 @@ director_webhooks_owed gauge
     Terminal webhooks that are not delivered yet.
 director_webhooks_owed_oldest_seconds gauge
     Age of the oldest of them, among 200 of each partition: the 100 due first and the 100 due last.
+director_batches gauge status
+    Batches that have not ended, by status; `closed`: those that wait for their hours. At most 1,000 are counted.
+director_batches_oldest_waiting_seconds gauge
+    Age of the oldest of them that no keeper runs, without those that wait for their hours. 0 without one.
+director_batch_lines_total counter step
+    Lines of batches of this keeper: filed, and written as succeeded or failed.
+director_batch_slots_used gauge
+    Batches that this keeper runs, of 64.
 director_redis_memory_bytes gauge
     Memory that Redis uses.
 director_redis_memory_limit_bytes gauge

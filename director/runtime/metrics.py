@@ -23,7 +23,12 @@ from prometheus_client import (
     generate_latest,
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, SummaryMetricFamily
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    SummaryMetricFamily,
+)
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
@@ -131,6 +136,21 @@ class Series(Collector, Generic[Child]):
         for values, child in dict(self._children).items():
             family.add_metric(values, *child.shown())
         yield family
+
+
+State = Mapping[str, Mapping[Labels, float]]
+"""Metric → labels → value."""
+
+
+def families(state: State | None) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
+    """Yield what is known of the table's rows."""
+    for row in METRICS:
+        if state is not None and row.name in state:
+            made = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
+            family = made(row.name, row.what, labels=row.labels)
+            for labels, value in state[row.name].items():
+                family.add_metric(labels, value)
+            yield family
 
 
 class Registry:

@@ -72,6 +72,7 @@ WELL = {
     f'director_ends_total{{{OF_Q}, status="failed", error="model_failed"}}': "0+5x90",
     'director_repaired_total{repair="placed"}': "0x90",
     "director_webhooks_owed_oldest_seconds{}": "30x90",
+    "director_batches_oldest_waiting_seconds{}": "600x90",
     'director_webhooks_total{outcome="given_up"}': "0x90",
     'director_api_refusals_total{code="queue_full"}': "0+6x90",
     'director_api_requests_total{status="201"}': "0+600x90",
@@ -127,6 +128,7 @@ FAULTS = {
     "DirectorKeeperAbsent": Fault(
         {'director_info{process="keeper", instance="k1"}': ABSENT}, labels={"process": "keeper"}
     ),
+    "DirectorBatchesWait": Fault({"director_batches_oldest_waiting_seconds{}": "0+120x90"}, "80m", {}),
     "DirectorFilesAway": Fault({'director_files_up{job="api", instance="a1"}': "1x9 0x80"}, labels=HERE),
     "DirectorStateOld": Fault({'director_state_age_seconds{instance="k1"}': "8+60x90"}, labels={}),
     "DirectorLoopLag": Fault(
