@@ -10,17 +10,19 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from starlette.responses import Response
 
 from api.batches.lines import BatchFault
+from api.batches.opening import Opening
 from api.batches.progress import BatchProgress, progress_of
 from api.batches.targets import OPENAI, PREDICTIONS, is_endpoint
 from api.files.outputs import store_of
-from api.openai.files import AFTER, PREFIX, file_id_of, find_openai_file
+from api.openai.files import AFTER, LIFE_S, PREFIX, file_id_of, find_openai_file
 from api.predictions import bodies
 from api.predictions.intake import LONGEST_KEY as LONGEST_IDEMPOTENCY_KEY
 from api.predictions.intake import lane_of, refuse_ends_before_start
 from api.web import errors
 from api.web.http import Members, Request, base_url, json_response, number_of, read_body
 from api.web.route import Answer, Body, Parameter, changes, reads, stores
-from director.core.ids import FileId, is_file_id, new_file_id
+from director.core.errors import SettingsError
+from director.core.ids import IDLE, FileId, is_file_id, new_file_id
 from director.core.webhooks import parse_webhook_url
 from director.store.batches import Batch, Batches
 
@@ -33,16 +35,32 @@ LONGEST_KEY, LONGEST_VALUE = 64, 512
 MOST_BYTES: Final = 64 << 10  # of the body
 PAGE: Final = 20
 MOST_IN_PAGE: Final = 100
-KNOWN: Final = frozenset({"input_file_id", "endpoint", "completion_window", "metadata", "webhook"})
+KNOWN: Final = frozenset(
+    {"input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after", "webhook"}
+)
 # Headers of a create that apply to each line
 HEADERS: Final = tuple(one.name.lower() for one in bodies.HOW if one.name != "Idempotency-Key")
+OPEN_HOURS: Final = "X-Open-Hours"
+HOURS: Final = Parameter(
+    OPEN_HOURS,
+    "When its lines may start: `22:00-06:00 Europe/Berlin`, or `idle` for the lane of that name.",
+    place="header",
+)
 CHECKS: Final[Mapping[str, Callable[[str], Any]]] = {
     "x-cost": bodies.cost_units,
     "x-affinity-key": bodies.affinity_digest,
     "x-start-by": bodies.start_by_seconds,
     "cancel-after": bodies.cancel_after_seconds,
 }
+EXPIRY: Final = f"the anchor created_at, and seconds from {LIFE_S[0]} to {LIFE_S[-1]}"
 ENDPOINTS: Final = f"{', '.join((*OPENAI, PREDICTIONS))}, or another route of Replicate's that creates a prediction"
+
+
+class OutputExpiry(Struct, frozen=True, forbid_unknown_fields=True):
+    """When the files that a batch writes are deleted: so many seconds after each was made."""
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Meta(ge=LIFE_S[0], le=LIFE_S[-1])]
 
 
 class NewBatch(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -52,6 +70,7 @@ class NewBatch(Struct, kw_only=True, forbid_unknown_fields=True):
     endpoint: Annotated[str, Meta(description=f"What the lines call: {ENDPOINTS}.")]
     completion_window: Literal["24h"]
     metadata: dict[str, str] | UnsetType | None = UNSET
+    output_expires_after: OutputExpiry | UnsetType | None = UNSET
     webhook: Annotated[str, Meta(description="An http or https URL.")] | UnsetType | None = UNSET
 
 
@@ -119,7 +138,7 @@ SHOWN: Final = {200: Answer("The batch.", BatchView)}
         "before any runs. The headers that say how to run apply to each of them. The answer comes at once."
     ),
     body=Body(NewBatch),
-    parameters=bodies.HOW,
+    parameters=(*bodies.HOW, HOURS),
     answers=SHOWN,
     refusals={404, 501},
 )
@@ -159,7 +178,7 @@ def _idempotency(request: Request, body: bytes) -> tuple[str, str] | None:
         return None
     if not 0 < len(key) <= LONGEST_IDEMPOTENCY_KEY:
         raise errors.invalid_header("Idempotency-Key", f"a text of 1 to {LONGEST_IDEMPOTENCY_KEY} characters")
-    headers = "\n".join(f"{name}: {request.headers.get(name, '')}" for name in HEADERS)
+    headers = "\n".join(f"{name}: {request.headers.get(name, '')}" for name in (*HEADERS, OPEN_HOURS.lower()))
     return hashlib.sha256(key.encode()).hexdigest(), hashlib.sha256(headers.encode() + b"\n" + body).hexdigest()
 
 
@@ -170,6 +189,7 @@ def _read(request: Request, body: bytes) -> Batch:
     endpoint = members.text("endpoint", required=True) or ""
     window = members.text("completion_window", required=True) or WINDOW
     metadata, webhook = members.take("metadata", "object"), members.text("webhook")
+    expiry = members.take("output_expires_after", "object")
     members.refuse_unknown(KNOWN)
     if endpoint and not is_endpoint(endpoint):
         members.fault("enum", "endpoint", f"must be one of {ENDPOINTS}")
@@ -180,12 +200,17 @@ def _read(request: Request, body: bytes) -> Batch:
     if metadata is not None and not _is_metadata(metadata):
         said = f"has at most {MOST_METADATA} texts of {LONGEST_VALUE} characters, with names of {LONGEST_KEY}"
         members.fault("invalid_type", "metadata", said)
+    life_s = 0 if expiry is None else _life_s(expiry)
+    if life_s is None:
+        members.fault("invalid_type", "output_expires_after", f"has {EXPIRY}")
     if members.faults:
         raise errors.invalid_input(members.faults)
     if not is_file_id(file_id):
         raise errors.file_not_found()
     account, services = request.account, request.services
     now_ms = services.clock.now_ms()
+    headers, hours = _headers_of(request, now_ms), request.headers.get(OPEN_HOURS.lower(), "")
+    _refuse_closed(hours, headers, now_ms)
     return Batch(
         id=new_file_id(now_ms),
         account=account.name,
@@ -193,13 +218,15 @@ def _read(request: Request, body: bytes) -> Batch:
         endpoint=endpoint,
         input=FileId(file_id),
         window=window,
-        headers=msgspec.json.encode(_headers_of(request, now_ms)),
+        headers=msgspec.json.encode(headers),
+        hours=hours,
         metadata=b"" if metadata is None else bytes(metadata),
         base=base_url(request),
         created=now_ms,
         expires=now_ms + WINDOW_MS,
         status="validating",
         webhook=webhook or "",
+        output_life_s=life_s or 0,
     )
 
 
@@ -208,8 +235,11 @@ def _headers_of(request: Request, now_ms: int) -> dict[str, str]:
     get.
     """
     account = request.account
-    given = {"x-priority": "low" if "low" in account.lanes else account.lanes[-1]}
+    is_idle = request.headers.get(OPEN_HOURS.lower()) == IDLE
+    given = {"x-priority": IDLE if is_idle else "low" if "low" in account.lanes else account.lanes[-1]}
     given |= {name: request.headers[name] for name in HEADERS if name in request.headers}
+    if is_idle and given["x-priority"] != IDLE:
+        raise errors.invalid_header("X-Priority", "idle, or left out, with X-Open-Hours: idle")
     lane_of(given, account, "")
     read = {name: check(given[name]) for name, check in CHECKS.items() if name in given}
     if (after := given.get("x-start-after")) is not None:
@@ -220,6 +250,25 @@ def _headers_of(request: Request, now_ms: int) -> dict[str, str]:
         refuse_ends_before_start(at_ms, now_ms, start_by_ms=start_by, lifetime_ms=lifetime)
         given["x-start-after"] = datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
     return given
+
+
+def _life_s(expiry: Raw) -> int | None:
+    """Return for how long output is kept, or None for what cannot be read."""
+    try:
+        return msgspec.json.decode(expiry, type=OutputExpiry).seconds
+    except msgspec.DecodeError:
+        return None
+
+
+def _refuse_closed(hours: str, headers: Mapping[str, str], now_ms: int) -> None:
+    """Raise a 422 for hours that cannot be read, or that do not begin in the batch's window."""
+    try:
+        opening = Opening(hours, headers)
+    except SettingsError as exc:
+        raise errors.invalid_header(OPEN_HOURS, f"idle, or open hours: {exc}") from exc
+    opens_ms = opening.opens_at(now_ms)
+    if opens_ms is None or opens_ms >= now_ms + WINDOW_MS:
+        raise errors.invalid_header(OPEN_HOURS, "hours that begin within the batch's 24 hours")
 
 
 def _is_metadata(value: Raw) -> bool:

@@ -10,13 +10,14 @@ import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
 from api.batches.lines import ENDED, BatchFault
+from api.batches.meters import LOOK_S
 from api.batches.notify import Notifier
 from api.batches.parts import Archive
 from api.batches.patience import with_patience
@@ -30,8 +31,22 @@ from director.core.errors import BackendUnavailable
 from director.core.ids import FileId
 from director.files.store import FileStore
 from director.runtime import crash
+from director.runtime.metrics import Registry
 from director.runtime.sweep import repeat
-from director.store.batches import LEASE_S, LIVE, Batch, Batches, BatchStatus, End, Fields, Kind, Lease, Lost
+from director.store.batches import (
+    CLOSED,
+    LEASE_S,
+    LIVE,
+    OVER,
+    Batch,
+    Batches,
+    BatchStatus,
+    End,
+    Fields,
+    Kind,
+    Lease,
+    Lost,
+)
 
 log = logging.getLogger(__name__)
 TICK_S: Final = 1.0
@@ -59,13 +74,21 @@ class Engine:
         self._is_draining = False
         self._is_taking = False
 
+    def show(self, registry: Registry) -> None:
+        self._capacity.meter.show(registry)
+
     async def run(self) -> None:
         async with anyio.create_task_group() as tasks:
 
             async def begin() -> None:
                 await self._take(tasks)
 
-            await repeat(begin, role="batches", tick_s=TICK_S, clock=self._services.clock)
+            async def look() -> None:
+                await self._capacity.meter.look(self._batches, self._services.clock)
+
+            clock = self._services.clock
+            tasks.start_soon(partial(repeat, look, role="batches' metrics", tick_s=LOOK_S, clock=clock))
+            await repeat(begin, role="batches", tick_s=TICK_S, clock=clock)
 
     async def run_once(self) -> int:
         """Bring the batches that may be taken now as far as possible. Returns how many these were."""
@@ -114,8 +137,8 @@ class Engine:
             if batch is None:
                 self._later[batch_id] = now_s + LEASE_S
                 continue
+            self._capacity.accounts[account] += 1
             self._running[batch_id] = run = BatchRun(batch, lease, self._state, store, self._capacity, self._notifier)
-            self._capacity.batches = len(self._running)
             tasks.start_soon(self._run, run)
             taken += 1
         return taken
@@ -138,7 +161,7 @@ class Engine:
             later_s = LEASE_S
         finally:
             del self._running[batch_id]
-            self._capacity.batches = len(self._running)
+            self._capacity.accounts[run.batch.account] -= 1
         if later_s:
             self._later[batch_id] = self._services.clock.monotonic() + later_s
 
@@ -159,18 +182,29 @@ class BatchRun:
         self._notifier = notifier
         self._callers = Callers(state, batch)
         self._source = Source(self._services, store, batch)
+        self._last: Archive | None = None
 
     async def run(self) -> float:
         """Return the seconds after which there is more to do, or 0. Raises Lost, in a group."""
         later_s = 0.0
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._renew)
-            if await self._advance():
-                later_s = await self._settle()
-            tasks.cancel_scope.cancel()
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._renew)
+                if await self._advance():
+                    later_s = await self._settle()
+                tasks.cancel_scope.cancel()
+        except* Lost:
+            await self._clear_up()
+            raise
         with suppress(BackendUnavailable):
             await self._lease.give_back()
         return later_s
+
+    async def _clear_up(self) -> None:
+        """Leave nothing of a batch that was erased, such as a part that was being stored."""
+        with suppress(BackendUnavailable), anyio.move_on_after(LEASE_S):
+            if await self._batches.get(self.batch.account, self.batch.id) is None and self._last is not None:
+                await self._last.remove_unsettled()
 
     async def _renew(self) -> None:
         while True:
@@ -215,6 +249,8 @@ class BatchRun:
     async def _work(self) -> None:
         """Run its lines. Where it stops before their end, write the others as not run."""
         errors = b""
+        if self.batch.opens:  # its turn was the time of its hours
+            await self._write({"opens": 0}, turn=self.batch.created)
         if self.batch.total:
             work = Work(
                 self.batch,
@@ -233,12 +269,20 @@ class BatchRun:
                     await work.write_rest(ENDED[self.stop.end])
             finally:
                 work.close()
+            if not self.stop and work.is_closed:
+                await self._wait_for_hours()
+                return
             if not work.is_whole:
                 errors = msgspec.json.encode([INPUT_GONE])
         end: End = self.stop.end or ("failed" if errors else "completed")
         status: BatchStatus = "cancelling" if end == "cancelled" else "finalizing"
         now_ms = self._services.clock.now_ms()
         await self._write({"ends_as": end, "status": status, "errors": errors, "at:finalizing": now_ms})
+
+    async def _wait_for_hours(self) -> None:
+        """Leave it, with its turn when its hours begin, unless its caller has canceled it. Another keeper may go on."""
+        opens = min(self._callers.opens_at() or self.batch.expires, self.batch.expires)
+        await self._write({"opens": opens}, allowed=("in_progress",), turn=CLOSED + opens)
 
     async def _join(self) -> None:
         """Make its files of the parts. It ends with that."""
@@ -269,13 +313,14 @@ class BatchRun:
         if later_s := await self._notifier.notify(self.batch, self._lease):
             return later_s
         if needed_ms:
-            await self._write({"webhook": ""}, allowed=(batch.status,), due_ms=now_ms + needed_ms)
+            await self._write({"webhook": ""}, allowed=(batch.status,), turn=OVER + now_ms + needed_ms)
         else:
-            await self._write({}, allowed=(batch.status,), leaves=True)
+            await self._write({}, allowed=(batch.status,), turn="-")
         return needed_ms / 1000
 
     def _archive(self) -> Archive:
-        return Archive(self._services, self._store, self._lease, self.batch)
+        self._last = Archive(self._services, self._store, self._lease, self.batch)
+        return self._last
 
     async def _write(
         self,
@@ -283,12 +328,10 @@ class BatchRun:
         *,
         allowed: Sequence[BatchStatus] = LIVE,
         is_over: bool = False,
-        due_ms: int | None = None,
-        leaves: bool = False,
+        turn: int | Literal["", "-"] = "",
     ) -> None:
         """Write if its status is one of `allowed`, and read it again. Raises Lost."""
-        nonce = secrets.token_hex(8)
-        write = partial(self._lease.write, nonce=nonce, allowed=allowed, is_over=is_over, due_ms=due_ms, leaves=leaves)
+        write = partial(self._lease.write, nonce=secrets.token_hex(8), allowed=allowed, is_over=is_over, turn=turn)
         await with_patience(partial(write, fields))
         found = await with_patience(partial(self._batches.get, self.batch.account, self.batch.id))
         if found is None:

@@ -14,7 +14,7 @@ from api.batches.patience import with_patience
 from director.core.clock import Clock
 from director.core.webhooks import host_of
 from director.store.accounts import Accounts
-from director.store.batches import Batch, Lease
+from director.store.batches import OVER, Batch, Lease
 from director.webhooks.delivery import UNREADABLE, Schedule
 from director.webhooks.sender import Delivery, Sender
 
@@ -47,7 +47,7 @@ class Notifier:
             return 0.0
         next_ms = now_ms + int(noted.delay_s * 1000)
         fields = {"hook_at": next_ms, "hook_tries": batch.hook_tries + 1}
-        write = partial(lease.write, fields, nonce=secrets.token_hex(8), allowed=(batch.status,), due_ms=next_ms)
+        write = partial(lease.write, fields, nonce=secrets.token_hex(8), allowed=(batch.status,), turn=OVER + next_ms)
         await with_patience(write)
         return max(1.0, noted.delay_s)
 

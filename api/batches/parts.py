@@ -102,6 +102,7 @@ class Archive:
         self.written = Written.of(batch)
         self.lost: set[FileId] = set()  # parts that are gone
         self.noted: dict[int, PredictionId] = {}  # of lines that were filed and not written
+        self.unsettled: set[CallerFileName] = set()  # stored, and not known to be named by the batch
 
     async def commit(self, buffer: Buffer, *, place: str) -> None:
         """Store the buffer's lines, and commit them. Goes on until that has worked. Raises Lost."""
@@ -130,6 +131,7 @@ class Archive:
         nonce = secrets.token_hex(8)
         if not await with_patience(partial(self._lease.write, fields, nonce=nonce, parts=had)):
             await self._check(parts)
+        self.unsettled.clear()
         crash.at("after_commit")
         with suppress(BackendUnavailable):  # a line that is written is not looked for
             await self._batches.forget_lines(self._batch, buffer.numbers)
@@ -161,6 +163,7 @@ class Archive:
             self._record, file_id, f"batch_{self._batch.id}_{kind}", digests, JSONL_ENDING, purpose=PURPOSE
         )
         digests.size = sum(part.size for part in parts)
+        self.unsettled.add(record().stored_as)
         await self._keep(record())
         await with_patience(partial(self._store_whole, record().stored_as, parts, digests))
         crash.at("after_join")
@@ -169,19 +172,27 @@ class Archive:
 
     async def remove_parts(self) -> None:
         """Delete the parts. What a keeper that dies, or a store that is away, leaves is swept away."""
-        account, services = self._batch.account, self._services
         for part in self.written.parts:
-            await services.caller_files.forget(account, part.id)
-            await services.scripts.stow(account, part.id)
-            with suppress(BackendUnavailable):
-                async with as_unavailable():
-                    await self._store.discard(part.name_for(account))
+            await self._remove(part.name_for(self._batch.account))
+
+    async def remove_unsettled(self) -> None:
+        """Delete what was stored for a batch that is gone: its account was erased meanwhile."""
+        for name in self.unsettled:
+            await self._remove(name)
+
+    async def _remove(self, name: CallerFileName) -> None:
+        await self._services.caller_files.forget(name.account, name.id)
+        await self._services.scripts.stow(name.account, name.id)
+        with suppress(BackendUnavailable):
+            async with as_unavailable():
+                await self._store.discard(name)
 
     async def _put(self, kind: Kind, data: bytes) -> Part:
         digests = Digests()
         digests.add(data)
         part = Part(kind, new_file_id(self._services.clock.now_ms()), len(data))
         # first, or it may be swept away before it is recorded: Redis may be full for longer than the sweeper waits
+        self.unsettled.add(part.name_for(self._batch.account))
         await self._keep(self._record(part.id, kind, digests, PART))
         await with_patience(partial(self._put_once, part, data))
         return part
@@ -230,8 +241,10 @@ class Archive:
         await with_patience(partial(stow, file.account, file.id, file.size, until_ms=until_ms))
 
     def _record(self, file_id: FileId, name: str, digests: "Digests", ending: str, *, purpose: str = "") -> CallerFile:
-        """Return the record of a file that lives at least as long as its batch."""
-        created = self._services.clock.now_ms()
+        """Return the record of a file that lives at least as long as its batch, or as its caller asked for."""
+        created, life_s = self._services.clock.now_ms(), self._services.settings.batch_ttl_s
+        if purpose == PURPOSE and self._batch.output_life_s:
+            life_s = self._batch.output_life_s
         return CallerFile(
             id=file_id,
             account=self._batch.account,
@@ -243,7 +256,7 @@ class Archive:
             md5=digests.md5.hexdigest(),
             metadata=Raw(b"{}"),
             created=created,
-            expires=created + int(self._services.settings.batch_ttl_s * 1000),
+            expires=created + int(life_s * 1000),
             purpose=purpose,
         )
 

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -19,12 +19,14 @@ from msgspec.structs import replace
 
 from api.accounts.limits import take
 from api.batches.lines import Outcome
+from api.batches.opening import Opening
 from api.batches.patience import LONGEST_PAUSE_S, PAUSE_S
 from api.batches.targets import Target, find_target
 from api.models.deployments import cancel_if_disabled
 from api.openai import errors as openai_errors
 from api.openai.ends import CANCELED, NO_CHUNK, failure, failure_of
 from api.openai.giving_up import cancel_of
+from api.predictions.bodies import LONGEST_LIFE_S, SHORTEST_START_S
 from api.predictions.intake import Filed, accept, read_here
 from api.services.services import Services
 from api.services.waiters import Wait
@@ -34,7 +36,7 @@ from api.web.errors import Code, Problem
 from api.web.http import Request, type_of
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId
-from director.core.schema import NewPrediction, Stored
+from director.core.schema import NewPrediction, Record, Stored
 from director.core.states import Status
 from director.core.view import view
 from director.store.accounts import Account
@@ -45,12 +47,13 @@ log = logging.getLogger(__name__)
 WAITING: Final = frozenset({402, 429, 503})  # statuses of refusals after which a line is filed again
 LOOK_S: Final = 30.0  # between two looks whether a line went to another site
 MOST_LOOKS: Final = 20  # at a line that went to a server of others
+START_BY_EXCEEDED: Final = "start_by_exceeded"
 CAUSE: Final = re.compile(r"[a-z0-9_]{1,64}")
 MOST_TRIES: Final = 3  # of a line whose data was removed before its answer was read
 
 
 class Unfiled(Exception):
-    """The line was not filed, or was canceled: its batch runs no more lines."""
+    """The line was not filed, or did not run: its batch runs no more lines, or none out of its hours."""
 
 
 class Callers:
@@ -64,19 +67,46 @@ class Callers:
         named = given | {"host": base.netloc, "idempotency-key": f"batch_{batch.id}"}
         self._headers = [(name.encode(), value.encode("latin-1")) for name, value in named.items()]
         self._scheme = base.scheme
+        self._own_start_s = int(given.get("x-start-by", LONGEST_LIFE_S))
+        self._opening = Opening(batch.hours, given)
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether lines may start now."""
+        return self._left_s() > 0
+
+    def opens_at(self) -> int | None:
+        """Return when lines may start: now, or with the next hours."""
+        return self._opening.opens_at(self._state["services"].clock.now_ms())
+
+    def is_closed_out(self, record: Record) -> bool:
+        """Return whether a line ended because its batch's hours did, and not by the X-Start-By of its caller."""
+        if not self._batch.hours or record.code != START_BY_EXCEEDED or record.completed is None:
+            return False
+        return record.completed - record.created < self._own_start_s * 1000
+
+    def _left_s(self) -> int:
+        left_s = self._opening.seconds_left(self._state["services"].clock.now_ms())
+        return LONGEST_LIFE_S if left_s is None else min(left_s, LONGEST_LIFE_S)
 
     async def request(self, *, files: bool = True) -> Request:
         """Return a request. Unless `files`, it finds what was filed before, and files nothing. Raises Problem for an
         account that may run nothing.
         """
         account = await self._account()
-        return self._request(account if files else replace(account, limits=replace(account.limits, max_queued=0)))
+        if not files:
+            return self._request(replace(account, limits=replace(account.limits, max_queued=0)))
+        if not self._batch.hours:
+            return self._request(account)
+        start_by_s = max(SHORTEST_START_S, min(self._left_s(), self._own_start_s))
+        return self._request(account, {"x-start-by": str(start_by_s)})
 
     def own_request(self) -> Request:
         """Return a request that may only look at what the account has, and cancel it."""
         return self._request(Account(self._batch.account))
 
-    def _request(self, account: Account) -> Request:
+    def _request(self, account: Account, headers: Mapping[str, str] = {}) -> Request:
+        more = [(name.encode(), value.encode()) for name, value in headers.items()]
         request = Request(
             {
                 "type": "http",
@@ -86,7 +116,7 @@ class Callers:
                 "path": "",
                 "raw_path": b"",
                 "query_string": b"",
-                "headers": self._headers,
+                "headers": [*(each for each in self._headers if each[0].decode() not in headers), *more],
                 "client": None,
                 "path_params": {},
                 "state": {**self._state},
@@ -130,6 +160,7 @@ class LineRun:
         is_full: Callable[[], bool],
         known: PredictionId | None,
         note: Callable[[int, PredictionId], Awaitable[None]],
+        waits: dict[int, Problem],
     ) -> None:
         self._callers = callers
         self._number = number
@@ -138,6 +169,7 @@ class LineRun:
         self._is_full = is_full
         self._known = known
         self._note = note
+        self._waits = waits  # why lines are not accepted just now, by number
         self._stopped = asyncio.Event()
         self._request: Request | None = None
         self._filed: Filed | None = None
@@ -179,12 +211,15 @@ class LineRun:
             return refuse(self._target, errors.problem_of(exc))
 
     async def _read_answer(self) -> Outcome:
-        for tries in range(1, MOST_TRIES + 1):
+        tries = removed = 0
+        while removed < MOST_TRIES:
             stored = await self._end()
-            if self._stopped.is_set() and (stored is None or stored.record.status is Status.CANCELED):
+            is_closed_out = stored is not None and self._callers.is_closed_out(stored.record)
+            if self._stopped.is_set() and (is_closed_out or stored is None or stored.record.status is Status.CANCELED):
                 raise Unfiled
-            if stored is not None and stored.input is not None:
+            if stored is not None and stored.input is not None and not is_closed_out:
                 return show(self._target, stored)
+            tries, removed = tries + 1, removed + (not is_closed_out)
             if (outcome := await self._file(tries)) is not None:
                 return outcome
         return refuse(self._target, errors.data_removed())
@@ -194,23 +229,27 @@ class LineRun:
             try:
                 self._filed = await self._accept(tries)
                 self._where = self._filed.services
+                self._waits.pop(self._number, None)
                 await self._note(self._number, self._filed.stored.record.id)
             except Exception as exc:  # whatever its POST would have been answered with
                 problem = errors.problem_of(exc)
-                if self._stopped.is_set() and not isinstance(exc, BackendUnavailable):
+                may_file = self._callers.is_open and not self._stopped.is_set()
+                if not may_file and not isinstance(exc, BackendUnavailable):
                     raise Unfiled from exc
                 if problem.status not in WAITING and problem.code != Code.ACCOUNT_SUSPENDED:
                     if not errors.is_expected(exc):
                         log.exception("a line of a batch could not be filed")
                     return refuse(self._target, problem)
+                self._waits[self._number] = problem
                 await self._pause(problem.document.retry_after)
             else:
                 return None
 
     async def _accept(self, tries: int) -> Filed:
-        self._request = request = await self._callers.request(files=not self._stopped.is_set())
+        files = self._callers.is_open and not self._stopped.is_set()
+        self._request = request = await self._callers.request(files=files)
         called = await find_target(request, self._target)
-        rate_token = None if self._stopped.is_set() else await take(request, request.account, "create")
+        rate_token = await take(request, request.account, "create") if files else None
         item = f"/{self._number}" + (f"/{tries}" if tries else "")
         self._wait = Wait()
         filed = await accept(

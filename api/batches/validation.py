@@ -13,6 +13,7 @@ from api.batches.source import MOST_PLACES, Source
 from api.batches.targets import Target, find_target
 from api.web.errors import Code, Problem
 
+LONGEST_NAME: Final = 150  # of a model, as a line has it
 MOST_FAULTS: Final = 100  # of a file: it is not read beyond them
 INPUT_GONE: Final = BatchFault(code="file_not_found", message="The input file is gone.", param="input_file_id")
 
@@ -74,6 +75,8 @@ class Validation:
         try:
             await find_target(await self._callers.request(), target)
         except Problem as exc:
-            is_for_now = exc.status in WAITING or exc.code == Code.ACCOUNT_SUSPENDED
-            return None if is_for_now else bad_line_of(exc)
+            if exc.status in WAITING or exc.code == Code.ACCOUNT_SUSPENDED:
+                return None
+            bad = bad_line_of(exc)
+            return BadLine(bad.code, f"{target.name[:LONGEST_NAME]}: {bad}", bad.param)
         return None

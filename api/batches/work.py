@@ -1,17 +1,22 @@
 """Run the lines of a batch: within a window of lines in the queue, and committed in parts."""
 
 import asyncio
+import secrets
 from collections import Counter
+from contextlib import suppress
 from typing import Final
 
 import anyio
 from anyio.abc import TaskGroup
 
 from api.batches.lines import BadLine, Call, Line, Outcome
+from api.batches.meters import BatchMeter
 from api.batches.parts import PART_BYTES, Archive, Buffer
 from api.batches.patience import with_patience
+from api.batches.progress import encode_wait
 from api.batches.runs import Callers, LineRun, Unfiled
 from api.batches.source import Source
+from api.web.errors import Problem
 from director.core.errors import BackendUnavailable
 from director.core.ids import FileId
 from director.store.batches import Batch, End, Lease
@@ -27,6 +32,7 @@ PART_S: Final = 5.0  # from the first line of a part to its commit
 PARTS_IN_ALL: Final = 50  # later the longer a batch runs: one of a day has a few hundred parts, and those of PART_BYTES
 LONGEST_PART_S: Final = 300.0  # a fraction of the life of the lines' data
 LOOK_S: Final = 0.5
+WAITS_S: Final = 5.0  # between two looks at what lines wait for
 
 
 class Stop:
@@ -53,14 +59,19 @@ class Capacity:
     """How many lines may be under way, of all batches of one keeper."""
 
     def __init__(self) -> None:
-        self.batches = 0
-        self.bytes = 0
+        self.accounts = Counter[str]()  # batches of each
+        self.meter = BatchMeter(self.accounts.total)
+        self.bytes = Counter[str]()  # of lines under way, by account
         self.unwritten: Counter[FileId] = Counter()  # bytes of answers that are not committed, by batch
         self.reads = asyncio.Semaphore(4)  # answers of up to 8 MiB that are read at once
 
     @property
     def window(self) -> int:
-        return min(MOST_WINDOW, MOST_IN_ALL // max(1, self.batches))
+        return min(MOST_WINDOW, MOST_IN_ALL // max(1, self.accounts.total()))
+
+    def is_full_of(self, account: str) -> bool:
+        """Return whether lines of this account have its share of the bytes. As much is left for one account more."""
+        return self.bytes[account] >= MOST_BYTES // (len(+self.accounts) + 1)
 
 
 class Work:
@@ -89,8 +100,10 @@ class Work:
         number, at = map(int, batch.place.split(" "))
         self._next = (number, at)
         self._buffer = Buffer()
+        self._waits: dict[int, Problem] = {}  # why lines are not accepted just now
         self._began_s = anyio.current_time()
         self._is_over = False
+        self.is_closed = False  # lines are left that may start only in open hours
 
     @property
     def is_whole(self) -> bool:
@@ -103,6 +116,7 @@ class Work:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._commit_in_time)
             tasks.start_soon(self._cancel_in_time)
+            tasks.start_soon(self._say_why_lines_wait)
             async with anyio.create_task_group() as lines:
                 await self._start_lines(lines)
                 while self._under_way and not self._stop.is_leaving:
@@ -134,8 +148,12 @@ class Work:
                 if line.number >= self._batch.total:
                     return
                 if not self._archive.written.has(line.number):
-                    await self._wait_for_room()
-                    if self._stop.is_leaving or (self._stop and line.number >= self._filed):
+                    is_new = line.number >= self._filed  # else it may have been filed before: it is looked for
+                    await self._wait_for_room(is_new=is_new)
+                    if self._stop.is_leaving or (self._stop and is_new):
+                        return
+                    if is_new and not self._callers.is_open:
+                        self.is_closed = True
                         return
                     await self._start(line, tasks)
                 self._next = (line.number + 1, line.end)
@@ -158,6 +176,7 @@ class Work:
             is_full=self._is_full,
             known=self._archive.noted.pop(line.number, None),
             note=self._archive.note_line,
+            waits=self._waits,
         )
         if self._stop:  # it may have been filed before: it is only looked for
             await run.stop()
@@ -167,19 +186,21 @@ class Work:
 
     async def _run_line(self, line: Line, call: Call, run: LineRun) -> None:
         size = len(line.text or b"")
-        self._capacity.bytes += size
+        self._capacity.bytes[self._batch.account] += size
         try:
             try:
                 outcome = await run.file()
             finally:
                 self._filing -= 1
                 self._stop.news.set()
+            self._capacity.meter.lines["filed"] += outcome is None
             self._add(line.number, call.custom_id, outcome or await run.end())
-        except Unfiled:
-            pass  # it stays where the rest begins
+        except Unfiled:  # it stays where the rest begins
+            self.is_closed = self.is_closed or not self._stop
         finally:
-            self._capacity.bytes -= size
+            self._capacity.bytes[self._batch.account] -= size
             del self._under_way[line.number]
+            self._waits.pop(line.number, None)
             self._stop.news.set()
 
     def _add(self, number: int, custom_id: str, outcome: Outcome) -> None:
@@ -196,12 +217,12 @@ class Work:
         """Count nothing more of it."""
         del self._capacity.unwritten[self._batch.id]
 
-    async def _wait_for_room(self) -> None:
-        while not self._stop.is_leaving and (
+    async def _wait_for_room(self, *, is_new: bool) -> None:
+        while not (self._stop.is_leaving or (is_new and not self._callers.is_open)) and (
             self._filing >= FILING
             or (not self._stop and len(self._under_way) >= self._capacity.window)  # a stopped line leaves no room
             or self._is_full()
-            or (self._capacity.bytes >= MOST_BYTES and self._under_way)
+            or (self._under_way and self._capacity.is_full_of(self._batch.account))
         ):
             await self._wait()
 
@@ -225,6 +246,20 @@ class Work:
             else:
                 await self._wait()
 
+    async def _say_why_lines_wait(self) -> None:
+        """Write into the batch why lines are not accepted: at a limit, or with a suspended account."""
+        said, look_s = encode_wait(None) if not self._batch.waits else b"?", 0.0
+        while not self._is_over:
+            await self._wait()
+            if (now_s := anyio.current_time()) < look_s:
+                continue
+            look_s = now_s + WAITS_S
+            why = encode_wait(next(iter(self._waits.values()), None))
+            if why != said:
+                with suppress(BackendUnavailable):  # the next look says it
+                    await self._lease.write({"waits": why}, nonce=secrets.token_hex(8))
+                    said = why
+
     async def _commit_in_time(self) -> None:
         while not self._is_over:
             now_s = anyio.current_time()
@@ -241,6 +276,8 @@ class Work:
         buffer, self._buffer = self._buffer, Buffer()
         number, at = self._place(buffer.numbers)
         await self._archive.commit(buffer, place=f"{number} {at}")
+        self._capacity.meter.lines["succeeded"] += len(buffer.lines["output"])
+        self._capacity.meter.lines["failed"] += len(buffer.lines["error"])
         self._capacity.unwritten[self._batch.id] -= buffer.size
         for written in buffer.numbers:
             del self._starts[written]

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from api.files.files import Shape, Upload, find_file, remove_file, serve_content, store_upload
 from api.files.outputs import BYTES, PART
+from api.web.errors import invalid_field
 from api.web.http import Request, json_response, number_of
 from api.web.route import Answer, Body, Parameter, changes, one_of, reads, stores
 from director.core.ids import FileId
@@ -20,10 +21,12 @@ OTHER_PURPOSE: Final = "user_data"  # the purpose of what came to /v1/files
 MAX_FILE_BYTES: Final = 200 << 20
 ANCHOR, SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 SHAPE: Final = Shape("file", {"purpose": 64, ANCHOR: 64, SECONDS: 20}, MAX_FILE_BYTES)
+CREATED_AT: Final = "created_at"  # the one anchor of OpenAI's API
 LIFE_S: Final = range(3600, 30 * 86400 + 1)
 PAGE: Final = 1_000
 MOST_IN_PAGE: Final = 10_000
 AT_ONCE: Final = 1_000
+MOST_STEPS: Final = 20  # of AT_ONCE files that one request looks through for a purpose
 
 
 class OpenAiUpload(Struct, kw_only=True):
@@ -89,6 +92,8 @@ async def create_file(request: Request) -> Response:
     def describe(upload: Upload) -> CallerFile:
         if upload.fields.get("purpose") != BATCH:
             upload.fault("enum", "purpose", f"must be {BATCH}")
+        if upload.fields.get(ANCHOR, CREATED_AT) != CREATED_AT:
+            upload.fault("enum", ANCHOR, f"must be {CREATED_AT}")
         seconds = upload.fields.get(SECONDS, "")
         if seconds and not (seconds.isascii() and seconds.isdecimal() and int(seconds) in LIFE_S):
             upload.fault("number", SECONDS, f"must be a whole number from {LIFE_S[0]} to {LIFE_S[-1]}")
@@ -102,7 +107,8 @@ async def create_file(request: Request) -> Response:
     "/openai/v1/files",
     name="openai.files.list",
     summary="List the files of OpenAI's API",
-    about="The list has all files of the account, also those that came to `/v1/files`: their purpose is `user_data`.",
+    about="The list has all files of the account, also those that came to `/v1/files`: their purpose is `user_data`. "
+    "One request looks through 20,000 files for a purpose, so a page of a rare one may be short.",
     parameters=(
         Parameter("purpose", "Only files with it."),
         Parameter("limit", "The most to return; 1,000 without it.", Annotated[int, Meta(ge=1, le=MOST_IN_PAGE)]),
@@ -117,13 +123,17 @@ async def list_files(request: Request) -> Response:
     limit = number_of(request, "limit", default=PAGE, least=1, most=MOST_IN_PAGE)
     newest_first, purpose = query.get("order") != "asc", query.get("purpose", "")
     at, found, has_more = query.get("after", "").removeprefix(PREFIX), list[CallerFile](), True
-    while has_more and len(found) <= limit:
+    steps = 0
+    while has_more and len(found) <= limit and steps < MOST_STEPS:
+        steps += 1
         bound = {} if not at else {"high" if newest_first else "low": f"({at}"}
         ids = await files.ids(account, count=AT_ONCE, newest_first=newest_first, **bound)
         known = await files.find(account, ids)
         found += [file for each in ids if (file := known.get(each)) and purpose in ("", file.purpose or OTHER_PURPOSE)]
         has_more = len(ids) == AT_ONCE
         at = ids[-1] if ids else at
+    if has_more and not found:
+        raise invalid_field("other", "purpose", f"None of {MOST_STEPS * AT_ONCE:,} files has it: list without it")
     shown = list(map(show_file, found[:limit]))
     first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
     page = OpenAiFiles(data=shown, first_id=first, last_id=last, has_more=has_more or len(found) > limit)

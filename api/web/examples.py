@@ -255,7 +255,14 @@ OPENAI_BATCH: Final = {
     "cancelled_at": None,
     "request_counts": {"total": 100, "completed": 42, "failed": 1},
     "metadata": {"night": "1"},
-    "progress": {"lines_per_second": 2.5, "ends_at": 1795406424, "causes": [{"code": "timed_out", "lines": 1}]},
+    "progress": {
+        "lines_per_second": 2.5,
+        "ends_at": 1795406424,
+        "causes": [{"code": "timed_out", "lines": 1}],
+        "open_hours": "22:00-06:00 Europe/Berlin",
+        "opens_at": None,
+        "waits": None,
+    },
 }
 OPENAI_MODEL: Final = {"id": "acme/llm", "object": "model", "created": 1795406400, "owned_by": "acme"}
 MESSAGES: Final = [{"role": "user", "content": "Why is the sky blue?"}]
@@ -524,6 +531,7 @@ OF_TYPES: Final[dict[str, Any]] = {
     "OpenAiFile": OPENAI_FILE,
     "OpenAiFiles": {**OPENAI_PAGE, "data": [OPENAI_FILE], "first_id": FILE_ID, "last_id": FILE_ID},
     "DeletedFile": {"id": FILE_ID, "object": "file", "deleted": True},
+    "OutputExpiry": {"anchor": "created_at", "seconds": 604800},
     "NewBatch": {
         "input_file_id": FILE_ID,
         "endpoint": "/v1/chat/completions",

@@ -33,6 +33,7 @@ REPLICATE: Final = "/v1/predictions"  # a batch of it takes all routes of Replic
 ENDED: Final = ("completed", "failed", "expired", "cancelled")
 EXAMPLE: Final = "batch_06gzx0rcvbz008pmq2tvpfvnvc"
 ID: Final = arg("id ID", "id of the batch")
+HOURS: Final = arg("--hours HOURS", "when lines of a batch start: '22:00-06:00 Europe/Berlin', or idle (any time)")
 
 
 class Counts(Struct, frozen=True):
@@ -55,10 +56,17 @@ class Cause(Struct, frozen=True):
     lines: int
 
 
+class Wait(Struct, frozen=True):
+    detail: str
+
+
 class Progress(Struct, frozen=True, kw_only=True):
     lines_per_second: float | None = None
     ends_at: int | None = None
     causes: list[Cause] = []
+    open_hours: str | None = None
+    opens_at: int | None = None
+    waits: Wait | None = None
 
 
 class BatchAnswer(Struct, frozen=True, kw_only=True):
@@ -104,6 +112,7 @@ group("batches", "list", about="Run files of requests: each line is a prediction
     arg("file FILE", "JSON lines with custom_id, method, url and body", type=Path),
     arg("--endpoint PATH", "what the lines call (the url of the first line)", default=""),
     arg("--priority", "the lane: high, normal, low or idle (low)", choices=ALL_LANES),
+    HOURS,
     arg("--webhook URL", "the address that gets a POST at the end"),
     flag("--wait", "show progress until the end; the code is 1 unless all lines succeeded"),
     examples=("requests.jsonl", "requests.jsonl --endpoint /v1/chat/completions --wait"),
@@ -141,7 +150,8 @@ def _create(
         **({"webhook": given.webhook} if given.webhook else {}),
     }
     # with a key it is safe to ask again
-    headers = {"Idempotency-Key": secrets.token_hex(16), **({"X-Priority": given.priority} if given.priority else {})}
+    asked = {"X-Priority": given.priority, "X-Open-Hours": given.hours}
+    headers = {"Idempotency-Key": secrets.token_hex(16), **{name: value for name, value in asked.items() if value}}
     return ask_again(lambda: client.create_batch(body, headers), _tell, away_s=60, pause_s=LOOK_S)
 
 
@@ -205,6 +215,8 @@ def _download(given: argparse.Namespace) -> int:
         raise SettingsError("--json needs --output: without it the lines themselves are printed.")
     if given.output:
         check_output(str(given.output), None)
+    if given.output and given.csv:
+        _apart(given.output, given.csv)
     with Client(service(given)) as client:
         batch = read_batch(client.batch(given.id))
         if not batch.is_over:
@@ -249,9 +261,17 @@ def _place(given: argparse.Namespace) -> Path:
     place: Path = given.batch.with_name(f"{given.batch.stem}.results.csv")
     check_output(given.output or str(place), None)
     if given.output:
-        return Path(given.output) / place.name if Path(given.output).is_dir() else Path(given.output)
+        place = Path(given.output) / place.name if Path(given.output).is_dir() else Path(given.output)
+        return _apart(place, given.batch)
     if place.exists() and not given.detach:
         raise FileFault(f"{place} is already there. Move it, or choose another --output.")
+    return place
+
+
+def _apart(place: Path, source: Path) -> Path:
+    """Return the place. Raises FileFault if it is the file that the rows come from."""
+    if place.exists() and source.exists() and place.samefile(source):
+        raise FileFault(f"{place} has the rows. Results would replace them: choose another --output.")
     return place
 
 
@@ -343,6 +363,8 @@ def _describe(batch: BatchAnswer, now_s: float) -> str:
         "file": (batch.metadata or {}).get("file"),
         "endpoint": batch.endpoint,
         "status": _how_far(batch, now_s),
+        "waits": batch.progress.waits and batch.progress.waits.detail,
+        "hours": _show_hours(batch.progress),
         "until": None if batch.is_over else f"{until}: the last lines would expire" if is_late else until,
         "output": batch.output_file_id and f"`director batches download {batch.id}`",
         "errors": batch.error_file_id and f"`director batches download {batch.id} --errors`",
@@ -350,6 +372,14 @@ def _describe(batch: BatchAnswer, now_s: float) -> str:
     lines = [f"{name:<10} {value}" for name, value in facts.items() if value]
     lines += [f"  {several(cause.lines, 'line')} failed: {cause.code}" for cause in batch.progress.causes]
     return "\n".join(harmless(line, sys.stdout) for line in [*lines, *_fault_lines(batch)])
+
+
+def _show_hours(progress: Progress) -> str | None:
+    """Return when lines start, and the next time where they wait for it."""
+    said = [progress.open_hours or ""]
+    if progress.opens_at is not None:
+        said.append(f"it goes on {time.strftime('%a %H:%M', time.localtime(progress.opens_at))}")
+    return ": ".join(filter(None, said)) or None
 
 
 def _fault_lines(batch: BatchAnswer, rows: list[int] | None = None) -> list[str]:

@@ -15,13 +15,13 @@ from urllib.parse import quote
 from msgspec import Raw
 
 from director.cli.arguments import EXAMPLE_ID, JSON, SERVICE, arg, command, did_you_mean, flag, model_name, whole
-from director.cli.batches import predict_rows
+from director.cli.batches import HOURS, predict_rows
 from director.cli.client import Client, PredictionAnswer, ask_again, read, read_prediction, service
 from director.cli.inputs import Described, check_output, parse_input, read_inputs, save_output
 from director.cli.output import harmless, printable
 from director.cli.printing import Printer, as_text, place_words, waiting_words, why_words
 from director.cli.tables import Answer, fold, line_width, print_json, tabulate
-from director.core.errors import DirectorError
+from director.core.errors import DirectorError, SettingsError
 from director.core.ids import ALL_LANES
 from director.core.states import Status
 from director.core.words import since, span
@@ -67,6 +67,7 @@ TIMEOUT: Final = arg("--timeout SECONDS", "wait for the end at most this long", 
     STREAM,
     TIMEOUT,
     arg("--priority", "the lane: high, normal, low or idle", choices=ALL_LANES),
+    HOURS,
     arg("--webhook URL", "the address that gets a POST at the end", default=""),
     arg("--idempotency-key KEY", "with the same key and input, the same prediction is answered again"),
     examples=(
@@ -83,6 +84,8 @@ def _predict(given: argparse.Namespace) -> int:
     """
     if given.batch:
         return predict_rows(given)
+    if given.hours:
+        raise SettingsError("--hours goes with --batch: one prediction has no hours of its own.")
     asked = {"X-Priority": given.priority, "Idempotency-Key": given.idempotency_key}
     with Client(service(given)) as client:
         known = client.describe(given.model) if given.input or given.output else None

@@ -93,6 +93,19 @@ def open_at(hours: Hours, now_ms: int) -> tuple[bool, int | None]:
     return is_open, next((at for at, then in _changes(hours, now_ms, LOOK_DAYS) if then != is_open), None)
 
 
+def open_spans(hours: Hours, since_ms: int, until_ms: int) -> Iterator[tuple[int, int]]:
+    """Yield the times in between, from and to, in which they are open."""
+    opened_at = since_ms if hours.is_open(since_ms) else None
+    for at, is_open in _changes(hours, since_ms, (until_ms - since_ms) // DAY_MS + 2):
+        if at >= until_ms:
+            break
+        if not is_open and opened_at is not None:
+            yield opened_at, at
+        opened_at = at if is_open else None
+    if opened_at is not None and opened_at < until_ms:
+        yield opened_at, until_ms
+
+
 @lru_cache(maxsize=1_000)
 def closures(text: str, day: int) -> tuple[tuple[int, int], ...]:
     """Return the times in ms, from and to, in which these hours are closed, from a day of UTC since 1970 on. Those

@@ -23,10 +23,12 @@ from director.files.store import CallerFileName
 MOST: Final = 2_000  # of one account
 MOST_LIVE: Final = 100  # that have not ended, of one account
 LEASE_S: Final = 15.0
+CLOSED: Final = 5 * 10**14  # the turn of a batch out of its hours is this and the time when they begin, ms
 OVER: Final = 10**15  # the turn of a batch that has ended is this and the time when its webhook is due, ms
 AT_ONCE: Final = 20  # that one account makes in one millisecond, for the place where a page begins
 ERASED_AT_ONCE: Final = 100
 PARTS_AT_ONCE: Final = 1_000  # that one write forgets
+MOST_SURVEYED: Final = 1_000
 PART: Final = "part"  # ending of a part in the file store
 
 BatchStatus = Literal[
@@ -58,7 +60,8 @@ class Batch(Struct, frozen=True, kw_only=True):
     `place`: number and byte of the first line that is not written. `filed`: lines from here on were never filed.
     `ends_as`: set once no more lines are run. `settled`: 1 once its files are listed and its parts are gone.
     `hook_at`: when the next webhook is due. `causes`: a JSON object of the lines that failed, by cause. `counted`: when
-    the counts last changed.
+    the counts last changed. `hours`: in which lines start. `opens`: when it goes on, if it waits for them.
+    `output_life_s`: of its files, 0 for that of the batch. `waits`: JSON of why its lines are not accepted just now.
     """
 
     id: FileId
@@ -79,6 +82,10 @@ class Batch(Struct, frozen=True, kw_only=True):
     failed: int = 0
     causes: bytes = b""
     counted: int = 0
+    output_life_s: int = 0
+    waits: bytes = b""
+    hours: str = ""
+    opens: int = 0
     errors: bytes = b""
     place: str = "0 0"
     filed: int = 0
@@ -96,6 +103,13 @@ class Batch(Struct, frozen=True, kw_only=True):
     @property
     def is_live(self) -> bool:
         return self.status in LIVE
+
+
+class Survey(Struct, frozen=True):
+    """Batches that have not ended, by status, and the age of the oldest one that waits for a keeper."""
+
+    counts: dict[str, int]
+    oldest_waiting_ms: int
 
 
 OF_BATCH: Final = {name: kind for name, kind in Batch.__annotations__.items() if name not in ("times", "stored_parts")}
@@ -193,16 +207,36 @@ class Batches:
         return None if found is None else text(found)
 
     async def waiting(self, most: int, *, now_ms: int) -> tuple[list[tuple[str, FileId]], list[tuple[str, FileId]]]:
-        """Return account and id of up to `most` batches that have not ended, in the order of their turns, and the same
-        of those that have and whose webhook is due.
+        """Return account and id of up to `most` batches that have not ended, in the order of their turns, as many whose
+        hours have begun, and the same of those that have ended and whose webhook is due.
         """
 
         def read(pipe: Any) -> None:
-            pipe.zrange(keys.batches(), "-inf", f"({OVER}", byscore=True, offset=0, num=most)
+            pipe.zrange(keys.batches(), "-inf", f"({CLOSED}", byscore=True, offset=0, num=most)
+            pipe.zrange(keys.batches(), CLOSED, CLOSED + now_ms, byscore=True, offset=0, num=most)
             pipe.zrange(keys.batches(), OVER, OVER + now_ms, byscore=True, offset=0, num=most)
 
-        live, due = await pipelined(self._redis, read)
-        return _members(live), _members(due)
+        live, opened, due = await pipelined(self._redis, read)
+        return _members([*live, *opened]), _members(due)
+
+    async def survey(self, *, now_ms: int) -> Survey:
+        """Count the batches that have not ended, by status."""
+        live = f"({OVER}"
+        found = await ask(
+            lambda: self._redis.zrange(keys.batches(), "-inf", live, byscore=True, offset=0, num=MOST_SURVEYED)
+        )
+        ids = [batch_id for _, batch_id in _members(found)]
+        names = ("status", "until", "opens", "created")
+        read = await pipelined(self._redis, lambda pipe: [pipe.hmget(keys.batch(each), names) for each in ids])
+        counts, oldest_ms = dict.fromkeys((*LIVE, "closed"), 0), 0
+        for status, until, opens, created in read:
+            if status is None or text(status) not in LIVE:
+                continue
+            is_closed = int(opens or 0) > now_ms
+            counts["closed" if is_closed else text(status)] += 1
+            if not is_closed and int(until or 0) < now_ms:
+                oldest_ms = max(oldest_ms, now_ms - max(int(created), int(opens or 0)))
+        return Survey(counts, oldest_ms)
 
     async def note_line(self, batch: Batch, number: int, prediction_id: PredictionId, *, ttl_s: float) -> None:
         """Note the prediction that a line has, until the line is written."""
@@ -242,10 +276,15 @@ class Batches:
         return erased
 
     async def cancel(self, batch: Batch, *, now_ms: int) -> BatchWritten:
-        """Ask the keeper to stop. It answers `changed` for one that is past that."""
-        fields: Fields = {"status": "cancelling", "at:cancelling": now_ms}
+        """Ask the keeper to stop, also out of its hours. It answers `changed` for one that is past that."""
+        fields: Fields = {"status": "cancelling", "at:cancelling": now_ms, "opens": 0}
         return await self._scripts.write_batch(
-            *(batch.account, batch.id), token="", allowed=CANCELABLE, nonce=secrets.token_hex(8), fields=fields
+            *(batch.account, batch.id),
+            token="",
+            allowed=CANCELABLE,
+            nonce=secrets.token_hex(8),
+            fields=fields,
+            turn=batch.created,
         )
 
 
@@ -276,14 +315,11 @@ class Lease:
         allowed: Sequence[BatchStatus] = LIVE,
         parts: int | None = None,
         is_over: bool = False,
-        due_ms: int | None = None,
-        leaves: bool = False,
+        turn: int | Literal["", "-"] = "",
     ) -> bool:
-        """Write if the status is one of `allowed`, and return whether it was. `due_ms`: when its webhook is due. Repeat
-        it with the same nonce after a lost reply. Raises Lost.
+        """Write if the status is one of `allowed`, and return whether it was. `turn`: as in the script. Repeat it with
+        the same nonce after a lost reply. Raises Lost.
         """
-        if is_over:
-            due_ms = 0
         word = await self._scripts.write_batch(
             *self._batch,
             token=self._token,
@@ -292,7 +328,7 @@ class Lease:
             fields=fields,
             parts=parts,
             is_over=is_over,
-            turn="-" if leaves else "" if due_ms is None else OVER + due_ms,
+            turn=OVER if is_over else turn,
         )
         if word == "lost":
             raise Lost

@@ -1,5 +1,6 @@
 """open_batch, lease_batch and write_batch change a batch only for a writer that may."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.errors import IdempotencyMismatch
 from director.core.ids import FileId, new_file_id
-from director.store.batches import LIVE, Batches, Lease
+from director.store.batches import CLOSED, LIVE, OVER, Batches, Lease
 from tests.support.keyspace import unchanged
 from tests.support.queue_driver import ACCOUNT
 
@@ -155,6 +156,21 @@ async def test_an_ended_batch_leaves_its_lists(redis: Redis, scripts: Scripts) -
     assert await redis.zrange(keys.batches_of(ACCOUNT), 0, -1) == [ID.encode()]
 
 
+async def test_batch_out_of_its_hours_comes_when_they_begin_or_with_a_cancel(redis: Redis, scripts: Scripts) -> None:
+    batches = Batches(redis, scripts)
+    await open_one(scripts)
+    lease = Lease(scripts, ACCOUNT, ID)
+    await lease.hold()
+    assert await lease.write({"opens": NOW + 9}, nonce="a", turn=CLOSED + NOW + 9)
+    assert await batches.waiting(9, now_ms=NOW + 8) == ([], [])
+    assert await batches.waiting(9, now_ms=NOW + 9) == ([(ACCOUNT, ID)], [])
+    batch = SimpleNamespace(account=ACCOUNT, id=ID, created=NOW)
+    assert await batches.cancel(batch, now_ms=NOW) == "written"  # type: ignore[arg-type]
+    assert await batches.waiting(9, now_ms=NOW) == ([(ACCOUNT, ID)], [])
+    assert not await lease.write({"opens": NOW}, nonce="b", allowed=("in_progress",), turn=CLOSED + NOW + 99)
+    assert await batches.waiting(9, now_ms=NOW) == ([(ACCOUNT, ID)], [])
+
+
 async def test_owed_webhooks_hide_no_batch_that_waits(redis: Redis, scripts: Scripts) -> None:
     batches = Batches(redis, scripts)
     await open_one(scripts)
@@ -164,6 +180,27 @@ async def test_owed_webhooks_hide_no_batch_that_waits(redis: Redis, scripts: Scr
     other = new_file_id(NOW)
     await open_one(scripts, other, at=NOW + 5)
     assert await batches.waiting(1, now_ms=NOW) == ([(ACCOUNT, other)], [(ACCOUNT, ID)])
-    assert await lease.write({}, nonce="b", allowed=("completed",), due_ms=NOW + 9)
+    assert await lease.write({}, nonce="b", allowed=("completed",), turn=OVER + NOW + 9)
     assert await batches.waiting(1, now_ms=NOW + 8) == ([(ACCOUNT, other)], [])
     assert await batches.waiting(1, now_ms=NOW + 9) == ([(ACCOUNT, other)], [(ACCOUNT, ID)])
+
+
+async def test_survey_tells_batches_that_run_wait_and_are_closed_apart(redis: Redis, scripts: Scripts) -> None:
+    batches, ids = Batches(redis, scripts), [new_file_id(NOW + n) for n in range(4)]
+    runs, waits, closed, over = ids
+    for each in ids:
+        fields = {"status": "in_progress", "account": ACCOUNT, "created": NOW}
+        await scripts.open_batch(ACCOUNT, each, created_ms=NOW, ttl_s=3600, fields=fields, most=9, most_live=9)
+    for each in (runs, closed, over):
+        await scripts.lease_batch(ACCOUNT, each, token=TOKEN, lease_s=15, now_ms=NOW)
+    opens = {"fields": {"opens": NOW + HOUR_MS}, "turn": CLOSED + NOW + HOUR_MS}
+    for each, given in ((closed, opens), (over, {"fields": {"status": "completed"}, "is_over": True, "turn": OVER})):
+        await scripts.write_batch(ACCOUNT, each, token=TOKEN, nonce="n", allowed=LIVE, **given)  # type: ignore[arg-type]
+    seen = await batches.survey(now_ms=NOW + 9_000)
+    assert {name: count for name, count in seen.counts.items() if count} == {"in_progress": 2, "closed": 1}
+    assert seen.oldest_waiting_ms == 9_000
+    later = await batches.survey(now_ms=NOW + HOUR_MS + 5)
+    assert (later.counts["in_progress"], later.counts["closed"]) == (3, 0)
+    await scripts.write_batch(ACCOUNT, waits, token="", nonce="m", allowed=LIVE, fields={"opens": NOW + HOUR_MS})
+    await scripts.lease_batch(ACCOUNT, runs, token=TOKEN, lease_s=9_000, now_ms=NOW)
+    assert (await batches.survey(now_ms=NOW + HOUR_MS + 5)).oldest_waiting_ms == 5

@@ -15,7 +15,7 @@ from api.batches.notify import Notifier
 from api.services.meters import Meters
 from api.sites.sites import Plan, all_running
 from api.web.errors import Code
-from director.core.clock import SystemClock
+from director.core.clock import Clock, SystemClock
 from director.core.settings import ApiSettings
 from director.lab.chaos.wire import Answer, Request, listening
 from director.runtime.tracing import OFF
@@ -119,10 +119,21 @@ async def results(http: AsyncClient, shown: dict[str, Any]) -> tuple[Sequence[An
     return await read(http, shown["output_file_id"]), await read(http, shown["error_file_id"])
 
 
+class ShiftedClock(SystemClock):
+    """The clock of the machine, and `ahead_ms`."""
+
+    ahead_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.ahead_ms
+
+
 @asynccontextmanager
-async def engine(settings: ApiSettings, *, allow: str = "loopback") -> AsyncGenerator[Engine]:
+async def engine(
+    settings: ApiSettings, *, allow: str = "loopback", clock: Clock | None = None
+) -> AsyncGenerator[Engine]:
     """An engine as a keeper's process has it. The test calls `run_once`, or starts `run`."""
-    settings, clock = replace(settings, redis_url=as_user("api", settings.redis_url)), SystemClock()
+    settings, clock = replace(settings, redis_url=as_user("api", settings.redis_url)), clock or SystemClock()
     sender = Sender(AllowList.parse(allow))
     running = all_running(
         Plan.of(settings), Meters(Code), clock=clock, on_unsafe=lambda exc: print(exc), tracing=OFF, serves=False

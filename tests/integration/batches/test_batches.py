@@ -2,8 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import operator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from redis.asyncio import Redis
 from api.batches import engine as engine_module
 from api.batches.engine import Engine
 from api.batches.work import MOST_WINDOW
+from api.openai import files as openai_files
 from api.predictions.bodies import start_after_ms
 from director.broker import keys
 from director.broker.scripts import Scripts
@@ -23,8 +26,9 @@ from director.core.ids import FileId, new_file_id, queue_name
 from director.core.policy import Policy
 from director.core.settings import ApiSettings
 from director.core.states import Status
+from director.runtime.metrics import Registry
 from director.store.accounts import ROLES, Accounts
-from director.store.batches import Batches
+from director.store.batches import CLOSED, Batches
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support import batches
 from tests.support.api import PlayedDirector, api_client
@@ -91,6 +95,12 @@ async def test_each_line_is_in_one_of_two_files(http: AsyncClient, model: EchoSe
     progress = shown["progress"]
     assert (progress["causes"], progress["ends_at"]) == ([{"code": "invalid_input", "lines": 1}], None)
     assert progress["lines_per_second"] > 0
+    registry = Registry("keeper")
+    engine.show(registry)
+    page = (await registry.page(""))[0].decode()
+    for step, count in (("filed", 42), ("succeeded", 41), ("failed", 1)):
+        assert f'director_batch_lines_total{{step="{step}"}} {count}.0' in page
+    assert "director_batch_slots_used 0.0" in page
     assert set(model.runs.values()) == {1}
     assert await engine.run_once() == 0
 
@@ -118,34 +128,74 @@ async def test_bad_lines_are_named_before_any_runs(http: AsyncClient, model: Ech
     assert (shown["status"], shown["output_file_id"], shown["error_file_id"]) == ("failed", None, None)
     found = [(each["line"], each["code"]) for each in shown["errors"]["data"]]
     assert found == [(place, code) for place, (_, code) in enumerate(bad, start=3)]
+    assert [each["message"][:10] for each in shown["errors"]["data"] if each["code"] == "model_not_found"] == [
+        "acme/none:"
+    ]
     assert not model.runs
     assert await engine.run_once() == 0
 
 
-@pytest.mark.parametrize(
-    ("content", "code"),
-    [
-        (b"", "empty_file"),
-        (b"\n" * 1_000_100, "too_many_lines"),
-        (b"".join(batches.line(f"l{n}", "x") + b"\n" for n in range(50_001)), "too_many_lines"),
-        ((batches.line("same") + b"\n") * 50_000, "duplicate_custom_id"),
-        (b'{"a":"' + b"x" * (150 << 20), "line_too_long"),
-    ],
-    ids=["empty", "blank", "too-many", "same-id", "one-long-line"],
-)
+HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {  # made when they are used: some have 200 MB
+    "blank": (lambda: b"\n" * 1_000_100, "too_many_lines"),
+    "too many": (lambda: b"".join(batches.line(f"l{n}", "x") + b"\n" for n in range(50_001)), "too_many_lines"),
+    "same id": (lambda: (batches.line("same") + b"\n") * 50_000, "duplicate_custom_id"),
+    "bad lines": (lambda: b"{}\n" * 50_000, "missing_required_parameter"),
+    "one long line": (lambda: b'{"a":"' + b"x" * ((200 << 20) - 100), "line_too_long"),
+    "NUL": (lambda: (b"\0" * 2_000 + b"\n") * 50_000, "invalid_json_line"),
+    "nested": (lambda: (b"[" * 2_000 + b"]" * 2_000 + b"\n") * 50_000, "invalid_json_line"),
+    "late": (lambda: batches.lines(f"l{n}" for n in range(49_999)) + b"\0", "invalid_json_line"),
+}
+
+
+@pytest.mark.parametrize(("content", "code"), [(bytes, "empty_file"), *HOSTILE.values()], ids=["empty", *HOSTILE])
 async def test_hostile_file_is_refused_in_bounded_time(
-    http: AsyncClient, model: EchoServer, engine: Engine, content: bytes, code: str
+    http: AsyncClient, model: EchoServer, engine: Engine, content: Callable[[], bytes], code: str
 ) -> None:
-    made = await batches.create(http, await batches.upload(http, content))
+    made = await batches.create(http, await batches.upload(http, content()))
     began = engine._services.clock.monotonic()
     await engine.run_once()
     took_s = engine._services.clock.monotonic() - began
     shown = await batches.get(http, made["id"])
     assert (shown["status"], shown["errors"]["data"][0]["code"]) == ("failed", code)
+    places = [each["line"] for each in shown["errors"]["data"] if each["line"] is not None]
     assert len(shown["errors"]["data"]) <= 100
+    assert places == sorted(set(places))
     print(f"{code}: {took_s:.1f} s")
     assert took_s < 30
     assert not model.runs
+
+
+async def test_hostile_files_hold_up_no_other_account(
+    http: AsyncClient, model: EchoServer, engine: Engine, settings: ApiSettings, redis: Redis
+) -> None:
+    names = [f"l{n}" for n in range(50)]
+    hostile = [
+        (await batches.create(http, await batches.upload(http, content())))["id"] for content, _ in HOSTILE.values()
+    ]
+    lags: list[float] = []
+
+    async def note_lags() -> None:
+        while True:
+            began = anyio.current_time()
+            await anyio.sleep(0.05)
+            lags.append(anyio.current_time() - began - 0.05)
+
+    token = await Accounts(redis).create_token("other")
+    async with api_client(settings, token=token) as other, anyio.create_task_group() as tasks:
+        file_id = await batches.upload(other, batches.lines(names))
+        tasks.start_soon(note_lags)
+        began = anyio.current_time()
+        tasks.start_soon(engine.run)
+        made = await batches.create(other, file_id)
+        shown = await batches.ended(other, made["id"], limit_s=40)
+        took_s = anyio.current_time() - began
+        ended = [(await batches.ended(http, each))["status"] for each in hostile]
+        whole_s = anyio.current_time() - began
+        tasks.cancel_scope.cancel()
+    assert shown["request_counts"] == {"total": 50, "completed": 50, "failed": 0}
+    assert set(ended) == {"failed"}
+    print(f"another account's 50 lines: {took_s:.1f} s, all hostile: {whole_s:.1f} s, largest lag: {max(lags):.2f} s")
+    assert max(lags) < 2
 
 
 async def count_live(redis: Redis) -> int:
@@ -230,6 +280,92 @@ async def test_header_that_each_line_would_be_refused_for_is_refused(
     assert next(iter(headers)) in answer.text or status == 403
 
 
+async def test_lines_start_only_in_the_hours_of_their_batch(
+    http: AsyncClient, model: EchoServer, settings: ApiSettings, redis: Redis
+) -> None:
+    clock, left_ms = batches.ShiftedClock(), 8_000
+    clock.ahead_ms = 60_000 - left_ms - clock.now_ms() % 60_000
+    closes, again = (datetime.fromtimestamp((clock.now_ms() + left_ms) / 1000 + more, UTC) for more in (0, 60))
+    hour = timedelta(hours=1)
+    hours = f"{closes - hour:%H:%M}-{closes:%H:%M}, {again:%H:%M}-{again + hour:%H:%M} UTC"
+    names = [f"l{n}" for n in range(3 * SLOTS)]
+    model.go.clear()
+    made = await batches.create(
+        http, await batches.upload(http, batches.lines(names)), headers={"X-Open-Hours": hours, "X-Start-By": "900"}
+    )
+    key = keys.batch(FileId(made["id"].removeprefix("batch_")))
+    async with batches.engine(settings, clock=clock) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.run)
+        await eventually(partial(count_live, redis), "all are filed", until=len(names).__eq__)
+        await eventually(partial(count_live, redis), "those that wait have ended", until=SLOTS.__eq__, limit_s=20)
+        assert model.runs.total() == SLOTS
+        model.go.set()
+        await eventually(partial(redis.hget, key, "opens"), "it waits", until=lambda opens: opens not in (None, b"0"))
+        assert await redis.hmget(key, "status", "completed", "failed") == [b"in_progress", str(SLOTS).encode(), b"0"]
+        assert int(await redis.hget(key, "opens")) == again.timestamp() * 1000
+        assert model.runs.total() == SLOTS
+        clock.ahead_ms += 60_000
+        shown = await batches.ended(http, made["id"])
+        tasks.cancel_scope.cancel()
+    assert (shown["status"], shown["progress"]["open_hours"]) == ("completed", hours)
+    output, errors = await batches.results(http, shown)
+    assert (sorted(each["custom_id"] for each in output), errors) == (sorted(names), [])
+    assert set(model.runs.values()) == {1}
+
+
+async def test_batch_out_of_its_hours_is_canceled_in_seconds(
+    http: AsyncClient, model: EchoServer, engine: Engine, redis: Redis
+) -> None:
+    begins = datetime.now(UTC) + timedelta(hours=2)
+    hours = f"{begins:%H:%M}-{begins + timedelta(hours=1):%H:%M} UTC"
+    content = batches.lines(f"l{n}" for n in range(30))
+    made = await batches.create(http, await batches.upload(http, content), headers={"X-Open-Hours": hours})
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.run)
+
+        async def opens_at() -> int | None:
+            shown = await batches.get(http, made["id"])
+            return shown["progress"]["opens_at"] if shown["status"] == "in_progress" else None
+
+        await eventually(opens_at, "it waits", until=partial(operator.eq, begins.timestamp() // 60 * 60))
+        await eventually(lambda: not engine._running, "no keeper has it")
+        assert (await http.post(f"{BATCHES}/{made['id']}/cancel")).json()["status"] == "cancelling"
+        shown = await batches.ended(http, made["id"], limit_s=10)
+        tasks.cancel_scope.cancel()
+    assert shown["request_counts"] == {"total": 30, "completed": 0, "failed": 30}
+    assert shown["progress"]["causes"] == [{"code": "batch_cancelled", "lines": 30}]
+    assert not model.runs
+
+
+async def test_batch_whose_time_has_not_come_takes_no_slot_of_a_keeper(
+    http: AsyncClient, model: EchoServer, engine: Engine, redis: Redis
+) -> None:
+    made = await batches.create(http, await batches.upload(http, batches.line("a")), headers={"X-Start-After": "3h"})
+    assert await engine.run_once() == 1
+    assert await engine.run_once() == 0
+    [turn] = [at for _, at in await redis.zrange(keys.batches(), 0, -1, withscores=True)]
+    created_ms = made["created_at"] * 1000
+    assert 0 <= turn - CLOSED - created_ms - 3 * 3_600_000 < 2_000
+
+
+@pytest.mark.parametrize(
+    ("hours", "more"),
+    [
+        ("night", {}),
+        ("22:00-06:00", {}),
+        ("22:00-06:00 Europe/Atlantis", {}),
+        ("idle", {}),  # the token lacks the lane
+        ("idle", {"X-Priority": "low"}),
+        (f"{datetime.now(UTC) + timedelta(days=3):%a} 10:00-11:00 UTC", {}),
+    ],
+)
+async def test_hours_that_cannot_be_kept_are_refused(http: AsyncClient, hours: str, more: dict[str, str]) -> None:
+    body = {"input_file_id": new_file_id(0), "endpoint": batches.CHAT, "completion_window": "24h"}
+    answer = await http.post(BATCHES, json=body, headers={"X-Open-Hours": hours, **more})
+    assert answer.status_code in (400, 403), answer.text
+    assert "Open-Hours" in answer.text or "idle" in answer.text
+
+
 async def test_start_after_counts_from_the_create(http: AsyncClient, redis: Redis) -> None:
     made = await batches.create(
         http, await batches.upload(http, batches.line("a")), headers={"X-Start-After": "8h", "X-Cost": "2"}
@@ -239,6 +375,34 @@ async def test_start_after_counts_from_the_create(http: AsyncClient, redis: Redi
     created_ms = made["created_at"] * 1000
     assert 0 <= start_after_ms(headers["x-start-after"], created_ms) - created_ms - 8 * 3_600_000 < 2_000
     assert headers["x-cost"] == "2"
+
+
+async def test_output_lives_as_long_as_its_caller_asks(
+    http: AsyncClient, model: EchoServer, engine: Engine, redis: Redis
+) -> None:
+    for bad in ({"anchor": "created_at", "seconds": 60}, {"anchor": "x", "seconds": 3600}, {"seconds": 3600}, {"a": 1}):
+        body = {"input_file_id": new_file_id(0), "endpoint": batches.CHAT, "completion_window": "24h"}
+        answer = await http.post(BATCHES, json={**body, "output_expires_after": bad})
+        assert (answer.status_code, "output_expires_after" in answer.text) == (400, True)
+    made = await batches.create(
+        http,
+        await batches.upload(http, batches.lines(["a", "bad"])),
+        output_expires_after={"anchor": "created_at", "seconds": 3600},
+    )
+    await engine.run_once()
+    shown = await batches.get(http, made["id"])
+    for file_id in (shown["output_file_id"], shown["error_file_id"]):
+        file = (await http.get(f"{FILES}/{file_id}")).json()
+        assert file["expires_at"] - file["created_at"] == 3600
+        assert 0 < await redis.pttl(keys.file(ACCOUNT, FileId(file_id.removeprefix("file-")))) <= 3_600_000
+
+
+async def test_anchor_of_an_upload_is_checked(http: AsyncClient) -> None:
+    form = {"purpose": "batch", "expires_after[anchor]": "last_active_at", "expires_after[seconds]": "3600"}
+    answer = await http.post(FILES, data=form, files={"file": ("in.jsonl", b"{}")})
+    assert (answer.status_code, "expires_after[anchor]" in answer.text) == (400, True)
+    answer = await http.post(FILES, data=form | {"expires_after[anchor]": "created_at"}, files={"file": ("x", b"{}")})
+    assert answer.json()["expires_at"] - answer.json()["created_at"] == 3600
 
 
 async def test_input_lives_longer_than_the_window_of_its_batch(http: AsyncClient, redis: Redis) -> None:
@@ -320,6 +484,25 @@ async def test_line_waits_at_a_limit_of_its_account(
     shown = await batches.get(http, made["id"])
     assert shown["request_counts"] == {"total": 12, "completed": 12, "failed": 0}
     assert set(model.runs.values()) == {1}
+
+
+async def test_batch_says_why_its_lines_wait(
+    http: AsyncClient, model: EchoServer, engine: Engine, redis: Redis
+) -> None:
+    made = await batches.create(http, await batches.upload(http, batches.lines(["a", "b"])))
+    await Accounts(redis).set_limits(ACCOUNT, {"max_files_bytes": "1"})
+
+    async def why() -> Any:
+        waits = (await batches.get(http, made["id"]))["progress"]["waits"]
+        return waits and waits["code"]
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.run)
+        await eventually(why, "it says why", until=partial(operator.eq, "storage_full"), limit_s=20)
+        await Accounts(redis).set_limits(ACCOUNT, {"max_files_bytes": str(1 << 30)})
+        shown = await batches.ended(http, made["id"], limit_s=60)
+        tasks.cancel_scope.cancel()
+    assert (shown["request_counts"]["completed"], shown["progress"]["waits"]) == (2, None)
 
 
 async def test_lines_that_ran_are_found_without_their_token_and_key(
@@ -422,6 +605,49 @@ async def test_operators_see_all_batches_and_cancel_any(
     assert (await http.get(everything)).status_code == 403
     assert await Batches(redis, None).erase(ACCOUNT) == 3  # type: ignore[arg-type]
     assert not await redis.zcard(keys.all_batches())
+
+
+async def test_batch_that_is_erased_while_it_stores_a_part_leaves_nothing(
+    http: AsyncClient, model: EchoServer, engine: Engine, redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    input_id = await batches.upload(http, batches.lines(["a", "b"]))
+    await batches.create(http, input_id)
+    store = engine._services.files
+    assert store is not None
+    put, stores, may_store = store.put, anyio.Event(), anyio.Event()
+
+    async def put_late(name: Any, *args: Any, **given: Any) -> Any:
+        await put(name, *args, **given)
+        stores.set()
+        await may_store.wait()
+
+    monkeypatch.setattr(store, "put", put_late)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.run)
+        with anyio.fail_after(30):
+            await stores.wait()
+        assert await Batches(redis, None).erase(ACCOUNT) == 1  # type: ignore[arg-type]
+        await eventually(lambda: not engine._running, "no keeper has it", limit_s=20)
+        tasks.cancel_scope.cancel()
+    stored = [each.name for each in (tmp_path / "uploads").rglob("*.*") if each.is_file()]
+    assert [name.partition(".")[0] for name in stored] == [input_id.removeprefix("file-")]
+    recorded = [name async for name in redis.scan_iter(match=keys.file(ACCOUNT, FileId("*")))]
+    assert len(recorded) == 1
+
+
+async def test_files_of_a_rare_purpose_are_looked_for_within_a_bound(
+    http: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openai_files, "AT_ONCE", 2)
+    monkeypatch.setattr(openai_files, "MOST_STEPS", 2)
+    oldest = await batches.upload(http, b"{}")
+    for _ in range(3):
+        await http.post("/v1/files", files={"content": ("in.txt", b"x")})
+    found = (await http.get(FILES, params={"purpose": "batch"})).json()
+    assert [each["id"] for each in found["data"]] == [oldest]
+    await http.post("/v1/files", files={"content": ("in.txt", b"x")})
+    answer = await http.get(FILES, params={"purpose": "batch"})
+    assert (answer.status_code, "list without it" in answer.text) == (400, True)
 
 
 async def test_end_is_a_signed_webhook_with_retries(http: AsyncClient, model: EchoServer, engine: Engine) -> None:

@@ -4,6 +4,7 @@ import json
 import shlex
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -155,6 +156,34 @@ async def test_nothing_is_sent_if_a_row_is_wrong(
     assert says in ended.stderr
     assert (await types("batches", "list")).stdout.startswith("no batches")
     assert not list(Path("files").rglob("*.jsonl"))
+
+
+async def test_results_never_replace_the_rows_they_come_from(types: Types, queue: QueueName) -> None:
+    Path("in.csv").write_text(ROWS)
+    Path("link.csv").symlink_to("in.csv")
+    for command in (
+        ("predict", MODEL, "--batch", "in.csv", "-o", "in.csv"),
+        ("predict", MODEL, "--batch", "link.csv", "-o", "./in.csv"),
+        ("batches", "download", "batch_1", "--csv", "in.csv", "-o", "link.csv"),
+    ):
+        ended = await types(*command)
+        assert (ended.returncode, "has the rows. Results would replace them" in ended.stderr) == (1, True), ended.stderr
+    assert Path("in.csv").read_text() == ROWS
+    assert (await types("batches", "list")).stdout.startswith("no batches")
+
+
+async def test_hours_of_a_batch_are_given_and_shown(types: Types, engine: Engine, queue: QueueName) -> None:
+    begins = datetime.now(UTC) + timedelta(hours=2)
+    hours = f"{begins:%H:%M}-{begins + timedelta(hours=1):%H:%M} UTC"
+    Path("in.jsonl").write_text(line("a", "one"))
+    batch_id = (await types("batches", "submit", "in.jsonl", "--hours", hours)).stdout.strip()
+    said = (await types("batches", "show", batch_id)).stdout
+    goes_on = time.strftime("%a %H:%M", time.localtime(begins.timestamp()))
+    assert f"hours      {hours}: it goes on {goes_on}" in said
+    refused = await types("predict", MODEL, "-i", "text=a", "--hours", hours)
+    assert "--hours goes with --batch" in refused.stderr
+    refused = await types("batches", "submit", "in.jsonl", "--hours", "night")
+    assert (refused.returncode, "X-Open-Hours must be idle, or open hours" in refused.stderr) == (1, True)
 
 
 async def test_interrupted_wait_leaves_the_batch_and_says_how_to_return(

@@ -12,7 +12,7 @@ from api.batches import runs
 from api.batches import work as module
 from api.batches.lines import Call, Line, Outcome
 from api.batches.runs import LineRun
-from api.batches.work import FILING, MOST_UNWRITTEN, UNWRITTEN_BYTES, Capacity, Stop, Work
+from api.batches.work import FILING, MOST_BYTES, MOST_UNWRITTEN, UNWRITTEN_BYTES, Capacity, Stop, Work
 from api.web.errors import Moved
 from director.core.ids import FileId, PredictionId
 from tests.support.eventually import eventually
@@ -47,9 +47,9 @@ class Played:
         self.may_commit = anyio.Event()
         self.may_commit.set()
         self.capacity, self.stop = Capacity(), Stop()
-        self.capacity.batches = batches
+        self.capacity.accounts["acme"] = batches
         given: Any = {
-            "batch": SimpleNamespace(filed=0, place="0 0", total=TOTAL, id=BATCH, account="acme"),
+            "batch": SimpleNamespace(filed=0, place="0 0", total=TOTAL, id=BATCH, account="acme", waits=b""),
             "lease": SimpleNamespace(write=self._write),
             "source": SimpleNamespace(lines=self._lines, read=self._read),
             "archive": SimpleNamespace(
@@ -59,7 +59,7 @@ class Played:
                 noted={},
                 note_line=None,
             ),
-            "callers": None,
+            "callers": SimpleNamespace(is_open=True, is_closed_out=lambda _: False),
         }
         self.work = Work(given.pop("batch"), capacity=self.capacity, stop=self.stop, **given)
 
@@ -126,6 +126,7 @@ async def test_line_that_went_to_others_ends_with_a_503(monkeypatch: pytest.Monk
         is_full=bool,
         known=None,
         note=None,  # type: ignore[arg-type]
+        waits={},
     )
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
@@ -133,3 +134,20 @@ async def test_line_that_went_to_others_ends_with_a_503(monkeypatch: pytest.Monk
                 tasks.start_soon(line.stop)
             outcome = await line.end()
     assert (outcome.status, outcome.is_good) == (503, False)
+
+
+def test_long_lines_of_one_account_leave_room_for_those_of_others() -> None:
+    capacity = Capacity()
+    capacity.accounts["long"] = 1
+    capacity.bytes["long"] = MOST_BYTES // 2 - 1
+    assert not capacity.is_full_of("long")
+    capacity.bytes["long"] += 1
+    assert capacity.is_full_of("long")
+    capacity.accounts["other"] = 3
+    assert not capacity.is_full_of("other")
+    capacity.bytes["other"] = MOST_BYTES // 3 + 1
+    assert capacity.is_full_of("other")
+    assert capacity.bytes.total() <= MOST_BYTES
+    capacity.accounts["other"] = 0
+    capacity.bytes["long"] = MOST_BYTES // 2 - 1
+    assert not capacity.is_full_of("long")

@@ -8,7 +8,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from director.core.errors import SettingsError
-from director.core.hours import DAY_MS, KNOWN_DAYS, Hours, Window, closures, open_at, parse_hours, show_opening
+from director.core.hours import (
+    DAY_MS,
+    KNOWN_DAYS,
+    Hours,
+    Window,
+    closures,
+    open_at,
+    open_spans,
+    parse_hours,
+    show_opening,
+)
 
 BERLIN = ZoneInfo("Europe/Berlin")
 MINUTE_MS = 60_000
@@ -99,6 +109,16 @@ def test_closures_are_all_times_that_are_not_open(text: str, day: int) -> None:
     for at in range(since, since + KNOWN_DAYS * DAY_MS, 30 * MINUTE_MS):
         assert any(start <= at < end for start, end in found) != hours.is_open(at)
     assert all(hours.is_open(end) for _, end in found)
+
+
+@given(HOURS, YEAR, st.integers(0, 3 * DAY_MS // MINUTE_MS))
+def test_open_spans_are_the_open_minutes_in_between(hours: Hours, since_ms: int, minutes: int) -> None:
+    since_ms -= since_ms % MINUTE_MS
+    until_ms = since_ms + minutes * MINUTE_MS
+    spans = list(open_spans(hours, since_ms, until_ms))
+    assert all(since_ms <= start < end <= until_ms for start, end in spans)
+    found = {at for start, end in spans for at in range(start, end, MINUTE_MS)}
+    assert found == {at for at in range(since_ms, until_ms, MINUTE_MS) if hours.is_open(at)}
 
 
 def test_hours_that_are_always_open_have_no_closures() -> None:

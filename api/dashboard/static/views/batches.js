@@ -130,7 +130,8 @@ export function batch({ params: [id], session, signal }) {
   function draw() {
     const isOver = OVER.has(last.status);
     refill(body,
-      h("p", { class: "figures" }, chip(last.status), " ", MEANINGS[last.status]),
+      h("p", { class: "figures" }, chip(last.status), " ", last.progress.opens_at ? `Its lines wait until ${moment(iso(last.progress.opens_at))}.` : MEANINGS[last.status]),
+      last.progress.waits ? h("p", { class: "callout" }, `No line is accepted now: ${last.progress.waits.detail}`) : null,
       last.request_counts.total ? [h("p", { class: "bar-of" }, bar(last)), figures(last)] : null,
       h("div", { class: "actions" },
         last.output_file_id ? action("Download output", fetchFile("output"), { kind: "main" }) : null,
@@ -191,6 +192,7 @@ function causes({ progress, account }, session) {
 const details = (batch, session) => h("section", {}, h("h2", {}, "Details"), facts([
   ["Account", session.isAdmin ? h("a", { href: `#/accounts/${batch.account}` }, batch.account) : null],
   ["Endpoint", batch.endpoint],
+  ["Open hours", batch.progress.open_hours],
   ["Created", moment(iso(batch.created_at))],
   ["Started", batch.in_progress_at ? moment(iso(batch.in_progress_at)) : null],
   [OVER.has(batch.status) ? "Ended" : "Expires", moment(iso(OVER.has(batch.status) ? batch[`${batch.status}_at`] : batch.expires_at))],
