@@ -34,8 +34,9 @@
 -- uses records:  soonest
 -- uses log:      write
 -- uses pending:  count, counted
--- uses share:    bring_limits, brought, file, flush, update_turns, write_limits
--- uses outlook:  lines_up, look_at, of, place_in, stoppage
+-- uses share:    ALL_LANES, LANES, backlog, bring_limits, brought, closed_until, file, flush, has_any, may_run, update_turns,
+--                write_limits
+-- uses outlook:  depth_of, lines_up, look_at, of, place_in, stoppage, waits_in
 -- uses breaker:  is_cool
 -- uses batch:    each
 
@@ -58,23 +59,72 @@ end
 
 local function how_many_live() return redis.call('ZCARD', keys.queue(queue, 'live')) + #live / 2 end
 
+local function how_many_planned(now)
+  local sum = redis.call('ZCOUNT', keys.queue(queue, 'live'), '(' .. now, '+inf')
+  for i = 1, #live, 2 do sum = sum + (live[i] > now and 1 or 0) end
+  return sum
+end
+
+-- Return how many are in line in these lanes whose accounts are out of their hours. Some accounts of many are looked at.
+local CLOSED_LOOK = 256
+local function how_many_closed(lanes)
+  local sum, opens = 0, share.has_any(queue, 'hours') and redis.call('ZRANGE', keys.queue(queue, 'opens'), 0, CLOSED_LOOK - 1) or {}
+  local waiting = #opens > 0 and redis.call('HMGET', keys.queue(queue, 'queued'), unpack(opens)) or {}
+  for i, account in ipairs(opens) do
+    if waiting[i] and account ~= '' and share.closed_until(queue, account) then
+      for _, lane in ipairs(lanes) do sum = sum + outlook.depth_of(share.backlog(queue, lane, account)) end
+    end
+  end
+  return sum
+end
+
+-- Return how many wait of this kind: 'planned', 'closed' (its account is out of its hours), 'idle', or 'now'. One kind takes
+-- no room of another: what cannot start now would shut the queue for others until it can.
+local function how_many_of(kind, m, now)
+  if kind == 'planned' then return how_many_planned(now) end
+  if kind == 'closed' then return how_many_closed(share.ALL_LANES) end
+  local idle = outlook.waits_in(m, 'idle')
+  if kind == 'idle' then return idle end
+  return how_many_live() - m.claimed - how_many_planned(now) - idle - how_many_closed(share.LANES)
+end
+
+local function kind_of(r, now)
+  if (tonumber(r.start_after) or now) > now then return 'planned' end
+  if share.closed_until(queue, r.account) then return 'closed' end
+  return r.lane == 'idle' and 'idle' or 'now'
+end
+
+-- True if not one more of it can start at once.
+local function must_wait(m, r, now)
+  local kind = kind_of(r, now)
+  if kind == 'planned' or not share.may_run(queue, r.account) then return true end
+  if how_many_live() < tonumber(m.slots) then return false end
+  local before = how_many_of('now', m, now) + (kind == 'idle' and how_many_of(kind, m, now) or 0)
+  return m.claimed + before >= tonumber(m.slots)
+end
+
+local function is_full(m, r, now)
+  local most = tonumber(m.max_queued)
+  return how_many_live() - m.claimed >= most and how_many_of(kind_of(r, now), m, now) >= most
+end
+
 -- Return roughly the milliseconds until one leaves a full queue. Clients sleep for this long, so it is bounded.
 local function one_leaves_ms(m)
   return math.ceil(math.min(60000, math.max(1000, tonumber(m.service_ms) / math.max(1, tonumber(m.slots)))))
 end
 
--- Return the refusal of one more prediction of this account as a reply, or nil.
-local function refusal(m, account, most_queued, now)
+-- Return the refusal of one more prediction as a reply, or nil.
+local function refusal(m, r, most_queued, now)
   local may_be_tried = m.breaker == 'open' and breaker.is_cool(m.open_until, m.cool_ms, now) -- and where nothing waits, only with what comes
   if m.breaker ~= '' and m.breaker_mode == 'fail' and not may_be_tried then
     return { 'refused', 'breaker_open', '', math.max(1000, tonumber(m.open_until) - now), '' }
-  elseif most_queued ~= '' and pending.counted(queue, 'queued', account) >= tonumber(most_queued) then
+  elseif most_queued ~= '' and pending.counted(queue, 'queued', r.account) >= tonumber(most_queued) then
     return { 'refused', 'too_many_queued', most_queued, one_leaves_ms(m), '' }
-  elseif m.mode == 'bounded' and how_many_live() - m.claimed >= tonumber(m.max_queued) then
+  elseif m.mode == 'bounded' and is_full(m, r, now) then
     return { 'refused', 'queue_full', m.max_queued, one_leaves_ms(m), '' }
   elseif m.mode == 'reject' then
     local stopped = outlook.stoppage(queue, m, now)
-    if how_many_live() >= tonumber(m.slots) or (stopped and not (stopped == 'breaker_open' and may_be_tried)) then
+    if must_wait(m, r, now) or (stopped and not (stopped == 'breaker_open' and may_be_tried)) then
       return { 'refused', 'no_capacity', m.slots, one_leaves_ms(m), '' }
     end
   end
@@ -112,13 +162,15 @@ local function accept(key, arg, last)
   local m = looks[lane]
   m.lane.number = nil
   if m.streams == '' then return { 'unknown' } end
-  local refused = refusal(m, account, ARGV[arg + 8], now)
-  if refused then return refused end
-
   local new_limits = share.bring_limits(queue, account, ARGV[arg + 6], ARGV[arg + 7], ARGV[arg + 9])
+  local refused = refusal(m, r, ARGV[arg + 8], now)
+  if refused then
+    share.brought[account] = nil -- the stored ones hold for the next item
+    return refused
+  end
   local hope, runs = outlook.of(nil, r, now, m)
   if start_by_ms ~= '' and hope[3] ~= '' and hope[3] > tonumber(start_by_ms) then
-    share.brought[account] = nil -- the stored ones hold for the next item
+    share.brought[account] = nil
     return { 'refused', 'cannot_start_in_time', math.floor(start_by_ms / 1000), math.min(3600000, hope[3] - start_by_ms), hope[3] }
   end
 

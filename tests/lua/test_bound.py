@@ -1,9 +1,13 @@
 """bound sets how much a queue accepts: everything, a number, or only what can start at once."""
 
+import asyncio
+from typing import Any, Final
+
 import pytest
 
 from director.broker.replies import Admission
 from director.core.errors import QueueRefused
+from director.core.hours import DAY_MS
 from tests.support.keyspace import unchanged
 from tests.support.queue_driver import QueueDriver
 
@@ -105,3 +109,119 @@ async def test_setting_the_same_bound_twice_has_one_effect(driver: QueueDriver) 
 async def test_only_a_bounded_queue_has_a_bound(driver: QueueDriver, mode: str, max_queued: int | None) -> None:
     with pytest.raises(ValueError, match="max_queued"):
         await driver.bound(mode, max_queued)
+
+
+DAY_S: Final = 86_400
+
+
+async def close(driver: QueueDriver, account: str, *, closed: bool = True) -> None:
+    """Set hours that begin in 12 hours, for this day of the driver's clock; or take them back."""
+    opens = (driver.now_ms // 60_000 + 720) % 1440
+    hours = (
+        f"{opens // 60:02}:{opens % 60:02}-{(opens + 1) % 1440 // 60:02}:{(opens + 1) % 60:02} UTC" if closed else ""
+    )
+    await driver.scripts.hours(
+        *(driver.queue, hours),
+        account=account,
+        revision=1 if closed else 2,
+        day=driver.now_ms // DAY_MS,
+        now_ms=driver.now_ms,
+    )
+
+
+async def submit_kind(driver: QueueDriver, kind: str, *, account: str = "night") -> str:
+    """Submit what cannot start now, or only while nothing else waits."""
+    if kind == "closed":
+        await close(driver, account)
+    own: dict[str, Any] = {"planned": {"start_after": driver.now_ms + 6 * DAY_S * 1000}, "idle": {"lane": "idle"}}
+    return await driver.submit(account=account, **own.get(kind, {}))
+
+
+KINDS = ["planned", "idle", "closed"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_cannot_start_now_takes_no_room_of_a_bounded_queue(driver: QueueDriver, kind: str) -> None:
+    await driver.bound("bounded", 3)
+    for _ in range(3):
+        await submit_kind(driver, kind)
+    for number in range(3):
+        await driver.submit(account=f"day-{number}")
+    assert (await refusal(driver, account="day-3")).code == "queue_full"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_each_kind_of_later_work_has_the_bound_for_itself(driver: QueueDriver, kind: str) -> None:
+    await driver.bound("bounded", 3)
+    for number in range(3):
+        await driver.submit(account=f"day-{number}")
+        await submit_kind(driver, kind)
+    with pytest.raises(QueueRefused, match="queue_full"):
+        await submit_kind(driver, kind)
+    for other in KINDS:
+        if other != kind:
+            await submit_kind(driver, other, account="another")
+
+
+async def test_planned_work_counts_for_the_bound_once_it_is_due(driver: QueueDriver) -> None:
+    await driver.bound("bounded", 3)
+    for _ in range(3):
+        await submit_kind(driver, "planned")
+    driver.pass_time(6 * DAY_S)
+    assert (await refusal(driver)).code == "queue_full"
+
+
+async def test_work_counts_for_the_bound_once_its_hours_begin(driver: QueueDriver) -> None:
+    await driver.bound("bounded", 3)
+    for _ in range(3):
+        await submit_kind(driver, "closed")
+    driver.pass_time(DAY_S / 2)
+    assert (await refusal(driver)).code == "queue_full"
+
+
+async def test_one_batch_counts_each_kind_of_its_own_items(driver: QueueDriver) -> None:
+    await driver.bound("bounded", 2)
+    later = driver.now_ms + DAY_S * 1000
+    plans = [later, None, later, None, later, None]
+    calls = [driver.submit(account=f"a{number}", start_after=plan) for number, plan in enumerate(plans)]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert [isinstance(answer, QueueRefused) for answer in answers] == [False, False, False, False, True, True]
+
+
+@pytest.mark.parametrize("kind", ["planned", "closed", "held", "limited"])
+async def test_a_rejecting_queue_refuses_what_cannot_start_now(driver: QueueDriver, kind: str) -> None:
+    await driver.have_slots(2)
+    await driver.bound("reject")
+    options: dict[str, Any] = {"account": "night"}
+    if kind == "planned":
+        options["start_after"] = driver.now_ms + 1
+    elif kind == "closed":
+        await close(driver, "night")
+    elif kind == "held":
+        await driver.pause(account="night")
+    else:
+        options["most_running"] = 0
+    assert (await refusal(driver, **options)).code == "no_capacity"
+    await driver.submit(account="day")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_waited_for_later_takes_no_slot_of_a_rejecting_queue(driver: QueueDriver, kind: str) -> None:
+    await driver.have_slots(2)
+    for _ in range(4):
+        await submit_kind(driver, kind)
+    await driver.bound("reject")
+    await driver.submit(account="a")
+    await driver.submit(account="b")
+    assert (await refusal(driver, account="c")).code == "no_capacity"
+    assert {claim.record.account for claim in await driver.claim(2)} == {"a", "b"}
+    assert (await refusal(driver, account="c")).code == "no_capacity"
+
+
+async def test_a_rejecting_queue_takes_as_much_idle_work_as_starts(driver: QueueDriver) -> None:
+    await driver.have_slots(3)
+    await driver.bound("reject")
+    await driver.submit()
+    for _ in range(2):
+        await submit_kind(driver, "idle")
+    assert (await refusal(driver, lane="idle", account="night")).code == "no_capacity"

@@ -125,19 +125,22 @@ class Model:
             return []
         return [p for p in self.at("waiting") if self.of(p).may_run and not self.is_doomed(p)]
 
-    def refusal(self, tenant: str, *, most_queued: int | None, slots: int) -> str:
-        """Return why a submit is refused now, or '' if it is accepted."""
-        live, claimed = len(self.all) - len(self.at("ended", "leaving")), len(self.at("claimed"))
+    def refusal(self, tenant: str, *, most_queued: int | None, slots: int, is_planned: bool = False) -> str:
+        """Return why a submit is refused now, or '' if it is accepted. What is planned takes no room of other work."""
+        planned, claimed = sum(map(self.is_planned, self.at("delayed"))), len(self.at("claimed"))
+        live = len(self.all) - len(self.at("ended", "leaving")) - planned
+        waits = planned if is_planned else live - claimed
         if self.refuses_while_broken and self.breaker.may_claim(self.now_ms) == 0:
             return "breaker_open"
         if most_queued is not None and self.tenants[tenant].queued >= most_queued:
             return "too_many_queued"
-        if self.mode == "bounded" and self.max_queued is not None and live - claimed >= self.max_queued:
+        if self.mode == "bounded" and self.max_queued is not None and waits >= self.max_queued:
             return "queue_full"
         is_served = self.now_ms - max(self.signs_of_life.values(), default=0) <= ALIVE_MS
         # where nothing waits, only a new submit can be the probe of an open breaker
         starts = self.breaker.is_ripe(self.now_ms) or (is_served and not self.breaker.state)
-        may_start = starts and live < slots and not self.is_paused
+        is_free = live < slots and not is_planned and self.tenants[tenant].may_run
+        may_start = starts and is_free and not self.is_paused
         return "no_capacity" if self.mode == "reject" and not may_start else ""
 
     def accept(self, p: Prediction) -> None:
@@ -148,8 +151,10 @@ class Model:
 
     def plan(self, p: Prediction) -> None:
         """Put it beside the line if it never ran and its caller planned it for later."""
-        is_planned = p.claims == 0 and p.start_after is not None and p.start_after > self.now_ms
-        p.stage, p.due = ("delayed", p.start_after or 0) if is_planned else ("waiting", 0)
+        p.stage, p.due = ("delayed", p.start_after or 0) if self.is_planned(p) else ("waiting", 0)
+
+    def is_planned(self, p: Prediction) -> bool:
+        return p.claims == 0 and p.start_after is not None and p.start_after > self.now_ms
 
     def cancel(self, p: Prediction) -> str:
         if p.stage == "ended":

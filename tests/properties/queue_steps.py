@@ -157,7 +157,8 @@ class QueueSteps(RuleBasedStateMachine):
         }
         prediction_id, now_ms = self.driver.new_id(), self.model.now_ms
         slots = int(self.do(self.driver.meta("slots")) or 0)
-        refusal = self.model.refusal(wish.tenant, most_queued=wish.most_queued, slots=slots)
+        is_planned = wish.start_after_s is not None
+        refusal = self.model.refusal(wish.tenant, most_queued=wish.most_queued, slots=slots, is_planned=is_planned)
         refused = self._submit(prediction_id, options)
         if refused is not None and refused.code == "cannot_start_in_time":
             assert (refused.eta_s or 0) > (wish.start_by_s or math.inf)
@@ -255,7 +256,9 @@ class QueueSteps(RuleBasedStateMachine):
         outlook = self.do(self.driver.outlook(p.id))
         assert outlook.position >= 1
         assert outlook.ahead >= 0
-        if self.model.is_paused or self.model.of(p).is_held:
+        if self.model.is_planned(p):
+            assert outlook.reason == "start_after"
+        elif self.model.is_paused or self.model.of(p).is_held:
             assert outlook.reason == "paused"
 
     @rule(

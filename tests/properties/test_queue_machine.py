@@ -143,7 +143,7 @@ FAULTS = {
     "who comes again has two virtual times": Fault("  if own then redis.call('ZREM', debt, account) end\n"),
     "a budget bounds nothing": Fault("if not budget or not cost", "if true or not cost", "claim"),
     "most_queued lets one more in": Fault(">= tonumber(most_queued)", "> tonumber(most_queued)", "enqueue"),
-    "a bounded queue takes one more": Fault(">= tonumber(m.max_queued)", "> tonumber(m.max_queued)", "enqueue"),
+    "a bounded queue takes one more": Fault("m.claimed >= most", "m.claimed > most", "enqueue"),
     "an open breaker hands out": Fault(
         "if not is_probe and (breaker_state or '') ~= '' then return { 'open' } end", script="claim"
     ),
