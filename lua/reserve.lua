@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- reserve: take one request or some compute from an account's limit, or deny it and change nothing.
 -- A bucket holds up to `most` tokens and fills by `rate`; a request takes one. Of compute, a UTC day has `most`
--- milliseconds: what predictions of that day have spent, and what others of it have reserved until they end. All days
+-- milliseconds: what predictions that ended on it have spent, and what others have reserved on it until they end. All days
 -- together have `credit` milliseconds, counted from when there first was such a limit; both are asked in one call.
 --
 --   KEYS[1]  usage    hash  {a:<account>}:usage     per bucket its tokens and when that was; per limit its denied bursts
@@ -25,6 +25,7 @@ local limit, id, most, asked_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(
 local most_in_all, now = tonumber(ARGV[6]), keys.clock(ARGV[7])
 
 local DAY_MS, TOKEN = 86400000, 1000000000
+local KEPT_MS = 40 * DAY_MS -- what waits for longer is not counted if nothing else was reserved meanwhile
 local BURST_MS = 1000 -- a denial within this time of the last one is of the same burst: some clients ask six times at once
 local REMEMBERED_MS, REMEMBERED = 30000, 512 -- longer than a call is repeated; who is forgotten takes twice
 local WAITED_MS = 60000 -- for a clock that went back to catch up; further back, a bucket would stay empty for as long
@@ -61,12 +62,10 @@ if limit == 'compute' then
   if not has_of_all and asked_ms > left_in_all then return deny('credit', math.max(0, left_in_all), 0, 0) end
   if not has_of_day and asked_ms > left then return deny('compute', math.max(0, left), reset_ms, reset_ms) end
   if not has_of_day then
-    if is_new then
-      redis.call('UNLINK', compute)
-      redis.call('HSET', compute, 'day', day, 'spent', 0)
-    end
+    -- reservations of other days are over, but what they were of is remembered: what it spends counts when it ends
+    if is_new then redis.call('HSET', compute, 'day', day, 'spent', 0) end
     redis.call('HSET', compute, 'reserved', tonumber(kept[3] or 0) + asked_ms, id, asked_ms)
-    redis.call('PEXPIRE', compute, 2 * DAY_MS)
+    redis.call('PEXPIRE', compute, KEPT_MS)
     left = left - asked_ms
   end
   if not has_of_all then

@@ -24,7 +24,7 @@ from director.core.clock import SystemClock
 from director.core.data_bytes import FOR_EVER_MS, NOTHING, Counted
 from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, SettingsError, UnknownQueue
 from director.core.hours import DAY_MS, closures
-from director.core.ids import ALL_LANES, FileId, Kind, Partition, PredictionId, QueueName, partition_of
+from director.core.ids import ALL_LANES, FileId, Kind, Partition, PredictionId, QueueName, created_ms_of, partition_of
 from director.core.policy import MAX_STREAMS, NONE, Lane, Objectives, Policy, decode_objectives, encode
 from director.core.schema import (
     LIFE,
@@ -245,7 +245,8 @@ class Scripts:
         """Replace reserved compute by what was spent, and give back a token. Returns for each if anything changed."""
         bucket, taken_by = token or (Bucket("create", 0, 0), "")
         names = [keys.usage(account), keys.taken(account), keys.compute(account), keys.credit(account)]
-        args: list[Arg] = [taken_by, bucket.burst, _fill(bucket.rate), prediction_id, ms(spent_s), now_ms]
+        made_ms = None if prediction_id is None else created_ms_of(prediction_id)
+        args: list[Arg] = [taken_by, bucket.burst, _fill(bucket.rate), prediction_id, ms(spent_s), made_ms, now_ms]
         returned, corrected = await self._call("spend", names, args)
         return bool(returned), bool(corrected)
 

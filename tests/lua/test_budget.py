@@ -69,12 +69,24 @@ async def test_the_end_replaces_what_was_reserved_once(scripts: Scripts, redis: 
     assert (await ask(scripts, 2, limits, 1)).limit in ("day", "month")
 
 
-async def test_a_run_counts_for_the_day_in_which_it_was_accepted(scripts: Scripts) -> None:
-    day: Limits = (None, 100, None, None)
-    await ask(scripts, 0, day, 10)
-    await ask(scripts, 1, day, 50, at_ms=DAY_MS)
-    await settle(scripts, 0, 500, at_ms=DAY_MS)
-    assert (await ask(scripts, 2, day, 50, at_ms=DAY_MS)).allowed
+@pytest.mark.parametrize("later_ms", [DAY_MS, 31 * DAY_MS], ids=["another day", "another month"])
+@pytest.mark.parametrize("is_first", [True, False], ids=["first of its day", "after another"])
+async def test_what_a_run_used_counts_in_the_day_of_its_end(scripts: Scripts, later_ms: int, is_first: bool) -> None:
+    limits: Limits = (None, 100, None, 100)
+    await ask(scripts, 0, limits, 80, compute_s=80)
+    await ask(scripts, 1, limits, 10, compute_s=10)
+    if not is_first:
+        assert (await ask(scripts, 2, limits, 40, at_ms=later_ms)).allowed, "another day's reservations are over"
+    assert await settle(scripts, 0, 55, spent_s=55, at_ms=later_ms)
+    if is_first:
+        assert (await ask(scripts, 2, limits, 40, at_ms=later_ms)).allowed
+    assert (await ask(scripts, 3, limits, 6, at_ms=later_ms)).limit == "day"
+    assert (await ask(scripts, 3, limits, 5, at_ms=later_ms)).allowed
+    await settle(scripts, 2, 0, at_ms=later_ms)
+    assert (await ask(scripts, 4, limits, 40, at_ms=later_ms)).allowed, "one of this day gives its own back"
+    month_s = 45 if later_ms == 31 * DAY_MS else 35  # in the same month ten seconds are still reserved
+    assert not (await ask(scripts, 5, limits, compute_s=month_s + 1, at_ms=later_ms)).allowed
+    assert (await ask(scripts, 5, limits, compute_s=month_s, at_ms=later_ms)).allowed
 
 
 @pytest.mark.parametrize("lost", [False, True])

@@ -107,7 +107,7 @@ async def test_every_key_expires_but_no_bucket_before_it_is_full(account: Accoun
     await account.take(Bucket("create", rate=0.00001, burst=3))  # 27 hours and 47 minutes for one
     assert await redis.ttl(keys.usage("acme")) > day_s
     await account.compute(1)
-    assert 2 * day_s - 5 < await redis.ttl(keys.compute("acme")) <= 2 * day_s
+    assert 40 * day_s - 5 < await redis.ttl(keys.compute("acme")) <= 40 * day_s
 
 
 async def test_reserve_uses_the_servers_clock_by_default(scripts: Scripts) -> None:
