@@ -11,7 +11,7 @@
 --
 -- uses keys:     QUEUE, clock, queue, record
 -- uses pending:  counted
--- uses share:    backlog, closed_until, is_held, limits_of
+-- uses share:    LANES, backlog, closed_until, is_held, limits_of
 -- uses outlook:  look_at, waits_in
 
 local meta, queue, soon_ms, now = KEYS[1], keys.QUEUE, tonumber(ARGV[1]), keys.clock(ARGV[2])
@@ -22,41 +22,51 @@ if m.streams == '' then return {} end
 
 local function is_closed(account) return (share.closed_until(queue, account) or 0) > now + soon_ms end
 
--- The number of predictions whose accounts may run nothing or no more, and those accounts.
-local function withheld()
-  local sum, whose = 0, {}
-  for what, draw in pairs({ held = 'SRANDMEMBER', suspended = 'HRANDFIELD', limits = 'HRANDFIELD', hours = 'HRANDFIELD' }) do
-    for _, account in ipairs(redis.call(draw, keys.queue(queue, what), LOOK_AT)) do
-      local _, most = share.limits_of(queue, account)
-      local may = (share.is_held(queue, account) or is_closed(account)) and 0 or math.max(0, (most or math.huge) - pending.counted(queue, 'running', account))
-      local idle = redis.call('ZCARD', share.backlog(queue, 'idle', account))
-      local stays = pending.counted(queue, 'queued', account) - idle - may
-      if stays > 0 and not whose[account] then sum, whose[account] = sum + stays, true end
-    end
+local DUE_LATER = '(' .. now + soon_ms -- retries that back off, and what is planned
+
+-- Count what is due later by account, or return nil for too many.
+local function due_later_by_account(all)
+  local sums = {}
+  if all > LOOK_AT then return nil end
+  for _, id in ipairs(all > 0 and redis.call('ZRANGEBYSCORE', keys.queue(queue, 'delayed'), DUE_LATER, '+inf') or {}) do
+    local account = redis.call('HGET', keys.record(id), 'account')
+    if account then sums[account] = (sums[account] or 0) + 1 end
   end
-  return sum, whose
+  return sums
 end
 
--- Retries that are due later, without accounts that were left out already.
-local function due_later(whose)
-  local later = '(' .. now + soon_ms
-  local all = redis.call('ZCOUNT', keys.queue(queue, 'delayed'), later, '+inf')
-  if all == 0 or not next(whose) then return all end
-  local others = 0
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', keys.queue(queue, 'delayed'), later, '+inf', 'LIMIT', 0, LOOK_AT)) do
-    local account = redis.call('HGET', keys.record(id), 'account')
-    if account and not whose[account] then others = others + 1 end
+-- Return how many of an account are in line: its entries in streams are left out where too many are due later.
+local function in_line_of(account, later)
+  if later then
+    return pending.counted(queue, 'queued', account) - redis.call('ZCARD', share.backlog(queue, 'idle', account)) - (later[account] or 0)
   end
-  return others
+  local sum = 0
+  for _, lane in ipairs(share.LANES) do sum = sum + redis.call('ZCARD', share.backlog(queue, lane, account)) end
+  return sum
+end
+
+-- Return how many are in line of accounts that may run nothing or no more.
+local function withheld(due_later)
+  local sum, seen, later = 0, {}, nil
+  for what, draw in pairs({ held = 'SRANDMEMBER', suspended = 'HRANDFIELD', limits = 'HRANDFIELD', hours = 'HRANDFIELD' }) do
+    local accounts = redis.call(draw, keys.queue(queue, what), LOOK_AT)
+    if #accounts > 0 then later = later or due_later_by_account(due_later) end
+    for _, account in ipairs(accounts) do
+      local _, most = share.limits_of(queue, account)
+      local may = (share.is_held(queue, account) or is_closed(account)) and 0 or math.max(0, (most or math.huge) - pending.counted(queue, 'running', account))
+      if not seen[account] then sum, seen[account] = sum + math.max(0, in_line_of(account, later) - may), true end
+    end
+  end
+  return sum
 end
 
 local runnable = 0
 if m.paused ~= '1' and not is_closed('') then
-  local kept_back, whose = withheld()
-  runnable = math.max(0, redis.call('ZCARD', keys.queue(queue, 'live')) - m.claimed - kept_back - due_later(whose) - outlook.waits_in(m, 'idle'))
+  local due_later = redis.call('ZCOUNT', keys.queue(queue, 'delayed'), DUE_LATER, '+inf')
+  runnable = redis.call('ZCARD', keys.queue(queue, 'live')) - m.claimed - due_later - outlook.waits_in(m, 'idle') - withheld(due_later)
 end
 local shown = redis.call('HMGET', meta, 'slots_each', 'objectives')
 return {
-  now, runnable, m.claimed, outlook.waits_in(m, 'high'), outlook.waits_in(m, 'normal'), outlook.waits_in(m, 'low'),
+  now, math.max(0, runnable), m.claimed, outlook.waits_in(m, 'high'), outlook.waits_in(m, 'normal'), outlook.waits_in(m, 'low'),
   shown[1] or '0', m.service_ms, m.paused == '1' and '1' or '0', shown[2] or '',
 }

@@ -202,7 +202,7 @@ local function accept(key, arg, last)
   end
   if outlook.lines_up[lane] and not outlook.place_in(outlook.lines_up[lane], account) then outlook.lines_up[lane] = nil end
   pending.count('queued', account, 1)
-  pending.count('tally', 'accepted:' .. (lane == 'idle' and 'low' or lane), 1)
+  if not is_planned then pending.count('tally', 'accepted:' .. lane, 1) end -- else it counts when it is due: see promote
 
   local at = string.format('%d', now)
   local fields = { 'status', 'starting', 'created', at, 'attempt', '0', 'claims', '0', 'seq', '1', 'arrival', arrivals,

@@ -9,6 +9,7 @@
 -- uses keys:     QUEUE, clock, queue, record
 -- uses records:  TERMINAL, read
 -- uses ready:    ring
+-- uses pending:  count
 -- uses share:    file_now, open_due
 -- uses breaker:  is_cool
 
@@ -22,6 +23,8 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0
   redis.call('ZREM', KEYS[1], id)
   local r = records.read(id)
   if r and not records.TERMINAL[r.status] and r.mid == '' then
+    -- directors are sized by what comes, and this comes now
+    if r.start_after ~= '' and r.claims == '0' then pending.count('tally', 'accepted:' .. r.lane, 1) end
     redis.call('HSET', keys.record(id), unpack(share.file_now(id, r)))
     promoted = promoted + 1
   end

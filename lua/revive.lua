@@ -20,7 +20,7 @@ if not redis.call('ZSCORE', keys.queue(r.queue, 'dead'), id) then return 0 end
 if r.secret ~= '' or redis.call('EXISTS', keys.input(id)) == 0 then return 0 end
 
 r.claims, r.begun, r.deadline, r.start_by = 0, '', '', ''
-pending.count('tally', 'accepted:' .. (r.lane == 'idle' and 'low' or r.lane), 1) -- as it starts and ends again
+pending.count('tally', 'accepted:' .. r.lane, 1) -- as it starts and ends again
 local placed = requeue.put_in(id, r, '', now)
 redis.call('DEL', keys.events(id), keys.output(id)) -- the list restarts: it may be gone by now, and numbers are places
 records.append(id, { records.entry('revived', now, '') })

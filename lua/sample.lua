@@ -46,10 +46,11 @@ local m = outlook.look_at(queue, 'normal')
 local waits = {}
 for i, lane in ipairs(share.LANES) do waits[i] = outlook.waits_in(m, lane) end
 
--- Waiting predictions past their lane's objective. `live` knows no lanes or claims, so this is a lower bound: claims count
--- as old, and the lanes that are served last have the oldest.
+-- Waiting predictions past their lane's objective. `live` knows no lanes or claims, so this is a lower bound: claims and
+-- retries that back off count as old, and the lanes that are served last have the oldest. What is planned is younger than now.
+local delayed, planned = redis.call('ZCARD', keys.queue(queue, 'delayed')), redis.call('ZCOUNT', keys.queue(queue, 'live'), '(' .. now, '+inf')
 local function late_per_lane()
-  local late, taken = { 0, 0, 0 }, 0
+  local late, taken = { 0, 0, 0 }, outlook.waits_in(m, 'idle') + math.max(0, delayed - planned)
   for i = #share.LANES, 1, -1 do
     local within = tonumber(kept[3 + i])
     if within then
@@ -73,7 +74,7 @@ end
 
 local oldest = redis.call('ZRANGE', keys.queue(queue, 'live'), 0, 0, 'WITHSCORES')
 local late = late_per_lane()
-local line = { now, waits[1], waits[2], waits[3], m.claimed, redis.call('ZCARD', keys.queue(queue, 'delayed')),
+local line = { now, waits[1], waits[2], waits[3], m.claimed, delayed,
   oldest[2] and math.max(0, now - oldest[2]) or 0, late[1], late[2], late[3], unpack(since) }
 for i, number in ipairs(line) do line[i] = string.format('%.0f', number) end
 for i, number in ipairs(counters) do counters[i] = string.format('%.0f', number) end

@@ -3,7 +3,7 @@
 --
 --   KEYS[1]  meta  hash  {p}:q:<queue>:meta
 --   Returns  {order, accepted, service_ms, account, lane, count, oldest_ms, account, …}
---            order: an operator's, or ''; accepted: ever; service_ms: 0 if unknown; oldest_ms: age of the oldest of them
+--            order: an operator's, or ''; accepted: ever, without idle work; service_ms: 0 if unknown; oldest_ms: age of the oldest of them
 --            Without what is paused, suspended, out of its hours, beyond an account's limit, or backs off, and nothing while the breaker is
 --            open. Accounts beyond the first LOOK of a lane count as one, ''
 --            {}  the queue is not registered

@@ -56,8 +56,12 @@ class QueueStats(Struct, frozen=True, kw_only=True):
 
     @property
     def accepted(self) -> int:
-        """Predictions ever accepted. A revived dead letter is accepted, started and ended once more."""
-        return sum(self.tally.get(f"accepted:{lane}", 0) for lane in LANES)
+        """Predictions ever accepted. A planned one is once it is due, a revived dead letter once more."""
+        return sum(map(self.accepted_in, LANES))
+
+    def accepted_in(self, lane: Lane) -> int:
+        """Idle work counts as low, as in `low`."""
+        return self.tally.get(f"accepted:{lane}", 0) + (self.tally.get("accepted:idle", 0) if lane == "low" else 0)
 
     @property
     def started(self) -> int:

@@ -147,7 +147,7 @@ director_queue_largest_share gauge queue
 director_queue_tenant_waiting gauge queue account
     Predictions waiting of the five largest accounts of such a queue; only with `DIRECTOR_METRICS_TENANTS`.
 director_queue_accepted_total counter queue lane
-    Predictions accepted since the queue was made.
+    Predictions accepted since the queue was made, planned ones once they are due.
 director_queue_started_total counter queue
     Predictions claimed for their first attempt since the queue was made.
 director_queue_ended_total counter queue

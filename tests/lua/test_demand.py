@@ -77,3 +77,21 @@ async def test_a_lost_waiting_count_does_not_lower_demand(driver: QueueDriver) -
     await driver.submit()
     await driver.redis.hset(keys.meta(driver.queue), mapping={"ready:normal": 0, "backlogged:normal": 0})
     assert await runnable(driver) == 1
+
+
+@pytest.mark.parametrize("planned", [100, 501], ids=["few", "many"])
+@pytest.mark.parametrize("account", ["limited", "held", "free"])
+async def test_planned_work_is_no_demand_whatever_its_account_may(
+    driver: QueueDriver, account: str, planned: int
+) -> None:
+    later = driver.now_ms + 86_400_000
+    await driver.submit_many(
+        planned, account=account, most_running=10 if account == "limited" else None, start_after=later
+    )
+    await driver.submit(account="other")
+    if account == "held":
+        await driver.pause(account=account)
+    assert await runnable(driver) == 1
+    await driver.submit_many(12, account=account, most_running=10 if account == "limited" else None)
+    await driver.submit(account="other")
+    assert await runnable(driver) == 2 + {"limited": 10, "held": 0, "free": 12}[account]

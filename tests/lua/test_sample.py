@@ -1,5 +1,7 @@
 """sample records the state of a queue once in each period, and the changes since."""
 
+import pytest
+
 from director.broker import keys
 from director.core.ids import QueueName
 from director.core.samples import MOST, PERIOD_S, Sample
@@ -140,3 +142,48 @@ async def test_an_unknown_queue_has_no_history(driver: QueueDriver) -> None:
     unknown = QueueName(f"{MODEL}:000000000000")
     async with unchanged(driver.redis):
         assert not await driver.scripts.sample(unknown, period_s=PERIOD_S, most=MOST)
+
+
+@pytest.mark.parametrize("others", ["idle", "planned", "retries"])
+async def test_late_counts_no_work_without_an_objective(driver: QueueDriver, others: str) -> None:
+    await driver.redis.hset(keys.meta(driver.queue), "within:normal", 10_000)
+    if others == "retries":
+        await driver.submit_many(20)
+        for claim in await driver.claim(20):
+            await driver.release(claim, delay_s=3600)
+    else:
+        later = {"start_after": driver.now_ms + 86_400_000}
+        await driver.submit_many(20, account="night", **({"lane": "idle"} if others == "idle" else later))
+    driver.pass_time(600)
+    await driver.submit_many(5)
+    driver.pass_time(1)
+    assert await sample(driver)
+    assert (await history(driver))[0].late["normal"] == 0
+    driver.pass_time(10)
+    assert await sample(driver)
+    assert (await history(driver))[-1].late["normal"] == 5
+
+
+async def test_idle_and_planned_work_does_not_arrive(driver: QueueDriver) -> None:
+    await driver.have_slots(1)
+    await driver.submit(lane="idle")
+    planned = await driver.submit(start_after=driver.now_ms + 60_000)
+    await sample(driver)
+    assert (await history(driver))[0].accepted == NONE
+    assert await surveyed(driver) == 0
+    stats = await driver.stats()
+    assert (stats.accepted, stats.accepted_in("low")) == (1, 1), "operators see idle work as low"
+    driver.pass_time(60)
+    for _ in range(2):
+        await driver.promote()
+        assert await surveyed(driver) == 1
+    [claim] = await driver.claim(1)
+    assert (claim.id, await driver.release(claim, spent=True, delay_s=1)) == (planned, "delayed")
+    driver.pass_time(1)
+    await driver.promote()
+    await sample(driver)
+    assert (await history(driver))[-1].accepted == {**NONE, "normal": 1}, "its retry did not arrive again"
+
+
+async def surveyed(driver: QueueDriver) -> int:
+    return (await driver.scripts.survey(driver.queue, now_ms=driver.now_ms)).accepted
