@@ -433,6 +433,8 @@ limits = _of_queue("limits", permanent="one field per account that has limits", 
 """hash · account → `<weight> <most running> <revision>`. By enqueue and limit."""
 hours = _of_queue("hours", permanent="one field per account that has open hours", grows="callers: one of each account")
 """hash · account, or '' for the queue → `<revision> <hours>|<from>-<to> …`: its closures, ms. By hours."""
+reopened = _of_queue_and("reopened", grows="operators: one of each account whose hours were taken back")
+"""string · revision of open hours that were taken back, so that no process brings older ones. By hours; ten minutes."""
 opens = _of_queue("opens", permanent="one member per account that has open hours", grows="callers: one of each account")
 """zset · account, or '' for the queue → when its hours begin next, ms. By hours; moved on by claim and promote."""
 held = _of_queue("held", permanent="accounts that an operator paused", grows="operators: one of each account")

@@ -59,7 +59,7 @@ class QueueStats(Struct, frozen=True, kw_only=True):
         """Predictions ever accepted. A planned one is once it is due, a revived dead letter once more."""
         return sum(map(self.accepted_in, LANES))
 
-    def accepted_in(self, lane: Lane) -> int:
+    def accepted_in(self, lane: str) -> int:
         """Idle work counts as low, as in `low`."""
         return self.tally.get(f"accepted:{lane}", 0) + (self.tally.get("accepted:idle", 0) if lane == "low" else 0)
 

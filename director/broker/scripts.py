@@ -86,7 +86,7 @@ class Scripts:
                 args += [name, value]
         is_its = bool(await self._call("register", [keys.meta(queue)], args))
         if is_its:
-            await self.hours(queue, policy.open_hours, revision=SystemClock().now_ms())
+            await self.hours(queue, policy.open_hours, revision=None)
         return is_its
 
     async def unregister(
@@ -167,23 +167,24 @@ class Scripts:
         hours: str,
         *,
         account: str = "",
-        revision: int,
+        revision: int | None,
         day: int | None = None,
         now_ms: int | None = None,
     ) -> bool:
         """Set the open hours of an account in a queue, or of the queue; '' for always. Returns False if it is unknown.
 
         An older revision than the known one changes nothing, nor do hours in a zone that this machine does not know.
-        `day`: the number of today by UTC, for tests.
+        With None the last call counts. Redis says which day it is: `day`, or the clock here, is only tried first.
         """
-        if day is None:
-            day = SystemClock().now_ms() // DAY_MS
-        try:
-            times = " ".join(f"{start}-{end}" for start, end in closures(hours, day)) if hours else ""
-        except SettingsError:
-            log.exception("open hours that cannot be read here stay as they are", extra={"queue": queue})
-            return True
-        return bool(await self._call("hours", [keys.meta(queue)], [account, revision, hours, times, now_ms]))
+        done = SystemClock().now_ms() // DAY_MS if day is None else day
+        while done > 1:
+            try:
+                times = " ".join(f"{start}-{end}" for start, end in closures(hours, done)) if hours else ""
+            except SettingsError:
+                log.exception("open hours that cannot be read here stay as they are", extra={"queue": queue})
+                return True
+            done = await self._call("hours", [keys.meta(queue)], [account, revision, hours, times, done, now_ms])
+        return bool(done)
 
     async def bound(self, queue: QueueName, *, mode: replies.Admission, max_queued: int | None = None) -> None:
         """Set how the queue treats more work than it can run; `max_queued` goes with `bounded`."""

@@ -254,8 +254,13 @@ function share.note_hours(queue, account)
   end
 end
 
+-- text: nil or false where they are taken back
 function share.write_hours(queue, account, text)
-  redis.call('HSET', keys.queue(queue, 'hours'), account, text)
+  if text then
+    redis.call('HSET', keys.queue(queue, 'hours'), account, text)
+  else
+    redis.call('HDEL', keys.queue(queue, 'hours'), account)
+  end
   share.asked[queue], share.hours[queue .. account] = nil, nil
   share.note_hours(queue, account)
 end

@@ -7,7 +7,6 @@ import pytest
 
 from director.broker.replies import Admission
 from director.core.errors import QueueRefused
-from director.core.hours import DAY_MS
 from tests.support.keyspace import unchanged
 from tests.support.queue_driver import QueueDriver
 
@@ -124,7 +123,6 @@ async def close(driver: QueueDriver, account: str, *, closed: bool = True) -> No
         *(driver.queue, hours),
         account=account,
         revision=1 if closed else 2,
-        day=driver.now_ms // DAY_MS,
         now_ms=driver.now_ms,
     )
 

@@ -10,6 +10,7 @@ from director.core.hours import DAY_MS
 from director.core.ids import PredictionId
 from director.core.policy import Policy
 from director.core.schema import Outlook
+from tests.support.clock import FakeClock
 from tests.support.keyspace import unchanged
 from tests.support.queue_driver import ACCOUNT, QueueDriver
 
@@ -27,9 +28,7 @@ async def driver(driver: QueueDriver) -> QueueDriver:
 
 
 async def open_from(driver: QueueDriver, hours: str = NIGHT, *, account: str = ACCOUNT, revision: int = 1) -> None:
-    assert await driver.scripts.hours(
-        driver.queue, hours, account=account, revision=revision, day=driver.now_ms // DAY_MS, now_ms=driver.now_ms
-    )
+    assert await driver.scripts.hours(driver.queue, hours, account=account, revision=revision, now_ms=driver.now_ms)
 
 
 async def pass_hours(driver: QueueDriver, hours: float) -> None:
@@ -197,4 +196,71 @@ async def test_unregistered_queue_has_no_hours(driver: QueueDriver) -> None:
     driver.pass_time(120)
     assert await driver.scripts.unregister(driver.queue, now_ms=driver.now_ms) == "done"
     assert not await driver.redis.exists(keys.hours(driver.queue), keys.opens(driver.queue))
-    assert not await driver.scripts.hours(driver.queue, NIGHT, revision=1, day=20_000)
+    assert not await driver.scripts.hours(driver.queue, NIGHT, revision=1)
+
+
+async def test_hours_that_are_taken_back_leave_nothing_to_read(driver: QueueDriver) -> None:
+    async def cost() -> int:
+        await driver.submit()
+        before = await driver.redis.info("commandstats")
+        await driver.submit()
+        after = await driver.redis.info("commandstats")
+        return sum(each["calls"] for each in after.values()) - sum(each["calls"] for each in before.values())
+
+    free = await cost()
+    await open_from(driver, account="other")
+    assert await cost() > free
+    await open_from(driver, "", account="other", revision=2)
+    assert await cost() == free
+    assert not await driver.redis.exists(keys.hours(driver.queue), keys.opens(driver.queue))
+    assert 0 < await driver.redis.ttl(keys.reopened(driver.queue, "other")) <= 600
+
+
+async def test_hours_from_an_old_cache_close_no_queue_that_knew_none(driver: QueueDriver) -> None:
+    await open_from(driver, "", revision=2)
+    async with unchanged(driver.redis):
+        await open_from(driver, revision=1)
+    prediction_id = await driver.submit()
+    assert await claimed(driver) == [prediction_id]
+    await open_from(driver, revision=3)
+    await driver.submit()
+    assert await claimed(driver) == []
+
+
+async def set_own(driver: QueueDriver, hours: str, *, revision: int | None = None, ahead_s: float = 0) -> None:
+    """Set the hours of the queue, as a director does at its registration. `ahead_s`: of Redis's clock."""
+    now_ms = driver.now_ms + int(ahead_s * 1000)
+    assert await driver.scripts.hours(driver.queue, hours, revision=revision, now_ms=now_ms)
+
+
+async def test_last_registration_decides_whatever_the_clock_shows(driver: QueueDriver) -> None:
+    await set_own(driver, NIGHT, ahead_s=2 * HOUR_S)
+    prediction_id = await driver.submit()
+    assert await claimed(driver) == []
+    await set_own(driver, "")
+    assert await claimed(driver) == [prediction_id]
+    await set_own(driver, NIGHT)
+    await driver.submit()
+    assert await claimed(driver) == []
+
+
+async def test_keeper_brings_no_hours_of_a_queue_back(driver: QueueDriver) -> None:
+    await set_own(driver, NIGHT)
+    [kept] = await driver.redis.hvals(keys.hours(driver.queue))
+    async with unchanged(driver.redis):
+        await set_own(driver, NIGHT)
+    await set_own(driver, "")
+    async with unchanged(driver.redis):
+        await set_own(driver, NIGHT, revision=int(kept.split()[0]))
+        await set_own(driver, "")
+
+
+async def test_closures_begin_on_the_day_of_redis(driver: QueueDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds, _ = await driver.redis.time()
+    for days in (-30, 30):
+        wrong = FakeClock(now_ms=(seconds + days * 86_400) * 1000)
+        monkeypatch.setattr("director.broker.scripts.SystemClock", lambda wrong=wrong: wrong)
+        await driver.scripts.hours(driver.queue, NIGHT, account=f"of {days}", revision=1)
+    found = await driver.redis.hvals(keys.hours(driver.queue))
+    first_days = {int(each.partition(b"|")[2].partition(b"-")[0]) // DAY_MS for each in found}
+    assert first_days == {seconds * 1000 // DAY_MS}

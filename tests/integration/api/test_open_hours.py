@@ -91,9 +91,10 @@ async def test_keeper_brings_the_closures_of_later_days(
     redis: Redis, scripts: Scripts, catalog: Catalog, driver: QueueDriver
 ) -> None:
     today = int(datetime.now(UTC).timestamp() * 1000) // DAY_MS
+    before = {"revision": 7, "now_ms": (today - 5) * DAY_MS}
     for account in ("", "team-a"):
-        await scripts.hours(driver.queue, CLOSED, account=account, revision=7, day=today - 5)
-    await scripts.hours(driver.queue, "", account="team-b", revision=7, day=today - 5)
+        await scripts.hours(driver.queue, CLOSED, account=account, **before)
+    await scripts.hours(driver.queue, "", account="team-b", **before)
     registry = Registry(redis, catalog, FakeClock())
     assert await renew_hours(redis, scripts, registry) == {driver.queue: 2}
     kept: Any = await redis.hgetall(keys.hours(driver.queue))
