@@ -282,6 +282,7 @@ class Run:
         rushes = [self._watch_s + RUSHES[0], quiet_s + RUSHES[1] * self._seconds] if self._is_long else []
         # their ends meet narrow links
         large = [self._peace_s, quiet_s + NARROW_AT * self._seconds] if self._is_long else []
+        times = batch_times(self._seconds) if rate and self._has_batches else ()
         errand = Errand(
             url=self._front,
             tokens=scene.tokens[: options.tenants + EQUALS + 1],
@@ -302,7 +303,7 @@ class Run:
             else {},
             full=full,
             has_calls=options.rollout is None,
-            batches=[quiet_s + at_s for at_s in batch_times(self._seconds)] if rate and self._has_batches else (),
+            batches=[max(self._watch_s, quiet_s + at_s) for at_s in times],
         )
         return msgspec.json.decode(await self._play("client", errand), type=Counts)
 
