@@ -157,6 +157,7 @@ QUEUE_VIEW: Final = {
     "name": QUEUE,
     "model": "acme/painter",
     "state": "serving",
+    "opens_at": None,
     "paused": False,
     "breaker": "",
     "mode": "absorb",

@@ -19,7 +19,8 @@ class QueueStats(Struct, frozen=True, kw_only=True):
 
     `service_ms`: how long a recent run keeps a slot, 0 if unknown. `starting`, `setup_failed`, `server_auth`: directors
     whose servers are in this state. `leaving`: predictions on their way to another server. `swap`: the reason of a
-    `Swap` while the model shares a device and is not loaded.
+    `Swap` while the model shares a device and is not loaded. `opens_ms`: when its open hours begin, None while they are
+    open; `zone`: their clock. `planned`: of those that are delayed. `idle`: of those in the lane low.
     """
 
     high: int
@@ -48,6 +49,10 @@ class QueueStats(Struct, frozen=True, kw_only=True):
     paused_at: int | None = None
     paused_by: str = ""
     swap: str = ""
+    opens_ms: int | None = None
+    zone: str = ""
+    planned: int = 0
+    idle: int = 0
     tally: dict[str, int]
 
     @property

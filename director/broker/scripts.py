@@ -112,8 +112,9 @@ class Scripts:
     async def stats(self, queue: QueueName, *, now_ms: int | None = None) -> replies.QueueStats:
         reply = _require_known(queue, await self._call("stats", [keys.meta(queue)], [now_ms]))
         fields: dict[str, Any] = dict(zip(replies.QueueStats.__struct_fields__, reply[:-1], strict=False))
-        for name in ("service_cost", "mode", "breaker", "max_queued", "paused_at", "paused_by", "swap"):
+        for name in ("service_cost", "mode", "breaker", "max_queued", "paused_at", "paused_by", "swap", "zone"):
             fields[name] = text(fields[name])
+        fields["opens_ms"] = fields["opens_ms"] or None
         fields["paused_at"] = fields["paused_at"] or None
         fields["max_queued"] = fields["max_queued"] or None
         fields["mode"] = fields["mode"] or "absorb"

@@ -14,6 +14,7 @@ from director.cli.operators import QUEUE, Backend, operator, typist
 from director.cli.tables import Answer, fit, fold, line_width, progress
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError
+from director.core.hours import show_opening
 from director.core.ids import QueueName
 from director.core.policy import MAX_STREAMS
 from director.core.samples import Burns, burns
@@ -261,6 +262,7 @@ def report(
         "dead": str(stats.dead),
         "leaving": f"{stats.leaving} to another Redis server" if stats.leaving else "nothing",
         "paused": f"yes{by}" if stats.paused else "no",
+        "hours": "open" if stats.opens_ms is None else f"closed until {show_opening(stats.opens_ms, stats.zone)}",
         "mode": _mode(stats),
         "breaker": stats.breaker or "closed",
         "objectives": _objectives(stats, burnt or {}) or "none",

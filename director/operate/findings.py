@@ -172,13 +172,15 @@ class Situation(Struct, frozen=True, kw_only=True):
 
 
 def work_of(stats: QueueStats) -> int:
-    return stats.waiting + stats.delayed
+    """Return how many wait for a director now. None has to be there for planned and for idle work."""
+    return stats.waiting - stats.idle + stats.delayed - stats.planned
 
 
 def waits(stats: QueueStats) -> str:
     if not work_of(stats):
         return "Nothing waits"
-    delayed = f" and {stats.delayed:,} delayed" if stats.delayed else ""
+    later = stats.delayed - stats.planned
+    delayed = f" and {later:,} delayed" if later else ""
     return f"{stats.waiting:,} waiting{delayed}, the oldest for {span(max(0, stats.oldest_ms) / 1000)}"
 
 

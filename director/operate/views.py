@@ -7,6 +7,7 @@ from msgspec import Struct, convert
 from msgspec.structs import asdict, replace
 
 from director.broker.replies import QueueStats
+from director.core.hours import show_opening
 from director.core.ids import QueueName
 from director.core.view import iso
 from director.store.directors import DirectorFound, ShelfFound
@@ -15,6 +16,7 @@ from director.store.processes import Process, Role
 QueueState = Literal[
     "serving",
     "paused",
+    "closed",
     "breaker_open",
     "no_director",
     "loading",
@@ -33,6 +35,7 @@ Shade = Literal["good", "calm", "warn", "bad"]
 SHOWN: Final[Mapping[QueueState, tuple[str, Shade]]] = {
     "serving": ("serving", "good"),
     "paused": ("paused", "warn"),
+    "closed": ("closed", "calm"),
     "breaker_open": ("breaker open", "bad"),
     "no_director": ("no director", "bad"),
     "loading": ("loading its model", "warn"),
@@ -53,7 +56,8 @@ class Waiting(Struct, frozen=True, kw_only=True):
 
 
 class QueueView(Struct, frozen=True, kw_only=True):
-    """One queue. `oldest_s` is the age of its oldest live prediction. `run_s` is the recent time in a slot, or null.
+    """One queue. `opens_at` is when its open hours begin, or null while they are open. `oldest_s` is the age of its
+    oldest live prediction. `run_s` is the recent time in a slot, or null.
 
     `directors` counts those with a recent heartbeat. `accepted`, `started` and `ended` count from the beginning.
     `words` are the state for a person, and `shade` says how bad it is. A finding may change them: a run that hangs.
@@ -62,6 +66,7 @@ class QueueView(Struct, frozen=True, kw_only=True):
     name: QueueName
     model: str
     state: QueueState
+    opens_at: str | None
     paused: bool
     breaker: str
     mode: str
@@ -87,6 +92,8 @@ class QueueView(Struct, frozen=True, kw_only=True):
 def words_of(stats: QueueStats) -> tuple[str, Shade]:
     """Return the state of a queue for a person. A queue without directors and without work is idle."""
     state = state_of(stats)
+    if stats.opens_ms is not None and state == "closed":
+        return f"closed until {show_opening(stats.opens_ms, stats.zone)}", "calm"
     return ("idle", "calm") if state == "no_director" and not stats.live else SHOWN[state]
 
 
@@ -99,6 +106,7 @@ def view_of(queue: QueueName, stats: QueueStats) -> QueueView:
         "shade": shade,
         "model": queue.rpartition(":")[0] or queue,  # a model without a queue stands under its own name
         "state": state_of(stats),
+        "opens_at": None if stats.opens_ms is None else iso(stats.opens_ms),
         "breaker": stats.breaker or "closed",
         "mode": stats.mode or "absorb",
         "waiting": Waiting(high=stats.high, normal=stats.normal, low=stats.low),
@@ -113,6 +121,7 @@ def state_of(stats: QueueStats) -> QueueState:
     """Return the first state that applies, in the order in which waiting callers are informed: see lib/outlook."""
     found: tuple[tuple[QueueState, bool], ...] = (
         ("paused", stats.paused),
+        ("closed", stats.opens_ms is not None),
         ("breaker_open", bool(stats.breaker)),
         ("no_director", not stats.directors),
         ("serving", stats.slots > 0),

@@ -121,13 +121,13 @@ director_findings gauge code queue
 director_queues gauge
     Number of queues.
 director_queue_waiting gauge queue lane
-    Predictions that wait to be claimed.
+    Predictions that wait to be claimed, without idle work, for which no director has to be there.
 director_queue_oldest_seconds gauge queue
     Age of the oldest prediction that has not ended.
 director_queue_claimed gauge queue
     Predictions that are claimed.
 director_queue_delayed gauge queue
-    Retries that are not due yet.
+    Retries, and planned predictions, that are not due yet.
 director_queue_dead gauge queue
     Dead letters.
 director_queue_directors gauge queue

@@ -1,5 +1,10 @@
 """stats returns the numbers of one queue at one moment."""
 
+from datetime import UTC, datetime, timedelta
+
+from director.core.view import iso
+from director.operate.findings import work_of
+from director.operate.views import view_of
 from director.store.directors import ALIVE_S
 from tests.support.queue_driver import QueueDriver
 
@@ -51,3 +56,36 @@ async def test_upper_streams_are_counted_after_a_shrink(driver: QueueDriver) -> 
     await driver.scripts.resize(driver.queue, streams=2)
     stats = await driver.scripts.stats(driver.queue)
     assert (stats.waiting, stats.streams, stats.read) == (1, 2, 10)
+
+
+async def test_stats_tell_apart_what_no_director_has_to_be_there_for(driver: QueueDriver) -> None:
+    await driver.submit_many(2, lane="idle")
+    await driver.submit_many(3, start_after=driver.now_ms + 60_000)
+    await driver.submit(lane="low")
+    await driver.release(await driver.claim_one(), delay_s=120)
+    stats = await driver.stats()
+    assert (stats.low, stats.idle, stats.delayed, stats.planned) == (2, 2, 4, 3)
+    assert work_of(stats) == 1
+    driver.pass_time(60)
+    await driver.promote()
+    stats = await driver.stats()
+    assert (stats.normal, stats.delayed, stats.planned, work_of(stats)) == (3, 1, 0, 4)
+
+
+async def test_stats_say_when_the_hours_of_the_queue_begin(driver: QueueDriver) -> None:
+    now = datetime.fromtimestamp(driver.now_ms // 1000, UTC)
+    opens, closes = now.replace(second=0) + timedelta(minutes=90), now + timedelta(minutes=180)
+    hours = f"{opens:%H:%M}-{closes:%H:%M} UTC"
+    await driver.scripts.hours(driver.queue, hours, revision=None, now_ms=driver.now_ms)
+    stats = await driver.stats()
+    assert (stats.opens_ms, stats.zone) == (int(opens.timestamp()) * 1000, "UTC")
+    view = view_of(driver.queue, stats)
+    assert (view.state, view.words, view.shade) == ("closed", f"closed until {opens:%a %H:%M} UTC", "calm")
+    assert view.opens_at == iso(stats.opens_ms or 0)
+    await driver.pause()
+    assert view_of(driver.queue, await driver.stats()).state == "paused", "as callers are told"
+    await driver.pause(paused=False)
+    driver.pass_time(90 * 60)
+    await driver.have_slots(1)
+    view = view_of(driver.queue, await driver.stats())
+    assert (view.state, view.opens_at) == ("serving", None)
