@@ -181,7 +181,7 @@ class BatchRun:
         self._capacity = capacity
         self._notifier = notifier
         self._callers = Callers(state, batch)
-        self._source = Source(self._services, store, batch)
+        self._source = Source(self._services, store, batch, capacity.turn)
         self._last: Archive | None = None
 
     async def run(self) -> float:

@@ -1,5 +1,6 @@
 """Read the input of a batch from the file store, by ranges: one block and one line are in memory, whatever its size."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Final
@@ -18,9 +19,14 @@ MOST_PLACES: Final = 1_000_000  # lines of a file, with blank ones
 
 
 class Source:
-    """The input of one batch. A store that is away is asked again until it answers."""
+    """The input of one batch. A store that is away is asked again until it answers. `turn`: of the one thread that
+    reads lines for all batches of a keeper. More of them would leave its loop little of the interpreter.
+    """
 
-    def __init__(self, services: Services, store: FileStore, batch: Batch) -> None:
+    def __init__(
+        self, services: Services, store: FileStore, batch: Batch, turn: asyncio.Semaphore | None = None
+    ) -> None:
+        self.turn = turn or asyncio.Semaphore(1)
         self._services = services
         self._store = store
         self._batch = batch
@@ -38,7 +44,8 @@ class Source:
             if block is None:
                 return
             at += len(block)
-            lines = await to_thread.run_sync(splitter.feed, block)
+            async with self.turn:
+                lines = await to_thread.run_sync(splitter.feed, block)
             self.places = splitter.place
             yield lines
         yield splitter.close()

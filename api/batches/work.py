@@ -63,6 +63,7 @@ class Capacity:
         self.meter = BatchMeter(self.accounts.total)
         self.bytes = Counter[str]()  # of lines under way, by account
         self.unwritten: Counter[FileId] = Counter()  # bytes of answers that are not committed, by batch
+        self.turn = asyncio.Semaphore(1)  # of the thread that reads lines
         self.reads = asyncio.Semaphore(4)  # answers of up to 8 MiB that are read at once
 
     @property

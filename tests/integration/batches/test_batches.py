@@ -169,9 +169,7 @@ async def test_hostile_files_hold_up_no_other_account(
     http: AsyncClient, model: EchoServer, engine: Engine, settings: ApiSettings, redis: Redis
 ) -> None:
     names = [f"l{n}" for n in range(50)]
-    hostile = [
-        (await batches.create(http, await batches.upload(http, content())))["id"] for content, _ in HOSTILE.values()
-    ]
+    files = [await batches.upload(http, content()) for content, _ in HOSTILE.values()]
     lags: list[float] = []
 
     async def note_lags() -> None:
@@ -183,9 +181,15 @@ async def test_hostile_files_hold_up_no_other_account(
     token = await Accounts(redis).create_token("other")
     async with api_client(settings, token=token) as other, anyio.create_task_group() as tasks:
         file_id = await batches.upload(other, batches.lines(names))
+        quiet = await batches.create(other, file_id)
         tasks.start_soon(note_lags)
-        began = anyio.current_time()
         tasks.start_soon(engine.run)
+        began = anyio.current_time()
+        await batches.ended(other, quiet["id"], limit_s=40)
+        alone_s, quiet_lag = anyio.current_time() - began, max(lags)
+        lags.clear()
+        began = anyio.current_time()
+        hostile = [(await batches.create(http, each))["id"] for each in files]
         made = await batches.create(other, file_id)
         shown = await batches.ended(other, made["id"], limit_s=40)
         took_s = anyio.current_time() - began
@@ -194,8 +198,9 @@ async def test_hostile_files_hold_up_no_other_account(
         tasks.cancel_scope.cancel()
     assert shown["request_counts"] == {"total": 50, "completed": 50, "failed": 0}
     assert set(ended) == {"failed"}
-    print(f"another account's 50 lines: {took_s:.1f} s, all hostile: {whole_s:.1f} s, largest lag: {max(lags):.2f} s")
-    assert max(lags) < 2
+    print(f"another account's 50 lines: {alone_s:.1f} s alone, {took_s:.1f} s beside {len(files)} hostile files")
+    print(f"all: {whole_s:.1f} s; largest lag of the loop: {quiet_lag:.2f} s alone, {max(lags):.2f} s beside them")
+    assert max(lags) < 2 + 3 * quiet_lag
 
 
 async def count_live(redis: Redis) -> int:
