@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from api.openai.errors import describe
 from api.web.errors import Problem
 from api.web.http import decode_json
 from director.core.ids import FileId
+from director.core.nesting import MOST_LEVELS, is_deeper
 
 MOST_LINES: Final = 50_000
 LONGEST_ID: Final = 512
@@ -196,8 +198,8 @@ def encode_outcome(batch_id: FileId, number: int, custom_id: str, outcome: Outco
 
 def _as_json(body: bytes) -> Any:
     """Return the answer as it is, in one line: in JSON a line break stands only between values."""
-    try:
-        msgspec.json.decode(body, type=Raw)
-    except (msgspec.DecodeError, RecursionError):  # a nesting too deep for the parser's stack
-        return body.decode(errors="replace") or HTTPStatus.BAD_GATEWAY.phrase
-    return Raw(BREAKS.sub(b" ", body))
+    with suppress(msgspec.DecodeError):
+        if not is_deeper(body, MOST_LEVELS):
+            msgspec.json.decode(body, type=Raw)
+            return Raw(BREAKS.sub(b" ", body))
+    return body.decode(errors="replace") or HTTPStatus.BAD_GATEWAY.phrase

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Final
 
+# An answer of more is refused, as many readers of JSON would. Functions that walk through a document call themselves
+# twice for a level at most, and Python bears 1,000 calls.
+MOST_LEVELS: Final = 300
 OPEN, CLOSE = b"[{", b"]}"
 STRUCTURE: Final = OPEN + CLOSE + b'"'
 NOT_STRUCTURE: Final = bytes(byte for byte in range(256) if byte not in STRUCTURE)

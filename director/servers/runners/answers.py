@@ -19,7 +19,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from director.core.json_pointer import Pointer
-from director.core.nesting import is_deeper
+from director.core.nesting import MOST_LEVELS, is_deeper
 from director.core.runner_config import MappedConfig
 from director.servers.runners import outcomes
 from director.servers.runners.outcomes import Observation
@@ -52,9 +52,6 @@ ESCAPE: Final = re.compile(
 REPLACEMENT: Final = rb"\ufffd"
 
 
-# An answer of more is refused, as many readers of JSON would. Functions that walk through a document call themselves
-# twice for a level at most, and Python bears 1,000 calls.
-MOST_LEVELS: Final = 300
 TOO_DEEP: Final = "nested too deeply"
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw, Struct
 
-from director.core.nesting import is_deeper
+from director.core.nesting import MOST_LEVELS, is_deeper
 from director.servers.runners import answers
 from director.servers.runners.answers import BEYOND_JSON, Unreadable
 
@@ -151,7 +151,7 @@ def _decode(data: bytes) -> Any:
     """Return JSON with the numbers that it lacks as None. One beyond a double is infinite, however many digits it has.
     Raises ValueError, RecursionError.
     """
-    if is_deeper(data, answers.MOST_LEVELS):
+    if is_deeper(data, MOST_LEVELS):
         raise RecursionError
     return json.loads(data, parse_constant=lambda name: None, parse_int=_number)
 

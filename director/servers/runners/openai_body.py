@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw, Struct
 
-from director.core.nesting import is_deeper
+from director.core.nesting import MOST_LEVELS, is_deeper
 from director.core.runner_config import MOST_MEMBERS, Endpoint, OpenAiConfig
 from director.servers.runners import answers
 
@@ -181,7 +181,7 @@ def splice(body: bytes, *, model: str, adds_usage: bool) -> Spliced:
     asks for a stream. All other bytes stay as they are, and a value of a wrong type is left to the server. Where a name
     comes twice, each is replaced and the last one counts, as in most readers of JSON. Raises InvalidInput.
     """
-    if is_deeper(body, answers.MOST_LEVELS):
+    if is_deeper(body, MOST_LEVELS):
         raise InvalidInput(TOO_DEEP)
     try:
         text = body.decode()

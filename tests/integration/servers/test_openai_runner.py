@@ -10,9 +10,9 @@ import pytest
 from msgspec import Raw
 
 from api.predictions.validation import can_stream
+from director.core.nesting import MOST_LEVELS
 from director.core.runner_config import decode_runner_config
 from director.servers.runners import RunnerOptions
-from director.servers.runners.answers import MOST_LEVELS
 from director.servers.runners.openai import OpenAiRunner
 from director.servers.runners.runner import Began, Ended, HealthStatus, Measured, Outcome, Produced, RunRequest
 from tests.support.model_server import ModelServer

@@ -8,7 +8,7 @@ from api.batches.lines import Outcome, encode_outcome
 from director.core.ids import new_file_id
 
 
-@pytest.mark.parametrize("depth", [10, 100_000])
+@pytest.mark.parametrize("depth", [10, 5_000, 100_000])
 def test_answer_of_any_depth_is_one_line(depth: int) -> None:
     body = b'{"a":\n' + b"[" * depth + b"]" * depth + b"}"
     outcome = Outcome(status=200, body=body, is_good=True)

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from director.servers.runners.answers import MOST_LEVELS, Answer
+from director.core.nesting import MOST_LEVELS
+from director.servers.runners.answers import Answer
 from director.servers.runners.cog_answers import Again, read_answer
 from director.servers.runners.runner import Ended, Outcome
 
