@@ -12,6 +12,7 @@ import anyio
 
 from director.lab.chaos.plan import SERVER_KINDS
 from tests.bench import interpreter
+from tests.bench.benches import gateway, slots
 from tests.bench.benches.options import Options
 from tests.bench.capacity import inputs_of
 from tests.bench.capacity import table as capacity_table
@@ -30,11 +31,12 @@ from tests.bench.results_page import campaign_tables, figures_tables, keep_campa
 from tests.bench.sides.servers import DURABILITY
 from tests.bench.soak import SoakOptions, soak, soak_picture
 from tests.bench.suite import AT_SCALE, BENCHES, PAIRED, run, told_of
-from tests.bench.tables import pace_table, peers_table, put_into, targets_table
+from tests.bench.tables import pace_table, peers_table, put_into, sides_table, targets_table
 
 FOLDER: Final = Path(__file__).parent
 KEPT: Final = FOLDER / "history.jsonl"
 PAGE: Final = ROOT / "docs/reference/internals/benches.md"
+PERFORMANCE: Final = ROOT / "docs/explanation/performance.md"
 CAPACITY: Final = ROOT / "docs/explanation/capacity.md"
 PICTURES: Final = ROOT / "docs/assets"
 RESULTS: Final = ROOT / ".bench" / "results.jsonl"
@@ -212,7 +214,11 @@ def _tables(given: argparse.Namespace) -> int:
 def tables_of(results: dict[str, Result], runs: Sequence[Result] = ()) -> dict[Path, dict[str, str]]:
     return {
         PAGE: {"targets": targets_table(results, runs), "peers": peers_table(results)},
-        ROOT / "docs/explanation/performance.md": {"pace": pace_table(results)},
+        PERFORMANCE: {
+            "pace": pace_table(results),
+            "gateway": sides_table(results, "gateway", gateway.COLUMNS),
+            "slots": sides_table(results, "slots", slots.COLUMNS),
+        },
         CAPACITY: {"capacity": _capacity(results)},
         ROOT / "docs/reference/internals/curves.md": {"curves": scale_table(results)},
         ROOT / "docs/reference/internals/measurements.md": {

@@ -6,7 +6,7 @@ from statistics import median
 
 from tests.bench.ratios import spread
 from tests.bench.results import OURS, Measured, Result
-from tests.bench.targets import TARGETS
+from tests.bench.targets import LARGE, TARGETS
 
 
 def measured(result: Result) -> str:
@@ -62,6 +62,28 @@ def peers_table(results: Mapping[str, Result]) -> str:
         beside = f"{pace.beside(side)} ×" if side in pace.references else ""
         lines.append(f"| {side} | {' | '.join(cells)} | {beside} |")
     return "\n".join([*lines, "", about(result)])
+
+
+def sides_table(results: Mapping[str, Result], bench: str, columns: Mapping[str, str]) -> str:
+    """Return the medians of some figures, with a row for each side. `columns`: the head of each figure."""
+    result = results.get(bench)
+    if result is None:
+        return f'Not measured yet: `make bench ARGS="--only {bench}"`.'
+    figures = [figure for name in columns if (figure := result.figure(name)) is not None]
+    sides = dict.fromkeys(side for figure in figures for side in figure.rounds)
+    heads = [f"{columns[figure.name]}{f', {figure.unit}' if figure.unit else ''}" for figure in figures]
+    rows = [
+        ("**Director**" if side == OURS else side, *(_median(figure, side) for figure in figures))
+        for side in sorted(sides, key=lambda side: (side != OURS, side))
+    ]
+    return "\n".join([*lined(["", *heads], rows), "", f"{result.what}.", "", about(result)])
+
+
+def _median(figure: Measured, side: str) -> str:
+    if side not in figure.rounds:
+        return ""
+    value = figure.median(side)
+    return f"{value:,.0f}" if value >= LARGE else f"{value:.2g}"
 
 
 def about(result: Result) -> str:

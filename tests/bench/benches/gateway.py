@@ -38,10 +38,23 @@ BOUNDS_MS: Final = (5, 10, 50, 100, inf)
 STREAMS: Final = (1, 8, 32, 128, 256, 512)
 WINDOWS: Final = 3
 LEAST_MS: Final = 0.05  # what noise makes of less is no ratio
+ADDED_P50: Final = "added p50, one connection"
 ADDED_P99: Final = "added p99, one connection"
+FIRST: Final = "added to the first token, one stream"
+GAP_P99: Final = "added between two tokens, p99 of one stream"
 PER_S: Final = "calls a second"
 TOKEN_US: Final = f"processor time of a token, {PACED} streams"
 CARRIED: Final = "streams without a stall"
+# of the page, by their figure
+COLUMNS: Final = {
+    ADDED_P50: "added to a call, p50",
+    ADDED_P99: "p99",
+    PER_S: PER_S,
+    FIRST: "added to the first token",
+    GAP_P99: "added between two tokens, p99",
+    TOKEN_US: "processor time of a token",
+    CARRIED: CARRIED,
+}
 
 
 class Gateway(Struct, frozen=True, kw_only=True):
@@ -77,15 +90,15 @@ class Sides:
 
 class Tally:
     def __init__(self) -> None:
-        self.added_p50 = Rounds("added p50, one connection", "ms", less_is_better=True)
+        self.added_p50 = Rounds(ADDED_P50, "ms", less_is_better=True)
         self.added_p99 = Rounds(ADDED_P99, "ms", less_is_better=True)
         self.within: dict[float, Rounds] = {
             bound: Rounds(f"{PER_S}, p99 within {bound:g} ms", "") for bound in BOUNDS_MS[:-1]
         }
         self.within[inf] = Rounds(PER_S, "")
         self.call_us = Rounds(f"processor time of a call, {RUNGS[-1]} connections", "µs", less_is_better=True)
-        self.first_ms = Rounds("added to the first token, one stream", "ms", less_is_better=True)
-        self.gap_ms = Rounds("added between two tokens, p99 of one stream", "ms", less_is_better=True)
+        self.first_ms = Rounds(FIRST, "ms", less_is_better=True)
+        self.gap_ms = Rounds(GAP_P99, "ms", less_is_better=True)
         self.token_us = Rounds(TOKEN_US, "µs", less_is_better=True)
         self.carried = Rounds(CARRIED, "")
 

@@ -33,7 +33,7 @@ Side = Callable[[OwnRedis, str, int, int], AbstractAsyncContextManager[Child]]
 
 
 async def slots(options: Options) -> Found:
-    idle = {shape: Rounds(f"idle between two, p50, {_shown(*shape)}", "ms", less_is_better=True) for shape in SHAPES}
+    idle = {shape: Rounds(_idle(*shape), "ms", less_is_better=True) for shape in SHAPES}
     used = {shape: Rounds(f"part of the time in use, {_shown(*shape)}", "") for shape in SHAPES}
     sides, left_out = _sides(options)
     async with own_redis(options.durability) as server:
@@ -103,5 +103,12 @@ def _beside(peer: Peer) -> Side:
     return run
 
 
+def _idle(run_s: float, many: int) -> str:
+    return f"idle between two, p50, {_shown(run_s, many)}"
+
+
 def _shown(run_s: float, many: int) -> str:
     return f"runs of {1000 * run_s:g} ms, {many} slot{'s' * (many > 1)}"
+
+
+COLUMNS: Final = {_idle(*shape): f"idle, {_shown(*shape)}" for shape in SHAPES}  # of the page, by their figure

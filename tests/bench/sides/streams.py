@@ -5,13 +5,11 @@ An HTTP client would be most of what is measured. The `Plan` comes as JSON on st
 
 import asyncio
 import re
-import subprocess
 import sys
 import time
 from typing import Final, cast
 from urllib.parse import urlsplit
 
-import anyio.to_thread
 import msgspec
 import uvloop
 from msgspec import Struct
@@ -124,19 +122,22 @@ async def read_all(plan: Plan) -> list[Heard]:
 
 async def hear(plan: Plan) -> list[Heard]:
     """Read the streams in a new process. Raises ChildProcessError if that breaks off."""
-    command = [sys.executable, "-m", "tests.bench.sides.streams"]
-
-    def run() -> "subprocess.CompletedProcess[bytes]":
-        return subprocess.run(command, input=msgspec.json.encode(plan), capture_output=True, check=False)
-
-    # a thread, since asyncio of Python 3.11.2 loses what comes after 128 KiB of the output
-    done = await anyio.to_thread.run_sync(run)
-    if done.returncode:
-        raise ChildProcessError(f"the streams of {plan.url} broke off: {done.stderr.decode(errors='replace')[-1000:]}")
-    return msgspec.json.decode(done.stdout, type=list[Heard])
+    command, pipe = (sys.executable, "-m", "tests.bench.sides.streams"), asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
+    try:
+        out, err = await process.communicate(msgspec.json.encode(plan))
+    finally:
+        if process.returncode is None:
+            process.kill()
+    if process.returncode:
+        raise ChildProcessError(f"the streams of {plan.url} broke off: {err.decode(errors='replace')[-1000:]}")
+    return msgspec.json.decode(out, type=list[Heard])
 
 
 if __name__ == "__main__":
     raise_descriptor_limit()
     wanted = msgspec.json.decode(sys.stdin.buffer.read(), type=Plan)
-    sys.stdout.buffer.write(msgspec.json.encode(uvloop.run(read_all(wanted))))
+    found = msgspec.json.encode(uvloop.run(read_all(wanted)))
+    # with PYTHONUNBUFFERED a write to stdout ends where the pipe is full
+    with open(sys.stdout.fileno(), "wb", closefd=False) as out:
+        out.write(found)
