@@ -55,7 +55,7 @@ test-kinds: $(READY)  ## run the tests of queue and API on other kinds of Redis:
 
 prove: $(READY)  ## try every order of calls in small worlds, and find each mutant of the scripts: make prove ARGS="--workers 4"
 	@mkdir -p build
-	@$(BIN)/director prove --json build/prove.json $(ARGS)
+	@$(BIN)/director prove --seconds 120 --json build/prove.json $(ARGS)
 	@$(BIN)/python -m tests.integration.lab.prove.mutants build/mutants.json
 
 lint: $(READY)  ## check style

@@ -27,7 +27,16 @@ from tests.bench.judge import changes, told
 from tests.bench.machine import load
 from tests.bench.processes import ROOT
 from tests.bench.results import Result, append, latest, pooled, read
-from tests.bench.results_page import campaign_tables, figures_tables, keep_campaign, missing_table, read_campaign
+from tests.bench.results_page import (
+    campaign_tables,
+    figures_tables,
+    keep_campaign,
+    keep_proof,
+    missing_table,
+    proof_tables,
+    read_campaign,
+    read_proof,
+)
 from tests.bench.sides.servers import DURABILITY
 from tests.bench.soak import SoakOptions, soak, soak_picture
 from tests.bench.suite import AT_SCALE, BENCHES, PAIRED, run, told_of
@@ -95,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         "--campaign", type=Path, action="append", default=[], metavar="FILE", help="keep this report.json too"
     )
     keep.add_argument("--deaths", type=Path, metavar="FILE", help="keep this report.json of `make deaths` too")
+    keep.add_argument("--prove", type=Path, metavar="DIR", help="keep the reports of `make prove` in this folder too")
     keep.set_defaults(act=_keep, measures=False)
 
     tables = acts.add_parser("tables", help="print the tables of the latest results")
@@ -191,6 +201,8 @@ def _keep(given: argparse.Namespace) -> int:
     append(KEPT, newer)
     for report in given.campaign:
         keep_campaign(report)
+    if given.prove:
+        keep_proof(given.prove)
     if given.deaths:
         KEPT_DEATHS.write_bytes(given.deaths.read_bytes())
     for page, made in tables_of(latest(kept + newer), kept + newer).items():
@@ -223,6 +235,7 @@ def tables_of(results: dict[str, Result], runs: Sequence[Result] = ()) -> dict[P
         ROOT / "docs/reference/internals/curves.md": {"curves": scale_table(results)},
         ROOT / "docs/reference/internals/measurements.md": {
             **{f"campaign {kind}": campaign_tables(read_campaign(kind), kind) for kind in SERVER_KINDS},
+            "prove": proof_tables(read_proof()),
             "deaths": deaths_table(read_report()),
             "figures": figures_tables(results),
             "missing": missing_table(results),

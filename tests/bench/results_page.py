@@ -11,8 +11,12 @@ from msgspec import Struct
 
 from director.lab.chaos.campaign import FAILED_OVER, TOTALS, CampaignReport, Recovered, runs
 from director.lab.chaos.plan import SENTINEL, SINGLE, ServerKind
-from tests.bench.results import OURS, Measured, Result
+from director.lab.prove.explore import Explored
+from director.lab.prove.worlds import WORLDS
+from tests.bench.machine import commit, machine, now
+from tests.bench.results import OURS, Machine, Measured, Result
 from tests.bench.tables import about, lined
+from tests.integration.lab.prove.mutants import Hunted
 
 KEPT: Final = Path(__file__).parent
 COMMAND: Final = "director chaos campaign{kind} --seeds {seeds} --predictions {predictions} --leases {leases} --out DIR"
@@ -85,6 +89,65 @@ def read_campaign(kind: ServerKind) -> CampaignReport | None:
 
 def _kept(kind: ServerKind) -> Path:
     return KEPT / f"campaign-{kind}.json"
+
+
+class Proof(Struct, frozen=True):
+    """The worlds that `make prove` explored, and the mutants that it found."""
+
+    at: str
+    commit: str
+    machine: Machine
+    worlds: list[Explored]
+    mutants: list[Hunted]
+
+
+def keep_proof(folder: Path) -> None:
+    """Let the reports that `make prove` wrote into this folder be those of the page."""
+    found = {name: (folder / f"{name}.json").read_bytes() for name in ("prove", "mutants")}
+    worlds = msgspec.json.decode(found["prove"], type=list[Explored])
+    mutants = msgspec.json.decode(found["mutants"], type=list[Hunted])
+    kept = Proof(now(), commit(), machine(""), worlds, mutants)
+    (KEPT / "prove.json").write_bytes(msgspec.json.encode(kept) + b"\n")
+
+
+def read_proof() -> Proof:
+    return msgspec.json.decode((KEPT / "prove.json").read_bytes(), type=Proof)
+
+
+def proof_tables(proof: Proof) -> str:
+    rows = [
+        (
+            each.world,
+            WORLDS[each.world].about,
+            f"{each.states:,}",
+            f"{each.transitions:,}",
+            str(each.depth),
+            _extent(each),
+        )
+        for each in proof.worlds
+        if each.world in WORLDS
+    ]
+    states, transitions = (sum(getattr(each, name) for each in proof.worlds) for name in ("states", "transitions"))
+    rows.append(("all", "", f"{states:,}", f"{transitions:,}", "", ""))
+    found = [each for each in proof.mutants if each.calls]
+    named = [each for each in proof.mutants if each.why]
+    longest = max((len(each.calls) for each in found), default=0)
+    return "\n".join(
+        [
+            *lined(("world", "what may happen", "states", "transitions", "depth", "explored"), rows),
+            "",
+            f"{proof.at[:10]}, commit {proof.commit}, {proof.machine.cores} × {proof.machine.cpu}.",
+            "",
+            f"Of {len(proof.mutants)} mutants {len(found)} were found, each after at most {longest} calls."
+            + "".join(f" Not found: {each.mutant}, because {each.why}." for each in named),
+        ]
+    )
+
+
+def _extent(each: Explored) -> str:
+    if each.breach is not None:
+        return f"**breach:** {each.breach.what}"
+    return f"whole, {each.seconds:.0f} s" if each.is_whole else f"to this depth, {each.seconds:.0f} s"
 
 
 def campaign_tables(report: CampaignReport | None, kind: ServerKind = SINGLE) -> str:

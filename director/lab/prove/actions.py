@@ -101,6 +101,7 @@ class _Next:
                 lifetime_ms=None if wish.lifetime is None else wish.lifetime * TICK_MS,
                 start_by_ms=None if wish.start_by is None else wish.start_by * TICK_MS,
                 most_running=wish.most_running,
+                most_queued=wish.most_queued,
                 webhook="https://example.com" if wish.webhook else "",
                 webhook_events="completed" if wish.webhook else "",
                 once_shown=wish.once_shown,

@@ -150,8 +150,19 @@ def canonical(world: World, picture: Picture, memory: Memory) -> str:
 
 
 # Fields of a record that decide what scripts do with it, and the kinds of their values
-PLAIN: Final = (b"status", b"attempt", b"cancel", b"begun", b"shown", b"revivals", b"left", b"leaving", b"code")
-TIMES: Final = (b"deadline", b"start_by", b"start_after", b"next_telling", b"forwarded")
+PLAIN: Final = (
+    b"status",
+    b"attempt",
+    b"cancel",
+    b"begun",
+    b"shown",
+    b"revivals",
+    b"left",
+    b"leaving",
+    b"moves",
+    b"code",
+)
+TIMES: Final = (b"deadline", b"start_by", b"start_after", b"next_telling", b"forwarded", b"due")
 OF_ENDED: Final = (b"status", b"code", b"revivals", b"told", b"tellings", b"forwarded")
 OF_BREAKER: Final = (b"probe", b"failed_id")
 META: Final = (
@@ -165,26 +176,44 @@ def _own(picture: Picture, memory: Memory, number: int) -> tuple[Any, ...]:
     r, name = picture.records[number], picture.ids[number]
     if not r:
         return (number in memory.born,)
+    owed = _turn(picture.owed, name, memory.now)
     dead, blamed = name in picture.scores("dead"), [picture.meta.get(field) == name for field in OF_BREAKER]
     if r[b"status"] in ENDED:
-        return (*(r.get(field, b"") for field in OF_ENDED), _until(picture.owed.get(name), memory.now), dead, blamed)
+        return (*(r.get(field, b"") for field in OF_ENDED), owed, dead, blamed)
     lane, account = r[b"lane"].decode(), r[b"account"].decode()
-    line = picture.ranks(f"backlog:{lane}:{account}")
-    place = line.index(name) if name in line else -1
     entries = [(e.lane, e.number, e.rank, bool(e.consumer), e.is_past) for e in picture.entries.get(name, ())]
-    indexes = [_until(picture.scores(what).get(name), memory.now) for what in ("lease", "delayed", "deadline")]
+    indexes = [_turn(picture.scores(what), name, memory.now) for what in ("lease", "delayed", "deadline")]
+    older = sum(_stands_before(other, r) for other in picture.records)
     return (
         *(r.get(field, b"") for field in PLAIN),
         *(_until(float(r[field]) if r.get(field) else None, memory.now) for field in TIMES),
         r[b"claims"] != b"0",
         bool(r.get(b"token")),
         bool(r.get(b"charged")),
-        place,
+        name in picture.ranks(f"backlog:{lane}:{account}"),
+        older,
         entries,
         indexes,
         [name in picture.scores(what) for what in ("live", "leaving")],
         blamed,
     )
+
+
+def _stands_before(other: Fields, r: Fields) -> bool:
+    """Return True if the other one goes before this one where both wait in their account's line."""
+    if not other.get(b"arrival") or other[b"status"] in ENDED:
+        return False
+    return (other[b"account"], other[b"lane"]) == (r[b"account"], r[b"lane"]) and int(other[b"arrival"]) < int(
+        r[b"arrival"]
+    )
+
+
+def _turn(scores: dict[bytes, float], name: bytes, now: int) -> tuple[int, int] | None:
+    """Return the ticks until then, and for what is due its turn among all that is due."""
+    if name not in scores:
+        return None
+    ticks = _until(scores[name], now) or 0
+    return ticks, 0 if ticks else sorted(scores, key=lambda each: (scores[each], each)).index(name)
 
 
 def _until(at: float | None, now: int) -> int | None:

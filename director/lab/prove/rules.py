@@ -72,6 +72,8 @@ def _own(world: World, picture: Picture, memory: Memory, number: int) -> Iterato
             yield "waits in a stream that no claim looks into"
     if r.get(b"cancel") and not (token or is_away or ended):
         yield "waits, although it was canceled"
+    if world.policy.on_lost == "fail" and r.get(b"begun") and not token and not ended:
+        yield "began once, and may run again"
     if r.get(b"shown") and not token and not ended:
         yield "was shown, and may run again"
     wants = b"completed" in r.get(b"events", b"")
@@ -151,6 +153,9 @@ def _turns(world: World, picture: Picture) -> Iterator[str]:
                 yield f"{account} has a turn for nothing, or none with work"
             if has_turn and name in picture.scores(f"debt:{lane}"):
                 yield f"{account} has two virtual times"
+    probe = picture.meta.get(b"probe", b"")
+    if picture.meta.get(b"breaker") == b"probing" and not picture.records[picture.ids.index(probe)].get(b"token"):
+        yield "a probe does not run any more, and the breaker waits for it"
     could = any(_may_run(picture, world.wishes[number].account) for number in _find_waiting(picture))
     may_go = picture.meta.get(b"paused") != b"1" and not picture.meta.get(b"breaker")
     if could and may_go and OF_QUEUE + b"bell" not in picture.raw:
@@ -205,6 +210,13 @@ def check_step(world: World, text: str, before: Picture, after: Picture, memory:
             yield "it was finished, and has not ended"
     if check := CHECKS.get(verb):
         yield from (what for what in check(before, after, memory, names, reply))
+    if verb == "enqueue" and not isinstance(reply, Exception):
+        wish = world.wishes[int(names[0])]
+        if (
+            wish.most_queued is not None
+            and int(before.hash("queued").get(wish.account.encode(), 0)) >= wish.most_queued
+        ):
+            yield f"{wish.account} has more waiting than it may"
     if verb in ("reap", "recover"):
         leases = before.scores("lease")
         for number in memory.born:

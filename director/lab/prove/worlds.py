@@ -31,6 +31,7 @@ class Wish(Struct, frozen=True, kw_only=True):
     lifetime: int | None = None
     start_by: int | None = None
     most_running: int | None = None
+    most_queued: int | None = None
     webhook: bool = False
     once_shown: bool = False
     key: str = ""
@@ -80,9 +81,9 @@ WORLDS: Final[dict[str, World]] = {
         about="As takeover; replies are lost, and directors die.", calls=RUNS, directors=2, losses=2, deaths=1
     ),
     "keys": World(
-        about="Two requests with one idempotency key, each repeated at any time.",
+        about="Two requests with one idempotency key, and one that is refused behind another.",
         calls=("enqueue", "repeat", "claim", "finish"),
-        wishes=(Wish(key="k"), Wish(key="k"), Wish()),
+        wishes=(Wish(key="k"), Wish(key="k"), Wish(most_queued=1)),
         twice=True,
     ),
     "cancel": World(
@@ -111,6 +112,13 @@ WORLDS: Final[dict[str, World]] = {
         wishes=(Wish(once_shown=True), Wish()),
         losses=2,
         directors=2,
+    ),
+    "lost": World(
+        about="A model whose runs must not happen twice: a run that began and is lost ends as failed.",
+        calls=(*RUNS, "release", "fail", "promote"),
+        directors=2,
+        policy=replace(PLAIN, on_lost="fail"),
+        twice=True,
     ),
     "webhooks": World(
         about="Two couriers, a receiver that fails, replies that are lost.",
@@ -146,7 +154,7 @@ WORLDS: Final[dict[str, World]] = {
     "breaker": World(
         about="Servers fail in a row: the breaker opens, and then one prediction may try.",
         calls=("enqueue", "claim", "begin", "finish", "fail", "release", "cancel", "tick", "promote"),
-        directors=2,
+        slots=2,
         policy=replace(PLAIN, breaker_after=2, breaker_cool_s=1, attempts=3),
     ),
     "moves": World(

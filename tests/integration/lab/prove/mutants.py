@@ -200,7 +200,45 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "a run is not counted at its loss": _of("takeover", "reap", "ledger_write()\nreturn reaped", "return reaped"),
     "a run is not counted when given back": _of("retries", "release", "ledger_write()\nreturn became", "return became"),
     "what leaves is still counted": _of("moves", "depart", "  share_count_now(r.queue, 'queued', r.account, -1)\n"),
+    # limits, and what calls of one batch share
+    "most_queued lets one more in": _of("keys", "enqueue", ">= tonumber(most_queued)", "> tonumber(most_queued)"),
+    "what may run once runs again": _of("lost", "", "(may_have_run and policy[2] == 'fail')", "false"),
+    "what items share is not written": _of("first", "enqueue", "  write_shared()\n"),
+    "what ends share is not written": _of("first", "finish", "  write_shared()\n"),
+    "an end writes nothing of its own": _of("first", "finish", "    if owns[i] then", "    if false then"),
+    "a create is known in its batch alone": _of(
+        "first", "enqueue", "accepted[id] or (may_be_known and redis.call('HGET', record, 'created'))", "accepted[id]"
+    ),
+    "an account has two virtual times": _of("shares", "", "  if own then redis.call('ZREM', debt, account) end\n"),
     # none finds these
+    "a budget bounds nothing": Mutant(
+        Edit("if not budget or not cost", "if true or not cost", "claim"), why="no world has a claim with a budget"
+    ),
+    "a bounded queue takes one more": Mutant(
+        Edit(">= tonumber(m.max_queued)", "> tonumber(m.max_queued)", "enqueue"), why="no world has a bounded queue"
+    ),
+    "a cancel on the way is forgotten": Mutant(
+        Edit("if r.cancel == 'user' and not canceled then return 'cancel' end", "", "vacate"),
+        why="no world has a second server, where a prediction arrives",
+    ),
+    "a bound of one claim strands the rest": Mutant(
+        Edit("(scanned >= SCAN or stopped)", "stopped", "claim"),
+        why="a claim looks at 64 entries, and no world has so many",
+    ),
+    "an older change of limits applies": Mutant(
+        Edit(" or tonumber(string.match(known, '%S+$')) > tonumber(revision)", "", "enqueue"),
+        why="no world has limits with revisions",
+    ),
+    "a lane that may not run saves turns up": Mutant(
+        Edit(
+            "return backlogged[lane] ~= '0' and redis.call(", "return backlogged[lane] ~= '0' or redis.call(", "claim"
+        ),
+        why="no world has two lanes with credit and a limit",
+    ),
+    "an item at fault ends its batch": Mutant(
+        Edit("pcall(step, key, arg, last)", "true, step(key, arg, last)", "finish"),
+        why="no world has a record at fault",
+    ),
     "expire looks at what has ended": Mutant(
         Edit("if r and not records_TERMINAL[r.status] then", "if r then", "expire"),
         why="the step that ends a prediction takes it off the list of deadlines, so expire never meets it",
@@ -254,7 +292,12 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "losses", "reconcile", "redis.call('ZADD', keys_queue(queue, 'lease'), now + lease_ms, id)"
     ),
     "a lost turn is not given again": _of("losses", "reconcile", "  share_join_turns(queue, r.lane, r.account)\n"),
-    "a lost entry is not made again": _of("losses", "reconcile", "return newest and newest[1] == r.mid", "return true"),
+    "a lost entry is not made again": _of(
+        "losses",
+        "reconcile",
+        "if redis.call('EXISTS', stream) == 0 then return false end",
+        "if redis.call('EXISTS', stream) == 0 then return true end",
+    ),
 }
 
 

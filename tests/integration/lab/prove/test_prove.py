@@ -1,18 +1,23 @@
 """Every order of calls in small worlds keeps the rules, and an order that once broke them is replayed."""
 
+from contextlib import closing
 from typing import Final
 
 import pytest
 
 from director.broker import linker
-from director.lab.prove.explore import Graph, Next, explore, replay
+from director.lab.prove.explore import Graph, Next, Worker, explore, replay
 from director.lab.prove.report import show_trace
+from director.lab.prove.server import Server
 from director.lab.prove.worlds import WORLDS
+from director.local.server import memory_server
 from tests.integration.lab.prove.mutants import MUTANTS, hunt
 
 pytestmark = pytest.mark.not_on("cluster", "sentinel", "redis7", why="each worker has a Valkey of its own")
 
 SMALL: Final = ("first", "keys")
+ALIKE: Final = ("webhooks", "cancel", "once", "slots", "moves")
+COMPARED: Final = 150
 PART_S: Final = 7.0  # of each world in the second tier: two minutes of all
 QUICK: Final = ("a stale claim may finish", "a repeated claim is not known", "what is taken back keeps its token")
 # Histories that were wrong once, or look so: the world, and the calls. `director prove` prints a new one as a row
@@ -42,6 +47,35 @@ def test_no_order_of_calls_breaks_a_rule_as_far_as_seconds_go(name: str) -> None
     explored = explore(name, WORLDS[name], seconds=PART_S)
     assert explored.breach is None
     assert explored.transitions > 100
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("lines"), *(pytest.param(each, marks=pytest.mark.faults) for each in ALIKE)]
+)
+def test_states_that_are_taken_for_one_lead_to_the_same_states(name: str) -> None:
+    """Else the exploration would leave out what follows from one of them."""
+    with memory_server() as url, closing(Server(url)) as server:
+        worker = Worker(WORLDS[name], server)
+        root = worker.begin()
+        met, layer, compared = {root.key: root.blob}, [root], 0
+        while layer and compared < COMPARED:
+            following = []
+            for each in (each for state in layer for each in expand(worker, state.blob)):
+                if each.key not in met:
+                    met[each.key] = each.blob
+                    following.append(each)
+                elif each.blob not in (b"", met[each.key]) and compared < COMPARED:
+                    compared += 1
+                    one, other = (expand(worker, blob) for blob in (met[each.key], each.blob))
+                    assert {found.key for found in one} == {found.key for found in other}
+            layer = following
+    assert compared == COMPARED
+
+
+def expand(worker: Worker, blob: bytes) -> list[Next]:
+    worker.known.clear()
+    [found] = worker.expand([blob])
+    return found
 
 
 @pytest.mark.parametrize(("name", "calls"), TRACES.values(), ids=TRACES)
