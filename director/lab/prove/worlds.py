@@ -133,7 +133,7 @@ WORLDS: Final[dict[str, World]] = {
         slots=2,
     ),
     "shares": World(
-        about="Two accounts, three lanes; an operator pauses accounts and the queue, and limits one.",
+        about="Two accounts and idle work; an operator pauses accounts and the queue, and limits one.",
         calls=("enqueue", "claim", "finish", "release", "hold", "limit", "pause"),
         wishes=(Wish(), Wish(), Wish(account="y"), Wish(account="y", lane="idle")),
     ),
