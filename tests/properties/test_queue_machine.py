@@ -94,7 +94,7 @@ class Fault(NamedTuple):
 FAULTS = {
     "a stale claim may finish": Fault("if r.token ~= token then return 'lost' end", script="finish"),
     "what is taken back keeps its old entry": Fault(
-        "    redis.call('XACK', stream, keys_GROUP, unpack(mids))\n    redis.call('XDEL', stream, unpack(mids))\n",
+        "    redis.call('XACK', stream, 'directors', unpack(mids))\n    redis.call('XDEL', stream, unpack(mids))\n",
         script="reap",
     ),
     "claims are not told of a new entry": Fault("    ready_offer(queue, lane, number, look.mask)\n"),
