@@ -33,9 +33,9 @@
 -- uses keys:     TAG, clock, events, queue, record
 -- uses records:  soonest
 -- uses log:      write
--- uses pending:  count, counted
--- uses share:    ALL_LANES, LANES, backlog, bring_limits, brought, closed_until, file, flush, has_any, may_run, update_turns,
---                write_limits
+-- uses pending:  count, counted, write_counts
+-- uses share:    ALL_LANES, LANES, backlog, bring_limits, brought, closed_until, file, has_any, may_run, update_turns,
+--                write_joining, write_limits
 -- uses outlook:  depth_of, lines_up, look_at, of, place_in, stoppage, waits_in
 -- uses breaker:  is_cool
 -- uses batch:    each
@@ -51,9 +51,10 @@ for i = 1, #KEYS, 3 do
 end
 local may_be_known = redis.call('EXISTS', unpack(own)) > 0
 
--- Write what items share, before it is read again.
+-- Write what items share, before it is read again. Nothing ends here, so share.flush would have no more to write.
 local function write_so_far()
-  share.flush(queue)
+  share.write_joining()
+  pending.write_counts(queue)
   outlook.lines_up = {}
 end
 
@@ -238,5 +239,5 @@ return batch.each(3, accept, function()
   redis.call('ZADD', keys.queue(queue, 'live'), unpack(live))
   if #delayed > 0 then redis.call('ZADD', keys.queue(queue, 'delayed'), unpack(delayed)) end
   if #deadlines > 0 then redis.call('ZADD', keys.queue(queue, 'deadline'), unpack(deadlines)) end
-  share.flush(queue)
+  write_so_far()
 end)

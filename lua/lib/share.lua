@@ -319,13 +319,18 @@ function share.file(id, r, look)
   return '', ''
 end
 
--- Write what the steps so far hold back: at the script's end, and before anything that reads it. Removals are last: after a
--- fault of what predictions share, each is still live and has its lease.
-function share.flush(queue)
+-- Write the ids that join backlogs. Their counts are written later.
+function share.write_joining()
   for backlog, line in pairs(pending.joining) do
     pending.count('meta', 'backlogged:' .. line.lane, redis.call('ZADD', backlog, unpack(line)))
     pending.joining[backlog] = nil
   end
+end
+
+-- Write what the steps so far hold back: at the script's end, and before anything that reads it. Removals are last: after a
+-- fault of what predictions share, each is still live and has its lease.
+function share.flush(queue)
+  share.write_joining()
   for lane, of in pairs(pending.corrections) do
     for account, all in pairs(of) do share.correct(queue, lane, account, all) end
     pending.corrections[lane] = nil
