@@ -159,6 +159,7 @@ local function accept(key, arg, last)
   if not looks[lane] then
     write_so_far()
     looks[lane] = outlook.look_at(queue, lane)
+    for _, other in pairs(looks) do other.ready, other.backlogged = looks[lane].ready, looks[lane].backlogged end
   end
   local m = looks[lane]
   m.lane.number = nil
@@ -198,9 +199,7 @@ local function accept(key, arg, last)
   else
     stream, mid = share.file(id, r, m.lane)
   end
-  for _, other in pairs(looks) do
-    other['ready:' .. lane], other['backlogged:' .. lane] = m.lane.ready, m.lane.backlogged
-  end
+  m.ready[lane], m.backlogged[lane] = m.lane.ready, m.lane.backlogged
   if outlook.lines_up[lane] and not outlook.place_in(outlook.lines_up[lane], account) then outlook.lines_up[lane] = nil end
   pending.count('queued', account, 1)
   if not is_planned then pending.count('tally', 'accepted:' .. lane, 1) end -- else it counts when it is due: see promote

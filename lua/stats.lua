@@ -23,7 +23,7 @@ if m.streams == '' then return {} end
 local shown = redis.call('HMGET', meta, 'read', 'service_cost', 'max_queued', 'objectives', 'paused_at', 'paused_by')
 local waits, sizes = {}, {}
 for i, lane in ipairs(share.LANES) do
-  waits[i] = m['backlogged:' .. lane]
+  waits[i] = m.backlogged[lane]
   -- where no claim would look, nothing waits; asking each of 48 streams is most of the cost
   for _, deep in pairs(outlook.depths(queue, lane, ready.mask_of(queue, lane))) do waits[i] = waits[i] + deep end
 end

@@ -38,7 +38,7 @@ end
 
 -- Those in streams, by lane: accounts of the oldest are looked up.
 local function add_ready()
-  local left = { high = m['ready:high'], normal = m['ready:normal'], low = m['ready:low'] }
+  local left = { high = m.ready.high, normal = m.ready.normal, low = m.ready.low }
   if left.high + left.normal + left.low == 0 then return end
   local oldest = redis.call('ZRANGE', keys.queue(queue, 'live'), 0, LOOK_AT - 1, 'WITHSCORES')
   for i = 1, #oldest, 2 do
@@ -59,7 +59,7 @@ if m.paused == '1' or share.closed_until(queue, '') or (m.breaker ~= '' and not 
 end
 add_ready()
 for _, lane in ipairs(share.LANES) do
-  if m['backlogged:' .. lane] > 0 then
+  if m.backlogged[lane] > 0 then
     local up, found, oldest_ms = outlook.line_up(queue, lane), 0, 0
     for _, account in ipairs(up.names) do
       local backlog = share.backlog(queue, lane, account)
@@ -67,7 +67,7 @@ for _, lane in ipairs(share.LANES) do
       found, oldest_ms = found + count, math.max(oldest_ms, age_ms)
       if count > 0 then add(account, lane, count, age_ms) end
     end
-    local rest = m['backlogged:' .. lane] - found
+    local rest = m.backlogged[lane] - found
     if up.all > #up.names and rest > 0 then add('', lane, rest, oldest_ms) end
   end
 end

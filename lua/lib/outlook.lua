@@ -140,17 +140,17 @@ function outlook.look_at(queue, lane)
     cool_ms = v[11] or '0', slots = v[12] or '0', starting = v[13] or '0', setup_failed = v[14] or '0',
     server_auth = v[15] or '0', recounted = v[16] or '0', service_ms = v[17] or '0', service_dev = v[18] or '0',
     late50 = v[19] or '1', late90 = v[20] or estimate.LATE90, service_n = v[28] or '1', arrivals = v[21] or '0',
-    ['ready:high'] = math.max(0, v[22] or 0), ['ready:normal'] = math.max(0, v[23] or 0),
-    ['ready:low'] = math.max(0, v[24] or 0), ['backlogged:high'] = math.max(0, v[25] or 0),
-    ['backlogged:normal'] = math.max(0, v[26] or 0), ['backlogged:low'] = math.max(0, v[27] or 0),
-    ['ready:idle'] = math.max(0, v[31] or 0), ['backlogged:idle'] = math.max(0, v[32] or 0) }
-  m.lane = { backlogged = m['backlogged:' .. lane], ready = m['ready:' .. lane], slots = tonumber(m.slots),
+    ready = { high = math.max(0, v[22] or 0), normal = math.max(0, v[23] or 0), low = math.max(0, v[24] or 0),
+      idle = math.max(0, v[31] or 0) },
+    backlogged = { high = math.max(0, v[25] or 0), normal = math.max(0, v[26] or 0), low = math.max(0, v[27] or 0),
+      idle = math.max(0, v[32] or 0) } }
+  m.lane = { backlogged = m.backlogged[lane], ready = m.ready[lane], slots = tonumber(m.slots),
     claimed = m.claimed, streams = m.streams, mask = tonumber(v[1] or 0), next = tonumber(v[2] or 0) }
   return m
 end
 
 -- Return the number that waits in a lane, as outlook.look_at found it.
-function outlook.waits_in(m, lane) return m['ready:' .. lane] + m['backlogged:' .. lane] end
+function outlook.waits_in(m, lane) return m.ready[lane] + m.backlogged[lane] end
 
 -- Entries of a backlog, counted once for a call: share.file keeps the number.
 function outlook.depth_of(backlog)
