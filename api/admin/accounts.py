@@ -24,7 +24,7 @@ from director.core.ids import LANES
 from director.core.schema import Page
 from director.core.view import iso
 from director.store.accounts import ACCOUNT_NAME, LABEL, AccountType, Policy, Reason, Suspension, Token, Usage
-from director.store.administration import Administration, Ended
+from director.store.administration import OF_QUEUES, Administration, Ended
 
 PATH: Final = "/admin/accounts"
 MAX_BODY: Final = 16_384
@@ -193,7 +193,9 @@ async def change_account(request: Request) -> Response:
     asked = await decode_body(request, AccountChange, max_bytes=MAX_BODY)
     limits = _format_limits(asked.limits)
     if limits:
-        await administration.set_limits(name, limits, by=by)
+        written = await administration.set_limits(name, limits, by=by)
+        for site in others(request) if OF_QUEUES & set(limits) else ():  # as for a suspension
+            await site.services.administration.tell_queues(name, written)
     if asked.type is not UNSET:
         await administration.set_type(name, asked.type, by=by)
     return json_response(await _view(request, name))

@@ -214,7 +214,7 @@ class Administration:
             await self.accounts.set_limits(name, limits)
             written = await self.accounts.read_written(name)
             if OF_QUEUES & set(limits):
-                await self._tell_queues(name, written)
+                await self.tell_queues(name, written)
         return written
 
     async def suspend(self, name: str, policy: Policy, reason: Reason, *, by: str, within_s: float) -> Ended:
@@ -254,8 +254,10 @@ class Administration:
                 noted.void()
         return is_gone
 
-    async def _tell_queues(self, name: str, written: Written) -> None:
-        """Apply limits to what waits. Only the API knows the default of `max_running`: the next create brings it."""
+    async def tell_queues(self, name: str, written: Written) -> None:
+        """Apply limits to what waits here. `written`: of the home, of which each site follows the latest revision. Only
+        the API knows the default of `max_running`: the next create brings it.
+        """
         limits = UNLIMITED.over(written.limits)
         most_running: int | Literal["kept"] | None = limits.max_running if "max_running" in written.limits else "kept"
 

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,30 @@ async def test_queue_known_only_at_home_stays_there(service: Service, eu: Place)
         await eu.accounts.set_limits(ACCOUNT, {"compute_s_per_day": "1000"})
         await eventually(lambda: made(api), "the limit is known", until=lambda one: number(one["id"]) == 0)
         assert {number((await made(api))["id"]) for _ in range(4)} == {0}
+
+
+async def test_open_hours_hold_at_every_site_and_are_taken_back_at_every_site(
+    api: AsyncClient, eu: Place, us: Place
+) -> None:
+    operator = await eu.accounts.create_token("ops", scopes=["admin"])
+    closed = f"{datetime.now(UTC) + timedelta(hours=3):%H:00}-{datetime.now(UTC) + timedelta(hours=4):%H:00} UTC"
+    waiting = {await at(api, "eu"), await at(api, "us")}
+
+    async def start_after(hours: str) -> set[str]:
+        changed = await api.patch(
+            f"/v1/admin/accounts/{ACCOUNT}",
+            json={"limits": {"open_hours": hours}},
+            headers={"authorization": f"Bearer {operator}"},
+        )
+        assert changed.status_code == 200, changed.text
+        asked = [
+            site.driver.scripts.claim(site.driver.queue, consumer="d", nonce=hours, count=9, lease_s=15)
+            for site in (eu, us)
+        ]
+        return {claim.id for claims in await asyncio.gather(*asked) for claim in claims}
+
+    assert await start_after(closed) == set()
+    assert await start_after("default") == waiting
 
 
 async def test_site_with_missing_rights_gets_no_work_and_reports_why(service: Service, us: Place) -> None:
