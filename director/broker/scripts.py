@@ -177,15 +177,15 @@ class Scripts:
         An older revision than the known one changes nothing, nor do hours in a zone that this machine does not know.
         With None the last call counts. Redis says which day it is: `day`, or the clock here, is only tried first.
         """
-        done = SystemClock().now_ms() // DAY_MS if day is None else day
-        while done > 1:
+        day = SystemClock().now_ms() // DAY_MS if day is None else day
+        while day > 1:
             try:
-                times = " ".join(f"{start}-{end}" for start, end in closures(hours, done)) if hours else ""
+                times = " ".join(f"{start}-{end}" for start, end in closures(hours, day)) if hours else ""
             except SettingsError:
                 log.exception("open hours that cannot be read here stay as they are", extra={"queue": queue})
                 return True
-            done = await self._call("hours", [keys.meta(queue)], [account, revision, hours, times, done, now_ms])
-        return bool(done)
+            day = int(await self._call("hours", [keys.meta(queue)], [account, revision, hours, times, day, now_ms]))
+        return bool(day)  # the reply is a day while it is another one
 
     async def bound(self, queue: QueueName, *, mode: replies.Admission, max_queued: int | None = None) -> None:
         """Set how the queue treats more work than it can run; `max_queued` goes with `bounded`."""
