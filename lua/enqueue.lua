@@ -34,9 +34,8 @@
 -- uses records:  soonest
 -- uses log:      write
 -- uses pending:  count, counted, write_counts
--- uses share:    ALL_LANES, LANES, backlog, bring_limits, brought, closed_until, file, has_any, may_run, update_turns,
---                write_joining, write_limits
--- uses outlook:  depth_of, lines_up, look_at, of, place_in, stoppage, waits_in
+-- uses share:    ALL_LANES, LANES, bring_limits, brought, closed_until, file, may_run, update_turns, write_joining, write_limits
+-- uses outlook:  closed_in, lines_up, look_at, of, place_in, stoppage, waits_in
 -- uses breaker:  is_cool
 -- uses batch:    each
 
@@ -66,27 +65,14 @@ local function how_many_planned(now)
   return sum
 end
 
--- Return how many are in line in these lanes whose accounts are out of their hours. Some accounts of many are looked at.
-local CLOSED_LOOK = 256
-local function how_many_closed(lanes)
-  local sum, opens = 0, share.has_any(queue, 'hours') and redis.call('ZRANGE', keys.queue(queue, 'opens'), 0, CLOSED_LOOK - 1) or {}
-  local waiting = #opens > 0 and redis.call('HMGET', keys.queue(queue, 'queued'), unpack(opens)) or {}
-  for i, account in ipairs(opens) do
-    if waiting[i] and account ~= '' and share.closed_until(queue, account) then
-      for _, lane in ipairs(lanes) do sum = sum + outlook.depth_of(share.backlog(queue, lane, account)) end
-    end
-  end
-  return sum
-end
-
 -- Return how many wait of this kind: 'planned', 'closed' (its account is out of its hours), 'idle', or 'now'. One kind takes
 -- no room of another: what cannot start now would shut the queue for others until it can.
 local function how_many_of(kind, m, now)
   if kind == 'planned' then return how_many_planned(now) end
-  if kind == 'closed' then return how_many_closed(share.ALL_LANES) end
+  if kind == 'closed' then return outlook.closed_in(queue, share.ALL_LANES) end
   local idle = outlook.waits_in(m, 'idle')
   if kind == 'idle' then return idle end
-  return how_many_live() - m.claimed - how_many_planned(now) - idle - how_many_closed(share.LANES)
+  return how_many_live() - m.claimed - how_many_planned(now) - idle - outlook.closed_in(queue, share.LANES)
 end
 
 local function kind_of(r, now)

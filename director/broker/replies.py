@@ -20,7 +20,8 @@ class QueueStats(Struct, frozen=True, kw_only=True):
     `service_ms`: how long a recent run keeps a slot, 0 if unknown. `starting`, `setup_failed`, `server_auth`: directors
     whose servers are in this state. `leaving`: predictions on their way to another server. `swap`: the reason of a
     `Swap` while the model shares a device and is not loaded. `opens_ms`: when its open hours begin, None while they are
-    open; `zone`: their clock. `planned`: of those that are delayed. `idle`: of those in the lane low.
+    open; `zone`: their clock. `planned`: of those that are delayed. `idle`: of those in the lane low. `closed`: of each
+    lane, what is out of its open hours.
     """
 
     high: int
@@ -53,11 +54,16 @@ class QueueStats(Struct, frozen=True, kw_only=True):
     zone: str = ""
     planned: int = 0
     idle: int = 0
+    closed: tuple[int, int, int] = (0, 0, 0)
     tally: dict[str, int]
 
     @property
     def waiting(self) -> int:
         return self.high + self.normal + self.low
+
+    def may_start_in(self, lane: Lane) -> int:
+        """Return how many wait in a lane for a director: none has to be there for idle and for closed work."""
+        return int(getattr(self, lane)) - self.closed[LANES.index(lane)] - (self.idle if lane == "low" else 0)
 
     @property
     def accepted(self) -> int:

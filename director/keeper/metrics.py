@@ -77,7 +77,7 @@ OF_QUEUES: Final[Mapping[str, tuple[Callable[[QueueReading], float | None], Fold
     "director_queue_largest_share": (lambda seen: seen.share, max),
 }
 OF_LANES: Final[Mapping[str, tuple[Callable[[QueueStats, Lane], float | None], Fold]]] = {
-    "director_queue_waiting": (lambda stats, lane: getattr(stats, lane) - (lane == "low" and stats.idle), add),
+    "director_queue_waiting": (lambda stats, lane: stats.may_start_in(lane), add),
     "director_queue_accepted_total": (lambda stats, lane: stats.accepted_in(lane), add),
     "director_objective_share": (lambda stats, lane: getattr(stats.objectives.get(lane), "share", None), max),
     "director_objective_met_total": (lambda stats, lane: stats.tally.get(f"met:{lane}", 0), add),

@@ -7,7 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,7 +16,7 @@ from director import __version__
 from director.broker.replies import QueueStats
 from director.core.data_bytes import Fullness
 from director.core.ids import PredictionId, QueueName
-from director.core.policy import LATE_MS
+from director.core.policy import LATE_MS, Lane
 from director.core.samples import Burns
 from director.core.schema import Known
 from director.core.view import iso
@@ -172,8 +172,8 @@ class Situation(Struct, frozen=True, kw_only=True):
 
 
 def work_of(stats: QueueStats) -> int:
-    """Return how many wait for a director now. None has to be there for planned and for idle work."""
-    return stats.waiting - stats.idle + stats.delayed - stats.planned
+    """Return how many wait for a director now. None has to be there for planned, closed and idle work."""
+    return sum(map(stats.may_start_in, get_args(Lane))) + stats.delayed - stats.planned
 
 
 def waits(stats: QueueStats) -> str:

@@ -121,7 +121,7 @@ director_findings gauge code queue
 director_queues gauge
     Number of queues.
 director_queue_waiting gauge queue lane
-    Predictions that wait to be claimed, without idle work, for which no director has to be there.
+    Predictions that wait to be claimed, without what is idle or out of its open hours: it needs no director.
 director_queue_oldest_seconds gauge queue
     Age of the oldest prediction that has not ended.
 director_queue_claimed gauge queue

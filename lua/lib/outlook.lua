@@ -158,6 +158,20 @@ function outlook.depth_of(backlog)
   return share.backlog_depths[backlog]
 end
 
+-- Return how many are in line in these lanes whose accounts are out of their hours. Some accounts of many are looked at.
+outlook.CLOSED_LOOK = 256
+function outlook.closed_in(queue, lanes)
+  if not share.has_any(queue, 'hours') then return 0 end
+  local sum, opens = 0, redis.call('ZRANGE', keys.queue(queue, 'opens'), 0, outlook.CLOSED_LOOK - 1)
+  local waiting = #opens > 0 and redis.call('HMGET', keys.queue(queue, 'queued'), unpack(opens)) or {}
+  for i, account in ipairs(opens) do
+    if waiting[i] and account ~= '' and share.closed_until(queue, account) then
+      for _, lane in ipairs(lanes) do sum = sum + outlook.depth_of(share.backlog(queue, lane, account)) end
+    end
+  end
+  return sum
+end
+
 -- Its place in its account's line, and how many of its lane start before it.
 function outlook.stand(id, r, m)
   local rank, look = nil, m.lane

@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from director.core.view import iso
 from director.operate.findings import work_of
 from director.operate.views import view_of
@@ -70,6 +72,23 @@ async def test_stats_tell_apart_what_no_director_has_to_be_there_for(driver: Que
     await driver.promote()
     stats = await driver.stats()
     assert (stats.normal, stats.delayed, stats.planned, work_of(stats)) == (3, 1, 0, 4)
+
+
+@pytest.mark.parametrize("whose", ["", "night"], ids=["queue", "account"])
+async def test_closed_work_needs_no_director(driver: QueueDriver, whose: str) -> None:
+    opens = datetime.fromtimestamp(driver.now_ms // 1000, UTC) + timedelta(minutes=90)
+    for lane, many in (("high", 1), ("normal", 2), ("low", 3), ("idle", 4)):
+        await driver.submit_many(many, account="night", lane=lane)
+    hours = f"{opens:%H:%M}-{opens + timedelta(minutes=90):%H:%M} UTC"
+    await driver.scripts.hours(driver.queue, hours, account=whose, revision=None, now_ms=driver.now_ms)
+    await driver.claim(9)
+    await driver.submit(account="day")
+    stats = await driver.stats()
+    is_all = not whose
+    assert (stats.closed, stats.waiting, work_of(stats)) == ((1, 3 if is_all else 2, 3), 11, 0 if is_all else 1)
+    driver.pass_time(91 * 60)
+    stats = await driver.stats()
+    assert (stats.closed, work_of(stats)) == ((0, 0, 0), 7)
 
 
 async def test_stats_say_when_the_hours_of_the_queue_begin(driver: QueueDriver) -> None:

@@ -36,7 +36,16 @@ def stats(**given: int) -> QueueStats:
     """Return the statistics of an empty queue with these values."""
     nothing = dict.fromkeys(QueueStats.__struct_fields__, 0)
     return QueueStats(
-        **{**nothing, "mode": "absorb", "max_queued": None, "breaker": "", "tally": {}, "objectives": {}, **given}
+        **{
+            **nothing,
+            "mode": "absorb",
+            "max_queued": None,
+            "breaker": "",
+            "tally": {},
+            "objectives": {},
+            "closed": (0, 0, 0),
+        }
+        | given
     )  # type: ignore[arg-type]
 
 
