@@ -409,6 +409,8 @@ OF_TYPES: Final[dict[str, Any]] = {
     "AskedSuspension": {"policy": "hold", "reason": "review"},
     "TokenView": TOKEN,
     "MadeToken": {**TOKEN, "token": "dr_4nT0b8sGkq2LrWf6yXcVjH1ux9Qd"},
+    "AskedCommand": {"line": ["queues", "pause", "acme/painter"]},
+    "CommandRan": {"code": 0, "out": "acme/painter:9c1d5b0e7f3a is paused", "error": ""},
     "AskedLink": {"role": "viewer", "life_s": 600},
     "AskedInvitation": {"role": "viewer", "label": "ann", "life_s": 86_400},
     "LinkView": {

@@ -10,9 +10,9 @@ from typing import Any, Final, get_args
 import msgspec
 from msgspec import Struct
 
-from director.cli.arguments import JSON, SERVICE, arg, command, flag, group, hours, whole
+from director.cli.arguments import JSON, SERVED, SERVICE, arg, command, flag, group, hours, whole
 from director.cli.client import Client, read, service
-from director.cli.operators import Backend, audit, operator
+from director.cli.operators import Backend, audit, operator, read_line
 from director.cli.tables import Answer, tabulate
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError
@@ -73,7 +73,7 @@ async def _create(backend: Backend, given: argparse.Namespace) -> Answer:
     return Answer({"name": given.name, "type": given.type}, text)
 
 
-@operator("account list", examples=("",))
+@operator("account list", needs="view", examples=("",))
 async def _list(backend: Backend, given: argparse.Namespace) -> Answer:
     """List accounts with the limits set for them."""
     found = {name: (await backend.accounts.read_written(name)).limits for name in await backend.accounts.names()}
@@ -89,7 +89,7 @@ def _limits(limits: dict[str, str]) -> str:
     return " ".join(f"{limit}={value}" for limit, value in limits.items())
 
 
-@operator("account show", NAME, examples=("team-a",))
+@operator("account show", NAME, needs="view", examples=("team-a",))
 async def _show(backend: Backend, given: argparse.Namespace) -> Answer:
     """Show an account: its limits, refused requests and compute of today."""
     await backend.accounts.refuse_unknown(given.name)
@@ -146,6 +146,7 @@ async def _set(backend: Backend, given: argparse.Namespace) -> Answer:
     arg("names NAME", "accounts; without any, all", nargs="*"),
     arg("--to-redis URL", "the other server", required=True),
     flag("--dry-run", "only say how many would be brought"),
+    needs=None,
     examples=("--to-redis redis://10.0.0.2:6379",),
     epilog="The command may be interrupted and repeated at any time. It prints no secret.",
 )
@@ -192,7 +193,7 @@ async def _migrate(here: Backend, given: argparse.Namespace) -> Answer:
 )
 async def _suspend(backend: Backend, given: argparse.Namespace) -> Answer:
     """Stop an account from starting anything."""
-    if given.policy == "end" and sys.stderr.isatty():
+    if given.policy == "end" and SERVED.get() is None and sys.stderr.isatty():
         print(f"ending its predictions, for at most {END_S:.0f} s …", file=sys.stderr, flush=True)
     with audit() as by:
         ended = await backend.administration.suspend(given.name, given.policy, given.reason, by=by, within_s=END_S)
@@ -332,7 +333,9 @@ def _words(option: str, text: str, known: tuple[str, ...]) -> list[str]:
     return words
 
 
-@operator("token list", arg("--account NAME", "list only this account's tokens"), examples=("--account team-a",))
+@operator(
+    "token list", arg("--account NAME", "list only this account's tokens"), needs="view", examples=("--account team-a",)
+)
 async def _list_tokens(backend: Backend, given: argparse.Namespace) -> Answer:
     """List tokens without their secrets."""
     if given.account:
@@ -375,7 +378,7 @@ async def _revoke(backend: Backend, given: argparse.Namespace) -> Answer:
 
 async def _find_token(backend: Backend, given: argparse.Namespace) -> Token | None:
     if not given.name:
-        return await backend.accounts.tokens.find(sys.stdin.readline().strip())
+        return await backend.accounts.tokens.find(read_line())
     await backend.accounts.refuse_unknown(given.account)
     found = [token for token in await backend.accounts.tokens.of(given.account) if token.is_named(given.name)]
     if len(found) > 1:

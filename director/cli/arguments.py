@@ -6,9 +6,11 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar
 
+from director.core.errors import SettingsError
 from director.core.ids import MODEL_NAME, VERSION_ID
 from director.local import DEFAULT_HOME
 
@@ -22,6 +24,17 @@ EXAMPLE_ID: Final = "06gzx0rcvbz008pmq2tvpfvnvc"
 MOST_PORT: Final = 65535
 MOST_HOURS: Final = 24 * 366
 FEW: Final = 8  # names that an error lists
+
+
+class Served(NamedTuple):
+    """A caller of the API, for whom a command runs here: its name, its terminal's width, and what its stdin says."""
+
+    by: str
+    width: int | None
+    said: str
+
+
+SERVED: Final[ContextVar[Served | None]] = ContextVar("served", default=None)
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -38,6 +51,20 @@ class CommandParser(argparse.ArgumentParser):
         known = [str(one) for one in action.choices]
         listed = f"choose from {', '.join(known)}" if len(known) <= FEW else f"`{self.prog} --help` lists all"
         raise argparse.ArgumentError(action, f"{value!r} is unknown: {did_you_mean(str(value), known) or listed}")
+
+    def error(self, message: str) -> NoReturn:
+        if SERVED.get() is not None:  # of a caller of the API
+            raise SettingsError(message)
+        super().error(message)
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        if SERVED.get() is not None:
+            raise SettingsError(message or "give a command, without --help")
+        super().exit(status, message)
+
+    def print_help(self, file: Any = None) -> None:
+        if SERVED.get() is None:
+            super().print_help(file)
 
     @property
     def arguments(self) -> "list[argparse.Action]":
@@ -143,6 +170,13 @@ SERVICE: Final = (
         default="",
     ),
     HOME,
+)
+
+
+# of an operator's command: it asks the API, or reads Redis itself
+OPERATED: Final = (
+    arg("--redis URL", "read this Redis server instead of asking the API (DIRECTOR_REDIS_URL)", default=""),
+    *SERVICE,
 )
 
 

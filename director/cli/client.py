@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 BEFORE_FAULT: Final = re.compile(r"^- (?:(\S+): (?=\1 ))?")  # the name of a field whose fault begins with it
 ANSWER_S: Final = 30.0
+COMMAND_S: Final = 120.0  # some end the predictions of an account for a minute
 UPLOAD_S: Final = 600.0  # the answer comes once the service has stored the file
 # Answers of a service, or of a proxy before it, that is away for a short time
 NOT_NOW: Final = frozenset({429, 502, 503, 504})
@@ -223,6 +224,20 @@ class Client:
             return self._send(method, f"/openai/v1{path}", **sent)
         except Missing as exc:
             raise Missing(missing or str(exc)) from exc
+
+    def run_command(self, asked: Mapping[str, Any]) -> Raw:
+        """Run an operator's command at the API."""
+        try:
+            return self._send("POST", "/v1/admin/commands", json=asked, timeout=COMMAND_S)
+        except Missing as exc:
+            raise Missing("this API runs no commands, it is an older release: give --redis.") from exc
+
+    def change_dead(self, verb: str, asked: Mapping[str, Any]) -> Raw:
+        return self._ask("POST", f"/v1/admin/dead/{verb}", asked)
+
+    def migrate(self, queue: str, asked: Mapping[str, Any]) -> Raw:
+        path = "/".join(quote(part, safe="~") for part in queue.replace(":", "/").split("/"))
+        return self._ask("POST", f"/v1/admin/queues/{path}/migrate", asked)
 
     def login_link(self, asked: Mapping[str, Any]) -> Raw:
         return self._ask("POST", "/v1/account/login-link", asked)

@@ -19,6 +19,7 @@ from director.cli.tables import Answer, tabulate
 from director.core.errors import SettingsError
 
 OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+LOCAL: Final = "local"  # the service of the last `director up`
 NAME: Final = arg("name NAME", "name of the context")
 
 
@@ -69,6 +70,12 @@ def check_url(text: str) -> str:
     if urlsplit(text).scheme not in ("http", "https") or not urlsplit(text).hostname:
         raise SettingsError(f"{text!r} is not an address of an API: it begins with http:// or https://.")
     return text.rstrip("/").removesuffix("/v1")
+
+
+def keep(name: str, url: str, token_file: Path) -> None:
+    """Write a context, and leave the one in use. Raises SettingsError."""
+    contexts = _read()
+    _write(replace(contexts, named={**contexts.named, name: Context(check_url(url), str(token_file))}))
 
 
 def _file() -> Path:

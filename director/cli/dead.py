@@ -2,12 +2,14 @@
 
 import argparse
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from msgspec import Struct
 
 from director.cli.arguments import EXAMPLE_ID, arg, flag, group
+from director.cli.client import Client, Service, read
 from director.cli.operators import Backend, operator, prediction_id, typist, unknown_queue
 from director.cli.output import printable
 from director.cli.tables import Answer, fold, line_width, progress, tabulate
@@ -29,6 +31,7 @@ group("dead", "list")
     arg("--queue", "list only this queue's", default=""),
     arg("-n N", "list at most N (%(default)s)", type=int, default=SHOWN),
     arg("--cursor", "continue where an earlier list ended", default=""),
+    needs="view",
     examples=("--queue acme/painter:0123456789ab -n 100",),
 )
 async def _list(backend: Backend, given: argparse.Namespace) -> Answer:
@@ -51,7 +54,7 @@ async def _list(backend: Backend, given: argparse.Namespace) -> Answer:
     )
 
 
-@operator("dead show", arg("id ID", "the prediction"), examples=(EXAMPLE_ID,))
+@operator("dead show", arg("id ID", "the prediction"), needs="view", examples=(EXAMPLE_ID,))
 async def _show(backend: Backend, given: argparse.Namespace) -> Answer:
     """Show a dead letter with all its attempts."""
     from director.store.dead import DeadLetters
@@ -98,21 +101,68 @@ MANY: Final = (
 )
 
 
-@operator("dead revive", *MANY, examples=(EXAMPLE_ID, "--all --rate 5"))
+class _Done(Struct, frozen=True):
+    done: int
+    refused: list[str]
+    secret: list[str] = []
+    next: str | None = None
+
+
+def _ask_to(action: str) -> Callable[[Service, argparse.Namespace], Answer]:
+    """Return how the API is asked: again and again, since each answer comes after some seconds at most."""
+
+    def ask(chosen: Service, given: argparse.Namespace) -> Answer:
+        asked, cursor = _select(given, action), ""
+        done, refused, secret = 0, list[str](), list[str]()
+        with Client(chosen) as client, progress() as show:
+            while True:
+                one = read(client.change_dead(action, {**asked, **({"cursor": cursor} if cursor else {})}), _Done)
+                done, refused, secret = done + one.done, refused + one.refused, secret + one.secret
+                show(f"{done} done")
+                if not one.next:
+                    return _answer(action, done, refused, secret)
+                cursor = one.next
+
+    return ask
+
+
+def _select(given: argparse.Namespace, action: str) -> dict[str, object]:
+    """Return which letters are meant. Raises SettingsError."""
+    if bool(given.ids) == given.all or (given.queue and not given.all):
+        raise SettingsError(f"name some: `director dead {action} ID …`, or --all, or --all --queue NAME.")
+    rate = {} if given.rate is None else {"rate": given.rate}
+    if given.all:
+        return {"all": True, "queue": given.queue, **rate}
+    return {"ids": [_id(name) for name in dict.fromkeys(given.ids)], **rate}
+
+
+def _answer(action: str, done: int, refused: Sequence[str], secret: Sequence[str]) -> Answer:
+    why = "is not a dead letter, or its input was removed. Nothing was changed"
+    gone = "had secret inputs, which were removed at its end: its caller must create it again"
+    lines = [
+        f"{done} {'revived' if action == 'revive' else 'dropped'}",
+        *(f"{name} {gone if name in secret else why}" for name in refused),
+    ]
+    body = {"done": done, "refused": refused, "secret": secret}
+    return Answer(body, "\n".join(lines), code=1 if refused else 0)
+
+
+@operator("dead revive", *MANY, needs="operate", instead=_ask_to("revive"), examples=(EXAMPLE_ID, "--all --rate 5"))
 async def _revive(backend: Backend, given: argparse.Namespace) -> Answer:
     """Return dead letters to their queue."""
     return await _do(backend, given, "revive")
 
 
-@operator("dead drop", *MANY, examples=("--all --queue acme/painter:0123456789ab",))
+@operator(
+    "dead drop", *MANY, needs="operate", instead=_ask_to("drop"), examples=("--all --queue acme/painter:0123456789ab",)
+)
 async def _drop(backend: Backend, given: argparse.Namespace) -> Answer:
     """Drop dead letters: they cannot be revived afterwards."""
     return await _do(backend, given, "drop")
 
 
 async def _do(backend: Backend, given: argparse.Namespace, action: str) -> Answer:
-    if bool(given.ids) == given.all or (given.queue and not given.all):
-        raise SettingsError(f"name some: `director dead {action} ID …`, or --all, or --all --queue NAME.")
+    _select(given, action)
     from director.store.dead import Asked
 
     ids, dead = [_id(name) for name in dict.fromkeys(given.ids)], backend.dead
@@ -122,14 +172,7 @@ async def _do(backend: Backend, given: argparse.Namespace, action: str) -> Answe
     asked = Asked(ids=ids, queue=given.queue)
     with progress() as show:
         done = await act(_count(slices, given.rate, show), by=typist(), asked=asked, rate=given.rate)
-    why = "is not a dead letter, or its input was removed. Nothing was changed"
-    gone = "had secret inputs, which were removed at its end: its caller must create it again"
-    lines = [
-        f"{done.done} {'revived' if action == 'revive' else 'dropped'}",
-        *(f"{name} {gone if name in done.secret else why}" for name in done.refused),
-    ]
-    body = {"done": done.done, "refused": done.refused, "secret": done.secret}
-    return Answer(body, "\n".join(lines), code=1 if done.refused else 0)
+    return _answer(action, done.done, done.refused, done.secret)
 
 
 def _id(name: str) -> PredictionId:

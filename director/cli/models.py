@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import asdict
 
 from director.broker.replies import Order
-from director.cli.arguments import EXAMPLE_ID, arg, flag, group
+from director.cli.arguments import EXAMPLE_ID, SERVED, arg, flag, group
 from director.cli.operators import Backend, audit, operator, prediction_id, typist
 from director.cli.tables import Answer, tabulate
 from director.core.errors import SettingsError, UnknownModel
@@ -39,12 +39,26 @@ NAME: Final = arg("of NAME", "the model, owner/name")
 SLUG: Final = arg("of SLUG", "the collection, as in its address")
 SKU: Final = arg("of SKU", "the short name of the hardware")
 
+
+def with_file(line: str) -> str:
+    """Return NAME=@FILE with what is in the file. The API reads no files: who typed the command has."""
+    name, _, value = line.partition("=")
+    if not value.startswith("@"):
+        return line
+    if SERVED.get() is not None:
+        raise argparse.ArgumentTypeError("a file is read where the command is typed")
+    try:
+        return f"{name}={Path(value[1:]).read_text(encoding='utf-8')}"
+    except (OSError, UnicodeDecodeError) as exc:
+        raise SettingsError(f"{value[1:]} cannot be read: {exc}") from exc
+
+
 group("collection", "set best --name 'The best' --models acme/painter")
 group("hardware", "set gpu-t4 'Nvidia T4'")
 
 
-@operator("model list", examples=("",))
-@operator("model", examples=("",))
+@operator("model list", needs="view", examples=("",))
+@operator("model", needs="view", examples=("",))
 async def _list(backend: Backend, given: argparse.Namespace) -> Answer:
     """List every model, also those whose servers were never ready, with the state of their newest version."""
     from director.operate.views import stats_of_newcomers, words_of
@@ -146,7 +160,7 @@ async def _alias(backend: Backend, given: argparse.Namespace) -> Answer:
 
 @operator(
     "model config",
-    arg("--set NAME=VALUE", "VALUE is JSON or text, or @FILE", action="append", default=[]),
+    arg("--set NAME=VALUE", "VALUE is JSON or text, or @FILE", action="append", default=[], type=with_file),
     arg("--unset NAME", "use what its directors were started with", action="append", default=[]),
     NAME,
     examples=("acme/painter", "acme/painter --set attempts=5 --unset slots"),
@@ -183,18 +197,14 @@ def _unknown_model(name: str) -> SettingsError:
 
 
 def _read_pair(line: str) -> tuple[str, object]:
-    """Read NAME=VALUE. VALUE is JSON, or @FILE with JSON, or else text. Raises SettingsError."""
+    """Read NAME=VALUE. VALUE is JSON, or else text. Raises SettingsError."""
     name, has_value, value = line.partition("=")
     if not has_value:
         raise SettingsError(f"{line!r} is not NAME=VALUE. To remove a value use --unset NAME.")
     try:
-        text = Path(value[1:]).read_text(encoding="utf-8") if value.startswith("@") else value
-    except (OSError, UnicodeDecodeError) as exc:
-        raise SettingsError(f"{value[1:]} cannot be read: {exc}") from exc
-    try:
-        return name, msgspec.json.decode(text)
+        return name, msgspec.json.decode(value)
     except msgspec.DecodeError:
-        return name, text
+        return name, value
 
 
 @operator(
@@ -278,19 +288,19 @@ async def _order(backend: Backend, given: argparse.Namespace, order: Order, text
     return Answer({"queue": queue, "order": order}, f"{queue} {text}")
 
 
-@operator("model load", NAME, examples=("acme/painter",))
+@operator("model load", NAME, needs="operate", examples=("acme/painter",))
 async def _load(backend: Backend, given: argparse.Namespace) -> Answer:
     """Load a model that shares devices, as soon as there is room. Ends `rest` and `pin`."""
     return await _order(backend, given, "load", "is loaded as soon as there is room; then what waits decides again")
 
 
-@operator("model rest", NAME, examples=("acme/painter",))
+@operator("model rest", NAME, needs="operate", examples=("acme/painter",))
 async def _rest(backend: Backend, given: argparse.Namespace) -> Answer:
     """Put a model that shares devices to rest once its runs have ended, until `director models load`."""
     return await _order(backend, given, "rest", "is put to rest once its runs have ended, until it is to load again")
 
 
-@operator("model pin", NAME, examples=("acme/painter",))
+@operator("model pin", NAME, needs="operate", examples=("acme/painter",))
 async def _pin(backend: Backend, given: argparse.Namespace) -> Answer:
     """Load a model that shares devices and keep it loaded, until `director models load` or `rest`."""
     return await _order(backend, given, "pin", "is loaded and stays so, until `director models load` or `rest`")

@@ -1,14 +1,16 @@
-"""Declare a command of operators: it reads Redis, so it works while no API does."""
+"""Declare a command of operators: it asks the API, or reads Redis itself with --redis, while no API is up."""
 
 import argparse
 import getpass
 import logging
+import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
-from director.cli.arguments import JSON, REDIS, Argument, arg, declare
+from director.cli.arguments import JSON, OPERATED, SERVED, Argument, arg, declare
 from director.cli.tables import Answer
 from director.core.errors import SettingsError
 from director.core.ids import PredictionId, is_prediction_id
@@ -16,28 +18,101 @@ from director.runtime.logs import JsonLines, PeopleLines
 
 if TYPE_CHECKING:
     from director.cli.backend import Backend as Backend
+    from director.cli.client import Service
 else:
     Backend = Any  # its import takes 170 ms of CPU, which no help needs
 
 Act = Callable[[Backend, argparse.Namespace], Awaitable[Answer]]
+Needs = Literal["view", "operate", "admin"]
 ActT = TypeVar("ActT", bound=Act)
 
 QUEUE: Final = arg("queue QUEUE", "its name, or owner/name for the queue of the latest version")
 
 
-def operator(path: str, *arguments: Argument, examples: Sequence[str] = (), **settings: Any) -> Callable[[ActT], ActT]:
-    """Declare a command whose function gets the stores on the chosen Redis server. For the rest see `command`."""
+Instead = Callable[["Service", argparse.Namespace], Answer]
+
+
+class Operated(NamedTuple):
+    """A command that the API runs for its callers too. `needs`: the scope that it takes."""
+
+    act: Act
+    arguments: Sequence[Argument]
+    needs: Needs
+
+
+OPERATED_BY: Final[dict[str, Operated]] = {}  # by the path of the command
+
+
+def operator(
+    path: str,
+    *arguments: Argument,
+    examples: Sequence[str] = (),
+    needs: Needs | None = "admin",
+    instead: Instead | None = None,
+    **settings: Any,
+) -> Callable[[ActT], ActT]:
+    """Declare a command whose function gets the stores of a Redis server. The API runs it for a caller with the scope
+    `needs`, or this process with --redis; None: this process alone. `instead`: how the API is asked for what may take
+    longer than one answer. For the rest see `command`.
+    """
 
     def declare_act(act: ActT) -> ActT:
         def run(given: argparse.Namespace) -> int:
-            from director.cli.backend import on_backend
+            def run_here() -> int:
+                from director.cli.backend import on_backend
 
-            return on_backend(given, lambda backend: act(backend, given)).show(is_json=given.json)
+                return on_backend(given, lambda backend: act(backend, given)).show(is_json=given.json)
 
-        declare(path, run, act.__doc__ or "", (JSON, *REDIS, *arguments), examples, settings)
+            def run_there(chosen: "Service") -> int:
+                if instead is not None:
+                    return instead(chosen, given).show(is_json=given.json)
+                from director.cli.asking import ask
+
+                return ask(chosen, path, arguments, given)
+
+            return there_or_here(given, run_there, run_here)
+
+        if instead is None and needs is not None:
+            OPERATED_BY[path] = Operated(act, arguments, needs)
+        declare(path, run, act.__doc__ or "", (JSON, *OPERATED, *arguments), examples, settings)
         return act
 
     return declare_act
+
+
+def choose_service(given: argparse.Namespace) -> "Service | None":
+    """Return the API to ask, or None if the command reads Redis itself: with --redis, for two servers, or if only its
+    address is known. An address or a token of an API that is given wins over DIRECTOR_REDIS_URL.
+    """
+    from director.cli.client import service
+
+    is_named = given.url or given.token or given.context
+    if given.redis or getattr(given, "to_redis", None) or (not is_named and os.environ.get("DIRECTOR_REDIS_URL", "")):
+        return None
+    return service(given)
+
+
+def there_or_here(given: argparse.Namespace, there: "Callable[[Service], int]", here: Callable[[], int]) -> int:
+    """Run at the API, or here without one. Of an `up` whose API is away the Redis is known, and is read."""
+    from director.cli.client import Away
+    from director.cli.contexts import choose
+    from director.local.home import Home
+
+    if (chosen := choose_service(given)) is None:
+        return here()
+    try:
+        return there(chosen)
+    except Away as exc:
+        is_named = given.url or os.environ.get("DIRECTOR_URL", "") or given.context or choose("")
+        if not is_named and Home(Path(given.home)).read().redis_url:
+            return here()
+        raise Away(f"{exc} While no API answers, --redis URL reads Redis itself.") from exc
+
+
+def read_line() -> str:
+    """Return the first line of standard input, which may be a caller's of the API."""
+    served = SERVED.get()
+    return (sys.stdin.readline() if served is None else served.said).strip()
 
 
 def prediction_id(text: str, hint: str = "") -> PredictionId:
@@ -54,6 +129,9 @@ def unknown_queue(name: str) -> SettingsError:
 @contextmanager
 def audit() -> Iterator[str]:
     """Yield the operator's name, and write each change in the block on stderr too: as JSON, or for a person at one."""
+    if SERVED.get() is not None:
+        yield typist()
+        return
     log, handler = logging.getLogger("director.store.changes"), logging.StreamHandler(sys.stderr)
     handler.setFormatter(PeopleLines() if sys.stderr.isatty() else JsonLines(process="cli"))
     level = log.level
@@ -68,6 +146,8 @@ def audit() -> Iterator[str]:
 
 def typist() -> str:
     """Return the operator's name as the log of changes has it. Only the user's name is read."""
+    if (served := SERVED.get()) is not None:
+        return served.by
     try:
         return f"cli:{getpass.getuser()}"
     except (KeyError, OSError):  # in a container the user may have a number without a name

@@ -3,13 +3,16 @@
 import argparse
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import anyio
 import msgspec
+from msgspec import Raw, Struct
 
 from director.broker.replies import Admission, QueueStats
 from director.cli.arguments import arg, flag, whole
+from director.cli.asking import DIRECT, run
+from director.cli.client import Client, Service, read
 from director.cli.operators import QUEUE, Backend, operator, typist
 from director.cli.tables import Answer, fit, fold, line_width, progress
 from director.core.clock import SystemClock
@@ -42,7 +45,7 @@ STAYS: Final = {
 ACCOUNT: Final = arg("--account NAME", "only this account's predictions", default="")
 
 
-@operator("queues", examples=("", "--json"))
+@operator("queues", needs="view", examples=("", "--json"))
 async def _list(backend: Backend, given: argparse.Namespace) -> Answer:
     """Show every queue, and each model that has none yet because no server of it was ready."""
     from director.operate.views import stats_of_newcomers
@@ -58,7 +61,7 @@ async def _list(backend: Backend, given: argparse.Namespace) -> Answer:
     )
 
 
-@operator("queues show", QUEUE, examples=("acme/painter",))
+@operator("queues show", QUEUE, needs="view", examples=("acme/painter",))
 async def _show(backend: Backend, given: argparse.Namespace) -> Answer:
     """Show one queue: its accounts, and the quality of its estimates."""
     if await backend.queues.find(given.queue) is None and (waits := await _newcomer(backend, given.queue)):
@@ -94,6 +97,7 @@ async def _newcomer(backend: Backend, model: str) -> Answer | None:
     "queues resize",
     QUEUE,
     arg("streams STREAMS", f"from 1 to {MAX_STREAMS}", type=whole(MAX_STREAMS)),
+    needs="operate",
     examples=("acme/painter 8",),
 )
 async def _resize(backend: Backend, given: argparse.Namespace) -> Answer:
@@ -109,13 +113,13 @@ async def _resize(backend: Backend, given: argparse.Namespace) -> Answer:
     return Answer({"queue": queue, "streams": streams, "read": read}, text)
 
 
-@operator("queues pause", QUEUE, ACCOUNT, examples=("acme/painter", "acme/painter --account team-a"))
+@operator("queues pause", QUEUE, ACCOUNT, needs="operate", examples=("acme/painter", "acme/painter --account team-a"))
 async def _pause(backend: Backend, given: argparse.Namespace) -> Answer:
     """Stop starting predictions; running ones continue."""
     return await _set_paused(backend, given, is_paused=True)
 
 
-@operator("queues resume", QUEUE, ACCOUNT, examples=("acme/painter --account team-a",))
+@operator("queues resume", QUEUE, ACCOUNT, needs="operate", examples=("acme/painter --account team-a",))
 async def _resume(backend: Backend, given: argparse.Namespace) -> Answer:
     """Start predictions again."""
     return await _set_paused(backend, given, is_paused=False)
@@ -136,6 +140,7 @@ async def _set_paused(backend: Backend, given: argparse.Namespace, *, is_paused:
     "queues drain",
     QUEUE,
     arg("--timeout SECONDS", "wait at most this long, then exit with code 1", type=whole()),
+    needs="operate",
     examples=("acme/painter --timeout 600",),
 )
 async def _drain(backend: Backend, given: argparse.Namespace) -> Answer:
@@ -154,6 +159,45 @@ async def _drain(backend: Backend, given: argparse.Namespace) -> Answer:
     return Answer(body, text, code=1 if stats.claimed else 0)
 
 
+class _Step(Struct, frozen=True):
+    to: str
+    moved: int
+    claimed: int
+    held: int
+    done: bool
+
+
+def _ask_to_migrate(chosen: Service, given: argparse.Namespace) -> Answer:
+    """Move by the API, which is asked again until all of the queue was looked through."""
+    if given.to_redis:
+        raise SettingsError(DIRECT)
+    _refuse_half(given)
+    with Client(chosen) as client, progress() as show:
+        ran = run(client, {"line": ["queues", "show", "--", given.queue], "json": True})
+        queue, moved = str(read(Raw(ran.out.encode()), dict[str, Any])["queue"]), 0
+        while True:
+            step = read(client.migrate(queue, {"to": given.to, "dry_run": given.dry_run}), _Step)
+            moved += step.moved
+            show(f"{moved} moved")
+            if step.done:
+                done = {"moved": moved, "claimed": step.claimed, "held": step.held}
+                return _answer_moved(given, queue, step.to, done)
+
+
+def _refuse_half(given: argparse.Namespace) -> None:
+    if given.put_back or not given.to:
+        raise SettingsError("--put-back goes with --to-redis." if given.put_back else "TO or --to-redis is missing.")
+
+
+def _answer_moved(given: argparse.Namespace, queue: str, to: str, done: Mapping[str, int]) -> Answer:
+    lines = [f"{done['moved']} {'would be ' if given.dry_run else ''}moved from {queue} to {to}"]
+    if done["claimed"]:
+        lines.append(f"{done['claimed']} {STAYS['claimed']}")
+    if done["held"]:
+        lines.append(f"{done['held']} held there because their accounts are paused: `director queues resume`")
+    return Answer({"queue": queue, "to": to, "dry_run": given.dry_run, **done}, "\n".join(lines))
+
+
 @operator(
     "queues migrate",
     QUEUE,
@@ -161,6 +205,8 @@ async def _drain(backend: Backend, given: argparse.Namespace) -> Answer:
     flag("--dry-run", "only say how many would be moved"),
     arg("--to-redis URL", "move to this other server; TO is QUEUE there if it is left out"),
     flag("--put-back", "with --to-redis: return what is on its way there to this queue"),
+    instead=_ask_to_migrate,
+    needs="operate",
     examples=(
         "acme/painter:0123456789ab acme/painter:ba9876543210 --dry-run",
         "acme/painter --to-redis redis://10.0.0.2:6379",
@@ -171,21 +217,14 @@ async def _migrate(backend: Backend, given: argparse.Namespace) -> Answer:
     """Move waiting predictions to the queue of another version, or to another server."""
     if given.to_redis:
         return await _depart(backend, given)
-    if given.put_back or not given.to:
-        raise SettingsError("--put-back goes with --to-redis." if given.put_back else "TO or --to-redis is missing.")
+    _refuse_half(given)
     from director.store.queues import Moved
 
     queue, to, done = await backend.queue(given.queue), await backend.queue(given.to), Moved()
     with progress() as show:
         async for done in backend.queue_administration.migrate(queue, to, by=typist(), only_asks=given.dry_run):
             show(f"{done.moved} moved")
-    lines = [f"{done.moved} {'would be ' if given.dry_run else ''}moved from {queue} to {to}"]
-    if done.claimed:
-        lines.append(f"{done.claimed} {STAYS['claimed']}")
-    if done.held:
-        lines.append(f"{done.held} held there because their accounts are paused: `director queues resume`")
-    body = {"queue": queue, "to": to, "dry_run": given.dry_run, **msgspec.to_builtins(done)}
-    return Answer(body, "\n".join(lines))
+    return _answer_moved(given, queue, to, msgspec.to_builtins(done))
 
 
 async def _depart(here: Backend, given: argparse.Namespace) -> Answer:
@@ -230,6 +269,7 @@ async def _depart(here: Backend, given: argparse.Namespace) -> Answer:
     QUEUE,
     arg("mode", "accept all, up to N, or only what can start at once", choices=get_args(Admission)),
     arg("--max-queued N", "with bounded: how many may wait", type=whole()),
+    needs="operate",
     examples=("acme/painter bounded --max-queued 500", "acme/painter absorb"),
 )
 async def _bound_queue(backend: Backend, given: argparse.Namespace) -> Answer:

@@ -6,14 +6,17 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn, get_args
 
 from director.cli.arguments import EITHER, HOME, arg, command, flag, owner_and_name, port_number, whole
+from director.cli.contexts import LOCAL, keep
 from director.cli.output import say
 from director.core.errors import SettingsError
 from director.core.runner_config import PRESETS, RunnerKind
 from director.core.settings import AuditSettings, DirectorSettings, KeeperSettings, load
+from director.local.home import Home, State
 from director.runtime.startup import hold_sigterm, raise_descriptor_limit
 
 if TYPE_CHECKING:
@@ -83,8 +86,17 @@ def _up(given: argparse.Namespace) -> int:
         models=own,
         python=given.python,
         is_watched=given.watch,
+        on_ready=partial(_name_service, Home(Path(given.home))),
     )
     return up(options, say)
+
+
+def _name_service(home: Home, state: State) -> None:
+    """Make the context `local`, so that commands find this service from any folder. A failure ends no `up`."""
+    try:
+        keep(LOCAL, state.url, home.write_token(state.token))
+    except (OSError, SettingsError) as exc:
+        say(f"no context {LOCAL}: {exc}")
 
 
 @command(

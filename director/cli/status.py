@@ -9,8 +9,9 @@ import anyio
 import msgspec
 
 from director.broker import keys
-from director.cli.arguments import JSON, REDIS, arg, command, flag
-from director.cli.operators import QUEUE, Backend, operator, unknown_queue
+from director.cli.arguments import JSON, OPERATED, arg, command, flag
+from director.cli.asking import ask
+from director.cli.operators import OPERATED_BY, QUEUE, Backend, Operated, operator, there_or_here, unknown_queue
 from director.cli.output import printable
 from director.cli.tables import Answer, fit, fold, line_width
 from director.core.clock import SystemClock
@@ -19,6 +20,7 @@ from director.core.view import iso
 from director.core.words import several, since, size, span
 
 if TYPE_CHECKING:
+    from director.operate.doctor import Finding
     from director.operate.views import DeviceView, DirectorView, ModelOnDevice, ServerView
 
 COLUMNS: Final = ("director", "state", "slots", "holds", "version", "up", "last sign", "queues")
@@ -32,6 +34,7 @@ HANG: Final = 4  # indent of continued lines: the reason why a server is not rea
 @operator(
     "directors",
     arg("--queue QUEUE", "show only directors of this queue", default=""),
+    needs="view",
     examples=("", "--queue acme/painter"),
 )
 async def _directors(backend: Backend, given: argparse.Namespace) -> Answer:
@@ -49,7 +52,7 @@ async def _directors(backend: Backend, given: argparse.Namespace) -> Answer:
     return Answer(found, text if found else "no directors: `director run` starts one")
 
 
-@operator("devices", examples=("",))
+@operator("devices", needs="view", examples=("",))
 async def _devices(backend: Backend, given: argparse.Namespace) -> Answer:
     """Show the devices that models share: what is loaded, its memory, and what the swaps of the last hour took."""
     from director.operate.views import devices_of
@@ -123,6 +126,7 @@ def _server(server: "ServerView", now_ms: int, *, is_alive: bool) -> list[str]:
     "scale",
     QUEUE,
     flag("--key", "print the Redis key whose ZCARD counts what waits, is delayed or runs"),
+    needs="view",
     examples=("acme/painter", "acme/painter --json"),
 )
 async def _scale(backend: Backend, given: argparse.Namespace) -> Answer:
@@ -138,14 +142,33 @@ async def _scale(backend: Backend, given: argparse.Namespace) -> Answer:
     return Answer(facts, "  ".join(f"{name} {value}" for name, value in facts.items()))
 
 
-@command("doctor", JSON, *REDIS, settings="CommonSettings", examples=("", "--json"))
+async def _examine_here(backend: Backend, given: argparse.Namespace) -> Answer:
+    """Examine for a caller of the API, whose environment has the settings."""
+    # only here: the checks take 50 ms to import
+    from director.core.settings import CommonSettings, load
+    from director.operate.doctor import examine, look
+
+    return _show_findings(examine(await look(backend.redis, load(CommonSettings), backend.clock)))
+
+
+OPERATED_BY["doctor"] = Operated(_examine_here, (), "view")
+
+
+@command("doctor", JSON, *OPERATED, settings="CommonSettings", examples=("", "--json"))
 def _doctor(given: argparse.Namespace) -> int:
-    """Check Redis and the service around it. The exit code is 1 if any check fails."""
+    """Check Redis and the service around it. The exit code is 1 if any check fails.
+
+    While no API answers, --redis says where Redis is.
+    """
+    return there_or_here(given, lambda chosen: ask(chosen, "doctor", (), given), lambda: _examine(given))
+
+
+def _examine(given: argparse.Namespace) -> int:
     # only here: the checks take 50 ms to import
     from director.broker.redis_client import client, describe
     from director.cli.backend import redis_url
     from director.core.settings import CommonSettings, load
-    from director.operate.doctor import Finding, examine, has_failed, look
+    from director.operate.doctor import Finding, examine, look
 
     settings = load(CommonSettings, redis_url=redis_url(given))
 
@@ -163,7 +186,12 @@ def _doctor(given: argparse.Namespace) -> int:
         finally:
             await redis.aclose()
 
-    findings = anyio.run(examine_all)
+    return _show_findings(anyio.run(examine_all)).show(is_json=given.json)
+
+
+def _show_findings(findings: "Sequence[Finding]") -> Answer:
+    from director.operate.doctor import has_failed
+
     width = max(len(finding.check) for finding in findings)
     counts = Counter(finding.verdict for finding in findings)
     counted = f"{several(counts['fail'], 'failure')}, {several(counts['warn'], 'warning')}"
@@ -172,10 +200,9 @@ def _doctor(given: argparse.Namespace) -> int:
         lines.append(f"{finding.verdict:4}  {finding.check:{width}}  {finding.found}")
         if finding.fix:
             lines.append(f"{'':{width + 8}}→ {finding.fix}")
-    failed = has_failed(findings)
-    answer = Answer(
+    failed = has_failed([*findings])
+    return Answer(
         {"ok": not failed, "checks": findings},
         lambda: fold(map(printable, lines), hang=width + 8, width=line_width()),
         code=int(failed),
     )
-    return answer.show(is_json=given.json)

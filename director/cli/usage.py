@@ -25,6 +25,7 @@ FIGURES: Final = ("runs", "seconds", "input_tokens", "cached_tokens", "output_to
     arg("--month MONTH", "a month in UTC, as 2026-11; without it this one, so far"),
     arg("--account NAME", "only this account"),
     flag("--csv", "print a CSV, for a spreadsheet"),
+    needs="view",
     examples=("", "--by account,model --month 2026-11 --csv > usage.csv", "--by day,token --account team-a"),
 )
 async def _show(backend: Backend, given: argparse.Namespace) -> Answer:

@@ -117,6 +117,13 @@ class Home:
             with suppress(FileNotFoundError):
                 new.unlink()
 
+    def write_token(self, token: str) -> Path:
+        """Write the token into a file of its own, which only this user may read. Raises OSError."""
+        file = self.path / "token"
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
+            opened.write(f"{token}\n")
+        return file
+
     def open_log(self, part: str) -> int:
         return open_log(self.log(part))
 

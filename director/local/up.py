@@ -68,7 +68,8 @@ PROMISES: Final = {
 
 class Options(Struct, frozen=True, kw_only=True):
     """The options of the command line. `redis_url` wins over `redis_server`; without both, the wheel has Valkey.
-    `models` are the user's own. `python`: what runs them, for a folder that changes while it is watched.
+    `on_ready` is called once all is up. `models` are the user's own. `python`: what runs them, for a folder that
+    changes while it is watched.
     """
 
     host: str = "127.0.0.1"
@@ -81,6 +82,7 @@ class Options(Struct, frozen=True, kw_only=True):
     models: Sequence[Model] = ()
     python: str = ""
     is_watched: bool = False
+    on_ready: Callable[[State], None] = lambda _: None
 
 
 def up(options: Options, say: Callable[[str], None]) -> int:
@@ -148,6 +150,7 @@ class Up:
             self._is_ready = True
             program, home = program_name(), self._home.shown
             page = f"{self._url}/#/login/{await make_link(redis, token)}"
+            self._options.on_ready(self._state)
             self._say(banner(self._state, program=program, home=home, promise=PROMISES[server.level], page=page))
             own = [one for one in all_served if not one.model.is_example]
             for one in own:

@@ -45,6 +45,19 @@ MAY_IMPORT = {
     ),
     "api.admin": (*WEB, "api.sites", "api.accounts", "api.predictions", "director.operate"),
     "director.keeper": (*STORE, "director.operate", "director.webhooks"),
+    "director.servers": (*STORE, "director.webhooks"),
+    "director.gpus": (*STORE, "director.local.launcher", "director.servers"),
+    "director.lab.chaos": (*STORE, *LOCAL),
+    "director.lab.simulate": (*STORE, *LOCAL, "director.gpus"),
+    "director.lab.prove": (*STORE, *LOCAL),
+    "director.lab.bench": (*STORE, *LOCAL),
+    "director.lab": (),
+    "director.execution": (*STORE, "director.servers", "director.webhooks", "director.gpus"),
+    "director.cli": (
+        *(*STORE, *LOCAL, "director.operate", "director.operate.audit", "director.webhooks", "director.keeper"),
+        *("director.gpus", "director.servers", "director.execution"),
+        *("director.lab.chaos", "director.lab.simulate", "director.lab.prove", "director.lab.bench"),
+    ),
     "api": (
         *WEB,
         "director.webhooks",
@@ -58,19 +71,7 @@ MAY_IMPORT = {
         "api.openai",
         "api.batches",
         "api.admin",
-    ),
-    "director.servers": (*STORE, "director.webhooks"),
-    "director.gpus": (*STORE, "director.local.launcher", "director.servers"),
-    "director.lab.chaos": (*STORE, *LOCAL),
-    "director.lab.simulate": (*STORE, *LOCAL, "director.gpus"),
-    "director.lab.prove": (*STORE, *LOCAL),
-    "director.lab.bench": (*STORE, *LOCAL),
-    "director.lab": (),
-    "director.execution": (*STORE, "director.servers", "director.webhooks", "director.gpus"),
-    "director.cli": (
-        *(*STORE, *LOCAL, "director.operate", "director.operate.audit", "director.webhooks", "director.keeper"),
-        *("director.gpus", "director.servers", "director.execution"),
-        *("director.lab.chaos", "director.lab.simulate", "director.lab.prove", "director.lab.bench"),
+        "director.cli",  # it runs operators' commands for callers
     ),
 }
 PURE = (

@@ -199,6 +199,7 @@ TRIES: Final[Mapping[Route, Sequence[Try]]] = {
     ("GET", "/admin/dead/{id}"): [Try(answer=403, at={"id": "$dead_too"})],
     ("POST", "/admin/dead/{id}/revive"): [Try(answer=403, at={"id": "$dead_too"})],
     ("POST", "/admin/dead/{id}/drop"): [Try(answer=403, at={"id": "$dead_as_well"})],
+    ("POST", "/admin/commands"): [Try(answer=403, body={"line": ["queues", "pause", "$hidden"]})],
     ("GET", "/admin/audit"): FOR_OPERATORS,
     ("GET", "/admin/history"): FOR_OPERATORS,
     ("GET", "/admin/system"): FOR_OPERATORS,

@@ -9,12 +9,14 @@ from tests.support.typed import Typed, typed
 
 
 class Operator:
-    def __init__(self, server: RedisServer, capsys: pytest.CaptureFixture[str]) -> None:
-        self._server = server
+    """Types commands. `where`: the options that say where the service is."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], *where: str) -> None:
         self._capsys = capsys
+        self._where = where
 
     async def tries(self, *line: str) -> Typed:
-        return await to_thread.run_sync(typed, self._capsys, *line, "--redis", self._server.url)
+        return await to_thread.run_sync(typed, self._capsys, *line, *self._where)
 
     async def types(self, *line: str) -> str:
         ended = await self.tries(*line)
@@ -29,4 +31,4 @@ class Operator:
 
 @pytest.fixture
 def operator(server: RedisServer, redis: Redis, capsys: pytest.CaptureFixture[str]) -> Operator:
-    return Operator(server, capsys)
+    return Operator(capsys, "--redis", server.url)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -37,8 +38,13 @@ def until(is_so: Callable[[], object], why: Callable[[], str] = str, patience_s:
     wait_until(is_so, why, limit_s=patience_s, every_s=0.05)
 
 
+CONFIGURED = tempfile.mkdtemp(prefix="director-config-")
+
+
 def environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("DIRECTOR_")}
+    """Return ours without settings. Contexts go to a folder of the tests."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DIRECTOR_")}
+    return kept | {"XDG_CONFIG_HOME": CONFIGURED}
 
 
 def director(*line: str, home: Path, **settings: str) -> "subprocess.CompletedProcess[str]":

@@ -1,0 +1,196 @@
+"""Test operators' commands with an address and a token of the API alone: same words, the caller's rights, no Redis."""
+
+import io
+import json
+import re
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from director.broker import keys
+from director.cli.main import make_parser
+from director.cli.operators import OPERATED_BY
+from director.core.policy import Policy
+from director.store.accounts import ROLES, Accounts, Role
+from director.store.catalog import OPEN_SCHEMA, Catalog
+from tests.integration.cli.conftest import Operator
+from tests.support.api import LiveApi, live_api
+from tests.support.queue_driver import ACCOUNT, MODEL, QueueDriver
+from tests.support.servers import RedisServer
+
+make_parser()  # imports the module of every command
+RANKS: Final = {"view": 0, "operate": 1, "admin": 2}
+ID: Final = "06gzx0rcvbz008pmq2tvpfvnvc"
+# each command that the API runs, once. `{queue}` and `{of}` stand for what the test made
+LINES: Final[dict[str, str]] = {
+    "queues": "queues",
+    "queues show": "queues show {queue}",
+    "directors": "directors",
+    "devices": "devices",
+    "scale": "scale {queue}",
+    "doctor": "doctor",
+    "account list": "account list",
+    "account show": "account show acme",
+    "token list": "token list --account acme",
+    "model list": "model list",
+    "model": "model",
+    "usage": "usage --by account,day",
+    "dead list": "dead list -n 5",
+    "dead show": "dead show {dead}",
+    "queues pause": "queues pause {queue}",
+    "queues drain": "queues drain {queue} --timeout 1",
+    "queues resume": "queues resume {queue}",
+    "queues bound": "queues bound {queue} bounded --max-queued 500",
+    "queues resize": "queues resize {queue} 4",
+    "account create": "account create team --type user",
+    "account set": "account set team --rate 10 --open-hours=idle",
+    "account suspend": "account suspend team --policy end --reason unpaid",
+    "account erase": "account erase team --yes",
+    "account resume": "account resume team",
+    "account rotate-secret": "account rotate-secret team --keep-hours 0.5",
+    "token create": "token create --account team --label ci --lanes low --expires-hours 1",
+    "token revoke": "token revoke --account team ci",
+    "model set": "model set acme/echo --description=-paints",
+    "model price": "model price acme/echo --second 0.0005",
+    "model alias": "model alias gpt-4o acme/echo",
+    "model config": "model config acme/echo --set attempts=5 --set slots=2 --unset slots",
+    "collection set": "collection set best --name Best --models acme/echo",
+    "collection remove": "collection remove best",
+    "hardware set": "hardware set cpu CPU",
+    "hardware remove": "hardware remove cpu",
+}
+REFUSED_BY_THE_MODEL: Final = {"model load", "model rest", "model pin", "model example"}  # it shares no device
+
+
+class Scene:
+    def __init__(self, capsys: pytest.CaptureFixture[str], api: LiveApi, redis: Redis, names: dict[str, str]) -> None:
+        self._capsys = capsys
+        self.api = api
+        self.redis = redis
+        self.names = names
+
+    async def operator(self, role: Role = "admin") -> Operator:
+        token = await Accounts(self.redis).create_token("ops", scopes=ROLES[role])
+        return Operator(self._capsys, "--url", self.api.url, "--token", token)
+
+    def line(self, path: str) -> list[str]:
+        return LINES[path].format(**self.names).split(" ")
+
+    async def ask(self, *line: str, role: Role = "admin") -> httpx.Response:
+        token = await Accounts(self.redis).create_token("ops", scopes=ROLES[role])
+        headers = {"Authorization": f"Bearer {token}"}
+        async with httpx.AsyncClient(base_url=self.api.url, headers=headers, trust_env=False) as caller:
+            return await caller.post("/v1/admin/commands", json={"line": list(line)})
+
+
+@pytest.fixture
+async def scene(
+    server: RedisServer, redis: Redis, driver: QueueDriver, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> AsyncIterator[Scene]:
+    monkeypatch.delenv("DIRECTOR_REDIS_URL", raising=False)
+    await Accounts(redis).create_token(ACCOUNT)
+    dead = await driver.die()
+    async with live_api(server.url, env={"DIRECTOR_CACHE_S": "0.1"}) as api:
+        yield Scene(capsys, api, redis, {"queue": driver.queue, "dead": dead})
+
+
+def test_each_command_that_the_api_runs_is_tried_here() -> None:
+    assert set(LINES) | REFUSED_BY_THE_MODEL == set(OPERATED_BY)
+
+
+async def test_reading_commands_print_the_same_as_with_redis(scene: Scene, operator: Operator) -> None:
+    by_api = await scene.operator()
+    for path in [name for name, one in OPERATED_BY.items() if one.needs == "view" and name != "doctor"]:
+        for more in ([], ["--json"]):
+            said = [await each.tries(*scene.line(path), *more) for each in (operator, by_api)]
+            plain = [re.sub(r"[0-9.]+ (ms|s)\b", "T", one.stdout) for one in said]
+            assert (plain[0], said[0].returncode) == (plain[1], said[1].returncode), (path, said)
+
+
+async def test_every_command_works_without_redis(scene: Scene) -> None:
+    by_api = await scene.operator()
+    for path in LINES:
+        ended = await by_api.tries(*scene.line(path))
+        code = int("fail  " in ended.stdout) if path == "doctor" else 0  # this Redis is no durable one
+        assert (ended.returncode, ended.stderr) == (code, ""), (path, ended)
+    for path in sorted(REFUSED_BY_THE_MODEL - {"model example"}):
+        assert "shares no device" in await by_api.is_told(*path.split(), MODEL)
+    assert "no such prediction" in await by_api.is_told("model", "example", MODEL, ID)
+    changes = await scene.redis.xrange(keys.changes())
+    assert changes
+    assert {entry[b"by"].decode().partition("/")[0] for _, entry in changes} == {"ops"}
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_each_command_needs_the_role_that_it_declares(scene: Scene, role: Role) -> None:
+    rank = list(ROLES).index(role)
+    for path, operated in OPERATED_BY.items():
+        line = scene.line(path) if path in LINES else [*path.split(), MODEL, *([ID] if path == "model example" else [])]
+        answer = await scene.ask(*line, role=role)
+        assert (answer.status_code != 403) == (rank >= RANKS[operated.needs]), (path, answer.text)
+
+
+async def test_dead_letters_and_migration_go_by_their_own_routes(
+    scene: Scene, driver: QueueDriver, catalog: Catalog
+) -> None:
+    by_api = await scene.operator()
+    dead = [await driver.die() for _ in range(3)]
+    assert await by_api.types("dead", "revive", dead[0]) == "1 revived\n"
+    assert "1 revived" not in (await by_api.tries("dead", "drop", dead[0])).stdout
+    told = json.loads(await by_api.types("dead", "drop", "--all", "--queue", driver.queue, "--json"))
+    assert told == {"done": 3, "refused": [], "secret": []}
+    to = await catalog.register(MODEL, "b2" * 32, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+    assert f"1 moved from {driver.queue} to {to}" in await by_api.types("queues", "migrate", driver.queue, to)
+    assert "TO or --to-redis is missing" in await by_api.is_told("queues", "migrate", driver.queue)
+
+
+async def test_file_is_read_where_the_command_is_typed(scene: Scene, tmp_path: Path) -> None:
+    by_api = await scene.operator()
+    config = tmp_path / "attempts.json"
+    config.write_text("7")
+    assert "attempts = 7" in await by_api.types("model", "config", MODEL, "--set", f"attempts=@{config}")
+    answer = (await scene.ask("model", "config", MODEL, "--set", f"attempts=@{config}")).json()
+    assert answer["code"] == 1
+    assert "a file is read where the command is typed" in answer["error"]
+    nested = tmp_path / "nested"
+    nested.write_text("@/etc/hostname")
+    assert "a file is read" in await by_api.is_told("model", "config", MODEL, "--set", f"attempts=@{nested}")
+
+
+async def test_token_is_revoked_by_standard_input(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = await Accounts(scene.redis).create_token("team")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{token}\n"))
+    assert "revoked" in await (await scene.operator()).types("token", "revoke")
+    assert await Accounts(scene.redis).authenticate(token) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "up",
+        "chaos run",
+        "run --help",
+        "top",
+        "tail",
+        "--help",
+        "-v",
+        "queues --help",
+        "queues --redis redis://10.0.0.1",
+        "queues migrate a/b --to-redis redis://10.0.0.1",
+        "account migrate --to-redis redis://10.0.0.1",
+        "queues -- pause acme/echo",
+        "nothing",
+        "queues resize acme/echo 0",
+        "dead list -n x",
+    ],
+)
+async def test_api_runs_nothing_else_and_stays_up(scene: Scene, line: str) -> None:
+    answer = await scene.ask(*line.split(" "))
+    assert answer.status_code == 200
+    assert (answer.json()["code"], bool(answer.json()["error"])) == (1, True), answer.text
+    assert scene.api.process.returncode is None
