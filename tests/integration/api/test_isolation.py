@@ -427,7 +427,7 @@ def least_role(route: Route) -> Role:
     method, path = route
     if method in READS:
         return "viewer"
-    acts = ("/admin/queues/", "/admin/predictions/", "/admin/dead/", "/admin/batches/")
+    acts = ("/admin/queues/", "/admin/predictions/", "/admin/dead/", "/admin/batches/", "/admin/commands")
     return "operator" if path.startswith(acts) else "admin"
 
 
