@@ -254,7 +254,6 @@ class BatchRun:
         if self.batch.total:
             work = Work(
                 self.batch,
-                lease=self._lease,
                 source=self._source,
                 archive=self._archive(),
                 callers=self._callers,

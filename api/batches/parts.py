@@ -102,6 +102,7 @@ class Archive:
         self.written = Written.of(batch)
         self.lost: set[FileId] = set()  # parts that are gone
         self.noted: dict[int, PredictionId] = {}  # of lines that were filed and not written
+        self.filed = batch.filed  # lines from here on were never filed
         self.unsettled: set[CallerFileName] = set()  # stored, and not known to be named by the batch
 
     async def commit(self, buffer: Buffer, *, place: str) -> None:
@@ -144,6 +145,15 @@ class Archive:
         with suppress(BackendUnavailable):
             ttl_s = self._services.settings.batch_ttl_s
             await self._batches.note_line(self._batch, number, prediction_id, ttl_s=ttl_s)
+
+    async def note_filed(self, number: int) -> None:
+        """Note that lines before this number may be filed from now on. Raises Lost."""
+        self.filed = number
+        await with_patience(partial(self._lease.write, {"filed": number}, nonce=f"filed {number}"))
+
+    async def note_wait(self, why: bytes) -> None:
+        """Note why lines are not accepted. Raises BackendUnavailable and Lost."""
+        await self._lease.write({"waits": why}, nonce=secrets.token_hex(8))
 
     async def _check(self, parts: Sequence[Part]) -> None:
         """Raise unless a refused commit was carried out before: its reply was lost, and another write came since."""

@@ -73,7 +73,7 @@ class Callers:
     @property
     def is_open(self) -> bool:
         """Return whether lines may start now."""
-        return self._left_s() > 0
+        return self._left_s > 0
 
     def opens_at(self) -> int | None:
         """Return when lines may start: now, or with the next hours."""
@@ -85,6 +85,7 @@ class Callers:
             return False
         return record.completed - record.created < self._own_start_s * 1000
 
+    @property
     def _left_s(self) -> int:
         left_s = self._opening.seconds_left(self._state["services"].clock.now_ms())
         return LONGEST_LIFE_S if left_s is None else min(left_s, LONGEST_LIFE_S)
@@ -98,7 +99,7 @@ class Callers:
             return self._request(replace(account, limits=replace(account.limits, max_queued=0)))
         if not self._batch.hours:
             return self._request(account)
-        start_by_s = max(SHORTEST_START_S, min(self._left_s(), self._own_start_s))
+        start_by_s = max(SHORTEST_START_S, min(self._left_s, self._own_start_s))
         return self._request(account, {"x-start-by": str(start_by_s)})
 
     def own_request(self) -> Request:

@@ -1,7 +1,6 @@
 """Run the lines of a batch: within a window of lines in the queue, and committed in parts."""
 
 import asyncio
-import secrets
 from collections import Counter
 from contextlib import suppress
 from typing import Final
@@ -12,14 +11,13 @@ from anyio.abc import TaskGroup
 from api.batches.lines import BadLine, Call, Line, Outcome
 from api.batches.meters import BatchMeter
 from api.batches.parts import PART_BYTES, Archive, Buffer
-from api.batches.patience import with_patience
 from api.batches.progress import encode_wait
 from api.batches.runs import Callers, LineRun, Unfiled
 from api.batches.source import Source
 from api.web.errors import Problem
 from director.core.errors import BackendUnavailable
 from director.core.ids import FileId
-from director.store.batches import Batch, End, Lease
+from director.store.batches import Batch, End
 
 MOST_WINDOW: Final = 1_000  # lines of a batch that are filed and have not ended
 MOST_IN_ALL: Final = 4_000  # of all batches of one keeper
@@ -80,7 +78,6 @@ class Work:
         self,
         batch: Batch,
         *,
-        lease: Lease,
         source: Source,
         archive: Archive,
         callers: Callers,
@@ -88,13 +85,11 @@ class Work:
         stop: Stop,
     ) -> None:
         self._batch = batch
-        self._lease = lease
         self._source = source
         self._archive = archive
         self._callers = callers
         self._capacity = capacity
         self._stop = stop
-        self._filed = batch.filed
         self._filing = 0
         self._under_way: dict[int, LineRun] = {}
         self._starts: dict[int, int] = {}  # number and first byte of each line that was read and is not committed
@@ -102,7 +97,6 @@ class Work:
         self._next = (number, at)
         self._buffer = Buffer()
         self._waits: dict[int, Problem] = {}  # why lines are not accepted just now
-        self._began_s = anyio.current_time()
         self._is_over = False
         self.is_closed = False  # lines are left that may start only in open hours
 
@@ -149,7 +143,7 @@ class Work:
                 if line.number >= self._batch.total:
                     return
                 if not self._archive.written.has(line.number):
-                    is_new = line.number >= self._filed  # else it may have been filed before: it is looked for
+                    is_new = line.number >= self._archive.filed  # else it may have been filed before: it is looked for
                     await self._wait_for_room(is_new=is_new)
                     if self._stop.is_leaving or (self._stop and is_new):
                         return
@@ -160,10 +154,8 @@ class Work:
                 self._next = (line.number + 1, line.end)
 
     async def _start(self, line: Line, tasks: TaskGroup) -> None:
-        if line.number >= self._filed:
-            self._filed = line.number + AHEAD
-            write = self._lease.write
-            await with_patience(lambda: write({"filed": self._filed}, nonce=f"filed {self._filed}"))
+        if line.number >= self._archive.filed:
+            await self._archive.note_filed(line.number + AHEAD)
         read = self._source.read(line)
         self._starts[line.number] = line.at
         if isinstance(read, BadLine):  # a keeper with other settings took it
@@ -258,13 +250,14 @@ class Work:
             why = encode_wait(next(iter(self._waits.values()), None))
             if why != said:
                 with suppress(BackendUnavailable):  # the next look says it
-                    await self._lease.write({"waits": why}, nonce=secrets.token_hex(8))
+                    await self._archive.note_wait(why)
                     said = why
 
     async def _commit_in_time(self) -> None:
+        began_s = anyio.current_time()
         while not self._is_over:
             now_s = anyio.current_time()
-            after_s = min(max(PART_S, (now_s - self._began_s) / PARTS_IN_ALL), LONGEST_PART_S)
+            after_s = min(max(PART_S, (now_s - began_s) / PARTS_IN_ALL), LONGEST_PART_S)
             is_due = bool(self._buffer.numbers) and now_s - self._buffer.since_s >= after_s
             if is_due or self._buffer.size >= PART_BYTES or (self._buffer.numbers and self._is_full()):
                 await self._commit()

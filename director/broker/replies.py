@@ -68,9 +68,9 @@ class QueueStats(Struct, frozen=True, kw_only=True):
     @property
     def accepted(self) -> int:
         """Predictions ever accepted. A planned one is once it is due, a revived dead letter once more."""
-        return sum(map(self.accepted_in, LANES))
+        return sum(map(self.count_accepted, LANES))
 
-    def accepted_in(self, lane: str) -> int:
+    def count_accepted(self, lane: str) -> int:
         """Idle work counts as low, as in `low`."""
         return self.tally.get(f"accepted:{lane}", 0) + (self.tally.get("accepted:idle", 0) if lane == "low" else 0)
 

@@ -78,7 +78,7 @@ OF_QUEUES: Final[Mapping[str, tuple[Callable[[QueueReading], float | None], Fold
 }
 OF_LANES: Final[Mapping[str, tuple[Callable[[QueueStats, Lane], float | None], Fold]]] = {
     "director_queue_waiting": (lambda stats, lane: stats.may_start_in(lane), add),
-    "director_queue_accepted_total": (lambda stats, lane: stats.accepted_in(lane), add),
+    "director_queue_accepted_total": (lambda stats, lane: stats.count_accepted(lane), add),
     "director_objective_share": (lambda stats, lane: getattr(stats.objectives.get(lane), "share", None), max),
     "director_objective_met_total": (lambda stats, lane: stats.tally.get(f"met:{lane}", 0), add),
     "director_objective_missed_total": (lambda stats, lane: stats.tally.get(f"missed:{lane}", 0), add),

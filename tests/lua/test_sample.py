@@ -172,7 +172,7 @@ async def test_idle_and_planned_work_does_not_arrive(driver: QueueDriver) -> Non
     assert (await history(driver))[0].accepted == NONE
     assert await surveyed(driver) == 0
     stats = await driver.stats()
-    assert (stats.accepted, stats.accepted_in("low")) == (1, 1), "operators see idle work as low"
+    assert (stats.accepted, stats.count_accepted("low")) == (1, 1), "operators see idle work as low"
     driver.pass_time(60)
     for _ in range(2):
         await driver.promote()

@@ -49,15 +49,17 @@ class Played:
         self.capacity, self.stop = Capacity(), Stop()
         self.capacity.accounts["acme"] = batches
         given: Any = {
-            "batch": SimpleNamespace(filed=0, place="0 0", total=TOTAL, id=BATCH, account="acme", waits=b""),
-            "lease": SimpleNamespace(write=self._write),
+            "batch": SimpleNamespace(place="0 0", total=TOTAL, id=BATCH, account="acme", waits=b""),
             "source": SimpleNamespace(lines=self._lines, read=self._read),
             "archive": SimpleNamespace(
                 written=SimpleNamespace(lines=0, has=lambda _: False),
                 commit=self._commit,
                 read_noted=self._read_noted,
                 noted={},
+                filed=0,
+                note_filed=self._note,
                 note_line=None,
+                note_wait=self._note,
             ),
             "callers": SimpleNamespace(is_open=True, is_closed_out=lambda _: False),
         }
@@ -65,8 +67,7 @@ class Played:
 
     async def _read_noted(self) -> None: ...
 
-    async def _write(self, *_: object, **__: object) -> bool:
-        return True
+    async def _note(self, _: object) -> None: ...
 
     async def _lines(self, *, number: int, at: int) -> AsyncIterator[list[Line]]:
         for first in range(number, TOTAL, 100):

@@ -24,7 +24,7 @@ def queue(name: str, **facts: Any) -> QueueView:
         "breaker": "closed",
         "mode": "absorb",
         "waiting": Waiting(high=0, normal=0, low=0),
-        **dict.fromkeys(("max_queued", "oldest_s", "run_s")),
+        **dict.fromkeys(("max_queued", "oldest_s", "opens_at", "run_s")),
         **dict.fromkeys(("claimed", "delayed", "dead", "live", "slots", "directors"), 0),
         **dict.fromkeys(("accepted", "started", "ended"), 0),
         **dict.fromkeys(("streams", "read"), 16),
