@@ -19,12 +19,12 @@ from anyio import to_thread
 from msgspec import Raw, Struct
 
 from api.batches.lines import Outcome, encode_outcome
-from api.batches.patience import with_patience
+from api.batches.patience import Missing, with_patience
 from api.batches.progress import causes_of
 from api.services.services import Services
 from director.core.errors import BackendUnavailable
 from director.core.ids import FileId, PredictionId, new_file_id
-from director.files.store import PLAIN_TYPE, CallerFileName, FileStore
+from director.files.store import PLAIN_TYPE, CallerFileName, FileStore, OpenFile
 from director.runtime import crash
 from director.store.batches import PART, Batch, Batches, Fields, Kind, Lease, Part
 from director.store.caller_files import CallerFile
@@ -101,6 +101,7 @@ class Archive:
         self._batches = Batches(services.redis, services.scripts)
         self.written = Written.of(batch)
         self.lost: set[FileId] = set()  # parts that are gone
+        self._missing = Missing(services.clock)
         self.noted: dict[int, PredictionId] = {}  # of lines that were filed and not written
         self.filed = batch.filed  # lines from here on were never filed
         self.unsettled: set[CallerFileName] = set()  # stored, and not known to be named by the batch
@@ -214,18 +215,39 @@ class Archive:
     async def _store_whole(self, name: CallerFileName, parts: Sequence[Part], digests: "Digests") -> None:
         digests.clear()
         async with as_unavailable():
-            await self._store.put(name, self._blocks(parts, digests), content_type=JSONL)
+            there = await self._there(parts)  # first, or the parts before a missing one would be copied at each try
+            await self._store.put(name, self._blocks(there, digests), content_type=JSONL)
 
-    async def _blocks(self, parts: Sequence[Part], digests: "Digests") -> AsyncGenerator[bytes, None]:
-        account, files = self._batch.account, self._services.caller_files
+    async def _there(self, parts: Sequence[Part]) -> list[Part]:
+        """Return the parts that the store has. The others are in `lost`: without a record, or missing for GONE_S.
+        Raises FileNotFoundError while one may come back.
+        """
+        there, missing = [], 0
         for part in parts:
-            file = await self._store.open(part.name_for(account))
-            if file is None or file.size != part.size:
-                if await files.get(account, part.id) is not None:  # the store may be another one for now
-                    raise FileNotFoundError(f"part {part.id} is missing")
+            if await self._open(part) is not None:
+                self._missing.found(part.id)
+                there.append(part)
+            elif await self._has_record(part) and not self._missing.is_gone(part.id):
+                missing += 1
+            elif part.id not in self.lost:
                 log.error("a part of a batch is gone", extra={"batch": self._batch.id, "part": part.id})
                 self.lost.add(part.id)
-                continue
+        if missing:
+            raise FileNotFoundError(f"{missing} parts are missing")
+        self.lost.difference_update(part.id for part in there)
+        return there
+
+    async def _open(self, part: Part) -> OpenFile | None:
+        file = await self._store.open(part.name_for(self._batch.account))
+        return file if file is not None and file.size == part.size else None
+
+    async def _has_record(self, part: Part) -> bool:
+        return await self._services.caller_files.get(self._batch.account, part.id) is not None
+
+    async def _blocks(self, parts: Sequence[Part], digests: "Digests") -> AsyncGenerator[bytes, None]:
+        for part in parts:
+            if (file := await self._open(part)) is None:
+                raise FileNotFoundError(f"part {part.id} is missing")
             async for block in file.read(0, part.size):
                 await to_thread.run_sync(digests.add, block)
                 yield block

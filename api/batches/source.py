@@ -8,7 +8,7 @@ from typing import Final
 from anyio import to_thread
 
 from api.batches.lines import ENVELOPE_BYTES, BadLine, Call, Line, Splitter, read_call
-from api.batches.patience import with_patience
+from api.batches.patience import Missing, with_patience
 from api.services.services import Services
 from director.core.errors import BackendUnavailable
 from director.files.store import FileStore, OpenFile
@@ -19,7 +19,8 @@ MOST_PLACES: Final = 1_000_000  # lines of a file, with blank ones
 
 
 class Source:
-    """The input of one batch. A store that is away is asked again until it answers. `turn`: of the one thread that
+    """The input of one batch. A store that is away is asked again until it answers. The input is gone without its
+    record, or once its bytes have been missing for GONE_S. `turn`: of the one thread that
     reads lines for all batches of a keeper. More of them would leave its loop little of the interpreter.
     """
 
@@ -31,6 +32,7 @@ class Source:
         self._store = store
         self._batch = batch
         self._most = services.settings.max_body_bytes
+        self._missing = Missing(services.clock)
         self.places = 0  # lines that were read, with blank ones
 
     async def lines(self, *, number: int = 0, at: int = 0) -> AsyncGenerator[list[Line], None]:
@@ -60,13 +62,20 @@ class Source:
             return exc
 
     async def _open(self) -> OpenFile | None:
+        """Return the file, or None if it is gone. Raises BackendUnavailable."""
         file = await self._services.caller_files.get(self._batch.account, self._batch.input)
         if file is None:
             return None
         try:
-            return await self._store.open(file.stored_as)
+            opened = await self._store.open(file.stored_as)
         except Exception as exc:  # a store is third-party code
             raise BackendUnavailable(f"the file store fails: {type(exc).__name__}") from exc
+        if opened is not None and opened.size == file.size:
+            self._missing.found(file.id)
+            return opened
+        if self._missing.is_gone(file.id):
+            return None
+        raise BackendUnavailable("the input of a batch is missing in the file store")
 
     async def _read_block(self, file: OpenFile, at: int) -> bytes | None:
         """Return the next block, or None if the file is gone."""

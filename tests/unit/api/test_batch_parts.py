@@ -42,10 +42,11 @@ class Played:
         self.records: dict[FileId, CallerFile] = {}
         self.seen: list[str] = []
         self.is_full = False
+        self.now_s = 0.0
         self.writes = True
         files = SimpleNamespace(keep=self._keep, get=self._get, forget=self._forget)
         services: Any = SimpleNamespace(
-            clock=SimpleNamespace(now_ms=lambda: 1_700_000_000_000),
+            clock=SimpleNamespace(now_ms=lambda: 1_700_000_000_000, monotonic=lambda: self.now_s),
             caller_files=files,
             scripts=SimpleNamespace(stow=self._stow),
             settings=SimpleNamespace(batch_ttl_s=30 * 86400),
@@ -123,12 +124,45 @@ async def test_joined_file_has_all_parts_but_the_lost(played: Played) -> None:
     assert played.records[file.id] == file
 
 
-async def test_part_whose_record_is_there_is_waited_for(played: Played) -> None:
-    await played.commit(range(3))
-    await played.store.discard(played.archive.written.parts[0].name_for("acme"))
+async def test_part_whose_record_is_there_is_waited_for_an_hour(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for first in (0, 3):
+        await played.commit(range(first, first + 3))
+    lost, puts = played.archive.written.parts[1], []
+    await played.store.discard(lost.name_for("acme"))
+    put = played.store.put
+
+    async def seen(*args: Any, **named: Any) -> None:
+        puts.append(args[0])
+        await put(*args, **named)
+
+    monkeypatch.setattr(played.store, "put", seen)
     with anyio.move_on_after(0.3):
         await played.archive.join("output")
         raise AssertionError("it was joined without its part")
+    assert (played.archive.lost, puts) == (set(), []), "the part before it was copied"
+    played.now_s = patience.GONE_S
+    with anyio.fail_after(5):
+        assert await played.archive.join("output") is not None
+    assert (played.archive.lost, len(puts)) == ({lost.id}, 1)
+
+
+async def test_part_that_comes_back_is_joined(played: Played) -> None:
+    await played.commit(range(3))
+    name = played.archive.written.parts[0].name_for("acme")
+    opened = await played.store.open(name)
+    data = b"".join([block async for block in opened.read(0, opened.size)])
+    await played.store.discard(name)
+    for _ in range(2):
+        with anyio.move_on_after(0.1):
+            await played.archive.join("output")
+            raise AssertionError("it was joined without its part")
+        played.now_s += patience.GONE_S - 1
+        await played.store.put(name, data, content_type="application/jsonl")
+        with anyio.fail_after(5):
+            assert await played.archive.join("output") is not None
+        await played.store.discard(name)
     assert not played.archive.lost
 
 
