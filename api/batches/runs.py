@@ -137,7 +137,9 @@ class Callers:
             raise errors.forbidden("This token does not have the scope 'run'.")
         if account.suspension is not None:
             raise errors.account_suspended(why=errors.WHY_SUSPENDED[account.suspension.reason])
-        return account
+        if (most := account.limits.max_queued) is None:
+            return account
+        return replace(account, limits=replace(account.limits, max_queued=max(1, most // 2)))  # the rest is for calls
 
 
 async def _no_body() -> Any:

@@ -491,6 +491,28 @@ async def test_line_waits_at_a_limit_of_its_account(
     assert set(model.runs.values()) == {1}
 
 
+async def test_lines_leave_half_of_what_their_account_may_queue_for_calls(
+    http: AsyncClient, model: EchoServer, engine: Engine, redis: Redis
+) -> None:
+    model.go.clear()
+    await Accounts(redis).set_limits(ACCOUNT, {"max_queued": "6"})
+    made = await batches.create(http, await batches.upload(http, batches.lines(f"l{n}" for n in range(3 * SLOTS))))
+
+    async def why() -> Any:
+        return (await batches.get(http, made["id"]))["progress"]["waits"]
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.run)
+        await eventually(lambda: count_live(redis), "lines run and wait", until=(SLOTS + 3).__eq__)
+        await eventually(why, "it says why", until=bool, limit_s=20)
+        asked = {"input": {"messages": [{"role": "user", "content": "call"}]}}
+        calls = [(await http.post(f"/v1/models/{MODEL}/predictions", json=asked)).status_code for _ in range(4)]
+        model.go.set()
+        shown = await batches.ended(http, made["id"])
+        tasks.cancel_scope.cancel()
+    assert (calls, shown["request_counts"]["completed"]) == ([201, 201, 201, 429], 3 * SLOTS)
+
+
 async def test_batch_says_why_its_lines_wait(
     http: AsyncClient, model: EchoServer, engine: Engine, redis: Redis
 ) -> None:
