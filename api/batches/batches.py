@@ -235,6 +235,8 @@ def _headers_of(request: Request, now_ms: int) -> dict[str, str]:
     get.
     """
     account = request.account
+    if request.sites is not None:
+        request.sites.find_asked(request)
     is_idle = request.headers.get(OPEN_HOURS.lower()) == IDLE
     given = {"x-priority": IDLE if is_idle else "low" if "low" in account.lanes else account.lanes[-1]}
     given |= {name: request.headers[name] for name in HEADERS if name in request.headers}

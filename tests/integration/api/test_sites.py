@@ -20,7 +20,7 @@ from director.broker import keys
 from director.broker.scripts import IDEMPOTENCY_TTL_MS
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable, QueueRefused
-from director.core.ids import PredictionId, lowest_id_at, new_prediction_id, site_of
+from director.core.ids import PredictionId, lowest_id_at, new_file_id, new_prediction_id, site_of
 from director.core.policy import Policy
 from director.core.schema import NewPrediction
 from director.core.settings import ApiSettings
@@ -64,11 +64,11 @@ class Service:
 
     @asynccontextmanager
     async def api(
-        self, *, top: str = "", openai: bool = False, **rows: Mapping[str, Any]
+        self, *, top: str = "", openai: bool = False, files_dir: str = "", **rows: Mapping[str, Any]
     ) -> AsyncIterator[AsyncClient]:
         path = sites_file(self._folder, list(self._servers), top=top, **rows)
         home = next(iter(self._servers.values()))
-        settings = ApiSettings(redis_url=home.url, sites=str(path), cache_s=0.2, openai=openai)
+        settings = ApiSettings(redis_url=home.url, sites=str(path), cache_s=0.2, openai=openai, files_dir=files_dir)
         async with api_client(settings, token=self._token) as client:
             yield client
 
@@ -125,6 +125,15 @@ async def test_models_of_openais_api_are_those_of_all_sites(service: Service, eu
         assert [each["id"] for each in listed] == ["gpt-4o", "globex/llm"], "the first site decides who may see it"
         assert (await api.get("/openai/v1/models/gpt-4o")).status_code == 200
         assert (await api.get("/openai/v1/models/globex/secret")).status_code == 404
+
+
+async def test_batch_for_an_unknown_site_is_refused(service: Service, tmp_path: Path) -> None:
+    body = {"input_file_id": new_file_id(0), "endpoint": "/v1/embeddings", "completion_window": "24h"}
+    async with service.api(openai=True, files_dir=str(tmp_path)) as api:
+        refused = await api.post("/openai/v1/batches", json=body, headers={"x-site": "mars"})
+        assert (refused.status_code, "eu or us" in refused.json()["error"]["message"]) == (400, True), refused.text
+        known = await api.post("/openai/v1/batches", json=body, headers={"x-site": "us"})
+        assert known.status_code == 404, "only the file is unknown"
 
 
 async def test_random_placement_uses_both_sites(api: AsyncClient, eu: Place, us: Place) -> None:
