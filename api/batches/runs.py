@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -73,7 +73,7 @@ class Callers:
     @property
     def is_open(self) -> bool:
         """Return whether lines may start now."""
-        return self._left_s > 0
+        return self._opening.seconds_left(self._state["services"].clock.now_ms()) != 0
 
     def opens_at(self) -> int | None:
         """Return when lines may start: now, or with the next hours."""
@@ -85,29 +85,28 @@ class Callers:
             return False
         return record.completed - record.created < self._own_start_s * 1000
 
-    @property
-    def _left_s(self) -> int:
-        left_s = self._opening.seconds_left(self._state["services"].clock.now_ms())
-        return LONGEST_LIFE_S if left_s is None else min(left_s, LONGEST_LIFE_S)
-
     async def request(self, *, files: bool = True) -> Request:
         """Return a request. Unless `files`, it finds what was filed before, and files nothing. Raises Problem for an
         account that may run nothing.
         """
         account = await self._account()
-        if not files:
-            return self._request(replace(account, limits=replace(account.limits, max_queued=0)))
-        if not self._batch.hours:
-            return self._request(account)
-        start_by_s = max(SHORTEST_START_S, min(self._left_s, self._own_start_s))
-        return self._request(account, {"x-start-by": str(start_by_s)})
+        return self._request(account if files else replace(account, limits=replace(account.limits, max_queued=0)))
+
+    def limit_start(self, new: NewPrediction) -> NewPrediction:
+        """Return a line's prediction, which starts before the hours close or not at all. It comes after the fingerprint
+        of its idempotency key, or each try of a line would be another request.
+        """
+        left_s = self._opening.seconds_left(self._state["services"].clock.now_ms())
+        if left_s is None:
+            return new
+        left_ms = max(SHORTEST_START_S, min(left_s, LONGEST_LIFE_S)) * 1000
+        return replace(new, start_by_ms=left_ms if new.start_by_ms is None else min(left_ms, new.start_by_ms))
 
     def own_request(self) -> Request:
         """Return a request that may only look at what the account has, and cancel it."""
         return self._request(Account(self._batch.account))
 
-    def _request(self, account: Account, headers: Mapping[str, str] = {}) -> Request:
-        more = [(name.encode(), value.encode()) for name, value in headers.items()]
+    def _request(self, account: Account) -> Request:
         request = Request(
             {
                 "type": "http",
@@ -117,7 +116,7 @@ class Callers:
                 "path": "",
                 "raw_path": b"",
                 "query_string": b"",
-                "headers": [*(each for each in self._headers if each[0].decode() not in headers), *more],
+                "headers": list(self._headers),
                 "client": None,
                 "path_params": {},
                 "state": {**self._state},
@@ -218,11 +217,12 @@ class LineRun:
         while removed < MOST_TRIES:
             stored = await self._end()
             is_closed_out = stored is not None and self._callers.is_closed_out(stored.record)
-            if self._stopped.is_set() and (is_closed_out or stored is None or stored.record.status is Status.CANCELED):
+            if self._stopped.is_set() and stored is not None and stored.record.status is Status.CANCELED:
                 raise Unfiled
             if stored is not None and stored.input is not None and not is_closed_out:
                 return show(self._target, stored)
             tries, removed = tries + 1, removed + (not is_closed_out)
+            # what another keeper filed after it is found by its key, also once the batch is canceled
             if (outcome := await self._file(tries)) is not None:
                 return outcome
         return refuse(self._target, errors.data_removed())
@@ -265,6 +265,7 @@ class LineRun:
         return await cancel_if_disabled(request, filed) if called.deployment else filed
 
     def listen(self, services: Services, new: NewPrediction) -> NewPrediction:
+        new = self._callers.limit_start(new)
         return replace(new, waiter=services.waiters.expect(new.id, self._wait))
 
     async def _pause(self, after_s: int | None) -> None:

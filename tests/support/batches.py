@@ -74,6 +74,12 @@ def line(custom_id: str, text: str | None = None, *, model: str = MODEL, url: st
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": body}).encode()
 
 
+def call(custom_id: str, version: str) -> bytes:
+    """Return a line of `/v1/predictions`."""
+    body = {"version": version, "input": {"text": custom_id}}
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": "/v1/predictions", "body": body}).encode()
+
+
 def lines(names: Iterable[str]) -> bytes:
     return b"".join(line(name) + b"\n" for name in names)
 

@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 
 from api.batches import engine as engine_module
 from api.batches.engine import Engine
+from api.batches.parts import Archive
 from api.batches.work import MOST_WINDOW
 from api.openai import files as openai_files
 from api.predictions.bodies import start_after_ms
@@ -316,6 +317,80 @@ async def test_lines_start_only_in_the_hours_of_their_batch(
     output, errors = await batches.results(http, shown)
     assert (sorted(each["custom_id"] for each in output), errors) == (sorted(names), [])
     assert set(model.runs.values()) == {1}
+
+
+async def test_line_that_started_in_none_of_the_hours_is_filed_in_the_next(
+    http: AsyncClient, settings: ApiSettings, server: RedisServer, redis: Redis, catalog: Catalog, scripts: Scripts
+) -> None:
+    queue = await catalog.register(COG, VERSION, schema=OPEN_SCHEMA, server="cog", policy=Policy())
+    names, clock, left_ms = ["a", "b"], batches.ShiftedClock(), 3_000
+    clock.ahead_ms = 60_000 - left_ms - clock.now_ms() % 60_000
+    closes = datetime.fromtimestamp((clock.now_ms() + left_ms) / 1000, UTC)
+    begins = [closes + timedelta(minutes=minutes) for minutes in (-1, 1, 3)]
+    hours = ", ".join(f"{each:%H:%M}-{each + timedelta(minutes=1):%H:%M}" for each in begins) + " UTC"
+    content = b"\n".join(batches.call(name, COG) for name in names)
+    made = await batches.create(
+        http, await batches.upload(http, content), endpoint="/v1/predictions", headers={"X-Open-Hours": hours}
+    )
+    key = keys.batch(FileId(made["id"].removeprefix("batch_")))
+    played = PlayedDirector(scripts, queue)
+    async with (
+        keeping(server.url, lease_s=3),
+        batches.engine(settings, clock=clock) as engine,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(engine.run)
+        for begin, next_ms in zip(begins[1:], (120_000 - left_ms, 90_000), strict=True):  # the third has longer to go
+            live = partial(redis.zcard, keys.live(queue))
+            await eventually(live, "the lines are filed", until=len(names).__eq__)
+            await eventually(live, "none has begun", until=(0).__eq__, limit_s=20)
+            opens = str(round(begin.timestamp() // 60 * 60_000)).encode()
+            await eventually(partial(redis.hget, key, "opens"), "it waits for its hours", until=opens.__eq__)
+            clock.ahead_ms += next_ms
+        tasks.start_soon(partial(played.run, lambda _: b"1"))
+        shown = await batches.ended(http, made["id"])
+        tasks.cancel_scope.cancel()
+    output, errors = await batches.results(http, shown)
+    assert (sorted(each["custom_id"] for each in output), errors) == (names, [])
+
+
+@pytest.mark.parametrize("is_canceled", [False, True])
+async def test_lines_of_hours_that_a_kill_left_unnoted_are_found(
+    http: AsyncClient,
+    model: EchoServer,
+    engine: Engine,
+    settings: ApiSettings,
+    redis: Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    is_canceled: bool,
+) -> None:
+    async def lose(*_: object) -> None: ...
+
+    monkeypatch.setattr(Archive, "note_line", lose)
+    names = [f"l{n}" for n in range(20)]
+    model.go.clear()
+    now = datetime.now(UTC)
+    hours = f"{now - timedelta(hours=1):%H:%M}-{now + timedelta(hours=1):%H:%M} UTC"
+    made = await batches.create(http, await batches.upload(http, batches.lines(names)), headers={"X-Open-Hours": hours})
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.run)
+        await eventually(partial(count_live, redis), "all lines are filed", until=len(names).__eq__)
+        await eventually(lambda: model.runs.total(), "all slots are used", until=(SLOTS).__eq__)
+        tasks.cancel_scope.cancel()
+    if is_canceled:
+        await http.post(f"{BATCHES}/{made['id']}/cancel")
+    else:
+        model.go.set()
+    clock = batches.ShiftedClock()
+    clock.ahead_ms = 2_000  # so the hours close sooner than at the first try
+    async with batches.engine(settings, clock=clock) as other:
+        await eventually(other.run_once, "it was taken", until=(1).__eq__, limit_s=30)
+    shown = await batches.get(http, made["id"])
+    counts = (0, len(names)) if is_canceled else (len(names), 0)
+    assert (shown["request_counts"]["completed"], shown["request_counts"]["failed"]) == counts
+    assert await count_live(redis) == 0
+    assert set(model.runs.values()) == {1}
+    assert model.canceled == (SLOTS if is_canceled else 0)
 
 
 async def test_batch_out_of_its_hours_is_canceled_in_seconds(
