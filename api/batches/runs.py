@@ -185,6 +185,10 @@ class LineRun:
             with suppress(Problem):
                 await cancel_of(self._request, self._filed.stored.record.id, self._where)()
 
+    def leave(self) -> None:
+        """Wait for its end no longer. Safe to repeat."""
+        self._wait.leave()
+
     async def file(self) -> Outcome | None:
         """File it once nothing is in its way, unless it is known to have a prediction. Returns its outcome if it is
         refused. Raises Unfiled.
@@ -235,6 +239,7 @@ class LineRun:
                 self._waits.pop(self._number, None)
                 await self._note(self._number, self._filed.stored.record.id)
             except Exception as exc:  # whatever its POST would have been answered with
+                self.leave()
                 problem = errors.problem_of(exc)
                 may_file = self._callers.is_open and not self._stopped.is_set()
                 if not may_file and not isinstance(exc, BackendUnavailable):
@@ -297,7 +302,7 @@ class LineRun:
                     return ended.of(stored)
                 stored = await self._read(request, stored.record.id)
         finally:
-            self._wait.leave()
+            self.leave()
         return stored
 
     async def _read(self, request: Request, prediction_id: PredictionId) -> Stored | None:

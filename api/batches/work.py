@@ -191,6 +191,7 @@ class Work:
         except Unfiled:  # it stays where the rest begins
             self.is_closed = self.is_closed or not self._stop
         finally:
+            run.leave()
             self._capacity.bytes[self._batch.account] -= size
             del self._under_way[line.number]
             self._waits.pop(line.number, None)

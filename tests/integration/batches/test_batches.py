@@ -588,6 +588,24 @@ async def test_lines_leave_half_of_what_their_account_may_queue_for_calls(
     assert (calls, shown["request_counts"]["completed"]) == ([201, 201, 201, 429], 3 * SLOTS)
 
 
+async def test_line_that_was_refused_or_left_is_not_waited_for(
+    http: AsyncClient, model: EchoServer, engine: Engine, redis: Redis
+) -> None:
+    expected, most = engine._services.waiters._expected, 2
+    await Accounts(redis).set_limits(ACCOUNT, {"max_queued": str(most)})
+    model.go.clear()
+    made = await batches.create(http, await batches.upload(http, batches.lines(f"l{n}" for n in range(40))))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.run)
+        await eventually(lambda: model.runs.total(), "all slots are used", until=(SLOTS).__eq__)
+        waits = partial(redis.hget, keys.batch(FileId(made["id"].removeprefix("batch_"))), "waits")
+        await eventually(waits, "lines were refused", until=bool, limit_s=20)
+        filed = range(SLOTS, SLOTS + most + 1)
+        await eventually(lambda: len(expected), "only filed lines are waited for", until=filed.__contains__)
+        tasks.cancel_scope.cancel()
+    assert not expected
+
+
 async def test_batch_says_why_its_lines_wait(
     http: AsyncClient, model: EchoServer, engine: Engine, redis: Redis
 ) -> None:
