@@ -129,16 +129,20 @@ class Engine:
             lease = Lease(self._services.scripts, account, batch_id)
             if await lease.hold() in ("busy", "gone"):
                 continue
+            run = None
             try:
-                batch = await self._batches.get(account, batch_id)
-            except ValueError:  # the others go on
+                if (batch := await self._batches.get(account, batch_id)) is not None:
+                    run = BatchRun(batch, lease, self._state, store, self._capacity, self._notifier)
+            except BackendUnavailable:
+                raise
+            except Exception:  # such as hours in a time zone that is unknown here: the others go on
                 log.exception("a batch cannot be read", extra={"batch": batch_id})
-                batch = None
-            if batch is None:
+            if run is None:
                 self._later[batch_id] = now_s + LEASE_S
+                await lease.give_back()  # another keeper may know more
                 continue
             self._capacity.accounts[account] += 1
-            self._running[batch_id] = run = BatchRun(batch, lease, self._state, store, self._capacity, self._notifier)
+            self._running[batch_id] = run
             tasks.start_soon(self._run, run)
             taken += 1
         return taken

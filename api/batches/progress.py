@@ -1,5 +1,6 @@
 """Say how far a batch is: its rate, when it will end, and why lines failed. Pure."""
 
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -7,6 +8,7 @@ from msgspec import Struct
 
 from api.batches.opening import Opening
 from api.web.errors import Problem
+from director.core.errors import SettingsError
 from director.store.batches import CANCELABLE, Batch
 
 RUNS: Final = "in_progress"
@@ -47,16 +49,16 @@ def progress_of(batch: Batch, now_ms: int) -> BatchProgress:
     done = batch.completed + batch.failed
     began_ms = batch.times.get("in_progress")
     causes = sorted(causes_of(batch).items(), key=lambda each: (-each[1], each[0]))
-    opening = Opening(batch.hours, msgspec.json.decode(batch.headers, type=dict[str, str]))
+    opening = _opening_of(batch)
     rate = ends_at = opens_at = None
-    if began_ms is not None and done and batch.counted:
+    if opening is not None and began_ms is not None and done and batch.counted:
         until_ms = batch.counted
         if batch.status == RUNS:  # lines that are not counted yet are no standstill, until they would be
             until_ms = max(until_ms, now_ms - UNCOUNTED_MS)
         rate = done / max(SHORTEST_S, opening.open_ms(began_ms, until_ms) / 1000)
         if batch.status == RUNS:
             ends_at = round(opening.end_after(until_ms, (batch.total - done) / rate * 1000) / 1000)
-    if batch.status in CANCELABLE and not opening.is_open(now_ms):
+    if opening is not None and batch.status in CANCELABLE and not opening.is_open(now_ms):
         opens_ms = opening.changes_at(now_ms)
         opens_at = None if opens_ms is None else opens_ms // 1000
     return BatchProgress(
@@ -67,6 +69,13 @@ def progress_of(batch: Batch, now_ms: int) -> BatchProgress:
         opens_at=opens_at,
         waits=msgspec.json.decode(batch.waits, type=LinesWait) if batch.waits and batch.status == RUNS else None,
     )
+
+
+def _opening_of(batch: Batch) -> Opening | None:
+    """Return None for hours in a time zone that this machine does not know."""
+    with suppress(SettingsError):
+        return Opening(batch.hours, msgspec.json.decode(batch.headers, type=dict[str, str]))
+    return None
 
 
 def encode_wait(problem: Problem | None) -> bytes:

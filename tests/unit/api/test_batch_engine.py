@@ -7,11 +7,12 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import msgspec
 import pytest
 
 from api.batches import engine as module
 from api.batches.engine import Engine
-from director.core.errors import BackendUnavailable
+from director.core.errors import BackendUnavailable, SettingsError
 from director.core.ids import FileId, new_file_id
 
 IDS = [new_file_id(1_700_000_000_000 + n) for n in range(3)]
@@ -23,10 +24,12 @@ class Played:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.started: list[FileId] = []
         self.hold: Callable[[FileId], Awaitable[str]] = self._held
-        self.unreadable: FileId | None = None
         self.waiting = [("acme", each) for each in IDS]
         self.due: list[tuple[str, FileId]] = []
-        monkeypatch.setattr(module, "Lease", lambda _, __, each: SimpleNamespace(hold=lambda: self.hold(each)))
+        self.faults: dict[FileId, Exception] = {}  # of the read of a batch
+        self.odd: dict[FileId, Exception] = {}  # of the making of its run
+        self.given_back: list[FileId] = []
+        monkeypatch.setattr(module, "Lease", self._lease)
         monkeypatch.setattr(module, "BatchRun", lambda batch, *_: self._run_of(batch))
         clock = SimpleNamespace(monotonic=lambda: 0.0, now_ms=lambda: 0, sleep=anyio.sleep)
         services: Any = SimpleNamespace(
@@ -39,15 +42,23 @@ class Played:
         return self.waiting, self.due
 
     async def _get(self, account: str, batch_id: FileId) -> Any:
-        if batch_id == self.unreadable:
-            raise ValueError
+        if batch_id in self.faults:
+            raise self.faults[batch_id]
         return SimpleNamespace(id=batch_id, account=account, is_live=(account, batch_id) in self.waiting)
 
     async def _held(self, _: FileId) -> str:
         return "in_progress"
 
+    def _lease(self, _: object, __: object, batch_id: FileId) -> Any:
+        async def give_back() -> None:
+            self.given_back.append(batch_id)
+
+        return SimpleNamespace(hold=lambda: self.hold(batch_id), give_back=give_back)
+
     def _run_of(self, batch: Any) -> Any:
         batch_id = batch.id
+        if batch_id in self.odd:
+            raise self.odd[batch_id]
 
         async def run() -> float:
             self.started.append(batch_id)
@@ -84,9 +95,12 @@ async def test_outage_in_a_look_for_batches_strands_none(played: Played) -> None
 
 
 async def test_batch_that_cannot_be_read_holds_up_no_other(played: Played) -> None:
-    played.unreadable = IDS[1]
+    played.faults[IDS[0]] = msgspec.ValidationError("a status of a newer release")
+    played.odd[IDS[1]] = SettingsError("Mars/Olympus is no time zone")
     async with anyio.create_task_group() as tasks:
-        assert await played.engine._take(tasks) == 2
+        assert await played.engine._take(tasks) == 1
+        assert played.engine._capacity.accounts == {"acme": 1}
+        assert played.given_back == IDS[:2]
         tasks.cancel_scope.cancel()
 
 

@@ -49,6 +49,12 @@ def test_no_end_is_forecast_without_a_line_or_after_the_last(given: dict[str, ob
     assert progress_of(batch(**given), NOW).ends_at is None  # type: ignore[arg-type]
 
 
+def test_batch_with_hours_of_an_unknown_zone_shows_no_forecast() -> None:
+    stored = msgspec.structs.replace(batch(), hours="22:00-06:00 Mars/Olympus")
+    seen = progress_of(stored, NOW)
+    assert (seen.open_hours, seen.lines_per_second, seen.ends_at, seen.opens_at) == (stored.hours, None, None, None)
+
+
 def test_causes_are_bounded_and_none_is_uncounted() -> None:
     written = Written.of(batch())
     written.count({f"c{n}": n for n in range(MOST_CAUSES + 5)})
