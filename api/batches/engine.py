@@ -283,9 +283,11 @@ class BatchRun:
         await self._write({"ends_as": end, "status": status, "errors": errors, "at:finalizing": now_ms})
 
     async def _wait_for_hours(self) -> None:
-        """Leave it, with its turn when its hours begin, unless its caller has canceled it. Another keeper may go on."""
+        """Leave it, with its turn when its hours begin, unless its caller has canceled it. Another keeper may go on.
+        Nothing but the hours holds its lines up until then.
+        """
         opens = min(self._callers.opens_at() or self.batch.expires, self.batch.expires)
-        await self._write({"opens": opens}, allowed=("in_progress",), turn=CLOSED + opens)
+        await self._write({"opens": opens, "waits": b""}, allowed=("in_progress",), turn=CLOSED + opens)
 
     async def _join(self) -> None:
         """Make its files of the parts. It ends with that."""

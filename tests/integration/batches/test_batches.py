@@ -625,6 +625,23 @@ async def test_batch_says_why_its_lines_wait(
     assert (shown["request_counts"]["completed"], shown["progress"]["waits"]) == (2, None)
 
 
+async def test_batch_out_of_its_hours_names_no_other_cause_to_wait(
+    http: AsyncClient, model: EchoServer, settings: ApiSettings, redis: Redis
+) -> None:
+    now, hour, clock = datetime.now(UTC), timedelta(hours=1), batches.ShiftedClock()
+    headers = {"X-Open-Hours": f"{now - hour:%H:%M}-{now + hour:%H:%M} UTC"}
+    made = await batches.create(http, await batches.upload(http, batches.lines(["a", "b"])), headers=headers)
+    await Accounts(redis).set_limits(ACCOUNT, {"max_files_bytes": "1"})
+    key = keys.batch(FileId(made["id"].removeprefix("batch_")))
+    async with batches.engine(settings, clock=clock) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.run)
+        await eventually(partial(redis.hget, key, "waits"), "it says why", until=bool, limit_s=20)
+        clock.ahead_ms += 2 * 3_600_000
+        await eventually(partial(redis.hget, key, "opens"), "it waits", until=lambda at: at not in (None, b"0"))
+        tasks.cancel_scope.cancel()
+    assert (await batches.get(http, made["id"]))["progress"]["waits"] is None
+
+
 async def test_lines_that_ran_are_found_without_their_token_and_key(
     http: AsyncClient, model: EchoServer, engine: Engine, settings: ApiSettings, redis: Redis
 ) -> None:
