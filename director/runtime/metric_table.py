@@ -167,7 +167,7 @@ director_webhooks_owed_oldest_seconds gauge
 director_batches gauge status
     Batches that have not ended, by status; `closed`: those that wait for their hours. At most 1,000 are counted.
 director_batches_oldest_waiting_seconds gauge
-    Age of the oldest of them that no keeper runs, without those that wait for their hours. 0 without one.
+    Age of the oldest of them that waits for a keeper, of accounts of which none runs. Closed ones do not wait.
 director_batch_lines_total counter step
     Lines of batches of this keeper: filed, and written as succeeded or failed.
 director_batch_slots_used gauge

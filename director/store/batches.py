@@ -106,7 +106,9 @@ class Batch(Struct, frozen=True, kw_only=True):
 
 
 class Survey(Struct, frozen=True):
-    """Batches that have not ended, by status, and the age of the oldest one that waits for a keeper."""
+    """Batches that have not ended, by status, and the age of the oldest one that waits for a keeper. Those of accounts
+    of which a keeper runs one wait for their share.
+    """
 
     counts: dict[str, int]
     oldest_waiting_ms: int
@@ -225,18 +227,21 @@ class Batches:
         found = await ask(
             lambda: self._redis.zrange(keys.batches(), "-inf", live, byscore=True, offset=0, num=MOST_SURVEYED)
         )
-        ids = [batch_id for _, batch_id in _members(found)]
+        pairs = _members(found)
         names = ("status", "until", "opens", "created")
-        read = await pipelined(self._redis, lambda pipe: [pipe.hmget(keys.batch(each), names) for each in ids])
-        counts, oldest_ms = dict.fromkeys((*LIVE, "closed"), 0), 0
-        for status, until, opens, created in read:
+        read = await pipelined(self._redis, lambda pipe: [pipe.hmget(keys.batch(each), names) for _, each in pairs])
+        counts, running, since_ms = dict.fromkeys((*LIVE, "closed"), 0), set[str](), dict[str, int]()
+        for (account, _), (status, until, opens, created) in zip(pairs, read, strict=True):
             if status is None or text(status) not in LIVE:
                 continue
             is_closed = int(opens or 0) > now_ms
             counts["closed" if is_closed else text(status)] += 1
-            if not is_closed and int(until or 0) < now_ms:
-                oldest_ms = max(oldest_ms, now_ms - max(int(created), int(opens or 0)))
-        return Survey(counts, oldest_ms)
+            if int(until or 0) >= now_ms:
+                running.add(account)
+            elif not is_closed:
+                since_ms[account] = min(since_ms.get(account, now_ms), max(int(created), int(opens or 0)))
+        waits = [now_ms - at_ms for account, at_ms in since_ms.items() if account not in running]
+        return Survey(counts, max(waits, default=0))
 
     async def note_line(self, batch: Batch, number: int, prediction_id: PredictionId, *, ttl_s: float) -> None:
         """Note the prediction that a line has, until the line is written."""

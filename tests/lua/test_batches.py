@@ -189,8 +189,9 @@ async def test_survey_tells_batches_that_run_wait_and_are_closed_apart(redis: Re
     batches, ids = Batches(redis, scripts), [new_file_id(NOW + n) for n in range(4)]
     runs, waits, closed, over = ids
     for each in ids:
-        fields = {"status": "in_progress", "account": ACCOUNT, "created": NOW}
-        await scripts.open_batch(ACCOUNT, each, created_ms=NOW, ttl_s=3600, fields=fields, most=9, most_live=9)
+        account = "other" if each == waits else ACCOUNT
+        fields = {"status": "in_progress", "account": account, "created": NOW}
+        await scripts.open_batch(account, each, created_ms=NOW, ttl_s=3600, fields=fields, most=9, most_live=9)
     for each in (runs, closed, over):
         await scripts.lease_batch(ACCOUNT, each, token=TOKEN, lease_s=15, now_ms=NOW)
     opens = {"fields": {"opens": NOW + HOUR_MS}, "turn": CLOSED + NOW + HOUR_MS}
@@ -201,6 +202,17 @@ async def test_survey_tells_batches_that_run_wait_and_are_closed_apart(redis: Re
     assert seen.oldest_waiting_ms == 9_000
     later = await batches.survey(now_ms=NOW + HOUR_MS + 5)
     assert (later.counts["in_progress"], later.counts["closed"]) == (3, 0)
-    await scripts.write_batch(ACCOUNT, waits, token="", nonce="m", allowed=LIVE, fields={"opens": NOW + HOUR_MS})
+    await scripts.write_batch("other", waits, token="", nonce="m", allowed=LIVE, fields={"opens": NOW + HOUR_MS})
     await scripts.lease_batch(ACCOUNT, runs, token=TOKEN, lease_s=9_000, now_ms=NOW)
     assert (await batches.survey(now_ms=NOW + HOUR_MS + 5)).oldest_waiting_ms == 5
+
+
+async def test_batches_of_an_account_that_has_one_running_are_not_overdue(redis: Redis, scripts: Scripts) -> None:
+    batches, (runs, waits) = Batches(redis, scripts), [new_file_id(NOW + n) for n in range(2)]
+    for each in (waits, runs):
+        fields = {"status": "in_progress", "account": ACCOUNT, "created": NOW}
+        await scripts.open_batch(ACCOUNT, each, created_ms=NOW, ttl_s=3600, fields=fields, most=9, most_live=9)
+    assert (await batches.survey(now_ms=NOW + 9_000)).oldest_waiting_ms == 9_000
+    await scripts.lease_batch(ACCOUNT, runs, token=TOKEN, lease_s=15, now_ms=NOW)
+    assert (await batches.survey(now_ms=NOW + 9_000)).oldest_waiting_ms == 0
+    assert (await batches.survey(now_ms=NOW + 16_000)).oldest_waiting_ms == 16_000, "its keeper is gone"
