@@ -57,7 +57,7 @@ ENDPOINTS: Final = f"{', '.join((*OPENAI, PREDICTIONS))}, or another route of Re
 
 
 class OutputExpiry(Struct, frozen=True, forbid_unknown_fields=True):
-    """When the files that a batch writes are deleted: so many seconds after each was made."""
+    """When the files that a batch writes are deleted: `seconds` after each was made."""
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, Meta(ge=LIFE_S[0], le=LIFE_S[-1])]

@@ -25,7 +25,7 @@ PATH: Final = "/admin/batches"
 
 
 class BatchOfAccount(BatchView, frozen=True, kw_only=True):
-    """A batch, and whose it is."""
+    """A batch with its account."""
 
     account: str
 

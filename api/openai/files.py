@@ -78,9 +78,9 @@ ORDER: Final = Parameter("order", "`desc`, the default, has the newest first.", 
     name="openai.files.create",
     summary="Upload the input of a batch",
     about=(
-        "The form has the parts `file` and `purpose`, which is `batch`. A file has at most 200 MiB, belongs to the "
-        "account alone, and is deleted after `DIRECTOR_BATCH_TTL_S`, or as `expires_after` says. A service without a "
-        "file store answers 501."
+        "The form has the parts `file` and `purpose`, which is `batch`. A file has at most "
+        f"{MAX_FILE_BYTES >> 20} MiB, belongs to the account alone, and is deleted after "
+        "`DIRECTOR_BATCH_TTL_S`, or as `expires_after` says. A service without a file store answers 501."
     ),
     body=Body(OpenAiUpload, "multipart/form-data"),
     answers=FOUND,

@@ -27,6 +27,7 @@ from director.core.errors import (
 )
 from director.core.words import span
 from director.store.accounts import Reason
+from director.store.batches import MOST, MOST_LIVE
 
 log = logging.getLogger(__name__)
 MEDIA_TYPE: Final = "application/problem+json"
@@ -301,7 +302,8 @@ head_too_large = Refusal(
 )
 too_many_batches = Refusal(
     429,
-    "The account has too many batches: 100 may run, and 2,000 are kept. Please try again once some have ended.",
+    f"The account has too many batches: {MOST_LIVE} may run, and {MOST:,} are kept. "
+    "Please try again once some have ended.",
     code=Code.TOO_MANY_BATCHES,
 )
 # both close the connection: the rest of the body would be read as another request

@@ -142,7 +142,9 @@ def write_requests(rows: Rows, reader: Reader, model: str, to: BinaryIO) -> list
             to.write(msgspec.json.encode(line) + b"\n")
         numbers.append(number)
         if len(numbers) > MOST_LINES or to.tell() > MOST_BYTES:
-            raise FileFault(f"row {number} of {rows.file} is beyond {MOST_LINES:,} rows or 200 MiB. Split the file.")
+            raise FileFault(
+                f"row {number} of {rows.file} is beyond {MOST_LINES:,} rows or {MOST_BYTES >> 20} MiB. Split the file."
+            )
     if faults:
         raise FileFault("\n".join([f"nothing was sent. Correct {rows.file}:", *faults]))
     if not numbers:

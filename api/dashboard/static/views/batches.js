@@ -45,6 +45,7 @@ export function batches({ session, signal, query }) {
   const first = h("div", { hidden: true }, start());
   let next = null;
   let isLooked = false;
+  let newest = 0; // rows that are asked for again
 
   async function fetched(from) {
     if (session.isAdmin) return page(`${ADMIN}${account ? `?account=${encodeURIComponent(account)}` : ""}`, from, { signal });
@@ -58,12 +59,18 @@ export function batches({ session, signal, query }) {
     for (const one of found.results) known.set(one.id, one);
     if (from || !isLooked) { next = found.next; more.hidden = !next; }
     isLooked = true;
+    if (!from) newest = found.results.length;
     trouble.replaceChildren();
     show([...known.values()].sort((a, b) => (a.id < b.id ? 1 : -1)));
     list.hidden = !known.size;
     first.hidden = known.size > 0;
     const live = [...known.values()].filter((one) => !OVER.has(one.status)).length;
-    say(note, known.size ? `${known.size} shown, ${live} under way. ${known.size < MOST_LIVE ? "The list updates itself." : "The list is long, and no longer updates itself."}` : "No batches.");
+    say(note, known.size ? `${known.size} shown, ${live} under way. ${updates()}` : "No batches.");
+  }
+
+  function updates() {
+    if (known.size >= MOST_LIVE) return "The list is long, and no longer updates itself.";
+    return known.size > newest ? `The newest ${newest} update themselves.` : "The list updates itself.";
   }
 
   repeat(async () => {
