@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
 -- grant: store a session of a person, or a link that makes one session. A link is used up by the session that it makes.
--- Entries that are over go. Of more than `most` sessions, or links, of an account the oldest goes. At most 200 entries.
+-- Entries that are over go. Of more than `most` sessions, or links, of an account the oldest goes of the token that has the most: so no token ends
+-- the sessions of others by opening its own. At most 200 entries, and an unknown link reads none of them.
 --
 --   KEYS[1]  sessions  hash  {a:<account>}:sessions  s:<digest>, l:<digest> -> <until ms> <since ms> <token digest> <scopes>
 --   ARGV[1]  entry     s: and the digest of a session, or l: and that of a link
@@ -16,24 +17,35 @@
 
 local entry, link, token, scopes, life_ms, most, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), keys.clock(ARGV[7])
 
+local known = redis.call('HGET', KEYS[1], entry)
+if known then return known end
+if link ~= '' and redis.call('HEXISTS', KEYS[1], link) == 0 then return 'gone' end
+
 local stored, over, same, last = redis.call('HGETALL', KEYS[1]), {}, {}, now + life_ms
 for i = 1, #stored, 2 do
-  local name, till, since = stored[i], string.match(stored[i + 1], '^(%d+) (%d+) ')
+  local name, till, since, from, with = stored[i], string.match(stored[i + 1], '^(%d+) (%d+) (%S+) (%S+)$')
   till = tonumber(till)
-  if name == entry then return stored[i + 1] end
   if till <= now then
     over[#over + 1] = name
   else
     last = math.max(last, till)
-    if string.sub(name, 1, 2) == string.sub(entry, 1, 2) then same[#same + 1] = { tonumber(since), name } end
-    if name == link then token, scopes = string.match(stored[i + 1], '^%d+ %d+ (%S+) (%S+)$') end
+    if string.sub(name, 1, 2) == string.sub(entry, 1, 2) then same[#same + 1] = { tonumber(since), name, from } end
+    if name == link then token, scopes = from, with end
   end
 end
 if token == '' then return 'gone' end
 
 if link ~= '' then over[#over + 1] = link end
-table.sort(same, function(one, other) return one[1] < other[1] end)
-for i = 1, #same - most + 1 do over[#over + 1] = same[i][2] end
+if #same >= most then
+  local count, largest = { [token] = 1 }, 0
+  for _, each in ipairs(same) do count[each[3]] = (count[each[3]] or 0) + 1 end
+  for _, number in pairs(count) do largest = math.max(largest, number) end
+  local oldest
+  for _, each in ipairs(same) do
+    if count[each[3]] == largest and (not oldest or each[1] < oldest[1]) then oldest = each end
+  end
+  over[#over + 1] = (oldest or same[1])[2]
+end
 if #over > 0 then redis.call('HDEL', KEYS[1], unpack(over)) end
 local value = string.format('%d %d %s %s', now + life_ms, now, token, scopes)
 redis.call('HSET', KEYS[1], entry, value)

@@ -51,7 +51,9 @@ class Sessions:
         return await self._grant("l", account, token_digest, scopes, life_s=life_s)
 
     async def open(self, account: str, token_digest: str, scopes: Sequence[str], *, life_s: float) -> Granted:
-        """Return a new session of this token. Of more than a hundred of an account the oldest ends."""
+        """Return a new session of this token. Of more than a hundred of an account one ends: the oldest of the token
+        that has the most, so no token logs others out.
+        """
         return await self._grant("s", account, token_digest, scopes, life_s=life_s)
 
     async def follow(self, link: str, *, life_s: float) -> Granted | None:
@@ -65,9 +67,16 @@ class Sessions:
 
     async def find(self, secret: str) -> Session | None:
         """Return the session with this secret, which may be over."""
+        return await self._read("s", secret)
+
+    async def find_link(self, link: str) -> Session | None:
+        """Return the session that this link would make until its own end, which may be over."""
+        return await self._read("l", link)
+
+    async def _read(self, kind: str, secret: str) -> Session | None:
         if (match := HANDED_OUT.fullmatch(secret)) is None:
             return None
-        value = await ask(lambda: self._redis.hget(keys.sessions(match[1]), f"s:{digest(match[2])}"))
+        value = await ask(lambda: self._redis.hget(keys.sessions(match[1]), f"{kind}:{digest(match[2])}"))
         return None if value is None else Session(**_read(match[1], value))
 
     async def end(self, secret: str) -> None:

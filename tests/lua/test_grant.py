@@ -96,3 +96,15 @@ async def test_key_lives_as_long_as_its_longest_entry(grants: Grants, redis: Red
     longest = await redis.pexpiretime(keys.sessions(ACCOUNT))
     await grants.grant("l:x")
     assert await redis.pexpiretime(keys.sessions(ACCOUNT)) == longest
+
+
+async def test_token_that_opens_many_sessions_ends_its_own(grants: Grants, redis: Redis) -> None:
+    other, third = "1" * 64, "2" * 64
+    await grants.grant("s:first")
+    for name in "abcd":
+        grants.clock.pass_time(1)
+        await grants.grant(f"s:{name}", token_digest=other)
+    assert await names(redis) == ["s:c", "s:d", "s:first"]
+    grants.clock.pass_time(1)
+    await grants.grant("s:new", token_digest=third)
+    assert await names(redis) == ["s:d", "s:first", "s:new"]
