@@ -144,7 +144,7 @@ async def create_deployment(request: Request) -> Response:
     answers={200: Answer("The deployment.", DeploymentView)},
 )
 async def get_deployment(request: Request) -> Response:
-    return await _answer(request, await _find_deployment(request, is_shown=True))
+    return await _answer(request, await _find_deployment(request))
 
 
 @stores(
@@ -223,11 +223,16 @@ async def create_of_deployment(request: Request) -> Response:
 
 async def find_usable(request: Request, owner: str, name: str) -> Deployment | None:
     """Return a deployment by which the caller may create. Raises a 422 if it is disabled."""
-    is_its = owner == request.account.name or request.account.oversees
-    if not is_its or not NAME.fullmatch(owner) or not NAME.fullmatch(name):
+    if not _is_open(request, owner) or not NAME.fullmatch(owner) or not NAME.fullmatch(name):
         return None
     found = await request.services.deployments.get(owner, name)
     return None if found is None else _refuse_disabled(found)
+
+
+def _is_open(request: Request, owner: str) -> bool:
+    """Whether the caller may read the deployments of this owner, or with another method use and change them."""
+    account = request.account
+    return owner == account.name or (account.oversees if request.method == "GET" else "admin" in account.scopes)
 
 
 def _refuse_disabled(deployment: Deployment) -> Deployment:
@@ -282,11 +287,10 @@ async def _refuse_missing(request: Request, model: str, version: str) -> None:
         raise invalid_version()
 
 
-async def _find_deployment(request: Request, *, is_shown: bool = False) -> Deployment:
-    """Return the deployment of the path. `is_shown`: it is only read. Raises a 404."""
-    owner, name, account = request.path_params["owner"], request.path_params["name"], request.account
-    may = owner == account.name or (account.oversees if is_shown else "admin" in account.scopes)
-    if not may or not NAME.fullmatch(owner) or not NAME.fullmatch(name):
+async def _find_deployment(request: Request) -> Deployment:
+    """Return the deployment of the path. Raises a 404."""
+    owner, name = request.path_params["owner"], request.path_params["name"]
+    if not _is_open(request, owner) or not NAME.fullmatch(owner) or not NAME.fullmatch(name):
         raise not_found()
     deployment = await request.services.deployments.get(owner, name)
     if deployment is None:

@@ -422,6 +422,18 @@ async def test_viewer_sees_what_an_admin_sees(door: Door, tokens: dict[str, str]
             assert door.possessions.seen_in(seen[0]) == door.possessions.seen_in(seen[1]), (route, one)
 
 
+async def test_only_an_admin_creates_by_deployments_of_others(door: Door, tokens: dict[str, str]) -> None:
+    accounts = Accounts(door.redis)
+    seeing = await accounts.create_token("ops", scopes=["run", "view"])
+    desks = [one for one in CALLS if one.body["model"] == f"{OWNER}/$desk"]
+    for route, one in [(("POST", "/openai/v1/chat/completions"), one) for one in desks]:
+        codes = [
+            (await door.send(route, one, token)).status_code
+            for token in (seeing, tokens["as operator"], tokens["as admin"])
+        ]
+        assert codes == [404, 404, 400], one
+
+
 def least_role(route: Route) -> Role:
     """Return the role that this route over all accounts needs: see, act, or change who may do what."""
     method, path = route
