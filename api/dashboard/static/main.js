@@ -77,8 +77,8 @@ function show() {
   const link = LINK.exec(wanted)?.[1];
   if (link) return put(linked({ link, enter: entered, who: session.who }), "Log in");
   if (!session.who) return put(login({ enter: entered }), "Log in");
-  const [pattern, view, wantsAdmin] = VIEWS.find(([one]) => one.test(wanted)) ?? [/^/, missing, false];
-  if (wantsAdmin && !session.seesAll) return location.replace("#/predictions");
+  const [pattern, view, wantsAll] = VIEWS.find(([one]) => one.test(wanted)) ?? [/^/, missing, false];
+  if (wantsAll && !session.seesAll) return location.replace("#/predictions");
   const params = pattern.exec(wanted).slice(1);
   const made = view({ params, session, signal: shown.signal, refresh: show, query: query() });
   put(made.node, made.title);
@@ -181,7 +181,7 @@ function forget() {
 }
 
 function frame() {
-  const sections = session.who ? SECTIONS.filter(([, , wantsAdmin]) => session.seesAll || !wantsAdmin) : [];
+  const sections = session.who ? SECTIONS.filter(([, , wantsAll]) => session.seesAll || !wantsAll) : [];
   fill(document.getElementById("nav"), sections.map(([path, name]) => h("a", { href: `#${path}`, "data-path": path }, name)));
   document.getElementById("leave").hidden = !session.who;
   document.getElementById("find").hidden = !session.who;

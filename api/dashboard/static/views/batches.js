@@ -33,14 +33,14 @@ const left = ({ progress }) => (progress.ends_at ? seconds(Math.max(1, progress.
 
 /** All batches of the account, or of all accounts for operators. */
 export function batches({ session, signal, query }) {
-  const account = session.isAdmin ? query.get("account") ?? "" : "";
+  const account = session.seesAll ? query.get("account") ?? "" : "";
   const known = new Map();
   const body = h("tbody", {});
   const note = h("p", { class: "hint", role: "status" }, "Loading…");
   const more = h("button", { type: "button", hidden: true, on: { click: () => load(next).catch((error) => trouble.replaceChildren(failure(error))) } }, "Show more");
   const trouble = h("div", {});
   const show = keyed(body, (one) => one.id, (first) => line(first, session));
-  const heads = ["Batch", ...(session.isAdmin ? ["Account"] : []), "File or endpoint", "Status", "Progress", "#Lines", "#Failed", "#Rate", "#Ends in", "#Created"];
+  const heads = ["Batch", ...(session.seesAll ? ["Account"] : []), "File or endpoint", "Status", "Progress", "#Lines", "#Failed", "#Rate", "#Ends in", "#Created"];
   const list = h("div", { hidden: true }, table("Batches", heads, body));
   const first = h("div", { hidden: true }, start());
   let next = null;
@@ -48,7 +48,7 @@ export function batches({ session, signal, query }) {
   let newest = 0; // rows that are asked for again
 
   async function fetched(from) {
-    if (session.isAdmin) return page(`${ADMIN}${account ? `?account=${encodeURIComponent(account)}` : ""}`, from, { signal });
+    if (session.seesAll) return page(`${ADMIN}${account ? `?account=${encodeURIComponent(account)}` : ""}`, from, { signal });
     const found = await ask(`${OPENAI}?limit=100${from ? `&after=${from}` : ""}`, { signal });
     return { results: found.data, next: found.has_more ? found.last_id : null };
   }
@@ -77,7 +77,7 @@ export function batches({ session, signal, query }) {
     if (known.size >= MOST_LIVE) return undefined;
     try { await load(null); } catch (error) {
       if (signal.aborted) return undefined;
-      if (error.status === 404 && !session.isAdmin) { say(note, ""); trouble.replaceChildren(h("p", { class: "hint" }, "This service runs no batches. Its operator turns them on with ", h("code", {}, "DIRECTOR_OPENAI=true"), ".")); return true; }
+      if (error.status === 404 && !session.seesAll) { say(note, ""); trouble.replaceChildren(h("p", { class: "hint" }, "This service runs no batches. Its operator turns them on with ", h("code", {}, "DIRECTOR_OPENAI=true"), ".")); return true; }
       if (!isLooked) say(note, "");
       trouble.replaceChildren(failure(error), isLooked ? h("p", { class: "hint" }, "What is shown is older. It is asked again.") : "");
     }
@@ -99,7 +99,7 @@ const start = () => h("div", { class: "card" }, h("p", {}, "A batch starts from 
 function line(first, session) {
   const cells = { status: h("td", {}), progress: h("td", {}), lines: h("td", { class: "num" }), failed: h("td", { class: "num" }), rate: h("td", { class: "num" }), left: h("td", { class: "num" }), created: h("td", { class: "num broad" }) };
   const node = h("tr", {}, h("th", { scope: "row" }, h("a", { href: `#/batches/${first.id}`, class: "mono" }, first.id)),
-    session.isAdmin ? h("td", {}, h("a", { href: `#/accounts/${first.account}` }, first.account)) : null, h("td", { class: "broken" }, named(first)), Object.values(cells));
+    session.seesAll ? h("td", {}, h("a", { href: `#/accounts/${first.account}` }, first.account)) : null, h("td", { class: "broken" }, named(first)), Object.values(cells));
   return {
     node,
     update(one) {
@@ -117,13 +117,13 @@ function line(first, session) {
 
 /** One batch. */
 export function batch({ params: [id], session, signal }) {
-  const base = session.isAdmin ? `${ADMIN}/${id}` : `${OPENAI}/${id}`;
+  const base = session.seesAll ? `${ADMIN}/${id}` : `${OPENAI}/${id}`;
   const body = h("div", {}, h("p", { class: "hint" }, "Loading…"));
   const trouble = h("div", {});
   let last = null;
 
   const fetchFile = (kind) => async () => {
-    const path = session.isAdmin ? `${base}/${kind}` : `/openai/v1/files/${kind === "output" ? last.output_file_id : last.error_file_id}/content`;
+    const path = session.seesAll ? `${base}/${kind}` : `/openai/v1/files/${kind === "output" ? last.output_file_id : last.error_file_id}/content`;
     await download(path, `${id}.${kind}.jsonl`);
     return "It is downloaded.";
   };
@@ -191,13 +191,13 @@ function faults({ errors }) {
 /** Why lines failed, the most frequent cause first. An operator sees the predictions of one. */
 function causes({ progress, account }, session) {
   if (!progress.causes.length) return null;
-  const link = ({ code }) => (session.isAdmin && !code.startsWith("batch_") ? h("a", { href: `#/predictions?${new URLSearchParams({ account, code })}` }, code) : code);
+  const link = ({ code }) => (session.seesAll && !code.startsWith("batch_") ? h("a", { href: `#/predictions?${new URLSearchParams({ account, code })}` }, code) : code);
   return h("section", {}, h("h2", {}, "Failures by cause"),
     table("Failures by cause", ["Cause", "#Lines"], h("tbody", {}, progress.causes.map((one) => h("tr", {}, h("th", { scope: "row" }, link(one)), h("td", { class: "num" }, one.lines.toLocaleString("en")))))));
 }
 
 const details = (batch, session) => h("section", {}, h("h2", {}, "Details"), facts([
-  ["Account", session.isAdmin ? h("a", { href: `#/accounts/${batch.account}` }, batch.account) : null],
+  ["Account", session.seesAll ? h("a", { href: `#/accounts/${batch.account}` }, batch.account) : null],
   ["Endpoint", batch.endpoint],
   ["Open hours", batch.progress.open_hours],
   ["Created", moment(iso(batch.created_at))],
