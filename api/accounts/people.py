@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from api.web import errors
-from api.web.http import Request, is_from_proxy, read_host, services_of
+from api.web.http import HOST, Request, is_from_proxy, read_host, services_of
 from director.core.errors import SettingsError
 from director.core.settings import ApiSettings
 from director.store.accounts import ACCOUNT_NAME, ROLES, Account, Role
@@ -36,31 +36,33 @@ def is_of_page(request: Request) -> bool:
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None:
         return site == SAME_SITE
-    return origin is None or urlsplit(origin).netloc.lower() in _own_hosts(request) - {""}
+    return origin is None or origin.lower() in _own_origins(request)
 
 
-def _own_hosts(request: Request) -> set[str]:
-    public = services_of(request).settings.public_url
-    return {read_host(request)[1].lower(), *([urlsplit(public).netloc.lower()] if public else ())}
+def _own_origins(request: Request) -> set[str]:
+    """Return the page's origins as a browser writes them. What a client sends is compared and not parsed."""
+    scheme, host = read_host(request)
+    public = urlsplit(services_of(request).settings.public_url)
+    return {f"{scheme}://{host}".lower(), f"{public.scheme}://{public.netloc}".lower()} - {"://"}
 
 
 async def find_person(request: Request) -> Account | None:
     """Return the account of the person at the page, with the scopes that the person has now. None without one."""
     if not is_of_page(request):
         return None
-    if (cookie := session_cookie(request)) is not None:
-        return await services_of(request).log_ins.of_session(cookie)
-    return await _of_proxy(request)
+    # the proxy's word is of now, and a cookie may be an earlier person's of this browser
+    if (person := await _of_proxy(request)) is not None:
+        return person
+    cookies = session_cookies(request)
+    # another port of this host can add a cookie without TLS, which a browser may send first
+    return await services_of(request).log_ins.of_session(cookies[0]) if len(cookies) == 1 else None
 
 
-def session_cookie(request: Request) -> str | None:
-    """Return the value of the session's cookie. With TLS only a cookie counts that no plain page can have set."""
+def session_cookies(request: Request) -> list[str]:
+    """Return the values of the session's cookie. With TLS only a cookie counts that no plain page can have set."""
     wanted = f"{cookie_name(request)}="
-    for header in request.headers.getlist("cookie"):
-        for pair in header.split(";"):
-            if pair.strip().startswith(wanted):
-                return pair.strip().removeprefix(wanted)
-    return None
+    pairs = (pair.strip() for header in request.headers.getlist("cookie") for pair in header.split(";"))
+    return [pair.removeprefix(wanted) for pair in pairs if pair.startswith(wanted)]
 
 
 def cookie_name(request: Request) -> str:
@@ -68,7 +70,8 @@ def cookie_name(request: Request) -> str:
     scheme, host = read_host(request)
     if _has_tls(request, scheme, host):
         return f"{SECURE}{COOKIE}"
-    return f"{COOKIE}-{urlsplit(f'//{host}').port or 80}"
+    found = HOST.fullmatch(host)
+    return f"{COOKIE}-{found[2][1:] if found and found[2] else 80}"
 
 
 def _has_tls(request: Request, scheme: str, host: str) -> bool:
@@ -131,9 +134,10 @@ async def _of_proxy(request: Request) -> Account | None:
     if proxy is None or not is_from_proxy(request):
         return None
     names = request.headers.getlist(proxy.user)
-    if len(names) != 1 or not USER.fullmatch(names[0]):  # a second one may be the caller's own
+    groups = request.headers.getlist(proxy.groups) if proxy.groups else []
+    if len(names) != 1 or not USER.fullmatch(names[0]) or len(groups) > 1:  # a second one may be the caller's own
         return None
-    role = proxy.role(",".join(request.headers.getlist(proxy.groups)) if proxy.groups else "")
+    role = proxy.role(groups[0] if groups else "")
     if role is None:
         raise errors.forbidden("None of your groups has a role here: see DIRECTOR_PROXY_ROLES.")
     account = await services.log_ins.of_page(proxy.account)

@@ -5,6 +5,7 @@ token, or by an administrator for a person of any account, who then gets a token
 """
 
 import re
+from contextlib import suppress
 from datetime import datetime
 from typing import Annotated, Final
 
@@ -12,17 +13,18 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from api.accounts.auth import authenticate, name_operator
-from api.accounts.people import find_person, is_of_page, session_cookie, set_cookie
+from api.accounts.people import find_person, is_of_page, session_cookies, set_cookie
 from api.web.errors import forbidden, invalid_field, invalid_token, not_found
 from api.web.http import Request, base_url, decode_body, json_response, services_of
 from api.web.route import OPERATES, Answer, Body, Route, administers
-from director.core.errors import SettingsError
+from director.core.errors import BackendUnavailable, SettingsError
 from director.core.ids import LANES
 from director.core.view import iso
-from director.store.accounts import ACCOUNT_NAME, LABEL, ROLES, SCOPES, Role, digest, limit_scopes
+from director.store.accounts import ACCOUNT_NAME, LABEL, ROLES, SCOPES, Account, Role, digest, limit_scopes
 from director.store.sessions import LINK_S, Granted
 
 MAX_BODY: Final = 4_096
+FEW: Final = 4  # cookies of one name
 LONGEST_S: Final = 7 * 86_400
 LinkLife = Annotated[float, Meta(ge=60, le=LONGEST_S)]
 
@@ -49,8 +51,8 @@ class AskedLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class AskedInvitation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A link for a person. `label` names the person in the log of changes. Without `expires_at` the new token is good
-    until it is revoked. Without a role it is for the account's own predictions.
+    """A link for a person. `label` names the person in the log of changes. Without `expires_at` the new token ends with
+    the longest session that the link can make. Without a role it is for the account's own predictions.
     """
 
     role: Role | None = None
@@ -70,9 +72,14 @@ class LinkView(Struct, frozen=True, kw_only=True):
 
 @Route("GET", "/session")
 async def show_person(request: Request) -> Response:
-    """Say who is logged in at the page; 204 without a log-in, which is no fault."""
+    """Say who is logged in at the page; 204 without a log-in, where a cookie that is over is taken back."""
     who = await find_person(request)
-    return Response(status_code=204) if who is None else json_response({"username": who.name, "scopes": who.scopes})
+    if who is not None:
+        return json_response({"username": who.name, "scopes": who.scopes})
+    response = Response(status_code=204)
+    if is_of_page(request) and session_cookies(request):
+        set_cookie(request, response, None)
+    return response
 
 
 @Route("POST", "/session")
@@ -83,15 +90,18 @@ async def log_in(request: Request) -> Response:
     asked = await decode_body(request, LogIn, max_bytes=MAX_BODY)
     life_s = services.settings.session_s
     made: Granted | None = None
+    who: Account | None = None
     if asked.link:
-        made = await services.sessions.follow(asked.link, life_s=life_s)
+        # before the link is used up: then an outage leaves it for a second try
+        who = await services.log_ins.of_link(asked.link)
+        made = None if who is None else await services.sessions.follow(asked.link, life_s=life_s)
     elif "authorization" in request.headers:
-        caller = await authenticate(request, *SCOPES)
-        made = await services.sessions.open(caller.name, caller.token_digest, caller.scopes, life_s=life_s)
-    who = None if made is None else await services.log_ins.of_session(made.secret)
+        who = await authenticate(request, *SCOPES, bucket="create")
+        made = await services.sessions.open(who.name, who.token_digest, who.scopes, life_s=life_s)
     if made is None or who is None:
         raise invalid_token()
-    await _end(request)
+    with suppress(BackendUnavailable):  # the new session is stored and must reach the browser
+        await _end(request)
     view = Person(username=who.name, scopes=who.scopes, expires_at=iso(made.expires_ms))
     response = json_response(view, 201, {"Cache-Control": "no-store"})
     set_cookie(request, response, made)
@@ -109,8 +119,8 @@ async def log_out(request: Request) -> Response:
 
 
 async def _end(request: Request) -> None:
-    if (secret := session_cookie(request)) is not None:
-        services = services_of(request)
+    services = services_of(request)
+    for secret in session_cookies(request)[:FEW]:
         await services.sessions.end(secret)
         services.log_ins.forget(secret)
 
@@ -164,7 +174,9 @@ async def invite(request: Request) -> Response:
     if not re.fullmatch(ACCOUNT_NAME, name) or not await services.accounts.exists(name):
         raise not_found()
     asked = await decode_body(request, AskedInvitation, max_bytes=MAX_BODY)
-    expires_ms = None if asked.expires_at is None else int(asked.expires_at.timestamp() * 1000)
+    # no one has the secret, so after the session the token is of no use
+    over_ms = services.clock.now_ms() + int((asked.life_s + services.settings.session_s) * 1000)
+    expires_ms = over_ms if asked.expires_at is None else int(asked.expires_at.timestamp() * 1000)
     scopes = ("read", "run") if asked.role is None else ROLES[asked.role]
     by = name_operator(request.account)
     try:

@@ -144,6 +144,8 @@ SHOWN: Final = {200: Answer("The batch.", BatchView)}
 )
 async def create_batch(request: Request) -> Response:
     services, account = request.services, request.account
+    if "authorization" not in request.headers:  # its lines run as the token, also after a log-out
+        raise errors.forbidden("A batch outlives a log-in at the page: send a token.")
     store_of(request)
     batches = Batches(services.redis, services.scripts)
     body = await read_body(request, max_bytes=MOST_BYTES)

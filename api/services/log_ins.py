@@ -37,7 +37,13 @@ class LogIns:
 
     async def of_session(self, secret: str) -> Account | None:
         """Return the account of a session, with those of its scopes that its token has now."""
-        session = await self._found.get(digest(secret), lambda: self._sessions.find(secret))
+        return await self._of(await self._found.get(digest(secret), lambda: self._sessions.find(secret)))
+
+    async def of_link(self, link: str) -> Account | None:
+        """Return the account that this link logs in, and leave the link as it is."""
+        return await self._of(await self._sessions.find_link(link))
+
+    async def _of(self, session: Session | None) -> Account | None:
         if session is None or session.expires_ms <= self._clock.now_ms():
             return None
         account = await self._lookups.account_of(session.token_digest)

@@ -304,7 +304,7 @@ class Link(Struct, frozen=True):
     arg("--account NAME", "a person of this account, who gets a token of its own; without it, you"),
     arg("--label TEXT", "with --account: who it is, for the log of changes", default="page"),
     arg("--minutes N", "how long the link waits (%(default)s)", type=whole(LONGEST_LINK_S // 60), default=10),
-    arg("--expires-hours H", "with --account: hours until the person's token expires (never)", type=hours),
+    arg("--expires-hours H", "with --account: hours until the person's token expires (with the longest session)", type=hours),
     examples=("", "--role viewer", "--account ops --role operator --label ann --minutes 1440"),
 )
 def _make_link(given: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from director.core.errors import SettingsError
 from director.core.ids import QueueName
 from director.core.settings import ApiSettings
 from director.store.accounts import Accounts
-from tests.integration.api.test_sessions import FOREIGN, OF_PAGE, bearer
+from tests.integration.api.test_sessions import FOREIGN, OF_PAGE, bearer, log_in
 from tests.support.api import api_client
 from tests.support.servers import RedisServer
 
@@ -94,6 +94,28 @@ async def test_odd_name_is_no_one(page: httpx.AsyncClient, name: str) -> None:
 async def test_second_name_in_a_request_is_no_one(page: httpx.AsyncClient) -> None:
     headers = [*OF_PAGE.items(), ("X-Forwarded-Email", "eve@example.com"), *ANN.items()]
     assert (await page.get(QUEUES, headers=headers)).status_code == 401
+
+
+async def test_second_header_of_groups_is_no_one(page: httpx.AsyncClient) -> None:
+    groups = [("X-Forwarded-Groups", one) for one in ("platform", "dev")]
+    headers = [*OF_PAGE.items(), *ANN.items(), *groups]
+    assert (await page.get(QUEUES, headers=headers)).status_code == 401
+
+
+async def test_proxys_word_comes_before_any_cookie(page: httpx.AsyncClient, redis: Redis) -> None:
+    cookie = await log_in(page, await Accounts(redis).create_token("team"))
+    for sent in (cookie, {"Cookie": f"director-session-80=team.{'0' * 40}"}):
+        answer = await page.get("/session", headers={**OF_PAGE, **ANN, **sent})
+        assert answer.json() == {"username": "page", "scopes": ["read", "view"]}
+    assert (await page.get("/session", headers={**OF_PAGE, **cookie})).json()["username"] == "team"
+
+
+async def test_person_of_the_proxy_makes_no_batch(settings: ApiSettings, redis: Redis) -> None:
+    await Accounts(redis).create("page")
+    async with api_client(replace(settings, openai=True), peer="10.0.0.1") as page:
+        sent = {**OF_PAGE, **ANN, "X-Forwarded-Groups": "platform"}
+        answer = await page.post("/openai/v1/batches", json={}, headers=sent)
+        assert (answer.status_code, "send a token" in answer.text) == (403, True)
 
 
 async def test_person_without_a_role_and_without_the_account_is_refused(settings: ApiSettings, redis: Redis) -> None:
