@@ -108,21 +108,24 @@ class Home:
     def write(self, state: State) -> None:
         """Replace `up.json` in one step, so that a reader never sees half of it. It holds a token: mode 0600."""
         data = msgspec.json.format(msgspec.json.encode(state), indent=2)
-        new = self.state_file.with_name(f"up.json.{secrets.token_hex(4)}")
-        try:
-            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(data + b"\n")
-            new.replace(self.state_file)
-        finally:
-            with suppress(FileNotFoundError):
-                new.unlink()
+        self._replace(self.state_file, data + b"\n")
 
     def write_token(self, token: str) -> Path:
         """Write the token into a file of its own, which only this user may read. Raises OSError."""
         file = self.path / "token"
-        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
-            opened.write(f"{token}\n")
+        self._replace(file, f"{token}\n".encode())
         return file
+
+    def _replace(self, file: Path, data: bytes) -> None:
+        """Write a new file with mode 0600 in the place of this one, which may be a link or open to others."""
+        new = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
+        try:
+            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+                opened.write(data)
+            new.replace(file)
+        finally:
+            with suppress(FileNotFoundError):
+                new.unlink()
 
     def open_log(self, part: str) -> int:
         return open_log(self.log(part))

@@ -37,6 +37,17 @@ def test_state_is_read_back_and_readable_by_this_user_only(home):
     assert mode(home.path) == 0o700
 
 
+def test_token_is_written_for_this_user_alone_and_through_no_link(home, tmp_path):
+    other = tmp_path / "other"
+    other.write_text("kept")
+    for make in (lambda file: file.symlink_to(other), lambda file: (file.write_text("old"), file.chmod(0o644))):
+        (home.path / "token").unlink(missing_ok=True)
+        make(home.path / "token")
+        file = home.write_token("dr_x")
+        assert (file.read_text(), file.stat().st_mode & 0o777, other.read_text()) == ("dr_x\n", 0o600, "kept")
+        assert not file.is_symlink()
+
+
 def test_home_without_up_json_is_empty_and_a_broken_one_says_why(home):
     assert home.read() == State()
     home.state_file.write_text('{"url": 5}')
