@@ -69,6 +69,7 @@ async def entry(oauth2_proxy: int, tmp_path: Path) -> AsyncIterator[Entry]:
     assert found is not None
     assert settings is not None
     env = dict(line.split("=", 1) for line in settings[1].splitlines())
+    env["DIRECTOR_CORS_ORIGINS"] = "*"
     port = free_port()
     with redis_server() as server:
         redis = client(server.url)
@@ -115,3 +116,16 @@ async def test_program_with_a_token_passes_and_is_no_one_else(entry: Entry) -> N
         for path in ("/v1/account", "/v1/admin/accounts"):
             assert (await http.get(path, headers=claimed)).status_code == 401
         assert (await http.get("/session", headers=claimed)).status_code == 204
+
+
+async def test_signed_addresses_preflights_and_health_need_no_log_in(entry: Entry) -> None:
+    origin = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
+    async with httpx.AsyncClient(base_url=entry.url, trust_env=False) as http:
+        preflight = await http.options("/v1/predictions", headers=origin)
+        assert preflight.headers.get("access-control-allow-origin") == "*"
+        assert (await http.get("/livez")).status_code == 200
+        for path in ("/outputs/a.png", "/v1/streams/x", f"/v1/files/{'0' * 26}/download", "/v1/files/0/download/a"):
+            answer = await http.get(path, headers={**OF_PAGE, **EVE})
+            assert answer.status_code in (401, 403, 404, 501), path
+        answer = await http.get("/v1/account", headers={**OF_PAGE, **EVE})
+        assert answer.status_code == 401
