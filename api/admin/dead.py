@@ -147,6 +147,10 @@ async def _select(request: Request, given: ManyLetters) -> tuple[Slices, Asked]:
     if given.is_all:
         return request.services.dead.every(await _queues(request, given.queue), before=before), Asked(queue=given.queue)
     ids = [PredictionId(name) for name in dict.fromkeys(given.ids)]
+    if before is not None:
+        if before.id not in ids:
+            raise invalid_field("enum", "cursor", "Is of none of these ids")
+        ids = ids[ids.index(before.id) + 1 :]
     return _slices(await request.services.dead.find(ids)), Asked(ids=ids)
 
 

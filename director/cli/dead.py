@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Struct
 
-from director.cli.arguments import EXAMPLE_ID, arg, flag, group
-from director.cli.client import Client, Service, read
+from director.cli.arguments import EXAMPLE_ID, arg, flag, group, whole
+from director.cli.client import Client, Refused, Service, read
 from director.cli.operators import Backend, operator, prediction_id, typist, unknown_queue
 from director.cli.output import printable
 from director.cli.tables import Answer, fold, line_width, progress, tabulate
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from director.store.dead import DeadCursor, Shown
 
 SHOWN: Final = 20
+MOST_SHOWN: Final = 1_000  # by one answer, which the API may have to hold
 COLUMNS: Final = ("died", "id", "queue", "account", "why", "attempts")
 
 group("dead", "list")
@@ -29,7 +30,7 @@ group("dead", "list")
 @operator(
     "dead list",
     arg("--queue", "list only this queue's", default=""),
-    arg("-n N", "list at most N (%(default)s)", type=int, default=SHOWN),
+    arg("-n N", "list at most N (%(default)s)", type=whole(MOST_SHOWN), default=SHOWN),
     arg("--cursor", "continue where an earlier list ended", default=""),
     needs="view",
     examples=("--queue acme/painter:0123456789ab -n 100",),
@@ -41,7 +42,7 @@ async def _list(backend: Backend, given: argparse.Namespace) -> Answer:
     before = DeadCursor.parse(given.cursor)
     if given.cursor and before is None:
         raise SettingsError(f"{given.cursor!r} is not a cursor: use the one that an earlier list printed.")
-    letters = await backend.dead.page(await _queues(backend, given.queue), before=before, count=max(1, given.n))
+    letters = await backend.dead.page(await _queues(backend, given.queue), before=before, count=given.n)
     rows = [
         (letter.died_at, letter.id, letter.queue, letter.account, letter.code, str(len(letter.attempts)))
         for letter in letters.results
@@ -121,6 +122,8 @@ def _ask_to(action: str) -> Callable[[Service, argparse.Namespace], Answer]:
                 show(f"{done} done")
                 if not one.next:
                     return _answer(action, done, refused, secret)
+                if one.next == cursor:  # release 0.3.0 begins again with the first id
+                    raise Refused(f"{done} done. This API goes no further: name fewer ids, or leave --rate out.")
                 cursor = one.next
 
     return ask

@@ -259,7 +259,7 @@ async def test_command_makes_a_token_with_the_scope(
     headers = {"authorization": f"Bearer {made.stdout.strip()}"}
     assert (await admin.get("/v1/admin/dead", headers=headers)).status_code == 200
     assert (await admin.get("/v1/predictions", headers=headers)).status_code == 200
-    assert "--scopes takes read, run, admin" in (await to_thread.run_sync(create, "root")).stderr
+    assert "--scopes takes read, run, view, operate, admin" in (await to_thread.run_sync(create, "root")).stderr
 
 
 async def test_list_has_pages(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
@@ -296,6 +296,21 @@ async def test_many_or_all_letters_are_revived_and_dropped(admin: httpx.AsyncCli
     await dying(driver, 2)
     assert (await admin.post("/v1/admin/dead/drop", json={"all": True})).json()["done"] == 2
     assert await driver.members(keys.dead(driver.queue)) == {}
+
+
+async def test_call_that_is_out_of_time_goes_on_behind_its_cursor(
+    admin: httpx.AsyncClient, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.admin.dead.LONGEST_S", 0.0)
+    ids = await dying(driver, 3)
+    asked, done = {"ids": ids, "rate": 500}, 0
+    for _ in ids:
+        answer = (await admin.post("/v1/admin/dead/revive", json=asked)).json()
+        assert answer["refused"] == []
+        done, asked = done + answer["done"], {**asked, "cursor": answer["next"]}
+    assert (done, (await admin.post("/v1/admin/dead/revive", json=asked)).json()["next"]) == (3, None)
+    strange = {"ids": ids[:1], "cursor": f"{0:013d}{ids[1]}"}
+    assert (await admin.post("/v1/admin/dead/revive", json=strange)).status_code == 422
 
 
 @pytest.mark.parametrize(
