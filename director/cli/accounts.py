@@ -3,15 +3,17 @@ a token is shown once. No command prints a webhook secret.
 """
 
 import argparse
+import math
 import sys
 from contextlib import nullcontext
 from typing import Any, Final, get_args
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
-from director.cli.arguments import JSON, SERVED, SERVICE, arg, command, flag, group, hours, whole
-from director.cli.client import Client, read, service
+from director.cli.arguments import JSON, SERVICE, arg, command, flag, group, hours, whole
+from director.cli.asking import run
+from director.cli.client import Client, Service, read, service
 from director.cli.operators import Backend, audit, operator, read_line
 from director.cli.tables import Answer, tabulate
 from director.core.clock import SystemClock
@@ -125,20 +127,48 @@ def _compute(over: str, spent_s: float, reserved_s: float) -> list[str]:
     return [f"compute {over:<10} {spent_s:.1f} s spent, {reserved_s:.1f} s reserved"] if has_any else []
 
 
+def _ask_to_set(chosen: Service, given: argparse.Namespace) -> Answer:
+    with Client(chosen) as client:
+        client.change_account(
+            given.name, {"limits": {name: _limit(text) for name, text in _asked_limits(given).items()}}
+        )
+        ran = run(client, {"line": ["account", "show", "--", given.name], "json": True})
+    return _answer_limits(given.name, read(Raw(ran.out.encode()), dict[str, Any])["limits"])
+
+
+def _limit(text: str) -> float | str | None:
+    """Return a limit as the API reads it."""
+    if text == "none":
+        return None
+    try:
+        return number if math.isfinite(number := float(text)) else text
+    except ValueError:
+        return text
+
+
+def _asked_limits(given: argparse.Namespace) -> dict[str, str]:
+    limits = {name: text for name in LIMITS if (text := getattr(given, name)) is not None}
+    if not limits:
+        raise SettingsError(f"name a limit: {', '.join(OPTIONS.values())}.")
+    return limits
+
+
+def _answer_limits(name: str, written: dict[str, str]) -> Answer:
+    return Answer({"name": name, "limits": written}, f"{name} {_limits(written)}".rstrip())
+
+
 @operator(
     "account set",
     NAME,
     *(arg(f"{OPTIONS[name]} N", text) for name, text in LIMITS.items()),
+    instead=_ask_to_set,
     examples=("team-a --rate 10 --max-running 4",),
 )
 async def _set(backend: Backend, given: argparse.Namespace) -> Answer:
     """Set limits: each is a number (of open hours a text), none, or default for the value in the API's settings."""
-    limits = {name: text for name in LIMITS if (text := getattr(given, name)) is not None}
-    if not limits:
-        raise SettingsError(f"name a limit: {', '.join(OPTIONS.values())}.")
     with audit() as by:
-        written = (await backend.administration.set_limits(given.name, limits, by=by)).limits
-    return Answer({"name": given.name, "limits": written}, f"{given.name} {_limits(written)}".rstrip())
+        written = (await backend.administration.set_limits(given.name, _asked_limits(given), by=by)).limits
+    return _answer_limits(given.name, written)
 
 
 @operator(
@@ -179,6 +209,18 @@ async def _migrate(here: Backend, given: argparse.Namespace) -> Answer:
     return Answer({"dry_run": given.dry_run, **msgspec.to_builtins(done)}, "\n".join(lines))
 
 
+def _ask_to_suspend(chosen: Service, given: argparse.Namespace) -> Answer:
+    with Client(chosen) as client:
+        asked = {"policy": given.policy, "reason": given.reason}
+        return _answer_suspended(given, read(client.change_account(given.name, asked, verb="suspend"), _Ended))
+
+
+class _Ended(Struct, frozen=True):
+    ended: int
+    asked: int
+    left: int
+
+
 @operator(
     "account suspend",
     NAME,
@@ -189,14 +231,19 @@ async def _migrate(here: Backend, given: argparse.Namespace) -> Answer:
         default=POLICIES[0],
     ),
     arg("--reason", "the reason that the account is shown (%(default)s)", choices=get_args(Reason), default="review"),
+    instead=_ask_to_suspend,
     examples=("team-a --policy hold",),
 )
 async def _suspend(backend: Backend, given: argparse.Namespace) -> Answer:
     """Stop an account from starting anything."""
-    if given.policy == "end" and SERVED.get() is None and sys.stderr.isatty():
+    if given.policy == "end" and sys.stderr.isatty():
         print(f"ending its predictions, for at most {END_S:.0f} s …", file=sys.stderr, flush=True)
     with audit() as by:
         ended = await backend.administration.suspend(given.name, given.policy, given.reason, by=by, within_s=END_S)
+    return _answer_suspended(given, msgspec.convert(ended, _Ended, from_attributes=True))
+
+
+def _answer_suspended(given: argparse.Namespace, ended: _Ended) -> Answer:
     done = "waiting predictions are held, running ones continue, new ones are refused"
     if given.policy == "end":
         done = f"{ended.ended} canceled, {ended.asked} running ones asked to stop, {ended.left} not ended yet"
@@ -228,13 +275,22 @@ async def _erase(backend: Backend, given: argparse.Namespace) -> Answer:
     return Answer({"name": given.name, **msgspec.to_builtins(erased)}, text)
 
 
-@operator("account resume", NAME, examples=("team-a",))
+def _ask_to_resume(chosen: Service, given: argparse.Namespace) -> Answer:
+    with Client(chosen) as client:
+        client.change_account(given.name, {}, verb="resume")
+    return _answer_resumed(given.name)
+
+
+@operator("account resume", NAME, instead=_ask_to_resume, examples=("team-a",))
 async def _resume(backend: Backend, given: argparse.Namespace) -> Answer:
     """End the suspension of an account, and release what was held."""
     with audit() as by:
         await backend.administration.resume(given.name, by=by)
-    text = f"{given.name} is no longer suspended. An API may refuse it until its cache expires"
-    return Answer({"name": given.name}, text)
+    return _answer_resumed(given.name)
+
+
+def _answer_resumed(name: str) -> Answer:
+    return Answer({"name": name}, f"{name} is no longer suspended. An API may refuse it until its cache expires")
 
 
 @operator(
@@ -304,7 +360,11 @@ class Link(Struct, frozen=True):
     arg("--account NAME", "a person of this account, who gets a token of its own; without it, you"),
     arg("--label TEXT", "with --account: who it is, for the log of changes", default="page"),
     arg("--minutes N", "how long the link waits (%(default)s)", type=whole(LONGEST_LINK_S // 60), default=10),
-    arg("--expires-hours H", "with --account: hours until the person's token expires (with the longest session)", type=hours),
+    arg(
+        "--expires-hours H",
+        "with --account: hours until the person's token expires (with its session)",
+        type=hours,
+    ),
     examples=("", "--role viewer", "--account ops --role operator --label ann --minutes 1440"),
 )
 def _make_link(given: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from typing import Any, Final
 
 from msgspec import Raw, Struct
@@ -72,7 +73,7 @@ def write_line(arguments: Sequence[Argument], given: argparse.Namespace) -> list
         if value is None or value == each.settings.get("default"):
             continue
         if not each.names[0].startswith("-"):
-            places += map(str, value) if isinstance(value, list) else [str(value)]
+            places += map(_write, value) if isinstance(value, list) else [_write(value)]
         else:
             options += _write_option(each, value)
     return [*options, *(["--", *places] if places else [])]
@@ -82,5 +83,13 @@ def _write_option(option: Argument, value: Any) -> Iterator[str]:
     name = option.names[-1]
     if isinstance(value, bool):
         yield from [name] if value else []
-    for one in value if isinstance(value, list) else [] if isinstance(value, bool) else [value]:
-        yield f"{name}={one}" if name.startswith("--") else f"{name}{one}"
+    elif option.settings.get("nargs") == "*":  # one option with all of them: of several, the last counts
+        yield from [name, *map(_write, value)]
+    else:
+        for one in value if isinstance(value, list) else [value]:
+            yield f"{name}={_write(one)}" if name.startswith("--") else f"{name}{_write(one)}"
+
+
+def _write(value: Any) -> str:
+    """Return a value as it can be typed. A float has no exponent, which some options refuse."""
+    return format(Decimal(repr(value)), "f") if isinstance(value, float) else str(value)

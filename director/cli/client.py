@@ -239,6 +239,16 @@ class Client:
         path = "/".join(quote(part, safe="~") for part in queue.replace(":", "/").split("/"))
         return self._ask("POST", f"/v1/admin/queues/{path}/migrate", asked)
 
+    def change_account(self, name: str, asked: Mapping[str, Any], *, verb: str = "") -> Raw:
+        """Change an account at every site: its limits, or with `verb` whether it is suspended."""
+        path = f"/v1/admin/accounts/{quote(name, safe='')}"
+        try:
+            if verb:
+                return self._send("POST", f"{path}/{verb}", json=asked, timeout=COMMAND_S)
+            return self._send("PATCH", path, json=asked, timeout=COMMAND_S)
+        except Missing as exc:
+            raise Missing(f"there is no account {name}: `director account list` shows them.") from exc
+
     def login_link(self, asked: Mapping[str, Any]) -> Raw:
         return self._ask("POST", "/v1/account/login-link", asked)
 

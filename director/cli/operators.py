@@ -93,7 +93,11 @@ def choose_service(given: argparse.Namespace) -> "Service | None":
 
 
 def there_or_here(given: argparse.Namespace, there: "Callable[[Service], int]", here: Callable[[], int]) -> int:
-    """Run at the API, or here without one. Of an `up` whose API is away the Redis is known, and is read."""
+    """Run at the API, or here without one. Of an `up` whose API is not there, the Redis is known and is read. An API
+    that got the request may have done it, and a token that was named may do less than Redis lets this process do.
+    """
+    import httpx
+
     from director.cli.client import Away
     from director.cli.contexts import choose
     from director.local.home import Home
@@ -103,8 +107,9 @@ def there_or_here(given: argparse.Namespace, there: "Callable[[Service], int]", 
     try:
         return there(chosen)
     except Away as exc:
-        is_named = given.url or os.environ.get("DIRECTOR_URL", "") or given.context or choose("")
-        if not is_named and Home(Path(given.home)).read().redis_url:
+        named = (given.url, given.token, given.context, *map(os.environ.get, ("DIRECTOR_URL", "DIRECTOR_TOKEN")))
+        is_absent = isinstance(exc.__cause__, httpx.ConnectError)
+        if is_absent and not any(named) and not choose("") and Home(Path(given.home)).read().redis_url:
             return here()
         raise Away(f"{exc} While no API answers, --redis URL reads Redis itself.") from exc
 

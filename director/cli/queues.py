@@ -179,9 +179,10 @@ def _ask_to_migrate(chosen: Service, given: argparse.Namespace) -> Answer:
             step = read(client.migrate(queue, {"to": given.to, "dry_run": given.dry_run}), _Step)
             moved += step.moved
             show(f"{moved} moved")
-            if step.done:
+            # a dry run begins again with each call, and so does one that found nothing to move in its time
+            if step.done or given.dry_run or not step.moved:
                 done = {"moved": moved, "claimed": step.claimed, "held": step.held}
-                return _answer_moved(given, queue, step.to, done)
+                return _answer_moved(given, queue, step.to, done, is_whole=step.done)
 
 
 def _refuse_half(given: argparse.Namespace) -> None:
@@ -189,13 +190,18 @@ def _refuse_half(given: argparse.Namespace) -> None:
         raise SettingsError("--put-back goes with --to-redis." if given.put_back else "TO or --to-redis is missing.")
 
 
-def _answer_moved(given: argparse.Namespace, queue: str, to: str, done: Mapping[str, int]) -> Answer:
-    lines = [f"{done['moved']} {'would be ' if given.dry_run else ''}moved from {queue} to {to}"]
+def _answer_moved(
+    given: argparse.Namespace, queue: str, to: str, done: Mapping[str, int], *, is_whole: bool = True
+) -> Answer:
+    """`is_whole`: whether all of the queue was looked through."""
+    least, would = "" if is_whole else "at least ", "would be " if given.dry_run else ""
+    lines = [f"{least}{done['moved']} {would}moved from {queue} to {to}"]
     if done["claimed"]:
         lines.append(f"{done['claimed']} {STAYS['claimed']}")
     if done["held"]:
         lines.append(f"{done['held']} held there because their accounts are paused: `director queues resume`")
-    return Answer({"queue": queue, "to": to, "dry_run": given.dry_run, **done}, "\n".join(lines))
+    facts = {"queue": queue, "to": to, "dry_run": given.dry_run, **({} if is_whole else {"at_least": True})}
+    return Answer({**facts, **done}, "\n".join(lines))
 
 
 @operator(
