@@ -164,7 +164,7 @@ async def test_accounts_change_by_the_routes_that_change_every_site(scene: Scene
     ):
         assert await by_api.types("account", *line) == await operator.types("account", *line)
         assert "runs no such command" in (await scene.ask("account", *line)).text
-    for line in (["set", "team", "--rate", "x"], ["set", "team"], ["suspend", "nobody"], ["resume", "nobody"]):
+    for line in (["set", "team", "--rate", "x"], ["set", "team"], ["suspend", "absent"], ["resume", "absent"]):
         assert await by_api.is_told("account", *line)
 
 
