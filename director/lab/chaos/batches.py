@@ -23,6 +23,8 @@ ENDPOINT: Final = "/v1/chat/completions"
 BORDER: Final = "chaos-batch"
 MADE_S: Final = 120.0  # until its create is answered: the faults are over by then
 BEFORE_MS: Final = 1_000
+# Codes of ends that faults alone explain: the plan's lines succeed otherwise
+BY_FAULTS: Final = frozenset({"director_lost", "refused", "server_lost", "timed_out", "too_many_claims"})
 
 
 async def make(api: Caller, key: str, token: str, *, seed: int, tenant: int, journal: Journal) -> None:
@@ -89,10 +91,11 @@ def _decode(answer: Answer) -> dict[str, Any]:
 
 def batches_are_exact(evidence: Evidence) -> Findings:
     """I31: every batch is completed, with each of its lines once in one of its two files, and its counts are those of
-    the files. A line runs again only if a fault hit its run: what was done is not done again.
+    the files. A line runs again, or fails, only if a fault hit its run: what was done is not done again.
     """
     for batch_id, each in evidence.batches.items():
         yield from ((batch_id, what) for what in _find_inexact(each))
+        yield from ((batch_id, what) for what in _find_failed(evidence, each))
         yield from _find_run_again(evidence, each)
 
 
@@ -107,6 +110,20 @@ def _find_inexact(each: Batched) -> Iterator[str]:
     counted = {"total": each.total, "completed": len(each.output), "failed": len(each.errors)}
     if each.counts != counted:
         yield f"it counts {each.counts}, its files have {counted}"
+
+
+def _find_failed(evidence: Evidence, each: Batched) -> Iterator[str]:
+    for name, prediction_id in each.errors:
+        final = evidence.finals.get(prediction_id)
+        if final is None:
+            yield f"{name} was refused"
+            continue
+        code, runs = final.record.get("code", ""), evidence.runs.get(prediction_id, [])
+        was_hit = not runs or any(
+            evidence.was_hindered(run.began - BEFORE_MS, run.ended, depends_on(run.server), pid=run.pid) for run in runs
+        )
+        if code not in BY_FAULTS or not was_hit:
+            yield f"{name} failed with the code '{code}', which no fault explains"
 
 
 def _find_run_again(evidence: Evidence, each: Batched) -> Findings:

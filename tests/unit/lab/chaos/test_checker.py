@@ -559,14 +559,16 @@ def again(*chunks: str, sent: tuple[str, ...] = ()) -> list[Line]:
     return [*create("call-0", "c", plan="chat"), *first, *second, lost, *over_at, call]
 
 
-def batched(*written: tuple[str, str], failed: tuple[str, ...] = (), ran: str = "xy", **shown: Any) -> list[Line]:
+def batched(
+    *written: tuple[str, str], failed: tuple[tuple[str, str], ...] = (), ran: str = "xy", **shown: Any
+) -> list[Line]:
     """Return a batch of two lines whose output has these, as (name, prediction). These predictions `ran` once."""
     counts = {"total": 2, "completed": len(written), "failed": len(failed)}
     at_rest = {
         "status": "completed",
         "counts": counts,
         "output": list(written),
-        "errors": [(each, "") for each in failed],
+        "errors": list(failed),
     }
     made = Batched(at=T + 5, id="batch_1", key="k", tenant=0, total=2)
     own = (Sent, Answered, Delivered)
@@ -574,6 +576,22 @@ def batched(*written: tuple[str, str], failed: tuple[str, ...] = (), ran: str = 
     return [*good(), *lines, made, replace(made, at=T + 70_000, **{**at_rest, **shown})]
 
 
+def failed_as(code: str) -> list[Line]:
+    """Return a batch whose second line is in its error file, with a prediction of this code."""
+    failed = [
+        *create("k-y", "y", at=1, plan="plain", tenant="t"),
+        *run("y", "r-y", began=10, ended=90, outcome="failed", server="cog-1", pid=91),
+        *over("y", "failed", 100, asked=1, by="r-y"),
+    ]
+    own = [
+        replace(each, record={**each.record, "code": code}) if isinstance(each, Final) else each
+        for each in failed
+        if not isinstance(each, (Sent, Answered, Delivered))
+    ]
+    return [*batched(("k-0", "x"), failed=(("k-1", "y"),), ran="x"), *own]
+
+
+KILLED = fault("kill_director", "director-1", 50, 150)
 BOTH_LINES = (("k-0", "x"), ("k-1", "y"))
 TWICE = run("y", "r-y2", began=200, ended=300, server="cog-1", pid=91)
 
@@ -584,7 +602,7 @@ def tagged(lines: list[Line]) -> list[Line]:
 
 KEPT: dict[str, list[Line]] = {
     "a batch with both lines in its output": batched(*BOTH_LINES),
-    "a batch with a line that was refused": batched(("k-0", "x"), failed=("k-1",), ran="x"),
+    "a batch with a line whose director was lost": [*failed_as("director_lost"), *KILLED],
     "a batch whose line ran again because its server died": [
         *batched(*BOTH_LINES),
         *TWICE,
@@ -867,12 +885,15 @@ BROKEN: list[tuple[str, str, list[Line]]] = [
     ("I31", "it is unknown at rest", batched(ran="")[:-1]),
     ("I31", "its files have k-1 0 times", batched(("k-0", "x"), ran="x")),
     ("I31", "its files have k-0 2 times", batched(*BOTH_LINES, ("k-0", "x"))),
-    ("I31", "its files have k-1 2 times", batched(*BOTH_LINES, failed=("k-1",))),
-    ("I31", "its files have k-2, which is no line", batched(*BOTH_LINES, failed=("k-2",))),
+    ("I31", "its files have k-1 2 times", batched(*BOTH_LINES, failed=(("k-1", ""),))),
+    ("I31", "its files have k-2, which is no line", batched(*BOTH_LINES, failed=(("k-2", ""),))),
+    ("I31", "k-1 was refused", batched(("k-0", "x"), failed=(("k-1", ""),), ran="x")),
+    ("I31", "k-1 failed with the code 'director_lost', which no", failed_as("director_lost")),
+    ("I31", "k-1 failed with the code 'start_by_exceeded', which no", [*failed_as("start_by_exceeded"), *KILLED]),
     ("I31", "it counts {'total': 2}, its files", batched(*BOTH_LINES, counts={"total": 2})),
     ("I31", "ran again at", [*batched(*BOTH_LINES), *TWICE, *fault("kill_keeper", "keeper-0", 95, 150)]),
     ("I31", "ran again at", [*batched(*BOTH_LINES), *TWICE, *fault("kill_director", "director-0", 95, 150)]),
-    ("I8", "a second prediction of some key", batched(("k-0", "x"), failed=("k-1",))),
+    ("I8", "a second prediction of some key", batched(("k-0", "x"), ("k-1", ""))),
     ("I28", "it came whole, and has no reason to finish", called(P0, P1, "[DONE]", sent=(P0, P1))),
     ("I28", "it came whole, and has no reason to finish", called(P0, ERROR, "[DONE]", sent=(P0,), outcome="failed")),
     ("I28", "more came after its error", called(P0, ERROR, P1, P2, "[DONE]")),
