@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any, Final
@@ -12,11 +11,10 @@ from msgspec import Raw, Struct
 from director.cli.arguments import Argument
 from director.cli.client import Client, Refused, Service, read
 from director.cli.output import harmless
-from director.cli.tables import json_line, line_width, progress
+from director.cli.tables import json_line, line_width
 from director.core.errors import SettingsError
 
 READS_STDIN: Final = "token revoke"  # without a name
-WAITS: Final = "queues drain"  # its answer comes after some seconds, with the code 1 while something runs
 DIRECT: Final = "two Redis servers are read directly: say with --redis where this one is."
 
 
@@ -42,8 +40,6 @@ def ask(service: Service, path: str, arguments: Sequence[Argument], given: argpa
     }
     with Client(service) as client:
         ran = run(client, body)
-        if path == WAITS and ran.code:
-            ran = _wait(client, body, ran, timeout_s=given.timeout)
     print(json_line(Raw(ran.out.encode())) if given.json else harmless(ran.out, sys.stdout))
     return ran.code
 
@@ -52,16 +48,6 @@ def run(client: Client, body: dict[str, Any]) -> Ran:
     ran = read(client.run_command(body), Ran)
     if ran.error:
         raise Refused(ran.error)
-    return ran
-
-
-def _wait(client: Client, body: dict[str, Any], ran: Ran, *, timeout_s: float | None) -> Ran:
-    """Ask again until nothing runs, or the time is over."""
-    until = None if timeout_s is None else time.monotonic() + timeout_s
-    with progress() as show:
-        while ran.code and (until is None or time.monotonic() < until):
-            show("some still run")
-            ran = run(client, body)
     return ran
 
 

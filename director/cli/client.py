@@ -235,9 +235,9 @@ class Client:
     def change_dead(self, verb: str, asked: Mapping[str, Any]) -> Raw:
         return self._ask("POST", f"/v1/admin/dead/{verb}", asked)
 
-    def migrate(self, queue: str, asked: Mapping[str, Any]) -> Raw:
+    def change_queue(self, queue: str, verb: str, asked: Mapping[str, Any]) -> Raw:
         path = "/".join(quote(part, safe="~") for part in queue.replace(":", "/").split("/"))
-        return self._ask("POST", f"/v1/admin/queues/{path}/migrate", asked)
+        return self._ask("POST", f"/v1/admin/queues/{path}/{verb}", asked)
 
     def change_account(self, name: str, asked: Mapping[str, Any], *, verb: str = "") -> Raw:
         """Change an account at every site: its limits, or with `verb` whether it is suspended."""

@@ -1,6 +1,8 @@
 """Commands on queues: `director queues`."""
 
 import argparse
+import math
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final, get_args
@@ -13,7 +15,7 @@ from director.broker.replies import Admission, QueueStats
 from director.cli.arguments import arg, flag, whole
 from director.cli.asking import DIRECT, run
 from director.cli.client import Client, Service, read
-from director.cli.operators import QUEUE, Backend, operator, typist
+from director.cli.operators import QUEUE, Backend, operator, typist, unknown_queue
 from director.cli.tables import Answer, fit, fold, line_width, progress
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError
@@ -136,11 +138,34 @@ async def _set_paused(backend: Backend, given: argparse.Namespace, *, is_paused:
     return Answer(body, f"{queue} {'is paused' if is_paused else 'is resumed'}{whose}")
 
 
+def _ask_to_drain(chosen: Service, given: argparse.Namespace) -> Answer:
+    """Pause by the API once, and look until nothing runs: a second pause would undo an operator's resume."""
+    until = math.inf if given.timeout is None else time.monotonic() + given.timeout
+    with Client(chosen) as client, progress() as show:
+        queue = _look(client, given.queue)["queue"]
+        client.change_queue(queue, "drain", {})
+        while (stats := _look(client, queue))["claimed"] and time.monotonic() < until:
+            show(f"{stats['claimed']} running")
+            time.sleep(LOOK_AGAIN_S)
+    waiting = sum(stats[lane] for lane in ("high", "normal", "low"))
+    return _answer_drained(queue, claimed=stats["claimed"], waiting=waiting)
+
+
+def _look(client: Client, queue: str) -> dict[str, Any]:
+    """Return the facts of a queue. Raises SettingsError for a model that has none yet."""
+    ran = run(client, {"line": ["queues", "show", "--", queue], "json": True})
+    shown = read(Raw(ran.out.encode()), dict[str, Any])
+    if "claimed" not in shown:
+        raise unknown_queue(queue)
+    return shown
+
+
 @operator(
     "queues drain",
     QUEUE,
     arg("--timeout SECONDS", "wait at most this long, then exit with code 1", type=whole()),
     needs="operate",
+    instead=_ask_to_drain,
     examples=("acme/painter --timeout 600",),
 )
 async def _drain(backend: Backend, given: argparse.Namespace) -> Answer:
@@ -152,11 +177,15 @@ async def _drain(backend: Backend, given: argparse.Namespace) -> Answer:
             show(f"{stats.claimed} running")
             await anyio.sleep(LOOK_AGAIN_S)
             stats = await backend.scripts.stats(queue)
-    text = f"{queue} is drained: nothing runs. {stats.waiting} waiting until `director queues resume {queue}`"
-    if stats.claimed:
-        text = f"{queue} is paused, and {stats.claimed} still running. Repeat the command to wait longer"
-    body = {"queue": queue, "drained": not stats.claimed, "claimed": stats.claimed, "waiting": stats.waiting}
-    return Answer(body, text, code=1 if stats.claimed else 0)
+    return _answer_drained(queue, claimed=stats.claimed, waiting=stats.waiting)
+
+
+def _answer_drained(queue: str, *, claimed: int, waiting: int) -> Answer:
+    text = f"{queue} is drained: nothing runs. {waiting} waiting until `director queues resume {queue}`"
+    if claimed:
+        text = f"{queue} is paused, and {claimed} still running. Repeat the command to wait longer"
+    body = {"queue": queue, "drained": not claimed, "claimed": claimed, "waiting": waiting}
+    return Answer(body, text, code=1 if claimed else 0)
 
 
 class _Step(Struct, frozen=True):
@@ -173,10 +202,9 @@ def _ask_to_migrate(chosen: Service, given: argparse.Namespace) -> Answer:
         raise SettingsError(DIRECT)
     _refuse_half(given)
     with Client(chosen) as client, progress() as show:
-        ran = run(client, {"line": ["queues", "show", "--", given.queue], "json": True})
-        queue, moved = str(read(Raw(ran.out.encode()), dict[str, Any])["queue"]), 0
+        queue, moved = str(_look(client, given.queue)["queue"]), 0
         while True:
-            step = read(client.migrate(queue, {"to": given.to, "dry_run": given.dry_run}), _Step)
+            step = read(client.change_queue(queue, "migrate", {"to": given.to, "dry_run": given.dry_run}), _Step)
             moved += step.moved
             show(f"{moved} moved")
             # a dry run begins again with each call, and so does one that found nothing to move in its time

@@ -21,7 +21,6 @@ from director.store.accounts import Account
 from director.store.services import Services
 
 MODULES: Final = frozenset({"accounts", "queues", "dead", "models", "status", "usage"})
-LONGEST_WAIT_S: Final = 20  # below the usual timeout of a proxy in front
 
 
 class OfApi(Backend):
@@ -65,8 +64,6 @@ async def _run(services: Services, account: Account, line: Sequence[str], *, is_
         return Ran(1, needs=operated.needs)
     if given.redis or getattr(given, "to_redis", None):
         raise SettingsError(DIRECT)
-    if hasattr(given, "timeout"):
-        given.timeout = min(given.timeout or LONGEST_WAIT_S, LONGEST_WAIT_S)
     backend = OfApi(services)
     try:
         answer = await operated.act(backend, given)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
+import anyio
 import httpx
 import pytest
 from redis.asyncio import Redis
@@ -20,6 +21,8 @@ from director.store.accounts import ROLES, Accounts, Role
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.integration.cli.conftest import Operator
 from tests.support.api import LiveApi, live_api
+from tests.support.eventually import eventually
+from tests.support.keyspace import unchanged
 from tests.support.queue_driver import ACCOUNT, MODEL, QueueDriver
 from tests.support.servers import RedisServer
 
@@ -43,7 +46,6 @@ LINES: Final[dict[str, str]] = {
     "dead list": "dead list -n 5",
     "dead show": "dead show {dead}",
     "queues pause": "queues pause {queue}",
-    "queues drain": "queues drain {queue} --timeout 1",
     "queues resume": "queues resume {queue}",
     "queues bound": "queues bound {queue} bounded --max-queued 500",
     "queues resize": "queues resize {queue} 4",
@@ -136,6 +138,14 @@ async def test_each_command_needs_the_role_that_it_declares(scene: Scene, role: 
         assert (answer.status_code != 403) == (rank >= RANKS[operated.needs]), (path, answer.text)
 
 
+async def test_commands_that_only_see_change_no_key(scene: Scene) -> None:
+    by_api = await scene.operator("viewer")
+    await by_api.types("queues")  # the log-in is in the cache by now
+    async with unchanged(scene.redis):
+        for path in [name for name, one in OPERATED_BY.items() if one.needs == "view"]:
+            await by_api.tries(*scene.line(path))
+
+
 async def test_dead_letters_and_migration_go_by_their_own_routes(
     scene: Scene, driver: QueueDriver, catalog: Catalog
 ) -> None:
@@ -148,6 +158,28 @@ async def test_dead_letters_and_migration_go_by_their_own_routes(
     to = await catalog.register(MODEL, "b2" * 32, schema=OPEN_SCHEMA, server="echo", policy=Policy())
     assert f"1 moved from {driver.queue} to {to}" in await by_api.types("queues", "migrate", driver.queue, to)
     assert "TO or --to-redis is missing" in await by_api.is_told("queues", "migrate", driver.queue)
+
+
+async def test_drain_pauses_once_and_then_only_looks(scene: Scene, driver: QueueDriver, operator: Operator) -> None:
+    by_api, queue = await scene.operator(), driver.queue
+    said = [await each.types("queues", "drain", queue) for each in (operator, by_api)]
+    assert said[0] == said[1]
+    await scene.ask("queues", "resume", queue)
+    await driver.claimed()
+
+    async def paused() -> bool:
+        return (await driver.scripts.stats(queue)).paused
+
+    async with anyio.create_task_group() as tasks:
+
+        async def resume() -> None:
+            await eventually(paused, "the queue is paused", limit_s=10)
+            await scene.ask("queues", "resume", queue)
+
+        tasks.start_soon(resume)
+        ended = await by_api.tries("queues", "drain", queue, "--timeout", "2")
+    assert (ended.returncode, "1 still running" in ended.stdout) == (1, True), ended
+    assert not await paused()
 
 
 async def test_accounts_change_by_the_routes_that_change_every_site(scene: Scene, operator: Operator) -> None:

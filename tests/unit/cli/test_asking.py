@@ -81,11 +81,11 @@ def _parse(path: str, line: Sequence[str]) -> argparse.Namespace:
 
 def test_dry_run_of_a_large_queue_is_asked_once(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """An API answers after 20 seconds at most, and a dry run begins again with each call."""
-    ran = {"code": 0, "out": json.dumps({"queue": "acme/echo:a1"})}
+    ran = {"code": 0, "out": json.dumps({"queue": "acme/echo:a1", "claimed": 0})}
     step = {"to": "acme/echo:b2", "moved": 70, "claimed": 0, "held": 0, "done": False}
     asked: list[Any] = []
     monkeypatch.setattr(Client, "run_command", lambda *_: Raw(json.dumps(ran).encode()))
-    monkeypatch.setattr(Client, "migrate", lambda *given: asked.append(given) or Raw(json.dumps(step).encode()))
+    monkeypatch.setattr(Client, "change_queue", lambda *given: asked.append(given) or Raw(json.dumps(step).encode()))
     given = _parse("queues migrate", ["acme/echo:a1", "acme/echo:b2", "--dry-run", "--url", "http://127.0.0.1:1"])
     given.token = "t"
     given.run(given)
