@@ -159,6 +159,7 @@ class LineRun:
         target: Target,
         *,
         reads: asyncio.Semaphore,
+        again: asyncio.Semaphore,
         is_full: Callable[[], bool],
         known: PredictionId | None,
         note: Callable[[int, PredictionId], Awaitable[None]],
@@ -168,6 +169,7 @@ class LineRun:
         self._number = number
         self._target = target
         self._reads = reads
+        self._again = again  # held while it is filed again
         self._is_full = is_full
         self._known = known
         self._note = note
@@ -226,8 +228,10 @@ class LineRun:
             if stored is not None and stored.input is not None and not is_closed_out:
                 return show(self._target, stored)
             tries, removed = tries + 1, removed + (not is_closed_out)
-            # what another keeper filed after it is found by its key, also once the batch is canceled
-            if (outcome := await self._file(tries)) is not None:
+            async with self._again:
+                # what another keeper filed after it is found by its key, also once the batch is canceled
+                outcome = await self._file(tries)
+            if outcome is not None:
                 return outcome
         return refuse(self._target, errors.data_removed())
 

@@ -22,7 +22,7 @@ from director.store.batches import Batch, End
 MOST_WINDOW: Final = 1_000  # lines of a batch that are filed and have not ended
 MOST_IN_ALL: Final = 4_000  # of all batches of one keeper
 MOST_BYTES: Final = 32 << 20  # of these lines, of all batches of one keeper
-FILING: Final = 32  # lines of a batch that are being filed at once
+FILING: Final = 32  # lines of a batch that are being filed at once, and as many that are filed again
 AHEAD: Final = 500  # lines that are noted as perhaps filed with one write
 UNWRITTEN_BYTES: Final = 2 * PART_BYTES  # of a batch: beyond it no line is filed, and no answer read
 MOST_UNWRITTEN: Final = 32 << 20  # of all batches of one keeper, likewise
@@ -91,6 +91,7 @@ class Work:
         self._capacity = capacity
         self._stop = stop
         self._filing = 0
+        self._again = asyncio.Semaphore(FILING)
         self._under_way: dict[int, LineRun] = {}
         self._starts: dict[int, int] = {}  # number and first byte of each line that was read and is not committed
         number, at = map(int, batch.place.split(" "))
@@ -166,6 +167,7 @@ class Work:
             line.number,
             read.target,
             reads=self._capacity.reads,
+            again=self._again,
             is_full=self._is_full,
             known=self._archive.noted.pop(line.number, None),
             note=self._archive.note_line,

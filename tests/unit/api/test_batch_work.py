@@ -110,6 +110,29 @@ async def test_answers_stay_in_redis_while_the_store_is_away(monkeypatch: pytest
     assert unwritten.total() == 0
 
 
+async def test_lines_that_are_filed_again_keep_the_bound_on_filing(monkeypatch: pytest.MonkeyPatch) -> None:
+    filing, again = [0, 0], set[int]()
+
+    class RemovedLine(PlayedLine):
+        """A line whose answer is gone once, so it is filed again."""
+
+        async def _end(self) -> Any:
+            stored = await super()._end()
+            return stored if self._number in again else SimpleNamespace(record=stored.record, input=None)
+
+        async def _file(self, _: int) -> None:
+            again.add(self._number)
+            filing[:] = filing[0] + 1, max(filing[0] + 1, filing[1])
+            await asyncio.sleep(0.001)
+            filing[0] -= 1
+
+    played = Played(monkeypatch)
+    monkeypatch.setattr(module, "LineRun", RemovedLine)
+    with anyio.fail_after(20):
+        await played.work.run()
+    assert (filing, len(again), sum(played.commits)) == ([0, FILING], TOTAL, TOTAL)
+
+
 @pytest.mark.parametrize("is_stopped", [False, True])
 async def test_line_that_went_to_others_ends_with_a_503(monkeypatch: pytest.MonkeyPatch, is_stopped: bool) -> None:
     played = Played(monkeypatch)
@@ -124,6 +147,7 @@ async def test_line_that_went_to_others_ends_with_a_503(monkeypatch: pytest.Monk
         0,
         SimpleNamespace(kind="openai"),  # type: ignore[arg-type]
         reads=played.capacity.reads,
+        again=asyncio.Semaphore(FILING),
         is_full=bool,
         known=None,
         note=None,  # type: ignore[arg-type]
