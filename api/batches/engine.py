@@ -56,6 +56,7 @@ MOST_AT_ONCE: Final = 64  # batches of one keeper that have not ended, and as ma
 SHARES: Final = 3  # one account alone has 16 of these, a second one 12 of the others
 # Since their batch ended: a failover, or a power cut with everysec, may take that back. Then its files are made again.
 PARTS_NEEDED_MS: Final = 15_000
+PARKED_MS: Final = 60_000
 RESULTS_LOST: Final = BatchFault(code="results_lost", message="Some results are gone from the file store.")
 KINDS: Final[Sequence[Kind]] = ("output", "error")
 
@@ -268,6 +269,9 @@ class BatchRun:
                 await work.run()
                 if self.stop.is_leaving:
                     return
+                if work.is_stuck:
+                    await self._give_way()
+                    return
                 if self.stop.end is not None:
                     await work.write_rest(ENDED[self.stop.end])
             finally:
@@ -288,6 +292,11 @@ class BatchRun:
         """
         opens = min(self._callers.opens_at() or self.batch.expires, self.batch.expires)
         await self._write({"opens": opens, "waits": b""}, allowed=("in_progress",), turn=CLOSED + opens)
+
+    async def _give_way(self) -> None:
+        """Leave it for PARKED_MS, as one out of its hours: no line is accepted, and others may have its slot."""
+        opens = min(self._services.clock.now_ms() + PARKED_MS, self.batch.expires)
+        await self._write({"opens": opens}, allowed=("in_progress",), turn=CLOSED + opens)
 
     async def _join(self) -> None:
         """Make its files of the parts. It ends with that."""

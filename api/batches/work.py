@@ -31,6 +31,7 @@ PARTS_IN_ALL: Final = 50  # later the longer a batch runs: one of a day has a fe
 LONGEST_PART_S: Final = 300.0  # a fraction of the life of the lines' data
 LOOK_S: Final = 0.5
 WAITS_S: Final = 5.0  # between two looks at what lines wait for
+STUCK_S: Final = 60.0  # for which no line is accepted until another batch gets the slot
 
 
 class Stop:
@@ -100,6 +101,7 @@ class Work:
         self._waits: dict[int, Problem] = {}  # why lines are not accepted just now
         self._is_over = False
         self.is_closed = False  # lines are left that may start only in open hours
+        self.is_stuck = False  # no line was accepted for STUCK_S
 
     @property
     def is_whole(self) -> bool:
@@ -107,13 +109,16 @@ class Work:
         return self._archive.written.lines == self._batch.total
 
     async def run(self) -> None:
-        """Run all lines that are not written, or until `stop`. Then all that have ended are committed."""
+        """Run all lines that are not written, or until `stop` or until it is stuck. Then all that have ended are
+        committed.
+        """
         await self._archive.read_noted()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._commit_in_time)
             tasks.start_soon(self._cancel_in_time)
             tasks.start_soon(self._say_why_lines_wait)
             async with anyio.create_task_group() as lines:
+                tasks.start_soon(self._leave_if_stuck, lines.cancel_scope)
                 await self._start_lines(lines)
                 while self._under_way and not self._stop.is_leaving:
                     await self._wait()
@@ -255,6 +260,18 @@ class Work:
                 with suppress(BackendUnavailable):  # the next look says it
                     await self._archive.note_wait(why)
                     said = why
+
+    async def _leave_if_stuck(self, lines: anyio.CancelScope) -> None:
+        """Leave the lines if each one under way was refused for STUCK_S, and none runs."""
+        moved_s = anyio.current_time()
+        while not (self._is_over or self._stop):
+            if not self._under_way or self._waits.keys() != self._under_way.keys():
+                moved_s = anyio.current_time()
+            elif anyio.current_time() - moved_s >= STUCK_S:
+                self.is_stuck = True
+                lines.cancel()
+                return
+            await self._wait()
 
     async def _commit_in_time(self) -> None:
         began_s = anyio.current_time()

@@ -165,7 +165,7 @@ director_webhooks_owed gauge
 director_webhooks_owed_oldest_seconds gauge
     Age of the oldest of them, among 200 of each partition: the 100 due first and the 100 due last.
 director_batches gauge status
-    Batches that have not ended, by status; `closed`: those that wait for their hours. At most 1,000 are counted.
+    Batches that have not ended, by status; `closed`: out of their hours, or left for a minute. Of 1,000 at most.
 director_batches_oldest_waiting_seconds gauge
     Age of the oldest of them that waits for a keeper, of accounts of which none runs. Closed ones do not wait.
 director_batch_lines_total counter step

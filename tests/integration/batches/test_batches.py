@@ -16,6 +16,7 @@ from httpx import AsyncClient
 from redis.asyncio import Redis
 
 from api.batches import engine as engine_module
+from api.batches import work as work_module
 from api.batches.engine import Engine
 from api.batches.parts import Archive
 from api.batches.work import MOST_WINDOW
@@ -345,7 +346,9 @@ async def test_line_that_started_in_none_of_the_hours_is_filed_in_the_next(
             await eventually(live, "the lines are filed", until=len(names).__eq__)
             await eventually(live, "none has begun", until=(0).__eq__, limit_s=20)
             opens = str(round(begin.timestamp() // 60 * 60_000)).encode()
-            await eventually(partial(redis.hget, key, "opens"), "it waits for its hours", until=opens.__eq__)
+            await eventually(
+                partial(redis.hget, key, "opens"), "it waits for its hours", until=partial(operator.eq, opens)
+            )
             clock.ahead_ms += next_ms
         tasks.start_soon(partial(played.run, lambda _: b"1"))
         shown = await batches.ended(http, made["id"])
@@ -604,6 +607,25 @@ async def test_line_that_was_refused_or_left_is_not_waited_for(
         await eventually(lambda: len(expected), "only filed lines are waited for", until=filed.__contains__)
         tasks.cancel_scope.cancel()
     assert not expected
+
+
+async def test_batch_of_which_no_line_is_accepted_gives_its_slot_back(
+    http: AsyncClient, model: EchoServer, engine: Engine, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work_module, "STUCK_S", 0.5)
+    made = await batches.create(http, await batches.upload(http, batches.lines(["a", "b"])))
+    key = keys.batch(FileId(made["id"].removeprefix("batch_")))
+    await Accounts(redis).set_limits(ACCOUNT, {"max_files_bytes": "1"})
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.run)
+        await eventually(partial(redis.hget, key, "opens"), "it is parked", until=lambda at: at not in (None, b"0"))
+        await eventually(lambda: engine._capacity.accounts.total(), "its slot is free", until=(0).__eq__)
+        assert (await batches.get(http, made["id"]))["status"] == "in_progress"
+        await Accounts(redis).set_limits(ACCOUNT, {"max_files_bytes": str(1 << 30)})
+        await redis.zadd(keys.batches(), {f"{ACCOUNT} {made['id'].removeprefix('batch_')}": CLOSED}, xx=True)
+        shown = await batches.ended(http, made["id"])
+        tasks.cancel_scope.cancel()
+    assert (shown["status"], shown["request_counts"]["completed"]) == ("completed", 2)
 
 
 async def test_batch_says_why_its_lines_wait(

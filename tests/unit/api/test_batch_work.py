@@ -13,6 +13,7 @@ from api.batches import work as module
 from api.batches.lines import Call, Line, Outcome
 from api.batches.runs import LineRun
 from api.batches.work import FILING, MOST_BYTES, MOST_UNWRITTEN, UNWRITTEN_BYTES, Capacity, Stop, Work
+from api.web import errors
 from api.web.errors import Moved
 from director.core.ids import FileId, PredictionId
 from tests.support.eventually import eventually
@@ -176,3 +177,27 @@ def test_long_lines_of_one_account_leave_room_for_those_of_others() -> None:
     capacity.accounts["other"] = 0
     capacity.bytes["long"] = MOST_BYTES // 2 - 1
     assert not capacity.is_full_of("long")
+
+
+async def test_lines_that_are_refused_for_long_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs_on = anyio.Event()
+
+    class Refused(PlayedLine):
+        async def file(self) -> None:
+            if self._number == 0:
+                await runs_on.wait()  # it is being filed
+                return
+            self._waits[self._number] = errors.too_many_batches(retry_after=1)
+            await anyio.sleep_forever()
+
+    played = Played(monkeypatch)
+    monkeypatch.setattr(module, "LineRun", Refused)
+    monkeypatch.setattr(module, "STUCK_S", 0.2)
+    monkeypatch.setattr(module, "LOOK_S", 0.05)
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(played.work.run)
+            await anyio.sleep(0.5)
+            assert not played.work.is_stuck, "one may still be accepted"
+            runs_on.set()
+    assert (played.work.is_stuck, played.work._under_way, played.commits) == (True, {}, [1])
