@@ -44,6 +44,8 @@ async def may_still(request: Request, *scopes: Scope) -> bool:
         account = await _find_caller(request)
     except BackendUnavailable:
         return True
+    except errors.Problem:  # of a person at the page, whose account is gone
+        return False
     return account is not None and account.suspension is None and bool(set(scopes) & set(account.scopes))
 
 

@@ -4,6 +4,7 @@ Directors are known by their heartbeats; no director is asked. The metrics also 
 
 import hmac
 import logging
+import math
 import re
 from collections.abc import Mapping
 from functools import partial
@@ -99,6 +100,7 @@ def _has_token(request: Request, token: str) -> bool:
 
 log = logging.getLogger(__name__)
 MOST_SNAPSHOTS: Final = 1_000
+OF_PROXY_S: Final = 60.0
 
 
 class LiveEvent(Struct, frozen=True):
@@ -125,7 +127,9 @@ class LiveEvent(Struct, frozen=True):
     refusals={422},
 )
 async def follow_live(request: Request) -> Response:
-    """Serve a watcher only as long as its token may see all accounts. It counts as a reader of a stream."""
+    """Serve a watcher only as long as its token may see all accounts. It counts as a reader of a stream. A proxy says
+    what a person may do with each request, so such a feed ends after a minute and the page asks again.
+    """
     count = number_of(request, "snapshots", default=0, least=1, most=MOST_SNAPSHOTS)
     if request.method == "HEAD":
         return Response(headers=STREAM)
@@ -136,6 +140,7 @@ async def follow_live(request: Request) -> Response:
 async def _send_snapshots(request: Request, count: int, send: Send) -> bool:
     services = request.services
     number = sent = 0
+    until = services.clock.monotonic() + (math.inf if request.account.token_digest else OF_PROXY_S)
     with services.readers.holding(request.account.name) as place, services.watching.watcher():
         while await may_still(request, *OVERSEES):
             data = KEEP_ALIVE
@@ -144,7 +149,7 @@ async def _send_snapshots(request: Request, count: int, send: Send) -> bool:
                 number, data, sent = event.number, event.data, sent + 1
             if not await _is_taken(data, send):
                 return False
-            if count and sent >= count:
+            if (count and sent >= count) or services.clock.monotonic() >= until:
                 break
     return not place.cancelled_caught
 

@@ -3,18 +3,21 @@
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
+import anyio
 import httpx
 import pytest
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from api.app import create_app
+from api.web import errors
 from director.core.errors import SettingsError
 from director.core.ids import QueueName
 from director.core.settings import ApiSettings
 from director.store.accounts import Accounts
 from tests.integration.api.test_sessions import FOREIGN, OF_PAGE, bearer, log_in
 from tests.support.api import api_client
+from tests.support.eventually import eventually
 from tests.support.servers import RedisServer
 
 ANN: Final = {"X-Forwarded-Email": "ann@example.com"}
@@ -108,6 +111,34 @@ async def test_proxys_word_comes_before_any_cookie(page: httpx.AsyncClient, redi
         answer = await page.get("/session", headers={**OF_PAGE, **ANN, **sent})
         assert answer.json() == {"username": "page", "scopes": ["read", "view"]}
     assert (await page.get("/session", headers={**OF_PAGE, **cookie})).json()["username"] == "team"
+
+
+async def test_live_feed_of_a_person_ends_so_that_the_page_asks_again(
+    page: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.admin.overview.OF_PROXY_S", 0.0)
+    with anyio.fail_after(20):
+        answer = await page.get("/v1/admin/live", headers={**OF_PAGE, **ANN})
+    assert (answer.status_code, answer.text.count("event: snapshot")) == (200, 1)
+
+
+async def test_live_feed_ends_with_the_account_of_the_page(
+    page: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise errors.forbidden("gone")
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+
+            async def watch() -> None:
+                assert (await page.get("/v1/admin/live", headers={**OF_PAGE, **ANN})).status_code == 200
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(watch)
+            await eventually(lambda: page.get("/readyz"), "it is", until=lambda found: found.json()["load"]["streams"])
+            monkeypatch.setattr("api.accounts.auth.find_person", refuse)
+            await anyio.sleep_forever()
 
 
 async def test_person_of_the_proxy_makes_no_batch(settings: ApiSettings, redis: Redis) -> None:
