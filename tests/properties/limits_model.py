@@ -80,18 +80,15 @@ class ModelCompute:
         if not self.has_room(name, asked_ms, now_ms):
             return False
         if not self.has(name, now_ms):
-            day = now_ms // DAY_MS
-            # reservations of another day are remembered until the first one of this day
-            self.reserved = {known: held for known, held in self.reserved.items() if held[0] == day}
-            self.reserved[name] = (day, asked_ms)
+            self.reserved[name] = (now_ms // DAY_MS, asked_ms)
         return True
 
-    def spend(self, name: str, spent_ms: int) -> bool:
-        """Count the spent compute for the day on which it was reserved."""
+    def spend(self, name: str, spent_ms: int, now_ms: int) -> bool:
+        """Count the spent compute on the day of this call."""
         if name not in self.reserved:
             return False
-        day, _ = self.reserved.pop(name)
-        self.spent.append((day, spent_ms))
+        del self.reserved[name]
+        self.spent.append((now_ms // DAY_MS, spent_ms))
         return True
 
 

@@ -16,7 +16,7 @@ from director.broker.gatherer import Gatherer
 from director.broker.redis_client import client
 from director.broker.scripts import Scripts
 from director.core.account_limits import Bucket
-from director.core.ids import PredictionId
+from director.core.ids import PredictionId, new_prediction_id
 from director.store.accounts import Accounts
 from tests.properties.limits_model import DAY_MS, ModelBucket, ModelCompute, ModelCredit, most_over
 from tests.support.keyspace import leaks
@@ -108,10 +108,15 @@ def test_compute_of_a_day_and_credit_are_never_reserved_beyond_their_limits(
 ) -> None:
     async def walk() -> None:
         today, in_all = ModelCompute(of_day and of_day * 1000), ModelCredit()
-        now_ms = MIDNIGHT_MS
+        now_ms, ids = MIDNIGHT_MS, dict[tuple[str, int], PredictionId]()
         async with emptied(server) as (scripts, accounts):
-            for number, (what, name, amount_ms, pause_ms) in enumerate(steps):
+            for number, (what, letter, amount_ms, pause_ms) in enumerate(steps):
                 now_ms += pause_ms
+                made = (
+                    letter,
+                    now_ms // DAY_MS if what == "ask" else max((d for n, d in ids if n == letter), default=0),
+                )
+                name = ids.setdefault(made, new_prediction_id(model="acme/painter", now_ms=now_ms))
                 most_s = limits[number * len(limits) // len(steps)] if limits else None
                 in_all.most_ms = most_s and most_s * 1000
                 if what == "ask":
@@ -133,9 +138,9 @@ def test_compute_of_a_day_and_credit_are_never_reserved_beyond_their_limits(
                 else:
                     for _ in range(2):  # a reply may be lost: the second call changes nothing
                         _, corrected = await scripts.spend(
-                            "acme", prediction_id=PredictionId(name), spent_s=amount_ms / 1000
+                            "acme", prediction_id=name, spent_s=amount_ms / 1000, now_ms=now_ms
                         )
-                        was_held = [today.spend(name, amount_ms), in_all.spend(name, amount_ms)]
+                        was_held = [today.spend(name, amount_ms, now_ms), in_all.spend(name, amount_ms)]
                         assert corrected == any(was_held)
             usage = await accounts.usage("acme", day=now_ms // DAY_MS)
             assert round((usage.spent_s + usage.reserved_s) * 1000) == today.used(now_ms // DAY_MS)

@@ -18,7 +18,7 @@ from tests.support.eventually import eventually
 from tests.support.live_director import Caller, DirectorProcess, Gate, director_process, keeper_process, live_director
 from tests.support.queue_driver import MODEL, VERSION
 from tests.support.scrape import Scrape, scrape
-from tests.support.servers import RedisServer
+from tests.support.servers import RedisServer, as_user
 from tests.support.sink import sink
 
 pytestmark = pytest.mark.cog
@@ -82,7 +82,8 @@ async def service(redis_url: str, cog_url: str) -> AsyncGenerator[Service]:
 
         @asynccontextmanager
         async def keeper() -> AsyncGenerator[None]:
-            async with keeper_process(redis_url, port=ports["keeper"], **given):
+            of_batches = {"openai": True, "batches_redis_url": as_user("api", redis_url)}
+            async with keeper_process(redis_url, port=ports["keeper"], **given, **of_batches):
                 await eventually(lambda: _answers(http["keeper"]), "the keeper answers")
                 yield
 

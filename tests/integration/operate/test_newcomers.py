@@ -45,7 +45,7 @@ WITHIN_S = 10.0
 
 @pytest.fixture
 def operator(server: RedisServer, redis: Redis, capsys: pytest.CaptureFixture[str]) -> Operator:
-    return Operator(server, capsys)
+    return Operator(capsys, "--redis", server.url)
 
 
 @pytest.fixture

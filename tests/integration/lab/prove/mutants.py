@@ -98,11 +98,11 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "what is taken back keeps its old entry": _of(
         "takeover",
         "reap",
-        "    redis.call('XACK', stream, keys_GROUP, unpack(mids))\n    redis.call('XDEL', stream, unpack(mids))\n",
+        "    redis.call('XACK', stream, 'directors', unpack(mids))\n    redis.call('XDEL', stream, unpack(mids))\n",
     ),
     "an entry is acknowledged and stays": _of("first", "finish", "    redis.call('XDEL', stream, unpack(mids))\n"),
     "an entry goes and stays pending": _of(
-        "first", "finish", "    redis.call('XACK', stream, keys_GROUP, unpack(mids))\n"
+        "first", "finish", "    redis.call('XACK', stream, 'directors', unpack(mids))\n"
     ),
     "an end stays on the list of what lives": _of(
         "first", "finish", "pending_gone_from.live,", "pending_gone_from.delayed,"
@@ -215,7 +215,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         Edit("if not budget or not cost", "if true or not cost", "claim"), why="no world has a claim with a budget"
     ),
     "a bounded queue takes one more": Mutant(
-        Edit(">= tonumber(m.max_queued)", "> tonumber(m.max_queued)", "enqueue"), why="no world has a bounded queue"
+        Edit("- m.claimed >= most", "- m.claimed > most", "enqueue"), why="no world has a bounded queue"
     ),
     "a cancel on the way is forgotten": Mutant(
         Edit("if r.cancel == 'user' and not canceled then return 'cancel' end", "", "vacate"),
@@ -245,7 +245,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "a heartbeat leaves the entry's idle time": Mutant(
         Edit(
-            "redis.pcall('XCLAIM', keys_stream(queue, r[3], r[4]), keys_GROUP, consumer, 0, r[5], 'JUSTID')",
+            "redis.pcall('XCLAIM', keys_stream(queue, r[3], r[4]), 'directors', consumer, 0, r[5], 'JUSTID')",
             "",
             "extend",
         ),
