@@ -225,7 +225,7 @@ class Archive:
         there, missing = [], 0
         for part in parts:
             if await self._open(part) is not None:
-                self._missing.found(part.id)
+                self._missing.forget(part.id)
                 there.append(part)
             elif await self._has_record(part) and not self._missing.is_gone(part.id):
                 missing += 1

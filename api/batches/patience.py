@@ -37,7 +37,7 @@ class Missing:
         self._clock = clock
         self._since_s: dict[FileId, float] = {}
 
-    def found(self, file_id: FileId) -> None:
+    def forget(self, file_id: FileId) -> None:
         self._since_s.pop(file_id, None)
 
     def is_gone(self, file_id: FileId) -> bool:

@@ -71,7 +71,7 @@ class Source:
         except Exception as exc:  # a store is third-party code
             raise BackendUnavailable(f"the file store fails: {type(exc).__name__}") from exc
         if opened is not None and opened.size == file.size:
-            self._missing.found(file.id)
+            self._missing.forget(file.id)
             return opened
         if self._missing.is_gone(file.id):
             return None

@@ -130,7 +130,7 @@ def _compute(over: str, spent_s: float, reserved_s: float) -> list[str]:
 def _ask_to_set(chosen: Service, given: argparse.Namespace) -> Answer:
     with Client(chosen) as client:
         client.change_account(
-            given.name, {"limits": {name: _limit(text) for name, text in _asked_limits(given).items()}}
+            given.name, {"limits": {name: _limit(text) for name, text in _read_limits(given).items()}}
         )
         ran = run(client, {"line": ["account", "show", "--", given.name], "json": True})
     return _answer_limits(given.name, read(Raw(ran.out.encode()), dict[str, Any])["limits"])
@@ -146,7 +146,7 @@ def _limit(text: str) -> float | str | None:
         return text
 
 
-def _asked_limits(given: argparse.Namespace) -> dict[str, str]:
+def _read_limits(given: argparse.Namespace) -> dict[str, str]:
     limits = {name: text for name in LIMITS if (text := getattr(given, name)) is not None}
     if not limits:
         raise SettingsError(f"name a limit: {', '.join(OPTIONS.values())}.")
@@ -167,7 +167,7 @@ def _answer_limits(name: str, written: dict[str, str]) -> Answer:
 async def _set(backend: Backend, given: argparse.Namespace) -> Answer:
     """Set limits: each is a number (of open hours a text), none, or default for the value in the API's settings."""
     with audit() as by:
-        written = (await backend.administration.set_limits(given.name, _asked_limits(given), by=by)).limits
+        written = (await backend.administration.set_limits(given.name, _read_limits(given), by=by)).limits
     return _answer_limits(given.name, written)
 
 

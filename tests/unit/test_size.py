@@ -18,6 +18,7 @@ EXCEPTIONS: Final = {
     "Services": PARTS,
     "Nemesis": "one method for each fault",
     "Link": "the switches of one connection, which faults throw one by one",
+    "Work": "the lines of one batch, whose state five tasks share",
     "Route": "the facts of one route, which its decorator names",
     "Upload": "one multipart body is read in one pass, whose state it is",
 }
