@@ -167,6 +167,7 @@ async def test_hostile_file_is_refused_in_bounded_time(
     assert not model.runs
 
 
+@pytest.mark.faults
 async def test_hostile_files_hold_up_no_other_account(
     http: AsyncClient, model: EchoServer, engine: Engine, settings: ApiSettings, redis: Redis
 ) -> None:
@@ -357,6 +358,7 @@ async def test_line_that_started_in_none_of_the_hours_is_filed_in_the_next(
     assert (sorted(each["custom_id"] for each in output), errors) == (names, [])
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("is_canceled", [False, True])
 async def test_lines_of_hours_that_a_kill_left_unnoted_are_found(
     http: AsyncClient,
@@ -499,6 +501,7 @@ async def test_input_lives_longer_than_the_window_of_its_batch(http: AsyncClient
     assert (await http.get(FILES)).json()["data"][0]["id"] == f"file-{file_id}"
 
 
+@pytest.mark.faults
 async def test_window_ends_with_what_is_done(
     http: AsyncClient, model: EchoServer, engine: Engine, redis: Redis
 ) -> None:
@@ -664,6 +667,7 @@ async def test_batch_out_of_its_hours_names_no_other_cause_to_wait(
     assert (await batches.get(http, made["id"]))["progress"]["waits"] is None
 
 
+@pytest.mark.faults
 async def test_lines_that_ran_are_found_without_their_token_and_key(
     http: AsyncClient, model: EchoServer, engine: Engine, settings: ApiSettings, redis: Redis
 ) -> None:

@@ -106,7 +106,8 @@ def p95(waits: list[float]) -> float:
     return quantiles(waits, n=20)[-1]
 
 
-@pytest.mark.parametrize("pairs", [3, pytest.param(20, marks=pytest.mark.heavy)])
+@pytest.mark.heavy  # it judges speed
+@pytest.mark.parametrize("pairs", [3, 20])
 @pytest.mark.parametrize(
     ("lane", "limits", "most_s"),
     [("low", {}, LINE_S), ("idle", {}, LINE_S), ("idle", {"max_running": "2"}, 0.0)],
