@@ -18,7 +18,6 @@ from starlette.types import Lifespan, Receive, Scope, Send
 from api import dashboard
 from api.accounts import account, sessions, usage
 from api.accounts.auth import authenticate
-from api.accounts.people import Proxy
 from api.admin import accounts as admin_accounts
 from api.admin import commands, dead, health, overview, queues, system
 from api.admin import models as admin_models
@@ -33,6 +32,7 @@ from api.openai import errors as openai_errors
 from api.openai import files as openai_files
 from api.openai import models as openai_models
 from api.predictions import predictions, streams
+from api.services.log_ins import Proxy
 from api.services.meters import NO_ROUTE, Meters
 from api.sites.sites import Plan, State, all_running, answer_at_site
 from api.web import openapi, reference

@@ -1,7 +1,8 @@
 #!lua flags=allow-oom
 -- grant: store a session of a person, or a link that makes one session. A link is used up by the session that it makes.
--- Entries that are over go. Of more than `most` sessions, or links, of an account the oldest goes of the token that has the most: so no token ends
--- the sessions of others by opening its own. At most 200 entries, and an unknown link reads none of them.
+-- Entries that are over are removed. Beyond `most` sessions (or links) of an account, the token that has the most of them
+-- loses its oldest one: so a token cannot end the sessions of others by opening its own. It reads up to 200 entries; with
+-- an unknown link it reads none.
 --
 --   KEYS[1]  sessions  hash  {a:<account>}:sessions  s:<digest>, l:<digest> -> <until ms> <since ms> <token digest> <scopes>
 --   ARGV[1]  entry     s: and the digest of a session, or l: and that of a link

@@ -8,15 +8,12 @@ import re
 from typing import Final
 from urllib.parse import urlsplit
 
-from msgspec import Struct
 from msgspec.structs import replace
 from starlette.responses import Response
 
 from api.web import errors
 from api.web.http import HOST, Request, is_from_proxy, read_host, services_of
-from director.core.errors import SettingsError
-from director.core.settings import ApiSettings
-from director.store.accounts import ACCOUNT_NAME, ROLES, Account, Role
+from director.store.accounts import ROLES, Account
 from director.store.sessions import Granted
 
 PAGE: Final = "x-director-page"
@@ -24,8 +21,6 @@ COOKIE: Final = "director-session"
 SECURE: Final = "__Host-"  # a browser then wants Secure, the path / and no domain
 SAME_SITE: Final = "same-origin"
 USER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}")
-EVERYONE: Final = "*"
-RANKS: Final = list(ROLES)
 
 
 def is_of_page(request: Request) -> bool:
@@ -94,43 +89,9 @@ def set_cookie(request: Request, response: Response, session: Granted | None) ->
     )
 
 
-class Proxy(Struct, frozen=True):
-    """How a proxy says who a person is. `roles`: of each group, and of everyone as `*`."""
-
-    user: str
-    groups: str
-    account: str
-    roles: dict[str, Role]
-
-    @classmethod
-    def of(cls, settings: ApiSettings) -> "Proxy | None":
-        """Return None if no proxy logs people in. Raises SettingsError."""
-        if not settings.proxy_user_header:
-            return None
-        if not settings.trusted_proxies:
-            raise SettingsError("DIRECTOR_PROXY_USER_HEADER: name the proxy in DIRECTOR_TRUSTED_PROXIES too.")
-        if not re.fullmatch(ACCOUNT_NAME, settings.proxy_account):
-            raise SettingsError(f"DIRECTOR_PROXY_ACCOUNT: {settings.proxy_account!r} is no name of an account.")
-        roles: dict[str, Role] = {}
-        for given in settings.proxy_roles:
-            group, _, role = given.rpartition("=")
-            if not group or role not in ROLES:
-                raise SettingsError(f"DIRECTOR_PROXY_ROLES: {given!r} is not GROUP=ROLE; roles: {', '.join(ROLES)}.")
-            roles[group] = role  # type: ignore[assignment] # it was looked up
-        return cls(
-            settings.proxy_user_header.lower(), settings.proxy_groups_header.lower(), settings.proxy_account, roles
-        )
-
-    def role(self, groups: str) -> Role | None:
-        """Return the highest role that one of these groups has, separated by commas."""
-        named = [EVERYONE, *(group.strip() for group in groups.split(","))]
-        found = [self.roles[group] for group in named if group in self.roles]
-        return max(found, key=RANKS.index, default=None)
-
-
 async def _of_proxy(request: Request) -> Account | None:
-    services = services_of(request)
-    proxy = Proxy.of(services.settings)
+    log_ins = services_of(request).log_ins
+    proxy = log_ins.proxy
     if proxy is None or not is_from_proxy(request):
         return None
     names = request.headers.getlist(proxy.user)
@@ -140,7 +101,7 @@ async def _of_proxy(request: Request) -> Account | None:
     role = proxy.role(groups[0] if groups else "")
     if role is None:
         raise errors.forbidden("None of your groups has a role here: see DIRECTOR_PROXY_ROLES.")
-    account = await services.log_ins.of_page(proxy.account)
+    account = await log_ins.of_page(proxy.account)
     if account is None:
         raise errors.forbidden(f"`director account create {proxy.account}` makes the account of people at the page.")
     return replace(account, scopes=ROLES[role], token_id=names[0])

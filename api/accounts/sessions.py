@@ -20,7 +20,7 @@ from api.web.route import OPERATES, Answer, Body, Route, administers
 from director.core.errors import BackendUnavailable, SettingsError
 from director.core.ids import LANES
 from director.core.view import iso
-from director.store.accounts import ACCOUNT_NAME, LABEL, ROLES, SCOPES, Account, Role, digest, limit_scopes
+from director.store.accounts import ACCOUNT_NAME, ID_DIGITS, LABEL, ROLES, SCOPES, Account, Role, digest, limit_scopes
 from director.store.sessions import LINK_S, Granted
 
 MAX_BODY: Final = 4_096
@@ -195,6 +195,6 @@ def _show(request: Request, made: Granted) -> Response:
         url=f"{base_url(request)}/#/login/{made.secret}",
         expires_at=iso(made.expires_ms),
         scopes=made.scopes,
-        token_id=made.token_digest[:16],
+        token_id=made.token_digest[:ID_DIGITS],
     )
     return json_response(view, 201, {"Cache-Control": "no-store"})

@@ -16,14 +16,14 @@ from api.accounts.auth import name_operator
 from api.sites.sites import others
 from api.web.errors import account_exists, invalid_field, not_found
 from api.web.http import Request, cursor_of, decode_body, json_response, page_after, page_response
-from api.web.route import CURSOR, NO_BODY, OVERSEES, Answer, Body, Route
+from api.web.route import CURSOR, NO_BODY, OVERSEES, Answer, Body, Route, Scope
 from director.core.account_limits import DEFAULT, NO_LIMIT, AccountLimits, check_limits
 from director.core.errors import SettingsError
 from director.core.hours import LONGEST
 from director.core.ids import LANES
 from director.core.schema import Page
 from director.core.view import iso
-from director.store.accounts import ACCOUNT_NAME, LABEL, AccountType, Policy, Reason, Suspension, Token, Usage
+from director.store.accounts import ACCOUNT_NAME, LABEL, SCOPES, AccountType, Policy, Reason, Suspension, Token, Usage
 from director.store.administration import OF_QUEUES, Administration, Ended
 
 PATH: Final = "/admin/accounts"
@@ -33,7 +33,6 @@ DAY_MS: Final = 86_400_000
 Name = Annotated[str, Meta(pattern=ACCOUNT_NAME)]
 Limit = float | Annotated[str, Meta(max_length=LONGEST)] | None
 Lane = Literal["high", "normal", "low", "idle"]
-Scoped = Literal["read", "run", "view", "operate", "admin"]
 
 
 class NewAccount(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,7 +62,7 @@ class AskedToken(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body that makes a token. Without `expires_at` it is good until it is revoked."""
 
     label: Annotated[str, Meta(pattern=LABEL)] = ""
-    scopes: Annotated[tuple[Scoped, ...], Meta(min_length=1, max_length=5)] = ("read", "run")
+    scopes: Annotated[tuple[Scope, ...], Meta(min_length=1, max_length=len(SCOPES))] = ("read", "run")
     lanes: Annotated[tuple[Lane, ...], Meta(min_length=1, max_length=4)] = LANES
     expires_at: Annotated[datetime, Meta(tz=True)] | None = None
 
@@ -195,7 +194,7 @@ async def change_account(request: Request) -> Response:
     if limits:
         written = await administration.set_limits(name, limits, by=by)
         for site in others(request) if OF_QUEUES & set(limits) else ():  # as for a suspension
-            await site.services.administration.tell_queues(name, written)
+            await site.services.administration.tell_queues(name, written, limits)
     if asked.type is not UNSET:
         await administration.set_type(name, asked.type, by=by)
     return json_response(await _view(request, name))

@@ -114,8 +114,7 @@ _serve("errors", "error", "lines that did not succeed")
 async def _find(request: Request) -> Batch:
     batch_id = request.path_params["id"].removeprefix(BATCH)
     if is_file_id(batch_id):
-        account = await _batches(request).account_of(FileId(batch_id)) or ""
-        [found] = await _batches(request).many(account, [FileId(batch_id)], whole=False)
+        found = await _batches(request).find(FileId(batch_id))
         if found is not None:
             return found
     raise not_found()

@@ -1,16 +1,58 @@
-"""Know people who are logged in at the page, cached for seconds as tokens are. A session has its token's rights."""
+"""Know people who are logged in at the page, cached for seconds as tokens are. A session has its token's rights, and a
+person whom a proxy names the role of a group.
+"""
 
+import re
 from collections.abc import Callable
 from typing import Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from api.services.lookups import Cache, Lookups
 from director.core.clock import Clock
-from director.store.accounts import Account, Accounts, digest, limit_scopes
+from director.core.errors import SettingsError
+from director.core.settings import ApiSettings
+from director.store.accounts import ACCOUNT_NAME, ROLES, Account, Accounts, Role, digest, limit_scopes
 from director.store.sessions import Session, Sessions
 
 MOST_SESSIONS: Final = 10_000
+EVERYONE: Final = "*"
+RANKS: Final = list(ROLES)
+
+
+class Proxy(Struct, frozen=True):
+    """How a proxy says who a person is. `roles`: of each group, and of everyone as `*`."""
+
+    user: str
+    groups: str
+    account: str
+    roles: dict[str, Role]
+
+    @classmethod
+    def of(cls, settings: ApiSettings) -> "Proxy | None":
+        """Return None if no proxy logs people in. Raises SettingsError."""
+        if not settings.proxy_user_header:
+            return None
+        if not settings.trusted_proxies:
+            raise SettingsError("DIRECTOR_PROXY_USER_HEADER: name the proxy in DIRECTOR_TRUSTED_PROXIES too.")
+        if not re.fullmatch(ACCOUNT_NAME, settings.proxy_account):
+            raise SettingsError(f"DIRECTOR_PROXY_ACCOUNT: {settings.proxy_account!r} is no name of an account.")
+        roles: dict[str, Role] = {}
+        for given in settings.proxy_roles:
+            group, _, role = given.rpartition("=")
+            if not group or role not in ROLES:
+                raise SettingsError(f"DIRECTOR_PROXY_ROLES: {given!r} is not GROUP=ROLE; roles: {', '.join(ROLES)}.")
+            roles[group] = role  # type: ignore[assignment] # it was looked up
+        return cls(
+            settings.proxy_user_header.lower(), settings.proxy_groups_header.lower(), settings.proxy_account, roles
+        )
+
+    def role(self, groups: str) -> Role | None:
+        """Return the highest role that one of these groups has, separated by commas."""
+        named = [EVERYONE, *(group.strip() for group in groups.split(","))]
+        found = [self.roles[group] for group in named if group in self.roles]
+        return max(found, key=RANKS.index, default=None)
 
 
 class LogIns:
@@ -22,10 +64,12 @@ class LogIns:
         accounts: Accounts,
         lookups: Lookups,
         *,
+        proxy: Proxy | None,
         clock: Clock,
         cache_s: float,
         is_away: Callable[[], bool] | None = None,
     ) -> None:
+        self.proxy = proxy
         self._sessions = sessions
         self._accounts = accounts
         self._lookups = lookups

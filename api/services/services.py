@@ -11,7 +11,7 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from api.services.gate import Gate
-from api.services.log_ins import LogIns
+from api.services.log_ins import LogIns, Proxy
 from api.services.lookups import Lookups
 from api.services.memory import Memory
 from api.services.meters import Meters
@@ -110,7 +110,11 @@ class Services(store.Services):
             is_away=is_away,
         )
         self.log_ins = LogIns(
-            self.sessions, self.accounts, self.lookups, clock=clock, cache_s=settings.cache_s, is_away=is_away
+            *(self.sessions, self.accounts, self.lookups),
+            proxy=Proxy.of(settings),
+            clock=clock,
+            cache_s=settings.cache_s,
+            is_away=is_away,
         )
         self.openai_models = OpenAiModels(
             self.catalog, self.deployments, clock=clock, cache_s=settings.cache_s, is_away=is_away

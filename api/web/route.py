@@ -15,13 +15,15 @@ from api.web.http import Request
 from director.core.account_limits import BucketName
 from director.core.ids import QUEUE_END, VERSION_ID, PredictionId
 from director.store.accounts import ACCOUNT_NAME
+from director.store.accounts import OPERATES as OPERATES
+from director.store.accounts import OVERSEES as OVERSEES
+from director.store.accounts import Scope as Scope
 from director.store.models import SLUG
 
 JSON: Final = "application/json"
 TEXT: Final = "text/plain"
 OPENAI: Final = "/openai/"  # the paths of OpenAI's API begin with it
 OPENAI_STATUSES: Final = {402: 429, 422: 400}  # OpenAI's clients have an exception for these
-Scope = Literal["read", "run", "view", "operate", "admin"]
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -169,9 +171,6 @@ reads: Final = partial(Route, "GET", scopes=("read",))
 changes: Final = partial(Route, scopes=("run",))
 stores: Final = partial(changes, bucket="create")
 deletes: Final = partial(changes, "DELETE", answers={204: NO_BODY}, frees=True)
-# Each scope over all accounts includes those before it
-OVERSEES: Final[tuple[Scope, ...]] = ("view", "operate", "admin")
-OPERATES: Final[tuple[Scope, ...]] = OVERSEES[1:]
 oversees: Final = partial(Route, "GET", scopes=OVERSEES, site="asked")
 operates: Final = partial(Route, "POST", scopes=OPERATES, site="asked")
 administers: Final = partial(Route, scopes=("admin",), site="asked")

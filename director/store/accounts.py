@@ -26,9 +26,11 @@ from director.core.webhooks import new_secret
 
 # read: see what is there; run: create and cancel predictions; view: see all accounts; operate: act on queues and
 # predictions of all accounts too; admin: change accounts, tokens and models too
-SCOPES: Final = ("read", "run", "view", "operate", "admin")
-OPERATES: Final = frozenset({"operate", "admin"})
-OVERSEES: Final = OPERATES | {"view"}
+Scope = Literal["read", "run", "view", "operate", "admin"]
+SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
+# Each scope over all accounts includes those before it
+OVERSEES: Final[tuple[Scope, ...]] = ("view", "operate", "admin")
+OPERATES: Final[tuple[Scope, ...]] = OVERSEES[1:]
 Role = Literal["viewer", "operator", "admin"]
 ROLES: Final[Mapping[Role, tuple[str, ...]]] = {
     "viewer": ("read", "view"),
@@ -39,8 +41,8 @@ ROLES: Final[Mapping[Role, tuple[str, ...]]] = {
 # what each scope includes
 WORTH: Final[Mapping[str, frozenset[str]]] = {
     **{scope: frozenset({scope}) for scope in SCOPES},
-    "operate": frozenset({"view", "operate"}),
-    "admin": frozenset({"view", "operate", "admin"}),
+    "operate": frozenset(OVERSEES[:2]),
+    "admin": frozenset(OVERSEES),
 }
 
 
@@ -287,12 +289,12 @@ class Account(Struct, frozen=True):
     @property
     def oversees(self) -> bool:
         """Whether it may see what all accounts have."""
-        return not OVERSEES.isdisjoint(self.scopes)
+        return not set(OVERSEES).isdisjoint(self.scopes)
 
     @property
     def operates(self) -> bool:
         """Whether it may act on queues and predictions of all accounts."""
-        return not OPERATES.isdisjoint(self.scopes)
+        return not set(OPERATES).isdisjoint(self.scopes)
 
 
 class Written(Struct, frozen=True):

@@ -6,7 +6,7 @@ Every change is logged with its operator. Secrets are never logged.
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, get_args
@@ -214,7 +214,7 @@ class Administration:
             await self.accounts.set_limits(name, limits)
             written = await self.accounts.read_written(name)
             if OF_QUEUES & set(limits):
-                await self.tell_queues(name, written)
+                await self.tell_queues(name, written, limits)
         return written
 
     async def suspend(self, name: str, policy: Policy, reason: Reason, *, by: str, within_s: float) -> Ended:
@@ -254,9 +254,9 @@ class Administration:
                 noted.void()
         return is_gone
 
-    async def tell_queues(self, name: str, written: Written) -> None:
-        """Apply limits to what waits here. `written`: of the home, of which each site follows the latest revision. Only
-        the API knows the default of `max_running`: the next create brings it.
+    async def tell_queues(self, name: str, written: Written, changed: Collection[str]) -> None:
+        """Apply changed limits to what waits here. `written`: of the home, of which each site follows the latest
+        revision. Only the API knows the default of `max_running`: the next create brings it.
         """
         limits = UNLIMITED.over(written.limits)
         most_running: int | Literal["kept"] | None = limits.max_running if "max_running" in written.limits else "kept"
@@ -265,11 +265,7 @@ class Administration:
             await self._scripts.limit(
                 queue, name, weight=limits.weight, most_running=most_running, revision=written.revision
             )
-            await self._scripts.hours(
-                queue,
-                limits.closing_hours,
-                account=name,
-                revision=written.revision,
-            )
+            if "open_hours" in changed:
+                await self._scripts.hours(queue, limits.closing_hours, account=name, revision=written.revision)
 
         await _in_each(await self._catalog.queues(), tell)

@@ -166,47 +166,40 @@ class Batches:
 
     async def of_any(self, pairs: Sequence[tuple[str, FileId]], *, whole: bool = True) -> list[Batch | None]:
         """Return the batches with these accounts and ids, as `many`."""
+        found = await self._read_all([each for _, each in pairs], whole=whole)
+        owned = zip(found, pairs, strict=True)
+        return [batch if batch and batch.account == account else None for batch, (account, _) in owned]
 
+    async def find(self, batch_id: FileId) -> Batch | None:
+        """Return a batch of any account, without what only a keeper needs."""
+        return (await self._read_all([batch_id], whole=False))[0]
+
+    async def _read_all(self, ids: Sequence[FileId], *, whole: bool) -> list[Batch | None]:
         def read(pipe: Any) -> None:
-            for _, each in pairs:
+            for each in ids:
                 pipe.hgetall(keys.batch(each)) if whole else pipe.hmget(keys.batch(each), SHOWN)
 
         found = await pipelined(self._redis, read)
         if not whole:
             found = [{name.encode(): value for name, value in zip(SHOWN, each, strict=True) if value} for each in found]
-        batches = [_read(fields) if fields else None for fields in found]
-        owners = [account for account, _ in pairs]
-        return [one if one and one.account == owner else None for one, owner in zip(batches, owners, strict=True)]
+        return [_read(fields) if fields else None for fields in found]
 
     async def newest(self, account: str, *, after: FileId | None = None, count: int) -> list[FileId]:
         """Return ids of the account's batches, the newest first. `after`: those that follow it."""
-        high = "+inf" if after is None else created_ms_of(after)
-
-        async def read() -> list[bytes]:
-            found: list[bytes] = await self._redis.zrange(
-                keys.batches_of(account), high, "-inf", desc=True, byscore=True, offset=0, num=count + AT_ONCE
-            )
-            return found
-
-        ids = [FileId(text(each)) for each in await ask(read)]
-        return [each for each in ids if after is None or each < after][:count]
+        return [each for each, _ in await self._newest(keys.batches_of(account), after=after, count=count)]
 
     async def newest_of_all(self, *, after: FileId | None = None, count: int) -> list[tuple[str, FileId]]:
         """Return account and id of the batches of all accounts, the newest first. `after`: those that follow it."""
+        return [(account, each) for each, account in await self._newest(keys.all_batches(), after=after, count=count)]
+
+    async def _newest(self, listing: str, *, after: FileId | None, count: int) -> list[tuple[FileId, str]]:
+        """Return the ids on a list, and what its members have behind them."""
         high = "+inf" if after is None else created_ms_of(after)
-
-        async def read() -> list[bytes]:
-            found: list[bytes] = await self._redis.zrange(
-                keys.all_batches(), high, "-inf", desc=True, byscore=True, offset=0, num=count + AT_ONCE
-            )
-            return found
-
-        pairs = [text(each).partition(" ") for each in await ask(read)]
-        return [(account, FileId(each)) for each, _, account in pairs if after is None or each < after][:count]
-
-    async def account_of(self, batch_id: FileId) -> str | None:
-        found = await ask(lambda: self._redis.hget(keys.batch(batch_id), "account"))
-        return None if found is None else text(found)
+        found = await ask(
+            lambda: self._redis.zrange(listing, high, "-inf", desc=True, byscore=True, offset=0, num=count + AT_ONCE)
+        )
+        pairs = [text(member).partition(" ") for member in found]
+        return [(FileId(each), rest) for each, _, rest in pairs if after is None or each < after][:count]
 
     async def waiting(self, most: int, *, now_ms: int) -> tuple[list[tuple[str, FileId]], list[tuple[str, FileId]]]:
         """Return account and id of up to `most` batches that have not ended, in the order of their turns, as many whose

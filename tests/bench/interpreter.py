@@ -52,10 +52,10 @@ def use_fastest() -> None:
 
 
 def about() -> str:
-    """Return the version and the file of this Python, and what the loop says of it."""
+    """Return the version and the name of this Python, and what the loop says of it. Its folder is the machine's own."""
     times = dict(_ranked())
     slower = times[base()] / min(times.values())
-    shown = f"{sys.version.split()[0]} ({base()}"
+    shown = f"{sys.version.split()[0]} ({base().name}"
     if slower > SAME:
         return f"{shown}, {slower:.2f} × the time of the fastest one here)"
     return f"{shown})" if len(times) > 1 else f"{shown}, the only one here: perhaps not optimised)"

@@ -16,6 +16,10 @@ GIVEN_UP = re.compile(
     r"\b(?:[Ww]hoever|[Ss]omebody|[Nn]obody|[Ll]ately|[Aa]new|[Hh]eed(?:s|ed)?)\b"
     r"|\b(?:[Ll]et(?:s|ting)? go of|(?:is|are) none)\b"
 )
+OURS = (
+    *("api/*.py", "director/*.py", "tests/*.py", "lua/*.lua", "*.md", "*.toml", "Makefile"),
+    *("api/dashboard/static/*.js", "api/dashboard/static/views/*.js", "k8s/*.yaml"),
+)
 # Places that may use them: this list, the table of words, and texts that are not ours to choose
 ALLOWED = {
     "docs/glossary.md": "the column of given-up words",
@@ -60,11 +64,19 @@ def test_docstrings_and_comments_begin_with_a_subject_or_a_verb() -> None:
 def test_given_up_words_stay_out() -> None:
     found = [
         f"{name}:{number}: {match[0]}"
-        for name in files("api/*.py", "director/*.py", "tests/*.py", "lua/*.lua", "*.md", "*.toml", "Makefile")
+        for name in files(*OURS)
         for number, line in enumerate((ROOT / name).read_text(encoding="utf-8").splitlines(), start=1)
         if (match := GIVEN_UP.search(line.replace("_", " ")))
     ]
     assert found == []
+
+
+OF_A_HOME = re.compile(r"(?<![\w.])/(?:root|home/\w+)/")
+
+
+def test_no_file_has_a_path_of_a_home() -> None:
+    named = files(*OURS, "*.json", "*.jsonl")
+    assert [name for name in named if OF_A_HOME.search((ROOT / name).read_text(encoding="utf-8"))] == []
 
 
 # Sentences of a page of the site, without code, tables, headings and what a program wrote between two marks

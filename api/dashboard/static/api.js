@@ -5,7 +5,7 @@ import { setClock } from "./format.js";
 
 const KEPT = "director.token";
 const ROOT = new URL("..", import.meta.url).pathname; // a proxy may have put the service below a path of its own
-const SILENT_MS = 30_000; // a feed says something every ten seconds: after so long it is broken, though nobody said so
+const SILENT_MS = 30_000; // a feed says something every ten seconds: after so long it is broken, though it has not ended
 
 export const token = {
   get: () => sessionStorage.getItem(KEPT) ?? "",
@@ -110,7 +110,7 @@ async function* frames(body) {
       for (const block of blocks) yield frame(block);
     }
   } finally {
-    reader.cancel().catch(() => {}); // whoever reads no more lets go of the connection
+    reader.cancel().catch(() => {}); // a reader that stops releases the connection
   }
 }
 

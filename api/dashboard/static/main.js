@@ -103,7 +103,7 @@ function put(node, title) {
   announce(title);
 }
 
-/** The path behind #, in plain letters; that of all queues where it is none. */
+/** The path behind #, in plain letters; that of all queues if it is no path. */
 function address() {
   try { return decodeURIComponent(location.hash.slice(1).split("?")[0]) || "/"; } catch { return "/"; }
 }

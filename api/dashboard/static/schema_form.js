@@ -33,7 +33,7 @@ export function schemaForm(document) {
   };
 }
 
-/** The whole input as JSON, for a model that shows no schema: nobody but its author knows what it takes. */
+/** The whole input as JSON, for a model that shows no schema: only its author knows what it takes. */
 function jsonForm() {
   const one = field("input", { title: "Input, as JSON", default: {}, description: "This model shows no schema. It is not checked before it runs." }, true);
   return {

@@ -119,6 +119,16 @@ async def test_zone_that_a_machine_does_not_know_leaves_hours_as_they_are(
     assert kept[b"team-b"] != f"1 {CLOSED}|1-2".encode()
 
 
+async def test_change_of_another_limit_writes_no_hours(
+    api: AsyncClient, admin: AsyncClient, driver: QueueDriver
+) -> None:
+    changed = await admin.patch(f"/v1/admin/accounts/{ACCOUNT}", json={"limits": {"weight": 2}})
+    assert changed.status_code == 200, changed.text
+    assert not await driver.redis.exists(keys.hours(driver.queue), keys.reopened(driver.queue, ACCOUNT))
+    await set_hours(admin, "default")
+    assert await driver.redis.exists(keys.reopened(driver.queue, ACCOUNT))
+
+
 async def test_idle_account_sends_idle_work_alone(api: AsyncClient, admin: AsyncClient, driver: QueueDriver) -> None:
     await set_hours(admin, "idle")
     await driver.scripts.extend(driver.queue, consumer="d", lease_s=15, claims=[], slots=1)

@@ -36,6 +36,7 @@ LINE_S = 0.8
 CALL_S = 0.05
 GAP_S = 0.15  # between two calls: seldom two at once
 WINDOW_S = 2.5
+PAIRS = 20  # of a quiet window and a busy one
 SETTLED_S = 1.5 * LINE_S  # from its begin: what ran before is over
 NOISE_S = LINE_S / 2  # of a busy machine: with slots left free it is less than half of a line
 
@@ -107,20 +108,19 @@ def p95(waits: list[float]) -> float:
 
 
 @pytest.mark.heavy  # it judges speed
-@pytest.mark.parametrize("pairs", [3, 20])
 @pytest.mark.parametrize(
     ("lane", "limits", "most_s"),
     [("low", {}, LINE_S), ("idle", {}, LINE_S), ("idle", {"max_running": "2"}, 0.0)],
     ids=["low", "idle", "idle-and-slots-left-free"],
 )
 async def test_calls_beside_a_batch_wait_one_line_longer_at_most(
-    beside: Beside, lane: str, limits: dict[str, str], most_s: float, pairs: int
+    beside: Beside, lane: str, limits: dict[str, str], most_s: float
 ) -> None:
     await Accounts(beside.redis).set_limits(NIGHT, limits)
     batch_id = await beside.begin(lane)
     quiet: list[float] = []
     busy: list[float] = []
-    for _ in range(pairs):
+    for _ in range(PAIRS):
         quiet += await beside.window(is_quiet=True)
         busy += await beside.window(is_quiet=False)
     await beside.lines.post(f"{batches.BATCHES}/{batch_id}/cancel")

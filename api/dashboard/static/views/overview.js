@@ -57,7 +57,7 @@ export function overview({ session, signal }) {
     say(found, snapshot.queues.length ? `${queues.length} of ${snapshot.queues.length + snapshot.more_queues} queues. Ended, failed and times are of the range above.` : "No model was registered yet: start a director.");
     sums(totals, snapshot);
     attention.hidden = !snapshot.findings?.length;
-    refill(findings, (snapshot.findings ?? []).map(finding)); // whoever selects the command to copy it keeps it selected
+    refill(findings, (snapshot.findings ?? []).map(finding)); // a command that is selected to be copied stays selected
   }
 
   const past = history({ signal, onPace: (answer) => { paces = new Map(answer.queues.map((one) => [one.queue, one])); draw(); } });
