@@ -141,6 +141,8 @@ async def visible_acts(window: Window, place: Place, made: str) -> set[str]:
         ("/accounts/acme", ("Save limits", "Suspend and cancel", "Create token")),
     ):
         await window.page.goto(f"{place.url}/#{view}")
+        if view == "/predictions":  # its buttons are shown with its rows
+            await window.page.get_by_role("link", name=made).first.wait_for()
         for name in names:
             button = window.page.get_by_role("button", name=name, exact=True, include_hidden=True).first
             await button.wait_for(state="attached")
