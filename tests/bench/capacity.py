@@ -111,15 +111,10 @@ def table(inputs: Inputs) -> str:
     for name, (bench, figure) in INPUTS.items():
         unit = "bytes" if name.endswith("bytes") else "µs"
         lines.append(f"| {figure} | {getattr(inputs, name):,.0f} {unit} | `{bench}` |")
-    lines += [
-        "",
-        "| | predictions a second, by Redis's time | for ever, by its memory | can wait | directors "
-        "| API processes then | director processes then |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    lines += ["", "| | predictions a second | room for |", "|---|---|---|"]
     for name, plan in PLANS.items():
         can = capacity(inputs, plan)
-        limits = (can.per_s, can.kept_per_s, can.waiting, can.directors)
-        numbers = (*map(round, limits), ceil(can.api_processes), ceil(can.director_processes))
-        lines.append(f"| {name} | {' | '.join(f'{number:,}' for number in numbers)} |")
+        processes = f"{ceil(can.api_processes)} API and {ceil(can.director_processes):,} director processes"
+        rates = f"{can.kept_per_s:,.0f} for ever, by its memory, with {processes}; {can.per_s:,.0f} by Redis's time"
+        lines.append(f"| {name} | {rates} | {can.waiting:,.0f} that wait; {can.directors:,.0f} directors |")
     return "\n".join(lines)

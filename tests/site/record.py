@@ -29,9 +29,10 @@ from director.local.launcher.processes import free_port
 RECORDING: Final = Path(__file__).parent / "recordings/kill.jsonl"
 FILM: Final = Path(__file__).parents[2] / "docs/assets/kill.svg"
 COLUMNS: Final = 50
-HEIGHTS: Final = (14, 5)  # lines of the caller's terminal, and of the operator's
+HEIGHTS: Final = (14, 6)  # lines of the caller's terminal, and of the operator's
 COMMAND: Final = ["director", "predict", "example/hello", "-i", "text=hello", "-i", "n=30", "-i", "delay=0.5"]
 SHOWN: Final = "$ director predict example/hello \\\r\n    -i text=hello -i n=30 -i delay=0.5\r\n"
+PLAN: Final = "$ # while it runs: kill -9, four times\r\n"
 # what the caller has seen when a part is killed, the part as up.json names it, and as people do
 KILLS: Final = (
     ("hello 4", "model-hello", "the model server"),
@@ -47,7 +48,7 @@ LINE: Final = 19
 EDGE: Final = 14
 ESCAPE: Final = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])")
 END: Final = re.compile(r"succeeded after [\d.]+ s")
-TITLES: Final = ("a caller", "an operator")
+TITLES: Final = ("a caller: one prediction, a stream of 30 lines", "an operator: ends four processes meanwhile")
 
 
 class Print(Struct, frozen=True, array_like=True):
@@ -214,6 +215,7 @@ def scene(home: Path) -> Iterator[Print]:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", HEIGHTS[0], COLUMNS, 0, 0))
     yield Print(0.0, 0, SHOWN)
+    yield Print(0.0, 1, PLAN)  # the first picture says what is to come
     caller = subprocess.Popen(
         [*program(*COMMAND[1:]), "--home", str(home)],
         stdin=theirs,

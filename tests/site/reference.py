@@ -6,7 +6,7 @@ import argparse
 import ast
 import inspect
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
 from itertools import pairwise
@@ -37,7 +37,7 @@ from director.core.view import PAUSED, REASONS
 from director.operate.kinds import KINDS, Kind
 from director.runtime.metric_table import METRICS, Process
 from director.servers.runners import outcomes
-from tests.support.real_servers import CAPABILITIES, kept
+from tests.support.real_servers import kept
 
 ROOT: Final = Path(__file__).parents[2]
 MADE: Final = re.compile(r"<!-- made: ([a-z ]+?)(?: \((.+)\))? -->")
@@ -146,23 +146,34 @@ def presets() -> str:
     return table(("preset", "runner", "for"), rows)
 
 
+# What the tests try with each server, as the page says it
+TRIED: Final = {
+    "runs": "runs",
+    "streams": "streams",
+    "cancel": "a cancel frees its slot",
+    "errors": "errors in its own words",
+    "overload": "overload",
+    "death": "death",
+}
+
+
 def real_servers() -> str:
     """Show what was found of each server, and below it the commands, which are too wide for a column."""
     rows = [
-        (f"{row.name}, {row.date}", *(row.found[name] for name in CAPABILITIES), " ".join(row.packages))
+        (f"{row.name}, {row.date}: {' '.join(f'`{each}`' for each in row.packages)}", row.found["ready"], unlike(row.found))
         for row in kept()
     ]
-    heads = (
-        "ready by the command",
-        "runs",
-        "streams",
-        "a cancel frees it",
-        "errors in its own words",
-        "overload",
-        "death",
-    )
     commands = "\n".join(f"# {row.name}\n{row.command}" for row in kept())
-    return f"{table(('server', *heads, 'tried'), rows)}\n\nThe commands of these rows:\n\n```sh\n{commands}\n```"
+    shown = table(("server", "ready by the command", "what does not work"), rows)
+    return f"Each was tried: {', '.join(TRIED.values())}.\n\n{shown}\n\nThe commands of these rows:\n\n```sh\n{commands}\n```"
+
+
+def unlike(found: Mapping[str, str]) -> str:
+    """Return what did not work or was not tried, or that there is nothing."""
+    words = {"–": "was not tried"}
+    return "; ".join(
+        f"{name}: {words.get(found[key], found[key].removeprefix('no: '))}" for key, name in TRIED.items() if found[key] != "yes"
+    ) or "nothing"
 
 
 def exit_codes() -> str:

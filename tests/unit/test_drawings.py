@@ -80,7 +80,12 @@ def test_film_is_what_its_recording_says() -> None:
     """Repair it with `python -m tests.site.record --draw`."""
     prints = read(RECORDING.read_text(encoding="utf-8"))
     assert FILM.read_text(encoding="utf-8") == film(prints)
-    assert len([each for each in prints if each.terminal]) == len(KILLS)
+    assert len([each for each in prints if "kill -9 " in each.text]) == len(KILLS)
+
+
+def test_first_picture_of_the_film_says_something_in_both_terminals() -> None:
+    prints = read(RECORDING.read_text(encoding="utf-8"))
+    assert {each.terminal for each in lines_of(prints) if each.since == 0.0} == {0, 1}
 
 
 def test_film_shows_each_line_while_it_is_on_the_screen() -> None:
