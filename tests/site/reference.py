@@ -146,7 +146,7 @@ def presets() -> str:
     return table(("preset", "runner", "for"), rows)
 
 
-# What the tests try with each server, as the page says it
+# Words of the page for what the tests try with each server
 TRIED: Final = {
     "runs": "runs",
     "streams": "streams",
@@ -160,20 +160,30 @@ TRIED: Final = {
 def real_servers() -> str:
     """Show what was found of each server, and below it the commands, which are too wide for a column."""
     rows = [
-        (f"{row.name}, {row.date}: {' '.join(f'`{each}`' for each in row.packages)}", row.found["ready"], unlike(row.found))
+        (
+            f"{row.name}, {row.date}: {' '.join(f'`{each}`' for each in row.packages)}",
+            row.found["ready"],
+            unlike(row.found),
+        )
         for row in kept()
     ]
     commands = "\n".join(f"# {row.name}\n{row.command}" for row in kept())
     shown = table(("server", "ready by the command", "what does not work"), rows)
-    return f"Each was tried: {', '.join(TRIED.values())}.\n\n{shown}\n\nThe commands of these rows:\n\n```sh\n{commands}\n```"
+    tried = f"Each was tried: {', '.join(TRIED.values())}."
+    return f"{tried}\n\n{shown}\n\nThe commands of these rows:\n\n```sh\n{commands}\n```"
 
 
 def unlike(found: Mapping[str, str]) -> str:
     """Return what did not work or was not tried, or that there is nothing."""
     words = {"–": "was not tried"}
-    return "; ".join(
-        f"{name}: {words.get(found[key], found[key].removeprefix('no: '))}" for key, name in TRIED.items() if found[key] != "yes"
-    ) or "nothing"
+    return (
+        "; ".join(
+            f"{name}: {words.get(found[key], found[key].removeprefix('no: '))}"
+            for key, name in TRIED.items()
+            if found[key] != "yes"
+        )
+        or "nothing"
+    )
 
 
 def exit_codes() -> str:

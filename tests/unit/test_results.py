@@ -24,7 +24,9 @@ def test_first_figures_of_the_start_page_are_those_of_the_results() -> None:
 def test_example_of_the_page_of_scale_has_the_figures_of_its_table() -> None:
     page = (DOCS / "explanation/capacity.md").read_text(encoding="utf-8")
     example, _, rest = page.partition("## Where each limit is")
-    [whole] = re.findall(r"^\| one node of 16 GB \| ([\d,]+) for .*; ([\d,]+) by Redis's time \| ([\d,]+) that wait", rest, re.MULTILINE)
+    [whole] = re.findall(
+        r"^\| one node of 16 GB \| ([\d,]+) for .*; ([\d,]+) by Redis's time \| ([\d,]+) that wait", rest, re.MULTILINE
+    )
     [daily] = re.findall(r"^\| the same, records for a day \| ([\d,]+) for ever", rest, re.MULTILINE)
     kept, rate, waiting = (int(figure.replace(",", "")) for figure in whole)
     for figure in (
