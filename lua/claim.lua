@@ -341,6 +341,16 @@ local function pay(lane)
   credit[lane] = credit[lane] - whole
 end
 
+-- How much idle work may start. It leaves slots of the queue free, so that what comes next starts at once. Of a queue with
+-- one slot, or before its first heartbeat, one may start. An end rings for what was left. Where counts say that nothing
+-- waits, one may too, since a lost count is put right by a look.
+local function room_for_idle()
+  if mask.idle == 0 and backlogged.idle == '0' then return 1 end
+  local m = redis.call('HMGET', meta, 'slots', 'spare_slots')
+  local most = math.max(1, (m[1] or 0) - (m[2] or 0))
+  return most - redis.call('ZCARD', keys.queue(queue, 'lease')) - (#reply - 2)
+end
+
 -- Hand out up to `most` of the lane whose turn it is, else of the next one, and of the idle one last. Returns whether it did
 -- any. One at a time if other lanes have work too, if the next one must be judged by what this one costs (a budget) or
 -- leaves free (a limit), and for a probe. A budget that is reached ends the call: a smaller one of another lane would
@@ -361,8 +371,9 @@ local function take_any(most)
     end
     tried[best] = true
   end
-  if scanned >= SCAN then return false end
-  return take('idle', (is_probe or budget or share.has_any(queue, 'limits')) and 1 or most)
+  local room = room_for_idle()
+  if scanned >= SCAN or room < 1 then return false end
+  return take('idle', (is_probe or budget or share.has_any(queue, 'limits')) and 1 or math.min(most, room))
 end
 
 while #reply - 2 < count do -- the first two are the state and why it ended

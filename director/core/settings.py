@@ -214,6 +214,8 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     """New predictions while nothing starts: hold them, or fail: refuse them with 503."""
     open_hours: str = ""
     """When predictions start, as `22:00-06:00 Europe/Berlin`; empty: always."""
+    spare_slots: Natural = 1
+    """Slots of a queue that idle work leaves free, but it may always use one; 0: it may use all."""
     objectives: str = ""
     """Per lane, the share that starts within a time: `{"normal": {"share": 0.95, "within_s": 10}}`."""
     drain_s: Seconds = 30.0

@@ -16,7 +16,7 @@ breaker.facts = nil
 function breaker.facts_of(queue)
   breaker.facts = breaker.facts or redis.call('HMGET', keys.queue(queue, 'meta'), 'failures', 'breaker', 'probe', 'data_ttl_ms', 'record_ttl_ms',
     'within:high', 'within:normal', 'within:low', 'service_n', 'service_ms', 'service_dev', 'service_cost',
-    'service_row', 'service_out')
+    'service_row', 'service_out', 'mask:idle', 'backlogged:idle')
   return breaker.facts
 end
 

@@ -16,7 +16,7 @@ async def claimed(driver: QueueDriver, count: int = 9, **options: object) -> lis
 
 
 async def test_idle_work_goes_after_all_others_and_fills_the_rest(driver: QueueDriver) -> None:
-    await driver.have_slots(4)
+    await driver.have_slots(9)
     await driver.submit_many(3, lane="idle", account="night")
     for lane in LANES:
         await driver.submit(lane=lane)
@@ -25,6 +25,60 @@ async def test_idle_work_goes_after_all_others_and_fills_the_rest(driver: QueueD
     await driver.submit(lane="low")
     assert await claimed(driver, 9) == ["low", "idle"]
     assert await claimed(driver) == []
+
+
+async def settled(driver: QueueDriver, **policy: int) -> None:
+    await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(**policy))
+
+
+@pytest.mark.parametrize(
+    ("slots", "spare", "started"),
+    [(4, 1, 3), (4, 2, 2), (4, 0, 4), (4, 4, 1), (4, 9, 1), (1, 1, 1), (0, 1, 1)],
+    ids=["four-spare-1", "four-spare-2", "no-spare", "all-spare", "more-than-all", "one-slot", "no-heartbeat-yet"],
+)
+async def test_idle_work_leaves_slots_free_but_may_use_one(
+    driver: QueueDriver, slots: int, spare: int, started: int
+) -> None:
+    await settled(driver, spare_slots=spare)
+    await driver.have_slots(slots)
+    await driver.submit_many(9, lane="idle", account="night")
+    found = [await claimed(driver, count) for count in (2, 4, 4)]
+    assert sum(map(len, found)) == started
+
+
+async def test_spare_slots_are_those_of_all_directors_and_of_all_runs(driver: QueueDriver) -> None:
+    await driver.have_slots(2, consumer="d1")
+    await driver.have_slots(2, consumer="d2")
+    await driver.submit_many(9, lane="idle", account="night")
+    await driver.submit_many(2)
+    assert await claimed(driver, 2, consumer="d1") == ["normal", "normal"]
+    assert await claimed(driver, 2, consumer="d2") == ["idle"]
+    await driver.submit()
+    assert await claimed(driver, 1, consumer="d2") == ["normal"]
+
+
+async def test_an_end_wakes_a_director_for_idle_work_that_left_its_slot_free(driver: QueueDriver) -> None:
+    await driver.have_slots(2)
+    await driver.submit_many(3, lane="idle", account="night")
+    [first] = await driver.claim(2, lease_s=999)
+    bell = keys.bell(driver.queue)
+    await driver.redis.delete(bell)
+    assert await claimed(driver) == []
+    assert not await driver.redis.exists(bell), "one spare slot: nobody could start anything"
+    await driver.finish(first)
+    assert await driver.redis.exists(bell)
+    assert await claimed(driver, 2) == ["idle"]
+
+
+async def test_ends_wake_nobody_for_idle_work_that_may_not_run(driver: QueueDriver) -> None:
+    await driver.have_slots(2)
+    await driver.submit(lane="idle", account="night")
+    await driver.pause(account="night")
+    bell = keys.bell(driver.queue)
+    claim = await driver.claimed()
+    await driver.redis.delete(bell)
+    await driver.finish(claim)
+    assert not await driver.redis.exists(bell)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -48,6 +102,7 @@ async def test_no_claim_takes_idle_work_while_another_waits(driver: QueueDriver,
 
 
 async def test_idle_work_of_two_accounts_takes_turns(driver: QueueDriver) -> None:
+    await driver.have_slots(9)
     for account in ("a", "b"):
         await driver.submit_many(4, lane="idle", account=account)
     found = [claim.record.account for _ in range(8) for claim in await driver.claim(1, lease_s=999)]
@@ -100,6 +155,7 @@ async def test_idle_poll_beside_a_held_idle_account_writes_nothing(driver: Queue
 
 
 async def test_retry_and_lost_claim_of_idle_work_stay_idle(driver: QueueDriver) -> None:
+    await driver.have_slots(3)
     await driver.submit(lane="idle")
     claim = await driver.claim_one()
     await driver.release(claim, spent=True, delay_s=1)

@@ -34,6 +34,7 @@ async def test_a_new_queue_has_its_size_and_policy(redis: Redis, scripts: Script
         b"breaker_after": b"5",
         b"breaker_cool_ms": b"30000",
         b"breaker_mode": b"hold",
+        b"spare_slots": b"1",
         b"objectives": b"",
         b"within:high": b"",
         b"within:normal": b"",
