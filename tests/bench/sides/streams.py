@@ -106,6 +106,8 @@ async def read_all(plan: Plan) -> list[Heard]:
         return (await loop.create_connection(Reader, parts.hostname or "", parts.port or 80))[1]
 
     async def read() -> Heard:
+        while idle and not idle[-1].is_open:  # its server ended the connection meanwhile
+            idle.pop()
         reader = idle.pop() if idle else await connect()
         heard = await reader.read(request, plan.limit_s)
         if reader.is_open:
