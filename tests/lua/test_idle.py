@@ -64,13 +64,13 @@ async def test_an_end_wakes_a_director_for_idle_work_that_left_its_slot_free(dri
     bell = keys.bell(driver.queue)
     await driver.redis.delete(bell)
     assert await claimed(driver) == []
-    assert not await driver.redis.exists(bell), "one spare slot: nobody could start anything"
+    assert not await driver.redis.exists(bell), "none could start with one spare slot"
     await driver.finish(first)
     assert await driver.redis.exists(bell)
     assert await claimed(driver, 2) == ["idle"]
 
 
-async def test_ends_wake_nobody_for_idle_work_that_may_not_run(driver: QueueDriver) -> None:
+async def test_ends_wake_none_for_idle_work_that_may_not_run(driver: QueueDriver) -> None:
     await driver.have_slots(2)
     await driver.submit(lane="idle", account="night")
     await driver.pause(account="night")
