@@ -6,12 +6,25 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from director.core.ids import ALL_LANES, IDLE
 from director.lab.prove.actions import LOST, MANY
 from director.lab.prove.picture import ENDED, OF_QUEUE, TAG, Director, Memory, Picture
 from director.lab.prove.worlds import LEASE_TICKS, TICK_MS, World
+from director.lab.spec import page
+from director.lab.spec.page import Call, State, explain
 
 WORDS_OF_LOST: Final = ("lost", False)
+# The script of each call that has another name
+SCRIPTS: Final = {
+    "repeat": "enqueue",
+    "again": "claim",
+    "begin": "advance",
+    "output": "advance",
+    "fail": "release",
+    "miss": "deliver",
+}
 
 
 def check_state(world: World, picture: Picture, memory: Memory) -> Iterator[str]:
@@ -234,6 +247,38 @@ def check_step(world: World, text: str, before: Picture, after: Picture, memory:
         director = next(each for each in memory.directors if each.name[0] == names[0])
         yield from _check_claims(world, before, after, director, reply, is_again=verb == "again")
     yield from _check_usage(text, before, after, memory, reply)
+    if verb != "lose":
+        yield from _check_page(SCRIPTS.get(verb, verb), before, after, token or b"", memory.now)
+
+
+def _check_page(script: str, before: Picture, after: Picture, token: bytes, now: int) -> Iterator[str]:
+    """The specification allows the step, as one of this script."""
+    for number in range(len(before.ids)):
+        was, then = read_state(before, number), read_state(after, number)
+        if was != then:
+            is_claimed = then.token not in ("", was.token)
+            was = replace(was, used=(was.token, was.ended))
+            then = replace(then, used=(*was.used, then.token) if is_claimed else was.used)
+            sent = then.token if is_claimed else token.decode() or was.token
+            if why := explain(was, then, Call(sent, now=now, until=then.lease, wants=then.wants), script):
+                yield f"{number}: {why}"
+
+
+def read_state(picture: Picture, number: int) -> State:
+    """Return the variables of the specification."""
+    r, name = picture.records[number], picture.ids[number]
+    if not r:
+        return State()
+    lease = picture.scores("lease").get(name)
+    return State(
+        status=page.ENDED if picture.is_over(number) else page.OPEN,
+        token=r.get(b"token", b"").decode(),
+        lease=None if lease is None else int(lease),
+        ended=r.get(b"ended", b"").decode(),
+        wants=b"completed" in r.get(b"events", b""),
+        owed=name in picture.owed,
+        told=r.get(b"told") in (b"delivered", b"given_up"),
+    )
 
 
 def _token_of(memory: Memory, verb: str, names: list[str]) -> bytes | None:

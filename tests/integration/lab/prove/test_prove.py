@@ -90,6 +90,7 @@ def test_a_breach_has_the_fewest_calls_and_can_be_replayed() -> None:
     assert found.breach.calls == ("enqueue 0", "claim a", "tick", "tick", "reap", "finish a 0")
     wrong = replay(WORLDS["takeover"], found.breach.calls, edits)
     assert wrong[:2] == ["a stale token was answered True", "a stale token wrote"]
+    assert "0: finish, and it does not hold that the token is that of its claim" in wrong
     assert "enqueue 0; claim a; tick; tick; reap; finish a 0" in show_trace(found)
     assert replay(WORLDS["takeover"], found.breach.calls) == []
 
