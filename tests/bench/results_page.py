@@ -164,7 +164,7 @@ def campaign_tables(report: CampaignReport | None, kind: ServerKind = SINGLE) ->
     rows = {
         "seeds": f"{len(wanted.seeds)}, in {runs(report)}",
         "faults": f"{sum(report.faults.values()):,}",
-        **{what: f"{totals[name]:,}" for name, what in TOTALS.items()},
+        **{what: f"{totals[name]:,}" for name, what in TOTALS.items() if name in totals},
         **({what: f"{totals[name]:,}" for name, what in FAILED_OVER.items()} if wanted.kind == SENTINEL else {}),
         "promises broken": ", ".join(f"{name} × {count}" for name, count in report.breaches.items()) or "0",
         **{f"recovery, lease {each.lease_s:g} s": _recovery(each) for each in report.recoveries},

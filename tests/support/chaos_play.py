@@ -284,5 +284,13 @@ class Play:
         for line in server_log(self._data, start=self._log_start):
             self.note("server", line)
         # the test's time differs from the server's
-        rules = Rules(lease_s=LEASE_S, attempts=3, slots=1, clock_s=math.inf, schedule_s=SCHEDULE_S, is_counted=True)
+        rules = Rules(
+            lease_s=LEASE_S,
+            attempts=3,
+            slots=1,
+            clock_s=math.inf,
+            schedule_s=SCHEDULE_S,
+            is_counted=True,
+            has_steps=True,
+        )
         return check(self._folder, rules, leftovers=await leftovers(redis))

@@ -20,6 +20,8 @@ from director.lab.chaos.plan import GO_ON, MISSING_AT_FIRST, MOVE_SLOT, SINK, WH
 SPREAD: Final = 0.1  # of each wait: it is a tenth shorter or longer, at random
 EARLY_S: Final = 0.5
 BEFORE_MS: Final = 1_000
+SILENT: Final = "a stream was silent"
+SILENT_MS: Final = 30_000  # a reader gives a silent stream up after so long
 GONE: Final = 410  # a receiver answers so to refuse all further webhooks
 MISMATCH: Final = 422
 NOT_JUDGED: Final = frozenset({0, 429})  # no answer, or "not now": neither says anything about the key
@@ -199,6 +201,7 @@ def check_streams(evidence: Evidence) -> Findings:
         wrong = chain(
             _find_misnumbered(evidence.listed.get(prediction_id), final),
             _find_turned_away(evidence.visits.get(prediction_id, [])),
+            _find_silent(evidence, evidence.visits.get(prediction_id, [])),
             _misheard(evidence.heard.get(prediction_id, []), final),
         )
         yield from ((prediction_id, what) for what in wrong)
@@ -222,6 +225,14 @@ def _find_turned_away(visits: Sequence[journal.Visited]) -> Iterator[str]:
             yield f"a reader was answered {visit.status}"
         if visit.end == "whole":
             yield "a stream ended without an error and without a done event"
+
+
+def _find_silent(evidence: Evidence, visits: Sequence[journal.Visited]) -> Iterator[str]:
+    """An API process that lives sends a comment each ten seconds, whatever became of Redis and of the director."""
+    for visit in visits:
+        since = visit.until - SILENT_MS - BEFORE_MS
+        if visit.end == "silent" and not evidence.was_hindered(since, visit.until, API[::2], all_of=()):
+            yield f"{SILENT} for {SILENT_MS // 1000} s, until {visit.until}"
 
 
 def _misheard(heard: Sequence[Heard], final: journal.Final) -> Iterator[str]:

@@ -47,8 +47,10 @@ LOGS: Final = "logs"
 LEAST_S: Final = 60.0  # of a run, however quick the machine is
 GB: Final = 1 << 30
 RUN_GB: Final = 4.0  # what a run takes while it runs, most of it the log of its server: 250 MB a minute
+OF_DOORS: Final = ("silent_streams", "leaked_slots", "lines_lost", "miscounted")
+MUST_BE_0: Final = ("lost", "double", "stale", "webhooks_missing", *OF_DOORS)
 # Counts of a run's report that are added up
-SUMMED: Final = ("sent", "acked", "terminal", "lost", "double", "stale", "webhooks_missing", "duplicate_runs")
+SUMMED: Final = ("sent", "acked", "terminal", *MUST_BE_0, "duplicate_runs")
 LOST: Final = ("failovers", "unmade", "lost_in_failovers")
 SEEN: Final = ("followed", "resumed", "shared", "seen", "cancels_timed", "first_claims")
 
@@ -60,6 +62,10 @@ TOTALS: Final = {
     "double": "ended twice",
     "stale": "written by a holder whose claim was lost",
     "webhooks_missing": "webhooks missed",
+    "silent_streams": "streams that were silent, or ended without a word",
+    "leaked_slots": "model servers that lost a slot",
+    "lines_lost": "lines of batches lost or written twice",
+    "miscounted": "accounts and models whose runs or tokens were miscounted",
     "duplicate_runs": "runs that had to be done again",
     "followed": "followed by a reader of its events",
     "shared": "looked at by several clients at once",
@@ -70,7 +76,6 @@ FAILED_OVER: Final = {
     "unmade": "predictions whose last changes a failover lost",
     "lost_in_failovers": "of them lost whole",
 }
-MUST_BE_0: Final = ("lost", "double", "stale", "webhooks_missing")
 
 
 class Campaign(Struct, frozen=True, kw_only=True):

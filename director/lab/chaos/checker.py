@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from director.lab.chaos import batches, caller, failovers, fairness, history, recovery, usage
+from director.lab.chaos import batches, caller, failovers, fairness, history, recovery, steps, usage
 from director.lab.chaos.evidence import Evidence, Findings, Rules, gather
 from director.lab.chaos.fairness import Saturation, Served
 from director.lab.chaos.plan import FAILOVERS, FULL, ODDLY, SENTINEL, SINGLE, ServerKind
@@ -67,6 +67,8 @@ def evidence_is_whole(evidence: Evidence) -> Findings:
         "the predictions in Redis were not read": evidence.finals,
         "the run was not healed": evidence.healed is not None,
         "the server's log was not read": evidence.claims,
+        "the server's log has claims without their steps": not evidence.rules.has_steps
+        or evidence.claims.keys() <= evidence.steps.keys(),
         "the servers' logs lack a promotion": len(evidence.reigns) >= failovers_begun,
         "no prediction was seen by several clients": clients >= {"get", "list"} or len(evidence.creates) < LEAST_SHARED,
         "no model server answered oddly": any(run.odd for run in evidence.every_run()) or ordered_odd < LEAST_ODD,
@@ -123,6 +125,7 @@ INVARIANTS: Final[dict[str, tuple[str, Callable[[Evidence], Findings]]]] = {
     "I29": ("A call has one text: what one run sent, byte for byte.", caller.calls_have_one_text),
     "I30": ("A call whose caller has left soon runs no more.", caller.calls_given_up_stop),
     "I31": ("A batch ends, with each line once. Only lines that were hit run again.", batches.batches_are_exact),
+    "I32": ("The specification allows each step of the server's log.", steps.steps_are_allowed),
 }
 JUDGED: Final = {**INVARIANTS, "evidence": ("Every party left its evidence.", evidence_is_whole)}
 
@@ -142,6 +145,8 @@ def _rows(evidence: Evidence, prediction_id: str) -> Iterator[tuple[int, str]]:
         yield arrived.at, f"server: accepted for {arrived.tenant}, {arrived.queue} {arrived.lane}"
     for claimed in evidence.claims.get(prediction_id, []):
         yield claimed.at, f"server: claimed from stream {claimed.stream} by {claimed.holder}"
+    for step in evidence.steps.get(prediction_id, []):
+        yield step.at, f"server: writes {', '.join(f'{what}={to}' for what, to in step.wrote)} {step.code}".rstrip()
     for run in evidence.runs.get(prediction_id, []):
         yield run.began, f"{run.server}: run {run.run} begins in process {run.pid}"
         yield run.ended, f"{run.server}: run {run.run} ends, {run.outcome or 'without a record'}"
@@ -228,6 +233,10 @@ class Report(Struct, frozen=True, kw_only=True):
     busiest: float = 0.0
     most_grown_mb: int = 0
     largest_mb: int = 0
+    silent_streams: int = 0
+    leaked_slots: int = 0  # model servers with one
+    lines_lost: int = 0  # of batches, or written twice
+    miscounted: int = 0  # accounts and models whose runs or tokens were
 
 
 def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | None = None) -> Report:
@@ -284,6 +293,12 @@ def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | No
         busiest=round(max((use.share for use in idle), default=0.0), 3),
         most_grown_mb=max((use.grown_kb for use in idle), default=0) // 1024,
         largest_mb=usage.largest_kb(evidence) // 1024,
+        silent_streams=_ids(
+            [*breaches["I28"], *(each for each in breaches["I10"] if each.what.startswith(caller.SILENT))]
+        ),
+        leaked_slots=_ids(breaches["I27"]),
+        lines_lost=len(breaches["I31"]),
+        miscounted=_ids(breaches["I26"]),
         faults=dict(sorted(Counter(fault.kind for fault in evidence.faults).items())),
         left_out=evidence.rules.left_out,
         counts={name: len(found) for name, found in breaches.items()},
@@ -319,7 +334,8 @@ def text(report: Report) -> str:
         *([report.left_out] if report.left_out else []),
         f"sent {report.sent}  accepted {report.acked}  terminal {report.terminal}  lost {report.lost}"
         f"  double {report.double}  stale {report.stale}  extra runs {report.duplicate_runs}"
-        f"  webhooks missing {report.webhooks_missing}",
+        f"  webhooks missing {report.webhooks_missing}  silent streams {report.silent_streams}"
+        f"  leaked slots {report.leaked_slots}  lines lost {report.lines_lost}  miscounted {report.miscounted}",
         *([_show_failovers(report)] if report.kind == SENTINEL else []),
         f"runs per prediction: {name_counts(report.runs_per_prediction)}",
         f"recovery of {report.recoveries} orphans: p50 {in_s(report.recovery_p50_ms)},"

@@ -67,7 +67,7 @@ LOOKS_AFTER_END: Final = 4
 LOOKING_S: Final = 30.0
 NEAR_MS: Final = 3  # a list is asked for what was created in these milliseconds around it
 
-End = Literal["done", "broken", "whole", "left"]
+End = Literal["done", "broken", "silent", "whole", "left"]
 
 
 @dataclass
@@ -111,6 +111,7 @@ class Reader:
     async def _visit(self) -> tuple[int, End]:
         came, after, status = now_ms(), self.after, 0
         end: End = "left"
+        has_begun = False
         try:
             answer = await self._ask()
             status = answer.status
@@ -119,14 +120,15 @@ class Reader:
                 headers = {"accept": "text/event-stream"} | ({"last-event-id": after} if after else {})
                 async with self.api.follow(path, headers=headers, within_s=TRY_S, silent_s=SILENT_S) as stream:
                     status, pieces = stream[0].status, stream[1]
-                    if status == 200:
+                    has_begun = status == 200
+                    if has_begun:
                         end = await self._listen(pieces)
             if status != 200:
                 end = "broken"
-        except Unanswered:
-            end = "broken"
+        except Unanswered as exc:
+            end = "silent" if has_begun and isinstance(exc.__cause__, TimeoutError) else "broken"
         finally:
-            self.journal.write(Visited(at=came, id=self.id, after=after, status=status, end=end))
+            self.journal.write(Visited(at=came, until=now_ms(), id=self.id, after=after, status=status, end=end))
         return status, end
 
     async def _ask(self, page: str = "") -> Answer:

@@ -49,6 +49,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     lag_s: float = 0  # how far a replica may be behind its master
     has_calls: bool = False  # of OpenAI's API
     has_batches: bool = False
+    has_steps: bool = False  # the server's log has each step; journals of former builds lack it
     is_counted: bool = False  # all directors and keepers count what runs use; journals of former builds lack it
 
     @property
@@ -182,6 +183,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
     leftovers: Leftovers | None
     until: int
     batches: dict[str, journal.Batched] = {}  # as they are shown at rest
+    steps: dict[str, list[journal.Stepped]] = {}  # in the order of the server
     clock: ServerClock = ServerClock()
 
     def was_hit(self, begin: float, end: float) -> bool:
@@ -308,6 +310,7 @@ def gather(folder: Path, rules: Rules | None = None, leftovers: Leftovers | None
         leftovers=leftovers,
         until=until,
         batches={each.id: each for each in _only(lines, journal.Batched)},
+        steps=group(sorted(_only(lines, journal.Stepped), key=_number), _id),
         clock=clock,
     )
 

@@ -145,16 +145,17 @@ def _writer(item: object) -> str:
 
 
 def what_ran_is_counted(evidence: Evidence) -> Findings:
-    """I26: each run whose end stands in its record was counted with its tokens, and no claim was counted twice, nor a
-    run that no model server had. Of runs that were given back or lost, the servers know more than their directors.
+    """I26: each run whose end stands in its record was counted with its tokens, for its account, and no claim was
+    counted twice, nor a run that no model server had. Of runs that were given back or lost, the servers know more than
+    their directors.
     """
-    left = evidence.leftovers
-    if left is None or not evidence.rules.is_counted or evidence.unmade:
+    used = evidence.leftovers.used_by if evidence.leftovers else None
+    if used is None or not evidence.rules.is_counted or evidence.unmade:
         return
-    arrived = group(evidence.arrivals.values(), lambda each: each.queue.rpartition(":")[0])
-    for model in sorted(arrived.keys() | left.used):
-        runs, tokens = left.used.get(model, (0, 0))
-        ids = [each.id for each in arrived.get(model, [])]
+    arrived = group(evidence.arrivals.values(), lambda each: f"{each.tenant} {each.queue.rpartition(':')[0]}")
+    for whose in sorted(arrived.keys() | used):
+        runs, tokens = used.get(whose, (0, 0))
+        ids = [each.id for each in arrived.get(whose, [])]
         every = [run for each in ids for run in evidence.runs.get(each, [])]
         finals = [evidence.finals[each] for each in ids if each in evidence.finals]
         kept = [run for final in finals for run in _find_written(final, evidence.runs.get(final.id, []))]
@@ -166,7 +167,7 @@ def what_ran_is_counted(evidence: Evidence) -> Findings:
             ("output tokens", tokens, least_tokens + sum(shown), most_tokens),
         ):
             if not least <= counted <= most:
-                yield model, f"{counted} {name} were counted, and its servers had {least} to {most}"
+                yield whose, f"{counted} {name} were counted, and its servers had {least} to {most}"
 
 
 def _find_written(final: journal.Final, runs: list[Run]) -> list[Run]:

@@ -50,6 +50,7 @@ class _Line(Struct, frozen=True, kw_only=True, tag=lambda name: re.sub(r"(?<!^)(
 
 
 Action = Literal["create", "cancel"]
+Value = str | int | bool | None
 
 
 class Sent(_Line, frozen=True, kw_only=True):
@@ -94,13 +95,15 @@ class Heard(_Line, frozen=True, kw_only=True):
 
 class Visited(_Line, frozen=True, kw_only=True):
     """a reader: it connected after the event of that mark. `status` is 0 if no answer came. `end` says why the visit
-    ended: `done` was received, the stream broke, it ended without `done` ("whole"), or the reader left.
+    ended: `done` was received, the stream broke, it was silent for too long, it ended without `done` ("whole"), or the
+    reader left.
     """
 
     id: str
     after: str
     status: int
-    end: Literal["done", "broken", "whole", "left"]
+    end: Literal["done", "broken", "silent", "whole", "left"]
+    until: int = 0
 
 
 class Listed(_Line, frozen=True, kw_only=True):
@@ -246,6 +249,18 @@ class Claimed(_Line, frozen=True, kw_only=True):
     delivered: int
 
 
+class Stepped(_Line, frozen=True, kw_only=True):
+    """the server: a script wrote these variables of the specification (`lab/spec/page.py`), as they are after it.
+    `now`: the server's own time, 0 if it wrote none. `code`: of a claim that was taken away or of an end, else ''.
+    """
+
+    number: int
+    id: str
+    wrote: tuple[tuple[str, Value], ...]
+    now: int = 0
+    code: str = ""
+
+
 class Breaker(_Line, frozen=True, kw_only=True):
     """the server: the breaker of a queue opened, so that one claim at a time probes it, or it closed again."""
 
@@ -285,7 +300,7 @@ class Final(_Line, frozen=True, kw_only=True):
 
 
 ClientLine = Sent | Answered | Called | Followed | Heard | Visited | Listed | Seen | Batched
-ServerLine = Arrived | Breaker | Claimed
+ServerLine = Arrived | Breaker | Claimed | Stepped
 RunLine = Fault | Held | Healed | Rested | Sampled
 Line = ClientLine | CogStarted | CogEnded | Spoken | Delivered | RunLine | ServerLine | Reign | Unmade | Final
 

@@ -18,9 +18,11 @@ from redis.asyncio import Redis
 from director.broker import keys
 from director.broker.redis_client import servers
 from director.core.ids import PredictionId, QueueName
-from director.lab.chaos.journal import Arrived, Breaker, Claimed, ServerLine, now_ms
+from director.core.states import TERMINAL
+from director.lab.chaos.journal import Arrived, Breaker, Claimed, ServerLine, Stepped, Value, now_ms
 from director.lab.chaos.journal import Final as Prediction
 from director.lab.chaos.parties import FILL
+from director.lab.spec.page import ENDED, OPEN
 
 LEFTOVERS: Final = "leftovers.json"
 
@@ -52,6 +54,18 @@ MANIFEST: Final = "*.manifest"
 LISTED: Final = re.compile(r"^file (\S+\.incr\.\S+) seq (\d+) type [hi]", re.MULTILINE)
 TIMES: Final = ("created", "claimed", "completed")  # fields of a record that no two changes have alike
 RECORD: Final = re.compile(r"^\{p\d+\}:rec:(\w{26})$")
+EVENTS: Final = re.compile(r"^\{p\d+\}:ev:(\w{26})$")
+INDEX: Final = re.compile(r"^\{p\d+\}:(?:q:.+:)?(lease|owed)$")
+RESTARTED: Final = frozenset({"retried", "released"})  # events that name a code
+GONE: Final[Mapping[str, Value]] = {
+    "status": "",
+    "token": "",
+    "lease": None,
+    "ended": "",
+    "wants": False,
+    "owed": False,
+    "told": False,
+}
 
 
 class QueueRest(Struct, kw_only=True):
@@ -71,7 +85,8 @@ class Leftovers(Struct, frozen=True, kw_only=True):
     queues: list[QueueRest]
     owed: int
     endless: list[str]
-    used: dict[str, tuple[int, int]] = {}  # by model: runs that the ledger counted, and tokens of their outputs
+    # by `<account> <model>`: runs that the ledger counted, and tokens of their outputs. Former builds did not write it
+    used_by: dict[str, tuple[int, int]] | None = None
 
 
 async def predictions(redis: Redis, ids: Iterable[str]) -> AsyncIterator[Prediction]:
@@ -124,21 +139,21 @@ async def leftovers(redis: Redis) -> Leftovers:
             rest.pending += sum([group["pending"] for group in await client.xinfo_groups(name)])
         elif OWED.match(name):
             owed += await count_owed_to_living(client, name)
-    used = await _count_used(client, filter(LEDGER.match, lifetimes))
+    used_by = await _count_used(client, filter(LEDGER.match, lifetimes))
     endless = sorted(name for name, ttl in lifetimes.items() if ttl == -1 and not _may_stay(name, dead))
-    return Leftovers(queues=list(queues.values()), owed=owed, endless=endless, used=used)
+    return Leftovers(queues=list(queues.values()), owed=owed, endless=endless, used_by=used_by)
 
 
 async def _count_used(client: Any, names: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Return runs and output tokens of the ledger by model. A row is `<day> <model> <API token>` and
+    """Return runs and output tokens of the ledger by account and model. A row is `<day> <model> <API token>` and
     `<runs> <ms> <input> <cached> <output> <bytes>`.
     """
     used: dict[str, tuple[int, int]] = {}
     for name in names:
         for row, counted in (await client.hgetall(name)).items():
-            model = row.decode().split(" ")[1]
-            (runs, tokens), numbers = used.get(model, (0, 0)), [*map(int, counted.split()), *[0] * 6]
-            used[model] = runs + numbers[0], tokens + numbers[4]
+            whose = f"{name.rpartition(':')[2]} {row.decode().split(' ')[1]}"
+            (runs, tokens), numbers = used.get(whose, (0, 0)), [*map(int, counted.split()), *[0] * 6]
+            used[whose] = runs + numbers[0], tokens + numbers[4]
     return used
 
 
@@ -213,14 +228,16 @@ def cut(data: Path, length: int, *, is_torn: bool) -> None:
 
 
 def server_log(data: Path, *, start: int = 0) -> Iterator[ServerLine]:
-    """Yield arrivals, claims and changes of breakers from this place of the append-only file on, in the server's
-    order. The file says what scripts did, not what they were asked to do: the read of an entry appears as an
-    `XCLAIM` with the server's own time. The server may be at rest or running.
+    """Yield arrivals, claims, changes of breakers and the steps of predictions from this place of the append-only file
+    on, in the server's order. The file says what scripts did, not what they were asked to do: the read of an entry
+    appears as an `XCLAIM` with the server's own time, and a script as a transaction. The server may be at rest or
+    running.
     """
-    reader = Reader()
+    reader, steps = Reader(), Steps()
     for number, command in enumerate(chain.from_iterable(_parts(data, start))):
         if (line := reader.line(number, command)) is not None:
             yield line
+        yield from steps.read(number, command)
 
 
 def join(logs: Mapping[str, Iterable[ServerLine]], master_at: Callable[[int], str]) -> list[ServerLine]:
@@ -341,6 +358,87 @@ class Reader:
                 delivered=delivered,
             )
         return None
+
+
+class Steps:
+    """Reads what each script wrote of the specification's variables."""
+
+    def __init__(self) -> None:
+        self._is_open = False
+        self._wrote: dict[str, dict[str, Value]] = defaultdict(dict)
+        self._now: dict[str, int] = {}
+        self._codes: dict[str, str] = {}
+        self._last = 0
+
+    def read(self, number: int, command: list[bytes]) -> Iterator[Stepped]:
+        """Yield the steps of a script, with its last command. Half a script, of a server that was killed, has none."""
+        if command[0] == b"MULTI":
+            self._forget()
+            self._is_open = True
+        elif command[0] == b"EXEC":
+            self._is_open = False
+        else:
+            self._note(command)
+        if self._is_open:
+            return
+        for name, wrote in self._wrote.items():
+            now = self._now.get(name, 0)
+            self._last = now or self._last
+            code = self._codes.get(name, "")
+            yield Stepped(at=self._last, number=number, id=name, wrote=tuple(wrote.items()), now=now, code=code)
+        self._forget()
+
+    def _forget(self) -> None:
+        for gathered in (self._wrote, self._now, self._codes):
+            gathered.clear()
+
+    def _note(self, command: list[bytes]) -> None:
+        match command:
+            case [b"HSET", key, *fields] if found := RECORD.match(key.decode()):
+                self._note_record(found[1], _pairs(fields))
+            case [b"HDEL", key, *fields] if b"token" in fields and (found := RECORD.match(key.decode())):
+                self._wrote[found[1]]["token"] = ""
+            case [b"UNLINK", key, _, *_] if found := RECORD.match(
+                key.decode()
+            ):  # a slot that moves deletes each key alone
+                self._wrote[found[1]] = dict(GONE)
+            case [b"RPUSH", key, *_, entry] if found := EVENTS.match(key.decode()):
+                kind, at, data = entry.decode(errors="replace").split(" ", 2)
+                self._now[found[1]] = int(at)
+                if kind in RESTARTED:
+                    self._codes[found[1]] = data.partition(" ")[0]
+            # with XX a webhook that is owed moves, and no variable changes
+            case [b"ZADD", key, *pairs] if pairs[0] != b"XX" and (found := INDEX.match(key.decode())):
+                for score, name in zip(pairs[::2], pairs[1::2], strict=True):
+                    self._note_index(found[1], name.decode(), int(float(score)))
+            case [b"ZREM", key, *names] if found := INDEX.match(key.decode()):
+                for name in names:
+                    self._note_index(found[1], name.decode(), None)
+            case _:
+                pass
+
+    def _note_index(self, index: str, name: str, score: int | None) -> None:
+        wrote = self._wrote[name]
+        wrote[index] = score if index == "lease" else score is not None
+        if index == "owed" and score is None and "status" not in wrote:  # only `revive` gives a webhook up untold
+            wrote["told"] = True
+
+    def _note_record(self, name: str, fields: dict[str, str]) -> None:
+        status, token = fields.get("status", ""), fields.get("token")
+        if "created" in fields:
+            wants = bool(fields.get("webhook")) and "completed" in fields.get("events", "")
+            self._wrote[name] |= {"status": OPEN, "wants": wants}
+        elif status in TERMINAL:
+            self._wrote[name]["status"] = ENDED
+            self._codes[name] = fields.get("code", "")
+        elif fields.get("completed") == "":
+            self._wrote[name] |= {"status": OPEN, "ended": "", "told": False}
+        if token is not None:
+            self._wrote[name]["token"] = token
+        if fields.get("ended"):
+            self._wrote[name]["ended"] = fields["ended"]
+        if at := max(int(fields.get(time) or 0) for time in TIMES):
+            self._now[name] = at
 
 
 def _pairs(fields: list[bytes]) -> dict[str, str]:

@@ -273,10 +273,10 @@ BACKLOG: Final = re.escape("redis.call('ZRANGE', turn.backlog, 0,")
 TURN: Final = re.escape("redis.call('ZRANGE', keys_queue(queue, 'vtime:' .. lane), 0,")
 
 FAULTS: Final = {
-    "claim acknowledges what it hands out": Fault(LEASE, AT_MOST_ONCE, a_director_dies, "I1 I7"),
-    "claim writes no lease": Fault(LEASE, "", a_director_dies, "I12"),
-    "finish looks at no token": Fault(FINISH, "", a_director_freezes, "I2 I4"),
-    "finish revives what was canceled": Fault(FINISH, "", a_director_wakes_after_a_cancel, "I2 I4 I6 I26"),
+    "claim acknowledges what it hands out": Fault(LEASE, AT_MOST_ONCE, a_director_dies, "I1 I7 I32"),
+    "claim writes no lease": Fault(LEASE, "", a_director_dies, "I12 I32"),
+    "finish looks at no token": Fault(FINISH, "", a_director_freezes, "I2 I4 I32"),
+    "finish revives what was canceled": Fault(FINISH, "", a_director_wakes_after_a_cancel, "I2 I4 I6 I26 I32"),
     "advance looks at no token": Fault(ADVANCE, "", a_director_freezes, "I4"),
     "advance does not note that output was shown": Fault(
         re.escape("redis.call('HSET', KEYS[1], 'shown', '1')"), "", a_director_dies_in_a_stream, "I29"
@@ -300,7 +300,7 @@ FAULTS: Final = {
         re.escape("print == fingerprint and { 'replayed', known }"), "{ 'replayed', known }", an_answer_is_lost, "I8"
     ),
     "an end owes no webhook": Fault(
-        re.escape("redis.call('ZADD', keys_owed(), own.now + (end_.grace_ms or 0), id)"), "", plain, "I3"
+        re.escape("redis.call('ZADD', keys_owed(), own.now + (end_.grace_ms or 0), id)"), "", plain, "I3 I32"
     ),
     "deliver drops what did not arrive": Fault(
         re.escape("redis.call('ZADD', keys_owed(), next_at, id)"),
@@ -338,6 +338,15 @@ FAULTS: Final = {
         " queue = r.queue; ledger_add(ledger_look_up(r, now), ARGV[arg + 16]);",
         an_answer_to_an_end_is_lost,
         "I26",
+    ),
+    "a run is counted for another account": Fault(
+        re.escape("ledger_write_account(keys_ledger(day.month, account), rows)"),
+        "ledger_write_account(keys_ledger(day.month, 'other'), rows)",
+        no_webhook_wanted,
+        "I26",
+    ),
+    "reap asks for no lease": Fault(
+        re.escape("'-inf', now, 'LIMIT'"), "'-inf', '+inf', 'LIMIT'", a_director_extends_its_claim, "I18 I32"
     ),
     "it is always the turn of who was served most": Fault(
         TURN, "redis.call('ZREVRANGE', keys_queue(queue, 'vtime:' .. lane), 0,", a_rush, "I14"

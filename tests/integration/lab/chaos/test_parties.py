@@ -12,9 +12,22 @@ from msgspec.structs import replace
 
 from director.core.runner_config import CogConfig, OpenAiConfig
 from director.core.webhooks import new_secret, sign_headers
+from director.lab.chaos import client
 from director.lab.chaos.calls import call
-from director.lab.chaos.client import talk
-from director.lab.chaos.journal import Answered, Called, CogEnded, Delivered, Fault, Journal, Line, Sent, Spoken, read
+from director.lab.chaos.client import Reader, talk
+from director.lab.chaos.journal import (
+    Answered,
+    Called,
+    CogEnded,
+    Delivered,
+    Fault,
+    Journal,
+    Line,
+    Sent,
+    Spoken,
+    Visited,
+    read,
+)
 from director.lab.chaos.parties import FAILED, ODD, Cog, Script, Sink, Talker
 from director.lab.chaos.plan import Order, calls
 from director.lab.chaos.proxy import Link
@@ -435,3 +448,27 @@ async def test_a_caller_leaves_in_the_middle_of_a_stream(tmp_path: Path):
 
     came = await call_and_read(tmp_path, answer, order=replace(ORDER, plan="leave", then_ms=300))
     assert came == [("k-0", "left", ["a", "b", "[DONE]"])]
+
+
+@pytest.mark.parametrize(("breaks", "end"), [(False, "silent"), (True, "broken")])
+async def test_a_reader_tells_a_silent_stream_from_a_broken_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, breaks: bool, end: str
+):
+    monkeypatch.setattr(client, "SILENT_S", 0.2)
+
+    async def answer(request: Request) -> Answer:
+        if request.path.startswith("/v1/"):
+            return Answer(200, b'{"urls":{"stream":"http://api/x/stream"}}')
+        await request.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        if not breaks:
+            await request.gone.wait()
+        return BROKEN
+
+    with closing(Journal(tmp_path / "client.jsonl")) as journal:
+        async with serving(answer) as url:
+            with closing(Caller(url)) as api, suppress(TimeoutError):
+                async with asyncio.timeout(0.6):
+                    await Reader(api, "p", journal, "token", leaves_after=()).follow()
+    first = next(line for line in read(tmp_path / "client.jsonl") if isinstance(line, Visited))
+    assert (first.status, first.end) == (200, end)
+    assert first.until >= first.at

@@ -7,8 +7,8 @@ from pathlib import Path
 from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.ids import partition_of
-from director.lab.chaos.journal import Arrived, Breaker, Claimed
-from director.lab.chaos.rest import count_owed_to_living, leftovers, server_log, size
+from director.lab.chaos.journal import Arrived, Breaker, Claimed, Stepped
+from director.lab.chaos.rest import Steps, count_owed_to_living, leftovers, server_log, size
 from tests.support.queue_driver import QueueDriver
 from tests.support.servers import RedisServer
 
@@ -35,7 +35,44 @@ async def test_the_log_has_arrivals_and_claims_in_the_servers_order(driver: Queu
         (claims[0].id, "host-42-0b"),
     ]
     assert {line.stream for line in claimed if line.id == first} == {5}
-    assert [line.number for line in lines] == sorted({line.number for line in lines})
+    assert [line.number for line in lines] == sorted(line.number for line in lines)
+
+
+async def test_the_log_has_each_step_of_a_prediction(driver: QueueDriver, server: RedisServer):
+    start = size(server.folder)
+    name = await driver.submit(webhook="http://sink.test", webhook_events="completed")
+    first = await driver.claim_one()
+    driver.pass_time(1)
+    await driver.extend(first)
+    await driver.release(first, code="refused")
+    second = await driver.claim_one()
+    await driver.finish(second)
+    assert not await driver.finish(first)
+    await driver.deliver(name)
+    steps = [line for line in server_log(server.folder, start=start) if isinstance(line, Stepped) and line.id == name]
+    wrote = [{what: to for what, to in step.wrote if what != "lease" or to is None} for step in steps]
+    assert wrote == [
+        {"status": "open", "wants": True},
+        {"token": first.token},
+        {},  # the lease alone
+        {"token": "", "lease": None},
+        {"token": second.token},
+        {"status": "ended", "ended": second.token, "token": "", "lease": None, "owed": True},
+        {"owed": False, "told": True},
+    ]
+    assert [step.now - driver.now_ms for step in steps if step.now] == [-1_000, -1_000, 0, 0, 0, 0]
+    assert [step.code for step in steps if step.code] == ["refused"]
+
+
+def test_half_a_script_has_no_step():
+    end = [b"HSET", b"{p1}:rec:" + b"a" * 26, b"status", b"succeeded", b"completed", b"7"]
+    steps = Steps()
+    written = [
+        list(steps.read(number, command)) for number, command in enumerate(([b"MULTI"], end, [b"MULTI"], [b"EXEC"]))
+    ]
+    assert written == [[], [], [], []]
+    [[step]] = [list(steps.read(9, end))]
+    assert (step.id, step.wrote, step.now) == ("a" * 26, (("status", "ended"),), 7)
 
 
 async def test_a_claim_has_the_servers_time_and_the_records_time(driver: QueueDriver, server: RedisServer):
@@ -74,7 +111,7 @@ async def test_a_command_that_a_kill_cut_off_is_left_out(driver: QueueDriver, se
     assert list(server_log(tmp_path, start=start)) == whole, "only the last command, which tells of neither, is gone"
     end = log.read_bytes().rindex(b"\r\ncreated\r\n")
     log.write_bytes(log.read_bytes()[:end])
-    assert list(server_log(tmp_path, start=start)) == whole[:-1]
+    assert list(server_log(tmp_path, start=start)) == whole[:-2]
 
 
 async def test_webhooks_to_dead_receivers_may_stay_owed(driver: QueueDriver):

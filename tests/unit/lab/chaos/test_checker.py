@@ -34,6 +34,7 @@ from director.lab.chaos.journal import (
     Seen,
     Sent,
     Spoken,
+    Stepped,
     Unmade,
     Visited,
 )
@@ -410,8 +411,8 @@ def heard(prediction: str, *events: tuple[str, str, str]) -> list[Line]:
     ]
 
 
-def visited(prediction: str, *, status: int = 200, after: str = "", end: Any = "done") -> Line:
-    return Visited(at=T + 40, id=prediction, after=after, status=status, end=end)
+def visited(prediction: str, *, status: int = 200, after: str = "", end: Any = "done", until: int = 31_000) -> Line:
+    return Visited(at=T + 40, id=prediction, after=after, status=status, end=end, until=T + until)
 
 
 def listed(lines: list[Line]) -> Line:
@@ -601,6 +602,10 @@ def tagged(lines: list[Line]) -> list[Line]:
 
 
 KEPT: dict[str, list[Line]] = {
+    "a reader whose API process stood still": [
+        *misheard(ONE, DONE, end="silent"),
+        *fault("stop_api", "api-0", 2_000, 31_500),
+    ],
     "a batch with both lines in its output": batched(*BOTH_LINES),
     "a batch with a line whose director was lost": [*failed_as("director_lost"), *KILLED],
     "a batch whose line ran again because its server died": [
@@ -985,6 +990,12 @@ BROKEN: list[tuple[str, str, list[Line]]] = [
     ("I9", "3 runs at once", beside(3)),
     ("I10", "but done {} is due", misheard(ONE, ONE, DONE)),
     ("I10", "heard done {} as number 1", misheard(DONE)),
+    ("I10", "a stream was silent for 30 s", misheard(ONE, DONE, end="silent")),
+    (
+        "I10",
+        "a stream was silent for 30 s",
+        [*misheard(ONE, DONE, end="silent"), *fault("kill_director", "director-0", 500, 900)],
+    ),
     ("I10", "heard 1 events of 2", misheard(ONE)),
     ("I10", "heard 3 events of 2", misheard(ONE, DONE, DONE)),
     ("I10", "heard event 3 under the id 2:1:0", misheard(("output", "2:1:0", item("r-a")), DONE)),
@@ -1208,7 +1219,7 @@ def judged_by_counts(folder: Path, lines: list[Line], counted: tuple[int, int]) 
         journal = Journal(folder / f"{type(line).__name__}.jsonl")
         journal.write(replace(line, tokens=7) if isinstance(line, CogEnded) else line)
         journal.close()
-    left = Leftovers(queues=[], owed=0, endless=[], used={"": counted})
+    left = Leftovers(queues=[], owed=0, endless=[], used_by={"t ": counted})
     return check(folder, replace(RULES, is_counted=True), leftovers=left)
 
 
@@ -1229,21 +1240,106 @@ def test_what_a_caller_was_shown_is_counted(
     judged: Callable[..., Report], tmp_path: Path, lines: list[Line], counted: tuple[int, int], is_kept: bool
 ) -> None:
     judged(lines)
-    left = Leftovers(queues=[], owed=0, endless=[], used={"": counted})
+    left = Leftovers(queues=[], owed=0, endless=[], used_by={"t ": counted})
     report = check(tmp_path, replace(RULES, is_counted=True), leftovers=left)
     assert broken(report) == (set() if is_kept else {"I26"})
 
 
-def test_what_another_model_counted_does_not_make_up_for_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", ["t acme/other", "u "])
+def test_what_another_account_or_model_counted_does_not_make_up_for_it(tmp_path: Path, other: str) -> None:
     judged_by_counts(tmp_path, good(), (0, 0))
-    left = Leftovers(queues=[], owed=0, endless=[], used={"acme/other": (1, 7)})
+    left = Leftovers(queues=[], owed=0, endless=[], used_by={other: (1, 7)})
     report = check(tmp_path, replace(RULES, is_counted=True), leftovers=left)
     assert [(each.id, each.what.split(" were")[0]) for each in report.breaches["I26"]] == [
-        ("", "0 runs"),
-        ("", "0 output tokens"),
-        ("acme/other", "1 runs"),
-        ("acme/other", "7 output tokens"),
+        ("t ", "0 runs"),
+        ("t ", "0 output tokens"),
+        (other, "1 runs"),
+        (other, "7 output tokens"),
     ]
+
+
+def stepped_through(*rows: tuple[int, dict[str, Any], str]) -> list[Line]:
+    """Return a good prediction with these steps in the server's log: (at, what was written, code)."""
+    return [
+        *good(),
+        *(
+            Stepped(at=T + at, now=T + at, number=place, id="a", wrote=tuple(wrote.items()), code=code)
+            for place, (at, wrote, code) in enumerate(rows)
+        ),
+    ]
+
+
+Row = tuple[int, dict[str, Any], str]
+ASKED: Row = (1, {"status": "open", "wants": True}, "")
+FREE: dict[str, Any] = {"token": "", "lease": None}
+
+
+def claims_as(token: str, at: int = 9) -> Row:
+    return at, {"token": token, "lease": T + at + 15_000}, ""
+
+
+def ends_as(by: str, at: int = 100, **otherwise: Any) -> Row:
+    return at, {"status": "ended", "ended": by, "owed": True, **FREE, **otherwise}, ""
+
+
+LOST_AT: Row = (15_010, FREE, "director_lost")
+DELIVERED: Row = (120, {"owed": False, "told": True}, "")
+REVIVED: Row = (200, {"status": "open", "ended": "", "owed": False, "told": False}, "")
+ALLOWED: dict[str, list[Row]] = {
+    "one run": [ASKED, claims_as("x"), ends_as("x"), DELIVERED],
+    "a run whose lease was extended": [ASKED, claims_as("x"), (5_000, {"lease": T + 20_000}, ""), ends_as("x", 18_000)],
+    "a claim that was given back": [ASKED, claims_as("x"), (50, FREE, "refused"), claims_as("y", 60), ends_as("y")],
+    "a claim that was lost": [ASKED, claims_as("x"), LOST_AT, claims_as("y", 15_100), ends_as("y", 15_200)],
+    "a lease from before the clock went back": [ASKED, (9, {"token": "x", "lease": T + 615_000}, ""), LOST_AT],
+    "a dead letter that is revived": [ASKED, claims_as("x"), ends_as("x"), DELIVERED, REVIVED, claims_as("y", 210)],
+    "a cancel of what waits": [ASKED, (50, {"status": "ended", "owed": True}, "")],
+}
+FORBIDDEN: list[tuple[str, list[Row]]] = [
+    ("finish, and it does not hold that the token is that of its claim", [ASKED, claims_as("x"), ends_as("w")]),
+    (
+        "finish, and it does not hold that the token is that of its claim",
+        [ASKED, claims_as("x"), LOST_AT, claims_as("y", 15_100), ends_as("y", 15_200), ends_as("x", 15_300)],
+    ),
+    ("take back, and it does not hold that its lease is over", [ASKED, claims_as("x"), (5_000, *LOST_AT[1:])]),
+    ("claim, and it does not hold that no claim has it", [ASKED, claims_as("x"), claims_as("y", 60)]),
+    ("claim, and it does not hold that it has not ended", [ASKED, claims_as("x"), ends_as("x"), claims_as("y", 110)]),
+    (
+        "claim, and it does not hold that the token is new",
+        [ASKED, claims_as("x"), (50, FREE, "refused"), claims_as("x", 60)],
+    ),
+    ("no action changes status, token, lease, ended", [ASKED, claims_as("x"), ends_as("x", owed=False)]),
+    ("no action changes status, ended", [ASKED, claims_as("x"), ends_as("x", owed=False, token="x", lease=T + 15_009)]),
+    ("no action changes token, used", [ASKED, (9, {"token": "x"}, "")]),
+    ("deliver, and it does not hold that its webhook is owed", [ASKED, claims_as("x"), (50, {"told": True}, "")]),
+    ("claim, and it does not hold that it has not ended", [claims_as("x"), ends_as("x")]),
+    ("no action changes owed", [ASKED, claims_as("x"), ends_as("x"), (110, {"owed": False}, "")]),
+]
+
+
+@pytest.mark.parametrize("story", ALLOWED)
+def test_steps_that_the_specification_allows_pass(tmp_path: Path, story: str) -> None:
+    report = judged_by_steps(tmp_path, ALLOWED[story])
+    assert not broken(report), text(report)
+
+
+@pytest.mark.parametrize(
+    ("what", "rows"), FORBIDDEN, ids=[f"{place}: {what}" for place, (what, _) in enumerate(FORBIDDEN)]
+)
+def test_a_step_that_the_specification_forbids_is_a_breach(tmp_path: Path, what: str, rows: list[Row]) -> None:
+    report = judged_by_steps(tmp_path, rows)
+    assert broken(report) == {"I32"}, text(report)
+    assert any(what in breach.what for breach in report.breaches["I32"]), text(report)
+
+
+def test_a_log_of_claims_without_their_steps_is_no_evidence(tmp_path: Path) -> None:
+    assert broken(judged_by_steps(tmp_path, [])) == {"evidence"}
+
+
+def judged_by_steps(folder: Path, rows: list[Row]) -> Report:
+    with closing(Journal(folder / "all.jsonl")) as journal:
+        for line in [*stepped_through(*rows), Healed(at=T + 60_000)]:
+            journal.write(line)
+    return check(folder, replace(RULES, has_steps=True), leftovers=EMPTY)
 
 
 @pytest.mark.parametrize(("ended", "missing"), [(110, []), (15, ["it had 1 runs at once, of predictions for 2 slots"])])
@@ -1258,7 +1354,7 @@ def test_a_slot_that_is_not_free_at_rest_is_reported(tmp_path: Path, ended: int,
 
 
 def test_every_invariant_is_shown_to_bite() -> None:
-    assert {name for name, _, _ in [*BROKEN, *LEFT]} - {"evidence"} == set(INVARIANTS) - {"I26", "I27"}
+    assert {name for name, _, _ in [*BROKEN, *LEFT]} - {"evidence"} == set(INVARIANTS) - {"I26", "I27", "I32"}
 
 
 def test_a_run_without_evidence_fails(judged: Callable[..., Report], tmp_path: Path) -> None:
