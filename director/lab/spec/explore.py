@@ -157,7 +157,7 @@ def leave_out() -> Iterator[tuple[str, Variant]]:
         for check in action.asks:
             rest = tuple(each for each in action.asks if each != check)
             yield f"{name} does not ask whether {check}", change(name, replace(action, asks=rest))
-        for variable in action.writes.keys() - {"used"}:
+        for variable in (each for each in action.writes if each != "used"):
             rest_of = {each: to for each, to in action.writes.items() if each != variable}
             yield f"{name} does not write `{variable}`", change(name, replace(action, writes=rest_of))
 
