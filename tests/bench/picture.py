@@ -1,5 +1,6 @@
 """Draw lines as SVG. The same figures give the same bytes, so a test sees whether a picture is of the figures that were
-kept: pictures of a library differ from release to release of it.
+kept: pictures of a library differ from release to release of it. One panel is below the other, so that a telephone
+shows words that can be read, and the colours follow the theme of the reader.
 """
 
 from collections.abc import Sequence
@@ -19,8 +20,23 @@ GAP: Final = 18
 MOST_TICKS: Final = 5
 MOST_DOTS: Final = 20
 ROOM: Final = 1.06  # above the highest point
-COLOURS: Final = ("#3b5bdb", "#d9480f", "#2b8a3e", "#9c36b5", "#0b7285")
-TEXT: Final = 'font-family="system-ui, sans-serif" font-size="11" fill="#333"'
+# name: light, dark
+COLOURS: Final = {
+    "ink": ("#333333", "#dde1ea"),
+    "paper": ("#ffffff", "#1f2430"),
+    "grid": ("#e5e5e5", "#3a4152"),
+    "mark": ("#bbbbbb", "#6b7488"),
+    "line0": ("#3b5bdb", "#91a7ff"),
+    "line1": ("#d9480f", "#ffa94d"),
+    "line2": ("#2b8a3e", "#69db7c"),
+    "line3": ("#9c36b5", "#e599f7"),
+    "line4": ("#0b7285", "#66d9e8"),
+}
+LINES: Final = [name for name in COLOURS if name.startswith("line")]
+STYLE: Final = (
+    "svg{font:12px system-ui,sans-serif;%s}text{fill:var(--ink)}.title{font-size:14px;font-weight:600}"
+    "@media (prefers-color-scheme:dark){svg{%s}}"
+)
 
 
 class Line(Struct, frozen=True):
@@ -41,16 +57,16 @@ class Panel(Struct, frozen=True, kw_only=True):
     marks: Sequence[float] = ()
 
 
-def drawn(panels: Sequence[Panel], *, columns: int = 2) -> str:
+def drawn(panels: Sequence[Panel]) -> str:
     wide, high = LEFT + WIDE + GAP, TOP + HIGH + BELOW
-    rows = -(-len(panels) // columns)
     shown = "".join(
-        f'<g transform="translate({number % columns * wide} {number // columns * high})">{_panel(panel)}</g>\n'
-        for number, panel in enumerate(panels)
+        f'<g transform="translate(0 {number * high})">{_panel(panel)}</g>\n' for number, panel in enumerate(panels)
     )
+    style = STYLE % tuple(";".join(f"--{name}:{both[theme]}" for name, both in COLOURS.items()) for theme in (0, 1))
+    size = f'viewBox="0 0 {wide} {len(panels) * high}" width="{wide}"'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {columns * wide} {rows * high}" role="img" {TEXT}>\n'
-        f'<rect width="100%" height="100%" fill="#fff"/>\n{shown}</svg>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">\n'
+        f'<style>{style}</style>\n<rect width="100%" height="100%" fill="var(--paper)"/>\n{shown}</svg>\n'
     )
 
 
@@ -73,23 +89,26 @@ def _panel(panel: Panel) -> str:
         part = log(x / xs[0]) / log(xs[-1] / xs[0]) if panel.by_factor else (x - xs[0]) / (xs[-1] - xs[0])
         return round(LEFT + part * WIDE, 1), round(TOP + HIGH * (1 - y / most), 1)
 
-    parts = [f'<text x="{LEFT}" y="16" font-size="13" font-weight="600">{escape(panel.title)}</text>']
+    parts = [f'<text x="{LEFT}" y="16" class="title">{escape(panel.title)}</text>']
     for value in ticks(most):
         _, y = place(xs[0], value)
-        parts.append(f'<line x1="{LEFT}" x2="{LEFT + WIDE}" y1="{y}" y2="{y}" stroke="#e5e5e5"/>')
+        parts.append(f'<line x1="{LEFT}" x2="{LEFT + WIDE}" y1="{y}" y2="{y}" stroke="var(--grid)"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{_number(value)}</text>')
     for x_of in panel.marks:
         x, _ = place(x_of, 0)
-        parts.append(f'<line x1="{x}" x2="{x}" y1="{TOP}" y2="{TOP + HIGH}" stroke="#bbb" stroke-dasharray="2 3"/>')
+        parts.append(
+            f'<line x1="{x}" x2="{x}" y1="{TOP}" y2="{TOP + HIGH}" stroke="var(--mark)" stroke-dasharray="2 3"/>'
+        )
     for x_of in xs if panel.by_factor else ticks(xs[-1]):
         x, _ = place(x_of, 0)
         parts.append(f'<text x="{x}" y="{TOP + HIGH + 15}" text-anchor="middle">{_number(x_of)}</text>')
     parts.append(f'<text x="{LEFT + WIDE / 2}" y="{TOP + HIGH + 31}" text-anchor="middle">{escape(panel.x)}</text>')
-    at = LEFT
-    for line, colour in zip(panel.lines, COLOURS, strict=False):
+    at = float(LEFT)
+    for line, name in zip(panel.lines, LINES, strict=False):
+        colour = f"var(--{name})"
         parts.append(_line(line, colour, [place(*point) for point in line.points]))
-        parts.append(f'<text x="{at}" y="36" fill="{colour}">{_key(line)} {escape(line.name)}</text>')
-        at += 34 + 6 * len(line.name)
+        parts.append(f'<text x="{at}" y="36" style="fill:{colour}">{_key(line)} {escape(line.name)}</text>')
+        at += 28 + 6.5 * len(line.name)
     return "".join(parts)
 
 

@@ -42,6 +42,7 @@ from tests.support.real_servers import kept
 ROOT: Final = Path(__file__).parents[2]
 MADE: Final = re.compile(r"<!-- made: ([a-z ]+?)(?: \((.+)\))? -->")
 FLAG: Final = "`true` or `false`"
+LONG: Final = 90  # characters of a command that a page shows whole
 BAR: Final = re.compile(r"\|(?=(?:[^`]*`[^`]*`)*[^`]*$)")  # outside of code
 PROCESSES: Final[dict[str, type[CommonSettings]]] = {
     "API": ApiSettings,
@@ -142,8 +143,8 @@ def commands() -> str:
 
 
 def presets() -> str:
-    rows = [(f"`{name}`", f"`{preset_of(name)['kind']}`", preset_of(name)["about"]) for name in PRESETS]
-    return table(("preset", "runner", "for"), rows)
+    rows = [(f"`{name}`", f"{preset_of(name)['about']} (runner `{preset_of(name)['kind']}`)") for name in PRESETS]
+    return table(("preset", "for"), rows)
 
 
 # Words of the page for what the tests try with each server
@@ -158,32 +159,30 @@ TRIED: Final = {
 
 
 def real_servers() -> str:
-    """Show what was found of each server, and below it the commands, which are too wide for a column."""
-    rows = [
-        (
-            f"{row.name}, {row.date}: {' '.join(f'`{each}`' for each in row.packages)}",
-            row.found["ready"],
-            unlike(row.found),
-        )
+    """Show what was found of each server, with its command."""
+    shown = "\n\n".join(
+        f"**{row.name}**, ready after {row.found['ready'].removeprefix('yes, ')}. {unlike(row.found)} "
+        f"Tried on {row.date} with {', '.join(f'`{each}`' for each in row.packages)}:\n\n"
+        f"```sh\n{wrapped(row.command)}\n```"
         for row in kept()
-    ]
-    commands = "\n".join(f"# {row.name}\n{row.command}" for row in kept())
-    shown = table(("server", "ready by the command", "what does not work"), rows)
-    tried = f"Each was tried: {', '.join(TRIED.values())}."
-    return f"{tried}\n\n{shown}\n\nThe commands of these rows:\n\n```sh\n{commands}\n```"
+    )
+    return f"Each was tried: {', '.join(TRIED.values())}.\n\n{shown}"
+
+
+def wrapped(command: str) -> str:
+    return command if len(command) <= LONG else command.replace(" --command ", " \\\n  --command ")
 
 
 def unlike(found: Mapping[str, str]) -> str:
-    """Return what did not work or was not tried, or that there is nothing."""
-    words = {"–": "was not tried"}
-    return (
-        "; ".join(
-            f"{name}: {words.get(found[key], found[key].removeprefix('no: '))}"
-            for key, name in TRIED.items()
-            if found[key] != "yes"
-        )
-        or "nothing"
-    )
+    """Return sentences: what did not work or was not tried."""
+    told = [
+        f"Not tried: {name}."
+        if found[key] == "–"
+        else f"Not so: {name}. {found[key].removeprefix('no: ').capitalize()}."
+        for key, name in TRIED.items()
+        if found[key] != "yes"
+    ]
+    return " ".join(told) or "All of it worked."
 
 
 def exit_codes() -> str:
