@@ -3,7 +3,7 @@
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
 from typing import Annotated, Final, Literal, NamedTuple
@@ -13,6 +13,7 @@ from msgspec.structs import asdict
 from starlette.responses import Response
 
 from api.accounts.auth import name_operator
+from api.accounts.details import AccountDetail, TokenView, show_account, show_accounts
 from api.sites.sites import others
 from api.web.errors import account_exists, invalid_field, not_found
 from api.web.http import Request, cursor_of, decode_body, json_response, page_after, page_response
@@ -22,14 +23,12 @@ from director.core.errors import SettingsError
 from director.core.hours import LONGEST
 from director.core.ids import LANES
 from director.core.schema import Page
-from director.core.view import iso
-from director.store.accounts import ACCOUNT_NAME, LABEL, SCOPES, AccountType, Policy, Reason, Suspension, Token, Usage
+from director.store.accounts import ACCOUNT_NAME, LABEL, SCOPES, AccountType, Policy, Reason
 from director.store.administration import OF_QUEUES, Administration, Ended
 
 PATH: Final = "/admin/accounts"
 MAX_BODY: Final = 16_384
 LONGEST_S: Final = 10.0  # how long the call itself ends the predictions of a suspended account; a keeper does the rest
-DAY_MS: Final = 86_400_000
 Name = Annotated[str, Meta(pattern=ACCOUNT_NAME)]
 Limit = float | Annotated[str, Meta(max_length=LONGEST)] | None
 Lane = Literal["high", "normal", "low", "idle"]
@@ -67,56 +66,10 @@ class AskedToken(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     expires_at: Annotated[datetime, Meta(tz=True)] | None = None
 
 
-class TokenView(Struct, frozen=True, kw_only=True):
-    """A token on the wire, without its secret."""
-
-    id: str
-    label: str
-    last4: str
-    scopes: tuple[str, ...]
-    lanes: tuple[str, ...]
-    created_at: str | None
-    expires_at: str | None
-
-    @classmethod
-    def of(cls, token: Token) -> "TokenView":
-        return cls(
-            id=token.id,
-            label=token.label,
-            last4=token.last4,
-            scopes=token.scopes,
-            lanes=token.lanes,
-            created_at=None if token.created_ms is None else iso(token.created_ms),
-            expires_at=None if token.expires_ms is None else iso(token.expires_ms),
-        )
-
-
 class MadeToken(TokenView, frozen=True, kw_only=True):
     """A new token, this once with its secret."""
 
     token: str
-
-
-class SuspensionView(Struct, frozen=True):
-    """Why an account may run nothing, since when, and what becomes of what it has."""
-
-    policy: Policy
-    reason: Reason
-    since: str
-
-    @classmethod
-    def of(cls, suspension: Suspension | None) -> "SuspensionView | None":
-        return None if suspension is None else cls(suspension.policy, suspension.reason, iso(suspension.since_ms))
-
-
-class AccountDetail(Struct, frozen=True, kw_only=True):
-    """An account as an operator sees it: its limits and how much of them is used."""
-
-    name: str
-    type: AccountType
-    suspension: SuspensionView | None
-    limits: AccountLimits
-    usage: Usage
 
 
 class SuspendedAccount(AccountDetail, frozen=True, kw_only=True):
@@ -143,7 +96,7 @@ DETAIL: Final = {200: Answer("The account as it is then.", AccountDetail)}
 async def list_accounts(request: Request) -> Response:
     cursor = cursor_of(request)
     page, more = page_after(await request.services.accounts.names(), cursor, str)
-    return page_response(request, PATH, await _views(request, page), older=more)
+    return page_response(request, PATH, await show_accounts(request, page), older=more)
 
 
 @serves(
@@ -161,7 +114,7 @@ async def create_account(request: Request) -> Response:
     asked = await decode_body(request, NewAccount, max_bytes=MAX_BODY)
     if not await administration.create(asked.name, asked.type, by=by):
         raise account_exists()
-    return json_response(await _view(request, asked.name), 201)
+    return json_response(await show_account(request, asked.name), 201)
 
 
 @shows(
@@ -172,7 +125,7 @@ async def create_account(request: Request) -> Response:
     answers={200: Answer("The account.", AccountDetail)},
 )
 async def get_account_of_all(request: Request) -> Response:
-    return json_response(await _view(request, (await _target(request)).account))
+    return json_response(await show_account(request, (await _target(request)).account))
 
 
 @serves(
@@ -197,7 +150,7 @@ async def change_account(request: Request) -> Response:
             await site.services.administration.tell_queues(name, written, limits)
     if asked.type is not UNSET:
         await administration.set_type(name, asked.type, by=by)
-    return json_response(await _view(request, name))
+    return json_response(await show_account(request, name))
 
 
 @serves(
@@ -221,7 +174,7 @@ async def suspend_account(request: Request) -> Response:
         there = site.services.administration
         ended.append(await there.suspend(name, asked.policy, asked.reason, by=by, within_s=LONGEST_S))
     counts = {field: sum(getattr(each, field) for each in ended) for field in Ended.__struct_fields__}
-    return json_response(SuspendedAccount(**asdict(await _view(request, name)), **counts))
+    return json_response(SuspendedAccount(**asdict(await show_account(request, name)), **counts))
 
 
 @serves(
@@ -238,7 +191,7 @@ async def resume_account(request: Request) -> Response:
     for site in others(request):
         if await site.services.accounts.exists(name):
             await site.services.administration.resume(name, by=by)
-    return json_response(await _view(request, name))
+    return json_response(await show_account(request, name))
 
 
 @shows(
@@ -308,25 +261,6 @@ async def _target(request: Request) -> _Target:
     if not re.fullmatch(ACCOUNT_NAME, name) or not await services.accounts.exists(name):
         raise not_found()
     return _Target(services.administration, name, name_operator(request.account))
-
-
-async def _view(request: Request, name: str) -> AccountDetail:
-    return (await _views(request, [name]))[0]
-
-
-async def _views(request: Request, names: Sequence[str]) -> list[AccountDetail]:
-    services = request.services
-    seen = await services.accounts.read_with_usage(names, day=services.clock.now_ms() // DAY_MS)
-    return [
-        AccountDetail(
-            name=name,
-            type=written.type,
-            suspension=SuspensionView.of(written.suspension),
-            limits=services.accounts.limits_of(written),
-            usage=usage,
-        )
-        for name, (written, usage) in zip(names, seen, strict=True)
-    ]
 
 
 def _format_limits(limits: Mapping[str, Limit]) -> dict[str, str]:

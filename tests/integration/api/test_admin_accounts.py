@@ -48,6 +48,19 @@ async def test_account_describes_itself_to_the_holder_of_its_token(admin: AsyncC
     assert (answer["type"], answer["username"], answer["name"]) == ("user", "umbrella", "umbrella")
 
 
+async def test_account_reads_its_own_limits_and_tokens(admin: AsyncClient) -> None:
+    token = await made(admin, label="ci")
+    await made(admin, name="tyrell", label="other")
+    await admin.patch("/v1/admin/accounts/umbrella", json={"limits": {"max_running": 4}})
+    limits = (await admin.get("/v1/account/limits", headers=bearer(token))).json()
+    assert limits == (await admin.get("/v1/admin/accounts/umbrella")).json()
+    assert (limits["name"], limits["limits"]["max_running"]) == ("umbrella", 4)
+    tokens = (await admin.get("/v1/account/tokens", headers=bearer(token))).json()["results"]
+    assert tokens == (await admin.get("/v1/admin/accounts/umbrella/tokens")).json()["results"]
+    assert [one["label"] for one in tokens] == ["ci"]
+    assert all(token not in str(one) for one in tokens)
+
+
 async def test_secret_of_a_token_is_shown_only_once(admin: AsyncClient, redis: Any) -> None:
     ends = datetime.now(UTC) + timedelta(days=1)
     await admin.post("/v1/admin/accounts", json={"name": "umbrella"})

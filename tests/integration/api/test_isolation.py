@@ -171,6 +171,8 @@ TRIES: Final[Mapping[Route, Sequence[Try]]] = {
         Try(answer=403, at={"name": "$made"}, query="$wrong_output", right="$right_output"),
     ],
     ("GET", "/account"): LIST,
+    ("GET", "/account/limits"): LIST,
+    ("GET", "/account/tokens"): LIST,
     ("GET", "/usage"): [*LIST, Try(answer=200, query=f"account={OWNER}&by=model,token")],
     ("GET", "/webhooks/default/secret"): LIST,
     ("GET", "/admin/queues"): FOR_OPERATORS,
