@@ -47,6 +47,7 @@ ASKED: Final = (
     Parameter("account", "Only those of this account.", next(one.type for one in FILTERS if one.name == "account")),
     Parameter("code", "Only those that ended with this error code.", Annotated[str, Meta(pattern=CODE)]),
     Parameter("kind", "Runs of this kind; without it predictions.", one_of(*KINDS)),
+    Parameter("previews", "With the beginnings of input and output, where they are short.", one_of("true", "false")),
 )
 
 
@@ -89,7 +90,11 @@ async def list_all(request: Request) -> Response:
     cursor, given = cursor_of(request, is_place=is_prediction_id), dict(request.query_params)
     below = None if cursor is None else PredictionId(cursor.at)
     wanted = _filter(given)
+    if (previews := given.get("previews", "false")) not in ("true", "false"):
+        raise invalid_field("enum", "previews", "Must be true or false")
     page = await _page(request, wanted, below, count=PAGE_SIZE)
+    if previews == "true":
+        page = replace(page, results=await request.services.across.with_previews(page.results))
     older = Cursor(page.next) if page.next else None
     kept = {one.name: given[one.name] for one in ASKED if one is not CURSOR and given.get(one.name)}
     return page_response(request, PATH, page.results, older=older, kept=kept)

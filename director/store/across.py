@@ -30,7 +30,7 @@ from director.core.errors import (
     UnknownQueue,
 )
 from director.core.ids import Kind, PredictionId, QueueName, lowest_id_at, new_prediction_id
-from director.core.schema import NewPrediction, Record, Stored
+from director.core.schema import NewPrediction, Record, Stored, reference_in
 from director.core.states import TERMINAL, Status
 from director.core.view import iso
 from director.files.data_files import DataAway, DataFiles
@@ -50,6 +50,8 @@ FIELDS: Final = (
     *("created", "started", "completed", "code", "error", "moved"),
 )
 LONGEST_ERROR: Final = 300
+LONGEST_PREVIEW: Final = 300
+MOST_PREVIEWED: Final = 1_024  # bytes: a larger one is not read, so a page of 100 reads 200 KB at most
 # Facts of a request that a retry does not copy: it gets a stream's ticket and a meter of its own, begins no trace, and
 # may start now.
 # Secret values are overwritten at the end, so a request with some is not retried
@@ -80,7 +82,9 @@ RETRY: Final = "retry-"
 
 
 class PredictionBrief(Struct, frozen=True, kw_only=True):
-    """A prediction without its input and output. `error`: the first 300 characters."""
+    """A prediction without its input and output. `error`: the first 300 characters. `input`, `output`: the first 300
+    characters of their JSON, if previews were asked for; null where they are large, gone, not there yet, or secret.
+    """
 
     id: PredictionId
     account: str
@@ -95,6 +99,8 @@ class PredictionBrief(Struct, frozen=True, kw_only=True):
     completed_at: str | None
     code: str | None
     error: str | None
+    input: str | UnsetType | None = UNSET
+    output: str | UnsetType | None = UNSET
 
 
 class Filter(Struct, frozen=True, kw_only=True):
@@ -206,6 +212,30 @@ class Across:
         rows = await pipelined(self._redis, lambda pipe: [pipe.hmget(keys.record(name), FIELDS) for name in ids])
         found = [_brief(name, [text(value or b"") for value in row]) for name, row in zip(ids, rows, strict=True)]
         return [one for one in found if one is not None]
+
+    async def with_previews(self, found: Sequence[PredictionBrief]) -> list[PredictionBrief]:
+        """Return the same predictions with the beginnings of their inputs and outputs."""
+
+        def weigh(pipe: Any) -> None:
+            for one in found:
+                pipe.hget(keys.record(one.id), "secret")
+                pipe.strlen(keys.input_data(one.id))
+                pipe.hstrlen(keys.output_data(one.id), "output")
+
+        weighed = iter(await pipelined(self._redis, weigh))
+        looked = [(one, *(next(weighed) for _ in range(3))) for one in found]
+        inputs = [one.id for one, secret, size, _ in looked if not secret and 0 < size <= MOST_PREVIEWED]
+        outputs = [one.id for one, _, _, size in looked if 0 < size <= MOST_PREVIEWED]
+
+        def read(pipe: Any) -> None:
+            for name in inputs:
+                pipe.get(keys.input_data(name))
+            for name in outputs:
+                pipe.hget(keys.output_data(name), "output")
+
+        begun = [_preview(kept) for kept in await pipelined(self._redis, read)]
+        ins, outs = dict(zip(inputs, begun, strict=False)), dict(zip(outputs, begun[len(inputs) :], strict=True))
+        return [replace(one, input=ins.get(one.id), output=outs.get(one.id)) for one in found]
 
     async def cancel(self, ids: Sequence[PredictionId], *, by: str, wanted: Filter | None = None) -> BulkAnswer:
         """Cancel these predictions. One that runs is asked to stop."""
@@ -421,6 +451,11 @@ def _copy(
         budgeted=limits.has_budget,
         **facts,
     )
+
+
+def _preview(kept: bytes | None) -> str | None:
+    """Return the beginning of JSON, or None if it is in the file store or was removed meanwhile."""
+    return None if kept is None or reference_in(kept) else text(kept)[:LONGEST_PREVIEW]
 
 
 def _brief(name: PredictionId, fields: Sequence[str]) -> PredictionBrief | None:

@@ -74,6 +74,23 @@ async def fail(driver: QueueDriver, code: str = "model_failed") -> PredictionId:
     return claim.id
 
 
+async def test_previews_show_what_is_short_and_not_secret(
+    callers: dict[str, AsyncClient], ops: AsyncClient, driver: QueueDriver, redis: Redis
+) -> None:
+    done_one = await create(callers["amber"])
+    await driver.finish(await driver.claim_one(), output=b'["moin", " moin"]')
+    long = await create(callers["amber"], input={"text": "a" * 500})
+    large = await create(callers["amber"], input={"text": "a" * across.MOST_PREVIEWED})
+    secret = await create(callers["basalt"], input={"text": "hush"})
+    await redis.hset(keys.record(secret), "secret", "8 14")
+    shown = {one["id"]: one for one in (await ops.get(ALL, params={"previews": "true"})).json()["results"]}
+    assert (shown[done_one]["input"], shown[done_one]["output"]) == ('{"text":"a"}', '["moin", " moin"]')
+    assert shown[long]["input"] == f'{{"text":"{"a" * 500}"}}'[: across.LONGEST_PREVIEW]
+    assert [shown[one]["input"] for one in (large, secret)] == [None, None]
+    assert all("input" not in one for one in (await ops.get(ALL)).json()["results"])
+    assert (await ops.get(ALL, params={"previews": "yes"})).status_code == 422
+
+
 async def test_operator_reads_and_cancels_the_prediction_of_any_account(
     callers: dict[str, AsyncClient], ops: AsyncClient
 ) -> None:
