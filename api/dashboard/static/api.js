@@ -3,6 +3,8 @@
 
 import { setClock } from "./format.js";
 
+export { session as rights } from "./session.js"; // while views still ask for it here
+
 const KEPT = "director.token";
 const ROOT = new URL("..", import.meta.url).pathname; // a proxy may have put the service below a path of its own
 const SILENT_MS = 30_000; // a feed says something every ten seconds: after so long it is broken, though it has not ended
@@ -19,9 +21,6 @@ export const browser = {
   logIn: (body) => ask("/session", { method: "POST", body }),
   logOut: () => ask("/session", { method: "DELETE" }),
 };
-
-/** What the one who is logged in may do: act at all, and change accounts. The service decides, the page shows no more. */
-export const rights = { acts: true, administers: true };
 
 const ended = new EventTarget();
 /** Call `act` once the service knows neither token nor session any more. */

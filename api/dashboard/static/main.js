@@ -1,98 +1,78 @@
-// The frame of the page: who is logged in, which view is shown, the theme, and the feed of what goes on.
+// The frame of the page: who is logged in, which view is shown, and the feed of what goes on.
 
-import { ask, browser, onEnd, pause, rights, token } from "./api.js";
+import { ask, browser, onEnd, pause, token } from "./api.js";
 import { announce, fill, h, say } from "./dom.js";
+import * as drawer from "./drawer.js";
 import { now, seconds } from "./format.js";
+import { icon } from "./icons.js";
+import { listenToKeys, showKeys } from "./keys.js";
 import { Live } from "./live.js";
-import { account, accounts } from "./views/accounts.js";
-import { audit } from "./views/audit.js";
-import { batch, batches } from "./views/batches.js";
-import { dead } from "./views/dead.js";
-import { directors } from "./views/directors.js";
-import { login, linked } from "./views/login.js";
-import { failure, notice } from "./views/parts.js";
-import { models, run } from "./views/run.js";
-import { overview } from "./views/overview.js";
-import { prediction } from "./views/prediction.js";
-import { predictions } from "./views/predictions.js";
-import { queue } from "./views/queue.js";
-import { system } from "./views/system.js";
-import { usage } from "./views/usage.js";
-import { webhooks } from "./views/webhooks.js";
+import { addAct, forgetRecent, openPalette, remember } from "./palette.js";
+import { mark, peek } from "./panel.js";
+import { sections, viewAt } from "./sections.js";
+import { session } from "./session.js";
+import { setTheme, startTheme, THEMES } from "./theme.js";
+import { linked, login } from "./views/login.js";
+import { copy, failure, notice } from "./views/parts.js";
 
-// what names may look like: whatever else an address has, a stranger may have written, and nothing is asked for there
-const NAME = "[a-z0-9][a-z0-9._-]*";
-const MODEL = `${NAME}/${NAME}`;
-const QUEUE = `${MODEL}:[0-9a-f]{12}(?:~[a-z]+)?`;
-const exactly = (text) => new RegExp(`^${text}$`);
-
-// address -> view, and whether it takes the scope admin. The first that fits is shown; groups become its parameters
-const VIEWS = [
-  [exactly("/"), overview, true],
-  [exactly(`/queues/(${QUEUE})`), queue, true],
-  [exactly("/directors"), directors, true],
-  [exactly("/accounts"), accounts, true],
-  [exactly(`/accounts/(${NAME})`), account, true],
-  [exactly("/webhooks"), webhooks, true],
-  [exactly("/dead"), dead, true],
-  [exactly("/audit"), audit, true],
-  [exactly("/system"), system, true],
-  [exactly("/predictions"), predictions, false],
-  [exactly("/predictions/([a-z0-9]+)"), prediction, false],
-  [exactly("/batches"), batches, false],
-  [exactly("/batches/(batch_[a-z0-9]{26})"), batch, false],
-  [exactly("/usage"), usage, false],
-  [exactly("/run"), models, false],
-  [exactly(`/run/(${NAME})/(${NAME})`), run, false],
-];
-const SECTIONS = [
-  ["/", "Home", true],
-  ["/predictions", "Predictions", false],
-  ["/batches", "Batches", false],
-  ["/run", "Models", false],
-  ["/dead", "Dead letters", true],
-  ["/webhooks", "Webhooks", true],
-  ["/directors", "Directors", true],
-  ["/accounts", "Accounts", true],
-  ["/usage", "Usage", false],
-  ["/audit", "Changes", true],
-  ["/system", "System", true],
-];
 const FEED = { live: "live", broken: "reconnecting…", away: "Redis is away", refused: "no feed" };
 const LINK = /^\/login\/([a-z0-9_-]+\.[0-9a-f]+)$/;
-const LEFT = "director.left"; // a tab that logs out tells the others
-const THEMES = ["auto", "light", "dark"];
+const CHANGED = "director.session"; // a tab that logs in or out tells the others
+const ID = /^\/(?:predictions|batches)\/([a-z0-9_]+)$/;
 const AGAIN_MS = 5000;
 const OLD_MS = 20_000; // since the last snapshot, while the feed is live
 
 const main = document.getElementById("main");
-const session = { who: null, seesAll: false, live: null };
-let shown = null;
+const feed = document.getElementById("feed");
+let shown = null; // {address, ending}
 
-/** Show the view of the address. What the last one had going on is ended first. */
+/** Show the view of the address. Where only the panel changed, the view stays as it is. */
 function show() {
-  shown?.abort();
-  shown = new AbortController();
-  const wanted = address();
+  const wanted = path();
+  const given = query();
+  const beside = given.get("show") ?? "";
+  given.delete("show");
+  const address = `${wanted}?${given}`;
+  if (shown?.address !== address) {
+    const isShown = draw(wanted, given, address);
+    if (!isShown) return;
+  }
+  peek(session.who ? beside : "");
+}
+
+/** End what the last view had going on, and make another. Returns whether it was made. */
+function draw(wanted, given, address) {
+  shown?.ending.abort();
+  const ending = new AbortController();
+  shown = { address, ending };
+  peek("");
   const link = LINK.exec(wanted)?.[1];
   if (link) return put(linked({ link, enter: entered, who: session.who }), "Log in");
   if (!session.who) return put(login({ enter: entered }), "Log in");
-  const [pattern, view, wantsAll] = VIEWS.find(([one]) => one.test(wanted)) ?? [/^/, missing, false];
-  if (wantsAll && !session.seesAll) return location.replace("#/predictions");
-  const params = pattern.exec(wanted).slice(1);
-  const made = view({ params, session, signal: shown.signal, refresh: show, query: query() });
+  const found = viewAt(wanted);
+  if (found === "denied") return location.replace("#/");
+  const { view, params } = found ?? { view: missing, params: [] };
+  const made = view({ params, session, signal: ending.signal, refresh: again, query: given });
   put(made.node, made.title);
-  for (const link of document.querySelectorAll("#nav a")) {
-    const isHere = link.dataset.path === "/" ? wanted === "/" || wanted.startsWith("/queues") : wanted.startsWith(link.dataset.path);
-    if (isHere) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
+  const id = ID.exec(wanted)?.[1];
+  if (id) remember(id);
+  for (const one of document.querySelectorAll("#nav a")) {
+    if (one.dataset.path === found?.section.path) one.setAttribute("aria-current", "page");
+    else one.removeAttribute("aria-current");
   }
+  return true;
+}
+
+/** Make the view again from its begin. */
+function again() {
+  if (shown) shown.address = "";
+  show();
 }
 
 /** An address that no view has. */
 const missing = () => ({
   title: "Not found",
-  node: h("section", {}, h("h1", {}, "Not found"), h("p", {}, "The page has no such view. ", h("a", { href: session.seesAll ? "#/" : "#/predictions" }, "Go back"))),
+  node: h("section", {}, h("h1", {}, "Not found"), h("p", {}, "The page has no such view. ", h("a", { href: "#/" }, "Go to Home"))),
 });
 
 function put(node, title) {
@@ -101,43 +81,58 @@ function put(node, title) {
   window.scrollTo(0, 0);
   main.focus({ preventScroll: true });
   announce(title);
+  return true;
 }
 
-/** The path behind #, in plain letters; that of all queues if it is no path. */
-function address() {
+/** The path behind #, in plain letters; that of Home if it is no path. */
+function path() {
   try { return decodeURIComponent(location.hash.slice(1).split("?")[0]) || "/"; } catch { return "/"; }
 }
 
 const query = () => new URLSearchParams(location.hash.split("?")[1] ?? "");
 
-/** Someone has just logged in. The link is used up, and stands in no history. */
+/** A person has just logged in. The link is used up, and stands in no history. */
 async function entered() {
-  if (LINK.test(address())) history.replaceState(null, "", "#/");
+  if (LINK.test(path())) history.replaceState(null, "", "#/");
   await enter();
+  if (!token.get()) tellTabs();
 }
+
+const tellTabs = () => localStorage.setItem(CHANGED, String(Date.now()));
 
 /** Go on with the token of this tab, or the session of this browser. Raises Refused for a token that is no good. */
 async function enter() {
-  session.who = await ask("/v1/account");
-  const has = (...scopes) => scopes.some((scope) => session.who.scopes.includes(scope));
-  session.seesAll = has("view", "operate", "admin");
-  rights.acts = has("run", "operate", "admin");
-  rights.administers = has("admin");
+  const who = await ask("/v1/account");
+  end();
+  session.who = who;
   if (session.seesAll) {
-    session.live?.stop();
     session.live = new Live((state) => {
-      document.getElementById("feed").dataset.state = state;
+      feed.dataset.state = state;
       age();
     });
+    session.live.hear(count);
     session.live.run();
   }
   frame();
-  show();
+  again();
+}
+
+/** Another tab logged in or out: this one does the same, unless it has a token of its own. */
+async function follow() {
+  if (token.get()) return;
+  try {
+    const who = await browser.who();
+    if (!who) return session.who ? forget() : undefined;
+    const isSame = session.who && who.username === session.who.username && String(who.scopes) === String(session.who.scopes);
+    if (!isSame) await enter();
+  } catch (error) {
+    if (session.who) notice(error.message, "trouble");
+  }
+  return undefined;
 }
 
 /** Figures of a feed that is broken, or says nothing, are grey, with their age. */
 function age() {
-  const feed = document.getElementById("feed");
   if (!session.live) return;
   const { last, heardAt } = session.live;
   const silent = performance.now() - heardAt;
@@ -161,79 +156,85 @@ async function resume() {
       await pause(AGAIN_MS);
     }
   }
+  return undefined;
 }
 
 async function leave() {
   if (!token.get()) {
     try { await browser.logOut(); } catch (error) { return notice(error.message, "trouble"); }
-    localStorage.setItem(LEFT, String(Date.now()));
+    tellTabs();
   }
   return forget();
 }
 
-/** Show nothing of the one who was logged in here. */
-function forget() {
-  token.drop();
+/** End all that goes on for the person who is logged in here. */
+function end() {
   session.live?.stop();
-  Object.assign(session, { who: null, seesAll: false, live: null });
-  frame();
-  show();
+  Object.assign(session, { who: null, live: null });
+  forgetRecent();
+  for (const box of document.querySelectorAll("dialog[open]")) box.close();
 }
 
+/** Show nothing of the person who was logged in here. */
+function forget() {
+  token.drop();
+  end();
+  frame();
+  again();
+}
+
+/** The frame for this person: sections, name, tools. */
 function frame() {
-  const sections = session.who ? SECTIONS.filter(([, , wantsAll]) => session.seesAll || !wantsAll) : [];
-  fill(document.getElementById("nav"), sections.map(([path, name]) => h("a", { href: `#${path}`, "data-path": path }, name)));
-  document.getElementById("leave").hidden = !session.who;
-  document.getElementById("find").hidden = !session.who;
-  document.getElementById("menu").hidden = !session.who;
+  const all = sections();
+  const groups = [...new Set(all.map(({ group }) => group))];
+  drawer.slide(false);
+  fill(document.getElementById("nav"), groups.map((group) => h("div", { class: "group", role: "group", "aria-label": group }, h("p", { "aria-hidden": "true" }, group),
+    all.filter((one) => one.group === group).map((one) => h("a", { href: `#${one.path}`, "data-path": one.path, title: `Keys: g ${one.key}` }, icon(one.icon), h("span", { class: "name" }, one.name), one.count ? h("span", { class: "badge", hidden: true }) : null)))));
+  document.body.classList.toggle("in", Boolean(session.who));
+  for (const id of ["side", "menu", "find", "who", "leave"]) document.getElementById(id).hidden = !session.who;
+  fill(document.getElementById("who"), session.who ? [session.who.username, h("span", { class: "hint" }, ` ${session.role}`)] : null);
   if (session.live) return;
   document.documentElement.removeAttribute("data-stale");
   document.getElementById("age").hidden = true;
-  delete document.getElementById("feed").dataset.state;
-  say(document.getElementById("feed"), "");
+  delete feed.dataset.state;
+  say(feed, "");
 }
 
-function themed(name) {
-  document.documentElement.dataset.theme = name;
-  localStorage.setItem("director.theme", name);
-  const button = document.getElementById("theme");
-  say(button, { auto: "◐", light: "☀", dark: "☾" }[name]);
-  button.setAttribute("aria-label", `Theme: ${name}`);
-  button.title = `Theme: ${name}`;
+/** How many of each section need a person, beside its name. */
+function count(snapshot) {
+  for (const one of sections()) {
+    if (!one.count) continue;
+    const link = document.querySelector(`#nav a[data-path="${one.path}"]`);
+    const badge = link?.querySelector(".badge");
+    if (!badge) continue;
+    const number = one.count(snapshot);
+    badge.hidden = !number;
+    say(badge, number > 999 ? "999+" : number || "");
+    link.title = `${number ? `${number} ${one.words[number === 1 ? 0 : 1]} · ` : ""}Keys: g ${one.key}`;
+  }
 }
 
 function begin() {
-  themed(THEMES.includes(localStorage.getItem("director.theme")) ? localStorage.getItem("director.theme") : "auto");
-  document.getElementById("theme").addEventListener("click", () => {
-    themed(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length]);
-  });
-  const menu = document.getElementById("menu");
-  const open = (isOpen) => { menu.setAttribute("aria-expanded", String(isOpen)); document.getElementById("nav").classList.toggle("open", isOpen); };
-  menu.addEventListener("click", () => open(menu.getAttribute("aria-expanded") !== "true"));
-  window.addEventListener("hashchange", () => open(false));
-  setInterval(age, 1000);
+  startTheme();
+  for (const [id, name] of [["shut", "close"], ["menu", "menu"], ["find", "find"], ["leave", "leave"]]) document.getElementById(id).prepend(icon(name));
+  document.getElementById("find").addEventListener("click", openPalette);
   document.getElementById("leave").addEventListener("click", leave);
-  document.getElementById("find").addEventListener("submit", (event) => {
-    event.preventDefault();
-    const id = document.getElementById("find-id").value.trim().toLowerCase();
-    if (/^batch_[a-z0-9]+$/.test(id)) location.hash = `#/batches/${id}`;
-    else if (/^[a-z0-9]+$/.test(id)) location.hash = `#/predictions/${id}`;
-  });
-  document.addEventListener("keydown", (event) => {
-    const isTyping = event.target.closest("input, textarea, select");
-    if (event.key === "/" && !isTyping && session.who) {
-      event.preventDefault();
-      document.getElementById("find-id").focus();
-    }
-  });
   document.querySelector(".skip").addEventListener("click", (event) => {
     event.preventDefault(); // what stands behind # is the view
     main.focus();
   });
-  window.addEventListener("hashchange", show);
-  frame();
+  for (const theme of THEMES) addAct({ name: `Theme: ${theme}`, icon: theme, words: "colours dark light", act: () => setTheme(theme) });
+  addAct({ name: "Keys", words: "shortcuts help", act: showKeys });
+  addAct({ name: "Copy the address of this view", words: "link share", act: async () => { await copy(location.href); notice("Copied."); } });
+  addAct({ name: "Docs", icon: "docs", words: "help api reference", act: () => document.getElementById("docs").click() });
+  addAct({ name: "Log out", icon: "leave", words: "leave sign", act: leave });
+  listenToKeys();
+  new MutationObserver(mark).observe(main, { childList: true, subtree: true });
+  setInterval(age, 1000);
+  window.addEventListener("hashchange", () => { drawer.slide(false); show(); });
+  window.addEventListener("storage", (event) => { if (event.key === CHANGED) follow(); });
   onEnd(() => { if (session.who) forget(); });
-  window.addEventListener("storage", (event) => { if (event.key === LEFT && session.who && !token.get()) forget(); });
+  frame();
   resume();
 }
 

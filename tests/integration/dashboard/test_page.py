@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.cog, pytest.mark.heavy]  # the brow
 VIEWS: Final = (
     *(
         "/",
+        "/queues",
         "/directors",
         "/predictions",
         "/run",

@@ -185,9 +185,19 @@ async def test_token_without_admin_scope_shows_only_its_own_account(chromium: tu
     window, context = await opened(chromium, token)
     asked: list[str] = []
     window.page.on("request", lambda request: asked.append(request.url))
-    for view in ("/", "/directors", "/dead", "/audit", "/accounts", "/webhooks", "/system", f"/queues/{place.queue}"):
+    for view in (
+        "/",
+        "/directors",
+        "/queues",
+        "/dead",
+        "/audit",
+        "/accounts",
+        "/webhooks",
+        "/system",
+        f"/queues/{place.queue}",
+    ):
         await window.page.goto(f"{place.url}/#{view}")
-        await window.page.get_by_role("heading", name="Predictions").wait_for()
+        await window.page.get_by_role("heading", name="Home").wait_for()
         await window.page.goto("about:blank")
     await window.page.goto(f"{place.url}/#/predictions/{own}")
     await window.page.get_by_role("heading", name="Timeline").wait_for()

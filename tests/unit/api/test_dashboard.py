@@ -80,6 +80,10 @@ def test_page_files_are_all_served_and_refer_to_existing_files() -> None:
             assert named in there, (name, named)
 
 
+def test_page_weighs_less_than_400_kb() -> None:
+    assert sum(len(asset.body) for asset in ASSETS.values()) < 400_000
+
+
 def test_page_uses_no_address_from_the_root() -> None:
     """A proxy may have put it below a path of its own."""
     for name, asset in ASSETS.items():

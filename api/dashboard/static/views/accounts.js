@@ -1,14 +1,15 @@
 // Accounts: their limits and what they use, which are suspended, and their tokens.
 
-import { ask, page, rights } from "../api.js";
+import { ask, page } from "../api.js";
 import { fill, h, refill, say, table } from "../dom.js";
 import { ago, bytes, count, moment, seconds } from "../format.js";
-import { action, copier, endless, facts, failure, notice } from "./parts.js";
+import { session } from "../session.js";
+import { action, copier, endless, facts, failure, loading, notice } from "./parts.js";
 
 const compute = (value) => (value ? seconds(value) : "0 s");
 
 // limit, what it is called, how a value reads, and which figure of the usage counts against it
-const LIMITS = [
+export const LIMITS = [
   ["rate", "Creates a second", count], ["burst", "Creates at once", count], ["read_rate", "Other requests a second", count], ["read_burst", "Other requests at once", count],
   ["max_queued", "Waiting in one queue", count], ["max_running", "Running in one queue", count],
   ["compute_s_per_day", "Compute a day", compute, (usage) => usage.spent_s + usage.reserved_s], ["compute_s_total", "Compute in total", compute, (usage) => usage.total_spent_s + usage.total_reserved_s],
@@ -45,7 +46,7 @@ export function accounts({ signal }) {
   return {
     title: "Accounts",
     node: h("section", {}, h("h1", {}, "Accounts"),
-      h("form", { class: "filters", "data-denied": !rights.administers, on: { submit: create } }, h("div", {}, h("label", { for: "new-account" }, "New account"), name), h("button", { type: "submit" }, "Create")),
+      h("form", { class: "filters", "data-denied": !session.administers, on: { submit: create } }, h("div", {}, h("label", { for: "new-account" }, "New account"), name), h("button", { type: "submit" }, "Create")),
       table("Accounts", ["Account", "State", "Type", "#Running, at most", "#Waiting, at most", "#Weight", "#Compute today", "#Files", "#Data in Redis", "#Refused bursts"], body),
       endless(body, (next) => page("/v1/admin/accounts", next), row, { signal, empty: "None yet." })),
   };
@@ -54,7 +55,7 @@ export function accounts({ signal }) {
 export function account({ params: [name], signal, refresh }) {
   const path = `/v1/admin/accounts/${name}`;
   const head = h("div", {});
-  const body = h("div", {});
+  const body = h("div", {}, loading());
   const list = h("div", {});
   const secret = h("div", {});
 
@@ -80,7 +81,7 @@ export function account({ params: [name], signal, refresh }) {
     return h("form", { on: { submit: save } },
       h("p", { class: "hint" }, "An empty field is no limit; ", h("code", {}, "default"), " takes the service's setting. Seconds and bytes are plain numbers."),
       table("Limits", ["Limit", "Used", "At most"], h("tbody", {}, fields.map((one) => one.node))), trouble,
-      h("div", { class: "actions" }, h("button", { type: "submit", class: "main", "data-denied": !rights.administers }, "Save limits")));
+      h("div", { class: "actions" }, h("button", { type: "submit", class: "main", "data-denied": !session.administers }, "Save limits")));
   }
 
   async function tokens() {
@@ -104,7 +105,7 @@ export function account({ params: [name], signal, refresh }) {
         await tokens();
       } catch (error) { notice(error.message, "trouble"); }
     }
-    return h("form", { class: "filters", "data-denied": !rights.administers, on: { submit } },
+    return h("form", { class: "filters", "data-denied": !session.administers, on: { submit } },
       h("div", {}, h("label", { for: "token-label" }, "Label of a new token"), label),
       h("fieldset", {}, h("legend", {}, "Scopes"), ticks.map((tick) => h("label", { class: "inline" }, tick, " ", tick.value))),
       h("button", { type: "submit" }, "Create token"));

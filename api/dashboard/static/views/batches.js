@@ -1,9 +1,10 @@
 // Batches: files of requests that run as predictions. All of them, newest first, and one with its rate, its end and its files.
 
 import { ask, download, page, repeat } from "../api.js";
+import { accountNames, pick } from "../choices.js";
 import { h, keyed, refill, say, table } from "../dom.js";
 import { ago, count, moment, now, seconds } from "../format.js";
-import { action, copier, failure, facts } from "./parts.js";
+import { action, copier, failure, facts, loading } from "./parts.js";
 
 const LOOK_MS = 3000;
 const MOST_LIVE = 1000; // rows, beyond which the list no longer updates itself
@@ -36,11 +37,13 @@ export function batches({ session, signal, query }) {
   const account = session.seesAll ? query.get("account") ?? "" : "";
   const known = new Map();
   const body = h("tbody", {});
-  const note = h("p", { class: "hint", role: "status" }, "Loading…");
+  const note = h("p", { class: "hint", role: "status" });
+  const wait = loading();
   const more = h("button", { type: "button", hidden: true, on: { click: () => load(next).catch((error) => trouble.replaceChildren(failure(error))) } }, "Show more");
   const trouble = h("div", {});
   const show = keyed(body, (one) => one.id, (first) => line(first, session));
-  const heads = ["Batch", ...(session.seesAll ? ["Account"] : []), "File or endpoint", "Status", "Progress", "#Lines", "#Failed", "#Rate", "#Ends in", "#Created"];
+  const lesser = (words, kind = "") => h("th", { scope: "col", class: `lesser ${kind}` }, words);
+  const heads = ["Batch", ...(session.seesAll ? ["Account"] : []), lesser("File or endpoint"), "Status", "Progress", "#Lines", ...["Failed", "Rate", "Ends in", "Created"].map((words) => lesser(words, "num"))];
   const list = h("div", { hidden: true }, table("Batches", heads, body));
   const first = h("div", { hidden: true }, start());
   let next = null;
@@ -58,7 +61,7 @@ export function batches({ session, signal, query }) {
     if (signal.aborted) return;
     for (const one of found.results) known.set(one.id, one);
     if (from || !isLooked) { next = found.next; more.hidden = !next; }
-    isLooked = true;
+    isLooked = wait.hidden = true;
     if (!from) newest = found.results.length;
     trouble.replaceChildren();
     show([...known.values()].sort((a, b) => (a.id < b.id ? 1 : -1)));
@@ -77,19 +80,26 @@ export function batches({ session, signal, query }) {
     if (known.size >= MOST_LIVE) return undefined;
     try { await load(null); } catch (error) {
       if (signal.aborted) return undefined;
-      if (error.status === 404 && !session.seesAll) { say(note, ""); trouble.replaceChildren(h("p", { class: "hint" }, "This service runs no batches. Its operator turns them on with ", h("code", {}, "DIRECTOR_OPENAI=true"), ".")); return true; }
-      if (!isLooked) say(note, "");
+      wait.hidden = true;
+      if (error.status === 404) { trouble.replaceChildren(h("p", { class: "empty" }, "This service runs no batches. Its operator turns them on with ", h("code", {}, "DIRECTOR_OPENAI=true"), ".")); return true; }
       trouble.replaceChildren(failure(error), isLooked ? h("p", { class: "hint" }, "What is shown is older. It is asked again.") : "");
     }
     return undefined;
   }, { every: LOOK_MS, signal });
 
+  const whose = pick({ id: "by-account", value: account, placeholder: "any", names: accountNames });
+  function submit(event) {
+    event.preventDefault();
+    const wanted = whose.field.value.trim();
+    location.hash = `#/batches${wanted ? `?${new URLSearchParams({ account: wanted })}` : ""}`;
+  }
+
   return {
     title: "Batches",
     node: h("section", {}, h("h1", {}, "Batches"),
-      h("p", { class: "hint" }, "A batch is a file of requests. Each line runs as a prediction, in the lane low."),
-      account ? h("p", {}, `Only of ${account}. `, h("a", { href: "#/batches" }, "Show all")) : null,
-      note, trouble, first, list, h("p", { class: "foot" }, more)),
+      h("p", { class: "lead" }, "A batch is a file of requests. Each line runs as a prediction, in the lane low."),
+      session.seesAll ? h("form", { class: "filters", on: { submit } }, h("div", {}, h("label", { for: "by-account" }, "Account"), whose.node), h("button", { type: "submit" }, "Filter"), account ? h("a", { class: "button quiet", href: "#/batches" }, "Clear") : null) : null,
+      note, wait, trouble, first, list, h("p", { class: "foot" }, more)),
   };
 }
 
@@ -97,9 +107,9 @@ const start = () => h("div", { class: "card" }, h("p", {}, "A batch starts from 
   [SUBMIT, "director predict acme/painter --batch texts.csv"].map((words) => h("p", {}, h("code", {}, words), " ", copier("Copy", () => words))));
 
 function line(first, session) {
-  const cells = { status: h("td", {}), progress: h("td", {}), lines: h("td", { class: "num" }), failed: h("td", { class: "num" }), rate: h("td", { class: "num" }), left: h("td", { class: "num" }), created: h("td", { class: "num broad" }) };
-  const node = h("tr", {}, h("th", { scope: "row" }, h("a", { href: `#/batches/${first.id}`, class: "mono" }, first.id)),
-    session.seesAll ? h("td", {}, h("a", { href: `#/accounts/${first.account}` }, first.account)) : null, h("td", { class: "broken" }, named(first)), Object.values(cells));
+  const cells = { status: h("td", {}), progress: h("td", {}), lines: h("td", { class: "num" }), failed: h("td", { class: "num lesser" }), rate: h("td", { class: "num lesser" }), left: h("td", { class: "num lesser" }), created: h("td", { class: "num broad lesser" }) };
+  const node = h("tr", { class: "opens" }, h("th", { scope: "row" }, h("a", { href: `#/batches/${first.id}`, class: "mono" }, first.id)),
+    session.seesAll ? h("td", {}, h("a", { href: `#/accounts/${first.account}` }, first.account)) : null, h("td", { class: "broken lesser" }, named(first)), Object.values(cells));
   return {
     node,
     update(one) {
@@ -118,7 +128,7 @@ function line(first, session) {
 /** One batch. */
 export function batch({ params: [id], session, signal }) {
   const base = session.seesAll ? `${ADMIN}/${id}` : `${OPENAI}/${id}`;
-  const body = h("div", {}, h("p", { class: "hint" }, "Loading…"));
+  const body = h("div", {}, loading());
   const trouble = h("div", {});
   let last = null;
 

@@ -1,11 +1,11 @@
 // Dead letters: what used up its attempts and waits until an operator revives or drops it.
 
 import { ask, page } from "../api.js";
-import { h, table } from "../dom.js";
+import { fill, h, table } from "../dom.js";
 import { ago } from "../format.js";
 import { action, endless, predictionLink, queueLink } from "./parts.js";
 
-export function dead({ signal, query, refresh }) {
+export function dead({ session, signal, query, refresh }) {
   const queue = query.get("queue") ?? "";
   const chosen = new Set();
   const ticks = new Map();
@@ -24,6 +24,20 @@ export function dead({ signal, query, refresh }) {
     else chosen.delete(id);
   }
 
+  const choice = h("select", { id: "by-queue", on: { change: () => { location.hash = `#/dead${choice.value ? `?${new URLSearchParams({ queue: choice.value })}` : ""}`; } } });
+  const option = (name, words) => h("option", { value: name, selected: name === queue }, words);
+  let offered = "";
+  const offer = (snapshot) => {
+    const dying = snapshot.queues.filter((one) => one.dead || one.name === queue);
+    const names = dying.map((one) => one.name).join(" ");
+    if (names === offered || choice === document.activeElement) return; // nothing moves under the hand
+    offered = names;
+    fill(choice, option("", "all"), queue && !dying.some((one) => one.name === queue) ? option(queue, queue) : null, dying.map((one) => option(one.name, `${one.name} (${one.dead})`)));
+  };
+  fill(choice, option("", "all"), queue ? option(queue, queue) : null);
+  const stop = session.live.hear(offer);
+  signal.addEventListener("abort", stop, { once: true });
+
   const all = h("button", { type: "button", on: { click: () => { const isFull = chosen.size === ticks.size; for (const [id, tick] of ticks) { tick.checked = !isFull; choose(id, !isFull); } } } }, "Choose all shown");
 
   function row(letter) {
@@ -37,10 +51,10 @@ export function dead({ signal, query, refresh }) {
       chosen.delete(letter.id);
       return said;
     };
-    const line = h("tr", {},
+    const line = h("tr", { class: "opens" },
       h("td", {}, tick), h("td", {}, predictionLink(letter.id)), h("td", {}, queueLink(letter.queue)), h("td", {}, letter.account),
       h("td", { class: "num" }, ago(letter.died_at)), h("td", { class: "num" }, letter.attempts.length), h("td", { class: "error" }, h("div", {}, h("strong", {}, letter.code), " ", letter.error)),
-      h("td", {}, h("div", { class: "buttons" }, action("Revive", one("revive", "It is queued again.")), action("Drop", one("drop", "It is dropped."), { kind: "danger", confirm: `Drop ${letter.id} for good?` }))));
+      h("td", {}, h("div", { class: "buttons" }, action("Revive", one("revive", "It is queued again."), { needs: "operates" }), action("Drop", one("drop", "It is dropped."), { kind: "danger", needs: "operates", confirm: `Drop ${letter.id} for good?` }))));
     return line;
   }
 
@@ -48,10 +62,10 @@ export function dead({ signal, query, refresh }) {
     title: "Dead letters",
     node: h("section", {},
       h("h1", {}, "Dead letters"),
-      h("p", { class: "hint" }, "Predictions that used up their attempts. Repair the cause first, then revive them."),
-      queue ? h("p", {}, "Of ", queueLink(queue), ". ", h("a", { href: "#/dead" }, "Show all")) : null,
-      h("div", { class: "actions" }, all, action("Revive chosen", many("revive", "are queued again.")), action("Drop chosen", many("drop", "are dropped."), { kind: "danger", confirm: "Drop the chosen dead letters for good?" })),
+      h("p", { class: "lead" }, "Predictions that used up their attempts. Repair the cause first, then revive them."),
+      h("div", { class: "filters" }, h("div", {}, h("label", { for: "by-queue" }, "Queue"), choice), queue ? h("a", { class: "button quiet", href: "#/dead" }, "Clear") : null),
+      h("div", { class: "actions" }, all, action("Revive chosen", many("revive", "are queued again."), { needs: "operates" }), action("Drop chosen", many("drop", "are dropped."), { kind: "danger", needs: "operates", confirm: "Drop the chosen dead letters for good?" })),
       table("Dead letters", [h("th", { scope: "col" }, h("span", { class: "unseen" }, "Chosen")), "Id", "Queue", "Account", "#Died", "#Attempts", "Error", h("th", { scope: "col" }, h("span", { class: "unseen" }, "Actions"))], body),
-      endless(body, more, row, { signal, empty: "No dead letters." })),
+      endless(body, more, row, { signal, empty: "No dead letters. A prediction whose attempts are used up is listed here, until it is revived or dropped." })),
   };
 }

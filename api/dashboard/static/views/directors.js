@@ -9,9 +9,14 @@ const MISSED_MS = 600_000; // so long is one that went without a word shown
 /** Silent, though it never said that it would go. */
 const isMissed = (one) => one.state !== "draining" && now() - Date.parse(one.seen_at) < MISSED_MS;
 
+const FAILED = ["setup_failed", "server_auth"];
+
+/** It needs a person: it is silent, or none of its servers can run anything. */
+export const fails = (one) => (one.alive ? FAILED.includes(one.state) : isMissed(one));
+
 export function directors({ session, signal }) {
   const body = h("tbody", { class: "figures" });
-  const none = h("p", { class: "hint", role: "status" });
+  const none = h("p", { class: "hint", role: "status" }, "Loading…");
   const show = keyed(body, (one) => one.name, line);
   const shared = h("tbody", { class: "figures" });
   const devices = h("section", { hidden: true }, h("h2", {}, "Devices that models share"),

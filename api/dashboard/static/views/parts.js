@@ -1,16 +1,17 @@
 // Pieces that several views show.
 
-import { rights } from "../api.js";
-import { announce, h } from "../dom.js";
+import { announce, fill, h, say } from "../dom.js";
 import { ago, count, seconds } from "../format.js";
+import { session } from "../session.js";
 
 const TERMINAL = new Set(["succeeded", "failed", "canceled", "aborted"]);
 
 export const isTerminal = (status) => TERMINAL.has(status);
 
-/** What a status means, for those who point at it. */
+/** What a status means, for those who point at it. A prediction has the same word in every view. */
 const MEANINGS = {
-  starting: "Accepted: it waits, or its model is being prepared. Nothing of it has run yet.",
+  starting: "Accepted: it waits for its turn, or its model is being prepared. Nothing of it has run yet.",
+  delayed: "An attempt failed. The next one starts after a pause.",
   processing: "It runs.",
   succeeded: "It has ended, with an output.",
   failed: "It has ended, with an error.",
@@ -20,6 +21,26 @@ const MEANINGS = {
 
 /** The state of a prediction, in a word and a colour. */
 export const chip = (status) => h("span", { class: `chip ${status}`, title: MEANINGS[status] ?? null }, status);
+
+/** The statuses with their meanings, for a choice. */
+export const STATUSES = ["starting", "processing", "succeeded", "failed", "canceled", "aborted"].map((status) => [status, MEANINGS[status]]);
+
+/** A line while something is asked for. It appears after a moment, so what is quick does not flicker. */
+export const loading = (words = "Loading…") => h("p", { class: "loading", role: "status" }, words);
+
+const LONGEST = 120; // characters of a preview
+
+/** A value in a short line of text: the words of a text, or the fields of an object. What is a file says so. */
+export function preview(value) {
+  if (value === null || value === undefined) return "";
+  if (Array.isArray(value) && value.length && value.every((one) => typeof one === "string")) return preview(value.some(isLong) ? value.map(preview).join(", ") : value.slice(0, LONGEST).join(""));
+  const whole = typeof value === "string" ? shortened(value) : Array.isArray(value) ? value.slice(0, 20).map(preview).join(", ") : typeof value === "object" ? Object.entries(value).slice(0, 20).map(([name, of]) => `${name}: ${typeof of === "object" ? preview(of) : shortened(String(of))}`).join(" · ") : String(value);
+  const line = whole.slice(0, 4 * LONGEST).replace(/\s+/g, " ").trim();
+  return line.length > LONGEST ? `${line.slice(0, LONGEST - 1)}…` : line;
+}
+
+const isLong = (text) => /^(data:|https?:\/\/)/.test(text);
+const shortened = (text) => (text.startsWith("data:") ? `${/^data:([a-z0-9.+/-]{0,40})/i.exec(text)?.[1] || "data"} file` : isLong(text) ? text.split(/[?#]/)[0].split("/").at(-1) || "a link" : text.slice(0, 4 * LONGEST));
 
 /** A link to a prediction. */
 export const predictionLink = (id) => h("a", { href: `#/predictions/${id}`, class: "mono" }, id);
@@ -41,7 +62,7 @@ export const queuePath = (name) => {
  * `of`: what it is done to, for those who hear the button and do not see where it stands. `needs`: the right that it
  * takes; who lacks it does not see the button. */
 export function action(name, act, { kind = "", confirm = "", of = "", needs = "acts" } = {}) {
-  const isDenied = Boolean(needs) && !rights[needs];
+  const isDenied = Boolean(needs) && !session[needs];
   const button = h("button", { type: "button", class: kind, "aria-label": of ? `${name} ${of}` : null, "data-denied": isDenied ? "" : null }, name);
   button.addEventListener("click", async () => {
     if (confirm && !(await sure(confirm, name))) return;
@@ -59,7 +80,7 @@ export function action(name, act, { kind = "", confirm = "", of = "", needs = "a
 }
 
 /** Ask whether it is meant. Escape and Back say no. */
-function sure(question, name) {
+export function sure(question, name) {
   return new Promise((done) => {
     const box = h("dialog", { class: "card", "aria-label": name }, h("p", {}, question),
       h("form", { method: "dialog", class: "actions" }, h("button", { value: "no" }, "Back"), h("button", { value: "yes", class: "main danger" }, name)));
@@ -75,7 +96,7 @@ export const copier = (name, make) => action(name, async () => {
   return "Copied.";
 }, { kind: "quiet", needs: "" });
 
-async function copy(text) {
+export async function copy(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
   const field = h("textarea", { class: "unseen", value: text }); // the page is served without TLS
   document.body.append(field);
@@ -106,31 +127,39 @@ export const facts = (pairs) => h("dl", { class: "facts" }, pairs
 /** What went wrong with a view, in its place. */
 export const failure = (error) => h("p", { class: "trouble", role: "alert" }, error.message);
 
+const MOST_ROWS = 2000; // in one list: more is searched by filters, not read
+
 /** A list that goes on as long as there is more: `more(next)` returns {results, next}. `row(item)` makes a line of it. */
 export function endless(body, more, row, { signal, empty }) {
   const button = h("button", { type: "button", hidden: true }, "Show more");
-  const foot = h("p", { class: "foot" }, button);
-  let next = null;
-  let any = false;
+  const note = h("span", { class: "hint" });
+  const trouble = h("div", {}, loading());
   async function load() {
     button.disabled = true;
     try {
       const found = await more(next);
       if (signal.aborted) return;
-      any ||= found.results.length > 0;
+      fill(trouble);
       body.append(...found.results.map(row));
       next = found.next;
-      button.hidden = !next;
-      if (!any && !next) foot.replaceChildren(h("span", { class: "hint" }, empty));
+      const isFull = next && body.childElementCount >= MOST_ROWS;
+      button.hidden = !next || isFull;
+      say(button, "Show more");
+      if (isFull) say(note, `${body.childElementCount} are shown. Narrow the list to see others.`);
+      if (!body.childElementCount && !next) fill(note, empty);
     } catch (error) {
-      if (!signal.aborted) foot.replaceChildren(failure(error));
+      if (signal.aborted) return;
+      fill(trouble, failure(error));
+      say(button, "Try again");
+      button.hidden = false;
     } finally {
       button.disabled = false;
     }
   }
+  let next = null;
   button.addEventListener("click", load);
   load();
-  return foot;
+  return h("div", { class: "foot" }, trouble, button, note);
 }
 
 const ID = /([0-9a-hj-km-np-tv-z]{26})/; // Crockford's digits

@@ -7,7 +7,7 @@ import { followed } from "../follow_run.js";
 import { ago, between, due, json, moment, seconds } from "../format.js";
 import { text } from "../output.js";
 import { asCurl, asPython } from "../snippets.js";
-import { action, chip, copier, facts, failure, finding, isTerminal, queueLink, waits } from "./parts.js";
+import { action, chip, copier, facts, failure, finding, isTerminal, loading, queueLink, waits } from "./parts.js";
 
 const KINDS = { training: "trainings", procedure: "procedures" }; // what stands behind ~ in the name of a queue
 
@@ -18,7 +18,7 @@ export function prediction({ params: [id], session, signal, refresh }) {
   const wait = h("p", { class: "callout", role: "status", hidden: true });
   const buttons = h("div", { class: "actions" });
   const story = h("div", {});
-  const body = h("div", {});
+  const body = h("div", {}, loading());
   const alarm = h("div", {});
   const causes = h("div", {});
   const died = h("div", {});
@@ -126,11 +126,11 @@ function timeline(told, session) {
   const from = Date.parse(submitted.at);
   const until = Math.max(from + 1, ...found.map((row) => row.until));
   const queue = session.seesAll ? queueLink(told.queue_name) : told.queue_name;
-  const quarter = (part) => seconds(((until - from) * part) / 1000);
+  const quarters = [0.25, 0.5, 0.75, 1].map((part) => seconds(((until - from) * part) / 1000));
   return h("section", { "aria-label": "Timeline" },
     h("h2", {}, "Timeline"),
     legend(KINDS_OF_BARS.filter(([kind]) => found.some((row) => row.kind === kind))),
-    gantt(found, { from, until, label: "Where the time went", ticks: ["0", quarter(0.25), quarter(0.5), quarter(0.75), quarter(1)] }),
+    gantt(found, { from, until, label: "Where the time went", ticks: ["0", ...quarters.map((words, at) => (quarters.indexOf(words) === at ? words : ""))] }),
     h("ol", { class: "timeline" },
       h("li", {}, `${moment(submitted.at)}: created in `, queue, `, lane ${submitted.lane}`),
       held.map((one) => h("li", {}, attempt(one))),

@@ -1,19 +1,19 @@
 // Predictions, newest first and live, narrowed by what is known of them, with what can be done to many.
 
 import { ask, page, repeat } from "../api.js";
-import { h, keyed, say, table } from "../dom.js";
+import { accountNames, modelNames, pick } from "../choices.js";
+import { fill, h, keyed, say, table } from "../dom.js";
 import { ago, between, now, seconds } from "../format.js";
-import { action, chip, failure, isTerminal, predictionLink } from "./parts.js";
+import { action, chip, failure, isTerminal, loading, predictionLink, preview, STATUSES } from "./parts.js";
 
-const STATES = ["", "starting", "processing", "succeeded", "failed", "canceled", "aborted"];
 const SINCE = [["", "any time"], ["15m", "the last 15 min", 900], ["1h", "the last hour", 3600], ["24h", "the last day", 86_400], ["7d", "the last week", 604_800]];
 const createdAfter = (since) => {
   const [, , span] = SINCE.find(([name]) => name === since) ?? [];
   return span ? new Date(now() - span * 1000).toISOString() : "";
 };
 const LOOK_MS = 4000;
-const SHOWN = 80; // characters of an error
 const MOST_LIVE = 1000; // rows, beyond which the list no longer updates itself
+const MOST_ROWS = 2000; // more is searched by filters, not read
 
 const MOST_IDS = 500; // of one request
 const parted = (ids) => Array.from({ length: Math.ceil(ids.length / MOST_IDS) }, (_, at) => ({ ids: ids.slice(MOST_IDS * at, MOST_IDS * (at + 1)) }));
@@ -21,15 +21,19 @@ const parted = (ids) => Array.from({ length: Math.ceil(ids.length / MOST_IDS) },
 export function predictions({ session, signal, query }) {
   const select = (id, options, value) => h("select", { id }, options.map(([name, words]) => h("option", { value: name, selected: name === value }, words)));
   const given = (name) => query.get(name) ?? "";
+  const chosenFrom = (name, placeholder, names) => pick({ id: `by-${name}`, value: given(name), placeholder, names });
+  const picks = {
+    model: chosenFrom("model", "owner/name", modelNames),
+    account: chosenFrom("account", "any", accountNames),
+    code: chosenFrom("code", "server_lost", async () => []),
+  };
   const fields = {
-    status: ["Status", select("by-status", STATES.map((state) => [state, state || "any"]), given("status"))],
-    model: ["Model", h("input", { id: "by-model", placeholder: "owner/name", value: given("model") })],
-    ...(session.seesAll ? {
-      account: ["Account", h("input", { id: "by-account", placeholder: "any", value: given("account") })],
-      code: ["Error code", h("input", { id: "by-code", placeholder: "server_lost", value: given("code") })],
-    } : {}),
+    status: ["Status", select("by-status", [["", "any"], ...STATUSES.map(([status]) => [status, status])], given("status"))],
+    model: ["Model", picks.model.field, picks.model.node],
+    ...(session.seesAll ? { account: ["Account", picks.account.field, picks.account.node], code: ["Error code", picks.code.field, picks.code.node] } : {}),
     since: ["Created in", select("by-since", SINCE, given("since"))],
   };
+  const codes = new Set(); // of the rows that were seen
   const wanted = () => Object.fromEntries(Object.entries(fields).map(([name, [, field]]) => [name, field.value.trim()]).filter(([, value]) => value));
 
   function submit(event) {
@@ -41,7 +45,7 @@ export function predictions({ session, signal, query }) {
   const base = session.seesAll ? "/v1/admin/predictions" : "/v1/predictions";
   const filters = Object.fromEntries(Object.keys(fields).filter((name) => query.get(name) && name !== "since").map((name) => [name, query.get(name)]));
   const path = () => {
-    const search = new URLSearchParams(filters);
+    const search = new URLSearchParams({ ...filters, ...(session.seesAll ? { previews: "true" } : {}) });
     if (createdAfter(given("since"))) search.set("created_after", createdAfter(given("since")));
     return `${base}${search.size ? `?${search}` : ""}`;
   };
@@ -50,35 +54,67 @@ export function predictions({ session, signal, query }) {
   const chosen = new Set();
   const body = h("tbody", {});
   const count = h("p", { class: "hint", role: "status" });
-  const more = h("button", { type: "button", hidden: true, on: { click: () => load(next) } }, "Show more");
+  const more = h("button", { type: "button", hidden: true, on: { click: () => load(next).catch((error) => trouble.replaceChildren(failure(error))) } }, "Show more");
   const trouble = h("div", {});
+  const wait = loading();
+  const none = h("div", { class: "empty", hidden: true }, query.size
+    ? h("p", {}, h("strong", {}, "No prediction is like this. "), h("a", { href: "#/predictions" }, "Clear the filters"))
+    : [h("p", {}, h("strong", {}, "Nothing ran yet.")), h("p", {}, "What programs and people run is listed here, newest first. ", h("a", { href: "#/run" }, "Try a model"))]);
+  const valueOf = (text) => { // an operator's list has the begin of the JSON, its own account's the whole value
+    if (!session.seesAll || typeof text !== "string") return text;
+    try { return JSON.parse(text); } catch { return text; }
+  };
+  const head = (words, title, kind = "") => h("th", { scope: "col", class: kind || null, title }, words);
+  const list = h("div", { hidden: true }, table("Predictions", [
+    h("th", { scope: "col" }, h("span", { class: "unseen" }, "Chosen")), "Id", "Status", "Model", ...(session.seesAll ? [head("Account", "The account that made it", "lesser")] : []),
+    head("Created", "When it was accepted", "num"), head("Waited", "Until its first attempt started", "num lesser"), head("Ran", "In a slot", "num"), head("Input", "Its first words", "lesser"), head("Output or error", "Its first words")], body));
   const show = keyed(body, (one) => one.id, line);
   let next = null;
   let isLooked = false;
+  let hasMore = false; // more than the first page was asked for
 
   function draw() {
     show([...known.values()].sort((a, b) => (a.id < b.id ? 1 : -1)));
     const live = known.size < MOST_LIVE ? "The list updates itself." : "The list is long, and no longer updates itself.";
-    say(count, !known.size && isLooked ? "No prediction is like this." : `${known.size} shown${chosen.size ? `, ${chosen.size} chosen` : ""}. ${live}`);
+    say(count, known.size ? `${known.size} shown${chosen.size ? `, ${chosen.size} chosen` : ""}. ${live}` : next ? "None among the newest. Show more looks further back." : "");
     bulk.hidden = !known.size;
+    list.hidden = !known.size;
+    wait.hidden = isLooked;
+    none.hidden = known.size > 0 || !isLooked || Boolean(next);
+    more.hidden = !next || known.size >= MOST_ROWS;
+    if (next && known.size >= MOST_ROWS) say(count, `${known.size} shown. Narrow the list by filters to see others.`);
   }
 
   async function load(from) {
     const found = await page(path(), from, { signal });
     if (signal.aborted) return;
     if (!from) forget(found);
+    if (from) hasMore = true;
     for (const one of found.results) known.set(one.id, one);
-    if (from || !isLooked) { next = found.next; more.hidden = !next; }
+    learn(found.results);
+    if (from || !hasMore) next = found.next;
     isLooked = true;
     trouble.replaceChildren();
     draw();
   }
 
-  /** Drop what no longer matches: what the first page would have, and has not. */
+  /** Error codes that were seen are offered to filter by. */
+  function learn(results) {
+    const seen = results.map(({ code }) => code).filter((code) => code && !codes.has(code));
+    for (const code of new Set(seen)) { codes.add(code); picks.code.node.lastChild.append(h("option", { value: code })); }
+  }
+
+  /** Drop what no longer matches: what the first page would have, and has not. A reader who asked for no more has the
+   * first page alone, so that a page that stays open does not grow. */
   function forget({ results, next: older }) {
     const found = new Set(results.map((one) => one.id));
     const last = older ? results.at(-1)?.id ?? "~" : "";
-    for (const id of known.keys()) if (id >= last && !found.has(id)) { known.delete(id); chosen.delete(id); }
+    for (const id of known.keys()) {
+      const isOver = id >= last;
+      if (found.has(id) || (!isOver && (hasMore || chosen.has(id)))) continue;
+      known.delete(id);
+      if (isOver) chosen.delete(id);
+    }
   }
 
   /** Do one thing to all that are chosen, or to all that match: as often as the answer says where to go on. */
@@ -127,7 +163,7 @@ export function predictions({ session, signal, query }) {
 
   repeat(async () => {
     if (known.size >= MOST_LIVE) return;
-    try { await load(null); } catch (error) { if (!signal.aborted && !known.size) trouble.replaceChildren(failure(error)); }
+    try { await load(null); } catch (error) { if (!signal.aborted && !known.size) { wait.hidden = true; trouble.replaceChildren(failure(error)); } }
   }, { every: LOOK_MS, signal });
 
   return {
@@ -135,21 +171,21 @@ export function predictions({ session, signal, query }) {
     node: h("section", {},
       h("h1", {}, "Predictions"),
       h("form", { class: "filters", on: { submit } },
-        Object.values(fields).map(([name, field]) => h("div", {}, h("label", { for: field.id }, name), field)),
-        h("button", { type: "submit", class: "main" }, "Filter"), query.size ? h("a", { class: "button", href: "#/predictions" }, "Clear") : null),
-      bulk, count, trouble,
-      table("Predictions", [h("th", { scope: "col" }, h("span", { class: "unseen" }, "Chosen")), "Id", "Status", "Model", "Account", "#Created", "#Waited", "#Ran", "Error"], body),
-      h("p", { class: "foot" }, more)),
+        Object.values(fields).map(([name, field, node]) => h("div", {}, h("label", { for: field.id }, name), node ?? field)),
+        h("button", { type: "submit" }, "Filter"), query.size ? h("a", { class: "button quiet", href: "#/predictions" }, "Clear") : null),
+      bulk, count, trouble, wait, none, list, h("p", { class: "foot" }, more)),
   };
 
   function line(first) {
     const tick = h("input", { type: "checkbox", "aria-label": `Choose ${first.id}`, on: { change: () => { if (tick.checked) chosen.add(first.id); else chosen.delete(first.id); draw(); } } });
     const status = h("td", {});
     const created = h("td", { class: "num broad" });
-    const [waited, ran] = [0, 1].map(() => h("td", { class: "num" }));
-    const error = h("td", { class: "error" });
-    const account = first.account ?? session.who.username;
-    const node = h("tr", {}, h("td", {}, tick), h("td", {}, predictionLink(first.id)), status, h("td", { class: "whole" }, first.model), h("td", {}, account), created, waited, ran, error);
+    const waited = h("td", { class: "num lesser" });
+    const ran = h("td", { class: "num" });
+    const result = h("td", { class: "preview" });
+    const whose = session.seesAll ? h("td", { class: "lesser" }, first.account) : null;
+    const input = h("td", { class: "preview lesser" }, preview(valueOf(first.input)));
+    const node = h("tr", { class: "opens" }, h("td", {}, tick), h("td", {}, predictionLink(first.id)), status, h("td", { class: "whole" }, first.model), whose, created, waited, ran, input, result);
     return {
       node,
       update(one) {
@@ -158,7 +194,9 @@ export function predictions({ session, signal, query }) {
         say(created, ago(one.created_at));
         say(waited, seconds(between(one.created_at, one.started_at)));
         say(ran, seconds(one.metrics?.predict_time ?? between(one.started_at, one.completed_at)));
-        say(error, one.error ? `${one.code ? `${one.code}: ` : ""}${one.error.slice(0, SHOWN)}${one.error.length > SHOWN ? "…" : ""}` : "");
+        const words = one.error ? [one.code, preview(one.error)].filter(Boolean).join(": ") : preview(valueOf(one.output));
+        if (result.textContent !== words) fill(result, one.error ? h("span", { class: "bad" }, words) : words);
+        result.title = one.error ? one.error.slice(0, 300) : "";
       },
     };
   }

@@ -7,21 +7,22 @@ import { ago, count, seconds } from "../format.js";
 import { waiting } from "../live.js";
 import { stateOf } from "../states.js";
 import { history } from "./history.js";
-import { action, chip, facts, failure, finding, predictionLink, queuePath } from "./parts.js";
+import { action, chip, facts, failure, finding, loading, predictionLink, queuePath } from "./parts.js";
 
 const LOOK_MS = 3000;
+const STATUS = { waiting: "starting", running: "processing" }; // the word that the same prediction has elsewhere
 const BURNS = ["5m", "1h"];
 
 export function queue({ params: [name], session, signal }) {
   const path = queuePath(name);
   const head = h("div", { class: "figures" });
-  const body = h("div", {});
+  const body = h("div", {}, loading());
   const streams = h("div", {});
   const findings = h("ul", { class: "findings" });
   const attention = h("section", { class: "attention", hidden: true }, h("h2", {}, "Needs attention"), findings);
   const tell = (what, said, given) => async () => { await ask(`${path}/${what}`, { method: "POST", body: given ?? {} }); await look(); return said; };
-  const stop = action("Pause", tell("pause", "Nothing of this queue is handed out; what runs goes on."));
-  const go = action("Resume", tell("resume", "It is handed out again."), { kind: "main" });
+  const stop = action("Pause", tell("pause", "Nothing of this queue is handed out; what runs goes on."), { needs: "operates" });
+  const go = action("Resume", tell("resume", "It is handed out again."), { kind: "main", needs: "operates" });
   stop.hidden = go.hidden = true; // until it is known which of them fits
   const buttons = h("div", { class: "actions" }, stop, go,
     h("a", { class: "button", href: `#/run/${name.slice(0, name.lastIndexOf(":"))}` }, "Try it"),
@@ -63,13 +64,13 @@ export function queue({ params: [name], session, signal }) {
 
   const rows = h("tbody", {});
   const rest = h("p", { class: "hint" });
-  const listing = table("Predictions in this queue", ["Id", "State", "Account", "Lane", "#Created", "#Attempt", "Director"], rows);
+  const listing = table("Predictions in this queue", ["Id", "Status", "Account", "Lane", "#Created", "#Attempt", "Director"], rows);
   const show = keyed(rows, (one) => one.id, live);
   repeat(look, { every: LOOK_MS, signal });
   return {
     title: name,
     node: h("section", {},
-      h("h1", {}, name), head, buttons, attention, past.node, body,
+      h("p", { class: "hint" }, h("a", { href: "#/queues" }, "Queues")), h("h1", {}, name), head, buttons, attention, past.node, body,
       h("h2", {}, "In it now"),
       listing,
       rest,
@@ -108,7 +109,7 @@ function accountTable(seen, act) {
   const rows = accounts.map((one) => h("tr", {},
     h("th", { scope: "row" }, h("a", { href: `#/accounts/${one.account}` }, one.account), one.suspended ? [" ", h("span", { class: "chip bad" }, "suspended")] : null, one.paused ? [" ", h("span", { class: "chip warn" }, "paused")] : null),
     h("td", { class: "num" }, count(one.waiting)), h("td", { class: "num" }, one.max_running ? `${one.running} of ${one.max_running} at most` : one.running), h("td", { class: "num" }, one.weight),
-    h("td", {}, one.paused ? action("Resume", act(one.account, "resume"), { of: one.account }) : action("Pause", act(one.account, "pause"), { of: one.account }))));
+    h("td", {}, one.paused ? action("Resume", act(one.account, "resume"), { of: one.account, needs: "operates" }) : action("Pause", act(one.account, "pause"), { of: one.account, needs: "operates" }))));
   return h("section", { "aria-label": "Accounts" }, h("h2", {}, "Accounts in it"),
     table("Accounts in this queue", ["Account", "#Waiting", "#Running", "#Weight", h("th", { scope: "col" }, h("span", { class: "unseen" }, "Actions"))], h("tbody", {}, rows)));
 }
@@ -116,11 +117,12 @@ function accountTable(seen, act) {
 function live(first) {
   const state = h("td", {});
   const [made, attempt, director] = [h("td", { class: "num" }), h("td", { class: "num" }), h("td", {})];
-  const node = h("tr", {}, h("td", {}, predictionLink(first.id)), state, h("td", {}, first.account), h("td", {}, first.lane), made, attempt, director);
+  const node = h("tr", { class: "opens" }, h("td", {}, predictionLink(first.id)), state, h("td", {}, first.account), h("td", {}, first.lane), made, attempt, director);
   return {
     node,
     update(one) {
-      if (state.textContent !== one.state) fill(state, chip(one.state));
+      const status = STATUS[one.state] ?? one.state;
+      if (state.textContent !== status) fill(state, chip(status));
       say(made, ago(one.created_at));
       say(attempt, one.attempt || "–");
       say(director, one.director ?? "–");

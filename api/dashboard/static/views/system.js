@@ -3,10 +3,10 @@
 import { ask } from "../api.js";
 import { fill, h, refill, table } from "../dom.js";
 import { ago, bytes, share } from "../format.js";
-import { facts, failure } from "./parts.js";
+import { facts, failure, loading } from "./parts.js";
 
 export function system({ session, signal }) {
-  const body = h("div", {});
+  const body = h("div", {}, loading());
   const processes = h("div", {});
 
   async function load() {

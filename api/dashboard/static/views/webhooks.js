@@ -3,13 +3,13 @@
 import { ask, repeat } from "../api.js";
 import { h, refill, table } from "../dom.js";
 import { ago, count, due } from "../format.js";
-import { action, facts, failure, predictionLink, queueLink } from "./parts.js";
+import { action, facts, failure, loading, predictionLink, queueLink } from "./parts.js";
 
 const LOOK_MS = 5000;
 
 export function webhooks({ signal, query }) {
   const host = query.get("host") ?? "";
-  const body = h("div", {});
+  const body = h("div", {}, loading());
   let shown = [];
   const again = (ids) => async () => {
     const answers = await Promise.allSettled(ids.map((id) => ask(`/v1/predictions/${id}/webhooks/redeliver`, { method: "POST" })));
@@ -27,7 +27,7 @@ export function webhooks({ signal, query }) {
       shown = seen.results.map((one) => one.id);
       refill(body,
         facts([["Owed", count(seen.count)], ["Due and not tried", count(seen.late)], ["Oldest", seen.oldest_at ? ago(seen.oldest_at) : "–"]]),
-        seen.count ? [receivers(seen), owed(seen, again, all)] : h("p", { class: "hint" }, "Every webhook was delivered."));
+        seen.count ? [receivers(seen), owed(seen, again, all)] : h("p", { class: "empty" }, "Every webhook was delivered."));
     } catch (error) {
       if (!signal.aborted) refill(body, failure(error));
     }
@@ -37,7 +37,7 @@ export function webhooks({ signal, query }) {
   return {
     title: "Webhooks",
     node: h("section", {}, h("h1", {}, "Webhooks owed"),
-      h("p", { class: "hint" }, "A webhook is owed from the end of its prediction until its receiver answers 2xx. Keepers try again, at longer and longer intervals."),
+      h("p", { class: "lead" }, "A webhook is owed from the end of its prediction until its receiver answers 2xx. Keepers try again, at longer and longer intervals."),
       host ? h("p", {}, `Only to ${host}. `, h("a", { href: "#/webhooks" }, "Show all")) : null, body),
   };
 }
@@ -49,6 +49,6 @@ const receivers = ({ hosts, looked_at: looked }) => h("section", {}, h("h2", {},
 
 const owed = ({ results }, again, all) => h("section", {}, h("h2", {}, "Next attempts"),
   h("div", { class: "actions" }, action("Send all shown again", all)),
-  table("Owed webhooks", ["Prediction", "Queue", "Account", "Receiver", "#Owed since", "#Attempts", "Last", "Next attempt", h("th", { scope: "col" }, h("span", { class: "unseen" }, "Actions"))], h("tbody", {}, results.map((one) => h("tr", {},
+  table("Owed webhooks", ["Prediction", "Queue", "Account", "Receiver", "#Owed since", "#Attempts", "Last", "Next attempt", h("th", { scope: "col" }, h("span", { class: "unseen" }, "Actions"))], h("tbody", {}, results.map((one) => h("tr", { class: "opens" },
     h("td", {}, predictionLink(one.id)), h("td", {}, queueLink(one.queue)), h("td", {}, one.account), h("td", {}, one.host), h("td", { class: "num broad" }, ago(one.owed_since)),
     h("td", { class: "num" }, one.attempts), h("td", {}, one.outcome ?? "–"), h("td", {}, due(one.next_at)), h("td", {}, action("Send again", again([one.id]), { of: one.id })))))));

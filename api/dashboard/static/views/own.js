@@ -1,0 +1,115 @@
+// The home of a person who sees one account: what it used, what it runs, and what there is to try.
+
+import { ask, page, repeat } from "../api.js";
+import { fill, h, refill, table } from "../dom.js";
+import { ago, between, bytes, count, moment, now, seconds } from "../format.js";
+import { LIMITS } from "./accounts.js";
+import { action, chip, copier, facts, failure, loading, predictionLink, preview } from "./parts.js";
+
+const LOOK_MS = 5000;
+const FEW = 8; // runs
+const MOST_TOKENS = 50;
+
+export function own({ session, signal }) {
+  const { username } = session.who;
+  const runs = h("div", {}, loading());
+  const used = h("div", {}, loading());
+  const models = h("div", {}, loading());
+  const limits = h("div", {}, loading());
+  const tokens = h("div", {}, loading());
+
+  async function look() {
+    try {
+      const { results } = await page(`/v1/predictions?limit=${FEW}`, null, { signal });
+      if (!signal.aborted) refill(runs, results.length ? latest(results) : none());
+    } catch (error) {
+      if (!signal.aborted) refill(runs, failure(error));
+    }
+  }
+
+  const load = async (place, make) => {
+    try {
+      const made = await make();
+      if (!signal.aborted) fill(place, made);
+    } catch (error) {
+      if (!signal.aborted) fill(place, failure(error));
+    }
+  };
+
+  repeat(look, { every: LOOK_MS, signal });
+  load(used, async () => usage(await ask("/v1/usage?by=model", { signal })));
+  load(models, async () => choices((await page("/v1/models", null, { signal })).results));
+  load(limits, async () => bounds(await ask("/v1/account/limits", { signal })));
+  load(tokens, async () => listed((await page("/v1/account/tokens", null, { signal })).results));
+  return {
+    title: "Home",
+    node: h("section", {}, h("h1", {}, "Home"),
+      h("p", { class: "lead" }, "The account ", h("strong", {}, username), ": what it ran, what it used, and how to call the service."),
+      h("div", { class: "head" }, h("h2", {}, "Recent runs"), h("a", { href: "#/predictions" }, "All predictions")), runs,
+      h("div", { class: "head" }, h("h2", {}, "Usage this month"), h("a", { href: "#/usage" }, "By model and month")), used, limits,
+      h("h2", {}, "Models"), models,
+      h("h2", {}, "Tokens"), h("p", { class: "hint" }, "Programs send one. An administrator makes tokens and sets limits."), tokens,
+      h("h2", {}, "Call it from code"), h("div", { class: "cards" }, access(), webhooks(session))),
+  };
+}
+
+const none = () => h("div", { class: "empty" }, h("p", {}, h("strong", {}, "Nothing ran yet.")), h("p", {}, "Choose a model, fill in its form and press Run. ", h("a", { href: "#/run" }, "Models")));
+
+function latest(results) {
+  const row = (one) => h("tr", { class: "opens" },
+    h("td", {}, predictionLink(one.id)), h("td", {}, chip(one.status)), h("td", { class: "whole" }, one.model),
+    h("td", { class: "preview lesser" }, preview(one.input)), h("td", { class: "preview" }, one.error ? h("span", { class: "bad" }, preview(one.error)) : preview(one.output)),
+    h("td", { class: "num" }, seconds(one.metrics?.predict_time ?? between(one.started_at, one.completed_at))), h("td", { class: "num broad" }, ago(one.created_at)));
+  return table("Recent runs", ["Id", "Status", "Model", h("th", { scope: "col", class: "lesser" }, "Input"), "Output", "#Ran", "#Created"], h("tbody", {}, results.map(row)));
+}
+
+function usage({ total, results }) {
+  const tile = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
+  const most = results.toSorted((a, b) => b.runs - a.runs).slice(0, 3).map((one) => `${one.model} (${count(one.runs)})`);
+  return [
+    h("dl", { class: "tiles" }, tile("Runs", count(total.runs)), tile("Time", seconds(total.seconds)), total.input_tokens + total.output_tokens ? tile("Tokens in · out", `${count(total.input_tokens)} · ${count(total.output_tokens)}`) : null,
+      total.file_bytes ? tile("Files", bytes(total.file_bytes)) : null, total.cost === null ? null : tile("Cost", total.cost.toFixed(2))),
+    h("p", { class: "hint" }, most.length ? `Most by ${most.join(", ")}. Days are those of UTC.` : `Nothing ran since ${new Date(now()).toISOString().slice(0, 8)}01.`),
+  ];
+}
+
+function choices(all) {
+  if (!all.length) return h("p", { class: "hint" }, "There is no model for this account yet. Ask the operator of this service.");
+  const link = ({ owner, name, description }) => h("li", { class: "card" }, h("a", { href: `#/run/${owner}/${name}` }, `${owner}/${name}`), description ? h("p", { class: "hint" }, preview(description)) : null);
+  return [h("ul", { class: "models" }, all.slice(0, 6).map(link)), all.length > 6 ? h("a", { href: "#/run" }, "All models") : null];
+}
+
+/** The limits that are set, and how much of them is used where that is counted. */
+function bounds({ limits, usage, suspension }) {
+  const set = LIMITS.filter(([name]) => limits[name] !== null && name !== "weight");
+  return [
+    suspension ? h("p", { class: "callout" }, `The account is suspended since ${moment(suspension.since)}: nothing of it starts.`) : null,
+    set.length ? facts(set.map(([name, words, shown, of]) => [words, `${of ? `${shown(of(usage))} of ` : "at most "}${shown(limits[name])}`])) : h("p", { class: "hint" }, "The account has no limits."),
+  ];
+}
+
+function listed(all) {
+  if (!all.length) return h("p", { class: "hint" }, "The account has no token.");
+  const row = (one) => h("tr", {}, h("th", { scope: "row" }, one.label || h("span", { class: "mono" }, one.id)), h("td", { class: "mono" }, `…${one.last4}`), h("td", {}, one.scopes.join(", ")), h("td", {}, one.lanes.join(", ")),
+    h("td", { class: "num broad" }, ago(one.created_at)), h("td", {}, one.expires_at ? moment(one.expires_at) : "never"));
+  return table("Tokens", ["Label", "Ends in", "Scopes", "Lanes", "#Created", "Expires"], h("tbody", {}, all.slice(0, MOST_TOKENS).map(row)));
+}
+
+function access() {
+  const base = location.origin + location.pathname.replace(/\/$/, "");
+  return h("section", { class: "card" }, h("h2", {}, "Address"), h("p", {}, h("code", { class: "broken" }, base), " ", copier("Copy address", () => base)),
+    h("p", { class: "hint" }, "Replicate's clients take it as their base URL. ", h("a", { href: "docs", target: "_blank", rel: "noopener" }, "Docs")));
+}
+
+/** Who may run may also read the secret: it is shown when it is asked for. */
+function webhooks({ acts }) {
+  const place = h("p", {});
+  const show = action("Show the secret", async () => {
+    const { key } = await ask("/v1/webhooks/default/secret");
+    fill(place, h("code", { class: "broken" }, key), " ", copier("Copy secret", () => key));
+  });
+  return h("section", { class: "card" }, h("h2", {}, "Webhooks"),
+    h("p", {}, "Each webhook is signed. Its receiver checks the signature with the secret of the account."),
+    h("p", { class: "hint" }, "A prediction's own view lists every attempt to deliver its webhook, and can send it again."),
+    acts ? h("div", { class: "actions" }, show) : null, place);
+}
