@@ -198,8 +198,6 @@ def check_step(world: World, text: str, before: Picture, after: Picture, memory:
             for field in (b"status", b"completed", b"ended"):
                 if was.get(field) != now.get(field):
                     yield f"{number} had ended, and its {field.decode()} changed"
-        if verb in ("claim", "again") and was.get(b"token") and was.get(b"token") != now.get(b"token"):
-            yield f"{number} was claimed, and is claimed by another one"
         was_canceled = was.get(b"cancel") == b"user" and was.get(b"token") and verb != "finish"
         if was_canceled and after.is_over(number) and now[b"status"] != b"canceled":
             yield f"{number} was canceled, and ended as {now[b'status'].decode()}"
@@ -230,12 +228,6 @@ def check_step(world: World, text: str, before: Picture, after: Picture, memory:
             and int(before.hash("queued").get(wish.account.encode(), 0)) >= wish.most_queued
         ):
             yield f"{wish.account} has more waiting than it may"
-    if verb in ("reap", "recover"):
-        leases = before.scores("lease")
-        for number in memory.born:
-            was, now = before.records[number], after.records[number]
-            if was.get(b"token") != now.get(b"token") and leases[before.ids[number]] > memory.now:
-                yield f"{number} was taken back before its lease was over"
     if verb == "reconcile" and reply[1]:
         yield f"what is well was repaired: {reply[1]}"
     if verb == "extend":
