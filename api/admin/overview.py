@@ -15,20 +15,20 @@ import msgspec
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from api.accounts.auth import authenticate, may_still
+from api.accounts.auth import authenticate, may_still, name_operator
 from api.predictions.streams import STREAM, EventStream
 from api.services.stream_events import KEEP_ALIVE, KEEP_ALIVE_S
 from api.services.stream_readers import PIECE_BYTES, STALL_S, Send
 from api.web.errors import invalid_field
-from api.web.http import Request, cursor_of, json_response, number_of, page_after, page_response
-from api.web.route import CURSOR, OVERSEES, Answer, Parameter, Route, oversees
+from api.web.http import Request, cursor_of, decode_body, json_response, number_of, page_after, page_response
+from api.web.route import CURSOR, OVERSEES, Answer, Body, Parameter, Route, operates, oversees
 from director.core.ids import QueueName
 from director.core.schema import Page
 from director.core.trends import RANGES, Point, Range, quantile_s
 from director.core.view import iso
 from director.operate.views import DirectorView, director_view
 from director.store.changes import FIRST, Change
-from director.store.owed import OwedView
+from director.store.owed import OwedView, Redelivered
 from director.store.trends import ALL, Trend
 
 PATH: Final = "/admin/directors"
@@ -81,6 +81,31 @@ async def get_owed(request: Request) -> Response:
     if len(host) > LONGEST_HOST:
         raise invalid_field("max_length", "host", f"Has at most {LONGEST_HOST} characters")
     return json_response(await request.services.owed.look(host=host))
+
+
+MAX_BODY: Final = 4_096
+
+
+class AskedRedelivery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The receiver, by the host of its address."""
+
+    host: Annotated[str, Meta(min_length=1, max_length=LONGEST_HOST)]
+
+
+@operates(
+    "/admin/owed/redeliver",
+    name="admin.owed.redeliver",
+    summary="Send the webhooks of a receiver again",
+    about=(
+        "All that the host is owed is due at once, in place of its next attempt. One call reaches the 2,000 webhooks "
+        "that are next. `left`: those that cannot be sent any more, because their data is gone."
+    ),
+    body=Body(AskedRedelivery),
+    answers={200: Answer("How many are sent.", Redelivered)},
+)
+async def redeliver_owed(request: Request) -> Response:
+    asked = await decode_body(request, AskedRedelivery, max_bytes=MAX_BODY)
+    return json_response(await request.services.redelivery.redeliver(asked.host, by=name_operator(request.account)))
 
 
 @Route("GET", "/metrics")
@@ -282,6 +307,17 @@ class PaceOf(Pace, frozen=True, kw_only=True):
     queue: QueueName
 
 
+class LevelAt(Struct, frozen=True, kw_only=True):
+    """How full it was in the step that begins at `at`: the most that waited, the seconds that slots were in use, and
+    the most slots of the queues with work.
+    """
+
+    at: str
+    waiting: int
+    busy_s: int
+    slots: int
+
+
 class PaceOver(Struct, frozen=True, kw_only=True):
     """A range of steps of `step_s` seconds, oldest first, without idle ones. `queues`: those with most recent ends."""
 
@@ -290,6 +326,7 @@ class PaceOver(Struct, frozen=True, kw_only=True):
     since: str
     until: str
     points: list[PaceAt]
+    levels: list[LevelAt]
     whole: Pace
     queues: list[PaceOf]
 
@@ -299,8 +336,9 @@ class PaceOver(Struct, frozen=True, kw_only=True):
     name="admin.history.get",
     summary="Get how predictions ended over time",
     about=(
-        "Counts, waiting times and run times of one queue or of all together, in steps. Keepers record them every "
-        "ten seconds. An idle time has no step. Without `queue` the answer has the sums of the queues as well."
+        "Counts, waiting times, run times and slots in use of one queue or of all together, in steps. Keepers record "
+        "them every ten seconds. An idle time has no step. Without `queue` the answer has the sums of the queues as "
+        "well."
     ),
     parameters=(
         Parameter("over", "How far back; `15m` without.", Range),
@@ -318,6 +356,7 @@ async def get_history(request: Request) -> Response:
         raise invalid_field("enum", "queue", "There is no such queue")
     now_s, step, trends = services.clock.now_ms() / 1000, RANGES[over], services.trends
     trend = await trends.of(QueueName(queue) or ALL, over, now_s=now_s)
+    levels = await trends.levels(QueueName(queue) or ALL, over, now_s=now_s)
     since_s = step.start(now_s) - step.covers_s
     names = [] if queue else await trends.queues(since_s=since_s, most=MOST_TRENDS)
     each: Mapping[QueueName, Trend] = await trends.many(names, over, now_s=now_s)
@@ -328,8 +367,12 @@ async def get_history(request: Request) -> Response:
             since=iso(since_s * 1000),
             until=iso(int(now_s * 1000)),
             points=[PaceAt(at=iso(point.at_s * 1000), **Pace.fields_of(point)) for point in trend.points],
+            levels=[
+                LevelAt(at=iso(one.at_s * 1000), waiting=one.waiting, busy_s=one.busy_s, slots=one.slots)
+                for one in levels
+            ],
             whole=Pace(**Pace.fields_of(trend.whole)),
-            queues=[PaceOf(queue=name, **Pace.fields_of(one.whole)) for name, one in each.items()],
+            queues=[PaceOf(queue=name, **Pace.fields_of(one.whole)) for name, one in each.items() if one.whole.ended],
         )
     )
 

@@ -465,6 +465,7 @@ OF_TYPES: Final[dict[str, Any]] = {
         "since": AT,
         "until": LATER,
         "points": [{"at": AT, **PACE}],
+        "levels": [{"at": AT, "waiting": 12, "busy_s": 40, "slots": 4}],
         "whole": PACE,
         "queues": [{"queue": QUEUE_VIEW["name"], **PACE}],
     },
@@ -552,6 +553,8 @@ OF_TYPES: Final[dict[str, Any]] = {
             "code": "model_not_found",
         }
     },
+    "AskedRedelivery": {"host": "hooks.example.com"},
+    "Redelivered": {"done": 2, "left": 0},
     "OwedView": {
         "count": 1,
         "late": 0,

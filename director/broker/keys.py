@@ -332,6 +332,12 @@ def trend_of_all(of: str) -> str:
     return f"{tag(Partition(0))}:trends:{of}"
 
 
+@_grows("keepers: as many lines as its step covers")
+def level_of_all(of: str) -> str:
+    """list · how full all queues together were, as `level`. Written by keepers; as long as its step covers."""
+    return f"{tag(Partition(0))}:levels:{of}"
+
+
 # Keys that all queues of a partition share.
 
 owed = _of_partition("owed", grows="callers: counted, with the prediction")
@@ -455,6 +461,8 @@ samples = _of_queue("samples", grows="keepers: those of an hour")
 """list · samples of the queue's state and counters, newest first. By sample; an hour after the last."""
 trend = _of_queue_and("trend", grows="keepers: as many lines as its step covers")
 """list · how predictions ended, how long they waited and ran, by one step of time. By keepers; as long as it covers."""
+level = _of_queue_and("level", grows="keepers: as many lines as its step covers")
+"""list · how many waited, the slots and their use, by one step of time. By keepers; as long as it covers."""
 delayed = _of_queue("delayed", grows="callers: counted, with the prediction")
 """zset · what may not start yet, retries and what its caller planned → due time, ms. Emptied by promote."""
 deadline = _of_queue("deadline", grows="callers: counted, with the prediction")

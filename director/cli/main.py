@@ -45,6 +45,7 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "tail": ("tail", "follow the steps of all predictions, or one prediction with its output"),
         "predictions": ("across", "list, cancel or retry predictions of all accounts, as an operator"),
         "dead": ("dead", "list, revive or drop dead letters: predictions without attempts left"),
+        "webhooks": ("webhooks", "send the webhooks that a receiver is owed again"),
     },
     "accounts and models": {
         "token": ("accounts", "make, list and revoke tokens for callers of the API"),

@@ -20,7 +20,7 @@ from director.core.errors import BackendUnavailable, DirectorError, SettingsErro
 from director.store.accounts import Account
 from director.store.services import Services
 
-MODULES: Final = frozenset({"accounts", "queues", "dead", "models", "status", "usage"})
+MODULES: Final = frozenset({"accounts", "queues", "dead", "models", "status", "usage", "webhooks"})
 
 
 class OfApi(Backend):

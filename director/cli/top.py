@@ -215,7 +215,7 @@ def _headline(one: Finding) -> Text:
 
 
 def _finding(one: Finding, width: int | None) -> list[Text]:
-    told = (one.detail, *(f"| {line}" for line in one.log.splitlines()), f"→ {one.ask}")
+    told = (one.detail, *(f"| {line}" for line in one.log.splitlines()), *(f"→ {command}" for command in one.commands))
     lines = [line for text in told for line in wrap(printable(text), max(20, (width or 1_000) - 2))]
     return [Text(printable(one.title), ALARM), *(Text(f"  {line}") for line in lines)]
 

@@ -1,4 +1,4 @@
-"""Count how predictions of a queue ended, and how long they waited and ran, by steps of time. Pure.
+"""Count how predictions of a queue ended, how long they waited and ran, and how full it was, by steps of time. Pure.
 
 Four steps, each finer one for a shorter time. Durations are kept as counts in buckets whose bounds grow by a quarter.
 So steps can be merged, and a quantile is within an eighth of the truth.
@@ -6,7 +6,7 @@ So steps can be merged, and a quantile is within an eighth of the truth.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -50,6 +50,17 @@ class Point(Struct, frozen=True, kw_only=True):
     @property
     def ended(self) -> int:
         return self.succeeded + self.failed + self.canceled
+
+
+class Level(Struct, frozen=True, kw_only=True):
+    """How full it was in the step that begins at `at_s`: the most that waited, the seconds that slots were in use, and
+    the most slots. Of all together: slots of the queues that had work.
+    """
+
+    at_s: int
+    waiting: int = 0
+    busy_s: int = 0
+    slots: int = 0
 
 
 def bucket(ms: float) -> int:
@@ -96,6 +107,31 @@ def steps_of(points: Iterable[Point], step: Step) -> list[Point]:
     return [merge(some, at_s=at_s) for at_s, some in sorted(found.items())]
 
 
+def levels_of(levels: Iterable[Level], step: Step) -> list[Level]:
+    """Merge finer levels into the steps that they belong to, oldest first. A step without one was idle."""
+    found: dict[int, list[Level]] = {}
+    for one in levels:
+        found.setdefault(step.start(one.at_s), []).append(one)
+    return [
+        Level(
+            at_s=at_s,
+            waiting=max(one.waiting for one in some),
+            busy_s=sum(one.busy_s for one in some),
+            slots=max(one.slots for one in some),
+        )
+        for at_s, some in sorted(found.items())
+    ]
+
+
+def level_line(level: Level) -> str:
+    return f"{level.at_s} {level.waiting} {level.busy_s} {level.slots}"
+
+
+def parse_level(line: bytes) -> Level:
+    at_s, waiting, busy_s, slots = map(int, line.split(b" ")[:4])
+    return Level(at_s=at_s, waiting=waiting, busy_s=busy_s, slots=slots)
+
+
 def line_of(point: Point, *, most: int = MOST_BUCKETS) -> str:
     counts = (_text(thin(point.waits, most)), _text(thin(point.runs, most)))
     return " ".join(map(str, (point.at_s, point.succeeded, point.failed, point.canceled, *counts)))
@@ -111,11 +147,6 @@ def parse(line: bytes) -> Point:
         waits=_counts(waits),
         runs=_counts(runs),
     )
-
-
-def parse_all(lines: Sequence[bytes]) -> list[Point]:
-    """Return points oldest first from lines that are newest first."""
-    return [parse(line) for line in reversed(lines)]
 
 
 def _text(counts: Mapping[int, int]) -> str:

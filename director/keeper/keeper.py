@@ -164,7 +164,7 @@ class Keeper:
             ("expirer", partial(expire, scripts, registry, metering.note_expired), EXPIRER_TICK_S),
             # More often than it samples: the look costs nothing extra beside other roles, and shows short-lived work.
             ("sampler", Sampler(scripts, registry, clock).run_once, 1.0),
-            ("recorder", Recorder(redis, registry, services.trends).run_once, 1.0),
+            ("recorder", Recorder(redis, registry, services.trends, services.queues).run_once, 1.0),
             ("cashier", Cashier(redis, scripts, registry, clock).run_once, 1.0),
             # Without recent suspensions it is one look at an empty list. An account takes up to 10 s.
             ("warden", partial(services.suspensions.settle_all, within_s=10.0), 5.0),

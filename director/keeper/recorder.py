@@ -1,4 +1,5 @@
-"""Record how predictions ended, from what Redis has of them anyway: the logs of their steps, and their records.
+"""Record how predictions ended, from what Redis has of them anyway: the logs of their steps, and their records. And
+how full the queues with work are, by one look at each.
 
 One keeper does so for each step of ten seconds. It reads a bounded part of a busy log, the newest, and takes the rest
 of the step to be like it. A log has about its last 10,000 steps, so it may no longer reach back to the begin of a step
@@ -18,9 +19,10 @@ from director.broker import keys
 from director.broker.redis_client import infos, server_ms, text
 from director.core.data_bytes import Fullness
 from director.core.ids import Partition, PredictionId, QueueName, created_ms_of
-from director.core.trends import STEPS, Point, bucket
+from director.core.trends import STEPS, Level, Point, bucket
 from director.keeper.registry import Registry
 from director.store.logs import Line, newest_and_oldest, newest_lines
+from director.store.queues import Queues
 from director.store.records import record_fields
 from director.store.trends import Trends, most_queues
 
@@ -33,6 +35,7 @@ LOGGED: Final = 10_000  # a shorter log was never cut (lua/lib/log.lua)
 LEAST_COVERED_MS: Final = 1_000  # a burst of some milliseconds is not taken to go on for ten seconds
 MOST_RECORDS: Final = 2_000  # that are read for the times of their runs
 LEAST_RECORDS: Final = 5  # of each queue
+MOST_LEVELS: Final = 1_000  # queues with work, about 40 µs of Redis each
 AT_ONCE: Final = 25
 
 
@@ -50,6 +53,7 @@ class Recorder:
     _redis: Redis
     _registry: Registry
     _trends: Trends
+    _queues: Queues
     _recorded_s: int = field(default=0)
 
     async def run_once(self) -> int:
@@ -68,9 +72,24 @@ class Recorder:
         runs = await self._runs(seen)
         points = {queue: _point(until_s - STEP_S, one, runs.get(queue, {})) for queue, one in seen.items()}
         memory = Fullness.of(await infos(self._redis, "memory"))
-        await self._trends.add(points, most=most_queues(memory.limit))
+        levels = await self._levels(until_s - STEP_S)
+        await self._trends.add(points, levels, most=most_queues(memory.limit))
         await self._trends.roll_up(now_s=until_s)
         return len(points)
+
+    async def _levels(self, at_s: int) -> dict[QueueName, Level]:
+        """Return how full the queues are in which anything waits or runs now, at the end of this step."""
+        awake, found = (await self._registry.awake("recorder"))[:MOST_LEVELS], dict[QueueName, Level]()
+        for start in range(0, len(awake), AT_ONCE):
+            for queue, stats in await self._queues.stats_of(awake[start : start + AT_ONCE]):
+                if stats.live:
+                    waiting, slots = (
+                        stats.waiting + stats.delayed - stats.planned,
+                        stats.slots if stats.directors else 0,
+                    )
+                    busy_s = stats.claimed * STEP_S
+                    found[queue] = Level(at_s=at_s, waiting=waiting, busy_s=busy_s, slots=max(slots, stats.claimed))
+        return found
 
     async def _read_logs(self, from_s: int) -> dict[QueueName, StepCounts]:
         """Read a few entries of each log, and of those that have more an equal part of what may be read."""

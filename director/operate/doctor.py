@@ -323,7 +323,7 @@ def of(name: str, fine: str) -> Callable[[Look], Answer]:
         if not found:
             return ok(fine.format(queues=several(look.queues, "queue")))
         verdict: Verdict = "fail" if any(finding.level == "bad" for finding in found) else "warn"
-        asks = dict.fromkeys(f"`{finding.ask}` (who acts: {finding.who})" for finding in found)
+        asks = dict.fromkeys(f"{_commands(finding)} (who acts: {finding.who})" for finding in found)
         named = sum(min(count, LONGEST_LIST) for count in Counter(finding.code for finding in found).values())
         words = [_in_words(one) for one in found]
         more = f"{len(found) - named}{' or' if len(look.findings) == MOST else ''} more"
@@ -334,6 +334,10 @@ def of(name: str, fine: str) -> Callable[[Look], Answer]:
         )
 
     return check
+
+
+def _commands(one: service.Finding) -> str:
+    return " or ".join(f"`{command}`" for command in one.commands)
 
 
 def _in_words(one: service.Finding) -> str:

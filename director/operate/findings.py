@@ -22,6 +22,7 @@ from director.core.schema import Known
 from director.core.view import iso
 from director.core.webhooks import host_of
 from director.core.words import several, since, some, span
+from director.operate.acts import Act, acts_of
 from director.operate.kinds import CODES, KINDS, Code, Level, Who
 from director.operate.story import Cause, Swapped, stage_of
 from director.operate.views import QueueView, devices_of, state_of, view_of
@@ -33,7 +34,10 @@ from director.store.processes import Process, Role
 
 class Finding(Struct, frozen=True, kw_only=True):
     """One thing that needs a person: `who` can act. `ask` is the command that shows more or repairs it. `log`: the last
-    lines of the log that tells why.
+    lines of the log that tells why. `acts`: what the service can do about it at once.
+
+    `about`: what it is about beside the queue: a `prediction`, `host`, `account`, `device` or `lane`. `since`: when it
+    began, of dead letters the newest; null where that is not known.
     """
 
     code: Code
@@ -44,15 +48,41 @@ class Finding(Struct, frozen=True, kw_only=True):
     ask: str
     who: Who = "an operator"
     log: str = ""
+    about: Mapping[str, str] = {}
+    since: str | None = None
+    acts: tuple[Act, ...] = ()
+
+    @property
+    def commands(self) -> list[str]:
+        """Return the commands that show more, then those that act."""
+        return list(dict.fromkeys([self.ask, *(act.command for act in self.acts)]))
 
 
 def _make_finding(
-    code: Code, queue: QueueName | None = None, *, level: Level | None = None, log: str = "", **facts: object
+    code: Code,
+    queue: QueueName | None = None,
+    *,
+    level: Level | None = None,
+    log: str = "",
+    about: Mapping[str, str] | None = None,
+    since: str | None = None,
+    can_act: bool = True,
+    **facts: object,
 ) -> Finding:
-    kind = KINDS[code]
+    kind, names = KINDS[code], about or {}
     title, detail, ask = (text.format(queue=queue, **facts) for text in (kind.title, kind.detail, kind.ask))
     return Finding(
-        code=code, level=level or kind.level, title=title, detail=detail, queue=queue, ask=ask, who=kind.who, log=log
+        code=code,
+        level=level or kind.level,
+        title=title,
+        detail=detail,
+        queue=queue,
+        ask=ask,
+        who=kind.who,
+        log=log,
+        about=names,
+        since=since,
+        acts=acts_of(code, queue or "", names) if can_act else (),
     )
 
 
@@ -216,6 +246,7 @@ def _directors_gone(situation: Situation) -> Iterator[Finding]:
                 "director_gone",
                 queue,
                 level="bad" if held or not left else "warn",
+                since=iso(min(one.last.at_ms for one in missed)),
                 directors=several(len(missed), "director"),
                 names=names,
                 claims=several(held, "claim"),
@@ -235,7 +266,15 @@ def _servers_unwell(situation: Situation) -> Iterator[Finding]:
                 is_hard = KINDS[code].level == "bad" and not stats.slots
                 level: Level = "bad" if is_hard else "warn"
                 log = next((one.log for one in found if one.log), "")
-                one = _make_finding(code, queue, level=level, servers=servers, waits=waits(stats), log=log)
+                one = _make_finding(
+                    code,
+                    queue,
+                    level=level,
+                    log=log,
+                    since=iso(min(one.since_ms for one in found)) if found else None,
+                    servers=servers,
+                    waits=waits(stats),
+                )
                 # a model without a queue has no other place where its directors stand
                 yield one if ":" in queue else replace(one, ask=f"director directors --queue {queue}")
 
@@ -252,7 +291,8 @@ def _devices(situation: Situation) -> Iterator[Finding]:
         if shelf is None or stats is None:
             continue
         if shelf.overdue_s:
-            yield _make_finding("server_stays", queue, ago=span(shelf.overdue_s))
+            began = iso(situation.closer.now_ms - int(1000 * shelf.overdue_s))
+            yield _make_finding("server_stays", queue, since=began, ago=span(shelf.overdue_s))
         if shelf.failed:
             level: Level = "bad" if work_of(stats) else "warn"
             loads = several(shelf.failed, "load")
@@ -266,6 +306,7 @@ def _devices(situation: Situation) -> Iterator[Finding]:
             most = sorted(device.models, key=lambda model: -model.lost_s)
             yield _make_finding(
                 "swaps_thrash",
+                about={"device": device.name},
                 loads=several(device.swaps, "load"),
                 device=device.name,
                 lost=span(device.lost_s),
@@ -408,6 +449,8 @@ def _webhooks(situation: Situation) -> Iterator[Finding]:
     for one in situation.closer.failing:
         yield _make_finding(
             "receiver_dead",
+            about={"host": one.host},
+            since=one.oldest_at,
             host=one.host,
             webhooks=several(one.count, "webhook"),
             oldest=since(one.oldest_at, situation.closer.now_ms),
@@ -426,7 +469,9 @@ def _queues(situation: Situation) -> Iterator[Finding]:
             yield _make_finding("queue_not_served", queue, waits=waiting, why=why, model=queue.rpartition(":")[0])
         if state == "breaker_open" or (state == "paused" and work_of(stats)):
             code: Code = "breaker_open" if state == "breaker_open" else "queue_paused"
-            yield _make_finding(code, queue, waits=waiting, pause=_pause(stats, situation.closer.now_ms))
+            at_ms = stats.paused_at if code == "queue_paused" else None
+            pause = _pause(stats, situation.closer.now_ms)
+            yield _make_finding(code, queue, since=iso(at_ms) if at_ms else None, waits=waiting, pause=pause)
 
 
 def _pause(stats: QueueStats, now_ms: int) -> str:
@@ -447,7 +492,15 @@ def _objectives(situation: Situation) -> Iterator[Finding]:
                 code: Code = "objective_burning" if is_hot else "objective_missed"
                 burn = windows["5m" if is_hot else "1h"]
                 judged = burn.met + burn.missed
-                yield _make_finding(code, queue, lane=lane, missed=burn.missed, judged=judged, rate=burn.rate)
+                yield _make_finding(
+                    code,
+                    queue,
+                    about={"lane": lane},
+                    lane=lane,
+                    missed=burn.missed,
+                    judged=judged,
+                    rate=burn.rate,
+                )
 
 
 def oldest_runs(directors: Sequence[DirectorFound]) -> dict[QueueName, list[tuple[DirectorFound, RunFound]]]:
@@ -486,6 +539,8 @@ def _hanging(situation: Situation) -> Iterator[Finding]:
             "run_hangs",
             queue,
             level="bad" if work_of(stats) and stats.claimed >= stats.slots else "warn",
+            about={"prediction": run.id},
+            since=iso(run.since_ms),
             id=run.id,
             age=span(age_s),
             where=f"{director.name}, whose server looks healthy" if is_well else director.name,
@@ -565,6 +620,8 @@ def _failing(situation: Situation) -> Iterator[Finding]:
             yield _make_finding(
                 "runs_time_out",
                 queue,
+                about={"prediction": one.last},
+                can_act=not stats.paused,
                 runs=several(one.in_a_row, "run"),
                 director=one.director,
                 id=one.last,
@@ -578,6 +635,8 @@ def _failing(situation: Situation) -> Iterator[Finding]:
                 "model_failing",
                 queue,
                 level="bad" if is_most else "warn",
+                about={"prediction": one.newest},
+                can_act=not stats.paused,
                 failed=one.failed,
                 runs=several(one.ended, "run"),
                 id=one.newest,
@@ -599,6 +658,7 @@ def _memory(situation: Situation) -> Iterator[Finding]:
     if holder and fills:
         yield _make_finding(
             "account_holds_most",
+            about={"account": holder.account},
             account=holder.account,
             its=bytes_in_words(holder.bytes),
             total=bytes_in_words(holder.total),
@@ -663,7 +723,13 @@ def _flooding(situation: Situation) -> Iterator[Finding]:
         if waiting >= CROWDED and one.accounts > 1 and one.waiting >= FLOOD * waiting:
             others = several(one.accounts - 1, "other account")
             yield _make_finding(
-                "tenant_flooding", queue, account=one.account, its=one.waiting, waiting=waiting, others=others
+                "tenant_flooding",
+                queue,
+                about={"account": one.account},
+                account=one.account,
+                its=one.waiting,
+                waiting=waiting,
+                others=others,
             )
 
 
@@ -676,7 +742,12 @@ def _dead(situation: Situation) -> Iterator[Finding]:
                 newest = f" The newest, {letter.id}, {ago} ago: {ends}. Its input may be what breaks servers."
                 show = f"show {letter.id}"
             yield _make_finding(
-                "dead_letters", queue, predictions=several(stats.dead, "prediction"), newest=newest, show=show
+                "dead_letters",
+                queue,
+                since=None if letter is None else iso(letter.at_ms),
+                predictions=several(stats.dead, "prediction"),
+                newest=newest,
+                show=show,
             )
 
 

@@ -57,6 +57,7 @@ ChangeKind = Literal[
     "token_created",
     "token_revoked",
     "void",
+    "webhooks_redelivered",
 ]
 
 

@@ -1,5 +1,7 @@
 """Read which webhooks are owed. All are counted; hosts are told apart only among those with the next attempts."""
 
+import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
@@ -10,17 +12,20 @@ from redis.asyncio import Redis
 from director.broker import keys
 from director.broker.redis_client import pipelined, server_ms, text
 from director.broker.replies import event
+from director.broker.scripts import Scripts
 from director.core.ids import Partition, PredictionId, QueueName
 from director.core.policy import LATE_MS
 from director.core.view import delivery_attempt, iso
 from director.core.webhooks import host_of
 from director.store.catalog import Catalog
+from director.store.changes import Changes
 from director.store.records import record_fields
 
 MOST_LOOKED_AT: Final = 2_000
 MOST_SHOWN: Final = 100
 MOST_GLANCED_AT: Final = 200
 NEWEST_EVENTS: Final = 4
+AT_ONCE: Final = 100
 FIELDS: Final = ("queue", "account", "webhook", "completed", "owed_since", "tellings", "told")
 
 
@@ -91,6 +96,11 @@ class Owed:
             results=shown[:MOST_SHOWN],
         )
 
+    async def to_host(self, host: str) -> list[PredictionId]:
+        """Return the predictions with the next attempts at this host."""
+        _, _, partitions = await self._count()
+        return [one.id for one in await self._find(partitions) if one.host == host]
+
     async def failing(self, *, after: int) -> list[FailingHost]:
         """Return receivers with a webhook that failed `after` times, most owed first. Few webhooks are looked at."""
         _, _, partitions = await self._count()
@@ -145,6 +155,33 @@ class Owed:
             for (name, at), fields in zip(found, records, strict=True)
         )
         return [view for view in views if view is not None]
+
+
+class Redelivered(Struct, frozen=True, kw_only=True):
+    """How many webhooks are sent again at once, and how many are not: their data is gone."""
+
+    done: int
+    left: int
+
+
+class Redelivery:
+    """Send all webhooks that one receiver is owed again, for an operator whose rights the caller has checked."""
+
+    def __init__(self, owed: Owed, scripts: Scripts, changes: Changes) -> None:
+        self._owed = owed
+        self._scripts = scripts
+        self._changes = changes
+
+    async def redeliver(self, host: str, *, by: str) -> Redelivered:
+        """Bring the next attempt of each forward to now. Safe to repeat: a delivery under way is not doubled."""
+        async with self._changes.noting("webhooks_redelivered", by=by, host=host) as noted:
+            ids, words = await self._owed.to_host(host), Counter[str]()
+            for start in range(0, len(ids), AT_ONCE):
+                some = ids[start : start + AT_ONCE]
+                words.update(await asyncio.gather(*(self._scripts.redeliver(one, account=None) for one in some)))
+            if not words["owed"]:
+                noted.void()
+        return Redelivered(done=words["owed"], left=len(ids) - words["owed"])
 
 
 def _view(name: PredictionId, at_ms: int, fields: Sequence[str]) -> OwedWebhook | None:

@@ -19,7 +19,7 @@ from director.store.directors import Directors
 from director.store.erasure import Erasure
 from director.store.ledger import Ledger
 from director.store.models import Collections, Examples, ModelConfigs
-from director.store.owed import Owed
+from director.store.owed import Owed, Redelivery
 from director.store.predictions import Predictions
 from director.store.queues import QueueAdministration, QueueHistory, Queues
 from director.store.removal import Removal
@@ -60,6 +60,7 @@ class Services:
         self.history = QueueHistory(redis)
         self.ledger = Ledger(redis, scripts, self.catalog)
         self.owed = Owed(redis, self.catalog)
+        self.redelivery = Redelivery(self.owed, scripts, self.changes)
         self.predictions = Predictions(redis)
         self.across = Across(
             redis, scripts, clock, self.accounts, self.catalog, self.predictions, self.changes, data_files

@@ -2,10 +2,11 @@
 the steps. A queue that is idle gets no line, and its lists expire.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from heapq import nlargest
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import anyio.lowlevel
 from msgspec import Struct
@@ -19,17 +20,21 @@ from director.core.trends import (
     MOST_OF_ALL,
     RANGES,
     STEPS,
+    Level,
     Point,
     Range,
     Step,
+    level_line,
+    levels_of,
     line_of,
     merge,
-    parse_all,
+    parse,
+    parse_level,
     steps_of,
 )
 
 ALL: Final = QueueName("")  # stands for all queues together
-MOST_BYTES: Final = 96 * 1024  # of one queue's four full lists at worst
+MOST_BYTES: Final = 112 * 1024  # of one queue's eight full lists at worst
 ROOM_OF_ALL: Final = 3  # times as much, for all queues together
 SHARE: Final = 0.02  # of maxmemory, for the history of all queues
 UNLIMITED: Final = 64 << 20  # bytes, on a server without a maxmemory
@@ -41,6 +46,19 @@ class Trend(Struct, frozen=True):
 
     points: Sequence[Point]
     whole: Point
+
+
+T = TypeVar("T", Point, Level)
+
+
+@dataclass(frozen=True)
+class _Series(Generic[T]):
+    """Lines of one kind: where they are, how one is written and read, and how finer ones are merged."""
+
+    key: Callable[[QueueName, Step], str]
+    line: Callable[[QueueName, T], str]
+    parse: Callable[[bytes], T]
+    merge: Callable[[Iterable[T], Step], list[T]]
 
 
 def most_queues(maxmemory: int) -> int:
@@ -62,12 +80,18 @@ class Trends:
         found: dict[QueueName, Trend] = {}
         for start in range(0, len(queues), AT_ONCE):
             some = queues[start : start + AT_ONCE]
-            lists = {step.name: await self._read(some, step) for step in STEPS[: last + 1]}
+            lists = {step.name: await self._read(_PACES, some, step) for step in STEPS[: last + 1]}
             for place, queue in enumerate(some):
-                points = _join({name: of_step[place] for name, of_step in lists.items()}, last, now_s=now_s)
+                points = _join(_PACES, {name: of_step[place] for name, of_step in lists.items()}, last, now_s=now_s)
                 found[queue] = Trend(points, merge(points, at_s=points[0].at_s if points else int(now_s)))
             await anyio.lowlevel.checkpoint()
         return found
+
+    async def levels(self, queue: QueueName, over: Range, *, now_s: float) -> list[Level]:
+        """Return how full a queue was, or `ALL`, oldest first, without idle steps."""
+        last = STEPS.index(RANGES[over])
+        lists = {step.name: (await self._read(_LEVELS, [queue], step))[0] for step in STEPS[: last + 1]}
+        return _join(_LEVELS, lists, last, now_s=now_s)
 
     async def queues(self, *, since_s: float, most: int) -> list[QueueName]:
         """Return the queues that have lines since then, the latest first."""
@@ -81,17 +105,25 @@ class Trends:
         key, kept_ms = keys.trends_turn(str(at_s)), 1000 * STEPS[0].covers_s
         return bool(await ask(lambda: self._redis.set(key, 1, nx=True, px=kept_ms)))
 
-    async def add(self, points: Mapping[QueueName, Point], *, most: int) -> None:
+    async def add(
+        self, points: Mapping[QueueName, Point], levels: Mapping[QueueName, Level] | None = None, *, most: int
+    ) -> None:
         """Add a line of the finest step for all together, and for each of the `most` busiest queues. Forget the
         history of the queues beyond `most` that were idle for the longest time.
         """
-        if not points:
+        full = levels or {}
+        if not points and not full:
             return
-        at_s = next(iter(points.values())).at_s
+        at_s = next(one.at_s for some in (points, full) for one in some.values())
         busiest = nlargest(most, points.items(), key=lambda one: (one[1].ended, one[0]))
-        await self._write(STEPS[0], [(ALL, [merge(points.values(), at_s=at_s)])])
-        await self._write(STEPS[0], [(queue, [point]) for queue, point in busiest])
-        await self._note([queue for queue, _ in busiest], at_s, most)
+        fullest = nlargest(most, full.items(), key=lambda one: (one[1].waiting + one[1].busy_s, one[0]))
+        if points:
+            await self._write(_PACES, STEPS[0], [(ALL, [merge(points.values(), at_s=at_s)])])
+            await self._write(_PACES, STEPS[0], [(queue, [point]) for queue, point in busiest])
+        if full:
+            await self._write(_LEVELS, STEPS[0], [(ALL, [_sum(full.values(), at_s)])])
+            await self._write(_LEVELS, STEPS[0], [(queue, [level]) for queue, level in fullest])
+        await self._note([*{queue for queue, _ in (*busiest, *fullest)}], at_s, most)
 
     async def _note(self, queues: Sequence[QueueName], at_s: int, most: int) -> None:
         longest, index = STEPS[-1].covers_s, keys.trends()
@@ -101,7 +133,7 @@ class Trends:
         await ask(lambda: self._redis.pexpire(index, 1000 * longest))
         gone = [QueueName(text(name)) for name in await ask(lambda: self._redis.zrange(index, 0, -most - 1))]
         if gone:
-            lists = [keys.trend(queue, step.name) for queue in gone for step in STEPS]
+            lists = [key(queue, step.name) for queue in gone for step in STEPS for key in (keys.trend, keys.level)]
             await pipelined(self._redis, lambda pipe: [pipe.unlink(key) for key in lists])
             await ask(lambda: self._redis.zrem(index, *gone))
 
@@ -112,20 +144,24 @@ class Trends:
                 return
             queues = [ALL, *await self.queues(since_s=now_s - finer.covers_s, most=1_000_000)]
             for start in range(0, len(queues), AT_ONCE):
-                await self._roll_up(queues[start : start + AT_ONCE], finer, coarser, now_s)
+                some = queues[start : start + AT_ONCE]
+                await self._roll_up(_PACES, some, finer, coarser, now_s)
+                await self._roll_up(_LEVELS, some, finer, coarser, now_s)
 
-    async def _roll_up(self, queues: Sequence[QueueName], finer: Step, coarser: Step, now_s: int) -> None:
-        fine, known = await self._read(queues, finer), await self._read(queues, coarser, most=1)
+    async def _roll_up(
+        self, series: _Series[T], queues: Sequence[QueueName], finer: Step, coarser: Step, now_s: int
+    ) -> None:
+        fine, known = await self._read(series, queues, finer), await self._read(series, queues, coarser, most=1)
         lines = []
         for queue, points, last in zip(queues, fine, known, strict=True):
             since_s = last[-1].at_s + coarser.seconds if last else 0
             complete = [one for one in points if since_s <= one.at_s < now_s]
-            lines.append((queue, steps_of(complete, coarser)))
-        await self._write(coarser, lines)
+            lines.append((queue, series.merge(complete, coarser)))
+        await self._write(series, coarser, lines)
 
-    async def _write(self, step: Step, lines: Iterable[tuple[QueueName, Sequence[Point]]]) -> None:
+    async def _write(self, series: _Series[T], step: Step, lines: Iterable[tuple[QueueName, Sequence[T]]]) -> None:
         given = [
-            (_key(queue, step), [line_of(point, most=MOST_BUCKETS if queue else MOST_OF_ALL) for point in points])
+            (series.key(queue, step), [series.line(queue, point) for point in points])
             for queue, points in lines
             if points
         ]
@@ -140,22 +176,41 @@ class Trends:
             some = given[start : start + AT_ONCE]
             await pipelined(self._redis, lambda pipe: write(pipe, some))  # noqa: B023
 
-    async def _read(self, queues: Sequence[QueueName], step: Step, *, most: int = 0) -> list[list[Point]]:
+    async def _read(
+        self, series: _Series[T], queues: Sequence[QueueName], step: Step, *, most: int = 0
+    ) -> list[list[T]]:
+        """Return the points of each queue, oldest first. Lines are newest first."""
         last = (most or step.kept) - 1
-        found = await read_all(self._redis, queues, lambda pipe, queue: pipe.lrange(_key(queue, step), 0, last))
-        return [parse_all(lines) for lines in found]
+        found = await read_all(self._redis, queues, lambda pipe, queue: pipe.lrange(series.key(queue, step), 0, last))
+        return [[series.parse(line) for line in reversed(lines)] for lines in found]
 
 
-def _key(queue: QueueName, step: Step) -> str:
-    return keys.trend(queue, step.name) if queue else keys.trend_of_all(step.name)
+def _sum(levels: Iterable[Level], at_s: int) -> Level:
+    every = list(levels)
+    waiting, busy_s, slots = (sum(getattr(one, name) for one in every) for name in ("waiting", "busy_s", "slots"))
+    return Level(at_s=at_s, waiting=waiting, busy_s=busy_s, slots=slots)
 
 
-def _join(lists: Mapping[str, Sequence[Point]], last: int, *, now_s: float) -> list[Point]:
+_PACES: Final = _Series[Point](
+    key=lambda queue, step: keys.trend(queue, step.name) if queue else keys.trend_of_all(step.name),
+    line=lambda queue, point: line_of(point, most=MOST_BUCKETS if queue else MOST_OF_ALL),
+    parse=parse,
+    merge=steps_of,
+)
+_LEVELS: Final = _Series[Level](
+    key=lambda queue, step: keys.level(queue, step.name) if queue else keys.level_of_all(step.name),
+    line=lambda _, level: level_line(level),
+    parse=parse_level,
+    merge=levels_of,
+)
+
+
+def _join(series: _Series[T], lists: Mapping[str, Sequence[T]], last: int, *, now_s: float) -> list[T]:
     """Return the points of one step, and for the time after its last line those of the finer steps, merged."""
     step = STEPS[last]
-    points, since_s = list[Point](), step.start(now_s) - step.covers_s
+    points, since_s = list[T](), step.start(now_s) - step.covers_s
     for one in reversed(STEPS[: last + 1]):
         added = [point for point in lists[one.name] if point.at_s >= since_s]
         points += added
         since_s = max(since_s, added[-1].at_s + one.seconds if added else 0)
-    return steps_of(points, step)
+    return series.merge(points, step)

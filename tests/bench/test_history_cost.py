@@ -16,6 +16,7 @@ from director.core.trends import STEPS
 from director.keeper.recorder import STEP_S, Recorder
 from director.keeper.registry import Registry
 from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.queues import Queues
 from director.store.trends import ALL, Trends
 from tests.support.queue_driver import VERSION
 
@@ -46,7 +47,8 @@ async def test_history_of_a_hundred_busy_queues_costs_little(redis: Redis, capsy
         await pipe.execute()
     await redis.config_resetstat()
     trends = Trends(redis)
-    recorder = Recorder(redis, Registry(redis, catalog, SystemClock()), trends)
+    store = Queues(redis, catalog, Scripts(Gatherer(redis)))
+    recorder = Recorder(redis, Registry(redis, catalog, SystemClock()), trends, store)
     await recorder.record(until_s - STEP_S)
     await recorder.record(until_s)
     usec = {name: stats["usec"] for name, stats in (await redis.info("commandstats")).items()}

@@ -34,7 +34,9 @@ from director.core.settings import (
 )
 from director.core.states import END_CODES, TERMINAL, TRANSITIONS, Status, WebhookEvent
 from director.core.view import PAUSED, REASONS
+from director.operate.acts import ACTS
 from director.operate.kinds import KINDS, Kind
+from director.operate.kinds import Code as FindingCode
 from director.runtime.metric_table import METRICS, Process
 from director.servers.runners import outcomes
 from tests.support.real_servers import kept
@@ -297,8 +299,12 @@ def findings() -> str:
         whole = [each for each in kind.detail.rstrip(".").split(". ") if not GAP.search(each)]
         return ". ".join([title[0].upper() + title[1:], *whole]) + "."
 
+    def acts(code: FindingCode) -> str:
+        found = ACTS[code]
+        return f"none: {found}" if isinstance(found, str) else ", ".join(act.label for act in found)
+
     return table(
-        ("code", "level", "meaning", "who can act", "command", "doctor's line", "alert"),
+        ("code", "level", "meaning", "who can act", "command", "button", "doctor's line", "alert"),
         [
             (
                 f"`{code}`",
@@ -306,6 +312,7 @@ def findings() -> str:
                 said(kind),
                 kind.who,
                 f"`{GAP.sub(lambda gap: gap[1].upper(), kind.ask)}`",
+                acts(code),
                 kind.check,
                 f"`{kind.alert}`",
             )

@@ -100,6 +100,7 @@ PURE = (
     "director.core.webhooks",
     "director.core.words",
     "director.gpus.plan",
+    "director.operate.acts",
     "director.operate.kinds",
     "director.operate.sizing",
     "director.operate.story",

@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 from api.admin.system import HIDDEN, settings_of
 from director.core.ids import QueueName
 from director.core.settings import ApiSettings
-from director.core.trends import STEPS, Point, bucket
+from director.core.trends import STEPS, Level, Point, bucket
 from director.store.trends import Trends
 
 PATH = "/v1/admin/history"
@@ -21,7 +21,7 @@ async def at_s(redis: Redis, queue: QueueName) -> int:
     seconds, _ = await redis.time()
     at_s = STEPS[0].start(seconds) - STEPS[0].seconds
     point = Point(at_s=at_s, succeeded=8, failed=2, waits={bucket(400): 10}, runs={bucket(2_000): 9, bucket(9_000): 1})
-    await Trends(redis).add({queue: point}, most=10)
+    await Trends(redis).add({queue: point}, {queue: Level(at_s=at_s, waiting=5, busy_s=30, slots=4)}, most=10)
     return at_s
 
 
@@ -37,6 +37,8 @@ async def test_history_has_the_counts_and_times_of_each_step(
         assert (whole["run_p50_s"], whole["run_p95_s"]) == (pytest.approx(2, rel=0.13), pytest.approx(9, rel=0.13))
         [step] = found["points"]
         assert {name: step[name] for name in whole} == whole
+        [level] = found["levels"]
+        assert level == {"at": step["at"], "waiting": 5, "busy_s": 30, "slots": 4}
         assert [one["queue"] for one in found["queues"]] == ([] if named else [queue])
 
 

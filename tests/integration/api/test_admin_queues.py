@@ -253,6 +253,22 @@ async def test_owed_webhooks_are_counted_by_host(admin: AsyncClient, driver: Que
     assert (one["queue"], one["account"], one["attempts"], one["outcome"]) == (driver.queue, ACCOUNT, 0, None)
 
 
+async def test_webhooks_of_one_receiver_are_sent_again_at_once(admin: AsyncClient, driver: QueueDriver) -> None:
+    for host in ("receiver.example", "receiver.example", "other.example"):
+        await driver.submit(webhook=f"https://{host}/done", webhook_events="completed")
+        await driver.finish(await driver.claim_one(), grace_s=600)
+    asked = {"host": "receiver.example"}
+    answer = await admin.post("/v1/admin/owed/redeliver", json=asked)
+    assert (answer.status_code, answer.json()) == (200, {"done": 2, "left": 0})
+    found = await read(admin, "/v1/admin/owed")
+    next_at = {one["host"]: one["next_at"] for one in found["results"]}
+    assert next_at["receiver.example"] < next_at["other.example"]
+    [noted] = (await read(admin, "/v1/admin/audit"))["changes"]
+    assert (noted["kind"], noted["detail"]) == ("webhooks_redelivered", asked)
+    nothing = await admin.post("/v1/admin/owed/redeliver", json={"host": "nothing.example"})
+    assert nothing.json() == {"done": 0, "left": 0}
+
+
 async def act(admin: AsyncClient, name: str, body: Any = None, *, status: int = 200) -> Any:
     answer = await (admin.post(f"{ONE}/{name}") if body is None else admin.post(f"{ONE}/{name}", json=body))
     assert answer.status_code == status, answer.text

@@ -184,6 +184,7 @@ TRIES: Final[Mapping[Route, Sequence[Try]]] = {
     },
     ("GET", "/admin/directors"): FOR_OPERATORS,
     ("GET", "/admin/owed"): FOR_OPERATORS,
+    ("POST", "/admin/owed/redeliver"): [Try(answer=403, body={"host": "hooks.example.com"})],
     ("GET", "/admin/live"): [Try(answer=403, query="snapshots=1")],
     ("GET", "/admin/predictions"): FOR_OPERATORS,
     ("POST", "/admin/predictions/cancel"): [Try(answer=403, body={"ids": ["$running"]})],

@@ -45,6 +45,7 @@ LINES: Final[dict[str, str]] = {
     "usage": "usage --by account,day",
     "dead list": "dead list -n 5",
     "dead show": "dead show {dead}",
+    "webhooks redeliver": "webhooks redeliver hooks.example.com",
     "queues pause": "queues pause {queue}",
     "queues resume": "queues resume {queue}",
     "queues bound": "queues bound {queue} bounded --max-queued 500",

@@ -351,16 +351,17 @@ async def test_usage_of_a_month_is_a_table_with_its_cost(window: Window, place: 
     await window.page.goto(f"{place.url}/#/usage")
     row = window.page.get_by_role("row").filter(has_text=MODEL)
     await row.wait_for()
-    assert await row.get_by_role("cell").all_inner_texts() == [
-        MODEL,
-        "1",
-        "1.5 min",
-        "1.2K",
-        "0",
-        "34K",
-        "5 kB",
-        "3.40",
-    ]
+    figures = ["1", "1.5 min", "1.2K", "0", "34K", "5 kB", "3.40"]
+    assert await row.get_by_role("cell").all_inner_texts() == [MODEL, "100 %", *figures]
+    await window.page.get_by_role("slider", name="Cost by day").wait_for()
+    async with window.page.expect_download() as download:
+        await window.page.get_by_role("button", name="Download CSV").click()
+    lines = (await (await download.value).path()).read_text().splitlines()
+    assert lines[0].split(",")[:4] == ["account", "model", "day", "runs"]
+    assert lines[1].split(",")[:2] == [ACCOUNT, MODEL]
+    async with window.page.expect_request(lambda asked: "by=model&" in f"{asked.url}&"):
+        await window.page.get_by_role("button", name="Model", exact=True).click()
+    assert "by=model" in window.page.url, "the address shows what is shown"
     await window.page.get_by_role("link", name=re.compile(r"^\d{4}-\d{2}$")).first.click()
     await window.page.get_by_text("Nothing ran in this month.").wait_for()
     assert window.faults == []

@@ -8,15 +8,18 @@ import pytest
 from redis.asyncio import Redis
 
 from director.broker import keys
+from director.broker.gatherer import Gatherer
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import QueueName
 from director.core.states import Status
-from director.core.trends import STEPS, Point, bucket
+from director.core.trends import STEPS, Level, Point, bucket
 from director.keeper import recorder as module
 from director.keeper.recorder import STEP_S, Recorder
 from director.keeper.registry import Registry
 from director.store import trends as store
 from director.store.catalog import Catalog
+from director.store.queues import Queues
 from director.store.trends import ALL, MOST_BYTES, ROOM_OF_ALL, Trends, most_queues
 from tests.support.queue_driver import QueueDriver
 
@@ -29,7 +32,8 @@ def recorder(redis: Redis, catalog: Catalog) -> Recorder:
 
 
 def make(redis: Redis, catalog: Catalog) -> Recorder:
-    return Recorder(redis, Registry(redis, catalog, SystemClock()), Trends(redis))
+    queues = Queues(redis, catalog, Scripts(Gatherer(redis)))
+    return Recorder(redis, Registry(redis, catalog, SystemClock()), Trends(redis), queues)
 
 
 @pytest.fixture
@@ -68,6 +72,30 @@ async def test_ends_waits_and_runs_are_recorded(driver: QueueDriver, recorder: R
         assert (found.succeeded, found.failed, found.canceled) == (3, 1, 0)
         assert found.waits == {bucket(3_000): 4}
         assert found.runs == {bucket(20_000): 4}
+
+
+async def test_what_waits_and_slots_in_use_are_recorded(driver: QueueDriver, recorder: Recorder, until_s: int) -> None:
+    trends = Trends(driver.redis)
+    for _ in range(5):
+        await driver.submit()
+    await driver.claim(2)
+    await record(recorder, until_s)
+    for queue in (driver.queue, ALL):
+        *_, level = await trends.levels(queue, "15m", now_s=until_s)
+        assert (level.waiting, level.busy_s, level.slots) == (3, 2 * STEP_S, 2)
+    *_, whole_of_both = await trends.levels(driver.queue, "7d", now_s=until_s)
+    assert whole_of_both.busy_s == 4 * STEP_S, "the seconds of both steps"
+
+
+async def test_queue_with_work_that_never_ended_loses_its_levels_last(
+    trends: Trends, redis: Redis, queue: QueueName
+) -> None:
+    others = [QueueName(f"acme/m{n}:0123456789ab") for n in range(4)]
+    for number, name in enumerate((queue, *others)):
+        at_s = 1_790_000_000 + number * STEP_S
+        await trends.add({}, {name: Level(at_s=at_s, waiting=1)}, most=3)
+    assert not await redis.exists(keys.level(queue, "10s"), keys.level(others[0], "10s"))
+    assert await redis.exists(keys.level(others[-1], "10s"))
 
 
 async def test_canceled_predictions_count_apart(driver: QueueDriver, recorder: Recorder, until_s: int) -> None:
@@ -194,8 +222,11 @@ async def test_a_full_history_of_a_queue_keeps_to_its_bytes(trends: Trends, redi
         for number in range(step.kept):
             at_s = 1_790_000_000 + number * step.seconds
             point = Point(at_s=at_s, succeeded=90_000, failed=90_000, canceled=90_000, waits=widest, runs=widest)
-            await trends._write(step, [(queue, [point]), (ALL, [point])])
-    used = sum([await redis.memory_usage(keys.trend(queue, step.name), samples=0) or 0 for step in STEPS])
+            level = Level(at_s=at_s, waiting=90_000_000, busy_s=90_000_000, slots=90_000)
+            await trends._write(store._PACES, step, [(queue, [point]), (ALL, [point])])
+            await trends._write(store._LEVELS, step, [(queue, [level])])
+    lists = [key(queue, step.name) for step in STEPS for key in (keys.trend, keys.level)]
+    used = sum([await redis.memory_usage(name, samples=0) or 0 for name in lists])
     assert used <= MOST_BYTES
     of_all = sum([await redis.memory_usage(keys.trend_of_all(step.name), samples=0) or 0 for step in STEPS])
     assert of_all <= ROOM_OF_ALL * MOST_BYTES

@@ -113,6 +113,7 @@ def test_each_script_of_the_page_can_be_parsed(name: str, tmp_path: Path) -> Non
 
 
 def test_nothing_is_taken_from_elsewhere() -> None:
+    """Addresses of the reader's own machine stand in commands to copy, and the policy keeps the page from them."""
     for name, asset in ASSETS.items():
-        found = set(re.findall(r"https?://[^\s\"'`)]+", asset.body.decode())) - NAMED
+        found = set(re.findall(r"https?://(?!127\.0\.0\.1:)[^\s\"'`)]+", asset.body.decode())) - NAMED
         assert {url for url in found if "…" not in url} <= {"https?://|"}, name

@@ -9,12 +9,15 @@ from director.core.trends import (
     MOST_BUCKETS,
     RANGES,
     STEPS,
+    Level,
     Point,
     bucket,
+    level_line,
+    levels_of,
     line_of,
     merge,
     parse,
-    parse_all,
+    parse_level,
     quantile_s,
     steps_of,
     thin,
@@ -48,7 +51,7 @@ def test_a_line_brings_its_point_back() -> None:
     full = Point(at_s=60, succeeded=3, failed=2, canceled=1, waits={0: 1, 31: 4}, runs={40: 2})
     empty = Point(at_s=70, canceled=1)
     assert [parse(line_of(one).encode()) for one in (full, empty)] == [full, empty]
-    assert parse_all([line_of(empty).encode(), line_of(full).encode()]) == [full, empty]
+    assert [parse(line_of(one).encode()) for one in (empty, full)] == [empty, full]
 
 
 def test_a_wide_spread_keeps_its_sum_and_about_its_quantiles() -> None:
@@ -75,3 +78,11 @@ def test_each_step_fills_the_next_before_its_lines_go() -> None:
         assert coarser.seconds % finer.seconds == 0
         assert finer.covers_s >= 2 * coarser.seconds, "a keeper that was away for one step still finds all lines"
     assert [step.covers_s for step in RANGES.values()] == [900, 3600, 86_400, 7 * 86_400]
+
+
+def test_levels_are_merged_by_their_most_and_their_sum() -> None:
+    fine = [Level(at_s=60, waiting=4, busy_s=20, slots=2), Level(at_s=70, waiting=9, busy_s=10, slots=4)]
+    merged = [Level(at_s=60, waiting=9, busy_s=30, slots=4), Level(at_s=120, waiting=1)]
+    assert levels_of([*fine, Level(at_s=130, waiting=1)], STEPS[1]) == merged
+    assert parse_level(level_line(fine[0]).encode()) == fine[0]
+    assert parse_level(b"60 4 20 2 of a later release") == fine[0]

@@ -131,7 +131,8 @@ def test_doctor_names_the_finding_in_its_line(code: Code) -> None:
     verdict, said, mend = CHECKS[check](replace(SOUND, findings=[found]))
     assert verdict == ("fail" if found.level == "bad" else "warn")
     assert f"{found.title}{f' ({Q})' if found.queue else ''}: {found.detail}" in said
-    assert mend == f"`{found.ask}` (who acts: {found.who})"
+    commands = " or ".join(f"`{command}`" for command in found.commands)
+    assert mend == f"{commands} (who acts: {found.who})"
 
 
 @pytest.mark.parametrize("part", [0.7, 0.8, 0.95, 1.01])

@@ -168,7 +168,7 @@ const ID = /([0-9a-hj-km-np-tv-z]{26})/; // Crockford's digits
 const elsewhere = (link) => (link.getAttribute("href") === location.hash ? link.textContent : link);
 
 /** A text in which the id of a prediction is a link, and what stands between backticks is code. */
-const linked = (text) => text.split("`").map((words, at) => (at % 2 ? h("code", {}, words) : words.split(ID).map((part, of) => (of % 2 ? elsewhere(predictionLink(part)) : part))));
+export const linked = (text) => text.split("`").map((words, at) => (at % 2 ? h("code", {}, words) : words.split(ID).map((part, of) => (of % 2 ? elsewhere(predictionLink(part)) : part))));
 
 /** One thing that needs a person: what it is, where, who can act, and the command that shows or mends it. */
 export function finding(one) {

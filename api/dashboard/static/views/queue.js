@@ -6,8 +6,9 @@ import { fill, h, keyed, refill, say, table } from "../dom.js";
 import { ago, count, seconds } from "../format.js";
 import { waiting } from "../live.js";
 import { stateOf } from "../states.js";
+import { findings } from "./findings.js";
 import { history } from "./history.js";
-import { action, chip, facts, failure, finding, loading, predictionLink, queuePath } from "./parts.js";
+import { action, chip, facts, failure, loading, predictionLink, queuePath } from "./parts.js";
 
 const LOOK_MS = 3000;
 const STATUS = { waiting: "starting", running: "processing" }; // the word that the same prediction has elsewhere
@@ -18,8 +19,7 @@ export function queue({ params: [name], session, signal }) {
   const head = h("div", { class: "figures" });
   const body = h("div", {}, loading());
   const streams = h("div", {});
-  const findings = h("ul", { class: "findings" });
-  const attention = h("section", { class: "attention", hidden: true }, h("h2", {}, "Needs attention"), findings);
+  const attention = findings({ session, queue: name });
   const tell = (what, said, given) => async () => { await ask(`${path}/${what}`, { method: "POST", body: given ?? {} }); await look(); return said; };
   const stop = action("Pause", tell("pause", "Nothing of this queue is handed out; what runs goes on."), { needs: "operates" });
   const go = action("Resume", tell("resume", "It is handed out again."), { kind: "main", needs: "operates" });
@@ -29,12 +29,8 @@ export function queue({ params: [name], session, signal }) {
     h("a", { class: "button", href: `#/predictions?model=${name.slice(0, name.lastIndexOf(":"))}` }, "Its predictions"),
     h("a", { class: "button", href: `#/dead?queue=${encodeURIComponent(name)}` }, "Its dead letters"));
   let pace = null;
-  const past = history({ queue: name, signal, onPace: (answer) => { pace = answer.whole; } });
-  const hear = session.live.hear((snapshot) => {
-    const own = (snapshot.findings ?? []).filter((one) => one.queue === name);
-    attention.hidden = !own.length;
-    refill(findings, own.map(finding));
-  });
+  const past = history({ queue: name, session, signal, onPace: (answer) => { pace = answer.whole; } });
+  const hear = session.live.hear(attention.draw);
   signal.addEventListener("abort", hear, { once: true });
 
   async function look() {
@@ -70,7 +66,7 @@ export function queue({ params: [name], session, signal }) {
   return {
     title: name,
     node: h("section", {},
-      h("p", { class: "hint" }, h("a", { href: "#/queues" }, "Queues")), h("h1", {}, name), head, buttons, attention, past.node, body,
+      h("p", { class: "hint" }, h("a", { href: "#/queues" }, "Queues")), h("h1", {}, name), head, buttons, attention.node, past.node, body,
       h("h2", {}, "In it now"),
       listing,
       rest,
