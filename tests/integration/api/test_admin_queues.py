@@ -255,8 +255,9 @@ async def test_owed_webhooks_are_counted_by_host(admin: AsyncClient, driver: Que
 
 async def test_webhooks_of_one_receiver_are_sent_again_at_once(admin: AsyncClient, driver: QueueDriver) -> None:
     for host in ("receiver.example", "receiver.example", "other.example"):
-        await driver.submit(webhook=f"https://{host}/done", webhook_events="completed")
-        await driver.finish(await driver.claim_one(), grace_s=600)
+        made = await driver.submit(webhook=f"https://{host}/done", webhook_events="completed")
+        await driver.finish(await driver.claim_one(), grace_s=45)
+        assert await driver.deliver(made, "failed", 7200)
     asked = {"host": "receiver.example"}
     answer = await admin.post("/v1/admin/owed/redeliver", json=asked)
     assert (answer.status_code, answer.json()) == (200, {"done": 2, "left": 0})

@@ -442,7 +442,14 @@ def least_role(route: Route) -> Role:
     method, path = route
     if method in READS:
         return "viewer"
-    acts = ("/admin/queues/", "/admin/predictions/", "/admin/dead/", "/admin/batches/", "/admin/commands")
+    acts = (
+        "/admin/queues/",
+        "/admin/predictions/",
+        "/admin/dead/",
+        "/admin/batches/",
+        "/admin/commands",
+        "/admin/owed/",
+    )
     return "operator" if path.startswith(acts) else "admin"
 
 

@@ -213,6 +213,7 @@ async def test_empty_service_shows_three_ways_and_no_zeros(
     await window.page.get_by_role("heading", name="Serve your first model").wait_for()
     ways = window.page.locator(".ways > li")
     assert await ways.count() == 3
+    await ways.locator("code").first.get_by_text("DIRECTOR_REDIS_URL").wait_for()
     for code in await ways.locator("code").all_inner_texts():
         assert bare.redis_url in code, "the command is for this service"
         assert "director run --model acme/" in code
