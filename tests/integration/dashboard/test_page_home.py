@@ -152,11 +152,13 @@ async def test_bar_leads_to_the_predictions_of_its_time(window: Window, place: P
     await window.page.locator(".chart canvas").first.wait_for()
     slider = await to_step(window, "Ended", f"{FAILED} failed")
     await slider.locator(".tip").get_by_text(f"{FAILED} failed").wait_for()
-    await window.page.keyboard.press("Enter")
+    async with window.page.expect_request(lambda asked: "/v1/admin/predictions?" in asked.url) as listed:
+        await window.page.keyboard.press("Enter")
     await window.page.get_by_role("heading", name="Predictions", exact=True).wait_for()
-    asked = parse_qs(window.page.url.partition("?")[2])
+    asked = parse_qs((await listed.value).url.partition("?")[2])
     assert asked["status"] == ["failed"]
-    since, until = (asked[name][0] for name in ("since", "until"))
+    since, until = (asked[name][0] for name in ("created_after", "created_before"))
+    assert f"until={until[:10]}" in window.page.url, "the address can be sent to a colleague"
     assert since < until
     ends = await window.page.evaluate("([a, b]) => [Date.parse(a) / 1000, Date.parse(b) / 1000]", [since, until])
     assert ends[0] < at_s < ends[1] == at_s + 10, "it reaches back as far as most waited and ran"

@@ -1,7 +1,8 @@
 // A service without a model: three ways to serve the first one, with the commands for this very service.
 
-import { ask, rights } from "../api.js";
+import { ask } from "../api.js";
 import { announce, fill, h, refill, say } from "../dom.js";
+import { session } from "../session.js";
 import { stateOf } from "../states.js";
 import { copier } from "./parts.js";
 
@@ -29,7 +30,7 @@ const WAYS = [
 const isReady = (queue) => queue.state === "serving" || queue.state === "at_rest";
 
 /** `leave()` goes on to Home as it is with models. */
-export function firstRun({ session, signal, leave }) {
+export function firstRun({ signal, leave }) {
   const hint = h("p", { class: "hint" });
   const cards = WAYS.map((way) => card(way));
   const others = h("ul", { class: "others" });
@@ -62,7 +63,7 @@ export function firstRun({ session, signal, leave }) {
 }
 
 const guide = (page, words) => h("span", {}, words, " in ", h("code", {}, `docs/how-to/${page}.md`));
-const run = (model) => h("a", { class: "button main", href: RUN(model) }, rights.acts ? "Run it" : "Open it");
+const run = (model) => h("a", { class: "button main", href: RUN(model) }, session.acts ? "Run it" : "Open it");
 const tick = (queue) => h("span", { class: `tick ${!queue ? "none" : isReady(queue) ? "done" : queue.shade === "bad" ? "bad" : "busy"}`, "aria-hidden": "true" }, queue && isReady(queue) ? "✓" : queue?.shade === "bad" ? "!" : "");
 
 function card([model, title, what, serve, direct]) {

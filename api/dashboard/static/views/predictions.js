@@ -3,14 +3,17 @@
 import { ask, page, repeat } from "../api.js";
 import { accountNames, modelNames, pick } from "../choices.js";
 import { fill, h, keyed, say, table } from "../dom.js";
-import { ago, between, now, seconds } from "../format.js";
+import { ago, between, moment, now, seconds } from "../format.js";
 import { action, chip, failure, isTerminal, loading, predictionLink, preview, STATUSES } from "./parts.js";
 
 const SINCE = [["", "any time"], ["15m", "the last 15 min", 900], ["1h", "the last hour", 3600], ["24h", "the last day", 86_400], ["7d", "the last week", 604_800]];
-const createdAfter = (since) => {
+const TIME = /^\d{4}-\d\d-\d\dT[\d:.]+Z$/;
+/** Between which times: a choice of SINCE, or the two times that an address names, as a bar of a chart does. */
+function created(since, until) {
   const [, , span] = SINCE.find(([name]) => name === since) ?? [];
-  return span ? new Date(now() - span * 1000).toISOString() : "";
-};
+  const after = TIME.test(since) ? since : span ? new Date(now() - span * 1000).toISOString() : "";
+  return { ...(after ? { created_after: after } : {}), ...(TIME.test(until) ? { created_before: until } : {}) };
+}
 const LOOK_MS = 4000;
 const MOST_LIVE = 1000; // rows, beyond which the list no longer updates itself
 const MOST_ROWS = 2000; // more is searched by filters, not read
@@ -22,6 +25,7 @@ export function predictions({ session, signal, query }) {
   const select = (id, options, value) => h("select", { id }, options.map(([name, words]) => h("option", { value: name, selected: name === value }, words)));
   const given = (name) => query.get(name) ?? "";
   const chosenFrom = (name, placeholder, names) => pick({ id: `by-${name}`, value: given(name), placeholder, names });
+  const times = TIME.test(given("since")) ? [[given("since"), `${moment(given("since"))} to ${TIME.test(given("until")) ? moment(given("until")) : "now"}`]] : [];
   const picks = {
     model: chosenFrom("model", "owner/name", modelNames),
     account: chosenFrom("account", "any", accountNames),
@@ -31,22 +35,22 @@ export function predictions({ session, signal, query }) {
     status: ["Status", select("by-status", [["", "any"], ...STATUSES.map(([status]) => [status, status])], given("status"))],
     model: ["Model", picks.model.field, picks.model.node],
     ...(session.seesAll ? { account: ["Account", picks.account.field, picks.account.node], code: ["Error code", picks.code.field, picks.code.node] } : {}),
-    since: ["Created in", select("by-since", SINCE, given("since"))],
+    since: ["Created in", select("by-since", [...times, ...SINCE], given("since"))],
   };
   const codes = new Set(); // of the rows that were seen
   const wanted = () => Object.fromEntries(Object.entries(fields).map(([name, [, field]]) => [name, field.value.trim()]).filter(([, value]) => value));
 
   function submit(event) {
     event.preventDefault();
-    const search = new URLSearchParams(wanted());
+    const asked = wanted();
+    const search = new URLSearchParams({ ...asked, ...(TIME.test(asked.since) && given("until") ? { until: given("until") } : {}) });
     location.hash = `#/predictions${search.size ? `?${search}` : ""}`;
   }
 
   const base = session.seesAll ? "/v1/admin/predictions" : "/v1/predictions";
   const filters = Object.fromEntries(Object.keys(fields).filter((name) => query.get(name) && name !== "since").map((name) => [name, query.get(name)]));
   const path = () => {
-    const search = new URLSearchParams({ ...filters, ...(session.seesAll ? { previews: "true" } : {}) });
-    if (createdAfter(given("since"))) search.set("created_after", createdAfter(given("since")));
+    const search = new URLSearchParams({ ...filters, ...created(given("since"), given("until")), ...(session.seesAll ? { previews: "true" } : {}) });
     return `${base}${search.size ? `?${search}` : ""}`;
   };
 
@@ -146,8 +150,8 @@ export function predictions({ session, signal, query }) {
 
   /** The filters that the list was made with, whatever the fields say by now. */
   const matching = () => {
-    const after = createdAfter(given("since"));
-    return Object.keys(filters).length || after ? { ...filters, ...(after ? { created_after: after } : {}) } : { all: true };
+    const found = { ...filters, ...created(given("since"), given("until")) };
+    return Object.keys(found).length ? found : { all: true };
   };
   const ofChosen = (act) => async () => (chosen.size ? act({ ids: [...chosen] }) : "None is chosen.");
 

@@ -95,7 +95,8 @@ export function queues({ session, signal, query }) {
   };
 }
 
-function line(first, paceOf) {
+/** The row of a queue. `paceOf(name)`: how its predictions ended recently. */
+export function line(first, paceOf) {
   const state = h("span", {});
   const cells = Array.from({ length: 8 }, () => h("td", { class: "num" }));
   const [all, oldest, running, done, failed, waits, runs, dead] = cells;
