@@ -25,7 +25,7 @@ def test_each_finding_has_acts_or_a_reason_why_not() -> None:
     assert set(ACTS) == set(CODES)
     for code, acts in ACTS.items():
         assert bool(FOUND[code].acts) is not isinstance(acts, str), code
-        assert acts, f"{code}: give an act, or say why there is none"
+        assert acts, f"{code}: give an act, or the reason without one"
 
 
 @each_act
