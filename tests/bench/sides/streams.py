@@ -132,7 +132,8 @@ async def hear(plan: Plan) -> list[Heard]:
         if process.returncode is None:
             process.kill()
     if process.returncode:
-        raise ChildProcessError(f"the streams of {plan.url} broke off: {err.decode(errors='replace')[-1000:]}")
+        [*_, why] = err.decode(errors="replace").strip().splitlines() or ["without a word"]
+        raise ChildProcessError(f"the streams of {plan.url} broke off: {why[:200]}")
     return msgspec.json.decode(out, type=list[Heard])
 
 
