@@ -36,6 +36,7 @@
 -- uses share:    LANES, admit, backlog, closed_until, flush, has_any, leave_turns, may_run, note_running, open_due,
 --                take_away, write_clocks
 -- uses breaker:  is_cool
+-- uses spare:    room
 -- uses ends:     bury, end_if_late, end_now
 
 local meta, queue, consumer, nonce = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
@@ -48,7 +49,8 @@ local SCAN = 64
 local state = redis.call('HMGET', meta, 'streams', 'paused', 'probe', 'breaker', 'open_until', 'cool_ms',
   'mask:high', 'mask:normal', 'mask:low', 'next:high', 'next:normal', 'next:low', 'ready:high', 'ready:normal', 'ready:low',
   'backlogged:high', 'backlogged:normal', 'backlogged:low', 'credit:high', 'credit:normal', 'credit:low',
-  'within:high', 'within:normal', 'within:low', 'mask:idle', 'next:idle', 'ready:idle', 'backlogged:idle')
+  'within:high', 'within:normal', 'within:low', 'mask:idle', 'next:idle', 'ready:idle', 'backlogged:idle',
+  'slots', 'spare_slots')
 local streams, paused, probe, breaker_state, open_until, cool_ms = unpack(state, 1, 6)
 if not streams then return { 'unknown' } end
 
@@ -341,14 +343,13 @@ local function pay(lane)
   credit[lane] = credit[lane] - whole
 end
 
--- How much idle work may start. It leaves slots of the queue free, so that what comes next starts at once. Of a queue with
--- one slot, or before its first heartbeat, one may start. An end rings for what was left. Where counts say that nothing
--- waits, one may too, since a lost count is put right by a look.
+-- How much idle work may start in this call, beside what else it handed out. Where by its count none waits it is one: a look
+-- puts a lost count right.
+local idle_room
 local function room_for_idle()
-  if mask.idle == 0 and backlogged.idle == '0' then return 1 end
-  local m = redis.call('HMGET', meta, 'slots', 'spare_slots')
-  local most = math.max(1, (m[1] or 0) - (m[2] or 0))
-  return most - redis.call('ZCARD', keys.queue(queue, 'lease')) - (#reply - 2)
+  if mask.idle == 0 and backlogged.idle == '0' then return 1 - (#reply - 2) end
+  idle_room = idle_room or spare.room(queue, state[29], state[30])
+  return idle_room - (#reply - 2)
 end
 
 -- Hand out up to `most` of the lane whose turn it is, else of the next one, and of the idle one last. Returns whether it did
@@ -383,6 +384,8 @@ while #reply - 2 < count do -- the first two are the state and why it ended
   end
 end
 
+local has_idle = (mask.idle ~= 0 or backlogged.idle ~= '0') and room_for_idle() > 0 -- before leases are written, which it counts
+
 -- ── 4. write ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 if #leases > 0 then redis.call('ZADD', keys.queue(queue, 'lease'), unpack(leases)) end
@@ -404,8 +407,9 @@ if mask.idle ~= tonumber(state[25] or 0) or next_stream.idle ~= tonumber(state[2
 end
 share.flush(queue)
 if #reply > 2 then redis.call('HSET', keys.queue(queue, 'last'), consumer, table.concat(remembered, ' ')) end
-local left = mask.high + mask.normal + mask.low + mask.idle > 0 or redis.call('EXISTS', keys.queue(queue, 'vtime:high'),
-  keys.queue(queue, 'vtime:normal'), keys.queue(queue, 'vtime:low'), keys.queue(queue, 'vtime:idle')) > 0
+local turns = { keys.queue(queue, 'vtime:high'), keys.queue(queue, 'vtime:normal'), keys.queue(queue, 'vtime:low'),
+  has_idle and keys.queue(queue, 'vtime:idle') or nil }
+local left = mask.high + mask.normal + mask.low + (has_idle and mask.idle or 0) > 0 or redis.call('EXISTS', unpack(turns)) > 0
 -- A wakeup reaches one consumer, so remaining work wakes another one. That also holds for an empty answer if the scan's
 -- bound or the budget stopped the claim. A consumer without room does not wait for a wakeup again, so nothing spins.
 local has_any = #reply > 2

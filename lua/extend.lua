@@ -14,6 +14,7 @@
 --
 -- uses keys:     ALIVE_MS, GROUP, QUEUE, clock, queue, record, stream
 -- uses records:  past
+-- uses spare:    ring
 
 local queue, consumer, lease_ms, now = keys.QUEUE, ARGV[1], ARGV[2], keys.clock(ARGV[7])
 local slots, state, swap, about = ARGV[3], ARGV[4], ARGV[5], ARGV[6]
@@ -52,5 +53,6 @@ if changed or math.abs(now - (redis.call('HGET', meta, 'recounted') or 0)) >= RE
   if sums.ready > 0 and (redis.call('HGET', meta, 'slots') or '0') == '0' then redis.call('HSET', meta, 'moved_at', now) end
   redis.call('HSET', meta, 'slots', sums.ready, 'starting', sums.starting, 'setup_failed', sums.setup_failed,
     'server_auth', sums.server_auth, 'recounted', now)
+  if changed then spare.ring(queue) end
 end
 return answers

@@ -26,13 +26,13 @@
 --            'finished'  also if this claim had finished it before
 --            'lost'      nothing was written
 --
--- uses keys:     clock, queue
+-- uses keys:     clock
 -- uses records:  entry, pick, put_right
--- uses ready:    ring
 -- uses estimate: charge, note_service, note_tokens, write_service, write_tokens
 -- uses share:    flush, has_any
 -- uses breaker:  close, facts_of
 -- uses ends:     prepare, write
+-- uses spare:    ring
 -- uses ledger:   add, look_up, write
 -- uses batch:    each
 
@@ -82,18 +82,11 @@ local function finish(key, arg, last)
   return 'finished', own
 end
 
--- Idle work that left a slot free may have this one. Its directors wait at the wakeup, as if nothing waited.
-local function ring_for_idle()
-  local facts = breaker.facts_of(queue)
-  local is_ready, is_behind = (facts[15] or '0') ~= '0', (facts[16] or '0') ~= '0'
-  if is_ready or (is_behind and redis.call('EXISTS', keys.queue(queue, 'vtime:idle')) == 1) then ready.ring(queue) end
-end
-
 return batch.each(1, finish, function()
   if not queue then return end
   estimate.write_service(queue)
   estimate.write_tokens(queue, breaker.facts_of(queue))
   share.flush(queue)
   ledger.write()
-  ring_for_idle()
+  spare.ring(queue)
 end, ends.write)

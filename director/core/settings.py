@@ -215,7 +215,7 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     open_hours: str = ""
     """When predictions start, as `22:00-06:00 Europe/Berlin`; empty: always."""
     spare_slots: Natural = 1
-    """Slots of a queue that idle work leaves free, but it may always use one; 0: it may use all."""
+    """Slots that idle work leaves free in a queue that has more than these; 0: it may use all."""
     objectives: str = ""
     """Per lane, the share that starts within a time: `{"normal": {"share": 0.95, "within_s": 10}}`."""
     drain_s: Seconds = 30.0

@@ -87,7 +87,7 @@ def address(record: Record) -> str:
 # The closed set of reasons with their texts; `{}` is the outlook's detail
 REASONS: Final = {
     "waiting_its_turn": "It starts when those before it have.",
-    "idle": "It starts only while nothing else waits in its queue.",
+    "idle": "It starts while nothing else waits in its queue and more slots are free than idle work leaves to others.",
     "no_director": "No director serves this model now.",
     "servers_starting": "No server of this model is ready: each one starts, or does not answer.",
     "loading": "The model is being loaded onto its device.",

@@ -6,6 +6,7 @@
 -- uses pending:  correct_charge, count, ended_of, gone, gone_from
 -- uses share:    flush, take_away
 -- uses breaker:  end_probe, facts_of
+-- uses spare:    ring
 -- uses ledger:   add, look_up, write
 
 -- A silent director may have stopped at any time before its lease expired: its run counts until then. The lease is read once.
@@ -147,6 +148,7 @@ function ends.end_now(id, r, status, end_, now)
   local own = ends.prepare(id, r, status, end_, now)
   share.flush(r.queue)
   ends.write(own)
+  if r.token ~= '' then spare.ring(r.queue) end
   if row then
     ledger.add(row, r.left)
     ledger.write()

@@ -7,6 +7,7 @@
 -- uses estimate: charge
 -- uses share:    bring_limits, count_now, file_now, note_running, take_away, update_turns, write_limits
 -- uses breaker:  end_probe, note_failure
+-- uses spare:    ring
 -- uses ends:     bury, end_late, end_now, history_with, ran_in_all, ran_until, used_in_all
 -- uses ledger:   add, look_up
 
@@ -154,6 +155,7 @@ function requeue.carry_out(id, r, how, became, policy, left, now)
     redis.call('HDEL', keys.record(id), 'remote', 'named_by', 'left')
   end
   share.note_running(r.queue, r.account)
+  spare.ring(r.queue)
   if r.begun == '' and r.start_by ~= '' then
     redis.call('ZADD', keys.queue(r.queue, 'deadline'), records.soonest(r), id)
   end

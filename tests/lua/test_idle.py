@@ -1,12 +1,14 @@
 """Idle work is handed out only while a claim finds nothing else, in turns of its own, and is no demand."""
 
 import random
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from director.broker import keys
 from director.core.ids import LANES
 from director.core.policy import Objective, Policy
+from director.core.schema import Claim
 from tests.support.keyspace import unchanged
 from tests.support.queue_driver import VERSION, QueueDriver
 
@@ -31,17 +33,20 @@ async def settled(driver: QueueDriver, **policy: int) -> None:
     await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(**policy))
 
 
+MANY = 9
+
+
 @pytest.mark.parametrize(
     ("slots", "spare", "started"),
-    [(4, 1, 3), (4, 2, 2), (4, 0, 4), (4, 4, 1), (4, 9, 1), (1, 1, 1), (0, 1, 1)],
-    ids=["four-spare-1", "four-spare-2", "no-spare", "all-spare", "more-than-all", "one-slot", "no-heartbeat-yet"],
+    [(4, 1, 3), (4, 2, 2), (4, 3, 1), (4, 0, MANY), (4, 4, MANY), (1, 1, MANY), (0, 1, MANY)],
+    ids=["spare-1", "spare-2", "spare-3", "no-spare", "all-spare", "one-slot", "no-heartbeat-yet"],
 )
-async def test_idle_work_leaves_slots_free_but_may_use_one(
+async def test_idle_work_leaves_slots_free_where_there_are_more(
     driver: QueueDriver, slots: int, spare: int, started: int
 ) -> None:
     await settled(driver, spare_slots=spare)
     await driver.have_slots(slots)
-    await driver.submit_many(9, lane="idle", account="night")
+    await driver.submit_many(MANY, lane="idle", account="night")
     found = [await claimed(driver, count) for count in (2, 4, 4)]
     assert sum(map(len, found)) == started
 
@@ -49,36 +54,79 @@ async def test_idle_work_leaves_slots_free_but_may_use_one(
 async def test_spare_slots_are_those_of_all_directors_and_of_all_runs(driver: QueueDriver) -> None:
     await driver.have_slots(2, consumer="d1")
     await driver.have_slots(2, consumer="d2")
-    await driver.submit_many(9, lane="idle", account="night")
+    await driver.submit_many(MANY, lane="idle", account="night")
     await driver.submit_many(2)
-    assert await claimed(driver, 2, consumer="d1") == ["normal", "normal"]
-    assert await claimed(driver, 2, consumer="d2") == ["idle"]
+    assert await claimed(driver, 3, consumer="d1") == ["normal", "normal", "idle"]
+    assert await claimed(driver, 1, consumer="d2") == []
     await driver.submit()
     assert await claimed(driver, 1, consumer="d2") == ["normal"]
 
 
-async def test_an_end_wakes_a_director_for_idle_work_that_left_its_slot_free(driver: QueueDriver) -> None:
-    await driver.have_slots(2)
-    await driver.submit_many(3, lane="idle", account="night")
-    [first] = await driver.claim(2, lease_s=999)
+async def test_a_lost_count_gives_no_idle_work_a_spare_slot(driver: QueueDriver) -> None:
+    await driver.have_slots(4)
+    await driver.submit_many(MANY, lane="idle", account="night")
+    await driver.redis.hdel(keys.meta(driver.queue), "backlogged:idle")
+    assert len(await driver.claim(4)) <= 3
+
+
+async def rings_at(driver: QueueDriver, act: Callable[[], Awaitable[object]]) -> bool:
     bell = keys.bell(driver.queue)
     await driver.redis.delete(bell)
     assert await claimed(driver) == []
     assert not await driver.redis.exists(bell), "none could start with one spare slot"
-    await driver.finish(first)
-    assert await driver.redis.exists(bell)
-    assert await claimed(driver, 2) == ["idle"]
+    await act()
+    return bool(await driver.redis.exists(bell))
+
+
+WAYS = {
+    "finish": lambda driver, claim: driver.finish(claim),
+    "release": lambda driver, claim: driver.release(claim, spent=True, delay_s=60),
+    "dead letter": lambda driver, claim: driver.release(claim, spent=True),
+    "more slots": lambda driver, claim: driver.have_slots(3, consumer="d2"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_slot_that_is_free_again_wakes_a_director_for_idle_work(driver: QueueDriver, way: str) -> None:
+    await settled(driver, attempts=1 if way == "dead letter" else 3)
+    await driver.have_slots(2)
+    await driver.submit_many(3, lane="idle", account="night")
+    [first] = await driver.claim(2, lease_s=999)
+    assert await rings_at(driver, lambda: WAYS[way](driver, first))
+    assert await claimed(driver, 1) == ["idle"]
+
+
+async def test_a_lost_claim_wakes_a_director_for_idle_work(driver: QueueDriver) -> None:
+    await driver.have_slots(2)
+    await driver.submit_many(2, lane="idle", account="night")
+    await driver.claim(2, lease_s=5)
+    driver.pass_time(6)
+    assert await rings_at(driver, driver.reap)
+
+
+async def test_an_end_without_room_for_idle_work_wakes_none(driver: QueueDriver) -> None:
+    await driver.have_slots(2)
+    call, other = await driver.claimed(lease_s=999), await driver.claimed(lease_s=999)
+    await driver.submit(lane="idle", account="night")
+    assert not await rings_at(driver, lambda: driver.finish(call))
+    assert await rings_at(driver, lambda: driver.finish(other))
 
 
 async def test_ends_wake_none_for_idle_work_that_may_not_run(driver: QueueDriver) -> None:
     await driver.have_slots(2)
     await driver.submit(lane="idle", account="night")
     await driver.pause(account="night")
-    bell = keys.bell(driver.queue)
     claim = await driver.claimed()
-    await driver.redis.delete(bell)
-    await driver.finish(claim)
-    assert not await driver.redis.exists(bell)
+    assert not await rings_at(driver, lambda: driver.finish(claim))
+
+
+async def test_a_claim_of_other_work_wakes_none_for_idle_work_without_room(driver: QueueDriver) -> None:
+    await driver.have_slots(2)
+    await driver.submit_many(3, lane="idle", account="night")
+    await driver.submit()
+    await driver.redis.delete(keys.bell(driver.queue))
+    assert await claimed(driver, 2) == ["normal"]
+    assert not await driver.redis.exists(keys.bell(driver.queue))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -191,25 +239,23 @@ async def test_queue_of_idle_work_cannot_be_forgotten(driver: QueueDriver) -> No
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_other_work_waits_for_at_most_one_idle_run_of_a_slot(driver: QueueDriver, seed: int) -> None:
-    """Two slots, runs of 10 s, idle work without end, and less of other work than the slots can do."""
-    dice = random.Random(seed)
-    run_s, began_ms = 10.0, driver.now_ms
+async def test_other_work_never_waits_while_it_leaves_the_spare_slot_free(driver: QueueDriver, seed: int) -> None:
+    """Three slots, idle runs of 10 s without end, and other runs of 2 s that begin at least 2 s apart."""
+    dice, idle_runs = random.Random(seed), 0
+    await driver.have_slots(3)
     await driver.submit_many(60, lane="idle", account="night")
-    free_s, next_s = [0.0, dice.uniform(0, run_s)], dice.uniform(0, run_s)
-    came: dict[str, float] = {}
-    waits: list[float] = []
-    while len(waits) < 10:
-        now_s = min(free_s)
-        while next_s <= now_s:
-            driver.now_ms = began_ms + int(next_s * 1000)
-            came[await driver.submit()] = next_s
-            next_s += run_s * dice.uniform(0.8, 2)
-        driver.now_ms = began_ms + int(now_s * 1000)
-        claim = await driver.claim_one(lease_s=10_000)
-        if claim.id in came:
-            waits.append(now_s - came[claim.id])
-        await driver.finish(claim)
-        free_s[free_s.index(now_s)] = now_s + run_s
-    assert max(waits) <= run_s
-    assert max(waits) > 0, "idle work held the slots"
+    running: list[tuple[int, Claim]] = []
+    next_ms = driver.now_ms + int(1000 * dice.uniform(0, 10))
+    for _ in range(60):
+        driver.now_ms = min([next_ms, *(ends_ms for ends_ms, _ in running)])
+        for over in [each for each in running if each[0] <= driver.now_ms]:
+            running.remove(over)
+            await driver.finish(over[1])
+        came = None
+        if next_ms <= driver.now_ms:
+            came, next_ms = await driver.submit(), driver.now_ms + int(1000 * dice.uniform(2, 8))
+        found = await driver.claim(3 - len(running), lease_s=10_000) if len(running) < 3 else []
+        assert came is None or came in [claim.id for claim in found], "it waits"
+        idle_runs += sum(claim.record.lane == "idle" for claim in found)
+        running += [(driver.now_ms + (10_000 if c.record.lane == "idle" else 2_000), c) for c in found]
+    assert idle_runs >= 10, "idle work uses the other slots"
