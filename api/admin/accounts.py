@@ -23,7 +23,7 @@ from director.core.errors import SettingsError
 from director.core.hours import LONGEST
 from director.core.ids import LANES
 from director.core.schema import Page
-from director.store.accounts import ACCOUNT_NAME, LABEL, SCOPES, AccountType, Policy, Reason
+from director.store.accounts import ACCOUNT_NAME, LABEL, SCOPES, AccountType, Policy, Reason, Token, TokenChange
 from director.store.administration import OF_QUEUES, Administration, Ended
 
 PATH: Final = "/admin/accounts"
@@ -64,6 +64,15 @@ class AskedToken(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     scopes: Annotated[tuple[Scope, ...], Meta(min_length=1, max_length=len(SCOPES))] = ("read", "run")
     lanes: Annotated[tuple[Lane, ...], Meta(min_length=1, max_length=4)] = LANES
     expires_at: Annotated[datetime, Meta(tz=True)] | None = None
+
+
+class TokenUpdate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """New rights of a token, its label and its end. `expires_at`: null for never."""
+
+    label: Annotated[str, Meta(pattern=LABEL)] | UnsetType = UNSET
+    scopes: Annotated[tuple[Scope, ...], Meta(min_length=1, max_length=len(SCOPES))] | UnsetType = UNSET
+    lanes: Annotated[tuple[Lane, ...], Meta(min_length=1, max_length=4)] | UnsetType = UNSET
+    expires_at: Annotated[datetime, Meta(tz=True)] | UnsetType | None = UNSET
 
 
 class MadeToken(TokenView, frozen=True, kw_only=True):
@@ -222,7 +231,7 @@ async def list_tokens(request: Request) -> Response:
 async def create_token(request: Request) -> Response:
     administration, name, by = await _target(request)
     asked = await decode_body(request, AskedToken, max_bytes=MAX_BODY)
-    expires_ms = None if asked.expires_at is None else int(asked.expires_at.timestamp() * 1000)
+    expires_ms = None if asked.expires_at is None else _ms(asked.expires_at)
     try:
         made = await administration.create_token(
             name, scopes=asked.scopes, lanes=asked.lanes, label=asked.label, expires_ms=expires_ms, by=by
@@ -231,6 +240,39 @@ async def create_token(request: Request) -> Response:
         raise invalid_field("invalid", "", str(exc)) from exc
     made_token = MadeToken(**asdict(TokenView.of(made.token)), token=made.secret)
     return json_response(made_token, 201, {"Cache-Control": "no-store"})
+
+
+@serves(
+    "PATCH",
+    "/admin/accounts/{name}/tokens/{id}",
+    name="admin.accounts.tokens.update",
+    summary="Change what a token may do, and until when",
+    about=(
+        "The secret stays, and a member that is left out keeps what it has. Every process follows within "
+        "`DIRECTOR_CACHE_S`, for sessions of the page too."
+    ),
+    body=Body(TokenUpdate),
+    answers={200: Answer("The token as it is then.", TokenView)},
+)
+async def change_token(request: Request) -> Response:
+    administration, name, by = await _target(request)
+    found = await _find_token(request, administration, name)
+    asked = await decode_body(request, TokenUpdate, max_bytes=MAX_BODY)
+    change = TokenChange(
+        **{field: value for field in ("label", "scopes", "lanes") if (value := getattr(asked, field)) is not UNSET},
+        expires_ms=None if asked.expires_at is UNSET else 0 if asked.expires_at is None else _ms(asked.expires_at),
+    )
+    try:
+        changed = await administration.change_token(found, change, by=by)
+    except SettingsError as exc:
+        raise invalid_field("invalid", "", str(exc)) from exc
+    if changed is None:
+        raise not_found()
+    return json_response(TokenView.of(changed))
+
+
+def _ms(at: datetime) -> int:
+    return int(at.timestamp() * 1000)
 
 
 @serves(
@@ -243,11 +285,18 @@ async def create_token(request: Request) -> Response:
 )
 async def revoke_token(request: Request) -> Response:
     administration, name, by = await _target(request)
-    tokens = await administration.accounts.tokens.of(name)
-    found = next((token for token in tokens if token.id == request.path_params["id"]), None)
-    if found is None or not await administration.revoke(found, by=by):
+    if not await administration.revoke(await _find_token(request, administration, name), by=by):
         raise not_found()
     return Response(status_code=204)
+
+
+async def _find_token(request: Request, administration: Administration, account: str) -> Token:
+    """Return the token of the path. Raises a 404."""
+    tokens = await administration.accounts.tokens.of(account)
+    found = next((token for token in tokens if token.id == request.path_params["id"]), None)
+    if found is None:
+        raise not_found()
+    return found
 
 
 class _Target(NamedTuple):

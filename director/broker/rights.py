@@ -28,6 +28,7 @@ a-r del version:a/b:0
 akr evalsha 0 1 {p0}:rec:0
 a-- evalsha 0 1 account:a
 a-- evalsha 0 1 changes
+a-- evalsha 0 1 token:0
 -k- evalsha 0 1 contact
 a-r evalsha 0 1 model:a/b
 a-r evalsha 0 1 version:a/b:0

@@ -414,6 +414,11 @@ class Scripts:
         names = [keys.version(model, version) if version else keys.model(model)]
         return cast(replies.Amended, await self._word("amend", names, args))
 
+    async def allow(self, token_digest: str, said: Mapping[str, str], *, expires_ms: int | None) -> bool:
+        """Change fields of a token, and its end: 0 for never, None to keep it. False if it was revoked meanwhile."""
+        args: list[Arg] = [expires_ms, *chain.from_iterable(said.items())]
+        return bool(await self._call("allow", [keys.token(token_digest)], args))
+
     async def configure(
         self, model: str, config: bytes, *, by: str, at_ms: int, was: int | None, nonce: str
     ) -> tuple[replies.Configured, int]:

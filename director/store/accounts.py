@@ -58,6 +58,7 @@ LAST: Final = 4
 LABEL: Final = r"^[A-Za-z0-9][A-Za-z0-9 ._@/-]{0,63}$"
 MOST_TOKENS: Final = 1_000  # of one account, since one answer lists them all
 LONGEST_MS: Final = 100 * 366 * 86_400_000  # a date after the year 9999 could not be shown
+NO_END: Final = "A token expires in the future, within a hundred years, or never."
 HALF_MADE_MS: Final = 60_000
 SOON_MS: Final = 7 * 86_400_000
 LASTING_MS: Final = 4 * SOON_MS
@@ -81,6 +82,22 @@ class Token(Struct, frozen=True, kw_only=True):
     def is_named(self, name: str) -> bool:
         is_prefix = len(name) >= LAST and self.digest.startswith(name.lower())
         return bool(name) and (name in (self.label, self.last4) or is_prefix)
+
+
+class TokenChange(Struct, frozen=True, kw_only=True):
+    """New facts of a token; None keeps what it has. `expires_ms`: 0 for never."""
+
+    scopes: Sequence[str] | None = None
+    lanes: Sequence[str] | None = None
+    label: str | None = None
+    expires_ms: int | None = None
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Return the fields of the token that change, as they are stored, without its end."""
+        lists = {"scopes": self.scopes, "lanes": self.lanes}
+        texts_ = {name: ",".join(dict.fromkeys(words)) for name, words in lists.items() if words is not None}
+        return texts_ | ({} if self.label is None else {"label": self.label})
 
 
 class NewToken(Struct, frozen=True, kw_only=True):
@@ -116,23 +133,29 @@ class Tokens:
         token: str | None = None,
     ) -> NewToken:
         """Return a token with a fresh secret, or with `token` as its secret. Raises SettingsError."""
-        now_ms = self._clock.now_ms()
-        if not lanes or not set(lanes) <= set(ALL_LANES):
-            raise SettingsError(f"A token has lanes of {', '.join(ALL_LANES)}.")
-        if not scopes or not set(scopes) <= set(SCOPES):
-            raise SettingsError(f"A token has scopes of {', '.join(SCOPES)}.")
-        if label and not re.fullmatch(LABEL, label):
-            raise SettingsError("A label has letters, digits, spaces and . _ @ / -, and at most 64 of them.")
-        if expires_ms is not None and not now_ms < expires_ms <= now_ms + LONGEST_MS:
-            raise SettingsError("A token expires in the future, within a hundred years, or never.")
+        if expires_ms == 0:
+            raise SettingsError(NO_END)
+        self.check(TokenChange(scopes=scopes, lanes=lanes, label=label, expires_ms=expires_ms))
         return NewToken(
             secret=token or PREFIX + secrets.token_hex(20),
             label=label,
             scopes=tuple(dict.fromkeys(scopes)),
             lanes=tuple(dict.fromkeys(lanes)),
-            created_ms=now_ms,
+            created_ms=self._clock.now_ms(),
             expires_ms=expires_ms,
         )
+
+    def check(self, change: TokenChange) -> None:
+        """Raises SettingsError for what no token can have."""
+        now_ms = self._clock.now_ms()
+        if change.lanes is not None and not (change.lanes and set(change.lanes) <= set(ALL_LANES)):
+            raise SettingsError(f"A token has lanes of {', '.join(ALL_LANES)}.")
+        if change.scopes is not None and not (change.scopes and set(change.scopes) <= set(SCOPES)):
+            raise SettingsError(f"A token has scopes of {', '.join(SCOPES)}.")
+        if change.label and not re.fullmatch(LABEL, change.label):
+            raise SettingsError("A label has letters, digits, spaces and . _ @ / -, and at most 64 of them.")
+        if change.expires_ms and not now_ms < change.expires_ms <= now_ms + LONGEST_MS:
+            raise SettingsError(NO_END)
 
     async def add(self, account: str, made: NewToken) -> Token:
         """Store a new token for this account. Raises SettingsError if the account has too many."""
@@ -215,10 +238,14 @@ class Tokens:
 
         # If the reply of the first try was lost, the next one finds nothing
         is_gone = await ask(delete) or tries > 1
-        if token.expires_ms is not None:
-            await ask(lambda: self._redis.zrem(keys.expiring(), f"{token.account} {token.id}"))
+        await self.forget_expiry(token)
         await self._take_off(token.account, [token.digest.encode()])
         return is_gone
+
+    async def forget_expiry(self, token: Token) -> None:
+        """Take back what operators are told of the end of this token."""
+        if token.expires_ms is not None:
+            await ask(lambda: self._redis.zrem(keys.expiring(), f"{token.account} {token.id}"))
 
     async def _take_off(self, account: str, gone: Sequence[bytes]) -> None:
         await ask(lambda: self._redis.zrem(keys.tokens(account), *gone))
@@ -420,6 +447,15 @@ class Accounts:
     async def read_written(self, account: str) -> Written:
         found: Any = await ask(lambda: self._redis.hmget(keys.account(account), WRITTEN))
         return _parse_written(found)
+
+    async def read_each_written(self, accounts: Sequence[str]) -> list[Written]:
+        """Return what is written of each of these accounts."""
+        found = list[Written]()
+        for start in range(0, len(accounts), AT_ONCE):
+            some = accounts[start : start + AT_ONCE]
+            replies = await read_all(self._redis, some, lambda pipe, name: pipe.hmget(keys.account(name), WRITTEN))
+            found += map(_parse_written, replies)
+        return found
 
     def limits_of(self, written: Written) -> AccountLimits:
         """Return the limits that result from what is stored. Raises SettingsError if a stored limit is invalid."""

@@ -23,7 +23,17 @@ from director.core.clock import Clock
 from director.core.errors import BackendFull, BackendUnavailable, UnknownQueue
 from director.core.ids import Kind, PredictionId, QueueName
 from director.core.webhooks import new_secret
-from director.store.accounts import Accounts, AccountType, Policy, Reason, Suspension, Token, Written, refuse_name
+from director.store.accounts import (
+    Accounts,
+    AccountType,
+    Policy,
+    Reason,
+    Suspension,
+    Token,
+    TokenChange,
+    Written,
+    refuse_name,
+)
 from director.store.catalog import Catalog
 from director.store.changes import Changes
 from director.store.predictions import Predictions
@@ -244,6 +254,21 @@ class Administration:
             "token_created", by=by, account=name, token=made.id, label=label, expires_ms=expires_ms, may=may
         ):
             return MadeToken(await self.accounts.give_token(name, made), made.secret)
+
+    async def change_token(self, token: Token, change: TokenChange, *, by: str) -> Token | None:
+        """Return the token as it is then, or None if it was revoked meanwhile."""
+        self.accounts.tokens.check(change)
+        facts: dict[str, object] = {name: text.split(",") for name, text in change.fields.items() if name != "label"}
+        facts |= {name: value for name in ("label", "expires_ms") if (value := getattr(change, name)) is not None}
+        async with self._changes.noting(
+            "token_changed", by=by, account=token.account, token=token.id, label=token.label, to=facts
+        ) as noted:
+            if not await self._scripts.allow(token.digest, change.fields, expires_ms=change.expires_ms):
+                noted.void()
+                return None
+        if change.expires_ms is not None:
+            await self.accounts.tokens.forget_expiry(token)
+        return await self.accounts.tokens.find_digest(token.digest)
 
     async def revoke(self, token: Token, *, by: str) -> bool:
         async with self._changes.noting(

@@ -54,6 +54,7 @@ ChangeKind = Literal[
     "queue_resized",
     "queue_resumed",
     "secret_rotated",
+    "token_changed",
     "token_created",
     "token_revoked",
     "void",

@@ -159,6 +159,7 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
     assert written == "written"
     assert await scripts.deploy(ACCOUNT, "d", was=b"", becomes=b"{}", created_ms=1, most=9) == "written"
     assert await scripts.grant("stranger", "s:0", link="l:0", life_s=1, most=9) is None
+    assert not await scripts.allow("0" * 64, {"scopes": "read"}, expires_ms=0)
     assert await scripts.rotate("stranger", secret="whsec_", keep_s=1) == "unknown"
     await scripts.contact("run", silence_s=7)
     await driver.pause()

@@ -90,6 +90,30 @@ async def test_revoked_token_is_refused(admin: AsyncClient) -> None:
     assert [one["label"] for one in left] == ["two"]
 
 
+async def test_token_gets_other_rights_without_a_new_secret(admin: AsyncClient) -> None:
+    token = await made(admin, scopes=["read", "run", "admin"], label="ci")
+    [listed] = (await admin.get("/v1/admin/accounts/umbrella/tokens")).json()["results"]
+    path = f"/v1/admin/accounts/umbrella/tokens/{listed['id']}"
+    answer = await admin.patch(path, json={"scopes": ["run", "view"]})
+    assert (answer.status_code, answer.json()) == (200, {**listed, "scopes": ["run", "view"]})
+    assert (await admin.get("/v1/account", headers=bearer(token))).status_code == 403
+    assert (await admin.get("/v1/admin/queues", headers=bearer(token))).status_code == 200
+    ends = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+    assert (await admin.patch(path, json={"expires_at": ends, "lanes": ["low"]})).json()["expires_at"] is not None
+    assert (await admin.patch(path, json={"expires_at": None})).json() == {
+        **listed,
+        "scopes": ["run", "view"],
+        "lanes": ["low"],
+    }
+    past = (datetime.now(UTC) - timedelta(days=1)).isoformat()
+    for wrong in ({"scopes": []}, {"scopes": ["god"]}, {"expires_at": past}, {"label": "\n"}, {"secret": "x"}):
+        assert (await admin.patch(path, json=wrong)).status_code in (400, 422), wrong
+    assert (await admin.patch(path.replace("umbrella", "operators"), json={"label": "x"})).status_code == 404
+    changes = (await admin.get("/v1/admin/audit")).json()["changes"]
+    told = [one["detail"]["to"] for one in changes if one["kind"] == "token_changed"]
+    assert (len(told), told[0]) == (3, {"scopes": ["run", "view"]})
+
+
 async def test_only_the_own_account_revokes_a_token(admin: AsyncClient) -> None:
     token = await made(admin)
     await admin.post("/v1/admin/accounts", json={"name": "another"})

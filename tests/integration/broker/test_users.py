@@ -162,9 +162,9 @@ zrevrangebylex {a:a}:listing + -
 # Which part calls which script: the table in docs/reference/internals/scripts.md, and what each reads
 SCRIPTS: dict[Part, str] = {
     "api": """
-amend arrive bind bound budget cancel configure delist demand depart deploy drop enlist enqueue erase get grant hours
-lease_batch limit migrate note open_batch order pause redeliver replay reserve resize retain revive rotate settle spend
-stats stay story stow unregister vacate withdraw write_batch
+allow amend arrive bind bound budget cancel configure delist demand depart deploy drop enlist enqueue erase get grant
+hours lease_batch limit migrate note open_batch order pause redeliver replay reserve resize retain revive rotate
+settle spend stats stay story stow unregister vacate withdraw write_batch
 """,
     "keeper": """
 cancel contact deliver demand due expire fold forward get hours pause promote reap reconcile recount recover retire
