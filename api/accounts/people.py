@@ -4,6 +4,7 @@ A browser sends both by itself, also when another site makes it ask. So they cou
 scripts: those have a header that a form cannot send, and a browser says that they come from the same site.
 """
 
+import hmac
 import re
 from typing import Final
 from urllib.parse import urlsplit
@@ -12,11 +13,12 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from api.web import errors
-from api.web.http import HOST, Request, is_from_proxy, read_host, services_of
+from api.web.http import HOST, LOOPBACK, Request, is_from_proxy, read_host, services_of
 from director.store.accounts import ROLES, Account
 from director.store.sessions import Granted
 
 PAGE: Final = "x-director-page"
+SENT_BY_PROXY: Final = "x-director-proxy-secret"
 COOKIE: Final = "director-session"
 SECURE: Final = "__Host-"  # a browser then wants Secure, the path / and no domain
 SAME_SITE: Final = "same-origin"
@@ -70,8 +72,12 @@ def cookie_name(request: Request) -> str:
 
 
 def _has_tls(request: Request, scheme: str, host: str) -> bool:
-    public = urlsplit(services_of(request).settings.public_url)
-    return scheme == "https" or (public.scheme == "https" and public.netloc.lower() == host.lower())
+    """Whether the browser speaks TLS. A proxy may not pass the scheme or the host on, and then the public URL says so;
+    only on the API's own machine a browser comes past that proxy.
+    """
+    is_public = urlsplit(services_of(request).settings.public_url).scheme == "https"
+    found = HOST.fullmatch(host)
+    return scheme == "https" or (is_public and (found is None or found[1].lower() not in LOOPBACK))
 
 
 def set_cookie(request: Request, response: Response, session: Granted | None) -> None:
@@ -89,6 +95,12 @@ def set_cookie(request: Request, response: Response, session: Granted | None) ->
     )
 
 
+def _has_secret(request: Request, secret: str) -> bool:
+    """Whether the proxy itself sent this, and no other program at its address."""
+    given = request.headers.getlist(SENT_BY_PROXY)
+    return len(given) == 1 and hmac.compare_digest(given[0].encode(), secret.encode())
+
+
 async def _of_proxy(request: Request) -> Account | None:
     log_ins = services_of(request).log_ins
     proxy = log_ins.proxy
@@ -96,8 +108,12 @@ async def _of_proxy(request: Request) -> Account | None:
         return None
     names = request.headers.getlist(proxy.user)
     groups = request.headers.getlist(proxy.groups) if proxy.groups else []
-    if len(names) != 1 or not USER.fullmatch(names[0]) or len(groups) > 1:  # a second one may be the caller's own
+    if len(names) != 1 or not names[0] or len(groups) > 1:  # a second one may be the caller's own
         return None
+    if proxy.secret and not _has_secret(request, proxy.secret):
+        return None
+    if not USER.fullmatch(names[0]):
+        raise errors.forbidden("Your name at the proxy has other characters than letters, digits and . _ @ + -.")
     role = proxy.role(groups[0] if groups else "")
     if role is None:
         raise errors.forbidden("None of your groups has a role here: see DIRECTOR_PROXY_ROLES.")

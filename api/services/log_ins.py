@@ -22,12 +22,18 @@ RANKS: Final = list(ROLES)
 
 
 class Proxy(Struct, frozen=True):
-    """How a proxy says who a person is. `roles`: of each group, and of everyone as `*`."""
+    """How a proxy says who a person is. `roles`: of each group, and of everyone as `*`. `secret`: what it has to send
+    too, or '' if its address is enough.
+    """
 
     user: str
     groups: str
     account: str
     roles: dict[str, Role]
+    secret: str = ""
+
+    def __repr__(self) -> str:
+        return f"Proxy({self.user!r}, {self.groups!r}, {self.account!r}, {self.roles!r})"
 
     @classmethod
     def of(cls, settings: ApiSettings) -> "Proxy | None":
@@ -45,7 +51,9 @@ class Proxy(Struct, frozen=True):
                 raise SettingsError(f"DIRECTOR_PROXY_ROLES: {given!r} is not GROUP=ROLE; roles: {', '.join(ROLES)}.")
             roles[group] = role  # type: ignore[assignment] # it was looked up
         return cls(
-            settings.proxy_user_header.lower(), settings.proxy_groups_header.lower(), settings.proxy_account, roles
+            *(settings.proxy_user_header.lower(), settings.proxy_groups_header.lower(), settings.proxy_account),
+            roles,
+            settings.proxy_secret,
         )
 
     def role(self, groups: str) -> Role | None:

@@ -91,6 +91,10 @@ class ApiSettings(CommonSettings, frozen=True, kw_only=True):
     """Roles of groups, as sre=operator,*=viewer; * is everyone. The highest counts: viewer, operator, admin."""
     proxy_account: str = "page"
     """Account of the people that the proxy names: what they run is its own. It must exist."""
+    proxy_secret: Annotated[str, Meta(pattern=r"\A([\x21-\x7e]{16,})?\Z")] = ""
+    """Secret of at least 16 characters that this proxy sends as X-Director-Proxy-Secret, so that no other program at
+    its address can name a person; empty: the address is enough.
+    """
     openai: bool = False
     """Serve OpenAI's API at /openai/v1 too. Turn it on once every process is at this release."""
     max_body_bytes: Annotated[int, Meta(ge=1024)] = 1 << 20

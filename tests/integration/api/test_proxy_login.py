@@ -88,10 +88,22 @@ async def test_other_sites_cannot_use_the_proxys_log_in(page: httpx.AsyncClient,
     assert answer.status_code == 401
 
 
-@pytest.mark.parametrize("name", ["", "a b", "ann\t", "x" * 200, "é@x", "a/b", "ann,eve"])
-async def test_odd_name_is_no_one(page: httpx.AsyncClient, name: str) -> None:
+@pytest.mark.parametrize("name", ["", "a b", "ann\t", "x" * 200, "é@x", "a/b", "ann,eve", "o'neill@example.com"])
+async def test_odd_name_is_no_one_and_hears_why(page: httpx.AsyncClient, name: str) -> None:
     headers = {**OF_PAGE, "X-Forwarded-Email": name.encode()}
-    assert (await page.get(QUEUES, headers=headers)).status_code == 401  # type: ignore[arg-type]
+    answer = await page.get(QUEUES, headers=headers)  # type: ignore[arg-type]
+    assert (answer.status_code, "Your name at the proxy" in answer.text) == ((403, True) if name else (401, False))
+
+
+async def test_proxy_with_a_secret_names_people_only_with_it(settings: ApiSettings, redis: Redis) -> None:
+    await Accounts(redis).create("page")
+    secret = "a-secret-of-the-proxy"
+    async with api_client(replace(settings, proxy_secret=secret), peer="10.0.0.1") as page:
+        assert await status(page, QUEUES, **{"X-Director-Proxy-Secret": secret}) == 200
+        for wrong in ({}, {"X-Director-Proxy-Secret": ""}, {"X-Director-Proxy-Secret": secret[:-1]}):
+            assert await status(page, QUEUES, **wrong) == 401
+        twice = [("X-Director-Proxy-Secret", one) for one in (secret, secret)]
+        assert (await page.get(QUEUES, headers=[*OF_PAGE.items(), *ANN.items(), *twice])).status_code == 401
 
 
 async def test_second_name_in_a_request_is_no_one(page: httpx.AsyncClient) -> None:

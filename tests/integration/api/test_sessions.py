@@ -123,6 +123,22 @@ async def test_cookie_behind_tls_is_secure_and_bound_to_the_host(settings: ApiSe
         assert (await page.get("/v1/account", headers={**tls, **right})).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("host", "is_secure"), [("director.test", True), ("inner:8080", True), ("127.0.0.1:8080", False)]
+)
+async def test_cookie_is_secure_if_the_public_address_has_tls(
+    settings: ApiSettings, admin_token: str, host: str, is_secure: bool
+) -> None:
+    """Also where the proxy with TLS passes neither the scheme nor the host on."""
+    async with api_client(replace(settings, public_url="https://director.test")) as page:
+        sent = {**OF_PAGE, "Host": host, "Sec-Fetch-Site": "same-origin", **bearer(admin_token)}
+        morsel = cookie_of(await page.post("/session", json={}, headers=sent))
+        page.cookies.clear()
+        assert (bool(morsel["secure"]), morsel.key.startswith("__Host-")) == (is_secure, is_secure)
+        mine = {**OF_PAGE, "Host": host, "Cookie": f"{morsel.key}={morsel.value}"}
+        assert (await page.get("/v1/account", headers=mine)).status_code == 200
+
+
 async def test_redis_has_no_secret_of_a_session_link_or_token(
     page: httpx.AsyncClient, admin_token: str, redis: Redis
 ) -> None:
