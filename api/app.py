@@ -19,10 +19,9 @@ from api import dashboard
 from api.accounts import account, sessions, usage
 from api.accounts.auth import authenticate
 from api.admin import accounts as admin_accounts
-from api.admin import commands, dead, health, overview, queues, system
+from api.admin import commands, dead, health, overview, queues, steps, system
 from api.admin import models as admin_models
 from api.admin import predictions as admin_predictions
-from api.admin.commands import Commands
 from api.batches import batches
 from api.batches import operators as batch_operators
 from api.files import files, outputs
@@ -40,7 +39,6 @@ from api.web.cors import Origins, may_read
 from api.web.errors import Code, invalid_host, is_expected, problem_of
 from api.web.http import RawHeaders, Request, carry, list_allowed_hosts, names_allowed_host, proxy_networks, services_of
 from api.web.route import OPENAI, Handler, Route, routes_of
-from director.cli.served import run_line
 from director.core.clock import Clock, SystemClock
 from director.core.errors import UnsafeBackend
 from director.core.settings import ApiSettings
@@ -63,7 +61,19 @@ ROUTES: Final = routes_of(
         openapi,
         reference,
     ),
-    *(dead, admin_accounts, admin_models, admin_predictions, queues, overview, commands, system, health, dashboard),
+    *(
+        dead,
+        admin_accounts,
+        admin_models,
+        admin_predictions,
+        queues,
+        overview,
+        commands,
+        steps,
+        system,
+        health,
+        dashboard,
+    ),
     *(openai_models, calls, openai_files, batches, batch_operators),
 )
 
@@ -104,7 +114,6 @@ def create_app(
         hosts=hosts,
         origins=origins,
         lifespan=lifespan,
-        commands=run_line,
     )
 
 
@@ -124,9 +133,7 @@ class Api:
         hosts: frozenset[str] = frozenset(),
         origins: Origins = Origins(),  # noqa: B008 - it is frozen
         lifespan: Lifespan[Any] | None = None,
-        commands: Commands | None = None,
     ) -> None:
-        self.commands: Final = commands
         self.routes: Final = tuple(routes)
         self.meters: Final = meters
         self._otherwise: Final = otherwise

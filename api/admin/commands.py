@@ -1,23 +1,21 @@
 """Run operators' commands for `director` at another machine, so that it needs a token and not Redis's address."""
 
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from msgspec import Meta, Struct, field
 from starlette.responses import Response
 
 from api.accounts.auth import name_operator
-from api.web.errors import forbidden, not_found
+from api.web.errors import forbidden
 from api.web.http import Request, decode_body, json_response
 from api.web.route import OVERSEES, Answer, Body, Route
+from director.cli.dispatch import run_line
 
 MAX_BODY: Final = 1 << 20
 MOST_WORDS: Final = 2_000
-Commands = Callable[..., Awaitable[Any]]
-"""Runs the line of a command for an account: see `director.cli.served.run_line`."""
 
 
-class AskedCommand(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CommandOrder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A line of `director`, without its first word. `width`: columns of the terminal, null for none. `input`: the
     first line of its standard input. `json`: print JSON.
     """
@@ -28,7 +26,7 @@ class AskedCommand(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     input: Annotated[str, Meta(max_length=1_000)] = ""
 
 
-class CommandRan(Struct, frozen=True, kw_only=True):
+class CommandOutput(Struct, frozen=True, kw_only=True):
     """The output of a command and its exit code. `error`: why it did nothing."""
 
     code: int
@@ -47,16 +45,21 @@ class CommandRan(Struct, frozen=True, kw_only=True):
         "viewer may list queues, and pause none. Files and other servers are never read."
     ),
     scopes=OVERSEES,
-    body=Body(AskedCommand),
-    answers={200: Answer("What it printed.", CommandRan)},
+    body=Body(CommandOrder),
+    answers={200: Answer("What it printed.", CommandOutput)},
 )
 async def run_command(request: Request) -> Response:
-    commands: Commands | None = request.scope["app"].commands
-    if commands is None:
-        raise not_found()
-    asked = await decode_body(request, AskedCommand, max_bytes=MAX_BODY)
-    account, given = request.account, {"width": asked.width, "said": asked.input, "is_json": asked.is_json}
-    ran = await commands(request.services, account, asked.line, by=name_operator(account), **given)
+    asked = await decode_body(request, CommandOrder, max_bytes=MAX_BODY)
+    services, account = request.services, request.account
+    ran = await run_line(
+        *(services, services.settings, account, asked.line),
+        by=name_operator(account),
+        width=asked.width,
+        stdin=asked.input,
+        is_json=asked.is_json,
+    )
     if ran.needs:
         raise forbidden(f"This token does not have the scope {ran.needs!r}.")
-    return json_response(CommandRan(code=ran.code, out=ran.out, error=ran.error), headers={"Cache-Control": "no-store"})
+    return json_response(
+        CommandOutput(code=ran.code, out=ran.out, error=ran.error), headers={"Cache-Control": "no-store"}
+    )

@@ -409,8 +409,8 @@ OF_TYPES: Final[dict[str, Any]] = {
     "AskedSuspension": {"policy": "hold", "reason": "review"},
     "TokenView": TOKEN,
     "MadeToken": {**TOKEN, "token": "dr_4nT0b8sGkq2LrWf6yXcVjH1ux9Qd"},
-    "AskedCommand": {"line": ["queues", "pause", "acme/painter"]},
-    "CommandRan": {"code": 0, "out": "acme/painter:9c1d5b0e7f3a is paused", "error": ""},
+    "CommandOrder": {"line": ["queues", "pause", "acme/painter"]},
+    "CommandOutput": {"code": 0, "out": "acme/painter:9c1d5b0e7f3a is paused", "error": ""},
     "AskedLink": {"role": "viewer", "life_s": 600},
     "AskedInvitation": {"role": "viewer", "label": "ann", "life_s": 86_400},
     "LinkView": {
@@ -419,6 +419,7 @@ OF_TYPES: Final[dict[str, Any]] = {
         "scopes": ["read", "view"],
         "token_id": "7f3c1a9be2d04856",
     },
+    "TokenUpdate": {"scopes": ["read", "run"], "expires_at": None},
     "AskedToken": {"label": "ci", "scopes": ["read", "run"], "lanes": ["normal", "low"]},
     "ConfigView": CONFIG_VIEW,
     "ModelConfig": CONFIG,
@@ -575,6 +576,31 @@ OF_TYPES: Final[dict[str, Any]] = {
         ],
     },
     "LiveEvent": {"event": "snapshot", "data": "{}"},
+    "AskedSteps": {"after": {"-1": ["0-0", 0], "721": ["1795406400120-0", 9841]}},
+    "StepsView": {
+        "batches": [
+            {
+                "partition": 721,
+                "entries": [
+                    {
+                        "partition": 721,
+                        "entry": "1795406400480-0",
+                        "at": 1795406400480,
+                        "kind": "claimed",
+                        "id": PREDICTION_ID,
+                        "queue": QUEUE,
+                        "account": "acme",
+                        "detail": "director-1 1",
+                    }
+                ],
+                "missed": 0,
+                "cursor": ["1795406400480-0", 9842],
+            }
+        ],
+        "first": -1,
+        "more": False,
+        "queue": "",
+    },
     "ChangesView": {
         "changes": [
             {

@@ -5,16 +5,18 @@ a token is shown once. No command prints a webhook secret.
 import argparse
 import math
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
+from itertools import pairwise
 from typing import Any, Final, get_args
 
 import msgspec
 from msgspec import Raw, Struct
 
 from director.cli.arguments import JSON, SERVICE, arg, command, flag, group, hours, whole
-from director.cli.asking import run
-from director.cli.client import Client, Service, read, service
+from director.cli.client import Client, Service, name_service, read, service
 from director.cli.operators import Backend, audit, operator, read_line
+from director.cli.remote import run
 from director.cli.tables import Answer, tabulate
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError
@@ -22,7 +24,7 @@ from director.core.ids import ALL_LANES
 from director.core.usage import NOTHING, day_of
 from director.core.view import iso
 from director.core.words import several
-from director.store.accounts import SCOPES, TYPES, Policy, Reason, Role, Token, refuse_name
+from director.store.accounts import SCOPES, TYPES, Policy, Reason, Role, Token, TokenChange, refuse_name
 
 COLUMNS: Final = ("account", "limits")
 TOKEN_COLUMNS: Final = ("account", "id", "ends in", "scopes", "lanes", "expires", "label")
@@ -54,6 +56,8 @@ OPTIONS: Final = {name: f"--{name.replace('_', '-')}" for name in LIMITS}
 NAME: Final = arg("name NAME", "the account")
 
 LONGEST_LINK_S: Final = 7 * 86_400
+SHOWN: Final = 100
+MOST_SHOWN: Final = 1_000  # by one answer, which the API may have to hold
 
 group("token", "list")
 group("account", "list")
@@ -75,15 +79,35 @@ async def _create(backend: Backend, given: argparse.Namespace) -> Answer:
     return Answer({"name": given.name, "type": given.type}, text)
 
 
-@operator("account list", needs="view", examples=("",))
+LISTED: Final = (
+    arg("-n N", "list at most N (%(default)s)", type=whole(MOST_SHOWN), default=SHOWN),
+    arg("--cursor NAME", "continue after this account, where an earlier list ended", default=""),
+)
+
+
+@operator("account list", *LISTED, needs="view", examples=("", "-n 1000 --json"))
 async def _list(backend: Backend, given: argparse.Namespace) -> Answer:
-    """List accounts with the limits set for them."""
-    found = {name: (await backend.accounts.read_written(name)).limits for name in await backend.accounts.names()}
-    rows = [(name, _limits(limits)) for name, limits in found.items()]
+    """List accounts by name, with the limits set for them."""
+    rest = [name for name in await backend.accounts.names() if name > given.cursor]
+    names = rest[: given.n]
+    found = dict(zip(names, await backend.accounts.read_each_written(names), strict=True))
+    rows = [(name, _limits(written.limits)) for name, written in found.items()]
     empty = "no accounts yet: `director account create NAME` makes one"
+    results = [{"name": name, "limits": written.limits} for name, written in found.items()]
+    return _answer_page(results, COLUMNS, rows, names[-1] if len(rest) > len(names) else None, empty)
+
+
+def _answer_page(
+    results: list[dict[str, Any]],
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    following: str | None,
+    empty: str,
+) -> Answer:
+    more = [f"there are more: --cursor {following}"] if following else []
     return Answer(
-        [{"name": name, "limits": limits} for name, limits in found.items()],
-        lambda: tabulate(COLUMNS, rows, words=COLUMNS, empty=empty),
+        {"results": results, "next": following},
+        lambda: "\n".join([tabulate(columns, rows, words=columns, empty=empty), *more]),
     )
 
 
@@ -161,7 +185,7 @@ def _answer_limits(name: str, written: dict[str, str]) -> Answer:
     "account set",
     NAME,
     *(arg(f"{OPTIONS[name]} N", text) for name, text in LIMITS.items()),
-    instead=_ask_to_set,
+    ask_api=_ask_to_set,
     examples=("team-a --rate 10 --max-running 4",),
 )
 async def _set(backend: Backend, given: argparse.Namespace) -> Answer:
@@ -181,7 +205,9 @@ async def _set(backend: Backend, given: argparse.Namespace) -> Answer:
     epilog="The command may be interrupted and repeated at any time. It prints no secret.",
 )
 async def _migrate(here: Backend, given: argparse.Namespace) -> Answer:
-    """Bring accounts to another server: limits, suspensions, webhook secrets, tokens. Do this before their queues."""
+    """Bring accounts to another server: limits, suspensions, webhook secrets, tokens. Do this before their queues. Both
+    servers are read directly, so this needs --redis or DIRECTOR_REDIS_URL.
+    """
     # only here: no other command on accounts needs them
     from director.broker.durability import check
     from director.broker.redis_client import describe
@@ -231,7 +257,7 @@ class _Ended(Struct, frozen=True):
         default=POLICIES[0],
     ),
     arg("--reason", "the reason that the account is shown (%(default)s)", choices=get_args(Reason), default="review"),
-    instead=_ask_to_suspend,
+    ask_api=_ask_to_suspend,
     examples=("team-a --policy hold",),
 )
 async def _suspend(backend: Backend, given: argparse.Namespace) -> Answer:
@@ -281,7 +307,7 @@ def _ask_to_resume(chosen: Service, given: argparse.Namespace) -> Answer:
     return _answer_resumed(given.name)
 
 
-@operator("account resume", NAME, instead=_ask_to_resume, examples=("team-a",))
+@operator("account resume", NAME, ask_api=_ask_to_resume, examples=("team-a",))
 async def _resume(backend: Backend, given: argparse.Namespace) -> Answer:
     """End the suspension of an account, and release what was held."""
     with audit() as by:
@@ -317,6 +343,13 @@ async def _rotate(backend: Backend, given: argparse.Namespace) -> Answer:
     former = f"the former one also signs until {until}" if until else "the former ones no longer sign"
     text = f"{given.name} has a new secret, and {former}. GET /v1/webhooks/default/secret shows it to the account."
     return Answer({"name": given.name, "former_signs_until": until}, text)
+
+
+def _end_ms(hours: float | None) -> int | None:
+    """Return the end of a token as `TokenChange` has it: 0 for never, None to keep it."""
+    if hours is None:
+        return None
+    return _ms_after(hours) if hours else 0
 
 
 def _ms_after(hours: float) -> int:
@@ -375,7 +408,10 @@ def _make_link(given: argparse.Namespace) -> int:
     with the scope admin.
     """
     asked = {"role": given.role, "life_s": given.minutes * 60}
-    with Client(service(given)) as client:
+    chosen = service(given)
+    if given.account:
+        name_service(chosen)
+    with Client(chosen) as client:
         if given.account:
             expires_at = None if given.expires_hours is None else iso(_ms_after(given.expires_hours))
             made = client.invite(given.account, {**asked, "label": given.label, "expires_at": expires_at})
@@ -394,23 +430,65 @@ def _words(option: str, text: str, known: tuple[str, ...]) -> list[str]:
 
 
 @operator(
-    "token list", arg("--account NAME", "list only this account's tokens"), needs="view", examples=("--account team-a",)
+    "token list",
+    arg("--account NAME", "list only this account's tokens"),
+    *LISTED,
+    needs="view",
+    examples=("--account team-a",),
 )
 async def _list_tokens(backend: Backend, given: argparse.Namespace) -> Answer:
-    """List tokens without their secrets."""
+    """List tokens without their secrets. All tokens of an account stand in one list, so it may be longer than N."""
     if given.account:
         await backend.accounts.refuse_unknown(given.account)
-    names = [given.account] if given.account else await backend.accounts.names()
-    facts = [_token_facts(token) for name in names for token in await backend.accounts.tokens.of(name)]
-    rows = [
-        (
-            *(each["account"], each["id"], f"…{each['last4'] or '????'}", ",".join(each["scopes"])),
-            *(",".join(each["lanes"]), each["expires_at"] or "never", each["label"]),
-        )
-        for each in facts
-    ]
+    names = [given.account] if given.account else [one for one in await backend.accounts.names() if one > given.cursor]
+    facts, following = list[dict[str, Any]](), None
+    for before, name in pairwise(["", *names]):
+        if len(facts) >= given.n:
+            following = before
+            break
+        facts += [_token_facts(token) for token in await backend.accounts.tokens.of(name)]
+    rows = [_row_of_token(each) for each in facts]
     empty = "no tokens yet: `director token create --account NAME` makes one"
-    return Answer(facts, lambda: tabulate(TOKEN_COLUMNS, rows, words=TOKEN_COLUMNS, empty=empty))
+    return _answer_page(facts, TOKEN_COLUMNS, rows, following, empty)
+
+
+def _row_of_token(each: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        *(each["account"], each["id"], f"…{each['last4'] or '????'}", ",".join(each["scopes"])),
+        *(",".join(each["lanes"]), each["expires_at"] or "never", each["label"]),
+    )
+
+
+@operator(
+    "token set",
+    arg("name TOKEN", "its id, its label or its last 4 characters"),
+    arg("--account NAME", "the account of the token", required=True),
+    arg("--scopes", f"what it may do from now on, of {', '.join(SCOPES)}"),
+    arg("--lanes", f"lanes that it may use from now on, of {', '.join(ALL_LANES)}"),
+    arg("--expires-hours H", "hours from now until it expires; 0 for never", type=hours),
+    arg("--label TEXT", "what it is for"),
+    examples=("7f3c1a9be2d04856 --account team-a --scopes read,run", "ci --account team-a --expires-hours 12"),
+)
+async def _set_token(backend: Backend, given: argparse.Namespace) -> Answer:
+    """Change what a token may do, and until when. Its secret stays. An API may use the former rights until its cache
+    expires.
+    """
+    change = TokenChange(
+        scopes=None if given.scopes is None else _words("--scopes", given.scopes, SCOPES),
+        lanes=None if given.lanes is None else _words("--lanes", given.lanes, ALL_LANES),
+        label=given.label,
+        expires_ms=_end_ms(given.expires_hours),
+    )
+    if change == TokenChange():
+        raise SettingsError("nothing to change: give --scopes, --lanes, --expires-hours or --label.")
+    found = await _find_token(backend, given)
+    with audit() as by:
+        changed = found and await backend.administration.change_token(found, change, by=by)
+    if not changed:
+        raise SettingsError(f"{given.account} has no such token: `director token list` shows them.")
+    facts = _token_facts(changed)
+    row = tabulate(TOKEN_COLUMNS, [_row_of_token(facts)], words=TOKEN_COLUMNS, empty="")
+    return Answer(facts, f"{row}\nchanged. An API may use the former rights until its cache expires")
 
 
 # Every user of the machine can read a command line, and the shell keeps it, so no secret is read from there.

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from director.cli.arguments import EXAMPLE_ID, JSON, SERVICE, arg, command, flag, group, model_name, whole
-from director.cli.client import Client, read, service
+from director.cli.client import Client, name_service, read, service
 from director.cli.output import printable
 from director.cli.tables import Answer, progress, tabulate
 from director.core.errors import SettingsError
@@ -144,7 +144,9 @@ def _change(given: argparse.Namespace, verb: str, word: str) -> int:
         raise SettingsError(f"name some: `director predictions {verb} ID …`, or give a filter, or --all.")
     body: Mapping[str, Any] = {"ids": given.ids} if given.ids else asked or {"all": True}
     done, refused, retried = 0, list[LeftAlone](), list[Retried]()
-    with Client(service(given)) as client, progress() as show:
+    chosen = service(given)
+    name_service(chosen)
+    with Client(chosen) as client, progress() as show:
         cursor: str | None = ""
         while cursor is not None:
             one = read(client.change_predictions(verb, {**body, **({"cursor": cursor} if cursor else {})}), Done)

@@ -26,15 +26,15 @@ MOST_HOURS: Final = 24 * 366
 FEW: Final = 8  # names that an error lists
 
 
-class Served(NamedTuple):
-    """A caller of the API, for whom a command runs here: its name, its terminal's width, and what its stdin says."""
+class Caller(NamedTuple):
+    """A caller of the API, for whom a command runs here. `width`: its terminal's. `stdin`: the first line of it."""
 
     by: str
     width: int | None
-    said: str
+    stdin: str
 
 
-SERVED: Final[ContextVar[Served | None]] = ContextVar("served", default=None)
+CALLER: Final[ContextVar[Caller | None]] = ContextVar("caller", default=None)
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -53,17 +53,17 @@ class CommandParser(argparse.ArgumentParser):
         raise argparse.ArgumentError(action, f"{value!r} is unknown: {did_you_mean(str(value), known) or listed}")
 
     def error(self, message: str) -> NoReturn:
-        if SERVED.get() is not None:  # of a caller of the API
+        if CALLER.get() is not None:  # of a caller of the API
             raise SettingsError(message)
         super().error(message)
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        if SERVED.get() is not None:
+        if CALLER.get() is not None:
             raise SettingsError(message or "give a command, without --help")
         super().exit(status, message)
 
     def print_help(self, file: Any = None) -> None:
-        if SERVED.get() is None:
+        if CALLER.get() is None:
             super().print_help(file)
 
     @property
@@ -157,10 +157,6 @@ def home_folder(text: str) -> str:
 
 HOME: Final = arg("--home DIR", f"folder of the `up` (DIRECTOR_HOME, or {DEFAULT_HOME})", default="", type=home_folder)
 JSON: Final = flag("--json", "print JSON, for programs", default=False)
-REDIS: Final = (
-    arg("--redis URL", "address of Redis (DIRECTOR_REDIS_URL, or that of the `up`)", default=""),
-    HOME,
-)
 SERVICE: Final = (
     arg("--url", "address of the API (DIRECTOR_URL, or that of the context or the `up`)", default=""),
     arg("--token", "token for the API (DIRECTOR_TOKEN, or that of the context or the `up`)", default=""),
@@ -172,9 +168,8 @@ SERVICE: Final = (
     HOME,
 )
 
-
 # of an operator's command: it asks the API, or reads Redis itself
-OPERATED: Final = (
+REDIS_OR_SERVICE: Final = (
     arg("--redis URL", "read this Redis server instead of asking the API (DIRECTOR_REDIS_URL)", default=""),
     *SERVICE,
 )

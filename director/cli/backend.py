@@ -32,12 +32,17 @@ class Backend(Services):
         self.scaling = Scaling(redis, self.scripts, self.catalog, self.clock)
 
     @cached_property
+    def settings(self) -> CommonSettings:
+        """Return the settings of the environment. Raises SettingsError."""
+        return load(CommonSettings)
+
+    @cached_property
     def scripts_with_files(self) -> Scripts:
         """Scripts that read data in the file store that the environment names. Raises SettingsError."""
         # only here: it takes longer to import than most commands run
         from director.files.choose import output_store_in
 
-        settings = load(CommonSettings)
+        settings = self.settings
         store = output_store_in(settings.files_dir, self.redis, self.clock, url=settings.files_url)
         return Scripts(self.gatherer, whole=DataFiles(self.clock, store).whole)
 

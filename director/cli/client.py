@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,10 +15,11 @@ import httpx
 import msgspec
 from msgspec import Raw, Struct
 
+from director.cli import contexts
 from director.cli.arguments import did_you_mean
-from director.cli.contexts import Context, check_url, choose
+from director.cli.contexts import check_url
 from director.cli.inputs import Described
-from director.core.errors import DirectorError
+from director.core.errors import BackendUnavailable, DirectorError
 from director.core.schema import Place
 from director.core.states import TERMINAL, Status
 from director.local import DEFAULT_HOME
@@ -31,8 +33,6 @@ COMMAND_S: Final = 120.0  # some end the predictions of an account for a minute
 UPLOAD_S: Final = 600.0  # the answer comes once the service has stored the file
 # Answers of a service, or of a proxy before it, that is away for a short time
 NOT_NOW: Final = frozenset({429, 502, 503, 504})
-NO_SUCH: Final = 404
-
 NOT_FOUND: Final = "The requested resource could not be found."
 NO_BATCHES: Final = "this service has no batches: an operator turns them on with DIRECTOR_OPENAI."
 NEXT_STEPS: Final = {
@@ -42,8 +42,11 @@ NEXT_STEPS: Final = {
 
 
 class Service(Struct, frozen=True):
+    """An API and a token for it. `source`: what named it, unless the command line has its address."""
+
     url: str
     token: str
+    source: str = ""
 
 
 def service(given: argparse.Namespace) -> Service:
@@ -51,12 +54,14 @@ def service(given: argparse.Namespace) -> Service:
     environment = {} if given.context else os.environ  # an option comes before the environment
     url = given.url or environment.get("DIRECTOR_URL", "")
     token = given.token or environment.get("DIRECTOR_TOKEN", "")
+    source = "" if given.url else "DIRECTOR_URL"
     # a context or a home names its service and the token for it: no other service gets that token
-    if not url and (context := _context(given)):
-        url, token = context.url, token or context.token()
+    if not url and (name := _context(given)):
+        context = contexts.get(name)
+        url, token, source = context.url, token or context.token(), f"context {name}"
     elif not url:
         state = Home(Path(given.home)).read()
-        url, token = state.url, token or state.token
+        url, token, source = state.url, token or state.token, f"the `up` of {given.home}"
     if not url:
         raise Nowhere(
             f"no service is known: {given.home} has no up.json. Start one here with `director up`, "
@@ -66,22 +71,30 @@ def service(given: argparse.Namespace) -> Service:
         raise Nowhere("a token is missing: give --token or DIRECTOR_TOKEN. `director token create` makes one.")
     if not (token.isascii() and token.isprintable()):
         raise Nowhere("not a token: it contains characters that no token has. `director token create` makes one.")
-    return Service(check_url(url), token)
+    return Service(check_url(url), token, source)
 
 
-def _context(given: argparse.Namespace) -> Context | None:
-    """Return the context that is asked for. A home that is named comes before the context in use."""
-    if given.context or given.home == DEFAULT_HOME:
-        return choose(given.context)
-    return None
+def name_service(chosen: Service) -> None:
+    """Say on stderr which service is changed, unless the command line has its address."""
+    if chosen.source:
+        print(f"» {chosen.url} ({chosen.source})", file=sys.stderr, flush=True)
+
+
+def _context(given: argparse.Namespace) -> str:
+    """Return the name of the context that is asked for. A home that is named comes before the context in use."""
+    return contexts.choose(given.context) if given.context or given.home == DEFAULT_HOME else ""
 
 
 class Refused(DirectorError):
     """The API refused the request, or did not answer. The text says what to do."""
 
 
-class Away(Refused):
+class Away(Refused, BackendUnavailable):
     """The API did not answer, or cannot answer now. A request that is safe to repeat may be repeated."""
+
+
+class Forbidden(Refused):
+    """The token lacks the scope."""
 
 
 class Missing(Refused):
@@ -172,9 +185,31 @@ class Client:
         except (KeyError, TypeError, AttributeError):
             return None
 
+    def model(self, name: str) -> Raw:
+        try:
+            return self._ask("GET", f"/v1/models/{name}")
+        except Missing as exc:
+            raise self._without(name, exc) from exc
+
+    def version(self, model: str, version: str) -> Raw:
+        try:
+            return self._ask("GET", f"/v1/models/{model}/versions/{version}")
+        except Missing as exc:
+            raise self._without(f"{model}:{version}", exc) from exc
+
+    def models(self) -> Iterator[dict[str, Any]]:
+        """Yield the models that the token may see, the newest first, page by page."""
+        for one in self._pages("/v1/models"):
+            yield read(one, dict[str, Any])
+
+    def usage(self, asked: Mapping[str, str]) -> Raw:
+        return self._ask("GET", f"/v1/usage?{urlencode(asked)}")
+
     def list(self, filters: Mapping[str, str]) -> Iterator[Raw]:
         """Yield predictions, newest first, page by page."""
-        path = f"/v1/predictions?{urlencode(filters)}"
+        return self._pages(f"/v1/predictions?{urlencode(filters)}")
+
+    def _pages(self, path: str) -> Iterator[Raw]:
         while path:
             page = read(self._ask("GET", path), Page)
             yield from page.results
@@ -213,10 +248,10 @@ class Client:
     def content(self, file_id: str) -> Iterator[bytes]:
         """Yield the bytes of a file of a batch."""
         path = f"/openai/v1/files/{quote(file_id, safe='')}/content"
-        with self._reaching(), self._http.stream("GET", path) as answer:
+        with reaching(self._url), self._http.stream("GET", path) as answer:
             if not answer.is_success:
                 answer.read()
-            _check(answer)
+            check_answer(answer)
             yield from answer.iter_bytes()
 
     def _of_batches(self, method: str, path: str, missing: str, **sent: Any) -> Raw:
@@ -280,23 +315,28 @@ class Client:
         return self._send(method, path, json=body, headers=headers)
 
     def _send(self, method: str, path: str, **sent: Any) -> Raw:
-        with self._reaching():
+        with reaching(self._url):
             answer = self._http.request(method, path, **sent)
-        _check(answer)
+        check_answer(answer)
         return Raw(answer.content)
 
-    @contextmanager
-    def _reaching(self) -> Generator[None]:
-        try:
-            yield
-        except (httpx.HTTPError, httpx.InvalidURL) as exc:
-            raise Away(f"no answer from {self._url} ({exc}). Is it up? `director up` starts a service.") from exc
+
+@contextmanager
+def reaching(url: str) -> Generator[None]:
+    """Raise Away if the API there cannot be reached."""
+    try:
+        yield
+    except (httpx.HTTPError, httpx.InvalidURL) as exc:
+        raise Away(f"no answer from {url} ({exc}). Is it up? `director up` starts a service.") from exc
 
 
-def _check(answer: httpx.Response) -> None:
+KINDS: Final[Mapping[int, type[Refused]]] = {403: Forbidden, 404: Missing}
+
+
+def check_answer(answer: httpx.Response) -> None:
     """Raise Refused, with the next step, for an answer that is a refusal."""
     if not answer.is_success:
-        kind = Away if answer.status_code in NOT_NOW else Missing if answer.status_code == NO_SUCH else Refused
+        kind = Away if answer.status_code in NOT_NOW else KINDS.get(answer.status_code, Refused)
         raise kind(" ".join(filter(None, [_detail(answer), NEXT_STEPS.get(answer.status_code, "")])))
 
 

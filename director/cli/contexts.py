@@ -42,11 +42,14 @@ class Contexts(Struct, frozen=True):
         return self.named[name]
 
 
-def choose(name: str) -> Context | None:
-    """Return the context of this name, or the one in use if the name is empty. Raises SettingsError."""
-    contexts = _read()
-    name = name or os.environ.get("DIRECTOR_CONTEXT", "") or contexts.in_use
-    return contexts.get(name) if name else None
+def choose(name: str) -> str:
+    """Return this name, or that of the context in use if it is empty, or nothing. Raises SettingsError."""
+    return name or os.environ.get("DIRECTOR_CONTEXT", "") or _read().in_use
+
+
+def get(name: str) -> Context:
+    """Raises SettingsError for an unknown name."""
+    return _read().get(name)
 
 
 def token_in(file: Path) -> str:

@@ -150,14 +150,14 @@ def _answer(action: str, done: int, refused: Sequence[str], secret: Sequence[str
     return Answer(body, "\n".join(lines), code=1 if refused else 0)
 
 
-@operator("dead revive", *MANY, needs="operate", instead=_ask_to("revive"), examples=(EXAMPLE_ID, "--all --rate 5"))
+@operator("dead revive", *MANY, needs="operate", ask_api=_ask_to("revive"), examples=(EXAMPLE_ID, "--all --rate 5"))
 async def _revive(backend: Backend, given: argparse.Namespace) -> Answer:
     """Return dead letters to their queue."""
     return await _do(backend, given, "revive")
 
 
 @operator(
-    "dead drop", *MANY, needs="operate", instead=_ask_to("drop"), examples=("--all --queue acme/painter:0123456789ab",)
+    "dead drop", *MANY, needs="operate", ask_api=_ask_to("drop"), examples=("--all --queue acme/painter:0123456789ab",)
 )
 async def _drop(backend: Backend, given: argparse.Namespace) -> Answer:
     """Drop dead letters: they cannot be revived afterwards."""

@@ -4,6 +4,7 @@ import argparse
 import base64
 import mimetypes
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -13,11 +14,12 @@ import msgspec
 from msgspec import Struct
 
 from director.core.data_uri import is_data_uri, read_data_uri
-from director.core.errors import DirectorError
+from director.core.errors import DirectorError, SettingsError
 
 FETCHED: Final = ("http://", "https://")
 FETCH_S: Final = 60.0
 DEEPEST: Final = 8
+LONGEST_DEFAULT: Final = 60
 OCTETS: Final = "application/octet-stream"
 NO_FILE: Final = "the output of this model is not a file. Leave --output out to see it."
 KINDS: Final[Mapping[type, str]] = {
@@ -43,18 +45,57 @@ class Text(Struct, frozen=True):
     typed: str
 
 
+class Files(Struct, frozen=True):
+    """The files of a folder, for an input that takes a list."""
+
+    uris: Sequence[str]
+
+
 class Described(Struct, frozen=True):
     """A model's inputs and its output, as its OpenAPI document has them. Empty if it has none."""
 
     inputs: Mapping[str, Any] = {}
     output: Mapping[str, Any] = {}
     schemas: Mapping[str, Any] = {}
+    required: Sequence[str] = ()
 
     @classmethod
     def of(cls, document: Any) -> "Described":
         """Raises KeyError, TypeError or AttributeError for a document without inputs."""
         schemas = document["components"]["schemas"]
-        return cls(dict(schemas["Input"]["properties"]), dict(schemas.get("Output") or {}), schemas)
+        given = schemas["Input"]
+        first = (given.get("anyOf") or [{}])[0]  # of inputs that stand for each other
+        required = [*(given.get("required") or ()), *(first.get("required") or ())]
+        return cls(dict(given["properties"]), dict(schemas.get("Output") or {}), schemas, list(map(str, required)))
+
+
+def show_inputs(known: Described) -> Iterator[tuple[str, str, str]]:
+    """Yield each input for a person: its name, what it takes, and what it is for."""
+
+    def order(name: str) -> Any:
+        place = known.inputs[name].get("x-order") if isinstance(known.inputs[name], dict) else None
+        return place if isinstance(place, int) else len(known.inputs)
+
+    for name in sorted(known.inputs, key=order):
+        schema = known.inputs[name] if isinstance(known.inputs[name], dict) else {}
+        facts = [show_kind(schema, known.schemas) or "anything"]
+        if "default" in schema:
+            facts.append(f"({msgspec.json.encode(schema['default']).decode()[:LONGEST_DEFAULT]})")
+        elif name in known.required:
+            facts.append("required")
+        facts += [f"{word} {schema[key]}" for word, key in (("from", "minimum"), ("to", "maximum")) if key in schema]
+        yield name, " ".join(facts), str(schema.get("description") or "").replace("\n", " ")
+
+
+def show_kind(schema: Any, schemas: Mapping[str, Any]) -> str:
+    """Return the types that a schema takes, with its format: "string (uri)", "list of string"."""
+    if not isinstance(schema, dict):
+        return ""
+    kinds = sorted(kinds_of(schema, schemas))
+    if kinds == ["array"]:
+        return f"list of {show_kind(schema.get('items'), schemas) or 'anything'}"
+    form = schema.get("format")
+    return " or ".join(kinds) + (f" ({form})" if kinds and isinstance(form, str) else "")
 
 
 def parse_input(text: str) -> tuple[str, Any]:
@@ -63,7 +104,8 @@ def parse_input(text: str) -> tuple[str, Any]:
     if not equals or not name:
         raise argparse.ArgumentTypeError(f"{text!r} is not an input: give name=value, or name=@file")
     if value.startswith("@"):
-        return name, data_uri(Path(value[1:]))
+        file = Path(value[1:])
+        return name, Files(data_uris(file)) if file.is_dir() else data_uri(file)
     try:
         value.encode()
     except UnicodeEncodeError as exc:
@@ -72,12 +114,34 @@ def parse_input(text: str) -> tuple[str, Any]:
 
 
 def read_inputs(given: Sequence[tuple[str, Any]], known: Described | None) -> dict[str, Any]:
-    """Return the input that was typed, each value as the schema of its name has it."""
+    """Return the input that was typed, each value as the schema of its name has it. An input that takes a list gets
+    each of its values, and each file of a folder. Raises SettingsError for another one that is typed twice.
+    """
     known = known or Described()
-    return {
-        name: value_of(value.typed, known.inputs.get(name), known.schemas) if isinstance(value, Text) else value
-        for name, value in given
-    }
+    counts, found = Counter(name for name, _ in given), dict[str, Any]()
+    for name, value in given:
+        schema = known.inputs.get(name)
+        kinds = kinds_of(schema, known.schemas)
+        is_file = not isinstance(value, Text | Files)
+        if "array" in kinds and (counts[name] > 1 or isinstance(value, Files) or (is_file and "string" not in kinds)):
+            found[name] = [*found.get(name, ()), *_items_of(value, schema, known.schemas)]
+        elif name in found:
+            raise SettingsError(f"-i {name} is given twice, and {name} takes one value.")
+        elif isinstance(value, Files):
+            raise SettingsError(f"-i {name} is a folder, and {name} takes no list of files.")
+        else:
+            found[name] = value_of(value.typed, schema, known.schemas) if isinstance(value, Text) else value
+    return found
+
+
+def _items_of(value: Any, schema: Any, schemas: Mapping[str, Any]) -> Sequence[Any]:
+    """Return the items that one `-i` adds to a list: a file, those of a folder, or what was typed."""
+    if isinstance(value, Files):
+        return value.uris
+    if not isinstance(value, Text):
+        return [value]
+    typed = value_of(value.typed, schema, schemas)
+    return typed if isinstance(typed, list) else [value_of(value.typed, schema.get("items"), schemas)]
 
 
 def value_of(typed: str, schema: Any, schemas: Mapping[str, Any]) -> Any:
@@ -215,3 +279,14 @@ def data_uri(file: Path) -> str:
         raise FileFault(f"cannot read {file}: {exc.strerror}. Check the path after the @.") from exc
     kind = mimetypes.guess_type(file.name)[0] or OCTETS
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def data_uris(folder: Path) -> list[str]:
+    """Return the files of a folder by their names, without hidden ones. Raises FileFault."""
+    try:
+        files = sorted(one for one in folder.iterdir() if one.is_file() and not one.name.startswith("."))
+    except OSError as exc:
+        raise FileFault(f"cannot read {folder}: {exc.strerror}. Check the path after the @.") from exc
+    if not files:
+        raise FileFault(f"{folder} has no files. Check the path after the @.")
+    return list(map(data_uri, files))

@@ -1,21 +1,43 @@
 """Commands on the catalogue: `director model`, `collection` and `hardware`. They never register a version."""
 
 import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
 import msgspec
 from msgspec.structs import asdict
 
 from director.broker.replies import Order
-from director.cli.arguments import EXAMPLE_ID, SERVED, arg, flag, group
+from director.cli.arguments import (
+    CALLER,
+    DECLARED,
+    EXAMPLE_ID,
+    JSON,
+    SERVICE,
+    Run,
+    arg,
+    command,
+    flag,
+    group,
+    model_name,
+    whole,
+)
+from director.cli.client import Client, Service, read, service
+from director.cli.inputs import Described, show_inputs, show_kind
 from director.cli.operators import Backend, audit, operator, prediction_id, typist
+from director.cli.output import printable
 from director.cli.tables import Answer, tabulate
 from director.core.errors import SettingsError, UnknownModel
-from director.core.ids import queue_name
+from director.core.ids import QueueName, queue_name
 from director.core.model_config import ModelConfig
+from director.core.trends import quantile_s
 from director.core.usage import Price
+from director.core.view import iso
+from director.core.words import several, span
 from director.store.ledger import check_price
+from director.store.models import Model
 
 SAID: Final = {
     "description": "what it does",
@@ -32,7 +54,12 @@ PRICES: Final = {  # the fields of Price
     "second": "for a second of its runs",
     "run": "for a run",
 }
-COLUMNS: Final = ("model", "visibility", "version", "state")
+COLUMNS: Final = ("model", "visibility", "version", "state", "runs", "p50")
+OWN_COLUMNS: Final = ("model", "visibility", "version", "runs")
+SHORT: Final = 12  # digits of a version
+SHOWN_AT_ONCE: Final = 100
+MOST_LISTED: Final = 1_000  # by one answer, which the API may have to hold
+NO_SETUP: Final = "no log of a setup is kept. A running server writes its log where it runs, as a container or a unit"
 SHOWN: Final = ("name", "visibility", "latest", "is_official", *SAID, "default_example")
 YES_NO: Final = {"yes": "1", "no": ""}
 NAME: Final = arg("of NAME", "the model, owner/name")
@@ -45,7 +72,7 @@ def with_file(line: str) -> str:
     name, _, value = line.partition("=")
     if not value.startswith("@"):
         return line
-    if SERVED.get() is not None:
+    if CALLER.get() is not None:
         raise argparse.ArgumentTypeError("a file is read where the command is typed")
     try:
         return f"{name}={Path(value[1:]).read_text(encoding='utf-8')}"
@@ -57,26 +84,188 @@ group("collection", "set best --name 'The best' --models acme/painter")
 group("hardware", "set gpu-t4 'Nvidia T4'")
 
 
-@operator("model list", needs="view", examples=("",))
-@operator("model", needs="view", examples=("",))
+def _list_own(chosen: Service, given: argparse.Namespace) -> Answer:
+    """List the models that a token without a scope over all accounts may see."""
+    with Client(chosen) as client:
+        found = list(islice(client.models(), given.n + 1))
+    results = [
+        {
+            "name": f"{one['owner']}/{one['name']}",
+            **{name: one.get(name) for name in ("visibility", "description", "run_count")},
+            "latest": (one.get("latest_version") or {}).get("id", ""),
+        }
+        for one in found[: given.n]
+    ]
+    rows = [[one["name"], one["visibility"], one["latest"] or "none", str(one["run_count"])] for one in results]
+    more = ["and more: -n shows up to N"] if len(found) > given.n else []
+    return Answer(
+        results,
+        lambda: "\n".join(
+            [tabulate(OWN_COLUMNS, rows, words=OWN_COLUMNS[:3], empty="no models yet, or none that you may see"), *more]
+        ),
+    )
+
+
+LISTED: Final = (
+    arg("-n N", f"list at most N ({SHOWN_AT_ONCE})", type=whole(MOST_LISTED), default=SHOWN_AT_ONCE),
+    arg("--cursor", "continue where an earlier list ended", default=""),
+)
+
+
+@operator("model list", *LISTED, needs="view", ask_own=_list_own, examples=("", "-n 1000 --json"))
+@operator("model", *LISTED, needs="view", ask_own=_list_own, examples=("",))
 async def _list(backend: Backend, given: argparse.Namespace) -> Answer:
-    """List every model, also those whose servers were never ready, with the state of their newest version."""
+    """List models, the newest version first: their state, runs, and the time that half of the runs of a day took at
+    most. Those whose servers were never ready come first.
+    """
     from director.operate.views import stats_of_newcomers, words_of
 
     models = backend.catalog.models
-    names = [name for _, name in await models.list_all("latest")][::-1]
-    found = [model for model in await models.many(names) if model is not None]
-    newcomers = stats_of_newcomers(await backend.directors.newcomers())
+    places = [f"{at_ms:013d}/{name}" for at_ms, name in reversed(await models.list_all("latest"))]
+    rest = [place for place in places if not given.cursor or place < given.cursor]
+    some = rest[: given.n]
+    found = [model for model in await models.many([_name_in(place) for place in some]) if model is not None]
+    newcomers = {} if given.cursor else stats_of_newcomers(await backend.directors.newcomers())
     latest = {model.name: queue_name(model.name, model.latest) for model in found if model.latest}
     known = dict(await backend.queues.stats_of(list(latest.values())))
-    states = {name: words_of(known[queue])[0] for name, queue in latest.items() if queue in known}
-    rows = [[str(model), "-", "none", words_of(stats)[0]] for model, stats in newcomers.items()]
-    rows += [[one.name, one.visibility, one.latest or "none", states.get(one.name, "-")] for one in found]
+    runs, half = await _count_runs(backend, found), await _read_medians(backend, list(latest.values()))
+    facts = {
+        model.name: {
+            "state": words_of(known[queue])[0] if queue in known else None,
+            "runs": runs[model.name],
+            "p50_s": half.get(queue) if queue else None,
+        }
+        for model in found
+        for queue in [latest.get(model.name)]
+    }
+    rows = [[str(model), "-", "none", words_of(stats)[0], "0", "-"] for model, stats in newcomers.items()]
+    rows += [
+        [
+            *(one.name, one.visibility, one.latest or "none", str(facts[one.name]["state"] or "-")),
+            f"{runs[one.name]:,}",
+            _show_time(facts[one.name]["p50_s"]),
+        ]
+        for one in found
+    ]
+    following = some[-1] if len(some) < len(rest) else None
+    more = [f"there are more: --cursor {following}"] if following else []
     empty = "no models yet: a director registers its model (`director run`)"
+    results = [{name: getattr(model, name) for name in SHOWN} | facts[model.name] for model in found]
     return Answer(
-        [{name: getattr(model, name) for name in SHOWN} for model in found],
-        lambda: tabulate(COLUMNS, rows, words=COLUMNS, empty=empty),
+        {"results": results, "next": following},
+        lambda: "\n".join([tabulate(COLUMNS, rows, words=COLUMNS[:4], empty=empty), *more]),
     )
+
+
+def _name_in(place: str) -> str:
+    return place.partition("/")[2]
+
+
+def _show_time(seconds: Any) -> str:
+    return "-" if seconds is None else span(seconds)
+
+
+async def _count_runs(backend: Backend, models: Sequence[Model]) -> dict[str, int]:
+    """Return how often each model was run, by all its versions."""
+    names = {model.name for model in models}
+    queues = [queue for queue in await backend.catalog.queues() if queue.rpartition(":")[0] in names]
+    counts = {model.name: model.former_runs for model in models}
+    for queue, count in zip(queues, await backend.catalog.runs(queues), strict=True):
+        counts[queue.rpartition(":")[0]] += count
+    return counts
+
+
+async def _read_medians(backend: Backend, queues: Sequence[QueueName]) -> dict[QueueName, float | None]:
+    trends = await backend.trends.many(queues, "24h", now_s=backend.clock.now_ms() / 1000)
+    return {queue: quantile_s(trend.whole.runs, 0.5) for queue, trend in trends.items()}
+
+
+@command(
+    "model show",
+    JSON,
+    *SERVICE,
+    arg("of NAME", "the model, owner/name or owner/name:version", type=model_name),
+    examples=("acme/painter", "acme/painter --json"),
+)
+def _show(given: argparse.Namespace) -> int:
+    """Show a model: what it does, its inputs and its output, and a line that runs it."""
+    name, _, version = given.of.partition(":")
+    with Client(service(given)) as client:
+        body = client.model(name)
+        pinned = client.version(name, version) if version else None
+    facts = read(body, dict[str, Any])
+    shown = read(pinned, dict[str, Any]) if pinned else facts.get("latest_version")
+    answer = Answer(pinned or body, lambda: "\n".join(map(printable, _describe(given.of, facts, shown))))
+    return answer.show(is_json=given.json)
+
+
+def _describe(name: str, facts: Mapping[str, Any], version: Mapping[str, Any] | None) -> Iterator[str]:
+    yield f"{name}  {facts.get('visibility')}, {several(int(facts.get('run_count') or 0), 'run')}"
+    if facts.get("description"):
+        yield str(facts["description"])
+    if version is None:
+        yield "It has no version yet: a director brings one (`director run`)."
+        return
+    yield f"version {version['id'][:SHORT]} of {version['created_at']}, {version['cog_version']}"
+    try:
+        described = Described.of(version["openapi_schema"])
+    except (KeyError, TypeError, AttributeError):
+        yield "Its schema says nothing of its inputs."
+        return
+    rows = list(show_inputs(described))
+    widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
+    yield "inputs" if rows else "inputs  none"
+    for input_name, kind, text in rows:
+        yield f"  {input_name:<{widths[0]}}  {kind:<{widths[1]}}  {text}".rstrip()
+    yield f"output  {show_kind(described.output, described.schemas) or 'anything'}"
+    needed = "".join(f" -i {input_name}=…" for input_name in described.required)
+    yield f"run it  director predict {name}{needed}"
+
+
+def _show_setup(chosen: Service, given: argparse.Namespace) -> Answer:
+    """Show the log of the last setup, to a token without a scope over all accounts."""
+    with Client(chosen) as client:
+        latest = read(client.model(given.of), dict[str, Any]).get("latest_version")
+        if latest is None:
+            raise SettingsError(f"{given.of} has no version yet.")
+        run = read(client.version(given.of, latest["id"]), dict[str, Any]).get("setup_run")
+    text = f"setup {run['status']} at {run['completed_at'] or 'an unknown time'}\n{run['logs']}" if run else NO_SETUP
+    return Answer({"servers": [], "setup_run": run}, text.rstrip())
+
+
+@operator("model logs", NAME, needs="view", ask_own=_show_setup, examples=("acme/painter",))
+async def _logs(backend: Backend, given: argparse.Namespace) -> Answer:
+    """Show the last lines of the model servers' logs: of each setup that failed, and of the last one that ended. A
+    server that runs writes its log where it runs, and Director does not keep it.
+    """
+    queue = await backend.queues.find(given.of)
+    newcomers = [one for one in await backend.directors.newcomers() if one.last.queue == given.of]
+    if queue is None and not newcomers:
+        raise _unknown_model(given.of)
+    directors = [*newcomers, *(await backend.directors.of([queue]) if queue else [])]
+    servers = [
+        {"director": one.name, "url": each.url, "state": each.state, "since": iso(each.since_ms), "log": each.log}
+        for one in directors
+        if one.is_alive
+        for each in one.last.about.servers
+    ]
+    run = await backend.catalog.setup_run_of(queue) if queue else None
+    lines = [line for one in servers for line in (_name_server(one), *(f"| {row}" for row in one["log"].splitlines()))]
+    if run is not None:
+        lines.append(f"setup {run.status} at {run.completed_at or 'an unknown time'} on {run.server}")
+        lines += [f"| {row}" for row in run.logs.splitlines()]
+    if not any(one["log"] for one in servers) and not (run and run.logs):
+        lines.append(NO_SETUP)
+    return Answer({"servers": servers, "setup_run": run}, lambda: "\n".join(map(printable, lines)))
+
+
+def print_logs(given: argparse.Namespace) -> int:
+    """Do as `director model logs`, for `director logs`."""
+    return cast(Run, DECLARED["model logs"].run)(given)
+
+
+def _name_server(one: Mapping[str, str]) -> str:
+    return f"{one['url']} of {one['director']} is {one['state']} since {one['since']}"
 
 
 @operator(

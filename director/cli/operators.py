@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
-from director.cli.arguments import JSON, OPERATED, SERVED, Argument, arg, declare
+from director.cli.arguments import CALLER, JSON, REDIS_OR_SERVICE, Argument, arg, declare
 from director.cli.tables import Answer
 from director.core.errors import SettingsError
 from director.core.ids import PredictionId, is_prediction_id
@@ -29,10 +29,10 @@ ActT = TypeVar("ActT", bound=Act)
 QUEUE: Final = arg("queue QUEUE", "its name, or owner/name for the queue of the latest version")
 
 
-Instead = Callable[["Service", argparse.Namespace], Answer]
+AskApi = Callable[["Service", argparse.Namespace], Answer]
 
 
-class Operated(NamedTuple):
+class OperatorCommand(NamedTuple):
     """A command that the API runs for its callers too. `needs`: the scope that it takes."""
 
     act: Act
@@ -40,7 +40,7 @@ class Operated(NamedTuple):
     needs: Needs
 
 
-OPERATED_BY: Final[dict[str, Operated]] = {}  # by the path of the command
+OPERATOR_COMMANDS: Final[dict[str, OperatorCommand]] = {}  # by the path of the command
 
 
 def operator(
@@ -48,12 +48,14 @@ def operator(
     *arguments: Argument,
     examples: Sequence[str] = (),
     needs: Needs | None = "admin",
-    instead: Instead | None = None,
+    ask_api: AskApi | None = None,
+    ask_own: AskApi | None = None,
     **settings: Any,
 ) -> Callable[[ActT], ActT]:
     """Declare a command whose function gets the stores of a Redis server. The API runs it for a caller with the scope
-    `needs`, or this process with --redis; None: this process alone. `instead`: how the API is asked for what may take
-    longer than one answer. For the rest see `command`.
+    `needs`, or this process with --redis; None: this process alone. `ask_api`: how the API is asked for what may take
+    longer than one answer, or is of every site. `ask_own`: what it is asked for with a token without that scope. For
+    the rest see `command`.
     """
 
     def declare_act(act: ActT) -> ActT:
@@ -64,17 +66,25 @@ def operator(
                 return on_backend(given, lambda backend: act(backend, given)).show(is_json=given.json)
 
             def run_there(chosen: "Service") -> int:
-                if instead is not None:
-                    return instead(chosen, given).show(is_json=given.json)
-                from director.cli.asking import ask
+                from director.cli.client import Forbidden, name_service
+                from director.cli.remote import ask
 
-                return ask(chosen, path, arguments, given)
+                if needs != "view":
+                    name_service(chosen)
+                if ask_api is not None:
+                    return ask_api(chosen, given).show(is_json=given.json)
+                try:
+                    return ask(chosen, path, arguments, given)
+                except Forbidden:
+                    if ask_own is None:
+                        raise
+                    return ask_own(chosen, given).show(is_json=given.json)
 
-            return there_or_here(given, run_there, run_here)
+            return ask_or_read_redis(given, run_there, run_here)
 
-        if instead is None and needs is not None:
-            OPERATED_BY[path] = Operated(act, arguments, needs)
-        declare(path, run, act.__doc__ or "", (JSON, *OPERATED, *arguments), examples, settings)
+        if ask_api is None and needs is not None:
+            OPERATOR_COMMANDS[path] = OperatorCommand(act, arguments, needs)
+        declare(path, run, act.__doc__ or "", (JSON, *REDIS_OR_SERVICE, *arguments), examples, settings)
         return act
 
     return declare_act
@@ -92,7 +102,7 @@ def choose_service(given: argparse.Namespace) -> "Service | None":
     return service(given)
 
 
-def there_or_here(given: argparse.Namespace, there: "Callable[[Service], int]", here: Callable[[], int]) -> int:
+def ask_or_read_redis(given: argparse.Namespace, there: "Callable[[Service], int]", here: Callable[[], int]) -> int:
     """Run at the API, or here without one. Of an `up` whose API is not there, the Redis is known and is read. An API
     that got the request may have done it, and a token that was named may do less than Redis lets this process do.
     """
@@ -116,8 +126,8 @@ def there_or_here(given: argparse.Namespace, there: "Callable[[Service], int]", 
 
 def read_line() -> str:
     """Return the first line of standard input, which may be a caller's of the API."""
-    served = SERVED.get()
-    return (sys.stdin.readline() if served is None else served.said).strip()
+    caller = CALLER.get()
+    return (sys.stdin.readline() if caller is None else caller.stdin).strip()
 
 
 def prediction_id(text: str, hint: str = "") -> PredictionId:
@@ -134,7 +144,7 @@ def unknown_queue(name: str) -> SettingsError:
 @contextmanager
 def audit() -> Iterator[str]:
     """Yield the operator's name, and write each change in the block on stderr too: as JSON, or for a person at one."""
-    if SERVED.get() is not None:
+    if CALLER.get() is not None:
         yield typist()
         return
     log, handler = logging.getLogger("director.store.changes"), logging.StreamHandler(sys.stderr)
@@ -151,8 +161,8 @@ def audit() -> Iterator[str]:
 
 def typist() -> str:
     """Return the operator's name as the log of changes has it. Only the user's name is read."""
-    if (served := SERVED.get()) is not None:
-        return served.by
+    if (caller := CALLER.get()) is not None:
+        return caller.by
     try:
         return f"cli:{getpass.getuser()}"
     except (KeyError, OSError):  # in a container the user may have a number without a name

@@ -14,7 +14,17 @@ from urllib.parse import quote
 
 from msgspec import Raw
 
-from director.cli.arguments import EXAMPLE_ID, JSON, SERVICE, arg, command, did_you_mean, flag, model_name, whole
+from director.cli.arguments import (
+    EXAMPLE_ID,
+    JSON,
+    SERVICE,
+    arg,
+    command,
+    did_you_mean,
+    flag,
+    model_name,
+    whole,
+)
 from director.cli.batches import HOURS, predict_rows
 from director.cli.client import Client, PredictionAnswer, ask_again, read, read_prediction, service
 from director.cli.inputs import Described, check_output, parse_input, read_inputs, save_output
@@ -56,7 +66,7 @@ TIMEOUT: Final = arg("--timeout SECONDS", "wait for the end at most this long", 
     arg("model OWNER/NAME[:VERSION]", "the model, or one version of it", type=model_name),
     arg(
         "-i --input NAME=VALUE",
-        "an input: text or JSON, as the model's schema has it; NAME=@FILE sends a file",
+        "an input: text or JSON, as the model's schema has it; NAME=@FILE sends a file, NAME=@FOLDER a list of them",
         type=parse_input,
         action="append",
         default=[],
@@ -168,12 +178,19 @@ def _wait(given: argparse.Namespace) -> int:
     "logs",
     JSON,
     *SERVICE,
-    ID,
+    arg("id ID|MODEL", "id of the prediction, or a model, owner/name"),
     flag("-f --follow", "print what comes until the prediction ends"),
-    examples=(EXAMPLE_ID, f"-f {EXAMPLE_ID}"),
+    examples=(EXAMPLE_ID, f"-f {EXAMPLE_ID}", "acme/painter"),
 )
 def _logs(given: argparse.Namespace) -> int:
-    """Print what a prediction logged."""
+    """Print what a prediction logged. Of a model: the end of its servers' logs, as `director model logs` does."""
+    if "/" in given.id:
+        if given.follow:
+            raise SettingsError("-f follows a prediction. The log of a model server is followed where it runs.")
+        # only here: no other command on predictions needs it
+        from director.cli.models import print_logs
+
+        return print_logs(argparse.Namespace(**vars(given), of=given.id, redis=""))
     shown = ""
     with Client(service(given)) as client:
         while True:

@@ -13,9 +13,9 @@ from msgspec import Raw, Struct
 
 from director.broker.replies import Admission, QueueStats
 from director.cli.arguments import arg, flag, whole
-from director.cli.asking import DIRECT, run
 from director.cli.client import Client, Service, read
 from director.cli.operators import QUEUE, Backend, operator, typist, unknown_queue
+from director.cli.remote import DIRECT, run
 from director.cli.tables import Answer, fit, fold, line_width, progress
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError
@@ -38,6 +38,7 @@ LONGEST_LINE: Final = 300
 MOST_TENANTS: Final = 10
 LOOK_AGAIN_S: Final = 0.5
 AT_ONCE: Final = 25  # queues read by one pipeline
+MOST_QUEUES: Final = 1_000  # in one answer, which the API may have to hold
 STAYS: Final = {
     "claimed": "still running; they finish in the former queue. Repeat the command if some return to it",
     "held": "held here because their accounts are paused or suspended",
@@ -52,14 +53,18 @@ async def _list(backend: Backend, given: argparse.Namespace) -> Answer:
     """Show every queue, and each model that has none yet because no server of it was ready."""
     from director.operate.views import stats_of_newcomers
 
-    found, names = list[tuple[QueueName, QueueStats]](), await backend.queues.all()
+    found, every = list[tuple[QueueName, QueueStats]](), await backend.queues.all()
+    names = every[:MOST_QUEUES]
     for start in range(0, len(names), AT_ONCE):
         found += await backend.queues.stats_of(names[start : start + AT_ONCE])
     found += stats_of_newcomers(await backend.directors.newcomers()).items()
     empty = "no queues yet: a director creates one for its model (`director run`)"
+    more = len(every) - len(names)
+    results = [{"queue": queue, **msgspec.to_builtins(stats)} for queue, stats in found]
+    rest = [f"and {more} more: `director queues show NAME` shows one"] if more else []
     return Answer(
-        [{"queue": queue, **msgspec.to_builtins(stats)} for queue, stats in found],
-        lambda: "\n".join(table(found, width=line_width())) if found else empty,
+        {"results": results, **({"more": more} if more else {})},
+        lambda: "\n".join([*table(found, width=line_width()), *rest]) if found else empty,
     )
 
 
@@ -165,7 +170,7 @@ def _look(client: Client, queue: str) -> dict[str, Any]:
     QUEUE,
     arg("--timeout SECONDS", "wait at most this long, then exit with code 1", type=whole()),
     needs="operate",
-    instead=_ask_to_drain,
+    ask_api=_ask_to_drain,
     examples=("acme/painter --timeout 600",),
 )
 async def _drain(backend: Backend, given: argparse.Namespace) -> Answer:
@@ -239,7 +244,7 @@ def _answer_moved(
     flag("--dry-run", "only say how many would be moved"),
     arg("--to-redis URL", "move to this other server; TO is QUEUE there if it is left out"),
     flag("--put-back", "with --to-redis: return what is on its way there to this queue"),
-    instead=_ask_to_migrate,
+    ask_api=_ask_to_migrate,
     needs="operate",
     examples=(
         "acme/painter:0123456789ab acme/painter:ba9876543210 --dry-run",
@@ -248,7 +253,9 @@ def _answer_moved(
     epilog="The command may be interrupted and repeated at any time.",
 )
 async def _migrate(backend: Backend, given: argparse.Namespace) -> Answer:
-    """Move waiting predictions to the queue of another version, or to another server."""
+    """Move waiting predictions to the queue of another version, or to another server. With --to-redis both servers are
+    read directly, so that needs --redis or DIRECTOR_REDIS_URL.
+    """
     if given.to_redis:
         return await _depart(backend, given)
     _refuse_half(given)

@@ -10,16 +10,27 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn, get_args
 
-from director.cli.arguments import EITHER, HOME, arg, command, flag, owner_and_name, port_number, whole
+from director.cli.arguments import (
+    EITHER,
+    HOME,
+    REDIS_OR_SERVICE,
+    arg,
+    command,
+    flag,
+    owner_and_name,
+    port_number,
+    whole,
+)
 from director.cli.contexts import LOCAL, keep
 from director.cli.output import say
 from director.core.errors import SettingsError
 from director.core.runner_config import PRESETS, RunnerKind
 from director.core.settings import AuditSettings, DirectorSettings, KeeperSettings, load
-from director.local.home import Home, State
+from director.local.home import Home, Nowhere, State
 from director.runtime.startup import hold_sigterm, raise_descriptor_limit
 
 if TYPE_CHECKING:
+    from director.cli.client import Service
     from director.local.models import Model
 
 REDIS: Final = arg("--redis URL", "address of Redis or Valkey", dest="redis_url")
@@ -263,8 +274,6 @@ def _run(given: argparse.Namespace) -> int:
 
 def _beside(folder: Path) -> dict[str, object]:
     """Return the settings that a director shares with the `up` of this folder. Raises Nowhere."""
-    from director.local.home import Home, Nowhere
-
     home = Home(folder)
     state = home.read()
     if not state.redis_url:
@@ -295,7 +304,7 @@ def _keeper(given: argparse.Namespace) -> int:
 
 @command(
     "audit",
-    REDIS,
+    *REDIS_OR_SERVICE,
     arg("--to FILE|URL", "append lines of JSON to a file, or send signed batches", dest="audit_to"),
     arg("--name NAME", "name of the receiver's cursors (made from its URL)", dest="audit_name"),
     flag("--once", "copy what there is now, then end", default=None, dest="audit_once"),
@@ -303,8 +312,35 @@ def _keeper(given: argparse.Namespace) -> int:
     examples=("--to /var/log/director/audit.jsonl",),
 )
 def _audit(given: argparse.Namespace) -> int:
-    from director.operate.audit.feeder import serve
+    """Copy the steps of all predictions to a file or a receiver. A file is filled through the API. Redis keeps the
+    cursors of a URL, so that needs --redis or DIRECTOR_REDIS_URL.
+    """
+    from director.operate.audit.feeder import is_url, serve
 
-    asked = {name: getattr(given, name) for name in ("redis_url", "audit_to", "audit_name", "audit_once")}
-    serve(load(AuditSettings, **asked))
+    asked = {name: getattr(given, name) for name in ("audit_to", "audit_name", "audit_once")}
+    settings = load(AuditSettings, redis_url=given.redis or None, **asked)
+    chosen = _find_service(given)
+    if chosen is None or not settings.audit_to:
+        serve(settings)
+        return 0
+    if is_url(settings.audit_to):
+        if given.url or given.token or given.context:
+            raise SettingsError("Redis keeps the cursors of a URL: say with --redis where it is, or give a file.")
+        serve(settings)
+        return 0
+    from director.cli.live import LiveClient, StepsOfApi
+
+    serve(settings, StepsOfApi(LiveClient(chosen)))
     return 0
+
+
+def _find_service(given: argparse.Namespace) -> "Service | None":
+    """Return the API to ask, or None if none is known: then the settings say where Redis is."""
+    from director.cli.operators import choose_service
+
+    try:
+        return choose_service(given)
+    except Nowhere:
+        if given.url or given.token or given.context:
+            raise
+        return None

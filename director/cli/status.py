@@ -9,26 +9,91 @@ import anyio
 import msgspec
 
 from director.broker import keys
-from director.cli.arguments import JSON, OPERATED, arg, command, flag
-from director.cli.asking import ask
-from director.cli.operators import OPERATED_BY, QUEUE, Backend, Operated, operator, there_or_here, unknown_queue
+from director.cli.arguments import JSON, REDIS_OR_SERVICE, arg, command, flag
+from director.cli.operators import (
+    OPERATOR_COMMANDS,
+    QUEUE,
+    Backend,
+    OperatorCommand,
+    ask_or_read_redis,
+    operator,
+    unknown_queue,
+)
 from director.cli.output import printable
+from director.cli.remote import ask
 from director.cli.tables import Answer, fit, fold, line_width
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable, UnknownQueue
 from director.core.view import iso
-from director.core.words import several, since, size, span
+from director.core.words import several, since, size, some, span
 
 if TYPE_CHECKING:
     from director.operate.doctor import Finding
     from director.operate.views import DeviceView, DirectorView, ModelOnDevice, ServerView
 
+MOST_FINDINGS: Final = 10
+MOST_DIRECTORS: Final = 1_000  # in one answer, which the API may have to hold
 COLUMNS: Final = ("director", "state", "slots", "holds", "version", "up", "last sign", "queues")
 WORDS: Final = ("director", "state", "version", "queues")
 ON_DEVICE: Final = ("model", "state", "for", "memory", "loads", "why")
 SILENT: Final = "silent"
 WORST_FIRST: Final = ("fail", "warn", "ok")
+ROLES: Final = {"api": "APIs", "keeper": "keepers"}
+FACT: Final = 11  # columns of the name of a fact
 HANG: Final = 4  # indent of continued lines: the reason why a server is not ready is at the end of a line
+
+
+@operator("status", needs="view", examples=("", "--json"))
+async def _status(backend: Backend, given: argparse.Namespace) -> Answer:
+    """Say on one screen whether the service is healthy: what waits and runs, and what needs a person. The exit code is
+    1 if something is bad.
+    """
+    found = await backend.overview.look()
+    bad = sum(one.level == "bad" for one in found.findings)
+    queues = {
+        "count": len(found.queues) + found.more_queues,
+        "waiting": sum(one.waiting.high + one.waiting.normal + one.waiting.low for one in found.queues),
+        "running": sum(one.claimed for one in found.queues),
+        "slots": sum(one.slots for one in found.queues),
+        "delayed": sum(one.delayed for one in found.queues),
+        "dead": sum(one.dead for one in found.queues),
+    }
+    silent = sum(not one.alive for one in found.directors)
+    directors = {"count": len(found.directors) + found.more_directors, "silent": silent}
+    body = {
+        "healthy": not bad,
+        "at": found.at,
+        "queues": queues,
+        "directors": directors,
+        "processes": found.processes,
+        "owed": found.owed,
+        "findings": found.findings,
+    }
+    releases = {role: sorted({one.version for one in found.processes if one.role == role}) for role in ROLES}
+    running = Counter[str](one.role for one in found.processes)
+    facts = {
+        "queues": f"{queues['count']}: {queues['waiting']} waiting, {queues['running']} running in "
+        f"{several(queues['slots'], 'slot')}, {queues['delayed']} delayed, {queues['dead']} dead",
+        "directors": f"{directors['count']}{f', {silent} of them silent' if silent else ''}",
+        **{
+            ROLES[role]: f"{running[role]}{f' of release {some(names)}' if names else ''}"
+            for role, names in releases.items()
+        },
+        "webhooks": f"{found.owed.count} owed{f', {found.owed.late} late' if found.owed.late else ''}",
+    }
+
+    def text() -> str:
+        needs = f"{several(len(found.findings), 'finding')}, {bad} of them bad"
+        lines = [("healthy" if not bad else "needs attention") + (f": {needs}" if found.findings else "")]
+        lines += [f"{name:<{FACT}}{fact}" for name, fact in facts.items()]
+        for one in found.findings[:MOST_FINDINGS]:
+            lines.append(f"{'bad' if one.level == 'bad' else 'note'}  {one.title}: {one.detail}".replace("\n", " "))
+            lines.append(f"{'':{HANG}}→ {one.ask}")
+        if (more := len(found.findings) - MOST_FINDINGS) > 0:
+            lines.append(f"and {several(more, 'finding')} more: `director top`, then f")
+        return fold(map(printable, lines), hang=HANG, width=line_width())
+
+    return Answer(body, text, code=int(bool(bad)))
 
 
 @operator(
@@ -44,12 +109,16 @@ async def _directors(backend: Backend, given: argparse.Namespace) -> Answer:
     newcomers = [one for one in await backend.directors.newcomers() if given.queue in ("", one.last.queue)]
     is_new = bool(given.queue and newcomers)  # the model has no queue yet, or its next version has none
     queues = [] if is_new else [await backend.queue(given.queue)] if given.queue else await backend.queues.all()
-    found = [director_view(one) for one in [*newcomers, *await backend.directors.of(queues)]]
+    all_found = [*newcomers, *await backend.directors.of(queues)]
+    found = [director_view(one) for one in all_found[:MOST_DIRECTORS]]
+    more = len(all_found) - len(found)
 
     def text() -> str:
-        return "\n".join(director_lines(found, now_ms=SystemClock().now_ms(), width=line_width()))
+        lines = director_lines(found, now_ms=SystemClock().now_ms(), width=line_width())
+        return "\n".join([*lines, *([f"and {more} more: --queue shows those of one queue"] if more else [])])
 
-    return Answer(found, text if found else "no directors: `director run` starts one")
+    body = {"results": found, **({"more": more} if more else {})}
+    return Answer(body, text if found else "no directors: `director run` starts one")
 
 
 @operator("devices", needs="view", examples=("",))
@@ -143,24 +212,23 @@ async def _scale(backend: Backend, given: argparse.Namespace) -> Answer:
 
 
 async def _examine_here(backend: Backend, given: argparse.Namespace) -> Answer:
-    """Examine for a caller of the API, whose environment has the settings."""
+    """Examine for a caller of the API, with the settings that the API runs with."""
     # only here: the checks take 50 ms to import
-    from director.core.settings import CommonSettings, load
     from director.operate.doctor import examine, look
 
-    return _show_findings(examine(await look(backend.redis, load(CommonSettings), backend.clock)))
+    return _show_findings(examine(await look(backend.redis, backend.settings, backend.clock)))
 
 
-OPERATED_BY["doctor"] = Operated(_examine_here, (), "view")
+OPERATOR_COMMANDS["doctor"] = OperatorCommand(_examine_here, (), "view")
 
 
-@command("doctor", JSON, *OPERATED, settings="CommonSettings", examples=("", "--json"))
+@command("doctor", JSON, *REDIS_OR_SERVICE, settings="CommonSettings", examples=("", "--json"))
 def _doctor(given: argparse.Namespace) -> int:
     """Check Redis and the service around it. The exit code is 1 if any check fails.
 
     While no API answers, --redis says where Redis is.
     """
-    return there_or_here(given, lambda chosen: ask(chosen, "doctor", (), given), lambda: _examine(given))
+    return ask_or_read_redis(given, lambda chosen: ask(chosen, "doctor", (), given), lambda: _examine(given))
 
 
 def _examine(given: argparse.Namespace) -> int:

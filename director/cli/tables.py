@@ -19,7 +19,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from director.cli.arguments import SERVED
+from director.cli.arguments import CALLER
 from director.cli.output import printable
 
 GAP: Final = 2
@@ -64,8 +64,8 @@ def tabulate(names: Sequence[str], rows: Sequence[Sequence[str]], *, words: Sequ
 
 
 def line_width() -> int | None:
-    if (served := SERVED.get()) is not None:
-        return served.width
+    if (caller := CALLER.get()) is not None:
+        return caller.width
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
@@ -146,7 +146,7 @@ def cut(text: str, width: int, *, is_middle: bool = True) -> str:
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
     """Yield a function that shows progress as one line on stderr, if that is a terminal."""
-    if SERVED.get() is not None or not sys.stderr.isatty():
+    if CALLER.get() is not None or not sys.stderr.isatty():
         yield lambda _: None
         return
     with ticker(sys.stderr) as line:

@@ -1,5 +1,6 @@
 """`director top`: queues and directors live, from the snapshots that the page shows too. A `Screen` says what is shown
-and what each key does, and is pure. Redis is read for at most a hundredth of the time (see operate/overview.py).
+and what each key does, and is pure. The API sends the snapshots. With --redis, Redis is read for at most a hundredth of
+the time (see operate/overview.py).
 """
 
 import argparse
@@ -9,25 +10,31 @@ import signal
 import sys
 import termios
 import tty
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from textwrap import wrap
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, Protocol
 
 import anyio
+import msgspec
+from msgspec import Raw, Struct
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from director.cli.arguments import JSON, REDIS, command, flag
+from director.cli.arguments import JSON, REDIS_OR_SERVICE, command, flag
 from director.cli.backend import Backend, on_backend
-from director.cli.operators import typist
+from director.cli.client import Service, read
+from director.cli.live import LIVE, LiveClient
+from director.cli.operators import ask_or_read_redis, typist
 from director.cli.output import printable
+from director.cli.remote import CommandResult
 from director.cli.status import device_lines, director_lines
 from director.cli.tables import fit, line_width, print_json
 from director.core.clock import SystemClock
-from director.core.errors import BackendUnavailable, DirectorError
+from director.core.errors import BackendUnavailable, DirectorError, SettingsError
 from director.core.ids import LANES, QueueName
 from director.core.words import several, span
 from director.operate.findings import Finding
@@ -57,6 +64,7 @@ SELECTED: Final = "reverse"
 MOST_FINDINGS: Final = 3
 ROOMY: Final = 16  # lines of a screen that has room for findings above the queues
 AWAY_S: Final = 1.0
+AGAIN_S: Final = 0.2
 ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -220,30 +228,139 @@ def _finding(one: Finding, width: int | None) -> list[Text]:
     return [Text(printable(one.title), ALARM), *(Text(f"  {line}") for line in lines)]
 
 
-@command("top", JSON, *REDIS, flag("--once", "print one screen with all queues, and end"), examples=("", "--once"))
+@command(
+    "top", JSON, *REDIS_OR_SERVICE, flag("--once", "print one screen with all queues, and end"), examples=("", "--once")
+)
 def _top(given: argparse.Namespace) -> int:
     """Watch queues and directors live. Without a terminal: print one screen, as with --once."""
-    is_interactive = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-    if given.once or given.json or not is_interactive:
-        snapshot = on_backend(given, lambda backend: backend.overview.look())
-        if given.json:
-            print_json(snapshot)
-        else:
-            print("\n".join(line.plain for line in Screen(snapshot).lines(line_width())))
-    else:
-        on_backend(given, lambda backend: Top(backend).run())
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    watch = Top.watch if is_terminal and not (given.once or given.json) else partial(_print_once, is_json=given.json)
+    return ask_or_read_redis(given, partial(_watch_there, watch), partial(_watch_here, watch, given))
+
+
+class Snapshots(Protocol):
+    """Gives snapshots of the service, and makes a change that was confirmed. `rest_s`: how long to rest after one."""
+
+    @property
+    def rest_s(self) -> float: ...
+
+    async def look(self) -> Snapshot:
+        """Raises BackendUnavailable while the service cannot be seen."""
+        ...
+
+    async def make(self, change: Change) -> None:
+        """Raises DirectorError."""
+        ...
+
+
+Watch = Callable[[Snapshots], Awaitable[None]]
+
+
+def _watch_here(watch: Watch, given: argparse.Namespace) -> int:
+    on_backend(given, lambda backend: watch(SnapshotsOfRedis(backend)))
     return 0
 
 
-class Top:
-    """Reads Redis, follows keys and signals, and draws. Ctrl-Z does nothing, because it would leave the screen."""
+def _watch_there(watch: Watch, chosen: Service) -> int:
+    async def begin() -> None:
+        async with LiveClient(chosen) as client, aclosing(SnapshotsOfApi(client)) as views:
+            await views.begin()
+            await watch(views)
 
+    anyio.run(begin)
+    return 0
+
+
+async def _print_once(snapshots: Snapshots, *, is_json: bool) -> None:
+    snapshot = await snapshots.look()
+    if is_json:
+        print_json(snapshot)
+    else:
+        print("\n".join(line.plain for line in Screen(snapshot).lines(line_width())))
+
+
+class SnapshotsOfRedis:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+
+    @property
+    def rest_s(self) -> float:
+        return self._backend.overview.rest_s
+
+    async def look(self) -> Snapshot:
+        return await self._backend.overview.look()
+
+    async def make(self, change: Change) -> None:
+        hand = self._backend.queue_administration
+        await (hand.pause if change.paused else hand.resume)(change.queue, by=typist())
+
+
+class _Away(Struct, frozen=True):
+    reason: str
+
+
+class SnapshotsOfApi:
+    """Follows the feed of the page. It says when there is something new, so there is no rest between two looks."""
+
+    rest_s = 0.0
+
+    def __init__(self, client: LiveClient) -> None:
+        self._client = client
+        self._events: AsyncGenerator[tuple[str, Raw]] | None = None
+        self._first: tuple[str, Raw] | None = None
+
+    async def begin(self) -> None:
+        """Wait for the first event, so that a refusal is raised before there is a screen."""
+        self._events = self._client.events(LIVE)
+        self._first = await anext(self._events, None)
+
+    async def look(self) -> Snapshot:
+        while True:
+            events = self._events = self._events or self._client.events(LIVE)
+            first, self._first = self._first, None
+            try:
+                name, data = first or await anext(events)
+            except StopAsyncIteration:  # the API leaves, or ends the feed now and then
+                self._events = None
+                await anyio.sleep(AGAIN_S)
+            except DirectorError:
+                self._events = None
+                raise
+            else:
+                return self._read(name, data)
+
+    async def aclose(self) -> None:
+        if self._events is not None:
+            await self._events.aclose()
+
+    def _read(self, name: str, data: Raw) -> Snapshot:
+        if name == "away":
+            raise BackendUnavailable(read(data, _Away).reason)
+        try:
+            return msgspec.json.decode(data, type=Snapshot)
+        except msgspec.ValidationError as exc:
+            raise SettingsError(f"the API is of another release: {exc}. With --redis, Redis is read.") from exc
+
+    async def make(self, change: Change) -> None:
+        line = ["queues", "pause" if change.paused else "resume", "--", change.queue]
+        ran = read(await self._client.ask("POST", "/v1/admin/commands", {"line": line}), CommandResult)
+        if ran.error:
+            raise DirectorError(ran.error)
+
+
+class Top:
+    """Looks, follows keys and signals, and draws. Ctrl-Z does nothing, because it would leave the screen."""
+
+    def __init__(self, snapshots: Snapshots) -> None:
+        self._snapshots = snapshots
         self._screen = Screen()
         self._live = Live(console=Console(file=sys.stdout, highlight=False), screen=True, auto_refresh=False)
         self._again = anyio.Event()
         self._over = anyio.Event()
+
+    @classmethod
+    async def watch(cls, snapshots: Snapshots) -> None:
+        await cls(snapshots).run()
 
     async def run(self) -> None:
         with _single_keys(), self._shown():
@@ -266,9 +383,9 @@ class Top:
         while True:
             self._again = anyio.Event()
             try:
-                self._screen.snapshot, self._screen.away = await self._backend.overview.look(), ""
-                rest_s = self._backend.overview.rest_s
-            except BackendUnavailable as exc:
+                self._screen.snapshot, self._screen.away = await self._snapshots.look(), ""
+                rest_s = self._snapshots.rest_s
+            except DirectorError as exc:
                 self._screen.away, rest_s = str(exc), AWAY_S
             self._draw()
             with anyio.move_on_after(rest_s):
@@ -292,9 +409,8 @@ class Top:
                 self._draw()
 
     async def _make(self, change: Change) -> None:
-        hand = self._backend.queue_administration
         try:
-            await (hand.pause if change.paused else hand.resume)(change.queue, by=typist())
+            await self._snapshots.make(change)
         except DirectorError as exc:
             self._screen.note = str(exc)
         else:

@@ -8,7 +8,10 @@ from collections.abc import Iterable, Sequence
 from datetime import date, timedelta
 from typing import Any, Final
 
+from msgspec import Struct
+
 from director.cli.arguments import arg, flag
+from director.cli.client import Client, Service, read
 from director.cli.operators import Backend, operator
 from director.cli.output import as_cell
 from director.cli.tables import Answer, tabulate
@@ -17,6 +20,25 @@ from director.core.errors import SettingsError
 from director.core.usage import KEYS, Key, Sum, day_of, last_of_month
 
 FIGURES: Final = ("runs", "seconds", "input_tokens", "cached_tokens", "output_tokens", "file_bytes", "cost")
+MOST_SUMS: Final = 20_000  # in one answer, which the API may have to hold
+
+
+def _show_own(chosen: Service, given: argparse.Namespace) -> Answer:
+    """Show what the token's account used, to a token without a scope over all accounts."""
+    keys = [key for key in _keys(given.by) if key != "account"]
+    if given.account:
+        raise SettingsError("--account takes a token with the scope view: this one reads its own account.")
+    first, last = _days(given.month)
+    with Client(chosen) as client:
+        found = client.usage({"from": str(first), "to": str(last), "by": ",".join(keys)})
+    results = read(found, _Usage).results
+    names = (*keys, *FIGURES)
+    cells = [[each.get(name) for name in names] for each in results]
+    return _answer(given, names, cells, words=keys, empty=f"nothing ran from {first} to {last}")
+
+
+class _Usage(Struct, frozen=True):
+    results: list[dict[str, Any]]
 
 
 @operator(
@@ -26,6 +48,7 @@ FIGURES: Final = ("runs", "seconds", "input_tokens", "cached_tokens", "output_to
     arg("--account NAME", "only this account"),
     flag("--csv", "print a CSV, for a spreadsheet"),
     needs="view",
+    ask_own=_show_own,
     examples=("", "--by account,model --month 2026-11 --csv > usage.csv", "--by day,token --account team-a"),
 )
 async def _show(backend: Backend, given: argparse.Namespace) -> Answer:
@@ -36,13 +59,21 @@ async def _show(backend: Backend, given: argparse.Namespace) -> Answer:
         await backend.accounts.refuse_unknown(given.account)
     found = await backend.ledger.sums(keys, first, last, account=given.account)
     sums = found.result(await backend.ledger.prices(found.models))
+    if len(sums) > MOST_SUMS:
+        raise SettingsError(f"these are {len(sums):,} sums, and at most {MOST_SUMS:,} are shown: leave a key out.")
     names = (*keys, *FIGURES)
-    facts = [dict(zip(names, _cells(each), strict=True)) for each in sums]
-    if given.csv:
-        return Answer(facts, as_csv(names, [_cells(each) for each in sums]).removesuffix("\n"))
-    shown = [list(map(_text, _cells(each))) for each in sums]
     empty = f"nothing ran from {first} to {last}"
-    return Answer(facts, lambda: tabulate(names, shown, words=keys, empty=empty))
+    return _answer(given, names, list(map(_cells, sums)), words=keys, empty=empty)
+
+
+def _answer(
+    given: argparse.Namespace, names: Sequence[str], cells: list[list[Any]], *, words: Sequence[str], empty: str
+) -> Answer:
+    facts = [dict(zip(names, each, strict=True)) for each in cells]
+    if given.csv:
+        return Answer(facts, as_csv(names, cells).removesuffix("\n"))
+    shown = [list(map(_text, each)) for each in cells]
+    return Answer(facts, lambda: tabulate(names, shown, words=words, empty=empty))
 
 
 def _keys(text: str) -> list[Key]:

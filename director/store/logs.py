@@ -3,10 +3,10 @@ audit log has read is kept by the receiver itself, or here.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, get_args
+from typing import Annotated, Any, Final, Protocol, get_args
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 from redis import exceptions
 from redis.asyncio import Redis
@@ -22,15 +22,16 @@ STEPS: Final = (
     *("ended", "told", "revived", "dropped", "erased"),
 )
 KINDS: Final[frozenset[str]] = frozenset((*STEPS, *get_args(ChangeKind)))
-AT_ONCE: Final = 500  # entries of one partition in one round of `Following`
+AT_ONCE: Final = 500  # entries of one partition in one round
+ROUND: Final = 2_000  # entries of all partitions in one round, about
 NO_KEY: Final = "no such key"  # Redis's words for a log that never had an entry
 
 
 class Cursor(Struct, frozen=True, array_like=True):
     """A position in a log: the last entry that was read, and the number of entries up to it."""
 
-    entry: str = "0-0"
-    number: int = 0
+    entry: Annotated[str, Meta(pattern=r"^[0-9]{1,15}-[0-9]{1,15}$(?!\n)")] = "0-0"
+    number: Annotated[int, Meta(ge=0)] = 0
 
 
 class Entry(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -64,6 +65,37 @@ class Batch(Struct, frozen=True, kw_only=True):
         return replace(self, entries=older, cursor=between), replace(self, entries=newer, missed=0)
 
 
+class News(Struct, frozen=True, kw_only=True):
+    """One round over several logs: a batch of each that has entries, or had no cursor. `first`: the partition at which
+    the next round begins, so that a busy one delays no other. `more`: whether this round left some.
+    """
+
+    batches: list[Batch] = []
+    first: int = CHANGES
+    more: bool = False
+
+    @property
+    def entries(self) -> list[Entry]:
+        """Return the entries in the order of their times."""
+        return sorted((entry for batch in self.batches for entry in batch.entries), key=lambda entry: entry.at)
+
+    @property
+    def missed(self) -> int:
+        return sum(batch.missed for batch in self.batches)
+
+
+class LogReader(Protocol):
+    """Reads the logs, in Redis or through the API. Raises BackendUnavailable while they cannot be read."""
+
+    async def ends(self) -> Mapping[int, Cursor]:
+        """Return the newest position of each log."""
+        ...
+
+    async def read_all(self, after: Mapping[int, Cursor], *, first: int = CHANGES) -> News:
+        """Return what comes after these cursors. A log without one begins at its oldest entry."""
+        ...
+
+
 class LogReading(Struct, frozen=True, kw_only=True):
     """A log at one moment: the numbers of entries added and cut, its last entry, and some entries."""
 
@@ -80,24 +112,48 @@ class LogReading(Struct, frozen=True, kw_only=True):
 
 
 class AuditLog:
-    """The logs in Redis. All methods raise BackendUnavailable while Redis cannot answer."""
+    """The logs in Redis: of all partitions, or `only` of these. All methods raise BackendUnavailable while Redis cannot
+    answer.
+    """
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Redis, only: Sequence[Partition] = ()) -> None:
         self._redis = redis
+        self._only = only
 
     async def partitions(self) -> list[Partition]:
         """Return every partition that has a queue or had one: a log outlives the queues of its entries."""
+        if self._only:
+            return sorted({CHANGES, *self._only})
         queues = await ask(lambda: self._redis.smembers(keys.queues()))
         numbers = await ask(lambda: self._redis.smembers(keys.partitions()))
         of_queues = {keys.queue_partition(QueueName(text(queue))) for queue in queues}
         return sorted({CHANGES} | of_queues | {Partition(int(number)) for number in numbers})
 
-    async def oldest(self, partition: Partition) -> Cursor:
-        return Cursor(number=(await self._look(partition, Cursor().entry, 1)).cut)
+    async def ends(self) -> dict[int, Cursor]:
+        found: dict[int, Cursor] = {}
+        for partition in await self.partitions():
+            seen = await self._look(partition, Cursor().entry, 1)
+            found[partition] = Cursor(entry=seen.last, number=seen.added)
+        return found
 
-    async def newest(self, partition: Partition) -> Cursor:
-        seen = await self._look(partition, Cursor().entry, 1)
-        return Cursor(entry=seen.last, number=seen.added)
+    async def read_all(self, after: Mapping[int, Cursor], *, first: int = CHANGES) -> News:
+        known = sorted({*await self.partitions(), *(() if self._only else map(Partition, after))})
+        batches, count, more = list[Batch](), 0, False
+        for partition in [one for one in known if one >= first] + [one for one in known if one < first]:
+            if count >= ROUND:
+                return News(batches=batches, first=partition, more=True)
+            batch = await self._read_next(partition, after.get(partition))
+            count += len(batch.entries)
+            more |= len(batch.entries) == AT_ONCE
+            if batch.entries or batch.missed or batch.cursor != after.get(partition):
+                batches.append(batch)
+        return News(batches=batches, first=first, more=more)
+
+    async def _read_next(self, partition: Partition, after: Cursor | None) -> Batch:
+        """Return the next entries of one log, without a cursor from its oldest on: then nothing was missed."""
+        if after is None:
+            after = Cursor(number=(await self._look(partition, Cursor().entry, 1)).cut)
+        return await self.read(partition, after, count=AT_ONCE)
 
     async def read(self, partition: Partition, after: Cursor, *, count: int) -> Batch:
         """Return at most `count` entries after a cursor, oldest first. A server that lost its newest entries may have
@@ -178,40 +234,21 @@ async def keep_cursor(redis: Redis, receiver: str, partition: int, cursor: Curso
     await ask(lambda: client.hset(keys.sink(receiver), str(partition), f"{cursor.entry} {cursor.number}"))
 
 
-class News(Struct):
-    entries: list[Entry] = []
-    missed: int = 0
-    more: bool = False
-
-
 class Following:
-    """Follows these partitions and operators' changes, or all partitions with a queue if none are given. Only for
-    watching: its cursors are not kept.
-    """
+    """Follows the logs from their ends on. Only for watching: its cursors are not kept."""
 
-    def __init__(self, log: AuditLog, partitions: Sequence[Partition] = ()) -> None:
+    def __init__(self, log: LogReader) -> None:
         self._log = log
-        self._partitions = partitions
-        self._cursors: dict[Partition, Cursor] = {}
+        self._cursors: dict[int, Cursor] = {}
+        self._first: int = CHANGES
 
     async def begin(self) -> None:
-        for partition in await self._read_of():
-            self._cursors[partition] = await self._log.newest(partition)
+        self._cursors = dict(await self._log.ends())
 
     async def read(self) -> News:
-        """After an error of Redis, the next round reads the same entries."""
-        news, cursors = News(), dict(self._cursors)
-        for partition in await self._read_of():
-            # a partition that got its first queue since has nothing older, unless a queue was removed there before
-            after = cursors.get(partition) or await self._log.oldest(partition)
-            batch = await self._log.read(partition, after, count=AT_ONCE)
-            cursors[partition] = batch.cursor
-            news.entries += batch.entries
-            news.missed += batch.missed
-            news.more |= len(batch.entries) == AT_ONCE
-        self._cursors = cursors
-        news.entries.sort(key=lambda entry: entry.at)
+        """After an error the next round reads the same entries."""
+        # a partition that got its first queue since has nothing older, unless a queue was removed there before
+        news = await self._log.read_all(self._cursors, first=self._first)
+        self._cursors |= {batch.partition: batch.cursor for batch in news.batches}
+        self._first = news.first
         return news
-
-    async def _read_of(self) -> Sequence[Partition]:
-        return [CHANGES, *self._partitions] if self._partitions else await self._log.partitions()

@@ -43,7 +43,6 @@ MAY_IMPORT = {
         *(*WEB, "api.sites", "api.accounts", "api.files", "api.predictions", "api.models", "api.openai"),
         "director.webhooks",
     ),
-    "api.admin": (*WEB, "api.sites", "api.accounts", "api.predictions", "director.operate"),
     "director.keeper": (*STORE, "director.operate", "director.webhooks"),
     "director.servers": (*STORE, "director.webhooks"),
     "director.gpus": (*STORE, "director.local.launcher", "director.servers"),
@@ -59,6 +58,8 @@ MAY_IMPORT = {
         *("director.gpus", "director.servers", "director.execution"),
         *("director.lab.chaos", "director.lab.simulate", "director.lab.prove", "director.lab.bench"),
     ),
+    # it runs operators' commands for callers
+    "api.admin": (*WEB, "api.sites", "api.accounts", "api.predictions", "director.operate", "director.cli"),
     "api": (
         *WEB,
         "director.webhooks",
@@ -72,7 +73,6 @@ MAY_IMPORT = {
         "api.openai",
         "api.batches",
         "api.admin",
-        "director.cli",  # it runs operators' commands for callers
     ),
 }
 PURE = (
@@ -208,6 +208,18 @@ def test_packages_import_only_what_their_row_allows() -> None:
         return is_ours(name) and owner_of(name) not in (mine, *MAY_IMPORT[mine])
 
     assert imported(MODULES, is_not_allowed) == set()
+
+
+def test_api_runs_commands_by_one_module_and_knows_no_terminal() -> None:
+    """Only the command line itself asks for a command and shows what follows."""
+    used = {name for module in MODULES if lies_in(module, ("api",)) for name in imports(module)}
+    assert {module_of(name) for name in used if lies_in(name, ("director.cli",))} == {"director.cli.dispatch"}
+    reached, rest = set[str](), ["director.cli.dispatch"]
+    while rest:
+        reached.add(module := rest.pop())
+        ours = {module_of(name) for name in imports(module) if lies_in(name, ("director.cli",))}
+        rest += ours - reached
+    assert not reached & {f"director.cli.{name}" for name in ("serve", "trials", "live", "tail", "top")}
 
 
 def test_each_row_names_only_packages_above_it() -> None:

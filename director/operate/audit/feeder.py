@@ -14,6 +14,7 @@ import signal
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import IO, Final, NoReturn, Protocol
@@ -27,11 +28,10 @@ from redis.asyncio import Redis
 from director.broker.redis_client import client
 from director.core.clock import Clock, SystemClock
 from director.core.errors import BackendUnavailable, DirectorError, SettingsError
-from director.core.ids import Partition
 from director.core.settings import AuditSettings
 from director.core.webhooks import host_of, sign
 from director.runtime import process
-from director.store.logs import AuditLog, Batch, Cursor, cursors_of, keep_cursor
+from director.store.logs import CHANGES, AuditLog, Batch, Cursor, LogReader, cursors_of, keep_cursor
 from director.webhooks.sender import AllowList, Delivery, Sender
 
 
@@ -188,7 +188,6 @@ log = logging.getLogger(__name__)
 
 TICK_S: Final = 1.0
 LONGEST_S: Final = 60.0
-AT_ONCE: Final = 500  # entries of one batch
 SCHEMES: Final = ("https://", "http://")
 
 
@@ -204,10 +203,11 @@ class Fed(Struct, frozen=True):
 class Feeder:
     """Carries the logs of all partitions that have a queue, or had one, to one receiver."""
 
-    _log: AuditLog
+    _log: LogReader
     _receiver: AuditReceiver
     _clock: Clock
-    _cursors: dict[Partition, Cursor] | None = None
+    _cursors: dict[int, Cursor] | None = None
+    _first: int = CHANGES
 
     async def run(self) -> NoReturn:
         """Make a round every second, at once if there is more, rarely while something is away. Raises SettingsError."""
@@ -236,35 +236,32 @@ class Feeder:
     async def run_once(self) -> Fed:
         """Carry the next batch of each partition, so that a busy one delays no other."""
         if self._cursors is None:
-            self._cursors = {Partition(name): cursor for name, cursor in (await self._receiver.cursors()).items()}
-        fed = Fed()
-        for partition in await self._log.partitions():
-            if partition not in self._cursors:  # from now on, count what is cut, also while the receiver is away
-                self._cursors[partition] = await self._log.oldest(partition)
-        for partition in sorted(self._cursors):  # also partitions whose last queue was deleted: their log may have more
-            part = await self._feed(partition, self._cursors)
-            fed = Fed(fed.entries + part.entries, fed.missed + part.missed, fed.more or part.more)
-        return fed
-
-    async def _feed(self, partition: Partition, cursors: dict[Partition, Cursor]) -> Fed:
-        batch = await self._log.read(partition, cursors[partition], count=AT_ONCE)
-        if batch.entries or batch.missed:
-            await self._receiver.write(batch)
-        if batch.missed:
-            facts = {"partition": partition, "count": batch.missed}
-            log.warning("entries were cut before they were read", extra=facts)
-        cursors[partition] = batch.cursor
-        return Fed(len(batch.entries), batch.missed, len(batch.entries) == AT_ONCE)
+            self._cursors = dict(await self._receiver.cursors())
+        cursors = self._cursors
+        news = await self._log.read_all(cursors, first=self._first)
+        for batch in news.batches:  # from now on, count what is cut, also while the receiver is away
+            cursors.setdefault(batch.partition, Cursor(number=batch.cursor.number - len(batch.entries)))
+        for batch in news.batches:
+            if batch.entries or batch.missed:
+                await self._receiver.write(batch)
+            if batch.missed:
+                facts = {"partition": batch.partition, "count": batch.missed}
+                log.warning("entries were cut before they were read", extra=facts)
+            cursors[batch.partition] = batch.cursor
+        self._first = news.first
+        return Fed(sum(len(batch.entries) for batch in news.batches), news.missed, news.more)
 
 
-def serve(settings: AuditSettings) -> None:
-    """Carry the log until SIGTERM or SIGINT. An error that the operator has to mend ends it with one line."""
-    process.serve("audit", "audit", _serve, settings)
+def serve(settings: AuditSettings, source: LogReader | None = None) -> None:
+    """Carry the log until SIGTERM or SIGINT: that of Redis, or of `source`. An error that the operator has to mend ends
+    it with one line.
+    """
+    process.serve("audit", "audit", partial(_serve, source=source), settings)
 
 
-async def _serve(settings: AuditSettings) -> None:
+async def _serve(settings: AuditSettings, source: LogReader | None) -> None:
     with process.one_error(), anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async with feeding(settings, SystemClock()) as feeder, anyio.create_task_group() as tasks:
+        async with feeding(settings, SystemClock(), source) as feeder, anyio.create_task_group() as tasks:
             tasks.start_soon(_end_at_a_signal, signals, tasks.cancel_scope)
             if settings.audit_once:
                 fed = await feeder.catch_up()
@@ -280,9 +277,12 @@ async def _end_at_a_signal(signals: AsyncIterator[signal.Signals], scope: anyio.
 
 
 @asynccontextmanager
-async def feeding(settings: AuditSettings, clock: Clock) -> AsyncGenerator[Feeder]:
+async def feeding(settings: AuditSettings, clock: Clock, source: LogReader | None = None) -> AsyncGenerator[Feeder]:
     if not settings.audit_to:
         raise SettingsError("say where the log goes: --to FILE or --to https://…")
+    if source is not None:
+        yield Feeder(source, FileReceiver(Path(settings.audit_to)), clock)
+        return
     redis = client(settings.redis_url, name="director-audit")
     receiver = _receiver(settings, redis, clock)
     try:
@@ -293,8 +293,12 @@ async def feeding(settings: AuditSettings, clock: Clock) -> AsyncGenerator[Feede
             await redis.aclose()
 
 
+def is_url(audit_to: str) -> bool:
+    return audit_to.lower().startswith(SCHEMES)
+
+
 def _receiver(settings: AuditSettings, redis: Redis, clock: Clock) -> AuditReceiver:
-    if not settings.audit_to.lower().startswith(SCHEMES):
+    if not is_url(settings.audit_to):
         return FileReceiver(Path(settings.audit_to))
     return HttpReceiver(
         settings.audit_to,

@@ -203,6 +203,7 @@ TRIES: Final[Mapping[Route, Sequence[Try]]] = {
     ("POST", "/admin/dead/{id}/revive"): [Try(answer=403, at={"id": "$dead_too"})],
     ("POST", "/admin/dead/{id}/drop"): [Try(answer=403, at={"id": "$dead_as_well"})],
     ("POST", "/admin/commands"): [Try(answer=403, body={"line": ["queues", "pause", "$hidden"]})],
+    ("QUERY", "/admin/steps"): [Try(answer=403, body={"after": {}})],
     ("GET", "/admin/audit"): FOR_OPERATORS,
     ("GET", "/admin/history"): FOR_OPERATORS,
     ("GET", "/admin/system"): FOR_OPERATORS,
@@ -216,6 +217,9 @@ TRIES: Final[Mapping[Route, Sequence[Try]]] = {
     ("GET", "/admin/accounts/{name}/tokens"): [Try(answer=403, at=AMBER)],
     ("POST", "/admin/accounts/{name}/login-links"): [Try(answer=403, at=AMBER, body={})],
     ("POST", "/admin/accounts/{name}/tokens"): [Try(answer=403, at=AMBER, body={})],
+    ("PATCH", "/admin/accounts/{name}/tokens/{id}"): [
+        Try(answer=403, at={**AMBER, "id": "$token_id"}, body={"label": "x"})
+    ],
     ("DELETE", "/admin/accounts/{name}/tokens/{id}"): [Try(answer=403, at={**AMBER, "id": "$token_id"})],
     ("GET", "/admin/aliases"): FOR_OPERATORS,
     ("PATCH", "/admin/aliases"): [Try(answer=403, body={"alias": ALIAS, "model": "$hidden"})],

@@ -8,6 +8,7 @@ import pytest
 from redis.asyncio import Redis
 
 from director.broker import keys
+from director.broker.gatherer import Gatherer
 from director.broker.scripts import Scripts
 from director.cli.accounts import LIMITS
 from director.core.account_limits import AccountLimits, Bucket
@@ -15,6 +16,7 @@ from director.core.clock import SystemClock
 from director.core.errors import SettingsError
 from director.core.usage import Used
 from director.store.accounts import Accounts, Written
+from director.store.changes import Changes
 from tests.integration.cli.conftest import Operator
 from tests.support.queue_driver import ACCOUNT, QueueDriver
 
@@ -170,6 +172,38 @@ async def test_ambiguous_token_name_revokes_nothing(operator: Operator, redis: R
     assert f"2 tokens of {ACCOUNT} have this name" in said
     assert "the account of the token is missing" in await operator.is_told("token", "revoke", "ci")
     assert len(await Accounts(redis).tokens.of(ACCOUNT)) == 2
+
+
+async def test_token_gets_other_rights_and_another_end(operator: Operator, redis: Redis) -> None:
+    line = ("token", "create", "--account", ACCOUNT, "--label", "ci", "--scopes", "read,run,admin")
+    token = (await operator.types(*line)).strip()
+    change = ("token", "set", "ci", "--account", ACCOUNT)
+    shown = json.loads(await operator.types(*change, "--scopes", "read,view", "--lanes", "low", "--json"))
+    assert (shown["scopes"], shown["lanes"], shown["expires_at"]) == (["read", "view"], ["low"], None)
+    account = await Accounts(redis).authenticate(token)
+    assert account is not None
+    assert (account.scopes, account.lanes) == (("read", "view"), ("low",))
+    until = json.loads(await operator.types(*change, "--expires-hours", "1", "--json"))["expires_at"]
+    assert until is not None
+    assert (await Accounts(redis).authenticate(token)).expires_ms is not None  # type: ignore[union-attr]
+    assert "never" in await operator.types(*change, "--expires-hours", "0", "--label", "build")
+    for wrong in (["set", "build"], ["set", "ci", "--scopes", "read"], ["set", "build", "--scopes", "god"]):
+        assert await operator.is_told("token", *wrong, "--account", ACCOUNT)
+    changes = await Changes(redis, Scripts(Gatherer(redis)), SystemClock()).after("0-0", count=100)
+    found = [json.loads(bytes(one.detail))["to"] for one in changes if one.kind == "token_changed"]
+    assert found[0] == {"scopes": ["read", "view"], "lanes": ["low"]}
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize("what", ["account", "token"])
+async def test_list_ends_after_n_rows_and_says_how_to_go_on(operator: Operator, redis: Redis, what: str) -> None:
+    for name in ("a", "b", "c"):
+        await Accounts(redis).create_token(name)
+    shown = await operator.types(what, "list", "-n", "2")
+    assert [line.split()[0] for line in shown.splitlines()] == ["account", "a", "b", "there"]
+    assert shown.splitlines()[-1] == "there are more: --cursor b"
+    page = json.loads(await operator.types(what, "list", "-n", "2", "--cursor", "b", "--json"))
+    assert ([one.get("name") or one["account"] for one in page["results"]], page["next"]) == (["c"], None)
 
 
 async def test_token_can_expire(operator: Operator, redis: Any) -> None:

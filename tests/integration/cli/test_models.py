@@ -7,24 +7,47 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from msgspec import Raw
 from redis.asyncio import Redis
 
 from director.broker import keys
 from director.core.clock import SystemClock
 from director.core.ids import QueueName
+from director.core.policy import Policy
+from director.core.schema import setup_run
 from director.core.settings import ApiSettings
+from director.core.trends import Point, bucket
 from director.files.choose import store_in
 from director.files.data_files import DataFiles
-from director.store.catalog import Catalog
+from director.store.accounts import Accounts
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.directors import About, ShelfFound
 from director.store.models import Collection, Collections
+from director.store.trends import Trends
 from tests.integration.api.conftest import api as api
 from tests.integration.api.conftest import director as director
 from tests.integration.api.conftest import token as token
 from tests.integration.cli.conftest import Operator
-from tests.support.api import PlayedDirector
+from tests.support.api import PlayedDirector, live_api
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer
+
+SCHEMA: dict[str, Any] = {
+    "components": {
+        "schemas": {
+            "Input": {
+                "type": "object",
+                "required": ["prompt"],
+                "properties": {
+                    "images": {"type": "array", "items": {"type": "string", "format": "uri"}, "x-order": 2},
+                    "prompt": {"type": "string", "description": "what to paint", "x-order": 0},
+                    "seed": {"type": "integer", "default": 7, "minimum": 0, "maximum": 9, "x-order": 1},
+                },
+            },
+            "Output": {"type": "array", "items": {"type": "string", "format": "uri"}},
+        }
+    }
+}
 
 
 @pytest.fixture
@@ -43,6 +66,57 @@ async def test_operator_sets_visibility_of_a_model(operator: Operator, catalog: 
     await operator.is_told("model", "set", "acme/none", "--description", "x")
     assert "nothing to change" in await operator.is_told("model", "set", MODEL)
     assert await catalog.model("acme/none") is None
+
+
+async def test_models_are_listed_with_their_runs_and_usual_time(
+    operator: Operator, catalog: Catalog, driver: QueueDriver
+) -> None:
+    await driver.finish(await driver.claimed())
+    point = Point(at_s=int(driver.now_ms / 1000), succeeded=1, runs={bucket(2_000): 1})
+    await Trends(driver.redis).add({driver.queue: point}, most=10)
+    await catalog.register("acme/other", VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+    shown = json.loads(await operator.types("models", "--json"))["results"]
+    facts = {one["name"]: (one["runs"], one["p50_s"] and round(one["p50_s"])) for one in shown}
+    assert facts == {MODEL: (1, 2), "acme/other": (0, None)}
+    page = await operator.types("models", "-n", "1")
+    assert "there are more: --cursor " in page.splitlines()[-1]
+    rest = await operator.types("models", "--cursor", page.split("--cursor ")[1].strip())
+    assert len({line.split()[0] for line in (*page.splitlines()[1:2], *rest.splitlines()[1:2])}) == 2
+
+
+async def test_model_is_shown_with_its_inputs_and_a_line_that_runs_it(
+    server: RedisServer, redis: Redis, catalog: Catalog, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, token = "acme/painter", await Accounts(redis).create_token("team")
+    await catalog.register(name, VERSION, schema=Raw(json.dumps(SCHEMA).encode()), server="echo", policy=Policy())
+    async with live_api(server.url) as api:
+        caller = Operator(capsys, "--url", api.url, "--token", token)
+        shown = (await caller.types("model", "show", name)).splitlines()
+        assert shown[0] == "acme/painter  public, 0 runs"
+        assert shown[2:] == [
+            "inputs",
+            "  prompt  string required          what to paint",
+            "  seed    integer (7) from 0 to 9",
+            "  images  list of string (uri)",
+            "output  list of string (uri)",
+            "run it  director predict acme/painter -i prompt=…",
+        ]
+        assert json.loads(await caller.types("model", "show", name, "--json"))["latest_version"]["id"] == VERSION
+        assert "there is no model acme/paintre" in await caller.is_told("model", "show", "acme/paintre")
+        # a caller without a scope over all accounts has these for its own
+        assert name in await caller.types("models")
+        assert "no log of a setup is kept" in await caller.types("logs", name)
+        assert "nothing ran from" in await caller.types("usage")
+        assert "takes a token with the scope view" in await caller.is_told("usage", "--account", "acme")
+
+
+async def test_logs_of_a_model_are_those_of_its_setups(operator: Operator, driver: QueueDriver) -> None:
+    run = setup_run("failed", started_at="", completed_at="", logs="loading\nno memory\n", server="http://x")
+    await Catalog(driver.redis, driver.scripts, SystemClock()).note_setup(MODEL, VERSION, run)
+    shown = await operator.types("model", "logs", MODEL)
+    assert shown.splitlines() == ["setup failed at an unknown time on http://x", "| loading", "| no memory"]
+    assert json.loads(await operator.types("model", "logs", MODEL, "--json"))["setup_run"]["status"] == "failed"
+    assert "there is no model acme/none" in await operator.is_told("model", "logs", "acme/none")
 
 
 async def test_model_config_is_set_shown_and_unset(operator: Operator, queue: QueueName, tmp_path: Path) -> None:

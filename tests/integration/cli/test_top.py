@@ -6,6 +6,7 @@ import os
 import pty
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 
 import anyio
 import pytest
@@ -13,9 +14,12 @@ from anyio import to_thread
 from redis.asyncio import Redis
 
 from director.cli.backend import connect
-from director.cli.top import Top
+from director.cli.top import SnapshotsOfRedis, Top
 from director.core.policy import Policy
+from director.local.launcher.processes import free_port
+from director.store.accounts import ROLES, Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
+from tests.support.api import live_api
 from tests.support.eventually import eventually
 from tests.support.queue_driver import VERSION, QueueDriver
 from tests.support.servers import RedisServer, redis_server
@@ -24,6 +28,17 @@ from tests.support.terminal import PlayedTerminal, played
 
 def command(url: str, *more: str) -> list[str]:
     return [sys.executable, "-m", "director", "top", "--redis", url, *more]
+
+
+@pytest.fixture(params=["redis", "api"])
+async def top(request: pytest.FixtureRequest, server: RedisServer, redis: Redis) -> AsyncIterator[list[str]]:
+    """The command that looks at the server itself, and the one that knows no Redis."""
+    if request.param == "redis":
+        yield command(server.url)
+        return
+    token = await Accounts(redis).create_token("ops", scopes=ROLES["operator"])
+    async with live_api(server.url) as api:
+        yield [sys.executable, "-m", "director", "top", "--url", api.url, "--token", token]
 
 
 async def until(terminal: PlayedTerminal, text: str) -> None:
@@ -45,11 +60,11 @@ async def ended(terminal: PlayedTerminal) -> int:
 
 
 async def test_top_shows_queues_live_and_pauses_one_after_confirmation(
-    server: RedisServer, driver: QueueDriver, catalog: Catalog
+    top: list[str], driver: QueueDriver, catalog: Catalog
 ) -> None:
     await catalog.register("acme/other", VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
     await driver.scripts.extend(driver.queue, consumer="host-1", lease_s=60, claims=[], slots=4)
-    with played(command(server.url), columns=100) as terminal:
+    with played(top, columns=100) as terminal:
         await until(terminal, f"› {driver.queue}")
         await until(terminal, "serving")
         await driver.submit(account="ada")
@@ -88,8 +103,8 @@ async def test_top_fits_any_size_of_the_terminal(server: RedisServer, driver: Qu
     assert "\x1b[33m" not in terminal.said, "NO_COLOR"
 
 
-async def test_quit_key_restores_the_terminal(server: RedisServer) -> None:
-    with played(command(server.url)) as terminal:
+async def test_quit_key_restores_the_terminal(top: list[str]) -> None:
+    with played(top) as terminal:
         await until(terminal, "worst first")
         terminal.type("\x1c")
         assert await ended(terminal) == 0
@@ -101,7 +116,7 @@ async def test_closed_terminal_ends_top_without_an_error(server: RedisServer, mo
         monkeypatch.setattr("sys.stdin", stdin)
         monkeypatch.setattr("sys.stdout", io.TextIOWrapper(stdout, write_through=True))
         async with connect(server.url) as backend, anyio.create_task_group() as tasks:
-            tasks.start_soon(Top(backend).run)
+            tasks.start_soon(Top(SnapshotsOfRedis(backend)).run)
             await anyio.wait_readable(ours)
             os.close(ours)
 
@@ -117,11 +132,27 @@ async def test_top_reports_an_outage_of_redis_and_continues() -> None:
         assert await ended(terminal) == 0
 
 
-async def test_top_without_a_terminal_prints_one_whole_screen(server: RedisServer, driver: QueueDriver) -> None:
+async def test_top_reports_an_absent_api_and_continues(server: RedisServer, redis: Redis) -> None:
+    token, port = await Accounts(redis).create_token("ops", scopes=ROLES["viewer"]), free_port()
+    async with live_api(server.url, port=port) as api:
+        line = [sys.executable, "-m", "director", "top", "--url", api.url, "--token", token]
+        with played(line) as terminal:
+            await until(terminal, "no queue yet")
+            api.process.kill()
+            await until(terminal, "no answer from")
+            async with live_api(server.url, port=port):
+                await eventually(
+                    lambda: terminal.screen, "it is back", until=lambda _: not terminal.shows("no answer"), limit_s=30
+                )
+            terminal.type("q")
+            assert await ended(terminal) == 0
+
+
+async def test_top_without_a_terminal_prints_one_whole_screen(top: list[str], driver: QueueDriver) -> None:
     await driver.submit()
 
     def run(*more: str) -> str:
-        done = subprocess.run(command(server.url, *more), capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run([*top, *more], capture_output=True, text=True, timeout=60, check=True)
         return done.stdout
 
     for more in ((), ("--once",)):

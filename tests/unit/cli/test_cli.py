@@ -362,6 +362,31 @@ def test_input_file_becomes_a_data_uri(tmp_path):
     assert parse_input(f"image=@{tmp_path}/a.unheard-of")[1].startswith("data:application/octet-stream;base64,")
 
 
+LISTS = {"images": {"type": "array", "items": {"type": "string", "format": "uri"}}, "image": {"type": "string"}}
+
+
+def test_list_gets_each_of_its_values_and_the_files_of_a_folder(tmp_path):
+    for name in ("b.png", "a.png", ".hidden"):
+        (tmp_path / name).write_bytes(name.encode())
+    a, b = (f"data:image/png;base64,{base64.b64encode(name).decode()}" for name in (b"a.png", b"b.png"))
+
+    def read(*typed):
+        return read_inputs([parse_input(each) for each in typed], Described(inputs=LISTS))
+
+    assert read(f"images=@{tmp_path}/a.png") == {"images": [a]}
+    assert read(f"images=@{tmp_path}") == {"images": [a, b]}
+    assert read(f"images=@{tmp_path}/b.png", 'images=["https://x/1"]', "images=https://x/2") == {
+        "images": [b, "https://x/1", "https://x/2"]
+    }
+    assert read(f"image=@{tmp_path}/a.png", "images=[]") == {"image": a, "images": []}
+    for wrong in ([f"image=@{tmp_path}"], ["image=a", "image=b"]):
+        with pytest.raises(SettingsError, match="takes"):
+            read(*wrong)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileFault, match="has no files"):
+        read(f"images=@{tmp_path}/empty")
+
+
 def test_unreadable_file_is_reported_in_one_line(capsys):
     assert main(["predict", "a/b", "-i", "image=@nowhere.png"]) == 1
     said = "director: cannot read nowhere.png: No such file or directory. Check the path after the @.\n"
@@ -556,11 +581,12 @@ def test_context_names_a_service_and_the_file_of_its_token(tmp_path, monkeypatch
     assert kept.stat().st_mode & 0o777 == 0o600
     assert "secret-1" not in kept.read_text()
 
-    assert service(given()) == Service_("https://d.example", "secret-1"), "the first one is in use"
+    assert service(given()) == Service_("https://d.example", "secret-1", "context prod"), "the first one is in use"
     assert service(given(context="test")).url == "http://t"
     monkeypatch.setenv("DIRECTOR_URL", "http://of-the-environment")
     monkeypatch.setenv("DIRECTOR_TOKEN", "of-the-environment")
-    assert service(given(context="test")) == Service_("http://t", "secret-1"), "an option comes before the environment"
+    named = Service_("http://t", "secret-1", "context test")
+    assert service(given(context="test")) == named, "an option comes before the environment"
     monkeypatch.delenv("DIRECTOR_URL")
     monkeypatch.delenv("DIRECTOR_TOKEN")
     monkeypatch.setenv("DIRECTOR_CONTEXT", "test")
@@ -570,7 +596,7 @@ def test_context_names_a_service_and_the_file_of_its_token(tmp_path, monkeypatch
     assert main(["context", "use", "tes"]) == 1
     assert "there is no context tes: did you mean test?" in capsys.readouterr().err
     up_in("home", url="http://up", token="of-up")
-    assert service(given(home="home")) == Service_("http://up", "of-up"), "a named home comes first"
+    assert service(given(home="home")) == Service_("http://up", "of-up", "the `up` of home"), "a named home comes first"
     assert main(["context", "remove", "prod"]) == 0
     token.unlink()
     with pytest.raises(SettingsError, match="cannot be read"):

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from director.cli.arguments import EITHER, Argument, hours
-from director.cli.asking import write_line
 from director.cli.client import Away, Client
 from director.cli.main import make_parser
-from director.cli.operators import OPERATED_BY, there_or_here
+from director.cli.operators import OPERATOR_COMMANDS, ask_or_read_redis
+from director.cli.remote import write_line
 from director.local.home import Home, State
 
 make_parser()  # imports the module of every command
@@ -55,11 +55,11 @@ def type_it(argument: Argument, typed: Sequence[str]) -> list[str]:
     return [f"{name}={one}" if name.startswith("--") else f"{name}{one}" for one in typed]
 
 
-@pytest.mark.parametrize("path", sorted(OPERATED_BY))
+@pytest.mark.parametrize("path", sorted(OPERATOR_COMMANDS))
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_line_that_the_api_is_sent_says_what_was_typed(path: str, data: st.DataObject) -> None:
-    arguments = OPERATED_BY[path].arguments
+    arguments = OPERATOR_COMMANDS[path].arguments
     typed = {each.dest: data.draw(words(each)) for each in arguments}
     shown = [each for each in arguments if each.settings.get("required") or data.draw(st.booleans())]
     one_of = [each for each in shown if each.section == EITHER][1:]
@@ -118,7 +118,7 @@ def test_redis_is_read_only_where_no_api_can_have_acted(
         raise Away("no answer") from cause
 
     if is_here:
-        assert there_or_here(given, there, lambda: 7) == 7
+        assert ask_or_read_redis(given, there, lambda: 7) == 7
     else:
         with pytest.raises(Away):
-            there_or_here(given, there, lambda: 7)
+            ask_or_read_redis(given, there, lambda: 7)

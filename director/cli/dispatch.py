@@ -10,13 +10,14 @@ from importlib import import_module
 from typing import Any, Final
 
 from director.broker.scripts import Scripts
-from director.cli.arguments import DECLARED, SERVED, Served
-from director.cli.asking import DIRECT, Ran
+from director.cli.arguments import CALLER, DECLARED, Caller
 from director.cli.backend import Backend
 from director.cli.main import COMMANDS, make_parser
-from director.cli.operators import OPERATED_BY, Needs
+from director.cli.operators import OPERATOR_COMMANDS, Needs
+from director.cli.remote import DIRECT, CommandResult
 from director.cli.tables import Answer, json_line
 from director.core.errors import BackendUnavailable, DirectorError, SettingsError
+from director.core.settings import CommonSettings
 from director.store.accounts import Account
 from director.store.services import Services
 
@@ -24,11 +25,16 @@ MODULES: Final = frozenset({"accounts", "queues", "dead", "models", "status", "u
 
 
 class OfApi(Backend):
-    """The stores of an API process, and its way to the data in its file store."""
+    """The stores of an API process, its settings, and its way to the data in its file store."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, settings: CommonSettings) -> None:
         super().__init__(services.redis)
         self._scripts_of_api = services.scripts
+        self._settings_of_api = settings
+
+    @cached_property
+    def settings(self) -> CommonSettings:
+        return self._settings_of_api
 
     @cached_property
     def scripts_with_files(self) -> Scripts:
@@ -36,39 +42,44 @@ class OfApi(Backend):
 
 
 async def run_line(
-    services: Services, account: Account, line: Sequence[str], *, by: str, width: int | None, said: str, is_json: bool
-) -> Ran:
+    services: Services,
+    settings: CommonSettings,
+    account: Account,
+    line: Sequence[str],
+    *,
+    by: str,
+    width: int | None,
+    stdin: str,
+    is_json: bool,
+) -> CommandResult:
     """Run the command that the line gives. Raises BackendUnavailable. Other faults are in the result."""
-    token = SERVED.set(Served(by, width, said))
+    token, backend = CALLER.set(Caller(by, width, stdin)), OfApi(services, settings)
     try:
-        return await _run(services, account, line, is_json=is_json)
+        return await _run(backend, account, line, is_json=is_json)
     except BackendUnavailable:
         raise
     except DirectorError as exc:
-        return Ran(1, error=str(exc))
+        return CommandResult(1, error=str(exc))
     finally:
-        SERVED.reset(token)
+        await backend.gatherer.aclose()
+        CALLER.reset(token)
 
 
-async def _run(services: Services, account: Account, line: Sequence[str], *, is_json: bool) -> Ran:
+async def _run(backend: OfApi, account: Account, line: Sequence[str], *, is_json: bool) -> CommandResult:
     top = line[0] if line else ""
     if top not in COMMANDS or COMMANDS[top][0] not in MODULES:
         raise SettingsError("the API runs no such command: say with --redis where Redis is.")
     import_module(f"director.cli.{COMMANDS[top][0]}")
-    path = next((name for name in (" ".join(line[:2]), top) if name in OPERATED_BY), "")
+    path = next((name for name in (" ".join(line[:2]), top) if name in OPERATOR_COMMANDS), "")
     given = make_parser(top).parse_args([*line])
     if not path or given.run is not DECLARED[path].run:
         raise SettingsError("the API runs no such command: say with --redis where Redis is.")
-    operated = OPERATED_BY[path]
-    if not _may(account, operated.needs):
-        return Ran(1, needs=operated.needs)
+    command = OPERATOR_COMMANDS[path]
+    if not _may(account, command.needs):
+        return CommandResult(1, needs=command.needs)
     if given.redis or getattr(given, "to_redis", None):
         raise SettingsError(DIRECT)
-    backend = OfApi(services)
-    try:
-        answer = await operated.act(backend, given)
-    finally:
-        await backend.gatherer.aclose()
+    answer = await command.act(backend, given)
     return await asyncio.to_thread(_print, answer, is_json=is_json)
 
 
@@ -76,8 +87,8 @@ def _may(account: Account, needs: Needs) -> bool:
     return {"view": account.oversees, "operate": account.operates, "admin": "admin" in account.scopes}[needs]
 
 
-def _print(answer: Answer, *, is_json: bool) -> Ran:
+def _print(answer: Answer, *, is_json: bool) -> CommandResult:
     if is_json:
         body: Any = {"results": answer.body} if isinstance(answer.body, list) else answer.body
-        return Ran(answer.code, json_line(body))
-    return Ran(answer.code, answer.text if isinstance(answer.text, str) else answer.text())
+        return CommandResult(answer.code, json_line(body))
+    return CommandResult(answer.code, answer.text if isinstance(answer.text, str) else answer.text())

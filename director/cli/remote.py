@@ -18,7 +18,7 @@ READS_STDIN: Final = "token revoke"  # without a name
 DIRECT: Final = "two Redis servers are read directly: say with --redis where this one is."
 
 
-class Ran(Struct, frozen=True):
+class CommandResult(Struct, frozen=True):
     """The exit code of a command and its output, or one line of error. `needs`: the scope that the caller lacks."""
 
     code: int
@@ -31,12 +31,12 @@ def ask(service: Service, path: str, arguments: Sequence[Argument], given: argpa
     """Run the command at the API. Raises Refused, with the command's own words."""
     if getattr(given, "to_redis", None):
         raise SettingsError(DIRECT)
-    said = sys.stdin.readline() if path == READS_STDIN and not given.name else ""
+    stdin = sys.stdin.readline() if path == READS_STDIN and not given.name else ""
     body = {
         "line": [*path.split(), *write_line(arguments, given)],
         "json": given.json,
         "width": line_width(),
-        "input": said.strip(),
+        "input": stdin.strip(),
     }
     with Client(service) as client:
         ran = run(client, body)
@@ -44,8 +44,8 @@ def ask(service: Service, path: str, arguments: Sequence[Argument], given: argpa
     return ran.code
 
 
-def run(client: Client, body: dict[str, Any]) -> Ran:
-    ran = read(client.run_command(body), Ran)
+def run(client: Client, body: dict[str, Any]) -> CommandResult:
+    ran = read(client.run_command(body), CommandResult)
     if ran.error:
         raise Refused(ran.error)
     return ran
