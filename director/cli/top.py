@@ -319,7 +319,7 @@ class SnapshotsOfApi:
             events = self._events = self._events or self._client.events(LIVE)
             first, self._first = self._first, None
             try:
-                name, data = first or await anext(events)
+                name, data = first if first is not None else await anext(events)
             except StopAsyncIteration:  # the API leaves, or ends the feed now and then
                 self._events = None
                 await anyio.sleep(AGAIN_S)
