@@ -88,7 +88,7 @@ async def _status(backend: Backend, given: argparse.Namespace) -> Answer:
         lines += [f"{name:<{FACT}}{fact}" for name, fact in facts.items()]
         for one in found.findings[:MOST_FINDINGS]:
             lines.append(f"{'bad' if one.level == 'bad' else 'note'}  {one.title}: {one.detail}".replace("\n", " "))
-            lines.append(f"{'':{HANG}}→ {one.ask}")
+            lines += [f"{'':{HANG}}→ {command}" for command in one.commands]
         if (more := len(found.findings) - MOST_FINDINGS) > 0:
             lines.append(f"and {several(more, 'finding')} more: `director top`, then f")
         return fold(map(printable, lines), hang=HANG, width=line_width())
