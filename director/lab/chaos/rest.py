@@ -371,16 +371,17 @@ class Steps:
         self._last = 0
 
     def read(self, number: int, command: list[bytes]) -> Iterator[Stepped]:
-        """Yield the steps of a script, with its last command. Half a script, of a server that was killed, has none."""
+        """Yield the steps of a script, with its last command. Half a script, of a server that was killed, has none. A
+        command outside of a transaction is no step: a slot that moves brings each key alone, as it is.
+        """
         if command[0] == b"MULTI":
             self._forget()
             self._is_open = True
-        elif command[0] == b"EXEC":
-            self._is_open = False
-        else:
+        elif command[0] != b"EXEC" and self._is_open:
             self._note(command)
-        if self._is_open:
+        if command[0] != b"EXEC":
             return
+        self._is_open = False
         for name, wrote in self._wrote.items():
             now = self._now.get(name, 0)
             self._last = now or self._last
@@ -398,9 +399,7 @@ class Steps:
                 self._note_record(found[1], _pairs(fields))
             case [b"HDEL", key, *fields] if b"token" in fields and (found := RECORD.match(key.decode())):
                 self._wrote[found[1]]["token"] = ""
-            case [b"UNLINK", key, _, *_] if found := RECORD.match(
-                key.decode()
-            ):  # a slot that moves deletes each key alone
+            case [b"UNLINK", key, *_] if found := RECORD.match(key.decode()):
                 self._wrote[found[1]] = dict(GONE)
             case [b"RPUSH", key, *_, entry] if found := EVENTS.match(key.decode()):
                 kind, at, data = entry.decode(errors="replace").split(" ", 2)

@@ -36,7 +36,6 @@ from director.lab.chaos.plan import (
     ALONE,
     BESIDE,
     BLACK_HOLE,
-    CLUSTER,
     DELETE_VERSION,
     MISSING_AT_FIRST,
     NARROW_AT,
@@ -403,8 +402,7 @@ class Run:
             has_calls=options.rollout is None,
             has_batches=self._has_batches,
             is_counted=options.rollout is None,  # directors of 0.3.0 count nothing
-            # a slot that moves brings whole records, as if each were made at once; 0.3.0 has scripts of its own
-            has_steps=options.kind != CLUSTER and options.rollout is None,
+            has_steps=options.rollout is None,  # 0.3.0 has scripts of its own
             lag_s=self._scene.servers.lag_s,
         )
         (folder / RULES).write_bytes(msgspec.json.encode(rules))

@@ -64,14 +64,13 @@ async def test_the_log_has_each_step_of_a_prediction(driver: QueueDriver, server
     assert [step.code for step in steps if step.code] == ["refused"]
 
 
-def test_half_a_script_has_no_step():
+def test_half_a_script_and_a_key_that_moves_have_no_step():
     end = [b"HSET", b"{p1}:rec:" + b"a" * 26, b"status", b"succeeded", b"completed", b"7"]
-    steps = Steps()
-    written = [
-        list(steps.read(number, command)) for number, command in enumerate(([b"MULTI"], end, [b"MULTI"], [b"EXEC"]))
-    ]
-    assert written == [[], [], [], []]
-    [[step]] = [list(steps.read(9, end))]
+    begin, done, steps = [b"MULTI"], [b"EXEC"], Steps()
+    for number, command in enumerate((end, begin, end, begin, done)):
+        assert list(steps.read(number, command)) == []
+    assert [*steps.read(5, begin), *steps.read(6, end)] == []
+    [step] = steps.read(7, done)
     assert (step.id, step.wrote, step.now) == ("a" * 26, (("status", "ended"),), 7)
 
 

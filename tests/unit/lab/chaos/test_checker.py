@@ -41,6 +41,7 @@ from director.lab.chaos.journal import (
 from director.lab.chaos.parties import ODD
 from director.lab.chaos.plan import NEIGHBOURS
 from director.lab.chaos.rest import Leftovers, QueueRest
+from director.lab.spec.page import CHECKS
 
 T = 1_800_000_000_000
 HOLDER = "host-41-0a1b2c3d"  # a director's name has its pid
@@ -1284,6 +1285,7 @@ def ends_as(by: str, at: int = 100, **otherwise: Any) -> Row:
 
 LOST_AT: Row = (15_010, FREE, "director_lost")
 DELIVERED: Row = (120, {"owed": False, "told": True}, "")
+CANCELED: dict[str, Any] = {"status": "ended", "owed": True}
 REVIVED: Row = (200, {"status": "open", "ended": "", "owed": False, "told": False}, "")
 ALLOWED: dict[str, list[Row]] = {
     "one run": [ASKED, claims_as("x"), ends_as("x"), DELIVERED],
@@ -1292,7 +1294,7 @@ ALLOWED: dict[str, list[Row]] = {
     "a claim that was lost": [ASKED, claims_as("x"), LOST_AT, claims_as("y", 15_100), ends_as("y", 15_200)],
     "a lease from before the clock went back": [ASKED, (9, {"token": "x", "lease": T + 615_000}, ""), LOST_AT],
     "a dead letter that is revived": [ASKED, claims_as("x"), ends_as("x"), DELIVERED, REVIVED, claims_as("y", 210)],
-    "a cancel of what waits": [ASKED, (50, {"status": "ended", "owed": True}, "")],
+    "a cancel of what waits": [ASKED, (50, CANCELED, "")],
 }
 FORBIDDEN: list[tuple[str, list[Row]]] = [
     ("finish, and it does not hold that the token is that of its claim", [ASKED, claims_as("x"), ends_as("w")]),
@@ -1300,7 +1302,7 @@ FORBIDDEN: list[tuple[str, list[Row]]] = [
         "finish, and it does not hold that the token is that of its claim",
         [ASKED, claims_as("x"), LOST_AT, claims_as("y", 15_100), ends_as("y", 15_200), ends_as("x", 15_300)],
     ),
-    ("take back, and it does not hold that its lease is over", [ASKED, claims_as("x"), (5_000, *LOST_AT[1:])]),
+    ("take back, and it does not hold that its lease is over, or lost", [ASKED, claims_as("x"), (5_000, *LOST_AT[1:])]),
     ("claim, and it does not hold that no claim has it", [ASKED, claims_as("x"), claims_as("y", 60)]),
     ("claim, and it does not hold that it has not ended", [ASKED, claims_as("x"), ends_as("x"), claims_as("y", 110)]),
     (
@@ -1313,6 +1315,18 @@ FORBIDDEN: list[tuple[str, list[Row]]] = [
     ("deliver, and it does not hold that its webhook is owed", [ASKED, claims_as("x"), (50, {"told": True}, "")]),
     ("claim, and it does not hold that it has not ended", [claims_as("x"), ends_as("x")]),
     ("no action changes owed", [ASKED, claims_as("x"), ends_as("x"), (110, {"owed": False}, "")]),
+    (
+        "extend, and it does not hold that the token is that of its claim",
+        [ASKED, (5, {"lease": T + 100}, "")],
+    ),
+    ("end, and it does not hold that no claim has it", [ASKED, claims_as("x"), (50, CANCELED, "")]),
+    ("owe again, and it does not hold that it has ended", [ASKED, (5, {"owed": True}, "")]),
+    (
+        "owe again, and it does not hold that a webhook is wanted",
+        [(1, {"status": "open"}, ""), (50, {"status": "ended"}, ""), (60, {"owed": True}, "")],
+    ),
+    ("erase, and it does not hold that it has ended", [ASKED, (5, {"status": "", "wants": False}, "")]),
+    ("enqueue, and it does not hold that it is not there", [ASKED, (5, {"status": "open", "wants": False}, "")]),
 ]
 
 
@@ -1329,6 +1343,13 @@ def test_a_step_that_the_specification_forbids_is_a_breach(tmp_path: Path, what:
     report = judged_by_steps(tmp_path, rows)
     assert broken(report) == {"I32"}, text(report)
     assert any(what in breach.what for breach in report.breaches["I32"]), text(report)
+
+
+def test_each_check_of_the_specification_that_a_log_can_show_has_one() -> None:
+    """In a log a claim whose lease was lost looks as one that was extended."""
+    assert {check for check in CHECKS if not any(f"not hold that {check}" in what for what, _ in FORBIDDEN)} == {
+        "its claim has no lease"
+    }
 
 
 def test_a_log_of_claims_without_their_steps_is_no_evidence(tmp_path: Path) -> None:
