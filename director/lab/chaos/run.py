@@ -402,7 +402,7 @@ class Run:
             has_calls=options.rollout is None,
             has_batches=self._has_batches,
             is_counted=options.rollout is None,  # directors of 0.3.0 count nothing
-            has_steps=options.rollout is None,  # 0.3.0 has scripts of its own
+            has_steps=True,
             lag_s=self._scene.servers.lag_s,
         )
         (folder / RULES).write_bytes(msgspec.json.encode(rules))
