@@ -31,6 +31,7 @@ CHAPTERS: Final[Mapping[str, tuple[str, ...]]] = {
     "OpenAI": ("openai",),
     "Operators": ("admin",),
 }
+LONG: Final = 80  # characters of a body that an example has on one line
 CODE: Final = re.compile(r"`([^`]*)`")
 INTRODUCTION: Final = (
     "Every address begins with the address of the service. Send your token as `Authorization: Bearer TOKEN`, where an "
@@ -147,8 +148,14 @@ def curl(each: Operation) -> str:
             lines += [f"-F '{name}={value}'" for name, value in example.items()]
             continue
         lines.append(f"-H 'Content-Type: {media_type}'")
-        lines.append(f"-d '{example if isinstance(example, str) else json.dumps(example, ensure_ascii=False)}'")
+        lines.append(f"-d '{example if isinstance(example, str) else _body(example)}'")
     return " \\\n  ".join(lines)
+
+
+def _body(example: Any) -> str:
+    """Return JSON on one line, or below each other where the line would be too long to read."""
+    line = json.dumps(example, ensure_ascii=False)
+    return line if len(line) <= LONG else json.dumps(example, indent=2, ensure_ascii=False)
 
 
 def type_html(schema: Mapping[str, Any]) -> str:
