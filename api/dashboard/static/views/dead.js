@@ -64,7 +64,7 @@ export function dead({ session, signal, query, refresh }) {
       h("h1", {}, "Dead letters"),
       h("p", { class: "lead" }, "Predictions that used up their attempts. Repair the cause first, then revive them."),
       h("div", { class: "filters" }, h("div", {}, h("label", { for: "by-queue" }, "Queue"), choice), queue ? h("a", { class: "button quiet", href: "#/dead" }, "Clear") : null),
-      h("div", { class: "actions" }, all, action("Revive chosen", many("revive", "are queued again."), { needs: "operates" }), action("Drop chosen", many("drop", "are dropped."), { kind: "danger", needs: "operates", confirm: "Drop the chosen dead letters for good?" })),
+      h("div", { class: "actions bulk" }, all, action("Revive chosen", many("revive", "are queued again."), { needs: "operates" }), action("Drop chosen", many("drop", "are dropped."), { kind: "danger", needs: "operates", confirm: "Drop the chosen dead letters for good?" })),
       table("Dead letters", [h("th", { scope: "col" }, h("span", { class: "unseen" }, "Chosen")), "Id", "Queue", "Account", "#Died", "#Attempts", "Error", h("th", { scope: "col" }, h("span", { class: "unseen" }, "Actions"))], body),
       endless(body, more, row, { signal, empty: "No dead letters. A prediction whose attempts are used up is listed here, until it is revived or dropped." })),
   };

@@ -71,7 +71,7 @@ export function predictions({ session, signal, query }) {
   const head = (words, title, kind = "") => h("th", { scope: "col", class: kind || null, title }, words);
   const list = h("div", { hidden: true }, table("Predictions", [
     h("th", { scope: "col" }, h("span", { class: "unseen" }, "Chosen")), "Id", "Status", "Model", ...(session.seesAll ? [head("Account", "The account that made it", "lesser")] : []),
-    head("Created", "When it was accepted", "num"), head("Waited", "Until its first attempt started", "num lesser"), head("Ran", "In a slot", "num"), head("Input", "Its first words", "lesser"), head("Output or error", "Its first words")], body));
+    head("Created", "When it was accepted", "num"), head("Waited", "Until its first attempt started", "num lesser"), head("Ran", "In a slot", "num"), head("Input", "Its first words", "lesser"), head("Output or error", "Its first words", "lesser")], body));
   const show = keyed(body, (one) => one.id, line);
   let next = null;
   let isLooked = false;
@@ -157,7 +157,7 @@ export function predictions({ session, signal, query }) {
 
   const all = h("button", { type: "button", on: { click: () => { const isFull = chosen.size === known.size; chosen.clear(); if (!isFull) for (const id of known.keys()) chosen.add(id); draw(); } } }, "Choose all shown");
   const isSure = "Cancel every prediction, of all accounts, that matches the filters?";
-  const bulk = h("div", { class: "actions", hidden: true }, all,
+  const bulk = h("div", { class: "actions bulk", hidden: true }, all,
     action("Cancel chosen", ofChosen((ids) => (session.seesAll ? change("cancel", ids) : cancelEach())), { kind: "danger", confirm: "Cancel all that are chosen?" }),
     session.seesAll ? [
       action("Retry chosen", ofChosen((ids) => change("retry", ids))),
@@ -177,7 +177,7 @@ export function predictions({ session, signal, query }) {
       h("form", { class: "filters", on: { submit } },
         Object.values(fields).map(([name, field, node]) => h("div", {}, h("label", { for: field.id }, name), node ?? field)),
         h("button", { type: "submit" }, "Filter"), query.size ? h("a", { class: "button quiet", href: "#/predictions" }, "Clear") : null),
-      bulk, count, trouble, wait, none, list, h("p", { class: "foot" }, more)),
+      h("div", { class: "above" }, count, bulk), trouble, wait, none, list, h("p", { class: "foot" }, more)),
   };
 
   function line(first) {
@@ -186,7 +186,7 @@ export function predictions({ session, signal, query }) {
     const created = h("td", { class: "num broad" });
     const waited = h("td", { class: "num lesser" });
     const ran = h("td", { class: "num" });
-    const result = h("td", { class: "preview" });
+    const result = h("td", { class: "preview lesser" });
     const whose = session.seesAll ? h("td", { class: "lesser" }, first.account) : null;
     const input = h("td", { class: "preview lesser" }, preview(valueOf(first.input)));
     const node = h("tr", { class: "opens" }, h("td", {}, tick), h("td", {}, predictionLink(first.id)), status, h("td", { class: "whole" }, first.model), whose, created, waited, ran, input, result);
