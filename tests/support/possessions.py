@@ -80,7 +80,8 @@ class Maker:
         await self._tokens()
         things = self._things
         secret = (await Accounts(self._redis).webhook_secrets(OWNER))[0]
-        told = (MARK, "hidden-model", HIDDEN_VERSION, "desk-of-amber", ALIAS, f'"username":"{OWNER}"', secret)
+        names = (f'"username":"{OWNER}"', f'{{"name":"{OWNER}",')
+        told = (MARK, "hidden-model", HIDDEN_VERSION, "desk-of-amber", ALIAS, *names, secret)
         ids = [value for name, value in things.items() if "/" not in value and "=" not in value]
         return Possessions(things, tuple(dict.fromkeys([*told, *ids])))
 
