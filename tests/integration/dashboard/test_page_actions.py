@@ -362,6 +362,6 @@ async def test_usage_of_a_month_is_a_table_with_its_cost(window: Window, place: 
     async with window.page.expect_request(lambda asked: "by=model&" in f"{asked.url}&"):
         await window.page.get_by_role("button", name="Model", exact=True).click()
     assert "by=model" in window.page.url, "the address shows what is shown"
-    await window.page.get_by_role("link", name=re.compile(r"^\d{4}-\d{2}$")).first.click()
+    await window.page.get_by_role("link", name=re.compile(r"^‹ \w+ \d{4}$")).click()
     await window.page.get_by_text("Nothing ran in this month.").wait_for()
     assert window.faults == []

@@ -106,8 +106,8 @@ export function usage({ session, signal, query }) {
     title: "Usage",
     node: h("section", { class: "usage" },
       h("div", { class: "head" }, h("h1", {}, `Usage in ${titled(month)}`),
-        h("div", { class: "months", role: "group", "aria-label": "Months" }, h("a", { class: "button", href: address({ month: beside(month, -1) }), "aria-label": beside(month, -1) }, "‹ ", titled(beside(month, -1))),
-          month < present ? h("a", { class: "button", href: address({ month: beside(month, 1) }), "aria-label": beside(month, 1) }, titled(beside(month, 1)), " ›") : null)),
+        h("div", { class: "months", role: "group", "aria-label": "Months" }, h("a", { class: "button", href: address({ month: beside(month, -1) }) }, "‹ ", titled(beside(month, -1))),
+          month < present ? h("a", { class: "button", href: address({ month: beside(month, 1) }) }, titled(beside(month, 1)), " ›") : null)),
       body,
       h("p", { class: "hint" }, "Days are those of UTC. ", session.seesAll ? ["In a terminal: ", h("code", {}, `director usage --month ${month} --csv`), ". Prices: ", h("code", {}, "director model price"), "."] : null)),
   };
