@@ -260,14 +260,15 @@ class LineRun:
     async def _accept(self, tries: int) -> Filed:
         files = self._callers.is_open and not self._stopped.is_set()
         self._request = request = await self._callers.request(files=files)
-        called = await find_target(request, self._target)
-        rate_token = await take(request, request.account, "create") if files else None
         item = f"/{self._number}" + (f"/{tries}" if tries else "")
+        called = await find_target(request, self._target, item)
+        rate_token = await take(request, request.account, "create") if files else None
         self._wait = Wait()
         filed = await accept(
             *(request, called.version, self._target.asked),
             rate_token=rate_token,
             deployment=called.deployment,
+            split=called.split,
             item=item,
             listener=self,
         )

@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from msgspec import Raw, Struct
 
-from api.models.deployments import find_usable
+from api.models.deployments import choose_version, find_usable
 from api.openai.calls import read_call
 from api.openai.find import Called, find_called
 from api.predictions import bodies
@@ -67,26 +67,28 @@ def read_target(url: str, body: bytes) -> Target:
     return Target(kind="version", name=asked.version or "", asked=asked)
 
 
-async def find_target(request: Request, target: Target) -> Called:
-    """Return the version that a line runs. Raises the Problem of its POST."""
-    return await FINDERS[target.kind](request, target.name)
+async def find_target(request: Request, target: Target, item: str = "") -> Called:
+    """Return the version that a line runs. Raises the Problem of its POST. `item`: which line of its batch it is."""
+    return await FINDERS[target.kind](request, target.name, item)
 
 
-async def _find_version(request: Request, name: str) -> Called:
+async def _find_version(request: Request, name: str, _: str) -> Called:
     return await _find(request, bodies.parse_version(name), errors.invalid_version)
 
 
-async def _find_model(request: Request, name: str) -> Called:
+async def _find_model(request: Request, name: str, _: str) -> Called:
     return await _find(request, VersionRef(model=bodies.parse_model(*name.split("/"))), errors.not_found)
 
 
-async def _find_deployed(request: Request, name: str) -> Called:
+async def _find_deployed(request: Request, name: str, item: str) -> Called:
     deployment = await find_usable(request, *name.split("/"))
     if deployment is None:
         raise errors.not_found()
-    ref = VersionRef(model=deployment.release.model, version=deployment.release.version)
-    called = await _find(request, ref, errors.invalid_version)
-    return Called(called.version, deployment.full_name)
+    chosen = await choose_version(request, deployment, item)
+    if chosen is None:
+        ref = VersionRef(model=deployment.release.model, version=deployment.release.version)
+        raise await no_version(request, ref, errors.invalid_version)
+    return Called(chosen[0], deployment.full_name, chosen[1])
 
 
 async def _find(request: Request, ref: VersionRef, refusal: errors.Refusal) -> Called:
@@ -96,7 +98,7 @@ async def _find(request: Request, ref: VersionRef, refusal: errors.Refusal) -> C
     return Called(version)
 
 
-FINDERS: Final[Mapping[str, Callable[[Request, str], Awaitable[Called]]]] = {
+FINDERS: Final[Mapping[str, Callable[[Request, str, str], Awaitable[Called]]]] = {
     "openai": find_called,
     "version": _find_version,
     "models": _find_model,

@@ -5,10 +5,11 @@
 import asyncio
 import contextlib
 import re
+import secrets
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, TypeVar
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import asdict
 from starlette.responses import Response
 
@@ -27,6 +28,7 @@ from director.core.data_bytes import ENTRY_BYTES
 from director.core.errors import BackendUnavailable
 from director.core.ids import MODEL_NAME, VERSION_ID, model_and_kind
 from director.core.schema import Page, Stored
+from director.core.split import Split, choose, write_mark
 from director.core.view import iso
 from director.store.accounts import AccountType
 from director.store.catalog import Version
@@ -87,12 +89,25 @@ class ReleaseView(Struct, frozen=True, kw_only=True):
     configuration: ConfigurationView
 
 
+class SplitView(Struct, frozen=True, kw_only=True):
+    """How the calls of a deployment are split: `share` percent of them run `version`, and 0 once it was stopped."""
+
+    version: str
+    share: int
+    since: str
+    margin: int
+    least: int
+    by: str
+    stopped_why: str | UnsetType = UNSET
+
+
 class DeploymentView(Struct, frozen=True):
-    """A deployment on the wire."""
+    """A deployment on the wire. `split`: only while another version is tried."""
 
     owner: str
     name: str
     current_release: ReleaseView
+    split: SplitView | UnsetType = UNSET
 
 
 @reads(
@@ -107,7 +122,7 @@ async def list_deployments(request: Request) -> Response:
     account, cursor, deployments = request.account, cursor_of(request), request.services.deployments
     marks = {f"{created:014}-{name}": name for created, name in await deployments.names(account.name)}
     page, older, newer = slice_of(sorted(marks, reverse=True), cursor)
-    found = await deployments.many(account.name, [marks[mark] for mark in page])
+    found = await deployments.with_splits(await deployments.many(account.name, [marks[mark] for mark in page]))
     return page_response(request, PATH, await _show_deployments(request, found), older=older, newer=newer)
 
 
@@ -126,14 +141,14 @@ async def list_deployments(request: Request) -> Response:
 async def create_deployment(request: Request) -> Response:
     services = request.services
     new = _parse(await read_body(request, max_bytes=services.settings.max_body_bytes), NewDeployment)
-    await _refuse_missing(request, new.model, new.version)
+    await refuse_missing(request, new.model, new.version)
     owner = request.account.name
     await retain(request, owner, ENTRY_BYTES)
     written, made = await services.deployments.create(owner, **asdict(new))
     if written != "written":
         await uncount(request, owner, ENTRY_BYTES)
         raise invalid_input([TAKEN if written == "changed" else TOO_MANY])
-    return await _answer(request, made)
+    return await answer(request, made)
 
 
 @reads(
@@ -144,7 +159,7 @@ async def create_deployment(request: Request) -> Response:
     answers={200: Answer("The deployment.", DeploymentView)},
 )
 async def get_deployment(request: Request) -> Response:
-    return await _answer(request, await _find_deployment(request))
+    return await answer(request, await find_deployment(request))
 
 
 @stores(
@@ -162,10 +177,10 @@ async def get_deployment(request: Request) -> Response:
 )
 async def update_deployment(request: Request) -> Response:
     """Release what the body changes. Where canceling the predictions fails half way, the same request continues."""
-    services, deployment = request.services, await _find_deployment(request)
+    services, deployment = request.services, await find_deployment(request)
     asked = _parse(await read_body(request, max_bytes=services.settings.max_body_bytes), DeploymentChange)
     if asked.version:
-        await _refuse_missing(request, deployment.release.model, asked.version)
+        await refuse_missing(request, deployment.release.model, asked.version)
     for _ in range(TRIES):
         now = deployment.release
         low = now.min_instances if asked.min_instances is None else asked.min_instances
@@ -183,8 +198,8 @@ async def update_deployment(request: Request) -> Response:
         if written == "written":
             if became.is_disabled:
                 await _cancel_all(request, became)
-            return await _answer(request, became)
-        deployment = await _find_deployment(request)
+            return await answer(request, became)
+        deployment = await find_deployment(request)
     raise unavailable(retry_after=RETRY_AFTER_S)
 
 
@@ -195,12 +210,12 @@ async def update_deployment(request: Request) -> Response:
     about="Predictions that were created by it go on.",
 )
 async def delete_deployment(request: Request) -> Response:
-    deployment = await _find_deployment(request)
+    deployment = await find_deployment(request)
     for _ in range(TRIES):
         if await request.services.deployments.delete(deployment) == "written":
             await uncount(request, deployment.owner, ENTRY_BYTES)
             return Response(status_code=204)
-        deployment = await _find_deployment(request)
+        deployment = await find_deployment(request)
     raise unavailable(retry_after=RETRY_AFTER_S)
 
 
@@ -208,17 +223,43 @@ async def delete_deployment(request: Request) -> Response:
     "/deployments/{owner}/{name}/predictions",
     name="deployments.predictions.create",
     summary="Create a prediction of a deployment",
-    about="The version of the current release runs it. The answer is the same as for `POST /predictions`.",
+    about=(
+        "The version of the current release runs it, or the version that is tried beside it. The answer is the same as "
+        "for `POST /predictions`."
+    ),
     parameters=(WAIT, *HOW),
     body=Body(PredictionRequest),
 )
 async def create_of_deployment(request: Request) -> Response:
-    deployment = _refuse_disabled(await _find_deployment(request))
+    deployment = refuse_disabled(await find_deployment(request))
     asked = await read_create(request)
-    version = await _version(request, deployment.release.model, deployment.release.version)
-    if version is None:
+    chosen = await choose_version(request, deployment)
+    if chosen is None:
         raise invalid_version()
-    return await submit(request, version, asked, deployment=deployment.full_name, review=cancel_if_disabled)
+    version, split = chosen
+    return await submit(
+        request, version, asked, deployment=deployment.full_name, split=split, review=cancel_if_disabled
+    )
+
+
+async def choose_version(request: Request, deployment: Deployment, item: str = "") -> tuple[Version, str] | None:
+    """Return the version that a call of a deployment runs and, if it has two, why: a mark. None without the version.
+
+    A repeat with the same Idempotency-Key gets the same one. `item` distinguishes the calls of a batch, which share it.
+    A version that is tried and that is gone gets no calls.
+    """
+    release, split, mark = deployment.release, deployment.split, ""
+    if split is not None and split.share:
+        key = request.headers.get("idempotency-key")
+        side = choose(split, secrets.token_hex(8) if key is None else key + item)
+        mark = write_mark(split, side)
+        if side == "new":
+            tried = await _version(request, split.model, split.version)
+            if tried is not None:
+                return tried, mark
+            mark = ""
+    version = await _version(request, release.model, release.version)
+    return None if version is None else (version, mark)
 
 
 async def find_usable(request: Request, owner: str, name: str) -> Deployment | None:
@@ -226,7 +267,7 @@ async def find_usable(request: Request, owner: str, name: str) -> Deployment | N
     if not _is_open(request, owner) or not NAME.fullmatch(owner) or not NAME.fullmatch(name):
         return None
     found = await request.services.deployments.get(owner, name)
-    return None if found is None else _refuse_disabled(found)
+    return None if found is None else refuse_disabled(found)
 
 
 def _is_open(request: Request, owner: str) -> bool:
@@ -235,7 +276,7 @@ def _is_open(request: Request, owner: str) -> bool:
     return owner == account.name or (account.oversees if request.method == "GET" else "admin" in account.scopes)
 
 
-def _refuse_disabled(deployment: Deployment) -> Deployment:
+def refuse_disabled(deployment: Deployment) -> Deployment:
     if deployment.is_disabled:
         raise deployment_disabled(name=deployment.full_name)
     return deployment
@@ -270,7 +311,8 @@ async def _cancel_all(request: Request, deployment: Deployment) -> None:
                 continue
             async for found in services.predictions.live_of(queue, deployment.full_name):
                 # A deployment that was enabled meanwhile may have new predictions, at the end of its queues.
-                if found and await deployments.get(deployment.owner, deployment.name) != deployment:
+                now = await deployments.get(deployment.owner, deployment.name) if found else deployment
+                if now is None or now.release != deployment.release:
                     return
                 cancels = (services.scripts.cancel(each, account=account) for each, account in found)
                 await asyncio.gather(*cancels)
@@ -280,14 +322,14 @@ async def _version(request: Request, model: str, version: str) -> Version | None
     return await request.versions.find_named(VersionRef(model=model, version=version), request.account)
 
 
-async def _refuse_missing(request: Request, model: str, version: str) -> None:
+async def refuse_missing(request: Request, model: str, version: str) -> None:
     """Raise a 422 unless the version exists. Asks past the cache, which knows a deleted version for seconds more."""
     seen = await _version(request, model, version)
     if seen is None or await request.services.catalog.version(model, version) is None:
         raise invalid_version()
 
 
-async def _find_deployment(request: Request) -> Deployment:
+async def find_deployment(request: Request) -> Deployment:
     """Return the deployment of the path. Raises a 404."""
     owner, name = request.path_params["owner"], request.path_params["name"]
     if not _is_open(request, owner) or not NAME.fullmatch(owner) or not NAME.fullmatch(name):
@@ -315,7 +357,7 @@ def _parse(body: bytes, kind: type[T]) -> T:
     return kind(**given)
 
 
-async def _answer(request: Request, deployment: Deployment) -> Response:
+async def answer(request: Request, deployment: Deployment) -> Response:
     return json_response((await _show_deployments(request, [deployment]))[0])
 
 
@@ -324,8 +366,23 @@ async def _show_deployments(request: Request, deployments: Sequence[Deployment])
     for name in sorted({deployment.release.by for deployment in deployments} - types.keys()):
         types[name] = (await request.services.accounts.read_written(name)).type
     return [
-        DeploymentView(each.owner, each.name, _release(each.release, types[each.release.by])) for each in deployments
+        DeploymentView(each.owner, each.name, _release(each.release, types[each.release.by]), show_split(each.split))
+        for each in deployments
     ]
+
+
+def show_split(split: Split | None) -> SplitView | UnsetType:
+    if split is None or split.is_promoted:
+        return UNSET
+    return SplitView(
+        version=split.version,
+        share=split.share,
+        since=iso(split.since_ms),
+        margin=split.margin,
+        least=split.least,
+        by=split.by,
+        stopped_why=split.stopped_why or UNSET,
+    )
 
 
 def _release(release: Release, by_type: AccountType) -> ReleaseView:

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from api.models.deployments import find_usable
+from api.models.deployments import choose_version, find_usable
 from api.predictions.bodies import MODEL, VERSION
 from api.services.lookups import VersionRef
 from api.sites.sites import no_version
@@ -12,16 +12,19 @@ from director.store.catalog import Version, has_openai_api
 
 
 class Called(Struct, frozen=True):
-    """The version that a call runs. `deployment`: owner/name of the one that it named, if any."""
+    """The version that a call runs. `deployment`: owner/name of the one that it named, if any. `split`: why it has this
+    version, if that deployment has two.
+    """
 
     version: Version
     deployment: str = ""
+    split: str = ""
 
 
-async def find_called(request: Request, text: str) -> Called:
+async def find_called(request: Request, text: str, item: str = "") -> Called:
     """Return what an alias, `owner/name`, `owner/name:version` or a deployment's `owner/name` stands for. Raises a 404
     with the code `model_not_found`, and a 422 for a deployment that is disabled. An alias goes before a model, and that
-    before a deployment.
+    before a deployment. `item` distinguishes the calls of a batch, which share an idempotency key.
     """
     aliases = await services_of(request).lookups.aliases()  # of the home, as accounts are
     name, pinned, version = aliases.get(text, text).partition(":")
@@ -31,7 +34,7 @@ async def find_called(request: Request, text: str) -> Called:
     found = await request.versions.find_named(ref, request.account)
     called = None if found is None else Called(found)
     if called is None and not pinned:
-        called = await _find_deployed(request, name)
+        called = await _find_deployed(request, name, item)
     if called is None:
         raise await no_version(request, ref, model_not_found)
     if not has_openai_api(called.version.server):
@@ -42,11 +45,7 @@ async def find_called(request: Request, text: str) -> Called:
     return called
 
 
-async def _find_deployed(request: Request, name: str) -> Called | None:
+async def _find_deployed(request: Request, name: str, item: str) -> Called | None:
     deployment = await find_usable(request, *name.split("/"))
-    if deployment is None:
-        return None
-    release = deployment.release
-    ref = VersionRef(model=release.model, version=release.version)
-    version = await request.versions.find_named(ref, request.account)
-    return None if version is None else Called(version, deployment.full_name)
+    chosen = None if deployment is None else await choose_version(request, deployment, item)
+    return None if deployment is None or chosen is None else Called(chosen[0], deployment.full_name, chosen[1])

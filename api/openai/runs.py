@@ -77,6 +77,7 @@ class Run:
                 self._asked,
                 rate_token=request.rate_token,
                 deployment=deployment,
+                split=self._called.split,
                 listener=attempts,
             )
             self._continues |= filed.is_repeat

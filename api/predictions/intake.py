@@ -140,13 +140,20 @@ async def submit(
     asked: bodies.CreatePrediction,
     *,
     deployment: str = "",
+    split: str = "",
     review: Callable[[Request, Filed], Awaitable[Filed]] | None = None,
 ) -> Response:
     """Accept a run of this version, and answer. `review` sees what was accepted, and returns what it is then."""
 
     async def accept_for(listener: Listener) -> Filed:
         filed = await accept(
-            request, version, asked, rate_token=request.rate_token, deployment=deployment, listener=listener
+            request,
+            version,
+            asked,
+            rate_token=request.rate_token,
+            deployment=deployment,
+            split=split,
+            listener=listener,
         )
         return filed if review is None else await review(request, filed)
 
@@ -182,14 +189,15 @@ async def accept(
     *,
     rate_token: tuple[Bucket, str] | None,
     deployment: str = "",
+    split: str = "",
     item: str = "",
     listener: Listener | None = None,
 ) -> Filed:
-    """Check and file one prediction. `deployment`: owner/name of the one that was called. `item` distinguishes the
-    predictions of a batch, which share a key.
+    """Check and file one prediction. `deployment`: owner/name of the one that was called. `split`: why it has its
+    version, if that deployment has two. `item` distinguishes the predictions of a batch, which share a key.
     """
     with Step(request, version) as step:
-        new = check(request, version, asked, deployment=deployment, item=item, trace=step.headers)
+        new = check(request, version, asked, deployment=deployment, split=split, item=item, trace=step.headers)
         filed = await file(request, version, new, rate_token, listener)
         record = filed.stored.record
         step.facts = {"prediction": record.id, "lane": record.lane, "replayed": filed.is_repeat}
@@ -284,6 +292,7 @@ def check(
     asked: bodies.CreatePrediction,
     *,
     deployment: str,
+    split: str,
     item: str,
     trace: TraceHeaders,
 ) -> NewPrediction:
@@ -312,6 +321,7 @@ def check(
         api_token=account.token_id,
         tokens=estimate_tokens(given),
         deployment=deployment,
+        split=split,
         destination=asked.destination or "",
         lane=lane_of(headers, account, asked.lane),
         shard=version.shard_of(account.name),

@@ -9,6 +9,7 @@ VERSION: Final = "5c7d5dc6dd8bf75c1acaa8565735e7986bc5b66206b55cca93cb72c9bf15cc
 STREAM_ADDRESS: Final = f"{PREDICTION_ID}-Yk3q8fJ0h2bXoV5s"
 OUTPUT_NAME: Final = f"{PREDICTION_ID}-2c26b46b68ffc68ff99b453c1d304134.png"
 BASE: Final = "https://director.example.com"
+TRIED: Final = "9a1f" * 16  # another version
 QUEUE: Final = f"acme/painter:{VERSION[:12]}"
 AT, LATER, END = (f"2026-11-23T04:00:0{second}Z" for second in ("0.120", "0.480", "2.310"))
 
@@ -300,6 +301,7 @@ OF_TYPES: Final[dict[str, Any]] = {
             "revivals": 0,
             "revived_at": None,
         },
+        "version_because": f"because 10 % of acme/painter go to it since {AT}; it was not promoted then",
         "held": [
             {
                 "number": 1,
@@ -348,6 +350,21 @@ OF_TYPES: Final[dict[str, Any]] = {
         "pages": [],
     },
     "DeploymentView": {"owner": "acme", "name": "painter", "current_release": RELEASE},
+    "NewSplit": {"version": TRIED, "share": 10},
+    "RolloutView": {
+        "deployment": "acme/painter",
+        "model": "acme/painter",
+        "current": {
+            "version": VERSION,
+            "share": 90,
+            "succeeded": 1071,
+            "failed": 9,
+            "failure_rate": 0.0083,
+            "p50_s": 1.9,
+        },
+        "tried": {"version": TRIED, "share": 10, "succeeded": 119, "failed": 2, "failure_rate": 0.0165, "p50_s": 1.4},
+        "split": {"version": TRIED, "share": 10, "since": AT, "margin": 5, "least": 50, "by": "acme"},
+    },
     "NewDeployment": {
         "name": "painter",
         "model": "acme/painter",

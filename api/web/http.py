@@ -237,6 +237,10 @@ class Members:
         self.fault("number_gte" if number < 0 else "number_lte", name, f"Must be between 0 and {most}")
         return None
 
+    def boolean(self, name: str) -> bool | None:
+        value = self.take(name, "boolean")
+        return None if value is None else bytes(value) == b"true"
+
     def refuse_unknown(self, known: frozenset[str], *, headers: Mapping[str, str] = {}) -> None:
         """Note each member that is not known. `headers`: what a header says instead, by the name of such a member."""
         if self._members.keys() <= known:

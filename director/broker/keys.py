@@ -306,6 +306,29 @@ def processes() -> str:
     return f"{tag(Partition(0))}:processes"
 
 
+@_grows("callers: counted, with the deployment")
+def splits() -> str:
+    """zset · deployments whose calls are split → when that changed, ms. By the API, before the split itself. Emptied by
+    keepers. Permanent.
+    """
+    return f"{tag(Partition(0))}:splits"
+
+
+@_grows("callers: counted, with the deployment")
+def split(name: str) -> str:
+    """string · how the calls of a deployment are split between two versions, as JSON. Written by split. Permanent."""
+    return f"{tag(partition_of_model(name))}:split:{name}"
+
+
+@_grows("callers: counted, with the deployment, and about a hundred fields")
+def split_runs(name: str) -> str:
+    """hash · how runs of both versions of a split ended, and how long they took. Written by count_split; as `split`."""
+    return f"{tag(partition_of_model(name))}:split:{name}:runs"
+
+
+PERMANENT["splits"] = PERMANENT["split"] = "until the release of the deployment changes"
+
+
 @_grows("callers: at most `max_streams` and `max_waits` of each API process")
 def calls(process: str) -> str:
     """set · `<id> <account>` of the calls that an API process cancels when their callers hang up. Written by it; an

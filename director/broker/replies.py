@@ -133,6 +133,8 @@ Reserved = Literal["create", "read", "compute", "credit"]
 """credit: compute over all days."""
 Rotated = Literal["rotated", "unknown", "full"]
 Deployed = Literal["written", "changed", "full"]
+Split = Literal["written", "changed"]
+SplitCounted = Literal["counted", "changed"]
 BatchOpened = Literal["opened", "full"]
 BatchWritten = Literal["written", "lost", "changed"]
 

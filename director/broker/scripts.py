@@ -331,6 +331,31 @@ class Scripts:
         written = [keys.deployment(account, name), keys.deployments(account)]
         return cast(replies.Deployed, await self._word("deploy", written, args))
 
+    async def split(
+        self,
+        name: str,
+        *,
+        was: bytes,
+        becomes: bytes,
+        fresh: bool,
+        queue: QueueName,
+        account: str,
+        detail: str,
+        now_ms: int | None = None,
+    ) -> replies.Split:
+        """Write how the calls of a deployment are split, if it still equals `was`; empty bytes stand for no split."""
+        args: list[Arg] = [was, becomes, int(fresh), queue, account, detail, now_ms]
+        return cast(replies.Split, await self._word("split", [keys.split(name), keys.split_runs(name)], args))
+
+    async def count_split(
+        self, name: str, *, is_: bytes, was: str, cursor: str, counts: Mapping[str, int]
+    ) -> replies.SplitCounted:
+        """Add to the counts of a split, once: `was` and `cursor` are the last entries of the log before and after."""
+        each: Iterable[tuple[Arg, Arg]] = counts.items()
+        args: list[Arg] = [is_, was, cursor, *chain.from_iterable(each)]
+        written = [keys.split_runs(name), keys.split(name)]
+        return cast(replies.SplitCounted, await self._word("count_split", written, args))
+
     async def open_batch(
         self,
         account: str,

@@ -225,6 +225,30 @@ class Client:
     def cancel(self, prediction_id: str) -> Raw:
         return self._of(prediction_id, "/cancel", method="POST")
 
+    def deployments(self) -> Iterator[Raw]:
+        """Yield deployments of the account, newest first, page by page."""
+        return self._pages("/v1/deployments")
+
+    def versions(self, model: str) -> Iterator[str]:
+        """Yield the ids of the versions of a model, newest first."""
+        for one in self._pages(f"/v1/models/{model}/versions"):
+            yield str(read(one, dict[str, Any])["id"])
+
+    def account(self) -> str:
+        """Return the name of the token's account."""
+        return str(read(self._ask("GET", "/v1/account"), dict[str, Any])["username"])
+
+    def create_deployment(self, asked: Mapping[str, Any]) -> Raw:
+        return self._ask("POST", "/v1/deployments", asked)
+
+    def deployment(
+        self, name: str, what: str = "", body: Mapping[str, Any] | None = None, *, method: str = "GET"
+    ) -> Raw:
+        try:
+            return self._ask(method, f"/v1/deployments/{name}{what}", body)
+        except Missing as exc:
+            raise Missing(f"there is no deployment {name} for this token: `director deployments` lists yours.") from exc
+
     def upload(self, file: BinaryIO, name: str) -> str:
         """Send the lines of a batch, and return the id of the file."""
         form = {"data": {"purpose": "batch"}, "files": {"file": (name, file, "application/jsonl")}}

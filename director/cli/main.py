@@ -35,6 +35,12 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "open": ("predictions", "open the page of the service, or of a prediction, in a browser"),
         "context": ("contexts", "name services by their address and token file, and choose one"),
     },
+    "releases": {
+        "deploy": ("deployments", "give a deployment a version, or a share of its calls to try one"),
+        "promote": ("deployments", "give all calls of a deployment to the version that it tries"),
+        "rollback": ("deployments", "take the version that a deployment tries, or its last one, back"),
+        "deployments": ("deployments", "list deployments; show both versions of one and how their runs end"),
+    },
     "queues and their state": {
         "status": ("status", "say on one screen whether the service is healthy"),
         "queues": ("queues", "show what waits and runs; pause, drain, bound, resize or migrate a queue"),
@@ -75,7 +81,7 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     },
 }
 COMMANDS: Final = {name: row for group in GROUPS.values() for name, row in group.items()}
-ALIASES: Final = {"model": ("models",)}
+ALIASES: Final = {"model": ("models",), "deployments": ("deployment",)}
 FILES: Final = frozenset({"FILE", "FILE|URL", "PROGRAM"})
 FOLDERS: Final = frozenset({"DIR", "FOLDER"})
 

@@ -301,6 +301,8 @@ def story_lines(story: Story) -> Iterator[str]:
     ended = story.ended
     yield f"{story.id} of {story.model}: {story.status}"
     yield from _came(story.submitted)
+    if story.version_because:
+        yield _more(f"version {story.version[:12]}, {story.version_because}")
     for swap in story.swaps or ():
         room = f", instead of {', '.join(swap.instead_of)}" if swap.instead_of else ""
         loaded = f"until {swap.ready_at}" if swap.ready_at else "and failed"

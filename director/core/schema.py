@@ -68,6 +68,7 @@ class RequestFacts(Struct, frozen=True, kw_only=True, rename={"webhook_events": 
     cost: float = 1
     destination: str = ""  # owner/name of the model that a training makes a version of
     deployment: str = ""  # owner/name of the deployment that made it, if any
+    split: str = ""  # why it has its version, if its deployment has two: see `read_mark` of director/core/split.py
     url: str = ""  # base of the URLs in answers, as the client that made it reached the API
     ticket: str = ""  # secret part of its event stream's URL; '' without a stream
     webhook: str = ""

@@ -21,10 +21,11 @@ from director.core.settings import KeeperSettings
 from director.files.choose import StoreCheck, store_in
 from director.files.data_files import DataFiles
 from director.files.store import FileStore
-from director.keeper import bookkeeper
+from director.keeper import bookkeeper, comparer
 from director.keeper.bookkeeper import Bookkeeper
 from director.keeper.canceler import Canceler
 from director.keeper.cashier import Cashier
+from director.keeper.comparer import Comparer
 from director.keeper.courier import Breakers, Courier
 from director.keeper.metrics import Metering, Observer
 from director.keeper.reaper import Reaper, Recoverer, ServerTime
@@ -170,6 +171,7 @@ class Keeper:
             ("warden", partial(services.suspensions.settle_all, within_s=10.0), 5.0),
             ("recounter", Recounter(redis, scripts, registry, clock).look_in_time, 5.0),
             ("bookkeeper", Bookkeeper(services.ledger, clock, settings.usage_months).run_once, bookkeeper.TICK_S),
+            ("comparer", Comparer(services.deployments, services.queues, clock).run_once, comparer.TICK_S),
             ("shares", shares.look_in_time, 1.0),
             ("observer", observer.look_in_time, 1.0),
         ]

@@ -104,6 +104,7 @@ ACTS: Final[Mapping[Code, tuple[Act, ...] | str]] = {
     "run_hangs": (CANCEL,),
     "runs_time_out": (PAUSE,),
     "model_failing": (PAUSE,),
+    "split_stopped": NEEDS_CHOICE,
     "objective_burning": NEEDS_CHOICE,
     "objective_missed": NEEDS_CHOICE,
     "tenant_flooding": NEEDS_CHOICE,

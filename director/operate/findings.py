@@ -19,6 +19,7 @@ from director.core.ids import PredictionId, QueueName
 from director.core.policy import LATE_MS, Lane
 from director.core.samples import Burns
 from director.core.schema import Known
+from director.core.split import SHORT, Split
 from director.core.view import iso
 from director.core.webhooks import host_of
 from director.core.words import several, since, some, span
@@ -174,7 +175,9 @@ class Expiry(Struct, frozen=True):
 
 
 class Closer(Struct, frozen=True, kw_only=True):
-    """Facts beside the queues' numbers. `now_ms` is by the server's clock, `redis_ms` its shortest time to answer."""
+    """Facts beside the queues' numbers. `now_ms` is by the server's clock, `redis_ms` its shortest time to answer.
+    `stopped`: deployments whose new version a keeper has stopped.
+    """
 
     now_ms: int
     redis_ms: float = 0.0
@@ -190,6 +193,7 @@ class Closer(Struct, frozen=True, kw_only=True):
     holder: Holder | None = None
     expiring: Sequence[Expiry] = ()
     processes: Sequence[Process] = ()
+    stopped: Mapping[str, Split] = {}
 
 
 class Situation(Struct, frozen=True, kw_only=True):
@@ -644,6 +648,18 @@ def _failing(situation: Situation) -> Iterator[Finding]:
             )
 
 
+def _find_stopped(situation: Situation) -> Iterator[Finding]:
+    for deployment, split in situation.closer.stopped.items():
+        yield _make_finding(
+            "split_stopped",
+            deployment=deployment,
+            since=iso(split.since_ms),
+            ago=span(max(0, situation.closer.now_ms - split.since_ms) / 1000),
+            why=split.stopped_why,
+            version=f"{split.model}:{split.version[:SHORT]}",
+        )
+
+
 def _memory(situation: Situation) -> Iterator[Finding]:
     memory = situation.closer.memory
     holder = situation.closer.holder
@@ -761,6 +777,7 @@ FINDERS: Final[tuple[Callable[[Situation], Iterator[Finding]], ...]] = (
     _queues,
     _hanging,
     _failing,
+    _find_stopped,
     _objectives,
     _flooding,
     _memory,

@@ -41,6 +41,7 @@ Code = Literal[
     "run_hangs",
     "runs_time_out",
     "model_failing",
+    "split_stopped",
     "objective_burning",
     "objective_missed",
     "tenant_flooding",
@@ -325,6 +326,16 @@ KINDS: Final[Mapping[Code, Kind]] = {
         "DirectorModelFailing",
         "the author of the model",
         HELD_UP,
+    ),
+    "split_stopped": Kind(
+        "warn",
+        "{deployment} stopped trying a version",
+        "All calls run the version before since {ago} ago: {why}. Correct {version} and try it again. "
+        "`director promote {deployment}` releases it all the same.",
+        "director rollback {deployment}",
+        "runs",
+        "DirectorFinding",
+        "the author of the model",
     ),
     "objective_burning": Kind(
         "bad",

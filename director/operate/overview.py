@@ -56,6 +56,7 @@ from director.store.processes import Processes
 from director.store.queues import QueueHistory, Queues, account_counts, overdue_counts, waiting_by_account
 from director.store.records import queue_fields, record_fields
 from director.store.services import Services
+from director.store.splits import read_watched
 
 T = TypeVar("T")
 
@@ -210,6 +211,11 @@ class CloserLook:
             holder=holder,
             expiring=expiring,
             processes=await Processes(self._redis).alive(now_ms),
+            stopped={
+                one.name: one.split
+                for one in await read_watched(self._redis)
+                if one.split is not None and one.split.stopped_why
+            },
         )
 
     async def _usual(self, directors: Sequence[DirectorFound], now_ms: int) -> dict[QueueName, Usual]:

@@ -11,6 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 from director.core.ids import PredictionId, QueueName
 from director.core.policy import LATE_MS
 from director.core.schema import Eta, Known, Outlook, Place, Record, parse_history
+from director.core.split import explain, read_mark
 from director.core.states import Status
 from director.core.view import DeliveryAttempt, delivery_attempt, iso, place
 from director.core.webhooks import host_of
@@ -113,7 +114,8 @@ class Story(Struct, frozen=True, kw_only=True):
     """The whole story. `queue` is as on a prediction, only while it waits. `causes` say what holds it up, worst first,
     and `swaps` for which loads of its model it waited, in the last hour: only operators read them.
 
-    Without events it is unknown which directors released it. `redis_ms` is set if Redis was slow to tell this.
+    `version_because`: why it has this version, if its deployment tried another one. Without events it is unknown which
+    directors released it. `redis_ms` is set if Redis was slow to tell this.
     """
 
     id: PredictionId
@@ -125,6 +127,7 @@ class Story(Struct, frozen=True, kw_only=True):
     submitted: Submitted
     held: tuple[Holding, ...]
     next: tuple[Coming, ...]
+    version_because: str | UnsetType = UNSET
     queue: Place | UnsetType = UNSET
     ended: Ended | None = None
     webhook: Owed | None = None
@@ -162,6 +165,7 @@ def tell(
         submitted=_tell_submission(known),
         held=tuple(_list_claims(known)),
         next=tuple(_next(known)),
+        version_because=_tell_version(record),
         queue=place(known.outlook, record) if known.outlook else UNSET,
         ended=_tell_end(record),
         webhook=_tell_webhook(known),
@@ -170,6 +174,14 @@ def tell(
         swaps=swaps or UNSET,
         redis_ms=round(took_ms, 1) if took_ms > SLOW_STORY_MS else UNSET,
     )
+
+
+def _tell_version(record: Record) -> str | UnsetType:
+    """Say why it has its version. One that an operator moved to another version since has another reason."""
+    mark = read_mark(record.split)
+    if mark is None or not record.version.startswith(mark.version):
+        return UNSET
+    return explain(mark, record.deployment, iso(mark.since_ms))
 
 
 def stage_of(known: Known) -> Stage | None:

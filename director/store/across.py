@@ -55,7 +55,9 @@ MOST_PREVIEWED: Final = 1_024  # bytes: a larger one is not read, so a page of 1
 # Facts of a request that a retry does not copy: it gets a stream's ticket and a meter of its own, begins no trace, and
 # may start now.
 # Secret values are overwritten at the end, so a request with some is not retried
-OWN_FACTS: Final = frozenset({"ticket", "metered", "budgeted", "traceparent", "tracestate", "secret", "start_after"})
+OWN_FACTS: Final = frozenset(
+    {"ticket", "metered", "budgeted", "split", "traceparent", "tracestate", "secret", "start_after"}
+)
 UNKNOWN_S: Final = 1.0  # the assumed time of a run while a queue has finished none
 
 Why = Literal[

@@ -19,7 +19,7 @@ from director.store.changes import ChangeKind
 CHANGES: Final = Partition(-1)  # stands for the log of operators' changes, which has no partition
 STEPS: Final = (
     *("accepted", "claimed", "retried", "released", "moved", "asked"),
-    *("ended", "told", "revived", "dropped", "erased"),
+    *("ended", "told", "revived", "dropped", "erased", "split"),
 )
 KINDS: Final[frozenset[str]] = frozenset((*STEPS, *get_args(ChangeKind)))
 AT_ONCE: Final = 500  # entries of one partition in one round

@@ -24,6 +24,8 @@ from director.core.data_bytes import Counted
 from director.core.ids import PredictionId, lowest_id_at, new_file_id, partition_of, queue_name
 from director.core.policy import MAX_STREAMS, Policy
 from director.core.schema import Claim
+from director.core.split import SIDES
+from director.core.trends import bucket
 from director.execution.consumer import MOST_AT_ONCE
 from director.keeper import courier, sweeps
 from director.store import batches, departure, queues
@@ -45,6 +47,7 @@ DIRECTORS: Final = 50
 CLAIMED: Final = 300
 EVENTS: Final = 2_000
 LARGE: Final = 1 << 20
+MOST_TIMES: Final = bucket(30 * 86_400_000)  # of a run of a month
 
 # The bounds of one call. docs/reference/internals/scripts.md states them
 MOST_COMMANDS: Final = 3_600
@@ -358,6 +361,15 @@ async def operated(driver: QueueDriver) -> None:
         await scripts.configure(name, large, by="ops", at_ms=1, was=None, nonce="n")
         await scripts.withdraw(name, "model")
         await scripts.deploy(ACCOUNT, f"d{number}", was=b"", becomes=large, created_ms=1, most=9)
+        split: dict[str, Any] = {
+            "fresh": True,
+            "queue": queue_name(MODEL, VERSION),
+            "account": ACCOUNT,
+            "detail": "why" * 200,
+        }
+        await scripts.split(f"{ACCOUNT}/d{number}", was=b"", becomes=b"{}", **split)
+        ran = {f"{side}:ms:{of}": 9 for side in SIDES for of in range(MOST_TIMES)}
+        await scripts.count_split(f"{ACCOUNT}/d{number}", is_=b"{}", was="", cursor="1-0", counts=ran)
         await scripts.rotate(ACCOUNT, secret="whsec_", keep_s=1)
         for place in range(MOST_SESSIONS + 1):
             given: dict[str, Any] = {"token_digest": f"{place:064}", "scopes": ",".join(SCOPES)}

@@ -65,7 +65,9 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
 # Parameters of ours that 0.3.0 lacks, by call. A call that gives one of them is made by this release alone.
 OURS_ALONE: Final[Mapping[str, frozenset[str]]] = {
     "advance": frozenset({"used"}),
-    "enqueue": frozenset({"api_token", "budgeted", "tokens", "endpoint", "once_shown", "start_after", "open_hours"}),
+    "enqueue": frozenset(
+        {"api_token", "budgeted", "tokens", "endpoint", "once_shown", "start_after", "open_hours", "split"}
+    ),
     "finish": frozenset({"used"}),
     "release": frozenset({"used"}),
 }

@@ -144,6 +144,12 @@ TRIES: Final[Mapping[Route, Sequence[Try]]] = {
     ("PATCH", "/deployments/{owner}/{name}"): [Try(answer=404, at=DESK, body={"max_instances": 2})],
     ("DELETE", "/deployments/{owner}/{name}"): [Try(answer=404, at=DESK)],
     ("POST", "/deployments/{owner}/{name}/predictions"): [Try(answer=404, at=DESK, body=RUNS)],
+    ("GET", "/deployments/{owner}/{name}/split"): [Try(answer=404, at=DESK)],
+    ("POST", "/deployments/{owner}/{name}/split"): [
+        Try(answer=404, at=DESK, body={"version": "$hidden_version", "share": 10}, owner=422)  # it has that already
+    ],
+    ("POST", "/deployments/{owner}/{name}/promote"): [Try(answer=404, at=DESK, owner=422)],
+    ("POST", "/deployments/{owner}/{name}/rollback"): [Try(answer=404, at=DESK, owner=422)],
     ("POST", "/openai/v1/chat/completions"): CALLS,
     ("POST", "/openai/v1/completions"): CALLS,
     ("POST", "/openai/v1/embeddings"): CALLS,

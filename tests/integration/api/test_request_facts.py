@@ -18,6 +18,7 @@ from director.store.catalog import Catalog
 from tests.support.queue_driver import ACCOUNT, MODEL, QueueDriver
 
 TRAINED: Final = "e5" * 32
+OTHER: Final = "f7" * 32
 SCHEMA: Final = {
     "openapi": "3.0.2",
     "components": {
@@ -70,8 +71,8 @@ HIDDEN: Final = {
     "traceparent",
     "tracestate",
 }
-# by the addresses, the deadline, a redacted value
-SEEN_OTHERWISE: Final = {"kind", "url", "ticket", "deadline_status", "secret"}
+# by the addresses, the deadline, a redacted value, the story
+SEEN_OTHERWISE: Final = {"kind", "url", "ticket", "deadline_status", "secret", "split"}
 OPENAI: Final = {"endpoint", "once_shown"}  # no create of Replicate's API fixes them
 
 
@@ -96,6 +97,10 @@ async def made(api: AsyncClient, redis: Redis, catalog: Catalog, driver: QueueDr
         "max_instances": 1,
     }
     assert (await api.post("/v1/deployments", json=chat)).status_code == 200
+    # one of 100 runs another version
+    await catalog.register(MODEL, OTHER, schema=schema, server="echo", policy=Policy())
+    tried = {"version": OTHER, "share": 1, "force": True}
+    assert (await api.post(f"/v1/deployments/{ACCOUNT}/chat/split", json=tried)).status_code == 200
     found = {}
     for way, (path, body) in CREATES.items():
         answer = await api.post(path, json=body, headers=HEADERS)

@@ -107,6 +107,35 @@ async def test_each_line_is_in_one_of_two_files(http: AsyncClient, model: EchoSe
     assert await engine.run_once() == 0
 
 
+@pytest.mark.parametrize("door", ["openai", "replicate"])
+async def test_lines_that_call_a_deployment_are_split(
+    http: AsyncClient, server: RedisServer, model: EchoServer, engine: Engine, door: str
+) -> None:
+    newer, front = "c3" * 32, f"{ACCOUNT}/front"
+    given: dict[str, Any] = {"runner": "openai", "concurrent_predictions": SLOTS, "version": newer}
+    async with live_director(server.url, model.url, **given) as director:
+        await eventually(lambda: all(each.can_run for each in director.servers.all), "the server is ready")
+        made = {"name": "front", "model": MODEL, "version": VERSION, "hardware": "cpu"}
+        made |= {"min_instances": 0, "max_instances": 1}  # type: ignore[dict-item]
+        assert (await http.post("/v1/deployments", json=made)).status_code == 200
+        asked = {"version": newer, "share": 50, "force": True}
+        assert (await http.post(f"/v1/deployments/{front}/split", json=asked)).status_code == 200
+        names = [f"l{n}" for n in range(40)]
+        if door == "openai":
+            content, endpoint = b"\n".join(batches.line(name, model=front) for name in names), batches.CHAT
+        else:
+            url, endpoint = f"/v1/deployments/{front}/predictions", "/v1/predictions"
+            each = {"method": "POST", "url": url, "body": {"input": {"prompt": "hi"}}}
+            content = b"\n".join(json.dumps({"custom_id": name, **each}).encode() for name in names)
+        shown = await batches.create(http, await batches.upload(http, content), endpoint=endpoint)
+        await engine.run_once()
+        ended = [one for file in await batches.results(http, await batches.get(http, shown["id"])) for one in file]
+    runs = [await http.get(f"/v1/predictions/{one['response']['request_id']}") for one in ended]
+    versions = [one.json()["version"] for one in runs]
+    assert (len(versions), set(versions)) == (40, {VERSION, newer})
+    assert {one.json()["deployment"] for one in runs} == {front}
+
+
 async def test_bad_lines_are_named_before_any_runs(http: AsyncClient, model: EchoServer, engine: Engine) -> None:
     bad: list[tuple[bytes, str]] = [
         (b"{", "invalid_json_line"),

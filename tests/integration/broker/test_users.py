@@ -164,11 +164,11 @@ SCRIPTS: dict[Part, str] = {
     "api": """
 allow amend arrive bind bound budget cancel configure delist demand depart deploy drop enlist enqueue erase get grant
 hours lease_batch limit migrate note open_batch order pause redeliver replay reserve resize retain revive rotate
-settle spend stats stay story stow unregister vacate withdraw write_batch
+settle spend split stats stay story stow unregister vacate withdraw write_batch
 """,
     "keeper": """
-cancel contact deliver demand due expire fold forward get hours pause promote reap reconcile recount recover retire
-sample settle spend stats stow
+cancel contact count_split deliver demand due expire fold forward get hours pause promote reap reconcile recount recover
+retire sample settle spend split stats stow
 """,
     "run": """
 advance amend claim deliver extend finish forward get hours order pause register release stow survey unregister weigh

@@ -32,6 +32,7 @@ FACTS: Final[Mapping[str, Any]] = {
     "cost": 2.5,
     "destination": "acme/tuned",
     "deployment": "acme/front",
+    "split": "new 10 1700000000000 1700000000000 a1a1a1a1a1a1",
     "url": "http://director.test",
     "ticket": "t1ck3t",
     "webhook": "http://receiver.test/hook",
@@ -147,7 +148,7 @@ async def test_retry_of_an_operator_keeps_every_fact_but_its_own(driver: QueueDr
     answer = await services.across.retry([name], by="ops", ticket=lambda: "another", enter=enter)
     assert (answer.done, answer.refused) == (1, [])
     own = {"ticket": "another", "metered": False, "budgeted": False, "traceparent": "", "tracestate": ""}
-    own |= {"start_after": None}
+    own |= {"start_after": None, "split": ""}
     assert await facts_of(driver, entered[0].id) == {**WITHOUT_SECRET, **own}
     assert entered[0].lifetime_ms == LIFETIME_MS
 

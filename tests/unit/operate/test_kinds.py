@@ -10,6 +10,7 @@ from director import __version__
 from director.core.data_bytes import Fullness
 from director.core.policy import Objective
 from director.core.samples import Burn
+from director.core.split import Split
 from director.core.view import iso
 from director.operate.doctor import CHECKS, FINE
 from director.operate.findings import (
@@ -50,6 +51,10 @@ def promised(share: float) -> dict[str, Any]:
     return {"objectives": {"normal": Objective(share=share, within_s=1)}, "closer": {"burns": {Q: LATE}}}
 
 
+SPLIT = Split(
+    model="acme/echo", former="a1" * 32, version="b2" * 32, share=0, began_ms=NOW - 60_000, since_ms=NOW - 5_000,
+    release=1, created_ms=NOW, by="keeper", stopped_why="9 of 60 runs of the new version failed",
+)  # fmt: skip
 API = Process(name="api-1", role="api", version=__version__, since_ms=NOW, ahead_s=0)
 
 FAULTS: dict[Code, Situation] = {
@@ -77,6 +82,7 @@ FAULTS: dict[Code, Situation] = {
     "run_hangs": situation(running(75), closer={"usual": {Q: USUAL}}),
     "runs_time_out": situation(ended(ended=3, failed=3, timed_out_in_a_row=3)),
     "model_failing": situation(ended(ended=9, failed=9)),
+    "split_stopped": situation(closer={"stopped": {"acme/front": SPLIT}}),
     "objective_burning": situation(**promised(0.5)),
     "objective_missed": situation(**promised(0.9)),
     "tenant_flooding": situation(

@@ -1,0 +1,253 @@
+"""Serve the verbs of a release: try a version with a share of a deployment's calls, promote it, or take it back.
+Another account's deployments answer 404.
+"""
+
+from typing import Annotated, Final
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+from starlette.responses import Response
+
+from api.models.deployments import (
+    RETRY_AFTER_S,
+    TRIES,
+    DeploymentView,
+    SplitView,
+    VersionId,
+    answer,
+    find_deployment,
+    refuse_disabled,
+    refuse_missing,
+    show_split,
+)
+from api.predictions.bodies import VERSION
+from api.sites.sites import others
+from api.web.errors import InvalidField, invalid_input, unavailable
+from api.web.http import Members, Request, json_response, read_body
+from api.web.route import Answer, Body, reads, stores
+from director.broker.replies import Deployed
+from director.core.ids import queue_name
+from director.core.split import LEAST_SHARE, MOST_RUNS, MOST_SHARE, Runs
+from director.store.deployments import Deployment
+
+MOST_MARGIN: Final = 100
+NOT_TRIED: Final = InvalidField("invalid", "", "No version is tried here: give one with a share of the calls first")
+NO_WAY_BACK: Final = InvalidField(
+    "invalid", "", "Nothing is tried here and no version before this one is known: release the version that you want"
+)
+SAME: Final = InvalidField("invalid", "version", "This is the version of the deployment already")
+NOT_READY: Final = InvalidField(
+    "invalid", "version", "No server of this version is ready, so its calls would wait. Start one, or set force"
+)
+TOO_FEW: Final = InvalidField("number_gte", "share", f"Must be between {LEAST_SHARE} and {MOST_SHARE}")
+
+
+class NewSplit(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A version that gets `share` percent of the calls. It is stopped once at least `least` of its runs have ended and
+    its failure rate is above the other one's by more than `margin` percentage points.
+    """
+
+    version: VersionId
+    share: Annotated[int, Meta(ge=LEAST_SHARE, le=MOST_SHARE)]
+    margin: Annotated[int, Meta(ge=0, le=MOST_MARGIN)] | None = None
+    least: Annotated[int, Meta(ge=1, le=MOST_RUNS)] | None = None
+    force: bool | None = None
+
+
+class SideView(Struct, frozen=True, kw_only=True):
+    """One version, and how runs of it ended since the split began. Without runs `failure_rate` and `p50_s` are null."""
+
+    version: str
+    share: int
+    succeeded: int
+    failed: int
+    failure_rate: float | None
+    p50_s: float | None
+
+
+class RolloutView(Struct, frozen=True, kw_only=True):
+    """A deployment with both of its versions. `tried` and `split` are missing while there is only one. `former`: the
+    version that a rollback brings back, if nothing is tried.
+    """
+
+    deployment: str
+    model: str
+    current: SideView
+    tried: SideView | UnsetType = UNSET
+    split: SplitView | UnsetType = UNSET
+    former: str | UnsetType = UNSET
+
+
+@reads(
+    "/deployments/{owner}/{name}/split",
+    name="deployments.split.get",
+    summary="Show how the calls of a deployment are split",
+    about=(
+        "The answer has the runs of both versions that this deployment started and that ended since the split began. A "
+        "canceled run does not count, nor one that was never started in its time. A keeper counts every 2 seconds, at "
+        "the home site, from the log of steps: after an outage of keepers runs may be missing, of both versions alike."
+    ),
+    answers={200: Answer("The versions, with their figures.", RolloutView)},
+)
+async def get_split(request: Request) -> Response:
+    return json_response(await _show(request, await find_deployment(request)))
+
+
+@stores(
+    "POST",
+    "/deployments/{owner}/{name}/split",
+    name="deployments.split.set",
+    summary="Try another version with a share of the calls",
+    about=(
+        "Later predictions of the deployment run the version in `share` of 100 cases. The same `Idempotency-Key` "
+        "always gets the same version. A version without a ready server is refused unless `force` is set. A keeper "
+        "stops the version when it fails more than the other one. Another share of the same version goes on with its "
+        "figures."
+    ),
+    body=Body(NewSplit),
+    answers={200: Answer("The versions, with their figures.", RolloutView)},
+)
+async def set_split(request: Request) -> Response:
+    services, deployment = request.services, refuse_disabled(await find_deployment(request))
+    asked = _parse(await read_body(request, max_bytes=services.settings.max_body_bytes))
+    model = deployment.release.model
+    await refuse_missing(request, model, asked.version)
+    if not asked.force and not await _is_ready(request, model, asked.version):
+        raise invalid_input([NOT_READY])
+    for _ in range(TRIES):
+        if deployment.release.version == asked.version:
+            raise invalid_input([SAME])
+        written, wanted = await services.deployments.share(
+            deployment,
+            by=request.account.name,
+            version=asked.version,
+            share=asked.share,
+            margin=asked.margin,
+            least=asked.least,
+        )
+        deployment = refuse_disabled(await find_deployment(request))
+        if written == "written" and deployment.split == wanted.split:  # else another release came first
+            return json_response(await _show(request, deployment))
+    raise unavailable(retry_after=RETRY_AFTER_S)
+
+
+@stores(
+    "POST",
+    "/deployments/{owner}/{name}/promote",
+    name="deployments.promote",
+    summary="Give all calls to the version that is tried",
+    about=(
+        "That makes a new release. Earlier predictions keep their version. A rollback brings the version before back."
+    ),
+    answers={200: Answer("The deployment as it is then.", DeploymentView)},
+    refusals={422},
+)
+async def promote(request: Request) -> Response:
+    for _ in range(TRIES):
+        deployment = await find_deployment(request)
+        split = deployment.split
+        if split is None or split.is_promoted:
+            raise invalid_input([NOT_TRIED])
+        await refuse_missing(request, split.model, split.version)
+        written, became = await _release(request, deployment, split.version)
+        if written == "written":
+            return await answer(request, became)
+    raise unavailable(retry_after=RETRY_AFTER_S)
+
+
+@stores(
+    "POST",
+    "/deployments/{owner}/{name}/rollback",
+    name="deployments.rollback",
+    summary="Take the version that is tried, or the last one, back",
+    about=(
+        "While a version is tried, the version of the release gets all calls again. After a promotion, or another "
+        "change of version, the version before it is released. What waits already keeps its version."
+    ),
+    answers={200: Answer("The deployment as it is then.", DeploymentView)},
+    refusals={422},
+)
+async def rollback(request: Request) -> Response:
+    for _ in range(TRIES):
+        deployment = await find_deployment(request)
+        split = deployment.split
+        if split is None:
+            raise invalid_input([NO_WAY_BACK])
+        if not split.is_promoted:
+            if await request.services.deployments.unsplit(deployment, by=request.account.name) == "written":
+                return await answer(request, await find_deployment(request))
+            continue
+        await refuse_missing(request, split.model, split.former)
+        written, became = await _release(request, deployment, split.former, remembers=False)
+        if written == "written":
+            return await answer(request, became)
+    raise unavailable(retry_after=RETRY_AFTER_S)
+
+
+async def _release(
+    request: Request, deployment: Deployment, version: str, *, remembers: bool = True
+) -> tuple[Deployed, Deployment]:
+    now = deployment.release
+    return await request.services.deployments.release(
+        deployment,
+        by=request.account.name,
+        version=version,
+        hardware=now.hardware,
+        min_instances=now.min_instances,
+        max_instances=now.max_instances,
+        remembers=remembers,
+    )
+
+
+async def _is_ready(request: Request, model: str, version: str) -> bool:
+    """Return whether a server of the version is ready at any site."""
+    for services in (request.services, *(site.services for site in others(request))):
+        for _, stats in await services.queues.stats_of([queue_name(model, version)]):
+            if stats.slots:
+                return True
+    return False
+
+
+async def _show(request: Request, deployment: Deployment) -> RolloutView:
+    release, split = deployment.release, deployment.split
+    if split is None or split.is_promoted:
+        return RolloutView(
+            deployment=deployment.full_name,
+            model=release.model,
+            current=_side(release.version, 100, Runs()),
+            former=UNSET if split is None else split.former,
+        )
+    counted = await request.services.deployments.splits.read_counts(deployment.full_name)
+    return RolloutView(
+        deployment=deployment.full_name,
+        model=release.model,
+        current=_side(release.version, 100 - split.share, counted.runs["old"]),
+        tried=_side(split.version, split.share, counted.runs["new"]),
+        split=show_split(split),
+    )
+
+
+def _side(version: str, share: int, runs: Runs) -> SideView:
+    return SideView(
+        version=version,
+        share=share,
+        succeeded=runs.succeeded,
+        failed=runs.failed,
+        failure_rate=runs.failure_rate if runs.ended else None,
+        p50_s=runs.p50_s,
+    )
+
+
+def _parse(body: bytes) -> NewSplit:
+    members = Members(body)
+    version = members.matching("version", VERSION, required=True)
+    share = members.integer("share", most=MOST_SHARE, required=True)
+    margin, least = members.integer("margin", most=MOST_MARGIN), members.integer("least", most=MOST_RUNS)
+    force = members.boolean("force")
+    members.refuse_unknown(frozenset(NewSplit.__struct_fields__))
+    if share == 0:
+        members.faults.append(TOO_FEW)
+    if least == 0:
+        members.faults.append(InvalidField("number_gte", "least", f"Must be between 1 and {MOST_RUNS}"))
+    if members.faults or version is None or share is None:
+        raise invalid_input(members.faults)
+    return NewSplit(version=version, share=share, margin=margin, least=least, force=force)

@@ -1,0 +1,85 @@
+"""split and count_split write only for a caller that read the last state."""
+
+from redis.asyncio import Redis
+
+from director.broker import keys
+from director.broker.scripts import Scripts
+from director.core.ids import QueueName
+from tests.support.keyspace import dump, unchanged
+
+NAME = "acme/front"
+QUEUE = QueueName("acme/echo:0123456789ab")
+LOG = keys.log(keys.queue_partition(QueueName(f"{NAME}:")))
+
+
+async def split(scripts: Scripts, was: bytes, becomes: bytes, *, fresh: bool = False) -> str:
+    return await scripts.split(
+        NAME, was=was, becomes=becomes, fresh=fresh, queue=QUEUE, account="acme", detail="acme: 10 %", now_ms=7
+    )
+
+
+async def count(scripts: Scripts, was: str, cursor: str, *, is_: bytes = b"one", **counts: int) -> str:
+    return await scripts.count_split(NAME, is_=is_, was=was, cursor=cursor, counts=counts)
+
+
+async def test_writer_who_read_the_last_state_changes_a_split(redis: Redis, scripts: Scripts) -> None:
+    assert await split(scripts, b"", b"one") == "written"
+    assert await redis.get(keys.split(NAME)) == b"one"
+    assert await split(scripts, b"one", b"two") == "written"
+    assert await redis.get(keys.split(NAME)) == b"two"
+    assert await split(scripts, b"two", b"") == "written"
+    assert not await redis.exists(keys.split(NAME))
+
+
+async def test_each_change_of_a_split_is_in_the_log(redis: Redis, scripts: Scripts) -> None:
+    await split(scripts, b"", b"one")
+    [(_, entry)] = await redis.xrange(LOG)
+    assert entry == {
+        b"id": b"", b"kind": b"split", b"queue": QUEUE.encode(), b"account": b"acme", b"at": b"7",
+        b"detail": b"acme: 10 %",
+    }  # fmt: skip
+
+
+async def test_late_writer_of_a_split_changes_nothing(redis: Redis, scripts: Scripts) -> None:
+    await split(scripts, b"", b"one")
+    async with unchanged(redis):
+        for was, becomes in ((b"", b"mine"), (b"older", b"mine"), (b"older", b"")):
+            assert await split(scripts, was, becomes) == "changed"
+
+
+async def test_repeated_change_of_a_split_has_one_effect(redis: Redis, scripts: Scripts) -> None:
+    for was, becomes in ((b"", b"one"), (b"one", b"two"), (b"two", b"")):
+        await split(scripts, was, becomes)
+        async with unchanged(redis):
+            assert await split(scripts, was, becomes) == "written"
+
+
+async def test_runs_of_a_split_count_once(redis: Redis, scripts: Scripts) -> None:
+    await split(scripts, b"", b"one")
+    assert await count(scripts, "", "1-0", a=2) == "counted"
+    assert await count(scripts, "1-0", "2-0", a=1, b=3) == "counted"
+    assert await redis.hgetall(keys.split_runs(NAME)) == {b"cursor": b"2-0", b"a": b"3", b"b": b"3"}
+    async with unchanged(redis):
+        assert await count(scripts, "1-0", "2-0", a=1, b=3) == "counted"
+        assert await count(scripts, "1-0", "3-0", a=9) == "changed"
+        assert await count(scripts, "", "1-0", a=9) == "changed"
+
+
+async def test_runs_count_only_for_the_split_that_was_read(redis: Redis, scripts: Scripts) -> None:
+    async with unchanged(redis):
+        assert await count(scripts, "", "1-0", a=1) == "changed"
+    await split(scripts, b"", b"one")
+    async with unchanged(redis):
+        assert await count(scripts, "", "1-0", is_=b"other", a=1) == "changed"
+
+
+async def test_counts_stay_with_another_share_and_go_with_another_split(redis: Redis, scripts: Scripts) -> None:
+    await split(scripts, b"", b"one")
+    await count(scripts, "", "1-0", a=1)
+    await split(scripts, b"one", b"more")
+    assert await redis.exists(keys.split_runs(NAME))
+    await split(scripts, b"more", b"other", fresh=True)
+    assert not await redis.exists(keys.split_runs(NAME))
+    await count(scripts, "", "1-0", is_=b"other", a=1)
+    await split(scripts, b"other", b"")
+    assert set(await dump(redis)) == {LOG}
