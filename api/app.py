@@ -25,7 +25,7 @@ from api.admin import predictions as admin_predictions
 from api.batches import batches
 from api.batches import operators as batch_operators
 from api.files import files, outputs
-from api.models import collections, deployments, models, rollout
+from api.models import collections, deployments, models, rollout, states
 from api.openai import calls
 from api.openai import errors as openai_errors
 from api.openai import files as openai_files
@@ -51,6 +51,7 @@ ROUTES: Final = routes_of(
         predictions,
         streams,
         models,
+        states,
         collections,
         deployments,
         rollout,

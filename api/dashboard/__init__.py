@@ -23,13 +23,14 @@ TYPES: Final = {
     ".txt": "text/plain; charset=utf-8",  # licences of what others made
 }
 # Everything is loaded from this site, and no text becomes HTML or code, because the page shows what a model put out.
-# Pictures of outputs may be data URIs of the response itself.
+# Pictures, sound and film of outputs may be data URIs of the response itself.
 POLICY: Final = "; ".join(
     (
         "default-src 'none'",
         "script-src 'self'",
         "style-src 'self'",
         "img-src 'self' data:",
+        "media-src 'self' data:",
         "connect-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",
@@ -84,7 +85,7 @@ async def elsewhere(request: Request) -> Response:
     wants_page = request.method in ("GET", "HEAD") and "text/html" in request.headers.get("accept", "")
     if not wants_page or not MODEL_PATH.fullmatch(request.url.path):
         raise not_found()
-    return _redirect(f"run{request.url.path}")
+    return _redirect(f"models{request.url.path}")
 
 
 @Route("GET", "/dashboard/{path:path}")

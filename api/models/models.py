@@ -32,6 +32,7 @@ from api.web.http import (
 )
 from api.web.route import CURSOR, NO_BODY, TEXT, Answer, Body, Parameter, deletes, one_of, reads, stores
 from director.core.data_bytes import ENTRY_BYTES
+from director.core.data_uri import MOST_PICTURE, is_picture
 from director.core.ids import MODEL_NAME, VERSION_ID
 from director.core.schema import Page
 from director.core.view import iso
@@ -102,7 +103,8 @@ async def fitting(request: Request, models: Sequence[Model]) -> Sequence[Model]:
     catalog = request.services.catalog
     schemas = await catalog.schema_bytes([(model.name, model.latest) for model in models])
     examples = await catalog.models.example_bytes(models)
-    return models[: _how_many_fit(map(sum, zip(schemas, examples, strict=True)))]
+    pictures = [len(model.cover_image_url) for model in models]
+    return models[: _how_many_fit(map(sum, zip(schemas, examples, pictures, strict=True)))]
 
 
 async def fitting_slice(
@@ -167,6 +169,9 @@ MOST_URL: Final = 2_000
 Name = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9._-]{0,63}$")]
 Hardware = Annotated[str, Meta(pattern=f"^{SKU.pattern}$")]
 Url = Annotated[str, Meta(max_length=MOST_URL, description="http or https.")] | None
+Picture = (
+    Annotated[str, Meta(max_length=MOST_PICTURE, description="http or https, or a small picture as a data URI.")] | None
+)
 Description = Annotated[str, Meta(max_length=TEXTS["description"])] | None
 
 
@@ -184,7 +189,7 @@ class NewModel(Struct, kw_only=True, forbid_unknown_fields=True):
     github_url: Url = None
     paper_url: Url = None
     license_url: Url = None
-    cover_image_url: Url = None
+    cover_image_url: Picture = None
 
 
 class ModelChange(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -196,6 +201,7 @@ class ModelChange(Struct, kw_only=True, forbid_unknown_fields=True):
     paper_url: Url = None
     weights_url: Url = None
     license_url: Url = None
+    cover_image_url: Picture = None
 
 
 OPTIONAL: Final = frozenset(NewModel.__struct_fields__) - {"owner", "name", "visibility", "hardware"}
@@ -234,7 +240,9 @@ def parse_change(body: bytes) -> Mapping[str, str]:
 def _texts(members: Members, fields: frozenset[str]) -> dict[str, str]:
     given = {field: text for field in sorted(fields) if (text := members.text(field)) is not None}
     for field, text in given.items():
-        most = TEXTS.get(field, MOST_URL)
+        if field == "cover_image_url" and is_picture(text):
+            continue
+        most = MOST_PICTURE if text.startswith("data:") else TEXTS.get(field, MOST_URL)
         if len(text) > most:
             members.fault("string_lte", field, f"String length must be less than or equal to {most}")
         elif field in URLS and text and not URL.fullmatch(text):

@@ -331,6 +331,29 @@ OF_TYPES: Final[dict[str, Any]] = {
     "Webhooks": {"id": PREDICTION_ID, "webhook": OWED, "data_removed": False},
     "StreamEvent": {"id": "4:1:0", "event": "output", "data": "Once upon"},
     "ModelView": MODEL,
+    "ModelStates": {
+        "results": [
+            {
+                "model": "acme/painter",
+                "created_at": AT,
+                "version": VERSION,
+                "state": "serving",
+                "words": "serving",
+                "shade": "good",
+                "detail": "",
+                "log": "",
+                "slots": 2,
+                "waiting": 4,
+                "running": 2,
+                "succeeded": 118,
+                "failed": 2,
+                "run_p50_s": 2.3,
+                "wait_p50_s": 0.42,
+                "may_change": True,
+                "has_openai": False,
+            }
+        ]
+    },
     "NewModel": {"owner": "acme", "name": "painter", "visibility": "private", "hardware": "gpu-t4"},
     "ModelChange": {"description": "Paints a picture from a prompt"},
     "VersionView": VERSION_VIEW,

@@ -1,6 +1,7 @@
 """Commands on the catalogue: `director model`, `collection` and `hardware`. They never register a version."""
 
 import argparse
+import base64
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -29,6 +30,7 @@ from director.cli.inputs import Described, show_inputs, show_kind
 from director.cli.operators import Backend, audit, operator, prediction_id, typist
 from director.cli.output import printable
 from director.cli.tables import Answer, tabulate
+from director.core.data_uri import MOST_PICTURE, is_picture
 from director.core.errors import SettingsError, UnknownModel
 from director.core.ids import QueueName, queue_name
 from director.core.model_config import ModelConfig
@@ -44,7 +46,7 @@ SAID: Final = {
     "github_url": "where its source is",
     "paper_url": "the paper behind it",
     "license_url": "its license",
-    "cover_image_url": "a picture of it",
+    "cover_image_url": "a picture of it: an address, or @FILE for a small one that the page shows itself",
     "hardware": "what it runs on",
 }
 PRICES: Final = {  # the fields of Price
@@ -80,6 +82,28 @@ def with_file(line: str) -> str:
         raise SettingsError(f"{value[1:]} cannot be read: {exc}") from exc
 
 
+MAGIC: Final = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp", b"GIF8": "gif"}
+
+
+def with_picture(given: str) -> str:
+    """Return @FILE as a data URI. Raises SettingsError for what is no small picture."""
+    if not given.startswith("@"):
+        return given
+    if CALLER.get() is not None:
+        raise argparse.ArgumentTypeError("a file is read where the command is typed")
+    try:
+        content = Path(given[1:]).read_bytes()
+    except OSError as exc:
+        raise SettingsError(f"{given[1:]} cannot be read: {exc}") from exc
+    kind = next((kind for magic, kind in MAGIC.items() if content.startswith(magic)), "")
+    picture = f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+    if not is_picture(picture):
+        most = f"a PNG, JPEG, WebP or GIF of at most {MOST_PICTURE * 3 // 4 - 50:,} bytes"
+        raise SettingsError(f"{given[1:]} is not {most}. The page of the model makes a picture smaller itself.")
+    return picture
+
+
+READ_BY: Final[dict[str, Any]] = {"cover_image_url": {"type": with_picture}}
 group("collection", "set best --name 'The best' --models acme/painter")
 group("hardware", "set gpu-t4 'Nvidia T4'")
 
@@ -272,15 +296,18 @@ def _name_server(one: Mapping[str, str]) -> str:
     "model set",
     arg("--visibility", "private: only its owner and operators", choices=("public", "private")),
     arg("--official", "mark it as official", choices=tuple(YES_NO)),
-    *(arg(f"--{field.replace('_', '-')} TEXT", text) for field, text in SAID.items()),
+    *(arg(f"--{field.replace('_', '-')} TEXT", text, **READ_BY.get(field, {})) for field, text in SAID.items()),
     NAME,
-    examples=("acme/painter --visibility private --description 'Paints.'",),
+    examples=("acme/painter --visibility private --description 'Paints.'", "acme/painter --cover-image-url @cat.png"),
 )
 async def _set(backend: Backend, given: argparse.Namespace) -> Answer:
     """Change what is shown of a model; an empty text removes it."""
     said = {field: text for field in ("visibility", *SAID) if (text := getattr(given, field)) is not None}
     if given.official is not None:
         said["is_official"] = YES_NO[given.official]
+    picture = said.get("cover_image_url", "")
+    if picture.startswith("data:") and not is_picture(picture):
+        raise SettingsError(f"a picture is a PNG, JPEG, WebP or GIF of at most {MOST_PICTURE:,} characters.")
     if not said:
         raise SettingsError("nothing to change: give --visibility, --official or a text.")
     seen = {"visibility": given.visibility} if given.visibility else {}

@@ -56,3 +56,13 @@ def read_data_uri(text: bytes) -> DataUri | None:
     charset = (head["charset"] or "").strip('"').lower()
     words = f"; charset={charset}" if charset and kind.startswith("text/") else ""
     return DataUri(kind + words, bool(head["base64"]), text[head.end() :])
+
+
+# A model's picture, as small as its other texts: lists of models have it for each of a hundred
+PICTURE: Final = re.compile(r"data:image/(?:png|jpeg|webp|gif);base64,[A-Za-z0-9+/]+={0,2}")
+MOST_PICTURE: Final = 12_000  # characters
+
+
+def is_picture(text: str) -> bool:
+    """Return whether this is a small picture, which a model may have in place of the address of one."""
+    return len(text) <= MOST_PICTURE and PICTURE.fullmatch(text) is not None

@@ -341,13 +341,18 @@ def _by_queue(directors: Sequence[DirectorFound]) -> dict[QueueName, list[tuple[
 SAID_AGAIN: Final = re.compile(r"^(?:(?:worker )?setup failed(?: \(slot [\w-]+\))?: )+", re.IGNORECASE)
 
 
+def reason_of(server: ServerFound) -> str:
+    """Return why a server gets no work, in its own words, said once."""
+    return SAID_AGAIN.sub("", server.detail.removeprefix(f"{server.state}: "))
+
+
 def _in_words(servers: Sequence[ServerFound], known: int, now_ms: int) -> str:
     if not servers:
         return "Its directors report no details."
     lines = []
     for one in servers:
         again = f", {one.failed_starts} starts in a row failed" if one.failed_starts >= LOOP else ""
-        detail = SAID_AGAIN.sub("", one.detail.removeprefix(f"{one.state}: "))
+        detail = reason_of(one)
         why = f" ({detail})" if detail else ""
         lines.append(f"{one.url} is {one.state} for {span(max(0, now_ms - one.since_ms) / 1000)}{again}{why}")
     return f"{len(servers)} of {several(known, 'server')}: {some(lines)}."

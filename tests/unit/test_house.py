@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "api.accounts": (*WEB, "api.sites"),
     "api.files": (*WEB, "api.sites", "api.accounts"),
     "api.predictions": (*WEB, "api.sites", "api.accounts", "director.operate"),
-    "api.models": (*WEB, "api.sites", "api.accounts", "api.predictions"),
+    "api.models": (*WEB, "api.sites", "api.accounts", "api.predictions", "director.operate"),
     "api.openai": (*WEB, "api.sites", "api.accounts", "api.files", "api.predictions", "api.models"),
     "api.batches": (
         *(*WEB, "api.sites", "api.accounts", "api.files", "api.predictions", "api.models", "api.openai"),

@@ -1,44 +1,95 @@
 // Show what a model put out. It is never trusted: text is text, a picture is a picture, an address is a link.
 
-import { ours, placed } from "./api.js";
-import { h } from "./dom.js";
+import { fill, h } from "./dom.js";
 import { json } from "./format.js";
+import { jsonView } from "./json_view.js";
+import { LiveText, MOST } from "./live_text.js";
+import { fileOf, media } from "./media.js";
 
-const PICTURE = /^data:image\/(png|jpeg|gif|webp|avif);base64,/;
-const NAMED_PICTURE = /\.(png|jpe?g|gif|webp|avif)$/i;
-export const MOST = 200_000; // characters of one text that are shown
-export const MOST_PIECES = 500;
+const DEEP = 6; // levels of an output that are searched for files
+const MOST_FILES = 100; // that are shown of an object
 
-/** The whole output of a prediction. */
-export function output(value) {
-  if (value === null || value === undefined) return h("p", { class: "hint" }, "No output.");
-  if (Array.isArray(value) && value.every((item) => typeof item === "string" && !isFile(item))) return text(value.join(""));
-  if (Array.isArray(value)) {
-    const more = value.length - MOST_PIECES;
-    return h("div", { class: "pieces" }, value.slice(0, MOST_PIECES).map(piece), more > 0 ? h("p", { class: "hint" }, `… ${more} more`) : null);
-  }
-  return piece(value);
-}
-
-/** One piece of it. */
-export function piece(value) {
-  if (typeof value !== "string") return text(json(value));
-  if (PICTURE.test(value)) return picture(value);
-  const url = webAddress(value);
-  if (!url) return text(value);
-  const isOurs = url.pathname.includes("/outputs/") && NAMED_PICTURE.test(url.pathname);
-  const here = isOurs ? placed(ours(url.href)) : "";
-  return h("p", {}, isOurs ? picture(here) : null, h("a", { href: url.href, target: "_blank", rel: "noopener noreferrer" }, shortened(url)));
-}
-
-/** Text as the model wrote it. */
+/** Text as it is. */
 export const text = (value) => h("pre", { class: "out" }, value.length > MOST ? `${value.slice(0, MOST)}\n… ${value.length - MOST} more characters` : value);
 
-const isFile = (value) => value.startsWith("data:") || webAddress(value) !== null;
-const picture = (src) => h("img", { src, alt: "What the model made", loading: "lazy" });
-const shortened = (url) => (url.href.length > 80 ? `${url.href.slice(0, 79)}…` : url.href);
+const isFile = (value) => typeof value === "string" && fileOf(value) !== null;
 
-function webAddress(value) {
-  if (!/^https?:\/\/\S+$/.test(value)) return null;
-  try { return new URL(value); } catch { return null; }
+/** The text that an output is, or null. */
+export function textOf(value) {
+  if (typeof value === "string") return isFile(value) ? null : value;
+  if (Array.isArray(value) && value.length && value.every((one) => typeof one === "string" && !isFile(one))) return value.join("");
+  return null;
+}
+
+/** The files that an output is, or has within it. */
+export function filesOf(value, depth = 0) {
+  if (isFile(value)) return [fileOf(value)];
+  if (typeof value !== "object" || value === null || depth > DEEP) return [];
+  return Object.values(value).slice(0, 1000).flatMap((one) => filesOf(one, depth + 1)).slice(0, depth ? MOST_FILES : Infinity);
+}
+
+/** The place of one output, while it comes and when it is whole. */
+export class OutputArea {
+  constructor({ name = "Output" } = {}) {
+    this.node = h("div", { class: "live", "aria-label": name, role: "region", tabindex: "0" });
+    this.pieces = 0;
+    this._clear();
+  }
+
+  _clear() {
+    this.live = null; // the text that grows
+    this._files = [];
+    fill(this.node);
+  }
+
+  /** Begin again: another attempt has another output. */
+  clear() {
+    this.pieces = 0;
+    this._clear();
+  }
+
+  /** One more piece. */
+  add(data) {
+    this.pieces += 1;
+    const file = fileOf(data);
+    if (file) {
+      this._files.push(file);
+      if (this.live) this.live.settle();
+      this._grid?.remove();
+      this.node.append((this._grid = media(this._files)));
+      return;
+    }
+    if (!this.live) this.node.append((this.live = new LiveText()).node);
+    this.live.append(data);
+  }
+
+  /** The whole output. A text that came piece by piece stays where it is. */
+  settle(value) {
+    const whole = textOf(value);
+    if (whole !== null && this.live && !this._files.length && this.live.completes(whole)) return undefined;
+    this._clear();
+    if (value === null || value === undefined) return fill(this.node, h("p", { class: "hint" }, "No output."));
+    if (whole !== null) {
+      this.live = new LiveText();
+      fill(this.node, this.live.node);
+      this.live.append(whole);
+      return this.live.settle();
+    }
+    return fill(this.node, parts(value));
+  }
+
+  /** Words in place of an output. */
+  tell(words) {
+    this._clear();
+    fill(this.node, h("p", { class: "hint" }, words));
+  }
+}
+
+function parts(value) {
+  const files = filesOf(value);
+  const isAllFiles = isFile(value) || (Array.isArray(value) && value.every(isFile));
+  return [
+    files.length ? media(files) : null,
+    isAllFiles ? null : typeof value === "object" ? jsonView(value, { isOpen: !files.length, name: "JSON" }) : text(json(value)),
+  ];
 }

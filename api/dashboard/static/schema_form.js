@@ -1,166 +1,169 @@
 // A form made from a model's own schema of its input. What the form cannot show is asked for as JSON.
 
 import { h, say } from "./dom.js";
+import { either, listOf, membersOf } from "./schema_groups.js";
+import { choice, fault, file, laidOut, number, secret, tick, words } from "./schema_fields.js";
 
-const MOST_INLINE = 256 * 1024; // bytes of a file that are sent within the input
+const DEEPEST = 4; // levels of objects and lists that are fields; below, JSON
 
-/** The fields of a model: `node`, `values()` (raises for invalid JSON), `take(input)` of a former run, and
- * `blame(fields)` for what was refused. */
-export function schemaForm(document) {
+/**
+ * The fields of a model: `node`; `values()`, which uploads files and raises an error with `fields` for what is wrong;
+ * `now()`, the same at once, for code to show; `take(input)` of a former run; and `blame(fields)` for what was refused,
+ * which returns how many of them have a place here. `without`: names that another part of the page asks for.
+ */
+export function schemaForm(document, { without = [] } = {}) {
   const schemas = document?.components?.schemas ?? {};
-  const input = schemas.Input;
+  const input = schemas.Input && resolved(schemas.Input, schemas);
   if (!input?.properties) return jsonForm();
-  const required = new Set(input.required ?? []);
-  const order = ([, one]) => one["x-order"] ?? 1e9;
-  const fields = Object.entries(input.properties ?? {}).sort((a, b) => order(a) - order(b))
-    .map(([name, given]) => field(name, resolved(given, schemas), required.has(name)));
+  const given = { ...input, properties: Object.fromEntries(Object.entries(input.properties).filter(([name]) => !without.includes(name))) };
+  const members = membersOf(given, { path: [], depth: 0, schemas, make: field, isRequired: true });
   return {
-    node: h("div", { class: "fields" }, fields.length ? fields.map((one) => one.node) : h("p", { class: "hint" }, "It takes no input.")),
+    node: h("div", { class: "fields" }, members.isEmpty ? h("p", { class: "hint" }, "It takes no input.") : members.element),
+    names: Object.keys(given.properties),
     async values() {
-      const found = {};
-      for (const one of fields) {
-        const value = await one.value();
-        if (value !== undefined) found[one.name] = value;
-      }
-      return found;
+      const faults = members.faults();
+      if (faults.length) throw refused(faults);
+      return (await members.value()) ?? {};
     },
-    take(input) {
-      for (const one of fields) if (one.name in input) one.take(input[one.name]);
-    },
-    blame(refused) {
-      for (const one of fields) one.blame(refused.filter(({ field: at }) => at === `input.${one.name}` || at.startsWith(`input.${one.name}.`) || at === one.name).map(({ description }) => description).join(" "));
+    now: () => members.now() ?? {},
+    take: (values) => members.take(values),
+    blame(fields) {
+      members.blame([], "");
+      return fields.filter((one) => members.blame(pathOf(one, given.properties), one.description)).length;
     },
   };
+}
+
+/** An error that names its fields, as the service does. */
+function refused(faults) {
+  const error = new Error(faults.map((one) => one.description).join(" "));
+  error.fields = faults;
+  return error;
+}
+
+/** Where a fault belongs: `input.size.0` is in the field size; what is missing is named in the words alone. */
+function pathOf({ field: at, description }, properties) {
+  const path = at.split(".").filter(Boolean);
+  if (path[0] === "input") path.shift();
+  const missing = /^(\S+) is required$/.exec(description)?.[1];
+  if (missing && (path.length || missing in properties)) path.push(missing);
+  return path;
 }
 
 /** The whole input as JSON, for a model that shows no schema: only its author knows what it takes. */
 function jsonForm() {
-  const one = field("input", { title: "Input, as JSON", default: {}, description: "This model shows no schema. It is not checked before it runs." }, true);
+  const one = field("input", { title: "Input, as JSON", default: {}, description: "This model shows no schema. It is not checked before it runs." }, { isRequired: true, path: ["input"], depth: DEEPEST, schemas: {} });
+  const values = () => {
+    const found = one.now();
+    if (typeof found !== "object" || found === null || Array.isArray(found)) throw refused([{ field: "input", description: 'The input is an object, such as {"text": "hello"}.' }]);
+    return found;
+  };
   return {
     node: h("div", { class: "fields" }, one.node),
+    names: [],
     async values() {
-      const found = await one.value();
-      if (typeof found !== "object" || found === null || Array.isArray(found)) throw new Error('The input is an object, such as {"text": "hello"}.');
-      return found;
+      const faults = one.faults();
+      if (faults.length) throw refused(faults);
+      return values();
     },
+    now() { try { return values(); } catch { return {}; } },
     take: one.take,
-    blame: (refused) => one.blame(refused.map(({ description }) => description).join(" ")),
-  };
-}
-
-/** A schema with what it refers to. */
-function resolved(given, schemas, depth = 0) {
-  const parts = [given, ...(given.allOf ?? []), ...(given.anyOf ?? []).filter((one) => one.type !== "null").slice(0, 1)];
-  return parts.reduce((whole, part) => {
-    const name = /^#\/components\/schemas\/([^/]+)$/.exec(part.$ref ?? "")?.[1];
-    const more = name && depth < 5 ? resolved(schemas[name] ?? {}, schemas, depth + 1) : part;
-    return { ...more, ...whole };
-  }, {});
-}
-
-function field(name, schema, isRequired) {
-  const id = `in-${name}`;
-  const control = control_of(schema, isRequired);
-  control.element.id = id;
-  control.element.setAttribute("aria-describedby", `${id}-hint ${id}-error`);
-  if (isRequired && control.element.type !== "checkbox") control.element.required = true;
-  const error = h("span", { id: `${id}-error`, class: "trouble" });
-  const bounds = [schema.minimum !== undefined ? `at least ${schema.minimum}` : "", schema.maximum !== undefined ? `at most ${schema.maximum}` : ""].filter(Boolean).join(", ");
-  const hint = [schema.description, bounds].filter(Boolean).join(" · ");
-  const label = h("label", { for: id }, schema.title ?? name, isRequired ? h("span", { class: "must" }, " (required)") : null);
-  return {
-    name,
-    node: h("div", { class: `field ${control.kind}` }, label, control.element, control.beside ?? null, h("span", { id: `${id}-hint`, class: "hint" }, hint), error),
-    value: control.value,
-    take: control.take ?? ((value) => { control.element.value = value === null ? "" : String(value); }),
-    blame: (text) => {
-      say(error, text);
-      control.element.setAttribute("aria-invalid", String(Boolean(text)));
+    blame(fields) {
+      one.blame([], fields.map(({ description }) => description).join(" "));
+      return fields.length;
     },
   };
 }
 
-function control_of(schema, isRequired) {
+/** A schema with what it refers to, and the alternatives that are not null. */
+export function resolved(given, schemas, depth = 0) {
+  if (typeof given !== "object" || given === null) return {};
+  const name = /^#\/components\/schemas\/([^/]+)$/.exec(given.$ref ?? "")?.[1];
+  const found = name && depth < 8 ? resolved(schemas[name] ?? {}, schemas, depth + 1) : {};
+  const parts = (given.allOf ?? []).map((one) => resolved(one, schemas, depth + 1));
+  const several = (given.anyOf ?? given.oneOf ?? []).filter((one) => one?.type !== "null" && !("required" in one && Object.keys(one).length === 1));
+  const options = depth < 8 ? several.map((one) => resolved(one, schemas, depth + 1)) : [];
+  const whole = Object.assign({}, found, ...parts, options.length === 1 ? options[0] : {}, given);
+  if (options.length > 1) whole.options = options;
+  if (Array.isArray(whole.type)) whole.type = whole.type.find((one) => one !== "null");
+  return whole;
+}
+
+/** One field with its label, its help and its errors, whatever it holds. */
+export function field(name, described, { isRequired, path, depth, schemas, label: given }) {
+  const schema = resolved(described, schemas);
+  const id = `in-${path.join("-")}`;
+  const label = given ?? titleOf(name, schema);
+  const control = controlOf(schema, { isRequired, path, depth, schemas, label, id });
+  const error = h("span", { id: `${id}-error`, class: "trouble", role: "alert" });
+  const help = h("span", { id: `${id}-hint`, class: "hint" }, helpOf(schema, control));
+  const must = isRequired && control.kind !== "tick" ? h("span", { class: "must" }, " (required)") : null;
+  let node;
+  if (control.isGroup) {
+    node = h("fieldset", { class: `group ${control.kind}`, id, "aria-describedby": `${id}-hint ${id}-error` }, h("legend", {}, label, must), help, control.node, error);
+  } else {
+    control.element.id = id;
+    control.element.setAttribute("aria-describedby", `${id}-hint ${id}-error`);
+    if (isRequired && control.kind !== "tick") control.element.required = true;
+    node = h("div", { class: `field ${control.kind}` }, h("label", { for: id }, label, must), control.node ?? control.element, help, error);
+  }
+  function mark(text) {
+    say(error, text);
+    if (!control.isGroup) control.element.setAttribute("aria-invalid", String(Boolean(text)));
+    for (let outer = text ? node.closest("details") : null; outer; outer = outer.parentElement.closest("details")) outer.open = true;
+  }
+  return {
+    ...control,
+    name,
+    node,
+    initial: schema.default,
+    faults() {
+      if (control.isGroup) return control.faults();
+      const why = fault(control, label);
+      return why ? [{ field: ["input", ...path].join("."), description: why }] : [];
+    },
+    /** Show what is wrong at its place, and return true; without words, forget all that was shown. */
+    blame(at, text) {
+      if (!text) { control.blame?.([], ""); mark(""); return true; }
+      if (at.length && control.blame?.(at, text)) return true;
+      mark(error.textContent ? `${error.textContent} ${text}` : text);
+      return true;
+    },
+  };
+}
+
+/** The title, unless it is only the name in other letters: then the name in words, all in one case. */
+function titleOf(name, { title }) {
+  const plain = (text) => text.toLowerCase().replace(/[^a-z0-9]+/g, "");
+  const said = title && plain(title) !== plain(String(name)) ? title : String(name).replace(/[_-]+/g, " ").trim();
+  return said.charAt(0).toUpperCase() + said.slice(1);
+}
+
+/** What the model says of it, without what every enumeration says of itself, and its bounds. */
+function helpOf(schema, control) {
+  const said = schema.description === "An enumeration." ? "" : schema.description;
+  const [least, most] = [schema.minimum, schema.maximum];
+  const bounds = control.hasSlider ? "" : [least !== undefined ? `at least ${least}` : "", most !== undefined ? `at most ${most}` : ""].filter(Boolean).join(", ");
+  return [said, bounds].filter(Boolean).join(" · ");
+}
+
+function controlOf(schema, about) {
+  const { depth, isRequired } = about;
   if (schema.enum) return choice(schema, isRequired);
   if (schema.type === "boolean") return tick(schema);
   if (isSecret(schema)) return secret(schema);
-  if (schema.type === "integer" || schema.type === "number") return number(schema);
-  if (schema.type === "string" && schema.format === "uri") return file(schema);
+  if (schema.options && depth < DEEPEST) return either(schema, { ...about, make: field });
+  if (schema.type === "integer" || schema.type === "number") return number(schema, about);
+  if (schema.type === "string" && schema.format === "uri") return file(schema, about);
   if (schema.type === "string") return words(schema, isRequired);
+  if (schema.type === "array" && knows(schema.items) && depth < DEEPEST) return listOf(schema, { ...about, make: field, resolved });
+  if (schema.properties && depth < DEEPEST) {
+    const members = membersOf(schema, { ...about, make: field });
+    return { isGroup: true, kind: "object", node: members.element, ...members };
+  }
   return laidOut(schema);
 }
 
-function choice(schema, isRequired) {
-  const options = schema.enum.map((value, at) => h("option", { value: String(at), selected: value === schema.default }, String(value)));
-  const element = h("select", {}, isRequired || schema.default !== undefined ? options : [h("option", { value: "" }, "–"), ...options]);
-  return { kind: "choice", element, value: () => (element.value === "" ? undefined : schema.enum[Number(element.value)]), take: (value) => { element.value = String(schema.enum.indexOf(value)); } };
-}
-
-function tick(schema) {
-  const element = h("input", { type: "checkbox", checked: schema.default === true });
-  return { kind: "tick", element, value: () => element.checked, take: (value) => { element.checked = value === true; } };
-}
-
-function number(schema) {
-  const element = h("input", { type: "number", step: schema.type === "integer" ? "1" : "any", min: schema.minimum, max: schema.maximum, value: schema.default ?? "" });
-  return { kind: "number", element, value: () => (element.value === "" ? undefined : exact(schema, element.value)) };
-}
-
-/** A number that would become another one on its way is refused. */
-function exact(schema, text) {
-  const value = Number(text);
-  if (schema.type === "integer" && !Number.isSafeInteger(value)) throw new Error(`${schema.title ?? "A number"} has more digits than a browser can send.`);
-  return value;
-}
-
-function words(schema, isRequired) {
-  const element = h("textarea", { rows: (schema.default ?? "").length > 80 ? "4" : "2", maxlength: schema.maxLength, value: schema.default ?? "" });
-  return { kind: "words", element, value: () => (element.value === "" && !isRequired ? schema.default === "" ? "" : undefined : element.value) };
-}
+const knows = (items) => Boolean(items) && typeof items === "object" && Object.keys(items).length > 0;
 
 const isSecret = (schema) => schema["x-cog-secret"] === true || schema.writeOnly === true || schema.format === "password" || Boolean(schema.items && isSecret(schema.items));
-
-/** What no view shows again. What is not text is given as JSON. */
-function secret(schema) {
-  const element = h("input", { type: "password", autocomplete: "off", spellcheck: "false", maxlength: schema.maxLength, placeholder: schema.type === "string" ? "" : "JSON" });
-  return { kind: "secret", element, take: () => {}, value: () => (element.value === "" ? undefined : schema.type === "string" ? element.value : parsed(schema, element.value)) };
-}
-
-function parsed(schema, text) {
-  try { return JSON.parse(text); } catch { throw new Error(`${schema.title ?? "A field"} is no JSON.`); }
-}
-
-function laidOut(schema) {
-  const element = h("textarea", { rows: "4", class: "mono", placeholder: "JSON", value: schema.default === undefined || schema.default === null ? "" : JSON.stringify(schema.default) });
-  return {
-    kind: "json",
-    element,
-    value: () => {
-      if (element.value.trim() === "") return undefined;
-      return parsed(schema, element.value);
-    },
-    take: (value) => { element.value = JSON.stringify(value, null, 2); },
-  };
-}
-
-function file(schema) {
-  const element = h("input", { type: "url", placeholder: "https://…", value: schema.default ?? "" });
-  const picked = h("input", { type: "file", "aria-label": `A file for ${schema.title ?? "it"}` });
-  picked.addEventListener("change", () => { element.required = element.required && !picked.files.length; });
-  return { kind: "file", element, beside: picked, value: async () => (picked.files.length ? sent(picked.files[0]) : element.value || undefined) };
-}
-
-async function sent(chosen) {
-  if (chosen.size <= MOST_INLINE) return inline(chosen);
-  const { ask } = await import("./api.js");
-  const form = new FormData();
-  form.append("content", chosen, chosen.name);
-  return (await ask("/v1/files", { method: "POST", body: form })).urls.get;
-}
-
-const inline = (chosen) => new Promise((done, failed) => {
-  const reader = new FileReader();
-  reader.onload = () => done(reader.result);
-  reader.onerror = () => failed(new Error("The file could not be read."));
-  reader.readAsDataURL(chosen);
-});

@@ -1,4 +1,4 @@
-// The same request for a shell and for Python, to copy.
+// The same request for a shell, for Python, for Node and for clients of OpenAI's API, to copy.
 
 import { json } from "./format.js";
 
@@ -22,5 +22,39 @@ output = client.run(
 print(output)
 `;
 
+export const asNode = (prediction, base) => `import Replicate from "replicate";
+
+const replicate = new Replicate({ auth: process.env.DIRECTOR_TOKEN, baseUrl: "${base}/v1" });
+const output = await replicate.run("${prediction.model}", {
+  input: ${json(prediction.input).replaceAll("\n", "\n  ")},
+});
+console.log(output);
+`;
+
+export const asOpenAi = (prediction, base) => {
+  const { prompt, system_prompt: system, messages, ...rest } = prediction.input;
+  const said = messages ?? [...(system ? [{ role: "system", content: system }] : []), { role: "user", content: prompt ?? "Hello!" }];
+  const more = Object.entries(rest).filter(([name]) => SENT.has(name)).map(([name, value]) => `    ${name}=${literal(value, "    ")},\n`).join("");
+  return `import os
+
+from openai import OpenAI
+
+client = OpenAI(api_key=os.environ["DIRECTOR_TOKEN"], base_url="${base}/openai/v1")
+stream = client.chat.completions.create(
+    model="${prediction.model}",
+    messages=${literal(said, "    ")},
+${more}    stream=True,
+)
+for chunk in stream:
+    if chunk.choices:
+        print(chunk.choices[0].delta.content or "", end="", flush=True)
+`;
+};
+
+const SENT = new Set(["max_tokens", "temperature", "top_p", "stop", "seed", "frequency_penalty", "presence_penalty"]);
+
 /** JSON as Python writes it: outside of strings only true, false and null differ. */
 const literal = (value, indent) => json(value).replace(/"(?:[^"\\]|\\.)*"|\b(?:true|false|null)\b/g, (word) => ({ true: "True", false: "False", null: "None" })[word] ?? word).replaceAll("\n", `\n${indent}`);
+
+/** The languages that a model can be called in: `[name, make]`. */
+export const languages = ({ hasOpenAi }) => [["curl", asCurl], ["Python", asPython], ["Node", asNode], ...(hasOpenAi ? [["OpenAI", asOpenAi]] : [])];

@@ -100,6 +100,7 @@ TRIES: Final[Mapping[Route, Sequence[Try]]] = {
     ("POST", "/predictions/{id}/cancel"): each(PREDICTIONS),
     ("GET", "/streams/{address}"): [Try(answer=404, at={"address": "$wrong_stream"}, right="$right_stream")],
     ("GET", "/models"): LIST,
+    ("GET", "/models/states"): [*LIST, Try(answer=200, query="models=$hidden")],
     ("POST", "/models"): [
         Try(answer=403, body={"owner": OWNER, "name": name, "visibility": "public", "hardware": "cpu"}, owner=owner)
         for name, owner in (("new", 0), ("hidden-model", 409))

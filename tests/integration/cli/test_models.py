@@ -1,5 +1,6 @@
 """`director model`, `collection` and `hardware`: what an operator sets is what callers see."""
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,25 @@ async def test_model_config_is_set_shown_and_unset(operator: Operator, queue: Qu
         await operator.is_told(*config, "--set", wrong)
     await operator.is_told("model", "config", "acme/none")
     assert json.loads(await operator.types(*config, "--json"))["config"] == {"attempts": 5}
+
+
+async def test_operator_sets_a_picture_from_a_small_file(
+    operator: Operator, catalog: Catalog, queue: QueueName, tmp_path: Path
+) -> None:
+    small, large, text = tmp_path / "small.png", tmp_path / "large.png", tmp_path / "text.txt"
+    small.write_bytes(b"\x89PNG\r\n" + bytes(20))
+    large.write_bytes(b"\x89PNG\r\n" + bytes(20_000))
+    text.write_text("no picture")
+    await operator.types("model", "set", MODEL, "--cover-image-url", f"@{small}")
+    model = await catalog.model(MODEL)
+    assert model is not None
+    kept = model.cover_image_url
+    assert kept == f"data:image/png;base64,{base64.b64encode(small.read_bytes()).decode()}"
+    for wrong in (f"@{large}", f"@{text}", f"@{tmp_path}/none.png", "data:text/html,<b>"):
+        assert await operator.is_told("model", "set", MODEL, "--cover-image-url", wrong)
+    model = await catalog.model(MODEL)
+    assert model is not None
+    assert model.cover_image_url == kept
 
 
 async def test_collections_and_hardware_are_written_and_removed(operator: Operator, redis: Redis) -> None:

@@ -58,7 +58,7 @@ async def test_crafted_page_address_sends_no_account_request(window: Window, pla
     for view in (
         "queues/..%2Faccounts%2Facme%2Fresume%3F:x",
         "tenants/..%2Faccounts%2Facme%3F:x",
-        "run/..%2Faccounts/x",
+        "models/..%2Faccounts/x",
     ):
         await window.page.goto(f"{place.url}/#/{view}")
         await window.page.get_by_role("heading", name="Not found").wait_for()
@@ -105,7 +105,8 @@ async def test_newest_part_of_a_very_large_output_is_shown(window: Window, place
         events = [("output", b'"%sword %d "' % (b"and " * 25, number))] * 250
         seq = (await place.scripts.advance(claim.id, token=claim.token, seq=seq, ran_ms=0, events=events)).seq
     await output.get_by_text("word 19").wait_for()
-    assert await output.evaluate("one => [one.childElementCount, one.firstChild.childNodes.length]") == [1, 1]
+    shape = "one => [one.childElementCount, one.querySelector('pre').childNodes.length]"
+    assert await output.evaluate(shape) == [1, 1]
     assert len(await output.inner_text()) <= 2 * MOST_SHOWN
 
 
@@ -221,7 +222,7 @@ async def test_number_beyond_the_precision_of_a_browser_is_not_altered(window: W
 
 
 async def test_model_without_a_schema_is_run_with_json(window: Window, place: Place) -> None:
-    await window.page.goto(f"{place.url}/#/run/{MODEL}")
+    await window.page.goto(f"{place.url}/#/models/{MODEL}")
     editor = window.page.get_by_label("Input, as JSON")
     await editor.fill('{"text": "hello", "n": 3}')
     async with window.page.expect_request(lambda asked: asked.url.endswith("/predictions")) as sent:

@@ -96,7 +96,7 @@ class Reader:
     async def run(self, status: str, *, text: str, gate: str = "") -> str:
         """Run the model from its form, look at it meanwhile, and return the id."""
         await self.page.goto(f"{self.url}/#/predictions")
-        await self.page.goto(f"{self.url}/#/run/{MODEL}")
+        await self.page.goto(f"{self.url}/#/models/{MODEL}")
         for name, value in {"token": HUSH, "keys": json.dumps([NEXT]), "text": text, "gate": gate}.items():
             await self.page.locator(f"#in-{name}").fill(value)
         await self.page.get_by_role("button", name="Run").click()
@@ -148,7 +148,7 @@ async def test_no_view_answer_or_storage_has_the_value_of_a_secret(
     await window.page.get_by_role("button", name="Revive", exact=True).first.click()
     await window.page.get_by_text("secret").first.wait_for()
     await reader.keep("revive")
-    for view in (*VIEWS, f"/run/{MODEL}", f"/queues/{MODEL}:{VERSION[:12]}", f"/tenants/{MODEL}:{VERSION[:12]}"):
+    for view in (*VIEWS, f"/models/{MODEL}", f"/queues/{MODEL}:{VERSION[:12]}", f"/tenants/{MODEL}:{VERSION[:12]}"):
         await reader.visit(view)
     heard = "".join(await window.page.evaluate("() => window.heard"))
     await context.close()

@@ -53,7 +53,7 @@ export function own({ session, signal }) {
   };
 }
 
-const none = () => h("div", { class: "empty" }, h("p", {}, h("strong", {}, "Nothing ran yet.")), h("p", {}, "Choose a model, fill in its form and press Run. ", h("a", { href: "#/run" }, "Models")));
+const none = () => h("div", { class: "empty" }, h("p", {}, h("strong", {}, "Nothing ran yet.")), h("p", {}, "Choose a model, fill in its form and press Run. ", h("a", { href: "#/models" }, "Models")));
 
 function latest(results) {
   const row = (one) => h("tr", { class: "opens" },
@@ -75,8 +75,8 @@ function usage({ total, results }) {
 
 function choices(all) {
   if (!all.length) return h("p", { class: "hint" }, "There is no model for this account yet. Ask the operator of this service.");
-  const link = ({ owner, name, description }) => h("li", { class: "card" }, h("a", { href: `#/run/${owner}/${name}` }, `${owner}/${name}`), description ? h("p", { class: "hint" }, preview(description)) : null);
-  return [h("ul", { class: "models" }, all.slice(0, 6).map(link)), all.length > 6 ? h("a", { href: "#/run" }, "All models") : null];
+  const link = ({ owner, name, description }) => h("li", { class: "card" }, h("a", { href: `#/models/${owner}/${name}` }, `${owner}/${name}`), description ? h("p", { class: "hint" }, preview(description)) : null);
+  return [h("ul", { class: "models" }, all.slice(0, 6).map(link)), all.length > 6 ? h("a", { href: "#/models" }, "All models") : null];
 }
 
 /** The limits that are set, and how much of them is used where that is counted. */

@@ -35,7 +35,7 @@ export function prediction({ params: [id], session, signal, refresh }) {
   }
 
   function show(seen, path, account) {
-    refill(head, h("p", {}, chip(seen.status), " ", h("a", { href: `#/run/${seen.model}` }, seen.model), ` · made ${ago(seen.created_at)}`, account ? [" by ", h("a", { href: `#/accounts/${account}` }, account)] : null));
+    refill(head, h("p", {}, chip(seen.status), " ", h("a", { href: `#/models/${seen.model}` }, seen.model), ` · made ${ago(seen.created_at)}`, account ? [" by ", h("a", { href: `#/accounts/${account}` }, account)] : null));
     wait.hidden = !seen.queue || isTerminal(seen.status);
     refill(wait, seen.queue ? waits(seen.queue) : "");
     tell().catch(() => {}); // the story stays as it was last shown
@@ -43,7 +43,7 @@ export function prediction({ params: [id], session, signal, refresh }) {
 
   function own(seen, path, account) {
     const cancel = action("Cancel", async () => { await ask(`${path}/cancel`, { method: "POST" }); return "It is asked to stop."; }, { kind: "danger" });
-    const again = h("a", { class: "button", href: `#/run/${seen.model}?again=${id}` }, "Run again…");
+    const again = h("a", { class: "button", href: `#/models/${seen.model}?again=${id}` }, "Run again…");
     const retry = action("Retry", async () => retried(await ask(`/v1/admin/predictions/${id}/retry`, { method: "POST" }), id, refresh));
     const raw = h("div", {});
     const lay = () => { if (details.open) fill(raw, text(json(last))); };

@@ -63,7 +63,7 @@ export function predictions({ session, signal, query }) {
   const wait = loading();
   const none = h("div", { class: "empty", hidden: true }, query.size
     ? h("p", {}, h("strong", {}, "No prediction is like this. "), h("a", { href: "#/predictions" }, "Clear the filters"))
-    : [h("p", {}, h("strong", {}, "Nothing ran yet.")), h("p", {}, "What programs and people run is listed here, newest first. ", h("a", { href: "#/run" }, "Try a model"))]);
+    : [h("p", {}, h("strong", {}, "Nothing ran yet.")), h("p", {}, "What programs and people run is listed here, newest first. ", h("a", { href: "#/models" }, "Try a model"))]);
   const valueOf = (text) => { // an operator's list has the begin of the JSON, its own account's the whole value
     if (!session.seesAll || typeof text !== "string") return text;
     try { return JSON.parse(text); } catch { return text; }

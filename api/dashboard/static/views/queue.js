@@ -25,7 +25,7 @@ export function queue({ params: [name], session, signal }) {
   const go = action("Resume", tell("resume", "It is handed out again."), { kind: "main", needs: "operates" });
   stop.hidden = go.hidden = true; // until it is known which of them fits
   const buttons = h("div", { class: "actions" }, stop, go,
-    h("a", { class: "button", href: `#/run/${name.slice(0, name.lastIndexOf(":"))}` }, "Try it"),
+    h("a", { class: "button", href: `#/models/${name.slice(0, name.lastIndexOf(":"))}` }, "Try it"),
     h("a", { class: "button", href: `#/predictions?model=${name.slice(0, name.lastIndexOf(":"))}` }, "Its predictions"),
     h("a", { class: "button", href: `#/dead?queue=${encodeURIComponent(name)}` }, "Its dead letters"));
   let pace = null;

@@ -1,0 +1,106 @@
+// Files that a model made: pictures in a grid with a large view, players for sound and film, and other files with size
+// and download. Only files of this service, and those within the output itself, are loaded.
+
+import { ours, placed } from "./api.js";
+import { fill, h, say } from "./dom.js";
+import { bytes } from "./format.js";
+import { outward, webAddress } from "./markdown.js";
+
+const DATA = /^data:([a-z]+)\/([a-z0-9.+-]+)[;,]/i;
+const ENDINGS = {
+  picture: ["png", "jpg", "jpeg", "gif", "webp", "avif"],
+  sound: ["wav", "mp3", "mpeg", "ogg", "oga", "opus", "flac", "m4a", "aac", "x-wav", "wave"],
+  film: ["mp4", "webm", "mov", "ogv", "m4v", "quicktime"],
+};
+const OF_DATA = { image: "picture", audio: "sound", video: "film" };
+const MOST = 500; // files of one output that are shown
+
+/** What a text of an output is: `{kind, src, url, name}` for a file, or null for any other text. */
+export function fileOf(text) {
+  const data = DATA.exec(text);
+  if (data) {
+    const [, group, ending] = data;
+    const kind = OF_DATA[group.toLowerCase()];
+    return { kind: kind && ENDINGS[kind].includes(ending.toLowerCase()) ? kind : "file", src: text, url: null, name: `output.${ending.replace(/^x-|\+.*$/g, "")}` };
+  }
+  if (!/^https?:\/\/\S+$/.test(text)) return null;
+  const url = webAddress(text);
+  if (!url) return null;
+  const name = url.pathname.split("/").at(-1) || url.host;
+  const ending = name.split(".").at(-1).toLowerCase();
+  const kind = Object.keys(ENDINGS).find((one) => ENDINGS[one].includes(ending)) ?? "file";
+  const isOurs = /\/v1\/(outputs|files)\//.test(url.pathname);
+  return { kind: isOurs ? kind : "file", src: isOurs ? placed(ours(url.href)) : "", url, name };
+}
+
+/** All files of one output, in its order; pictures come first. */
+export function media(files) {
+  const shown = files.slice(0, MOST);
+  const pictures = shown.filter((one) => one.kind === "picture");
+  const others = shown.filter((one) => one.kind !== "picture");
+  const more = files.length - MOST;
+  return h("div", { class: "media" },
+    pictures.length ? gallery(pictures) : null,
+    others.map((one) => (one.kind === "sound" || one.kind === "film" ? player(one) : row(one))),
+    more > 0 ? h("p", { class: "hint" }, `… ${more} more`) : null);
+}
+
+function gallery(pictures) {
+  const view = (at) => large(pictures, at);
+  return h("ul", { class: `grid of${Math.min(pictures.length, 4)}` }, pictures.map((one, at) => h("li", {},
+    h("button", { type: "button", class: "picture", "aria-label": `Picture ${at + 1} of ${pictures.length}, larger`, on: { click: () => view(at) } },
+      h("img", { src: one.src, alt: `What the model made, ${at + 1} of ${pictures.length}`, loading: "lazy", decoding: "async" })),
+    foot(one))));
+}
+
+/** One picture over the page; the arrows go to its neighbours. */
+function large(pictures, first) {
+  let at = first;
+  const image = h("img", { alt: "" });
+  const words = h("span", { class: "hint", role: "status" });
+  const save = h("a", { class: "button" }, "Download");
+  const go = (by) => { at = (at + by + pictures.length) % pictures.length; show(); };
+  function show() {
+    image.src = pictures[at].src;
+    image.alt = `Picture ${at + 1} of ${pictures.length}`;
+    save.href = pictures[at].src;
+    save.download = pictures[at].name;
+    say(words, pictures.length > 1 ? `${at + 1} of ${pictures.length}` : pictures[at].name);
+  }
+  const step = (name, by) => (pictures.length > 1 ? h("button", { type: "button", on: { click: () => go(by) } }, name) : null);
+  const box = h("dialog", { class: "large", "aria-label": "A picture" }, image,
+    h("form", { method: "dialog", class: "actions" }, step("Previous", -1), step("Next", 1), words, save, h("button", { class: "main" }, "Close")));
+  box.addEventListener("keydown", (event) => {
+    if (event.key === "ArrowLeft") go(-1);
+    if (event.key === "ArrowRight") go(1);
+  });
+  box.addEventListener("click", (event) => { if (event.target === box) box.close(); });
+  box.addEventListener("close", () => box.remove(), { once: true });
+  show();
+  document.body.append(box);
+  box.showModal();
+}
+
+const player = (one) => h("figure", { class: `player ${one.kind}` },
+  h(one.kind === "sound" ? "audio" : "video", { src: one.src, controls: true, preload: "metadata", playsinline: true, "aria-label": one.name }),
+  foot(one));
+
+const row = (one) => h("div", { class: "attachment" }, h("span", { class: "mark", "aria-hidden": "true" }, "📄"), foot(one));
+
+/** Name, size and download of a file. One elsewhere is a link to there, and nothing is asked of that place. */
+function foot(one) {
+  if (!one.src) return h("p", { class: "foot-of" }, outward(one.url, short(one.name)), h("span", { class: "hint" }, ` at ${one.url.host}`));
+  const size = h("span", { class: "hint" });
+  measure(one).then((found) => found !== null && fill(size, bytes(found)), () => {});
+  return h("p", { class: "foot-of" }, h("a", { href: one.src, download: one.name, title: one.name }, "Download"), h("span", { class: "hint" }, short(one.name)), size);
+}
+
+async function measure({ src }) {
+  if (src.startsWith("data:")) return Math.floor(((src.length - src.indexOf(",") - 1) * 3) / 4);
+  const answer = await fetch(src, { method: "HEAD", credentials: "omit" });
+  const length = answer.ok ? Number(answer.headers.get("Content-Length")) : 0;
+  return length || null;
+}
+
+/** The name without what makes it unguessable. */
+const short = (name) => (name.length > 36 ? `${name.slice(0, 12)}…${name.slice(-12)}` : name);

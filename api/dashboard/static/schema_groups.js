@@ -1,0 +1,129 @@
+// Fields that hold other fields: the members of an object, the items of a list, and a value of one of several kinds.
+
+import { h } from "./dom.js";
+import { dropped } from "./drop_zone.js";
+
+const MOST_ITEMS = 100;
+const changed = (node) => node.dispatchEvent(new Event("input", { bubbles: true }));
+
+/** The members of an object, each a field. If it is not required and none of them was changed, nothing is sent. */
+export function membersOf(schema, { path, depth, schemas, make, isRequired = false }) {
+  const required = new Set(schema.required ?? []);
+  const order = ([, one]) => one?.["x-order"] ?? 1e9;
+  const fields = Object.entries(schema.properties).sort((a, b) => order(a) - order(b))
+    .map(([name, one]) => make(name, one, { isRequired: required.has(name), path: [...path, name], depth: depth + 1, schemas }));
+  const isChanged = (one) => { const value = one.now(); return value !== undefined && value !== false && value !== one.initial; };
+  const isGiven = () => { try { return isRequired || fields.some(isChanged); } catch { return true; } };
+  const whole = (pairs) => (isGiven() ? Object.fromEntries(pairs.filter(([, value]) => value !== undefined)) : undefined);
+  return {
+    element: h("div", { class: "members" }, fields.map((one) => one.node)),
+    isEmpty: !fields.length,
+    value: async () => whole(await Promise.all(fields.map(async (one) => [one.name, await one.value()]))),
+    now: () => whole(fields.map((one) => [one.name, one.now()])),
+    take(values) { for (const one of fields) if (values && one.name in values) one.take(values[one.name]); },
+    faults: () => (isGiven() ? fields.flatMap((one) => one.faults()) : []),
+    blame(at, text) {
+      if (!text) { for (const one of fields) one.blame([], ""); return true; }
+      const found = fields.find((one) => one.name === at[0]);
+      return Boolean(found) && found.blame(at.slice(1), text);
+    },
+  };
+}
+
+/** A list whose items can be added, taken away and, if they are files, dropped several at once. */
+export function listOf(schema, { isRequired, path, depth, schemas, make, resolved, label, id }) {
+  const of = resolved(schema.items, schemas);
+  const most = Math.min(schema.maxItems ?? MOST_ITEMS, MOST_ITEMS);
+  const rows = h("div", { class: "items" });
+  const add = h("button", { type: "button", class: "add", "aria-label": `Add to ${label}`, on: { click: () => { put(); changed(rows); items.at(-1).node.querySelector("input, textarea, select")?.focus(); } } }, "+ Add");
+  const node = h("div", { class: "list" }, rows, add);
+  let items = [];
+  let made = 0; // ids stay those of their item, whatever is taken away before it
+
+  function put(value) {
+    if (items.length >= most) return;
+    const one = make(String(made), of, { isRequired: true, path: [...path, String(made)], depth: depth + 1, schemas, label: `${label} ${items.length + 1}` });
+    made += 1;
+    const away = h("button", { type: "button", class: "quiet away", "aria-label": `Remove ${label} ${items.length + 1}`, on: { click: () => { drop(one); changed(rows); add.focus(); } } }, "✕");
+    one.row = h("div", { class: "item" }, one.node, away);
+    if (value !== undefined) one.take(value);
+    items.push(one);
+    rows.append(one.row);
+    add.disabled = items.length >= most;
+  }
+
+  function drop(one) {
+    one.row.remove();
+    items = items.filter((other) => other !== one);
+    add.disabled = false;
+  }
+
+  function take(values) {
+    for (const one of items) drop(one);
+    for (const value of Array.isArray(values) ? values : []) put(value);
+  }
+
+  const whole = (found) => (found.length || isRequired || schema.default?.length ? found : undefined);
+  const mine = ["input", ...path].join(".");
+  const placed = (one, at) => one.faults().map((fault) => ({ ...fault, field: `${mine}.${at}${fault.field.slice(`${mine}.${one.name}`.length)}` })); // as the service counts them
+  if (of.type === "string" && of.format === "uri") dropped(node, (files) => { for (const one of files) { put(); items.at(-1)?.choose?.(one); } changed(rows); });
+  if (schema.default?.length) take(schema.default);
+  else for (let n = 0; n < Math.min(schema.minItems ?? 0, isRequired ? 5 : 0); n += 1) put();
+  return {
+    kind: "items",
+    isGroup: true,
+    element: node,
+    node,
+    value: async () => whole((await Promise.all(items.map((one) => one.value()))).filter((value) => value !== undefined)),
+    now: () => whole(items.map((one) => one.now()).filter((value) => value !== undefined)),
+    take,
+    faults: () => (isRequired && items.length < (schema.minItems ?? 0) ? [{ field: mine, description: `${label} needs at least ${schema.minItems}.` }] : items.flatMap(placed)),
+    blame(at, text) {
+      if (!text) { for (const one of items) one.blame([], ""); return true; }
+      const found = items[Number(at[0])];
+      return Boolean(found) && found.blame(at.slice(1), text);
+    },
+    id,
+  };
+}
+
+const KINDS = { string: "Text", integer: "Number", number: "Number", array: "List", object: "Object", boolean: "Yes or no" };
+const typeOf = (value) => (Array.isArray(value) ? "array" : value === null ? "null" : typeof value === "number" ? "number" : typeof value);
+const fits = (schema, value) => (schema.type === "integer" ? "number" : schema.type) === typeOf(value);
+
+/** A value of one of several kinds: which one is chosen first. */
+export function either(schema, about) {
+  const { path, label, make } = about;
+  const options = schema.options.slice(0, 6);
+  const made = options.map((one, at) => make(String(at), { ...one, default: fits(one, schema.default) ? schema.default : one.default }, { ...about, depth: about.depth + 1, label: `${label}, as ${nameOf(one).toLowerCase()}`, path: [...path, `kind${at}`] }));
+  let chosen = Math.max(0, options.findIndex((one) => fits(one, schema.default)));
+  const picks = options.map((one, at) => h("button", { type: "button", on: { click: () => { show(at); changed(node); } } }, nameOf(one)));
+  const place = h("div", { class: "chosen" });
+  const node = h("div", { class: "either" }, h("div", { class: "picks", role: "group", "aria-label": `Kind of ${label}` }, picks), place);
+
+  function show(at) {
+    chosen = at;
+    for (const [number, pick] of picks.entries()) pick.setAttribute("aria-pressed", String(number === at));
+    place.replaceChildren(made[at].node);
+  }
+
+  show(chosen);
+  return {
+    kind: "kinds",
+    isGroup: true,
+    element: node,
+    node,
+    value: () => made[chosen].value(),
+    now: () => made[chosen].now(),
+    take(value) {
+      const at = options.findIndex((one) => fits(one, value));
+      if (at < 0) return;
+      show(at);
+      made[at].take(value);
+    },
+    faults: () => made[chosen].faults(),
+    blame: (at, text) => (text ? made[chosen].blame(at, text) : made.every((one) => one.blame([], ""))),
+  };
+}
+
+const nameOf = (schema) => (schema.title && schema.properties ? schema.title : KINDS[schema.type] ?? "JSON");

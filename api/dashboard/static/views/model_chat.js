@@ -1,0 +1,201 @@
+// A conversation with a model that takes messages. All of it is one prediction for each answer: the messages so far are
+// its input, so that the address of the last run has the whole conversation.
+
+import { ask, rights } from "../api.js";
+import { codeTabs } from "../code_tabs.js";
+import { announce, fill, h, say } from "../dom.js";
+import { followed } from "../follow_run.js";
+import { markdown } from "../markdown.js";
+import { OutputArea, textOf } from "../output.js";
+import { resolved, schemaForm } from "../schema_form.js";
+import { advanced } from "./model_advanced.js";
+import { shareLink } from "./model_parts.js";
+import { playground } from "./model_playground.js";
+import { Meter } from "./model_run.js";
+import { action, copier, isTerminal, waits } from "./parts.js";
+
+const OWN = ["messages", "prompt", "system_prompt"]; // the conversation asks for these itself
+const KEPT = "director.chat";
+const STARTS = ["Explain what you can do, in three sentences.", "Write a haiku about queues.", "Make a table of three planets with their radius."];
+
+/** Whether a model takes the messages of a conversation. */
+export function takesMessages(model) {
+  const schemas = model.latest_version?.openapi_schema?.components?.schemas ?? {};
+  const messages = schemas.Input && resolved(schemas.Input, schemas).properties?.messages;
+  return Boolean(messages) && resolved(messages, schemas).type === "array";
+}
+
+/** Both views of such a model, the conversation first. */
+export function chat(given) {
+  const place = h("div", {});
+  const picks = ["Chat", "Form"].map((word) => h("button", { type: "button", on: { click: () => show(word) } }, word));
+  const made = new Map();
+
+  function show(word) {
+    localStorage.setItem(KEPT, word);
+    for (const pick of picks) pick.setAttribute("aria-pressed", String(pick.textContent === word));
+    if (!made.has(word)) made.set(word, word === "Chat" ? conversation(given) : playground(given));
+    fill(place, made.get(word));
+  }
+
+  show(localStorage.getItem(KEPT) === "Form" || given.query.has("again") ? "Form" : "Chat");
+  return h("div", {}, h("div", { class: "picks way", role: "group", "aria-label": "How to ask" }, picks), place);
+}
+
+function conversation({ model, full, state, signal, query, shared }) {
+  const fields = schemaForm(model.latest_version.openapi_schema, { without: OWN });
+  const more = advanced();
+  const codes = codeTabs(full, { hasOpenAi: state?.has_openai, name: "The same in code" });
+  const role = h("textarea", { id: "chat-system", rows: "3", placeholder: "You are a helpful assistant." });
+  const log = h("div", { class: "said", role: "log", "aria-label": "Conversation", tabindex: "0" });
+  const words = h("textarea", { id: "chat-words", rows: "2", placeholder: "Ask something…", "aria-label": "Message", on: { keydown: hasten, input: grow } });
+  const trouble = h("p", { class: "trouble", role: "alert" });
+  const send = h("button", { type: "submit", class: "main", "data-denied": !rights.acts }, "Send");
+  const foot = h("div", { class: "actions" });
+  let messages = []; // that were said and answered, without the role
+  let running = null; // the run that answers now
+  let last = null;
+
+  const settings = h("form", { class: "card ask", novalidate: true, "aria-label": "Settings", on: { submit: (event) => event.preventDefault(), input: told, change: told } },
+    h("div", { class: "field" }, h("label", { for: "chat-system" }, "System prompt"), role, h("span", { class: "hint" }, "How the model is to behave.")),
+    fields.names.length ? h("details", { class: "advanced" }, h("summary", {}, "Sampling and limits"), fields.node) : null, more.node);
+  const composer = h("form", { class: "composer", on: { submit } }, words, send);
+  const card = h("section", { class: "card result chat", "aria-label": "Result" }, log, trouble, foot, composer);
+
+  const before = () => [...(role.value.trim() ? [{ role: "system", content: role.value.trim() }] : []), ...messages];
+  function told() {
+    try { shared.input = { messages: [...before(), { role: "user", content: words.value.trim() || messages.findLast((one) => one.role === "user")?.content || "Hello!" }], ...fields.now() }; } catch { return; }
+    codes.follow(shared.input);
+    for (const hear of shared.onInput) hear(shared.input);
+  }
+
+  function grow() {
+    words.rows = Math.min(10, Math.max(2, words.value.split("\n").length));
+    told();
+  }
+
+  function hasten(event) {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); composer.requestSubmit(); }
+  }
+
+  async function submit(event) {
+    event.preventDefault();
+    const text = words.value.trim();
+    if (!text || running || send.disabled) return;
+    say(trouble, "");
+    fields.blame([]);
+    more.blame("");
+    send.disabled = true;
+    try {
+      const input = { messages: [...before(), { role: "user", content: text }], ...(await fields.values()) };
+      const made = await ask(`/v1/models/${full}/predictions`, { method: "POST", body: { input, ...more.body() }, headers: more.headers() });
+      words.value = "";
+      grow();
+      if (!messages.length) fill(log);
+      messages.push({ role: "user", content: text });
+      log.append(bubble("user", text));
+      answer(made);
+    } catch (error) {
+      const placed = fields.blame(error.fields ?? []);
+      say(trouble, more.blame(error.message) ? "See Advanced." : placed ? "A setting needs another look." : error.message);
+    } finally {
+      send.disabled = false;
+      words.focus();
+    }
+  }
+
+  function answer(made) {
+    const area = new OutputArea({ name: `Answer ${messages.filter((one) => one.role === "user").length}` });
+    const meter = new Meter();
+    const turn = h("p", { class: "hint turn" });
+    const stop = action("Stop", async () => { await ask(`/v1/predictions/${made.id}/cancel`, { method: "POST" }); return "It is asked to stop."; }, { kind: "danger" });
+    running = new AbortController();
+    signal.addEventListener("abort", () => running?.abort(), { once: true });
+    history.replaceState(null, "", `#/models/${full}?run=${made.id}`);
+    let isOver = false;
+    const timer = setInterval(() => meter.show(last), 200);
+    running.signal.addEventListener("abort", () => clearInterval(timer), { once: true });
+    last = made;
+    const onChange = (seen) => {
+      last = seen;
+      meter.show(seen);
+      area.node.classList.toggle("busy", !isTerminal(seen.status) && !area.pieces);
+      say(turn, seen.queue && !isTerminal(seen.status) ? waits(seen.queue) : "");
+      if (!isTerminal(seen.status)) return stop.isConnected || fill(foot, stop);
+      if (isOver) return undefined;
+      isOver = true;
+      messages.push({ role: "assistant", content: textOf(seen.output) ?? area.live?.text ?? "" });
+      running?.abort();
+      running = null;
+      announce(seen.status === "succeeded" ? "The answer is there." : `The answer ${seen.status}.`);
+      told();
+      return ended(seen);
+    };
+    const { error, output, logs } = followed(made, { path: `/v1/predictions/${made.id}`, signal: running.signal, onChange, onPiece: () => { area.node.classList.remove("busy"); meter.tick(); stay(); }, area, isFolded: true });
+    log.append(h("div", { class: "bubble assistant" }, turn, error, logs, output, meter.node));
+    log.scrollTop = log.scrollHeight;
+  }
+
+  let isMoving = false;
+  /** Keep the end in view, unless the reader has scrolled back. */
+  function stay() {
+    if (isMoving || log.scrollTop + log.clientHeight < log.scrollHeight - 120) return;
+    isMoving = true;
+    requestAnimationFrame(() => { isMoving = false; log.scrollTop = log.scrollHeight; });
+  }
+
+  function ended(seen) {
+    fill(foot, copier("Copy answer", () => textOf(seen.output) ?? ""), copier("Copy link", () => shareLink(seen.id)),
+      h("a", { class: "button quiet", href: `#/predictions/${seen.id}` }, "Details"), h("button", { type: "button", class: "quiet", on: { click: fresh } }, "New conversation"));
+  }
+
+  function fresh() {
+    messages = [];
+    last = null;
+    history.replaceState(null, "", `#/models/${full}`);
+    blank();
+    fill(foot);
+    told();
+    words.focus();
+  }
+
+  function blank() {
+    fill(log, h("div", { class: "blank" }, h("p", {}, "Ask something, or begin with one of these."),
+      h("div", { class: "starts" }, STARTS.map((text) => h("button", { type: "button", on: { click: () => { words.value = text; grow(); composer.requestSubmit(); } } }, text)))));
+  }
+
+  /** The conversation of a run: what it was given, and what it answered. */
+  function recall(run) {
+    const { messages: given, prompt, system_prompt: system, ...rest } = run.input ?? {};
+    const said = Array.isArray(given) ? given.filter((one) => typeof one === "object" && one) : [...(system ? [{ role: "system", content: system }] : []), { role: "user", content: prompt ?? "" }];
+    role.value = said.find((one) => one.role === "system")?.content ?? "";
+    messages = said.filter((one) => one.role !== "system");
+    fields.take(rest);
+    fill(log, messages.map((one) => bubble(one.role, wordsOf(one.content))));
+    answer(run);
+  }
+
+  async function begin() {
+    const wanted = query.get("run");
+    try {
+      const run = wanted ? await ask(`/v1/predictions/${encodeURIComponent(wanted)}`, { signal }) : null;
+      if (signal.aborted) return;
+      if (run && !run.data_removed) recall(run);
+      else blank();
+    } catch (error) {
+      if (signal.aborted) return;
+      blank();
+      say(trouble, error.message);
+    }
+    told();
+  }
+
+  blank();
+  begin();
+  return h("div", { class: "playground" }, h("div", { class: "play talk" }, settings, card), codes.node);
+}
+
+/** The text of a message, which may have parts. */
+const wordsOf = (content) => (typeof content === "string" ? content : Array.isArray(content) ? content.map((part) => part.text ?? `[${part.type}]`).join("\n") : JSON.stringify(content));
+
+const bubble = (role, text) => h("div", { class: `bubble ${role === "user" ? "user" : "assistant"}` }, role === "user" ? h("p", { class: "as-typed" }, text) : markdown(text));

@@ -1,0 +1,139 @@
+// The output of one run beside the form: as it comes, how long it takes and how fast, and what can be done with it.
+
+import { ask } from "../api.js";
+import { announce, fill, h, say } from "../dom.js";
+import { followed } from "../follow_run.js";
+import { ago, between, count, now, seconds } from "../format.js";
+import { wantsPlain } from "../live_text.js";
+import { OutputArea, textOf } from "../output.js";
+import { shareLink } from "./model_parts.js";
+import { action, chip, copier, isTerminal, predictionLink, waits } from "./parts.js";
+
+const TICK_MS = 200;
+const FEW = 5; // pieces, and ms that they took: with less a rate says nothing
+const SHORT_MS = 500;
+
+/** How long a run took, and how fast its text came. */
+export class Meter {
+  constructor() {
+    this.node = h("span", { class: "meter" });
+    this._first = 0;
+    this._last = 0;
+    this._pieces = 0;
+  }
+
+  /** A piece of text has come. */
+  tick() {
+    this._last = performance.now();
+    this._first ||= this._last;
+    this._pieces += 1;
+  }
+
+  /** Begin again: nothing has come yet. */
+  reset() {
+    this._first = this._last = this._pieces = 0;
+  }
+
+  show(prediction) {
+    const isOver = isTerminal(prediction.status);
+    const { metrics = {}, started_at: began } = prediction;
+    const spent = isOver ? metrics.predict_time ?? between(began, prediction.completed_at) : began ? Math.max(0, (now() - Date.parse(began)) / 1000) : null;
+    const rate = isOver && metrics.output_tokens && spent ? metrics.output_tokens / spent : this._pieces >= FEW && this._last - this._first > SHORT_MS ? (1000 * (this._pieces - 1)) / (this._last - this._first) : null;
+    say(this.node, [
+      spent === null ? "" : isOver ? seconds(spent) : `${spent.toFixed(1)} s`,
+      metrics.output_tokens ? `${count(metrics.output_tokens)} tokens` : "",
+      rate === null ? "" : `${rate < 10 ? rate.toFixed(1) : Math.round(rate)} tokens/s`,
+    ].filter(Boolean).join(" · "));
+  }
+}
+
+/** `node`; `show(prediction)`, `example(prediction)` and `empty()` say what it shows; `shown` is the run that it does. */
+export function runView({ full, signal, onInput, onEnd }) {
+  const node = h("section", { class: "card result", "aria-label": "Result" });
+  const view = { node, shown: null, show, example, empty };
+  let following = null;
+
+  function begin() {
+    following?.abort();
+    following = new AbortController();
+    signal.addEventListener("abort", () => following.abort(), { once: true, signal: following.signal });
+    return following.signal;
+  }
+
+  function show(prediction, { isNew = false, isQuiet = false } = {}) {
+    const ending = begin();
+    const path = `/v1/predictions/${prediction.id}`;
+    const meter = new Meter();
+    const status = h("span", {});
+    const turn = h("p", { class: "hint turn" });
+    const area = new OutputArea();
+    const cancel = action("Cancel", async () => { await ask(`${path}/cancel`, { method: "POST" }); return "It is asked to stop."; }, { kind: "danger" });
+    const acts = h("div", { class: "actions" });
+    const since = h("p", { class: "hint id-of" }, predictionLink(prediction.id), isNew || !isTerminal(prediction.status) ? "" : ` · your run of ${ago(prediction.created_at)}`);
+    let last = prediction;
+    let wasOver = isTerminal(prediction.status);
+    const timer = setInterval(() => { if (!isTerminal(last.status)) meter.show(last); }, TICK_MS);
+    ending.addEventListener("abort", () => clearInterval(timer), { once: true });
+    view.shown = prediction;
+    if (!isQuiet) history.replaceState(null, "", `#/models/${full}?run=${prediction.id}`);
+
+    const onChange = (seen) => {
+      last = seen;
+      view.shown = seen;
+      if (status.textContent !== seen.status) { fill(status, chip(seen.status)); if (isNew) announce(`The prediction is ${seen.status}.`); }
+      const isOver = isTerminal(seen.status);
+      cancel.hidden = isOver;
+      say(turn, seen.queue && !isOver ? waits(seen.queue) : "");
+      area.node.classList.toggle("busy", !isOver && !area.pieces);
+      meter.show(seen);
+      if (!isOver) return cancel.isConnected || fill(acts, cancel);
+      clearInterval(timer);
+      fill(acts, ...tools(seen, area, onInput));
+      if (!wasOver) { wasOver = true; onEnd(); }
+      return undefined;
+    };
+    const onPiece = () => {
+      area.node.classList.remove("busy");
+      if (area.live) meter.tick();
+    };
+    const { error, output, logs } = followed(prediction, { path, signal: ending, onChange, onPiece, area, isFolded: true });
+    fill(node, h("div", { class: "result-head" }, h("h2", {}, "Output"), status, meter.node), since, turn, error, output, logs, acts);
+  }
+
+  function example(prediction) {
+    begin();
+    view.shown = null;
+    const area = new OutputArea();
+    area.settle(prediction.output);
+    const meter = new Meter();
+    meter.show(prediction);
+    fill(node, h("div", { class: "result-head" }, h("h2", {}, "Output"), h("span", { class: "chip" }, "an example"), meter.node),
+      h("p", { class: "hint" }, "This is what it made of the input at the left. Change it and run it yourself."), area.node,
+      h("div", { class: "actions" }, ...viewTools(area, prediction)));
+  }
+
+  function empty() {
+    begin();
+    view.shown = null;
+    fill(node, h("div", { class: "result-head" }, h("h2", {}, "Output")),
+      h("div", { class: "blank", role: "note" }, h("span", { class: "play-mark", "aria-hidden": "true" }, "▷"), h("p", {}, "Fill in the form and press Run."), h("p", { class: "hint" }, "The output comes here, as the model makes it.")));
+  }
+
+  return view;
+}
+
+function tools(seen, area, onInput) {
+  return [
+    ...viewTools(area, seen),
+    copier("Copy link", () => shareLink(seen.id)),
+    seen.data_removed ? null : h("button", { type: "button", class: "quiet", on: { click: () => { onInput(seen.input); announce("The form has its input."); } } }, "Use its input"),
+  ];
+}
+
+/** What can be done with an output that is text. */
+function viewTools(area, { output }) {
+  if (textOf(output) === null || !area.live) return [];
+  const words = () => (wantsPlain() ? "As Markdown" : "As plain text");
+  const toggle = h("button", { type: "button", class: "quiet", on: { click: () => { area.live.show(!wantsPlain()); say(toggle, words()); } } }, words());
+  return [copier("Copy text", () => textOf(output)), toggle];
+}

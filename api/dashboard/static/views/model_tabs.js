@@ -1,0 +1,107 @@
+// The other tabs of a model: how to call it, its examples, its versions, and my runs of it.
+
+import { ask, page, placed } from "../api.js";
+import { codeTabs } from "../code_tabs.js";
+import { fill, h, table } from "../dom.js";
+import { ago, between, seconds } from "../format.js";
+import { jsonView } from "../json_view.js";
+import { filesOf } from "../output.js";
+import { media } from "../media.js";
+import { resolved } from "../schema_form.js";
+import { glimpse, inShort } from "./model_parts.js";
+import { chip, copier, endless, failure, predictionLink } from "./parts.js";
+
+/** How to call it, with the input that is in the form now. */
+export function apiTab({ model, full, state, shared }) {
+  const codes = codeTabs(full, { hasOpenAi: state?.has_openai, name: "Call it" });
+  codes.follow(shared.input);
+  shared.onInput.add(codes.follow);
+  const schemas = model.latest_version.openapi_schema?.components?.schemas ?? {};
+  return h("section", { class: "card tab" }, codes.node,
+    h("p", { class: "hint" }, "Put a token of your account into DIRECTOR_TOKEN. The code has the input that is in the form of the playground. ", h("a", { href: placed("/docs"), target: "_blank", rel: "noopener" }, "All of the API")),
+    h("h2", {}, "Input"), inputs(schemas),
+    h("h2", {}, "Output"), outputs(schemas),
+    h("h2", {}, "Schema"), jsonView(model.latest_version.openapi_schema, { isOpen: false, name: "OpenAPI" }));
+}
+
+function inputs(schemas) {
+  const input = schemas.Input && resolved(schemas.Input, schemas);
+  if (!input?.properties) return h("p", { class: "hint" }, "It shows no schema, so any JSON object goes.");
+  const required = new Set(input.required ?? []);
+  const rows = Object.entries(input.properties).map(([name, given]) => [name, resolved(given, schemas)]).sort(([, a], [, b]) => (a["x-order"] ?? 1e9) - (b["x-order"] ?? 1e9));
+  return table("Input", ["Name", "Type", "Default", "What it is"], h("tbody", {}, rows.map(([name, one]) => h("tr", {},
+    h("th", { scope: "row", class: "mono" }, name, required.has(name) ? h("span", { class: "must" }, " *") : null),
+    h("td", {}, typeOf(one)),
+    h("td", { class: "mono" }, one.default === undefined ? "–" : inShort(one.default) || '""'),
+    h("td", {}, [one.description === "An enumeration." ? "" : one.description, bounds(one)].filter(Boolean).join(" · "))))));
+}
+
+function typeOf(schema) {
+  if (schema.enum) return schema.enum.map(String).slice(0, 8).join(" | ");
+  if (schema.options) return schema.options.map(typeOf).join(" or ");
+  if (schema.type === "array") return `list of ${schema.items?.format === "uri" ? "files" : schema.items?.type ?? "values"}`;
+  return schema.format === "uri" ? "file" : schema.type ?? "any";
+}
+
+const bounds = ({ minimum, maximum }) => (minimum !== undefined && maximum !== undefined ? `${minimum} to ${maximum}` : minimum !== undefined ? `at least ${minimum}` : maximum !== undefined ? `at most ${maximum}` : "");
+
+function outputs(schemas) {
+  const output = schemas.Output && resolved(schemas.Output, schemas);
+  if (!output) return h("p", { class: "hint" }, "It does not say what it puts out.");
+  const isText = output["x-cog-array-display"] === "concatenate";
+  return h("p", {}, isText ? "A text, which comes piece by piece: read the stream, or join the list." : `${typeOf(output)}${output["x-cog-array-type"] === "iterator" ? ", one after the other" : ""}`);
+}
+
+/** What operators show of it. */
+export function examplesTab({ full, signal, session }) {
+  const list = h("ul", { class: "examples" });
+  const row = (one) => h("li", { class: "card" },
+    h("a", { class: "shown", href: `#/models/${full}?example=${one.id}`, "aria-label": `Try the example of ${ago(one.created_at)}` }, preview(one)),
+    h("p", { class: "words" }, inShort(one.input)),
+    h("p", { class: "hint" }, `${ago(one.created_at)} · ran ${seconds(one.metrics?.predict_time ?? null)}`));
+  return h("section", { class: "tab" }, list, endless(list, (next) => page(`/v1/models/${full}/examples`, next, { signal }), row, {
+    signal, empty: session.seesAll ? `None yet. A good run becomes one by: director model example ${full} ID --default` : "Its operator shows no example yet.",
+  }));
+}
+
+function preview(one) {
+  const files = filesOf(one.output).filter((file) => file.kind === "picture" && file.src).slice(0, 1);
+  return files.length ? h("img", { src: files[0].src, alt: "", loading: "lazy" }) : h("span", { class: "thumb" }, glimpse(one.output));
+}
+
+/** Its versions, the newest first, with how the last setup of each went. */
+export function versionsTab({ full, model, signal }) {
+  const list = h("ul", { class: "versions" });
+  const row = (one) => {
+    const setup = h("div", { class: "setup" });
+    const details = h("details", { on: { toggle: () => details.open && !setup.childElementCount && look() } }, h("summary", {}, "Last setup and schema"), setup);
+    async function look() {
+      fill(setup, h("p", { class: "hint" }, "…"));
+      try {
+        const { setup_run: ran, openapi_schema: schema } = await ask(`/v1/models/${full}/versions/${one.id}`, { signal });
+        fill(setup, ran
+          ? [h("p", {}, chip(ran.status), " ", ran.completed_at ? `${ago(ran.completed_at)}, in ${seconds(between(ran.started_at, ran.completed_at))}` : ""), ran.logs ? h("pre", { class: "log", tabindex: "0", role: "group", "aria-label": "Log of the setup" }, ran.logs) : null]
+          : h("p", { class: "hint" }, "No server has reported a setup yet."), jsonView(schema, { isOpen: false, name: "OpenAPI" }));
+      } catch (error) {
+        fill(setup, failure(error));
+      }
+    }
+    return h("li", { class: "card" },
+      h("p", { class: "head" }, h("code", { class: "broken" }, one.id.slice(0, 12)), one.id === model.latest_version.id ? h("span", { class: "chip good" }, "newest") : null, h("span", { class: "hint" }, `${ago(one.created_at)} · ${one.cog_version}`), copier("Copy id", () => one.id)),
+      details);
+  };
+  return h("section", { class: "tab" }, list, endless(list, (next) => page(`/v1/models/${full}/versions`, next, { signal }), row, { signal, empty: "No version is registered." }));
+}
+
+/** My runs of it. */
+export function runsTab({ full, session, signal }) {
+  const body = h("tbody", {});
+  const row = (one) => h("tr", {},
+    h("td", {}, h("a", { class: "thumb small", href: `#/models/${full}?run=${one.id}`, "aria-label": `Show ${one.id}` }, one.status === "succeeded" ? glimpse(one.output) : "▷")),
+    h("td", {}, predictionLink(one.id)), h("td", {}, chip(one.status)), h("td", { class: "error" }, one.error ? inShort(one.error) : inShort(one.input)),
+    h("td", { class: "num" }, ago(one.created_at)), h("td", { class: "num" }, seconds(one.metrics?.predict_time ?? between(one.started_at, one.completed_at))));
+  return h("section", { class: "tab" },
+    h("p", { class: "hint" }, "Runs of your account. ", h("a", { href: `#/predictions?model=${encodeURIComponent(full)}` }, session.seesAll ? "Those of all accounts, with filters" : "With filters")),
+    table("Your runs", [h("th", { scope: "col" }, h("span", { class: "unseen" }, "Output")), "Id", "Status", "Input", "#Created", "#Ran"], body),
+    endless(body, (next) => page(`/v1/predictions?model=${encodeURIComponent(full)}`, next, { signal }), row, { signal, empty: "You have not run it yet." }));
+}

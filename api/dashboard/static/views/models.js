@@ -1,0 +1,120 @@
+// The models there are, each with its state, what it does and how fast it is.
+
+import { ask, page, repeat } from "../api.js";
+import { h, say } from "../dom.js";
+import { ago, count, seconds } from "../format.js";
+import { picture, stateChip } from "./model_parts.js";
+import { endless } from "./parts.js";
+
+const LOOK_MS = 5000;
+const MOST_ASKED = 100; // names in one question
+
+export function models({ signal }) {
+  const list = h("ul", { class: "models" });
+  const cards = new Map();
+  const found = h("p", { class: "hint", role: "status" });
+  let isDue = false; // once for all cards of a page
+  const search = h("input", { id: "search-models", type: "search", placeholder: "Search", autocomplete: "off", spellcheck: "false", on: { input: narrow } });
+
+  function card(model) {
+    const made = cardOf(model);
+    cards.set(made.name, made);
+    if (!isDue) { isDue = true; setTimeout(() => { isDue = false; narrow(); look(); }); }
+    return made.node;
+  }
+
+  function narrow() {
+    const wanted = search.value.trim().toLowerCase();
+    let shown = 0;
+    for (const one of cards.values()) {
+      one.node.hidden = wanted !== "" && !one.words.includes(wanted);
+      shown += one.node.hidden ? 0 : 1;
+    }
+    say(found, wanted ? `${shown} of ${cards.size} models` : "");
+    search.parentElement.hidden = cards.size < 2 && !wanted;
+    if (cards.size) foot.querySelector(".hint")?.remove(); // that no model is here
+  }
+
+  async function look() {
+    try {
+      const names = [...cards.keys()];
+      const asked = Array.from({ length: Math.ceil(names.length / MOST_ASKED) }, (_, at) => names.slice(at * MOST_ASKED, (at + 1) * MOST_ASKED));
+      const [fresh, ...known] = await Promise.all([statesOf([], signal), ...asked.map((some) => statesOf(some, signal))]);
+      for (const state of known.flat()) cards.get(state.model)?.update(state);
+      for (const state of fresh) newcomer(state);
+      for (const one of [...cards.values()]) if (one.isFresh && !fresh.some((state) => state.model === one.name)) await replace(one);
+    } catch { /* the states stay as they were last seen */ }
+  }
+
+  /** A model that is being started and was never ready stands before all others. */
+  function newcomer(state) {
+    if (!cards.has(state.model)) {
+      const [owner, name] = state.model.split("/");
+      const made = cardOf({ owner, name, description: "", cover_image_url: null, latest_version: null, run_count: 0 }, { isFresh: true });
+      cards.set(state.model, made);
+      list.prepend(made.node);
+      narrow();
+    }
+    cards.get(state.model).update(state);
+  }
+
+  /** One that was being started is ready now, or gone. */
+  async function replace(one) {
+    cards.delete(one.name);
+    const ready = (await statesOf([one.name], signal)).some((state) => state.version);
+    if (ready) one.node.replaceWith(card(await ask(`/v1/models/${one.name}`, { signal })));
+    else one.node.remove();
+    narrow();
+  }
+
+  const foot = endless(list, (next) => page("/v1/models", next, { signal }), card, { signal, empty: "No model is here yet. A director brings one: `director serve FOLDER --model owner/name`, or `director run`." });
+  repeat(look, { every: LOOK_MS, signal });
+  return {
+    title: "Models",
+    node: h("section", {},
+      h("div", { class: "head" }, h("h1", {}, "Models"), h("div", { class: "seek" }, h("label", { class: "unseen", for: "search-models" }, "Search models"), search)),
+      found, list, foot),
+  };
+}
+
+/** The states of these models, or without names of those that were never ready. */
+export const statesOf = async (names, signal) => (await ask(`/v1/models/states${names.length ? `?models=${names.map(encodeURIComponent).join(",")}` : ""}`, { signal })).results;
+
+function cardOf(model, { isFresh = false } = {}) {
+  const name = `${model.owner}/${model.name}`;
+  const state = h("span", { class: "state" });
+  const facts = h("p", { class: "hint facts-of" });
+  const version = model.latest_version;
+  const node = h("li", { class: "card model-card" },
+    h("a", { class: "whole-card", href: `#/models/${name}` },
+      picture(model),
+      h("span", { class: "words" }, h("span", { class: "name-of" }, h("span", { class: "owner" }, `${model.owner}/`), model.name), h("span", { class: "says" }, model.description || described(version)))),
+    h("p", { class: "below" }, state, facts));
+  const runs = model.run_count ? `${count(model.run_count)} ${model.run_count === 1 ? "run" : "runs"}` : version ? "no runs yet" : "";
+  const since = version ? `version of ${ago(version.created_at)}` : "";
+  say(facts, [runs, since].filter(Boolean).join(" · "));
+  return {
+    name, node, isFresh,
+    words: `${name} ${model.description ?? ""}`.toLowerCase(),
+    update(now) {
+      const chip = stateChip(now);
+      if (!state.firstChild?.isEqualNode(chip)) state.replaceChildren(chip);
+      say(facts, [now.run_p50_s === null ? "" : `${seconds(now.run_p50_s)} a run`, runs, now.run_p50_s === null ? since : "", now.waiting ? `${count(now.waiting)} waiting` : ""].filter(Boolean).join(" · "));
+    },
+  };
+}
+
+/** What a model takes and gives, in the words of its schema, for one without a description. */
+function described(version) {
+  const schemas = version?.openapi_schema?.components?.schemas;
+  if (!version) return "It was never ready yet: its page says why.";
+  const inputs = Object.entries(schemas?.Input?.properties ?? {}).sort(([, a], [, b]) => (a["x-order"] ?? 1e9) - (b["x-order"] ?? 1e9)).map(([name]) => name.replaceAll("_", " "));
+  if (!inputs.length) return "Takes JSON, and shows no schema.";
+  return `Takes ${inputs.slice(0, 4).join(", ")}${inputs.length > 4 ? ` and ${inputs.length - 4} more` : ""}.`;
+}
+
+/** The former addresses of these pages. */
+export function moved({ params: [rest], query }) {
+  location.replace(`#/models${rest ?? ""}${query.size ? `?${query}` : ""}`);
+  return { title: "Models", node: h("section", {}, h("h1", {}, "Models")) };
+}
