@@ -2,6 +2,7 @@
 relative: a proxy may serve it below a path of its own.
 """
 
+import gzip
 import re
 from importlib.resources import files
 from pathlib import PurePosixPath
@@ -39,6 +40,7 @@ POLICY: Final = "; ".join(
         "trusted-types 'none'",
     )
 )
+GZIP: Final = re.compile(r"\bgzip\b(?!\s*;\s*q=0(?:\.0*)?\s*(?:,|$))", re.IGNORECASE)
 HEADERS: Final = {**PAGE_HEADERS, "Content-Security-Policy": POLICY}
 
 
@@ -46,7 +48,10 @@ MODEL_PATH: Final = re.compile("/(?!v1/)[a-z0-9][a-z0-9._-]*/[a-z0-9][a-z0-9._-]
 
 
 class Asset(Struct, frozen=True):
+    """A file of the page. `packed`: the same with gzip, a third of it, which nearly every browser takes."""
+
     body: bytes
+    packed: bytes
     media_type: str
     etag: str
 
@@ -62,7 +67,8 @@ def _assets() -> dict[str, Asset]:
                 waiting.append((path / entry.name, entry))
             elif (kind := TYPES.get(PurePosixPath(entry.name).suffix)) is not None:
                 body = entry.read_bytes()
-                found[str(path / entry.name)] = Asset(body, kind, etag_of(body))
+                packed = gzip.compress(body, mtime=0)
+                found[str(path / entry.name)] = Asset(body, packed, kind, etag_of(body))
     return found
 
 
@@ -104,4 +110,9 @@ def _redirect(view: str) -> Response:
 
 
 def _serve(request: Request, found: Asset) -> Response:
-    return answer_unless_known(request, found.body, etag=found.etag, headers=HEADERS, media_type=found.media_type)
+    headers = {**HEADERS, "Vary": "Accept-Encoding"}
+    if not GZIP.search(request.headers.get("accept-encoding", "")):
+        return answer_unless_known(request, found.body, etag=found.etag, headers=headers, media_type=found.media_type)
+    headers["Content-Encoding"] = "gzip"
+    etag = f'{found.etag[:-1]}-gzip"'  # other bytes have another tag
+    return answer_unless_known(request, found.packed, etag=etag, headers=headers, media_type=found.media_type)

@@ -15,7 +15,7 @@ export function dropZone(schema, { label, id }) {
   const picked = h("input", { type: "file", class: "unseen", tabindex: "-1", "aria-label": `A file for ${label}` });
   const choose = h("button", { type: "button", on: { click: () => picked.click() } }, "Choose a file");
   const preview = h("div", { class: "preview", hidden: true });
-  const empty = h("p", { class: "empty" }, choose, h("span", { class: "hint" }, " or drop it here"));
+  const empty = h("p", { class: "unfilled" }, choose, h("span", { class: "hint" }, " or drop it here"));
   const node = h("div", { class: "drop" }, preview, empty, picked, element);
   const isRequired = () => node.dataset.required === "yes";
   let chosen = null; // a File

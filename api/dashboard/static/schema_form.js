@@ -100,7 +100,7 @@ export function field(name, described, { isRequired, path, depth, schemas, label
   const must = isRequired && control.kind !== "tick" ? h("span", { class: "must" }, " (required)") : null;
   let node;
   if (control.isGroup) {
-    node = h("fieldset", { class: `group ${control.kind}`, id, "aria-describedby": `${id}-hint ${id}-error` }, h("legend", {}, label, must), help, control.node, error);
+    node = h("fieldset", { class: `set ${control.kind}`, id, "aria-describedby": `${id}-hint ${id}-error` }, h("legend", {}, label, must), help, control.node, error);
   } else {
     control.element.id = id;
     control.element.setAttribute("aria-describedby", `${id}-hint ${id}-error`);

@@ -400,7 +400,7 @@ async def test_page_that_changes_views_does_not_grow(window: Window, place: Plac
     made = [await create(place) for _ in range(5)]
     views = ["/", "/queues", f"/queues/{place.queue}", "/predictions", f"/predictions?show={made[0]}", "/dead"]
     views += ["/webhooks", "/directors", "/accounts", f"/accounts/{ACCOUNT}", "/usage", "/audit", "/system"]
-    views += [f"/predictions/{made[1]}", "/run", f"/run/{MODEL}"]
+    views += [f"/predictions/{made[1]}", "/models", f"/models/{MODEL}"]
     tool = await window.page.context.new_cdp_session(window.page)
     await tool.send("Performance.enable")
     await see(window, place, "/", "Home")

@@ -87,7 +87,24 @@ def test_page_files_are_all_served_and_refer_to_existing_files() -> None:
 
 
 def test_page_weighs_less_than_400_kb() -> None:
-    assert sum(len(asset.body) for asset in ASSETS.values()) < 400_000
+    """As it travels, packed. What a browser unpacks and reads has a bound too."""
+    assert sum(len(asset.packed) for asset in ASSETS.values()) < 200_000
+    assert sum(len(asset.body) for asset in ASSETS.values()) < 480_000
+
+
+@pytest.mark.parametrize(("accepts", "is_packed"), [("gzip, deflate, br", True), ("", False), ("gzip;q=0", False)])
+async def test_files_are_packed_for_browsers_that_unpack_them(
+    alone: httpx.AsyncClient, accepts: str, is_packed: bool
+) -> None:
+    answer = await alone.get("/dashboard/main.js", headers={"Accept-Encoding": accepts})
+    assert answer.content == ASSETS["main.js"].body, "the client unpacks it"
+    assert ("content-encoding" in answer.headers) is is_packed
+    assert answer.headers["vary"] == "Accept-Encoding"
+    assert ("gzip" in answer.headers["etag"]) is is_packed
+    again = await alone.get(
+        "/dashboard/main.js", headers={"Accept-Encoding": accepts, "If-None-Match": answer.headers["etag"]}
+    )
+    assert again.status_code == 304
 
 
 def test_page_uses_no_address_from_the_root() -> None:

@@ -1,13 +1,14 @@
 // A conversation with a model that takes messages. All of it is one prediction for each answer: the messages so far are
 // its input, so that the address of the last run has the whole conversation.
 
-import { ask, rights } from "../api.js";
+import { ask } from "../api.js";
 import { codeTabs } from "../code_tabs.js";
 import { announce, fill, h, say } from "../dom.js";
 import { followed } from "../follow_run.js";
 import { markdown } from "../markdown.js";
 import { OutputArea, textOf } from "../output.js";
 import { resolved, schemaForm } from "../schema_form.js";
+import { session } from "../session.js";
 import { advanced } from "./model_advanced.js";
 import { shareLink } from "./model_parts.js";
 import { playground } from "./model_playground.js";
@@ -50,7 +51,7 @@ function conversation({ model, full, state, signal, query, shared }) {
   const log = h("div", { class: "said", role: "log", "aria-label": "Conversation", tabindex: "0" });
   const words = h("textarea", { id: "chat-words", rows: "2", placeholder: "Ask something…", "aria-label": "Message", on: { keydown: hasten, input: grow } });
   const trouble = h("p", { class: "trouble", role: "alert" });
-  const send = h("button", { type: "submit", class: "main", "data-denied": !rights.acts }, "Send");
+  const send = h("button", { type: "submit", class: "main", "data-denied": !session.acts }, "Send");
   const foot = h("div", { class: "actions" });
   let messages = []; // that were said and answered, without the role
   let running = null; // the run that answers now

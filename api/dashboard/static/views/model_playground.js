@@ -1,11 +1,12 @@
 // The playground of a model: its form at the left, and at the right an output from the first second on, which is that of
 // the last good run or of an example until there is a new one.
 
-import { ask, rights } from "../api.js";
+import { ask } from "../api.js";
 import { codeTabs } from "../code_tabs.js";
 import { fill, h, say } from "../dom.js";
 import { ago } from "../format.js";
 import { schemaForm } from "../schema_form.js";
+import { session } from "../session.js";
 import { advanced } from "./model_advanced.js";
 import { glimpse } from "./model_parts.js";
 import { runView } from "./model_run.js";
@@ -17,7 +18,7 @@ export function playground({ model, full, state, signal, query, shared, only = n
   const fields = schemaForm(model.latest_version.openapi_schema);
   const more = advanced();
   const trouble = h("p", { class: "trouble", role: "alert" });
-  const button = h("button", { type: "submit", class: "main", "data-denied": !rights.acts }, "Run");
+  const button = h("button", { type: "submit", class: "main", "data-denied": !session.acts }, "Run");
   const codes = codeTabs(full, { hasOpenAi: state?.has_openai, name: "The same in code" });
   const strip = h("section", { class: "runs-strip", "aria-label": "Your runs", hidden: true });
   const view = runView({ full, signal, onInput: take, onEnd: () => list().catch(() => {}) });

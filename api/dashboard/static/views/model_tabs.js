@@ -86,8 +86,10 @@ export function versionsTab({ full, model, signal }) {
         fill(setup, failure(error));
       }
     }
+    const isNewest = one.id === model.latest_version.id;
+    details.open = isNewest; // which asks for its setup
     return h("li", { class: "card" },
-      h("p", { class: "head" }, h("code", { class: "broken" }, one.id.slice(0, 12)), one.id === model.latest_version.id ? h("span", { class: "chip good" }, "newest") : null, h("span", { class: "hint" }, `${ago(one.created_at)} · ${one.cog_version}`), copier("Copy id", () => one.id)),
+      h("p", { class: "head" }, h("code", { class: "broken" }, one.id.slice(0, 12)), isNewest ? h("span", { class: "chip good" }, "newest") : null, h("span", { class: "hint" }, `${ago(one.created_at)} · ${one.cog_version}`), copier("Copy id", () => one.id)),
       details);
   };
   return h("section", { class: "tab" }, list, endless(list, (next) => page(`/v1/models/${full}/versions`, next, { signal }), row, { signal, empty: "No version is registered." }));
