@@ -6,7 +6,7 @@ import { session } from "../session.js";
 import { stateOf } from "../states.js";
 import { copier } from "./parts.js";
 
-const RUN = (model) => `#/run/${model}`;
+const RUN = (model) => `#/models/${model}`;
 
 /** A word for a shell: what it could read as something else stands in quotes. */
 const quoted = (text) => (/^[\w@%+=:,./~-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
