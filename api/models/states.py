@@ -150,7 +150,7 @@ async def _trouble(
     if not log and queue is not None and state == "setup_failed":
         setup = await services.catalog.setup_run_of(queue)
         log = setup.logs if setup is not None and setup.status == "failed" else ""
-    return f"{reason} {said}".strip(), log
+    return (reason if log else f"{reason} {said}".strip()), log
 
 
 def _show(

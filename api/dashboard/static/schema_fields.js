@@ -31,7 +31,7 @@ const named = (value, schema, at) => schema["x-enum-varnames"]?.[at] ?? schema.e
 
 export function tick(schema) {
   const element = h("input", { type: "checkbox", checked: schema.default === true });
-  return plain(element, () => element.checked, { kind: "tick", take: (value) => { element.checked = value === true; } });
+  return plain(element, () => element.checked, { kind: "onoff", take: (value) => { element.checked = value === true; } });
 }
 
 export function number(schema, { label }) {

@@ -97,14 +97,14 @@ export function field(name, described, { isRequired, path, depth, schemas, label
   const control = controlOf(schema, { isRequired, path, depth, schemas, label, id });
   const error = h("span", { id: `${id}-error`, class: "trouble", role: "alert" });
   const help = h("span", { id: `${id}-hint`, class: "hint" }, helpOf(schema, control));
-  const must = isRequired && control.kind !== "tick" ? h("span", { class: "must" }, " (required)") : null;
+  const must = isRequired && control.kind !== "onoff" ? h("span", { class: "must" }, " (required)") : null;
   let node;
   if (control.isGroup) {
     node = h("fieldset", { class: `set ${control.kind}`, id, "aria-describedby": `${id}-hint ${id}-error` }, h("legend", {}, label, must), help, control.node, error);
   } else {
     control.element.id = id;
     control.element.setAttribute("aria-describedby", `${id}-hint ${id}-error`);
-    if (isRequired && control.kind !== "tick") control.element.required = true;
+    if (isRequired && control.kind !== "onoff") control.element.required = true;
     node = h("div", { class: `field ${control.kind}` }, h("label", { for: id }, label, must), control.node ?? control.element, help, error);
   }
   function mark(text) {

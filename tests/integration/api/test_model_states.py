@@ -66,7 +66,7 @@ async def test_newcomer_is_shown_with_its_log_to_owner_and_overseer_alone(api: A
         for names in ((), (NEW,)):
             [one] = await states(api, *names, token=token)
             assert (one["model"], one["state"], one["version"]) == (NEW, "setup_failed", None)
-            assert "RuntimeError: no weights" in str(one["detail"])
+            assert one["detail"] == "The model's servers failed to start: the operator must correct this."
             assert one["log"] == "Traceback\nRuntimeError: no weights\n"
             assert WHERE not in str(one)
     assert await states(api, token=other) == []
