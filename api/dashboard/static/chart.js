@@ -8,7 +8,7 @@ const TONES = { good: "--good-bar", bad: "--bad-bar", calm: "--calm-bar", first:
 const tone = (name) => getComputedStyle(document.documentElement).getPropertyValue(TONES[name]).trim();
 
 /**
- * A chart over time: `series` are `{name, tone, dash, fill}`, `format` writes a value. `isStacked`: bars, one on the
+ * A chart over time: `series` are `{name, tone, dash, fill, spans}`: `spans` joins what a gap parts, `format` writes a value. `isStacked`: bars, one on the
  * other. `onPick(step, series)` is called for the step that is clicked, or that Enter is pressed on.
  *
  * `set({times, step, columns, words, lines, marks})` draws: the begins of steps of so many seconds, in seconds since
@@ -49,9 +49,9 @@ export function chart({ title, series, format, least = 0, sync, signal, isStacke
         x: { range: () => [data.times[0], data.times.at(-1) + data.step] },
         y: { range: (_, low, high) => [0, Math.max(high ?? 0, least) * 1.08 || 1] },
       },
-      axes: [{ ...axis, space: 70, size: 32, values: (_, times) => once(times.map(timesOf(data.times))) }, { ...axis, size: 56, values: (_, values) => once(values.map(format)) }],
+      axes: [{ ...axis, space: 70, size: 32, values: (_, times) => once(times.map(timesOf(data.times))) }, { ...axis, size: 64, values: (_, values) => once(values.map(format)) }],
       series: [{}, ...shown.map((one) => ({
-        label: one.name, stroke: tone(one.tone), spanGaps: Boolean(one.dash),
+        label: one.name, stroke: tone(one.tone), spanGaps: Boolean(one.spans),
         ...(isStacked ? { fill: tone(one.tone), width: 0, paths: bars, points: { show: false } } : { width: 1.5, dash: one.dash, fill: one.fill ? `${tone(one.tone)}22` : undefined, points: { size: 4, show: (_, place) => plotted()[place].includes(null) } }),
       }))],
       hooks: { setCursor: [follow], draw: [flags] },

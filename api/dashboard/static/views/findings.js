@@ -55,21 +55,21 @@ async function perform(act) {
 }
 
 /**
- * The findings of the service, or of one queue. `draw(snapshot)` shows those of a snapshot; `node` is there as long as
- * there are any, and with `isCalm` it says so where all is well.
+ * The findings of the service, or of one queue. `draw(snapshot)` shows those of a snapshot, and with `isCalm` says that
+ * there is nothing to do.
  */
-export function findings({ session, queue = "", isCalm = false }) {
+export function findings({ session, queue = "" }) {
   const list = h("ul", { class: "findings acting" });
   const title = h("h2", { tabindex: "-1" }, "Needs attention");
   const rest = h("p", { class: "hint" });
   const more = h("button", { type: "button", class: "quiet", hidden: true, on: { click: () => { isWhole = true; draw(); } } });
   const section = h("section", { class: "attention", hidden: true }, title, list, more, rest);
-  const calm = h("p", { class: "calm", hidden: true }, "Nothing needs a person.");
+  const calm = h("p", { class: "calm", hidden: true }, "Nothing needs attention.");
   const show = keyed(list, keyOf, (one) => row(one, { session, queue, onMute: (key) => { muted.add(key); draw(); title.focus(); } }));
   let isWhole = false;
   let last = [];
 
-  function draw(snapshot) {
+  function draw(snapshot, { isCalm = false } = {}) {
     if (snapshot) last = (snapshot.findings ?? []).filter((one) => !queue || one.queue === queue);
     const quiet = muted.all();
     const loud = last.filter((one) => !(keyOf(one) in quiet));

@@ -17,14 +17,14 @@ const homeOf = (redis) => (/^unix:\/\/.+\/valkey\/valkey\.sock$/.test(redis) ? d
 /** `[model, title, what it takes, command of an up, command of a director anywhere]` */
 const WAYS = [
   ["acme/painter", "A Cog folder", "A folder with a run.py or predict.py. Its Python needs Cog; Docker is not needed.",
-    (home) => `director serve ./painter --model acme/painter${home}`,
+    (home) => `director serve ./painter \\\n  --model acme/painter${home}`,
     () => "director run --model acme/painter \\\n  --server http://127.0.0.1:5000"],
-  ["acme/llm", "vLLM, or another server with OpenAI's API", "TGI, llama.cpp, SGLang and Ollama speak it too. The server runs already, at its address.",
+  ["acme/llm", "vLLM and its like", "A server with OpenAI's API, which runs already: vLLM, TGI, SGLang, llama.cpp, Ollama.",
     (home) => `director serve --model acme/llm \\\n  --openai http://127.0.0.1:8000${home}`,
     () => "director run --model acme/llm \\\n  --server http://127.0.0.1:8000 --runner openai --slots 8"],
-  ["acme/words", "Any HTTP server", "It takes an input by POST as JSON, and answers with the output.",
-    (home) => `director serve --model acme/words \\\n  --http http://127.0.0.1:9001/count${home}`,
-    () => "director run --model acme/words \\\n  --server http://127.0.0.1:9001 --runner http \\\n  --runner-config '{\"path\": \"/count\"}'"],
+  ["acme/words", "Any HTTP server", "A server that takes an input by POST as JSON, and answers with the output.",
+    (home) => `director serve --model acme/words \\\n  --http http://127.0.0.1:9001/run${home}`,
+    () => "director run --model acme/words \\\n  --server http://127.0.0.1:9001 --runner http \\\n  --runner-config '{\"path\": \"/run\"}'"],
 ];
 
 const isReady = (queue) => queue.state === "serving" || queue.state === "at_rest";
@@ -79,7 +79,7 @@ function card([model, title, what, serve, direct]) {
     model,
     node,
     command(home, redis) {
-      say(code, home ? serve(` --home ${quoted(home)}`) : `export DIRECTOR_REDIS_URL=${quoted(redis)}\n${direct()}`);
+      say(code, home ? serve(` \\\n  --home ${quoted(home)}`) : `export DIRECTOR_REDIS_URL=${quoted(redis)}\n${direct()}`);
     },
     update(queue) {
       const isHere = Boolean(queue) && isReady(queue);

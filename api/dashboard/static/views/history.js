@@ -36,7 +36,7 @@ export function history({ queue = "", session = {}, signal, onPace = () => {} })
   const charts = {
     ended: chart({ ...given, title: "Ended", series: [{ name: "succeeded", tone: "good" }, { name: "failed", tone: "bad" }, { name: "canceled", tone: "calm" }], format: whole, isStacked: true, onPick: pick }),
     waiting: chart({ ...given, title: "Waiting", series: [{ name: "waiting, at most", tone: "first", fill: true }], format: whole, least: 1 }),
-    slots: chart({ ...given, title: "Slots in use", series: [{ name: "in use", tone: "first", fill: true }, { name: "slots", tone: "line", dash: [5, 3] }], format: rate, least: 1 }),
+    slots: chart({ ...given, title: "Slots in use", series: [{ name: "in use", tone: "first", fill: true }, { name: "slots", tone: "line", dash: [5, 3], spans: true }], format: rate, least: 1 }),
     failed: chart({ ...given, title: "Failure rate", series: [{ name: "failed, of what ran to an end", tone: "bad" }], format: (value) => `${Math.round(value)} %`, least: 10, onPick: (at) => pick(at, "failed") }),
     wait: chart({ ...given, title: "Waiting time", series: pair, format: fine }),
     run: chart({ ...given, title: "Run time", series: pair, format: fine }),
@@ -127,7 +127,7 @@ export function history({ queue = "", session = {}, signal, onPace = () => {} })
     const ended = ["succeeded", "failed", "canceled"];
     const tones = ["good", "bad", "calm"];
     charts.ended.set({ ...common, columns: ended.map((name) => points.map((point) => point?.[name] ?? 0)), words: ran + all.canceled ? `each bar is ${seconds(found.step_s)}` : "",
-      lines: (at) => ended.map((name, place) => ({ tone: tones[place], text: `${whole(points[at]?.[name] ?? 0)} ${name}` })) });
+      lines: (at) => ended.map((name, place) => ({ tone: tones[place], value: points[at]?.[name] ?? 0, text: `${whole(points[at]?.[name] ?? 0)} ${name}` })).filter((one) => one.value || one.tone !== "calm") });
     charts.waiting.set({ ...common, columns: [levels.map((level) => level?.waiting ?? null)], words: most ? `${whole(most)} at most` : "",
       lines: (at) => [{ tone: "first", text: levels[at] ? `${whole(levels[at].waiting)} waiting at most` : "not recorded" }] });
     charts.slots.set({ ...common, columns: [inUse, slots], words: there ? `${share(busy, there)} of the slots` : "",

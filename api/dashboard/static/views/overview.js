@@ -15,14 +15,14 @@ const MOST = 10; // queues: Home shows those to look at first
 const URGENCY = ["bad", "warn", "good", "calm"];
 
 export function overview({ session, signal }) {
-  const attention = findings({ session, isCalm: true });
+  const attention = findings({ session });
   const head = h("h1", {}, "Home");
   const place = h("div", {}, loading());
   let part = null; // what Home shows below the findings: the first run, or the whole
 
   function draw(snapshot) {
     if (!part) show(snapshot.queues.length ? whole({ session, signal }) : firstRun({ signal, leave: () => { show(whole({ session, signal })); draw(session.live.last); } }));
-    attention.draw(snapshot);
+    attention.draw(snapshot, { isCalm: part.isCalm });
     part.draw(snapshot);
   }
 
@@ -72,6 +72,7 @@ function whole({ session, signal }) {
   } });
   return {
     title: "Home",
+    isCalm: true,
     draw,
     node: h("div", {},
       totals, nothing, past.node, shared,

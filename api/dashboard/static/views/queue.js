@@ -30,7 +30,7 @@ export function queue({ params: [name], session, signal }) {
     h("a", { class: "button", href: `#/dead?queue=${encodeURIComponent(name)}` }, "Its dead letters"));
   let pace = null;
   const past = history({ queue: name, session, signal, onPace: (answer) => { pace = answer.whole; } });
-  const hear = session.live.hear(attention.draw);
+  const hear = session.live.hear((snapshot) => attention.draw(snapshot));
   signal.addEventListener("abort", hear, { once: true });
 
   async function look() {

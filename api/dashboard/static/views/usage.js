@@ -127,13 +127,17 @@ const figures = (total) => h("dl", { class: "tiles" }, [
 
 const PLACES = { account: (name) => `#/accounts/${encodeURIComponent(name)}`, model: (name) => `#/predictions?model=${encodeURIComponent(name)}` };
 
-/** The largest first, with its part of the whole. */
+const COLUMNS = { runs: ["#Runs", count], seconds: ["#Time", seconds], input_tokens: ["#Input tokens", count], cached_tokens: ["#Of them cached", count], output_tokens: ["#Output tokens", count], file_bytes: ["#Files", bytes], cost: ["#Cost", (value) => (value === null ? "–" : value.toFixed(2))] };
+
+/** The largest first, with its part of the whole. A column of zeros says nothing. */
 function rows({ results, total }, keys, of) {
   const sorted = [...results].sort((a, b) => (b[of] ?? 0) - (a[of] ?? 0));
+  const columns = Object.entries(COLUMNS).filter(([name]) => total[name]);
   const cell = (one, key, at) => h(at ? "td" : "th", { scope: at ? null : "row" }, key === "account" || one[key].includes("/") ? h("a", { href: PLACES[key](one[key]) }, one[key]) : one[key]);
-  const whole = h("tr", { class: "total" }, h("th", { scope: "row" }, "all"), keys.slice(1).map(() => h("td", {}, "")), h("td", { class: "num" }, ""), cells(total));
-  return table("Usage", [...keys.map((key) => key[0].toUpperCase() + key.slice(1)), `#Share of ${MEASURES[of][0].toLowerCase()}`, "#Runs", "#Time", "#Input tokens", "#Of them cached", "#Output tokens", "#Files", "#Cost"],
-    h("tbody", {}, sorted.map((one) => h("tr", {}, keys.map((key, at) => cell(one, key, at)), h("td", { class: "num share" }, bar(one[of], total[of]), share(one[of] ?? 0, total[of])), cells(one))), whole));
+  const figuresOf = (one) => columns.map(([name, [, format]]) => h("td", { class: "num" }, format(one[name])));
+  const whole = h("tr", { class: "total" }, h("th", { scope: "row" }, "all"), keys.slice(1).map(() => h("td", {}, "")), h("td", { class: "num" }, ""), figuresOf(total));
+  return table("Usage", [...keys.map((key) => key[0].toUpperCase() + key.slice(1)), `#Share of ${MEASURES[of][0].toLowerCase()}`, ...columns.map(([, [head]]) => head)],
+    h("tbody", {}, sorted.map((one) => h("tr", {}, keys.map((key, at) => cell(one, key, at)), h("td", { class: "num share" }, bar(one[of], total[of]), h("span", { class: "percent" }, share(one[of] ?? 0, total[of]))), figuresOf(one))), whole));
 }
 
 function bar(part, of) {
@@ -141,9 +145,3 @@ function bar(part, of) {
   inside.style.setProperty("width", `${of ? (100 * (part ?? 0)) / of : 0}%`);
   return h("span", { class: "share-bar", "aria-hidden": "true" }, inside);
 }
-
-const cells = (one) => [
-  h("td", { class: "num" }, count(one.runs)), h("td", { class: "num" }, seconds(one.seconds)),
-  h("td", { class: "num" }, count(one.input_tokens)), h("td", { class: "num" }, count(one.cached_tokens)), h("td", { class: "num" }, count(one.output_tokens)),
-  h("td", { class: "num" }, bytes(one.file_bytes)), h("td", { class: "num" }, one.cost === null ? "–" : one.cost.toFixed(2)),
-];
