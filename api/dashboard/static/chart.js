@@ -8,8 +8,9 @@ const TONES = { good: "--good-bar", bad: "--bad-bar", calm: "--calm-bar", first:
 const tone = (name) => getComputedStyle(document.documentElement).getPropertyValue(TONES[name]).trim();
 
 /**
- * A chart over time: `series` are `{name, tone, dash, fill, spans}`: `spans` joins what a gap parts, `format` writes a value. `isStacked`: bars, one on the
- * other. `onPick(step, series)` is called for the step that is clicked, or that Enter is pressed on.
+ * A chart over time: `series` are `{name, tone, dash, fill, spans}`, where `spans` joins what a gap parts; `format` writes
+ * a value. `isStacked`: bars, one on the other. `onPick(step, series)` is called for the step that is clicked, or that
+ * Enter is pressed on.
  *
  * `set({times, step, columns, words, lines, marks})` draws: the begins of steps of so many seconds, in seconds since
  * 1970, and a list of values for each series, null where one is missing. `words` say the same in short, `lines(at)` what
