@@ -3,8 +3,6 @@
 
 import { setClock } from "./format.js";
 
-export { session as rights } from "./session.js"; // while views still ask for it here
-
 const KEPT = "director.token";
 const ROOT = new URL("..", import.meta.url).pathname; // a proxy may have put the service below a path of its own
 const SILENT_MS = 30_000; // a feed says something every ten seconds: after so long it is broken, though it has not ended
