@@ -58,7 +58,7 @@ const none = () => h("div", { class: "empty" }, h("p", {}, h("strong", {}, "Noth
 function latest(results) {
   const row = (one) => h("tr", { class: "opens" },
     h("td", {}, predictionLink(one.id)), h("td", {}, chip(one.status)), h("td", { class: "whole" }, one.model),
-    h("td", { class: "preview lesser" }, preview(one.input)), h("td", { class: "preview" }, one.error ? h("span", { class: "bad" }, preview(one.error)) : preview(one.output)),
+    h("td", { class: "brief lesser" }, preview(one.input)), h("td", { class: "brief" }, one.error ? h("span", { class: "bad" }, preview(one.error)) : preview(one.output)),
     h("td", { class: "num" }, seconds(one.metrics?.predict_time ?? between(one.started_at, one.completed_at))), h("td", { class: "num broad" }, ago(one.created_at)));
   return table("Recent runs", ["Id", "Status", "Model", h("th", { scope: "col", class: "lesser" }, "Input"), "Output", "#Ran", "#Created"], h("tbody", {}, results.map(row)));
 }

@@ -186,9 +186,9 @@ export function predictions({ session, signal, query }) {
     const created = h("td", { class: "num broad" });
     const waited = h("td", { class: "num lesser" });
     const ran = h("td", { class: "num" });
-    const result = h("td", { class: "preview lesser" });
+    const result = h("td", { class: "brief lesser" });
     const whose = session.seesAll ? h("td", { class: "lesser" }, first.account) : null;
-    const input = h("td", { class: "preview lesser" }, preview(valueOf(first.input)));
+    const input = h("td", { class: "brief lesser" }, preview(valueOf(first.input)));
     const node = h("tr", { class: "opens" }, h("td", {}, tick), h("td", {}, predictionLink(first.id)), status, h("td", { class: "whole" }, first.model), whose, created, waited, ran, input, result);
     return {
       node,
