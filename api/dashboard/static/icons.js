@@ -4,6 +4,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const PATHS = {
   home: "M2.5 7.5 8 3l5.5 4.5V13h-4V9.5h-3V13h-4z",
   models: "M8 2 13.5 5v6L8 14l-5.5-3V5zM2.5 5 8 8l5.5-3M8 8v6",
+  deployments: "M8 14V9.5M8 9.5C8 7 4 8 4 4.5M8 9.5C8 7 12 8 12 4.5M2.5 6 4 3.5 5.5 6M10.5 6 12 3.5 13.5 6",
   predictions: "M8.8 2 3.5 9H8l-.8 5L12.5 7H8z",
   batches: "M2.5 5 8 2.5 13.5 5 8 7.5zM2.5 8 8 10.5 13.5 8M2.5 11 8 13.5l5.5-2.5",
   queues: "M2.5 4h11M2.5 8h11M2.5 12h7",

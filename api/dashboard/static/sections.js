@@ -14,6 +14,7 @@ import { queue } from "./views/queue.js";
 import { queues } from "./views/queues.js";
 import { model } from "./views/model.js";
 import { models, moved } from "./views/models.js";
+import { deployment, deployments } from "./views/rollout.js";
 import { system } from "./views/system.js";
 import { usage } from "./views/usage.js";
 import { webhooks } from "./views/webhooks.js";
@@ -31,6 +32,7 @@ const failing = ({ directors: all }) => all.filter(fails).length;
 const ROWS = [
   { group: "Use", path: "/", name: "Home", icon: "home", key: "h", only: "own", views: [["/", own]] },
   { group: "Use", path: "/models", name: "Models", icon: "models", key: "m", views: [["/models", models], [`/models/(${NAME})/(${NAME})(?:/(api|examples|versions|runs))?`, model], [`/run(/${MODEL})?`, moved]] },
+  { group: "Use", path: "/deployments", name: "Deployments", icon: "deployments", key: "v", views: [["/deployments", deployments], [`/deployments/(${MODEL})`, deployment]] },
   { group: "Use", path: "/predictions", name: "Predictions", icon: "predictions", key: "p", views: [["/predictions", predictions], ["/predictions/([a-z0-9]+)", prediction]] },
   { group: "Use", path: "/batches", name: "Batches", icon: "batches", key: "b", views: [["/batches", batches], ["/batches/(batch_[a-z0-9]{26})", batch]] },
   { group: "Operate", path: "/", name: "Home", icon: "home", key: "h", only: "all", count: (seen) => seen.findings?.length ?? 0, words: ["finding", "findings"], views: [["/", overview]] },

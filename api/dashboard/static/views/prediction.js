@@ -133,6 +133,7 @@ function timeline(told, session) {
     gantt(found, { from, until, label: "Where the time went", ticks: ["0", ...quarters.map((words, at) => (quarters.indexOf(words) === at ? words : ""))] }),
     h("ol", { class: "timeline" },
       h("li", {}, `${moment(submitted.at)}: created in `, queue, `, lane ${submitted.lane}`),
+      told.version_because ? h("li", {}, `Version ${told.version.slice(0, 12)}, ${told.version_because}`) : null,
       held.map((one) => h("li", {}, attempt(one))),
       ended ? h("li", {}, `${moment(ended.at)}: ${ended.status}${ended.code ? ` (${ended.code})` : ""} after ${seconds(ended.total_s)} in all`) : null,
       ended ? null : told.next.map((next) => h("li", { class: "next" }, `${next.at ? `${moment(next.at)}: ` : ""}next: ${next.detail || next.what}`))));
