@@ -19,6 +19,7 @@ from director.runtime.startup import raise_descriptor_limit
 TOKEN: Final = re.compile(rb'"content": ?"1')  # its text is the time at which it was written
 TAIL: Final = 12  # bytes of one that is not complete, at most
 END: Final = b"0\r\n\r\n"
+ENDED: Final = "it ended without a byte"  # also of a connection that a server kept for long enough
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -60,7 +61,7 @@ class Reader(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's class does not inherit from it
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end(f"it ended early: {self._tail!r}")
+        self._end(f"it ended early: {self._tail!r}" if self._tail or self._times else ENDED)
 
     def data_received(self, data: bytes) -> None:
         now, seen = time.perf_counter(), self._tail + data
@@ -106,10 +107,13 @@ async def read_all(plan: Plan) -> list[Heard]:
         return (await loop.create_connection(Reader, parts.hostname or "", parts.port or 80))[1]
 
     async def read() -> Heard:
-        while idle and not idle[-1].is_open:  # its server ended the connection meanwhile
-            idle.pop()
-        reader = idle.pop() if idle else await connect()
-        heard = await reader.read(request, plan.limit_s)
+        while idle:
+            reader = idle.pop()
+            if reader.is_open and (heard := await reader.read(request, plan.limit_s)).fault != ENDED:
+                break
+        else:
+            reader = await connect()
+            heard = await reader.read(request, plan.limit_s)
         if reader.is_open:
             idle.append(reader)
         return heard
