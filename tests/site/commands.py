@@ -36,7 +36,7 @@ DATA: Final = {"json", "ini", "yaml", "toml"}  # to look at, where no `file` say
 BLOCK: Final = re.compile(
     r"^<!-- (?P<how>[a-z ]+): (?P<what>.+?) -->$"
     r"|^```(?P<language>\w*)\n(?P<fenced>.*?)^```$"
-    r"|(?:(?<=\n\n)|\A)(?P<indented>(?: {4}.*\n(?:\n(?= {4}))?)+)",
+    r"|(?:(?<=\n\n)|\A)(?P<indented>(?: {4}[^\n]*\n(?:\n(?= {4}))?)+)",
     re.MULTILINE | re.DOTALL,
 )
 RUN_AS: Final = re.compile(r"(.+) \((.+)\)")

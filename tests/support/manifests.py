@@ -22,6 +22,7 @@ OVERLAYS: Final = ("ha", "kind", "multi-pool", "shared", "small")
 WORKLOADS: Final = ("Deployment", "StatefulSet", "Job", "CronJob", "DaemonSet")
 
 Manifest = dict[str, Any]
+Files = tuple[tuple[str, str], ...]  # names below a folder, and texts
 
 
 class Pod(Struct, frozen=True, kw_only=True):
@@ -49,12 +50,12 @@ def overlay(name: str) -> list[Manifest]:
 
 
 @cache
-def rendered(folder: Path, *, also: str = "", into: str = ".") -> list[Manifest]:
+def rendered(folder: Path, *, also: str = "", into: str = ".", files: Files = ()) -> list[Manifest]:
     """Render a folder below k8s/, with what is kept of it. The result is cached: do not change it.
 
-    `also`: one more component, of the folder, or of the folder `into` below it.
+    `also`: one more component, of the folder, or of the folder `into` below it. `files` replace those of the folder.
     """
-    return [*kept(folder, also), *applied(folder, also=also, into=into)]
+    return [*kept(folder, also), *applied(folder, also=also, into=into, files=files)]
 
 
 def kept(folder: Path, also: str = "") -> list[Manifest]:
@@ -69,7 +70,7 @@ def manifests(file: Path) -> list[Manifest]:
 
 
 @cache
-def applied(folder: Path, *, also: str = "", into: str = ".") -> list[Manifest]:
+def applied(folder: Path, *, also: str = "", into: str = ".", files: Files = ()) -> list[Manifest]:
     """Render what `kubectl apply -k` applies, and `kubectl delete -k` deletes."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
@@ -78,6 +79,8 @@ def applied(folder: Path, *, also: str = "", into: str = ".") -> list[Manifest]:
         copied = Path(temporary) / "k8s"
         shutil.copytree(K8S, copied, ignore=shutil.ignore_patterns("secrets.env", "secrets"))
         place = copied / folder.relative_to(K8S)
+        for name, text in files:
+            (place / name).write_text(text)
         if also:
             file = place / into / "kustomization.yaml"
             told = yaml.safe_load(file.read_text())

@@ -70,6 +70,11 @@ def test_every_block_of_a_how_to_is_run_or_left_out_with_a_reason(page: Path) ->
     assert all(block.text for block in blocks_of(page.read_text(encoding="utf-8")))
 
 
+def test_an_indented_block_ends_where_its_lines_end() -> None:
+    page = "- one:\n\n    echo 1\n\n    echo 2\n\nThen:\n\n```sh\necho 3\n```\n"
+    assert [block.text for block in blocks_of(page)] == ["echo 1\n\necho 2\n", "echo 3\n"]
+
+
 def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
