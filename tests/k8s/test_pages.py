@@ -17,7 +17,7 @@ POOL = "pool/kustomization.yaml"
 def shown(page: str) -> list[str]:
     """Return the blocks of YAML of a page of how-tos."""
     text = (HOW_TO / page).read_text(encoding="utf-8")
-    fenced = (each.text.removeprefix("```yaml\n").removesuffix("```\n") for each in blocks_of(text))
+    fenced = (each.text.removeprefix("```yaml\n").partition("```\n")[0] for each in blocks_of(text))
     return [each for each in fenced if each.startswith(("apiVersion:", "patches:"))]
 
 
