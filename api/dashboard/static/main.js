@@ -1,5 +1,6 @@
 // The frame of the page: who is logged in, which view is shown, and the feed of what goes on.
 
+import { forgetShown, isShown, read, setShown } from "./address.js";
 import { ask, browser, onEnd, pause, token } from "./api.js";
 import { announce, fill, h, say } from "./dom.js";
 import * as drawer from "./drawer.js";
@@ -24,27 +25,20 @@ const OLD_MS = 20_000; // since the last snapshot, while the feed is live
 
 const main = document.getElementById("main");
 const feed = document.getElementById("feed");
-let shown = null; // {address, ending}
+let ending = null; // of what the last view has going on
 
 /** Show the view of the address. Where only the panel changed, the view stays as it is. */
 function show() {
-  const wanted = path();
-  const given = query();
-  const beside = given.get("show") ?? "";
-  given.delete("show");
-  const address = `${wanted}?${given}`;
-  if (shown?.address !== address) {
-    const isShown = draw(wanted, given, address);
-    if (!isShown) return;
-  }
+  const { path, query, beside } = read();
+  if (!isShown() && !draw(path, query)) return;
   peek(session.who ? beside : "");
 }
 
 /** End what the last view had going on, and make another. Returns whether it was made. */
-function draw(wanted, given, address) {
-  shown?.ending.abort();
-  const ending = new AbortController();
-  shown = { address, ending };
+function draw(wanted, query) {
+  ending?.abort();
+  ending = new AbortController();
+  setShown();
   peek("");
   const link = LINK.exec(wanted)?.[1];
   if (link) return put(linked({ link, enter: entered, who: session.who }), "Log in");
@@ -52,7 +46,7 @@ function draw(wanted, given, address) {
   const found = viewAt(wanted);
   if (found === "denied") return location.replace("#/");
   const { view, params } = found ?? { view: missing, params: [] };
-  const made = view({ params, session, signal: ending.signal, refresh: again, query: given });
+  const made = view({ params, session, signal: ending.signal, refresh: again, query });
   put(made.node, made.title);
   const id = ID.exec(wanted)?.[1];
   if (id) remember(id);
@@ -65,7 +59,7 @@ function draw(wanted, given, address) {
 
 /** Make the view again from its begin. */
 function again() {
-  if (shown) shown.address = "";
+  forgetShown();
   show();
 }
 
@@ -84,16 +78,9 @@ function put(node, title) {
   return true;
 }
 
-/** The path behind #, in plain letters; that of Home if it is no path. */
-function path() {
-  try { return decodeURIComponent(location.hash.slice(1).split("?")[0]) || "/"; } catch { return "/"; }
-}
-
-const query = () => new URLSearchParams(location.hash.split("?")[1] ?? "");
-
 /** A person has just logged in. The link is used up, and stands in no history. */
 async function entered() {
-  if (LINK.test(path())) history.replaceState(null, "", "#/");
+  if (LINK.test(read().path)) history.replaceState(null, "", "#/");
   await enter();
   if (!token.get()) tellTabs();
 }

@@ -1,6 +1,7 @@
 // The panel at the right: what a row is about, beside its list. The address has it as `show`. Where the window is narrow,
 // the row leads to the full view.
 
+import { withBeside } from "./address.js";
 import { announce, fill, h } from "./dom.js";
 import { icon } from "./icons.js";
 import { remember } from "./palette.js";
@@ -20,15 +21,6 @@ const pathOf = (id) => (id.startsWith("batch_") ? `/batches/${id}` : `/predictio
 const linkOf = (row) => [...row.querySelectorAll("a")].find((link) => LINK.test(link.getAttribute("href")));
 const rows = () => [...main.querySelectorAll("tbody tr")].filter((row) => linkOf(row));
 const idOf = (row) => LINK.exec(linkOf(row).getAttribute("href"))[2];
-
-/** The address as it is, with another `show`. */
-function addressWith(id) {
-  const [path, search] = location.hash.slice(1).split("?");
-  const given = new URLSearchParams(search);
-  if (id) given.set("show", id);
-  else given.delete("show");
-  return `#${path || "/"}${given.size ? `?${given}` : ""}`;
-}
 
 /** Show what the address says, or nothing for "". Returns false where the full view is shown in its place. */
 export function peek(id) {
@@ -73,13 +65,11 @@ export function mark() {
   row?.classList.add("shown");
 }
 
-export const isOpen = () => shown !== null;
-
 /** Close it, and give the focus back to its row. */
 export function close() {
   if (!shown) return;
   const row = rows().find((one) => idOf(one) === shown.id);
-  location.hash = addressWith("");
+  location.hash = withBeside(location.hash, "");
   (row ? linkOf(row) : main).focus();
 }
 
@@ -91,7 +81,7 @@ export function step(by) {
   const row = all[Math.min(all.length - 1, Math.max(0, at < 0 ? 0 : at + by))];
   linkOf(row).focus();
   row.scrollIntoView({ block: "nearest" });
-  if (shown) location.replace(addressWith(idOf(row)));
+  if (shown) location.replace(withBeside(location.hash, idOf(row)));
 }
 
 function opened(event) {
@@ -108,7 +98,7 @@ function opened(event) {
   event.preventDefault();
   if (found[2] === shown?.id) return place.focus({ preventScroll: true });
   isByKey = Boolean(link) && event.detail === 0;
-  location.hash = addressWith(found[2]);
+  location.hash = withBeside(location.hash, found[2]);
   return undefined;
 }
 

@@ -277,6 +277,28 @@ async def test_left_view_is_replaced_and_the_list_is_not(window: Window, place: 
     assert await window.page.locator("main section[data-mine]").count() == 1
 
 
+async def test_tab_of_a_model_is_the_view_that_the_address_says(window: Window, place: Place) -> None:
+    made = await create(place)
+    await see(window, place, f"/models/{MODEL}/versions", MODEL)
+    tabs = window.page.get_by_role("navigation", name="Parts of this model")
+    await tabs.get_by_role("link", name="Playground").click()
+    await goes_to(window, f"#/models/{MODEL}")
+    await window.page.locator(".model-head a.mono").click()  # its version, which leads back
+    await goes_to(window, f"#/models/{MODEL}/versions")
+    await tabs.locator("[aria-current=page]", has_text="Versions").wait_for()
+    await tabs.get_by_role("link", name="Runs").click()
+    await window.page.locator("main article").evaluate("(one) => { one.dataset.mine = 'yes'; }")
+    await window.page.get_by_role("row").get_by_role("link", name=made).click()
+    await window.page.get_by_role("complementary").get_by_role("heading", name=made).wait_for()
+    assert await window.page.locator("main article[data-mine]").count() == 1, "the view beside the panel stays"
+    await tabs.get_by_role("link", name="API", exact=True).click()
+    await goes_to(window, re.escape(f"#/models/{MODEL}/api?show={made}"))
+    await window.page.get_by_role("button", name="Close the panel").click()
+    await goes_to(window, f"#/models/{MODEL}/api")
+    assert await window.page.locator("main article[data-mine]").count() == 1
+    assert window.faults == []
+
+
 async def test_filters_have_choices_and_survive_a_reload(window: Window, place: Place) -> None:
     await see(window, place, "/predictions", "Predictions")
     await window.page.locator(f"#by-model-known option[value='{MODEL}']").wait_for(state="attached")

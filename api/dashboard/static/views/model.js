@@ -1,5 +1,6 @@
 // One model: how it is, a playground, how to call it, its examples, its versions and the own runs.
 
+import { readdress } from "../address.js";
 import { ask, repeat } from "../api.js";
 import { announce, fill, h, refill } from "../dom.js";
 import { count, seconds } from "../format.js";
@@ -125,7 +126,7 @@ export function model({ params: [owner, name, first], session, signal, query, re
   function go(path) {
     const before = panels.get("");
     if (before && body.firstChild === before) at = location.hash; // with its run
-    history.replaceState(null, "", path ? `#/models/${full}/${path}` : at.includes(`#/models/${full}?`) ? at : `#/models/${full}`);
+    readdress(path ? `#/models/${full}/${path}` : at.includes(`#/models/${full}?`) ? at : `#/models/${full}`);
     open(path);
     bar.querySelector("[aria-current]").focus();
   }

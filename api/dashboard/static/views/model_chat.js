@@ -1,6 +1,7 @@
 // A conversation with a model that takes messages. All of it is one prediction for each answer: the messages so far are
 // its input, so that the address of the last run has the whole conversation.
 
+import { readdress } from "../address.js";
 import { ask } from "../api.js";
 import { codeTabs } from "../code_tabs.js";
 import { announce, fill, h, say } from "../dom.js";
@@ -112,7 +113,7 @@ function conversation({ model, full, state, signal, query, shared }) {
     const stop = action("Stop", async () => { await ask(`/v1/predictions/${made.id}/cancel`, { method: "POST" }); return "It is asked to stop."; }, { kind: "danger" });
     running = new AbortController();
     signal.addEventListener("abort", () => running?.abort(), { once: true });
-    history.replaceState(null, "", `#/models/${full}?run=${made.id}`);
+    readdress(`#/models/${full}?run=${made.id}`);
     let isOver = false;
     const timer = setInterval(() => meter.show(last), 200);
     running.signal.addEventListener("abort", () => clearInterval(timer), { once: true });
@@ -153,7 +154,7 @@ function conversation({ model, full, state, signal, query, shared }) {
   function fresh() {
     messages = [];
     last = null;
-    history.replaceState(null, "", `#/models/${full}`);
+    readdress(`#/models/${full}`);
     blank();
     fill(foot);
     told();

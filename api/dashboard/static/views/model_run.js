@@ -1,5 +1,6 @@
 // The output of one run beside the form: as it comes, how long it takes and how fast, and what can be done with it.
 
+import { readdress } from "../address.js";
 import { ask } from "../api.js";
 import { announce, fill, h, say } from "../dom.js";
 import { followed } from "../follow_run.js";
@@ -75,7 +76,7 @@ export function runView({ full, signal, onInput, onEnd }) {
     const timer = setInterval(() => { if (!isTerminal(last.status)) meter.show(last); }, TICK_MS);
     ending.addEventListener("abort", () => clearInterval(timer), { once: true });
     view.shown = prediction;
-    if (!isQuiet) history.replaceState(null, "", `#/models/${full}?run=${prediction.id}`);
+    if (!isQuiet) readdress(`#/models/${full}?run=${prediction.id}`);
 
     const onChange = (seen) => {
       last = seen;

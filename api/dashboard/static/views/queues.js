@@ -1,5 +1,6 @@
 // All queues: how each is served, what waits in it, and how its predictions ended recently.
 
+import { readdress } from "../address.js";
 import { ask, repeat } from "../api.js";
 import { h, keyed, say, table } from "../dom.js";
 import { count, seconds, share } from "../format.js";
@@ -69,7 +70,7 @@ export function queues({ session, signal, query }) {
   /** The words of the filter stand in the address, and no step of the way back is made for each letter. */
   function typed() {
     const words = filter.value.trim();
-    history.replaceState(null, "", `#/queues${words ? `?name=${encodeURIComponent(words)}` : ""}`);
+    readdress(`#/queues${words ? `?name=${encodeURIComponent(words)}` : ""}`);
     draw();
   }
 

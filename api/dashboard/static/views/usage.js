@@ -1,5 +1,6 @@
 // Usage: who used what in a month. Of all accounts for operators, of one's own otherwise.
 
+import { readdress } from "../address.js";
 import { ask } from "../api.js";
 import { chart } from "../chart.js";
 import { fill, h, table } from "../dom.js";
@@ -53,7 +54,7 @@ export function usage({ session, signal, query }) {
 
   function choose(given) {
     Object.assign(chosen, given);
-    history.replaceState(null, "", address({})); // the address of what is shown, without another entry to go back through
+    readdress(address({}));
     load();
   }
 
