@@ -41,6 +41,7 @@ PAUSE: Final = Act(
     label="Pause queue",
     path="/admin/queues/{model}/{version}/pause",
     command="director queues pause {queue}",
+    asks="Pause {queue}? Nothing of it starts until it is resumed.",
     done="Paused. What waits is kept, and what runs goes on.",
 )
 CANCEL: Final = Act(
@@ -55,6 +56,7 @@ REVIVE: Final = Act(
     path="/admin/dead/revive",
     body={"all": True, "queue": "{queue}"},
     command="director dead revive --all --queue {queue}",
+    asks="Revive all dead letters of {queue}? Without a repair they die again.",
     done="They are queued again.",
 )
 DROP: Final = Act(

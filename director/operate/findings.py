@@ -37,8 +37,9 @@ class Finding(Struct, frozen=True, kw_only=True):
     """One thing that needs a person: `who` can act. `ask` is the command that shows more or repairs it. `log`: the last
     lines of the log that tells why. `acts`: what the service can do about it at once.
 
-    `about`: what it is about beside the queue: a `prediction`, `host`, `account`, `device` or `lane`. `since`: when it
-    began, of dead letters the newest; null where that is not known.
+    `about`: what it is about beside the queue: a `prediction`, `host`, `account`, `device` or `lane`. `subject` tells
+    it from others of its code and queue, and stays the same while evidence changes. `since`: when it began, of dead
+    letters the newest; null where that is not known.
     """
 
     code: Code
@@ -50,6 +51,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     who: Who = "an operator"
     log: str = ""
     about: Mapping[str, str] = {}
+    subject: str = ""
     since: str | None = None
     acts: tuple[Act, ...] = ()
 
@@ -66,10 +68,12 @@ def _make_finding(
     level: Level | None = None,
     log: str = "",
     about: Mapping[str, str] | None = None,
+    subject: str | None = None,
     since: str | None = None,
     can_act: bool = True,
     **facts: object,
 ) -> Finding:
+    """Make a finding with the words of its row. Its subject is what it is about, unless another one is given."""
     kind, names = KINDS[code], about or {}
     title, detail, ask = (text.format(queue=queue, **facts) for text in (kind.title, kind.detail, kind.ask))
     return Finding(
@@ -82,6 +86,7 @@ def _make_finding(
         who=kind.who,
         log=log,
         about=names,
+        subject=" ".join(names.values()) if subject is None else subject,
         since=since,
         acts=acts_of(code, queue or "", names) if can_act else (),
     )
@@ -311,6 +316,7 @@ def _devices(situation: Situation) -> Iterator[Finding]:
             yield _make_finding(
                 "swaps_thrash",
                 about={"device": device.name},
+                subject=f"{device.name} {device.machine}",
                 loads=several(device.swaps, "load"),
                 device=device.name,
                 lost=span(device.lost_s),
@@ -629,7 +635,8 @@ def _failing(situation: Situation) -> Iterator[Finding]:
             yield _make_finding(
                 "runs_time_out",
                 queue,
-                about={"prediction": one.last},
+                about={"prediction": one.last},  # evidence
+                subject="",
                 can_act=not stats.paused,
                 runs=several(one.in_a_row, "run"),
                 director=one.director,
@@ -645,6 +652,7 @@ def _failing(situation: Situation) -> Iterator[Finding]:
                 queue,
                 level="bad" if is_most else "warn",
                 about={"prediction": one.newest},
+                subject="",
                 can_act=not stats.paused,
                 failed=one.failed,
                 runs=several(one.ended, "run"),
@@ -658,6 +666,7 @@ def _find_stopped(situation: Situation) -> Iterator[Finding]:
         yield _make_finding(
             "split_stopped",
             deployment=deployment,
+            subject=deployment,
             since=iso(split.since_ms),
             ago=span(max(0, situation.closer.now_ms - split.since_ms) / 1000),
             why=split.stopped_why,

@@ -42,6 +42,23 @@ export async function ask(path, { method = "GET", body, signal, headers = {} } =
   return response.json();
 }
 
+/** Do what reaches a part of a set at a time, as often as an answer says where to go on: `{done, left, refused}`. */
+export async function askForAll(path, body = {}) {
+  const all = { done: null, left: 0, refused: [] }; // null: the route does not count
+  for (let cursor = ""; cursor !== null;) {
+    const asked = { ...body, ...(cursor ? { cursor } : {}) };
+    const answer = await ask(path, { method: "POST", ...(Object.keys(asked).length ? { body: asked } : {}) });
+    if (answer?.done !== undefined) all.done = (all.done ?? 0) + answer.done;
+    all.left += answer?.left ?? 0;
+    all.refused.push(...(answer?.refused ?? []).map((one) => (one.why ?? "its input is gone").replaceAll("_", " ")));
+    cursor = answer?.next ?? null;
+  }
+  return all;
+}
+
+/** Why some were left alone, as a sentence. */
+export const whyRefused = (refused) => (refused.length ? ` ${refused.length} left alone: ${[...new Set(refused)].join(", ")}.` : "");
+
 /** Download a file under this name. The service gives it only to a request with the token, so no link can. */
 export async function download(path, name) {
   const response = await call(path, { method: "GET", headers: { Accept: "*/*" } });

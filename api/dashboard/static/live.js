@@ -1,14 +1,16 @@
 // What goes on in the whole service, as the operators' feed tells it: one connection, however many parts of the page look.
 
 import { follow } from "./api.js";
+import { say } from "./dom.js";
 
-/** The feed of a session. `hear(act)` calls `act(snapshot)` for each one, the last known at once; returns how to stop. */
+/** The feed of a session. `hear(act, wait)` calls `act(snapshot)` for each one, the last known at once; returns how to
+ * stop. `wait`: a line that says why nothing can be seen, until the first one is there. */
 export class Live {
   constructor(onState) {
     this.last = null;
     this.heardAt = 0; // of performance.now(), which no change of a clock moves
-    this.failed = null;
-    this._ears = new Set();
+    this._why = ""; // nothing was seen yet
+    this._ears = new Map();
     this._onState = onState;
     this._ending = new AbortController();
   }
@@ -20,7 +22,7 @@ export class Live {
         else if (told.event === "away") this._lose(JSON.parse(told.data));
       }
     } catch (error) {
-      this.failed = error;
+      this._explain(error.message);
       this._onState("refused");
     }
   }
@@ -30,9 +32,10 @@ export class Live {
     this._ears.clear();
   }
 
-  hear(act) {
-    this._ears.add(act);
+  hear(act, wait = null) {
+    this._ears.set(act, wait);
     if (this.last) act(this.last);
+    else if (this._why) this._explain(this._why);
     return () => this._ears.delete(act);
   }
 
@@ -40,15 +43,25 @@ export class Live {
     this.last = snapshot;
     this.heardAt = performance.now();
     this._onState("live");
-    for (const ear of this._ears) ear(snapshot);
+    for (const ear of this._ears.keys()) ear(snapshot);
   }
 
   /** What was seen last stays, but what needs a person is that nothing is seen. */
   _lose(away) {
     this._onState("away");
-    if (!this.last) return;
+    if (!this.last) return this._explain(away.findings.map((one) => `${one.title}. ${one.detail}`).join(" "));
     this.last = { ...this.last, findings: away.findings };
-    for (const ear of this._ears) ear(this.last);
+    for (const ear of this._ears.keys()) ear(this.last);
+    return undefined;
+  }
+
+  _explain(why) {
+    this._why = why;
+    for (const wait of this._ears.values()) {
+      if (!wait || this.last) continue;
+      say(wait, why);
+      wait.className = "trouble";
+    }
   }
 }
 

@@ -12,6 +12,7 @@ import { prediction } from "./views/prediction.js";
 import { predictions } from "./views/predictions.js";
 import { queue } from "./views/queue.js";
 import { queues } from "./views/queues.js";
+import { loud } from "./views/findings.js";
 import { model } from "./views/model.js";
 import { models, moved } from "./views/models.js";
 import { deployment, deployments } from "./views/rollout.js";
@@ -35,7 +36,7 @@ const ROWS = [
   { group: "Use", path: "/deployments", name: "Deployments", icon: "deployments", key: "v", views: [["/deployments", deployments], [`/deployments/(${MODEL})`, deployment]] },
   { group: "Use", path: "/predictions", name: "Predictions", icon: "predictions", key: "p", views: [["/predictions", predictions], ["/predictions/([a-z0-9]+)", prediction]] },
   { group: "Use", path: "/batches", name: "Batches", icon: "batches", key: "b", views: [["/batches", batches], ["/batches/(batch_[a-z0-9]{26})", batch]] },
-  { group: "Operate", path: "/", name: "Home", icon: "home", key: "h", only: "all", count: (seen) => seen.findings?.length ?? 0, words: ["finding", "findings"], views: [["/", overview]] },
+  { group: "Operate", path: "/", name: "Home", icon: "home", key: "h", only: "all", count: ({ findings }) => loud(findings ?? []).length, words: ["finding", "findings"], views: [["/", overview]] },
   { group: "Operate", path: "/queues", name: "Queues", icon: "queues", key: "q", only: "all", views: [["/queues", queues], [`/queues/(${QUEUE})`, queue]] },
   { group: "Operate", path: "/dead", name: "Dead letters", icon: "dead", key: "d", only: "all", count: dying, words: ["dead letter", "dead letters"], views: [["/dead", dead]] },
   { group: "Operate", path: "/webhooks", name: "Webhooks", icon: "webhooks", key: "w", only: "all", count: ({ owed }) => owed.count, words: ["webhook owed", "webhooks owed"], views: [["/webhooks", webhooks]] },

@@ -131,6 +131,7 @@ async def test_figures_without_a_fresh_source_are_grey_with_their_age(window: Wi
 async def test_queue_is_paused_and_resumed(window: Window, place: Place) -> None:
     await window.page.goto(f"{place.url}/#/queues/{place.queue}")
     await window.page.get_by_role("button", name="Pause", exact=True).click()
+    await answer(window, "Pause")
     await window.page.get_by_role("button", name="Resume", exact=True).click()
     await window.page.get_by_role("button", name="Pause", exact=True).wait_for()
     assert window.faults == []

@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack
 from typing import Any, Final
 from urllib.parse import parse_qs
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -12,7 +13,7 @@ from director.broker import keys
 from director.broker.redis_client import client
 from director.core.trends import STEPS, Level, Point
 from director.operate.acts import acts_of
-from director.operate.findings import Finding
+from director.operate.findings import Finding, away
 from director.store.accounts import ROLES, SCOPES, Accounts
 from director.store.trends import Trends
 from tests.integration.dashboard.conftest import ACCOUNT, HELLO, Place, Service, opened
@@ -54,6 +55,7 @@ async def test_button_of_a_finding_resumes_and_the_finding_goes(window: Window, 
     await paused.get_by_role("link", name=place.queue).wait_for()
     await paused.get_by_role("button", name=f"Resume: {place.queue}").click()
     await paused.wait_for(state="detached")
+    await window.page.locator(".notice").get_by_text("Resumed. What waits is handed out again.").wait_for()
     assert not (await place.scripts.stats(place.queue)).paused
     assert window.faults == []
 
@@ -120,6 +122,45 @@ async def test_muted_finding_stays_away_in_this_browser(window: Window, place: P
     await window.page.get_by_role("button", name="Show muted").click()
     await paused.wait_for()
     await pause(place, "resume")
+
+
+async def test_muted_failure_stays_muted_though_newer_runs_fail(window: Window, place: Place) -> None:
+    await window.page.goto(f"{place.url}/#/")
+    failing = finding(window, "model_failing")
+    for newest in ("first", "second"):
+        one = Finding(
+            code="model_failing",
+            level="bad",
+            title="A model fails",
+            detail=f"The newest is {newest}.",
+            queue=place.queue,
+            ask="director doctor",
+            about={"prediction": newest},
+        )
+        await play(window, replace(SNAPSHOT, queues=[], findings=[one]))
+        await window.page.reload()
+        await window.page.get_by_role("heading", name="Needs attention").wait_for()
+        if newest == "first":
+            await window.page.locator("#nav .badge").get_by_text("1").wait_for()
+            await failing.get_by_role("button", name="Mute").click()
+        await failing.wait_for(state="detached")
+    await window.page.get_by_text("1 muted in this browser.").wait_for()
+    assert await window.page.locator("#nav a[data-path='/'] .badge").is_hidden(), "it counts what is not muted"
+
+
+@pytest.mark.parametrize("view", ["/", "/queues", "/directors"])
+async def test_view_opened_while_redis_is_away_says_so(window: Window, place: Place, view: str) -> None:
+    told = {"at": SNAPSHOT.at, "reason": "no answer", "findings": [away("Redis is away")]}
+
+    async def answer(route: Any) -> None:
+        body = b"event: away\ndata: " + msgspec.json.encode(told) + b"\n\n"
+        await route.fulfill(status=200, content_type="text/event-stream", body=body)
+
+    await window.page.route("**/v1/admin/live*", answer)
+    await window.page.goto(f"{place.url}/#{view}")
+    await window.page.locator("main .trouble").get_by_text("Redis does not answer").wait_for()
+    await window.page.unroute("**/v1/admin/live*")
+    await window.page.locator("main .trouble").wait_for(state="hidden")
 
 
 async def busy_step(place: Place) -> int:

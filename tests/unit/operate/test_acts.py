@@ -58,9 +58,8 @@ def test_command_of_an_act_can_be_typed(code: Code, act: Act) -> None:
     make_parser(line[0]).parse_args(line)
 
 
-def test_what_destroys_asks_before() -> None:
-    asked = {act.label for _, act in ALL if act.asks}
-    assert {"Drop all", "Cancel the run"} == asked
+def test_only_what_ends_by_itself_or_helps_at_once_asks_nothing() -> None:
+    assert {act.label for _, act in ALL if not act.asks} == {"Resume", "Send again"}
 
 
 def test_failing_model_is_paused_once() -> None:

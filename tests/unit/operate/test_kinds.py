@@ -114,6 +114,21 @@ def test_load_that_fails_is_told_with_the_last_words_of_the_server() -> None:
     assert "failed: RuntimeError: the weights are broken; the server ended: exit code 3." in found.detail
 
 
+@pytest.mark.parametrize("timed_out", [0, 3], ids=["fail", "time out"])
+def test_newer_evidence_makes_no_other_finding(timed_out: int) -> None:
+    newest = [ended(ended=9, failed=9, timed_out_in_a_row=timed_out, failed_id=name) for name in ("p1", "p2")]
+    [[first], [second]] = [find(situation(one)) for one in newest]
+    assert first.about != second.about
+    assert (first.code, first.queue, first.subject) == (second.code, second.queue, second.subject)
+
+
+def test_two_findings_of_one_code_have_two_subjects() -> None:
+    thrash = [replace(on_device(machine=name, loads=60, lost_s=1800.0), name=name) for name in ("m1", "m2")]
+    stopped = situation(closer={"stopped": {"acme/front": SPLIT, "acme/back": SPLIT}})
+    for found in (find(situation(*thrash)), find(stopped)):
+        assert len(found) == len({one.subject for one in found}) == 2
+
+
 def test_each_finding_has_one_row_and_one_fault_that_shows_it() -> None:
     assert list(FOUND) == sorted(CODES, key=list(FOUND).index)
     assert set(FOUND) == set(CODES) == set(KINDS)

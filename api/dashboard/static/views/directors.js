@@ -27,8 +27,9 @@ export function directors({ session, signal }) {
     show(snapshot.directors.filter((one) => one.alive || isMissed(one)));
     const alive = snapshot.directors.filter((one) => one.alive).length;
     const silent = snapshot.directors.filter((one) => !one.alive && isMissed(one)).length;
+    none.className = "hint";
     say(none, `${alive ? `${alive} alive` : "No director is alive: nothing is run"}${silent ? `, ${silent} silent in the last 10 min` : ""}.`);
-  });
+  }, none);
   signal.addEventListener("abort", stop, { once: true });
   return {
     title: "Directors",

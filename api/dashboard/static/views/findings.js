@@ -1,9 +1,9 @@
 // What needs a person, one line each: where, since when, and the act that mends it where the service can do that.
 
-import { ask } from "../api.js";
+import { askForAll, whyRefused } from "../api.js";
 import { fill, h, keyed, refill, say } from "../dom.js";
 import { now, seconds } from "../format.js";
-import { copier, linked, predictionLink, queueLink, sure } from "./parts.js";
+import { copier, linked, notice, predictionLink, queueLink, sure } from "./parts.js";
 
 const FEW = 8; // lines, before the others are folded away
 const MUTED = "director.muted";
@@ -22,7 +22,7 @@ const PLACES = {
 const placeOf = (kind, name) => PLACES[kind]?.(name) ?? `${kind} ${name}`;
 
 /** The same fault, seen again. One that gets worse is another, so it is shown though the first one is muted. */
-const keyOf = (one) => [one.code, one.level, one.queue ?? "", ...Object.values(one.about ?? {})].join(" ");
+const keyOf = (one) => [one.code, one.level, one.queue ?? "", one.subject ?? ""].join(" ");
 
 /** What this browser does not want to see for an hour. Others, the command line and the alerts go on to name it. */
 const muted = {
@@ -37,19 +37,17 @@ const muted = {
   clear: () => localStorage.removeItem(MUTED),
 };
 
-/** Do it on the service: as often as an answer says where to go on. Returns what to say; raises what was refused. */
+/** Those that this browser wants to see. */
+export const loud = (all) => {
+  const quiet = muted.all();
+  return all.filter((one) => !(keyOf(one) in quiet));
+};
+
+/** Do it on the service. Returns what to say; raises what was refused. */
 async function perform(act) {
   if (!ALLOWED.test(act.path) || act.path.includes("..")) throw new Error("The page knows no such act.");
-  let done = null;
-  const refused = [];
-  for (let cursor = ""; cursor !== null;) {
-    const body = { ...act.body, ...(cursor ? { cursor } : {}) };
-    const answer = await ask(`/v1${act.path}`, { method: "POST", ...(Object.keys(body).length ? { body } : {}) });
-    if (answer?.done !== undefined) done = (done ?? 0) + answer.done;
-    refused.push(...(answer?.refused ?? []).map((one) => (one.why ?? "its input is gone").replaceAll("_", " ")));
-    cursor = answer?.next ?? null;
-  }
-  const why = refused.length ? ` ${refused.length} left alone: ${[...new Set(refused)].join(", ")}.` : "";
+  const { done, left, refused } = await askForAll(`/v1${act.path}`, act.body);
+  const why = `${whyRefused(refused)}${left ? ` ${left} left alone: their data is gone.` : ""}`;
   if (done === 0) throw new Error(`Nothing was done.${why}`);
   return `${act.done}${why}`;
 }
@@ -71,27 +69,24 @@ export function findings({ session, queue = "" }) {
 
   function draw(snapshot, { isCalm = false } = {}) {
     if (snapshot) last = (snapshot.findings ?? []).filter((one) => !queue || one.queue === queue);
-    const quiet = muted.all();
-    const loud = last.filter((one) => !(keyOf(one) in quiet));
+    const seen = loud(last);
     const hadFocus = list.contains(document.activeElement);
-    show(isWhole ? loud : loud.slice(0, FEW));
+    show(isWhole ? seen : seen.slice(0, FEW));
     if (hadFocus && !list.contains(document.activeElement)) title.focus({ preventScroll: true }); // its line has gone
-    const left = isWhole ? 0 : loud.length - Math.min(FEW, loud.length);
+    const left = isWhole ? 0 : seen.length - Math.min(FEW, seen.length);
     more.hidden = !left;
     say(more, `Show ${left} more`);
-    const silent = last.length - loud.length;
+    const silent = last.length - seen.length;
     if (silent) fill(rest, `${silent} muted in this browser. `, h("button", { type: "button", class: "quiet", on: { click: () => { muted.clear(); draw(); } } }, "Show muted"));
     else fill(rest);
-    say(title, heading(loud));
+    say(title, seen.length ? `Needs attention (${seen.length})` : "Needs attention: all muted");
     section.hidden = !last.length;
-    section.classList.toggle("quieted", !loud.length);
+    section.classList.toggle("quieted", !seen.length);
     calm.hidden = !isCalm || Boolean(last.length);
   }
 
   return { node: h("div", {}, section, calm), draw };
 }
-
-const heading = (loud) => (loud.length ? `Needs attention (${loud.length})` : "Needs attention: all muted");
 
 let number = 0;
 
@@ -103,9 +98,9 @@ function row(first, { session, queue, onMute }) {
   const where = h("span", { class: "where" });
   const since = h("span", { class: "since" });
   const acts = h("span", { class: "acts" });
-  const said = h("p", { class: "said", role: "status" });
+  const state = h("p", { class: "said", role: "status" });
   const inside = h("div", { class: "more", id, hidden: true });
-  const node = h("li", { "data-code": first.code }, h("div", { class: "line" }, mark, unfold, where, since, acts), said, inside);
+  const node = h("li", { "data-code": first.code }, h("div", { class: "line" }, mark, unfold, where, since, acts), state, inside);
   const isOpen = () => !inside.hidden;
   let latest = first;
   let offered = "";
@@ -114,10 +109,10 @@ function row(first, { session, queue, onMute }) {
   function open(wanted) {
     inside.hidden = !wanted;
     unfold.setAttribute("aria-expanded", String(wanted));
-    if (wanted) tell();
+    if (wanted) drawInside();
   }
 
-  function tell() {
+  function drawInside() {
     refill(inside, h("p", {}, linked(latest.detail)), latest.log ? h("pre", { class: "log", tabindex: "0" }, latest.log) : null,
       [...new Set([latest.ask, ...(latest.acts ?? []).map((act) => act.command)])].map((command) => h("p", { class: "command" }, h("code", {}, command), " ", copier("Copy", () => command))),
       latest.who ? h("p", { class: "hint" }, `Who acts: ${latest.who}`) : null);
@@ -128,11 +123,12 @@ function row(first, { session, queue, onMute }) {
     made.addEventListener("click", async () => {
       if (isBusy || (act.asks && !(await sure(act.asks, act.label)))) return;
       isBusy = true; // the button stays as it is: one that is off would lose the focus
-      told("…", "hint");
+      tell("…", "hint");
       try {
-        told(await perform(act), "done");
+        notice(await perform(act)); // it outlives the line, which goes with its cause
+        tell("");
       } catch (error) {
-        told(error.message, "trouble");
+        tell(error.message, "trouble");
       } finally {
         isBusy = false;
       }
@@ -140,9 +136,9 @@ function row(first, { session, queue, onMute }) {
     return made;
   }
 
-  function told(text, kind) {
-    said.className = `said ${kind}`;
-    say(said, text);
+  function tell(text, kind = "") {
+    state.className = `said ${kind}`;
+    say(state, text);
   }
 
   return {
@@ -162,7 +158,7 @@ function row(first, { session, queue, onMute }) {
         offered = JSON.stringify(allowed);
         fill(acts, allowed.map(button), h("button", { type: "button", class: "quiet", title: "Hide it for an hour, in this browser only", "aria-label": `Mute 1 h: ${one.title} ${one.queue ?? ""}`, on: { click: () => onMute(keyOf(latest)) } }, "Mute 1 h"));
       }
-      if (isOpen()) tell();
+      if (isOpen()) drawInside();
     },
   };
 }

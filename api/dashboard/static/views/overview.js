@@ -17,7 +17,8 @@ const URGENCY = ["bad", "warn", "good", "calm"];
 export function overview({ session, signal }) {
   const attention = findings({ session });
   const head = h("h1", {}, "Home");
-  const place = h("div", {}, loading());
+  const wait = loading();
+  const place = h("div", {}, wait);
   let part = null; // what Home shows below the findings: the first run, or the whole
 
   function draw(snapshot) {
@@ -32,7 +33,7 @@ export function overview({ session, signal }) {
     fill(place, one.node);
   }
 
-  const stop = session.live.hear(draw);
+  const stop = session.live.hear(draw, wait);
   signal.addEventListener("abort", stop, { once: true });
   return { title: "Home", node: h("section", { class: "home" }, head, attention.node, place) };
 }

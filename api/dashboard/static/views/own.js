@@ -27,14 +27,17 @@ export function own({ session, signal }) {
     }
   }
 
-  const load = async (place, make) => {
+  /** Ask once, and again while the service is away. */
+  const load = (place, make) => repeat(async () => {
     try {
       const made = await make();
       if (!signal.aborted) fill(place, made);
+      return true;
     } catch (error) {
-      if (!signal.aborted) fill(place, failure(error));
+      if (!signal.aborted) refill(place, failure(error));
+      return error.status < 500;
     }
-  };
+  }, { every: LOOK_MS, signal });
 
   repeat(look, { every: LOOK_MS, signal });
   load(used, async () => usage(await ask("/v1/usage?by=model", { signal })));

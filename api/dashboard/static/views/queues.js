@@ -75,7 +75,7 @@ export function queues({ session, signal, query }) {
   }
 
   filter.addEventListener("input", typed);
-  const stop = session.live.hear(draw);
+  const stop = session.live.hear(draw, wait);
   signal.addEventListener("abort", stop, { once: true });
   repeat(async () => {
     try {
