@@ -171,11 +171,20 @@ async def test_palette_finds_ids_and_closes_by_escape(window: Window, place: Pla
 
 
 async def test_palette_offers_only_what_the_person_may_do(chromium: tuple[Any, str], place: Place) -> None:
-    for scopes, words, is_found in ((USER, "pause", False), (USER, "token", False), (ROLES["viewer"], "pause", False)):
+    for scopes, words, is_found in (
+        (USER, "pause", False),
+        (USER, "token", False),
+        (ROLES["viewer"], "pause", False),
+        (ROLES["operator"], "pause", True),
+        (ROLES["operator"], "token", False),
+        (ROLES["admin"], "token", True),
+    ):
         window, context = await opened(chromium, await token_of(place, "tyrell", scopes), viewport=WIDE)
         asked: list[str] = []
         window.page.on("request", lambda request, asked=asked: asked.append(request.url))
         await see(window, place, "/usage", "Usage")
+        if scopes is not USER:  # the lines of queues come with the feed
+            await window.page.locator("#feed[data-state=live]").wait_for()
         await find(window, words)
         lines = await window.page.locator("#palette-list .name").all_inner_texts()
         assert any(line.lower().startswith((words, f"new {words}")) for line in lines) is is_found

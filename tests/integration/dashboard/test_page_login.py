@@ -10,8 +10,10 @@ import httpx
 import pytest
 
 from director.broker import keys
+from director.core.states import Status
 from director.store.accounts import ROLES, Accounts
-from tests.integration.dashboard.conftest import Place
+from tests.integration.dashboard.conftest import Place, opened
+from tests.support.api import PlayedDirector
 from tests.support.browser import Window
 
 pytestmark = [pytest.mark.anyio, pytest.mark.heavy]  # the browser comes from a Debian package
@@ -162,6 +164,42 @@ async def test_buttons_are_those_of_the_role(chromium: tuple[Any, str], context:
     assert found["viewer"] == set()
     assert found["operator"] == acts
     assert found["admin"] == acts | {"Create", "Save limits", "Suspend and cancel", "Create token"}
+
+
+@pytest.mark.parametrize("scopes", [("run", "view"), ("view",)], ids=["runs and sees", "sees"])
+async def test_who_sees_all_and_operates_nothing_has_no_buttons_of_operators(
+    chromium: tuple[Any, str], place: Place, scopes: tuple[str, ...]
+) -> None:
+    claim = await place.claimed(await place.submit("other"))
+    played = PlayedDirector(place.scripts, place.queue)
+    await played.finish(claim, Status.FAILED, seq=await played.begin(claim), error="It broke.", code="model_failed")
+    dying = await place.claimed(await place.submit("other"))
+    await place.scripts.release(dying.id, token=dying.token, spent=True, error="Lost.", code="server_lost")
+    waiting = await place.submit("watcher")
+    token = await Accounts(place.redis).create_token("watcher", scopes=scopes)
+    window, context = await opened(chromium, token)
+    await window.page.goto(f"{place.url}/#/predictions")
+    row = window.page.get_by_role("row").filter(has=window.page.get_by_role("link", name=waiting))
+    await row.wait_for()
+    for name in ("Cancel all that match", "Retry all that match", "Retry chosen"):
+        assert not await window.page.get_by_role("button", name=name).is_visible(), name
+    ticks = window.page.get_by_role("checkbox")
+    assert (await ticks.count() > 0) is ("run" in scopes)
+    if "run" in scopes:  # what is the account's own can be canceled, and the others are named
+        for made in (waiting, claim.id):
+            await window.page.get_by_role("checkbox", name=f"Choose {made}").check()
+        await window.page.get_by_role("button", name="Cancel chosen").click()
+        await window.page.get_by_role("dialog").get_by_role("button", name="Cancel chosen").click()
+        await window.page.locator(".notice").get_by_text("1 canceled.").wait_for()
+    for made, names in ((claim.id, ("Retry",)), (dying.id, ("Retry", "Revive", "Drop"))):
+        await window.page.goto(f"{place.url}/#/predictions/{made}")
+        await window.page.get_by_role("heading", name="Timeline").wait_for()
+        for name in names:
+            assert not await window.page.get_by_role("button", name=name, exact=True).is_visible(), name
+    await window.page.goto(f"{place.url}/#/dead")
+    await window.page.get_by_role("link", name=dying.id).wait_for()
+    assert await ticks.count() == 0
+    await context.close()
 
 
 @contextmanager

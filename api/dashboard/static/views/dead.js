@@ -38,7 +38,7 @@ export function dead({ session, signal, query, refresh }) {
   const stop = session.live.hear(offer);
   signal.addEventListener("abort", stop, { once: true });
 
-  const all = h("button", { type: "button", on: { click: () => { const isFull = chosen.size === ticks.size; for (const [id, tick] of ticks) { tick.checked = !isFull; choose(id, !isFull); } } } }, "Choose all shown");
+  const all = h("button", { type: "button", "data-denied": session.operates ? null : "", on: { click: () => { const isFull = chosen.size === ticks.size; for (const [id, tick] of ticks) { tick.checked = !isFull; choose(id, !isFull); } } } }, "Choose all shown");
 
   function row(letter) {
     const tick = h("input", { type: "checkbox", "aria-label": `Choose ${letter.id}` });
@@ -52,7 +52,7 @@ export function dead({ session, signal, query, refresh }) {
       return said;
     };
     const line = h("tr", { class: "opens" },
-      h("td", {}, tick), h("td", {}, predictionLink(letter.id)), h("td", {}, queueLink(letter.queue)), h("td", {}, letter.account),
+      session.operates ? h("td", {}, tick) : null, h("td", {}, predictionLink(letter.id)), h("td", {}, queueLink(letter.queue)), h("td", {}, letter.account),
       h("td", { class: "num" }, ago(letter.died_at)), h("td", { class: "num" }, letter.attempts.length), h("td", { class: "error" }, h("div", {}, h("strong", {}, letter.code), " ", letter.error)),
       h("td", {}, h("div", { class: "buttons" }, action("Revive", one("revive", "It is queued again."), { needs: "operates" }), action("Drop", one("drop", "It is dropped."), { kind: "danger", needs: "operates", confirm: `Drop ${letter.id} for good?` }))));
     return line;
@@ -65,7 +65,7 @@ export function dead({ session, signal, query, refresh }) {
       h("p", { class: "lead" }, "Predictions that used up their attempts. Repair the cause first, then revive them."),
       h("div", { class: "filters" }, h("div", {}, h("label", { for: "by-queue" }, "Queue"), choice), queue ? h("a", { class: "button quiet", href: "#/dead" }, "Clear") : null),
       h("div", { class: "actions bulk" }, all, action("Revive chosen", many("revive", "are queued again."), { needs: "operates" }), action("Drop chosen", many("drop", "are dropped."), { kind: "danger", needs: "operates", confirm: "Drop the chosen dead letters for good?" })),
-      table("Dead letters", [h("th", { scope: "col" }, h("span", { class: "unseen" }, "Chosen")), "Id", "Queue", "Account", "#Died", "#Attempts", "Error", h("th", { scope: "col" }, h("span", { class: "unseen" }, "Actions"))], body),
+      table("Dead letters", [...(session.operates ? [h("th", { scope: "col" }, h("span", { class: "unseen" }, "Chosen"))] : []), "Id", "Queue", "Account", "#Died", "#Attempts", "Error", h("th", { scope: "col" }, h("span", { class: "unseen" }, "Actions"))], body),
       endless(body, more, row, { signal, empty: "No dead letters. A prediction whose attempts are used up is listed here, until it is revived or dropped." })),
   };
 }

@@ -44,7 +44,7 @@ export function prediction({ params: [id], session, signal, refresh }) {
   function own(seen, path, account) {
     const cancel = action("Cancel", async () => { await ask(`${path}/cancel`, { method: "POST" }); return "It is asked to stop."; }, { kind: "danger" });
     const again = h("a", { class: "button", href: `#/models/${seen.model}?again=${id}` }, "Run again…");
-    const retry = action("Retry", async () => retried(await ask(`/v1/admin/predictions/${id}/retry`, { method: "POST" }), id, refresh));
+    const retry = action("Retry", async () => retried(await ask(`/v1/admin/predictions/${id}/retry`, { method: "POST" }), id, refresh), { needs: "operates" });
     const raw = h("div", {});
     const lay = () => { if (details.open) fill(raw, text(json(last))); };
     const details = h("details", { on: { toggle: lay } }, h("summary", {}, "Raw JSON"), raw); // large, and seldom asked for
@@ -159,8 +159,8 @@ function letter(id, refresh) {
   const act = (what, said) => async () => { await ask(`/v1/admin/dead/${id}/${what}`, { method: "POST" }); refresh(); return said; };
   return h("section", { class: "attention" },
     h("h2", {}, "A dead letter"),
-    h("p", {}, "It used up its attempts, and waits for a person."),
+    h("p", {}, "It used up its attempts, and waits for an operator."),
     h("div", { class: "actions" },
-      action("Revive", act("revive", "It is queued again."), { kind: "main" }),
-      action("Drop", act("drop", "It is dropped."), { kind: "danger", confirm: "Drop this dead letter for good?" })));
+      action("Revive", act("revive", "It is queued again."), { kind: "main", needs: "operates" }),
+      action("Drop", act("drop", "It is dropped."), { kind: "danger", needs: "operates", confirm: "Drop this dead letter for good?" })));
 }

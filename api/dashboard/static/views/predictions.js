@@ -1,6 +1,6 @@
 // Predictions, newest first and live, narrowed by what is known of them, with what can be done to many.
 
-import { ask, page, repeat } from "../api.js";
+import { ask, askForAll, page, repeat, whyRefused } from "../api.js";
 import { accountNames, modelNames, pick } from "../choices.js";
 import { fill, h, keyed, say, table } from "../dom.js";
 import { ago, between, moment, now, seconds } from "../format.js";
@@ -70,7 +70,7 @@ export function predictions({ session, signal, query }) {
   };
   const head = (words, title, kind = "") => h("th", { scope: "col", class: kind || null, title }, words);
   const list = h("div", { hidden: true }, table("Predictions", [
-    h("th", { scope: "col" }, h("span", { class: "unseen" }, "Chosen")), "Id", "Status", "Model", ...(session.seesAll ? [head("Account", "The account that made it", "lesser")] : []),
+    ...(session.acts ? [h("th", { scope: "col" }, h("span", { class: "unseen" }, "Chosen"))] : []), "Id", "Status", "Model", ...(session.seesAll ? [head("Account", "The account that made it", "lesser")] : []),
     head("Created", "When it was accepted", "num"), head("Waited", "Until its first attempt started", "num lesser"), head("Ran", "In a slot", "num"), head("Input", "Its first words", "lesser"), head("Output or error", "Its first words", "lesser")], body));
   const show = keyed(body, (one) => one.id, line);
   let next = null;
@@ -81,7 +81,7 @@ export function predictions({ session, signal, query }) {
     show([...known.values()].sort((a, b) => (a.id < b.id ? 1 : -1)));
     const live = known.size < MOST_LIVE ? "The list updates itself." : "The list is long, and no longer updates itself.";
     say(count, known.size ? `${known.size} shown${chosen.size ? `, ${chosen.size} chosen` : ""}. ${live}` : next ? "None among the newest. Show more looks further back." : "");
-    bulk.hidden = !known.size;
+    bulk.hidden = !known.size || !session.acts;
     list.hidden = !known.size;
     wait.hidden = isLooked;
     none.hidden = known.size > 0 || !isLooked || Boolean(next);
@@ -126,17 +126,13 @@ export function predictions({ session, signal, query }) {
     let done = 0;
     const refused = [];
     for (const part of wanted.ids ? parted(wanted.ids) : [wanted]) {
-      for (let cursor = ""; cursor !== null;) {
-        const answer = await ask(`/v1/admin/predictions/${what}`, { method: "POST", body: { ...part, ...(cursor ? { cursor } : {}) } });
-        done += answer.done;
-        refused.push(...answer.refused);
-        cursor = answer.next ?? null;
-      }
+      const answer = await askForAll(`/v1/admin/predictions/${what}`, part);
+      done += answer.done;
+      refused.push(...answer.refused);
     }
     chosen.clear();
     await load(null);
-    const why = refused.length ? ` ${refused.length} left alone: ${[...new Set(refused.map((one) => one.why.replaceAll("_", " ")))].join(", ")}.` : "";
-    return `${done} ${what === "cancel" ? "canceled" : "queued again"}.${why}`;
+    return `${done} ${what === "cancel" ? "canceled" : "queued again"}.${whyRefused(refused)}`;
   }
 
   /** Only operators may change many at once; others cancel one after the other. */
@@ -145,7 +141,8 @@ export function predictions({ session, signal, query }) {
     const answers = await Promise.allSettled(ids.map((id) => ask(`/v1/predictions/${id}/cancel`, { method: "POST" })));
     chosen.clear();
     await load(null);
-    return `${answers.filter((answer) => answer.status === "fulfilled").length} canceled.`;
+    const refused = answers.filter((answer) => answer.status === "rejected").map(({ reason }) => reason.message.replace(/\.$/, ""));
+    return `${answers.length - refused.length} canceled.${whyRefused(refused)}`;
   }
 
   /** The filters that the list was made with, whatever the fields say by now. */
@@ -158,12 +155,10 @@ export function predictions({ session, signal, query }) {
   const all = h("button", { type: "button", on: { click: () => { const isFull = chosen.size === known.size; chosen.clear(); if (!isFull) for (const id of known.keys()) chosen.add(id); draw(); } } }, "Choose all shown");
   const isSure = "Cancel every prediction, of all accounts, that matches the filters?";
   const bulk = h("div", { class: "actions bulk", hidden: true }, all,
-    action("Cancel chosen", ofChosen((ids) => (session.seesAll ? change("cancel", ids) : cancelEach())), { kind: "danger", confirm: "Cancel all that are chosen?" }),
-    session.seesAll ? [
-      action("Retry chosen", ofChosen((ids) => change("retry", ids))),
-      action("Cancel all that match", () => change("cancel", matching()), { kind: "danger", confirm: isSure }),
-      action("Retry all that match", () => change("retry", matching()), { confirm: "Retry every prediction that matches the filters and did not succeed?" }),
-    ] : null);
+    action("Cancel chosen", ofChosen((ids) => (session.operates ? change("cancel", ids) : cancelEach())), { kind: "danger", confirm: "Cancel all that are chosen?" }),
+    action("Retry chosen", ofChosen((ids) => change("retry", ids)), { needs: "operates" }),
+    action("Cancel all that match", () => change("cancel", matching()), { kind: "danger", needs: "operates", confirm: isSure }),
+    action("Retry all that match", () => change("retry", matching()), { needs: "operates", confirm: "Retry every prediction that matches the filters and did not succeed?" }));
 
   repeat(async () => {
     if (known.size >= MOST_LIVE) return;
@@ -189,7 +184,7 @@ export function predictions({ session, signal, query }) {
     const result = h("td", { class: "brief lesser" });
     const whose = session.seesAll ? h("td", { class: "lesser" }, first.account) : null;
     const input = h("td", { class: "brief lesser" }, preview(valueOf(first.input)));
-    const node = h("tr", { class: "opens" }, h("td", {}, tick), h("td", {}, predictionLink(first.id)), status, h("td", { class: "whole" }, first.model), whose, created, waited, ran, input, result);
+    const node = h("tr", { class: "opens" }, session.acts ? h("td", {}, tick) : null, h("td", {}, predictionLink(first.id)), status, h("td", { class: "whole" }, first.model), whose, created, waited, ran, input, result);
     return {
       node,
       update(one) {
