@@ -5,13 +5,13 @@ import { h } from "./dom.js";
 import { session } from "./session.js";
 
 const KEPT_MS = 60_000;
-const MOST_PAGES = 5; // of 100 names
+export const MOST_NAMES = 500;
 const known = new Map();
 
-async function listed(path, name) {
+async function allNames(path, name) {
   const found = [];
   let next = null;
-  for (let at = 0; at < MOST_PAGES && (at === 0 || next); at += 1) {
+  for (let isFirst = true; (isFirst || next) && found.length < MOST_NAMES; isFirst = false) {
     const one = await page(path, next);
     found.push(...one.results.map(name));
     next = one.next;
@@ -23,7 +23,7 @@ function kept(path, name) {
   const whose = session.who?.username;
   const old = known.get(path);
   if (old?.whose === whose && performance.now() - old.at < KEPT_MS) return old.names;
-  const names = listed(path, name).catch(() => { known.delete(path); return []; });
+  const names = allNames(path, name).catch(() => { known.delete(path); return []; });
   known.set(path, { whose, at: performance.now(), names });
   return names;
 }

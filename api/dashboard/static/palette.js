@@ -1,10 +1,10 @@
 // The palette: find a section, a model, a queue, an account, an id or an act by a few letters, and go there by Enter.
 
-import { ask } from "./api.js";
-import { accountNames, modelNames } from "./choices.js";
+import { ask, pause } from "./api.js";
+import { accountNames, modelNames, MOST_NAMES } from "./choices.js";
 import { fill, h, say } from "./dom.js";
 import { icon } from "./icons.js";
-import { sections } from "./sections.js";
+import { MODEL, sections } from "./sections.js";
 import { session } from "./session.js";
 import { notice, queuePath, sure } from "./views/parts.js";
 
@@ -12,6 +12,8 @@ const MOST = 40; // lines
 const FEW = 5; // of each kind, while nothing is typed
 const MOST_RECENT = 6;
 const PREDICTION = /^[0-9a-hjkmnp-tv-z]{26}$/;
+const WHOLE_NAME = new RegExp(`^${MODEL}$`);
+const SEEK_MS = 200; // without another letter, before the service is asked
 const BATCH = /^batch_[a-z0-9]{26}$/;
 
 const acts = new Map(); // acts of the frame, by name
@@ -34,11 +36,17 @@ export function score(text, words) {
   return sum - text.length / 1000;
 }
 
-/** All letters of it in this order, from the begin of a word. */
+/** All letters of it in this order, from the begin of a word, with no space between. */
 function isSpread(text, word) {
   if (word.length < 2) return false;
-  return new RegExp(`(?:^|[\\s/:._-])${[...word].map((letter) => letter.replace(/[^a-z0-9]/, "\\$&")).join("[^\\s]*?")}`).test(text);
+  return text.split(/\s+/).some((part) => starts(part, word[0]).some((start) => {
+    let at = start;
+    for (const letter of word.slice(1)) if ((at = part.indexOf(letter, at + 1)) < 0) return false;
+    return true;
+  }));
 }
+
+const starts = (part, letter) => [...part.matchAll(/^.|[/:._-]./g)].map((found) => found.index + found[0].length - 1).filter((at) => part[at] === letter);
 
 const onQueue = (name, what, said) => async () => {
   if (what === "pause" && !(await sure(`Pause ${name}? Nothing of it starts until it is resumed.`, "Pause"))) return;
@@ -66,18 +74,20 @@ function ofQueues() {
   });
 }
 
-async function listed() {
+const ofModel = (name, note = "") => line("Model", name, go(`#/models/${name}`), { words: "run try", note, picture: "models" });
+
+async function ofNames() {
   const [models, accounts] = await Promise.all([modelNames(), accountNames()]);
-  const place = sections().find(({ name }) => name === "Models")?.path;
   return [
-    ...models.map((name) => line("Model", name, go(`#${place}/${name}`), { words: "run try", picture: "models" })),
+    ...models.map((name) => ofModel(name)),
     ...accounts.flatMap((name) => [line("Account", name, go(`#/accounts/${name}`), { picture: "accounts" }),
       ...(session.administers && name !== session.who.username ? [line("Act", `New token for ${name}`, go(`#/accounts/${name}`), { words: "create make" })] : [])]),
   ];
 }
 
-/** What an id leads to, known here or not. */
+/** What an id or a whole name leads to, known here or not. */
 function byId(text) {
+  if (WHOLE_NAME.test(text)) return [ofModel(text, "by this name")];
   if (PREDICTION.test(text)) return [line("Prediction", text, go(`#/predictions/${text}`), { picture: "predictions" })];
   if (BATCH.test(text)) return [line("Batch", text, go(`#/batches/${text}`), { picture: "batches" })];
   return [];
@@ -117,16 +127,19 @@ export function openPalette() {
   box = h("dialog", { class: "palette", "aria-label": "Find" }, h("div", { class: "palette-field" }, icon("find"), field), list, none, told,
     h("p", { class: "hint palette-foot", "aria-hidden": "true" }, h("kbd", {}, "↑"), h("kbd", {}, "↓"), " choose ", h("kbd", {}, "Enter"), " go ", h("kbd", {}, "Esc"), " close ", h("kbd", {}, "?"), " keys"));
   let names = [];
+  let more = []; // models beyond them that the service found for the words
+  let seeking = new AbortController();
   let found = [];
   let at = 0;
 
   function draw() {
     const text = field.value.trim().toLowerCase();
     const ids = recent.flatMap(byId).map((one) => ({ ...one, note: "seen before" }));
-    const all = [...fixed(), ...(text ? [] : ids), ...ofQueues(), ...names];
+    const all = [...fixed(), ...(text ? [] : ids), ...ofQueues(), ...names, ...more];
     const fitting = chosen([...all, ...(text ? ids : [])], text);
     const known = new Set(fitting.map(({ name }) => name));
-    found = [...byId(text).filter(({ name }) => !known.has(name)), ...fitting];
+    const beyond = byId(text).filter(({ name }) => !known.has(name));
+    found = WHOLE_NAME.test(text) ? [...fitting, ...beyond] : [...beyond, ...fitting];
     at = 0;
     fill(list, found.map(option));
     none.hidden = found.length > 0;
@@ -164,13 +177,29 @@ export function openPalette() {
     at = (step() + found.length) % found.length;
     point();
   });
-  field.addEventListener("input", draw);
+  /** Ask the service for models where it has more than the page knows by name. */
+  async function seek() {
+    seeking.abort();
+    const { signal } = (seeking = new AbortController());
+    const text = field.value.trim().toLowerCase();
+    if (names.filter(({ kind }) => kind === "Model").length < MOST_NAMES || text.length < 2) return;
+    await pause(SEEK_MS, signal);
+    if (signal.aborted) return;
+    try {
+      const { models } = await ask(`/v1/search?${new URLSearchParams({ query: text })}`, { signal });
+      const known = new Set(names.map(({ name }) => name));
+      more = models.map(({ model }) => `${model.owner}/${model.name}`).filter((name) => !known.has(name)).map((name) => ofModel(name));
+    } catch { return; } // what the page knows stays
+    if (box && !signal.aborted) redraw();
+  }
+
+  field.addEventListener("input", () => { draw(); seek(); });
   box.addEventListener("click", (event) => { if (event.target === box) box.close(); });
-  box.addEventListener("close", () => { box.remove(); box = null; }, { once: true });
+  box.addEventListener("close", () => { seeking.abort(); box.remove(); box = null; }, { once: true });
   document.body.append(box);
   box.showModal();
   draw();
-  listed().then((all) => { names = all; if (box) redraw(); });
+  ofNames().then((all) => { names = all; if (box) { redraw(); seek(); } });
 
   /** Names that came later change nothing under the hand of a reader who has chosen already. */
   function redraw() {

@@ -22,7 +22,7 @@ import { webhooks } from "./views/webhooks.js";
 
 // what names may look like: whatever else an address has, a stranger may have written, and nothing is asked for there
 const NAME = "[a-z0-9][a-z0-9._-]*";
-const MODEL = `${NAME}/${NAME}`;
+export const MODEL = `${NAME}/${NAME}`;
 const QUEUE = `${MODEL}:[0-9a-f]{12}(?:~[a-z]+)?`;
 
 const dying = ({ queues: all }) => all.reduce((sum, one) => sum + one.dead, 0);

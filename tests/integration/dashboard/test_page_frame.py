@@ -6,10 +6,14 @@ from typing import Any, Final
 
 import pytest
 
+from director.core.clock import SystemClock
+from director.core.policy import Policy
 from director.store.accounts import ROLES, Accounts
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.integration.dashboard.conftest import ACCOUNT, MODEL, Place, opened
 from tests.support.browser import Window
 from tests.support.eventually import eventually
+from tests.support.queue_driver import VERSION
 
 pytestmark = [pytest.mark.anyio, pytest.mark.heavy]  # the browser comes from a Debian package
 
@@ -297,7 +301,7 @@ async def test_tab_of_a_model_is_the_view_that_the_address_says(window: Window, 
     await tabs.locator("[aria-current=page]", has_text="Versions").wait_for()
     await tabs.get_by_role("link", name="Runs").click()
     await window.page.locator("main article").evaluate("(one) => { one.dataset.mine = 'yes'; }")
-    await window.page.get_by_role("row").get_by_role("link", name=made).click()
+    await window.page.get_by_role("row").get_by_role("link", name=made, exact=True).click()
     await window.page.get_by_role("complementary").get_by_role("heading", name=made).wait_for()
     assert await window.page.locator("main article[data-mine]").count() == 1, "the view beside the panel stays"
     await tabs.get_by_role("link", name="API", exact=True).click()
@@ -461,3 +465,39 @@ async def test_page_that_changes_views_does_not_grow(window: Window, place: Plac
 
     await eventually(is_as_before, "the nodes, listeners and heap are those of before", limit_s=30)
     assert window.faults == []
+
+
+async def test_search_finds_models_beyond_those_that_are_shown(chromium: tuple[Any, str], place: Place) -> None:
+    """A list of models has pages, and the palette knows 500 names. The service searches all of them."""
+    catalog = Catalog(place.redis, place.scripts, SystemClock())
+    names = [f"many/model-{number:03}" for number in range(600)]
+    for name in names:
+        await catalog.register(name, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy(attempts=1))
+    token = await token_of(place, "tyrell", USER)
+    window, context = await opened(chromium, token, viewport=WIDE)
+    await see(window, place, "/models", "Models")
+    await window.page.get_by_role("button", name="Show more").wait_for()
+    shown = set(await window.page.locator(".model-card a").evaluate_all("(all) => all.map((one) => one.hash)"))
+    far = next(name for name in names if f"#/models/{name}" not in shown)
+    await window.page.get_by_label("Search models").fill(far)
+    await window.page.locator(f".model-card a[href='#/models/{far}']").wait_for()
+    await window.page.locator("main [role=status]").get_by_text("1 found").wait_for()
+    known = await window.page.evaluate("async () => (await import('/dashboard/choices.js')).modelNames()")
+    beyond = next(name for name in names if name not in known)
+    await find(window, beyond.partition("/")[2])
+    await window.page.locator("#palette-list").get_by_text(beyond).wait_for()
+    await window.page.locator("#palette-field").fill("nobody/knows-it")
+    assert await chosen(window) == "nobody/knows-it"
+    await window.page.keyboard.press("Enter")
+    await goes_to(window, "#/models/nobody/knows-it")
+    await context.close()
+
+
+async def test_spread_letters_are_found_in_time_that_grows_slowly(window: Window, place: Place) -> None:
+    await see(window, place, "/system", "System")
+    score = "async ([text, words]) => (await import('/dashboard/palette.js')).score(text, words)"
+    assert await window.page.evaluate(score, ["acme/painter", ["pnt"]]) > 0
+    assert await window.page.evaluate(score, ["new token for acme", ["ntk"]]) == 0, "not over a space"
+    assert await window.page.evaluate(score, ["acme/painter", ["cme"]]) > 0, "it is there as it is"
+    assert await window.page.evaluate(score, ["acme/painter", ["ce"]]) == 0, "no word begins so"
+    assert await window.page.evaluate(score, ["a" * 2_000, ["a" * 40 + "b"]]) == 0

@@ -10,10 +10,9 @@ import httpx
 import pytest
 
 from director.broker import keys
-from director.core.states import Status
 from director.store.accounts import ROLES, Accounts
 from tests.integration.dashboard.conftest import Place, opened
-from tests.support.api import PlayedDirector
+from tests.integration.dashboard.test_page_actions import died, failed
 from tests.support.browser import Window
 
 pytestmark = [pytest.mark.anyio, pytest.mark.heavy]  # the browser comes from a Debian package
@@ -166,15 +165,11 @@ async def test_buttons_are_those_of_the_role(chromium: tuple[Any, str], context:
     assert found["admin"] == acts | {"Create", "Save limits", "Suspend and cancel", "Create token"}
 
 
-@pytest.mark.parametrize("scopes", [("run", "view"), ("view",)], ids=["runs and sees", "sees"])
+@pytest.mark.parametrize("scopes", [("read", "run", "view"), ("read", "view")], ids=["runs and sees", "sees"])
 async def test_who_sees_all_and_operates_nothing_has_no_buttons_of_operators(
     chromium: tuple[Any, str], place: Place, scopes: tuple[str, ...]
 ) -> None:
-    claim = await place.claimed(await place.submit("other"))
-    played = PlayedDirector(place.scripts, place.queue)
-    await played.finish(claim, Status.FAILED, seq=await played.begin(claim), error="It broke.", code="model_failed")
-    dying = await place.claimed(await place.submit("other"))
-    await place.scripts.release(dying.id, token=dying.token, spent=True, error="Lost.", code="server_lost")
+    claim, dying = await failed(place), await died(place)
     waiting = await place.submit("watcher")
     token = await Accounts(place.redis).create_token("watcher", scopes=scopes)
     window, context = await opened(chromium, token)

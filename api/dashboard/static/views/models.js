@@ -1,6 +1,6 @@
 // The models there are, each with its state, what it does and how fast it is.
 
-import { ask, page, repeat } from "../api.js";
+import { ask, page, pause, repeat } from "../api.js";
 import { h, say } from "../dom.js";
 import { ago, count, seconds } from "../format.js";
 import { picture, stateChip } from "./model_parts.js";
@@ -8,15 +8,20 @@ import { endless } from "./parts.js";
 
 const LOOK_MS = 5000;
 const MOST_ASKED = 100; // names in one question
+const SEEK_MS = 300; // without another letter, before the service is asked
+const MOST_FOUND = 50;
 
 export function models({ signal }) {
   const list = h("ul", { class: "models" });
   const cards = new Map();
   const found = h("p", { class: "hint", role: "status" });
   let isDue = false; // once for all cards of a page
-  const search = h("input", { id: "search-models", type: "search", placeholder: "Search", autocomplete: "off", spellcheck: "false", on: { input: narrow } });
+  const search = h("input", { id: "search-models", type: "search", placeholder: "Search", autocomplete: "off", spellcheck: "false", on: { input: () => { narrow(); seek(); } } });
+  let seeking = new AbortController();
 
   function card(model) {
+    const known = cards.get(`${model.owner}/${model.name}`);
+    if (known) return known.node; // a search had found it
     const made = cardOf(model);
     cards.set(made.name, made);
     if (!isDue) { isDue = true; setTimeout(() => { isDue = false; narrow(); look(); }); }
@@ -30,9 +35,24 @@ export function models({ signal }) {
       one.node.hidden = wanted !== "" && !one.words.includes(wanted);
       shown += one.node.hidden ? 0 : 1;
     }
-    say(found, wanted ? `${shown} of ${cards.size} models` : "");
+    say(found, wanted ? `${shown} found` : "");
     search.parentElement.hidden = cards.size < 2 && !wanted;
     if (cards.size) foot.querySelector(".hint")?.remove(); // that no model is here
+  }
+
+  /** Ask the service, where the list has more models than are shown. */
+  async function seek() {
+    seeking.abort();
+    seeking = new AbortController();
+    const asked = AbortSignal.any([signal, seeking.signal]);
+    const query = search.value.trim();
+    if (!query || foot.querySelector("button").hidden) return;
+    await pause(SEEK_MS, asked);
+    if (asked.aborted) return;
+    try {
+      const { models: more } = await ask(`/v1/search?${new URLSearchParams({ query, limit: MOST_FOUND })}`, { signal: asked });
+      list.append(...more.map(({ model }) => model).filter((model) => !cards.has(`${model.owner}/${model.name}`)).map(card));
+    } catch { /* those that are shown stay */ }
   }
 
   async function look() {
