@@ -28,6 +28,14 @@ export function refill(element, ...children) {
 
 const ACTING = "a, button, input, select, textarea"; // replaced as a whole: what they do is not to be seen
 
+/** A button at work is the one that it was before: replaced, it would lose the focus. */
+function isSame(old, node) {
+  if (old.ariaBusy !== "true") return old.isEqualNode(node);
+  const calm = old.cloneNode(true);
+  calm.ariaBusy = null;
+  return calm.isEqualNode(node);
+}
+
 function settle(element, wanted) {
   const there = [...element.childNodes];
   const given = [...wanted.childNodes];
@@ -35,7 +43,7 @@ function settle(element, wanted) {
     const old = there[at];
     if (node.tagName === "DETAILS" && old?.tagName === "DETAILS") node.open = old.open;
     if (!old) element.append(node);
-    else if (old.isEqualNode(node)) continue;
+    else if (isSame(old, node)) continue;
     else if (old instanceof Text && node instanceof Text) old.data = node.data;
     else if (old instanceof Element && !old.matches(ACTING) && old.cloneNode(false).isEqualNode(node.cloneNode(false))) settle(old, node);
     else old.replaceWith(node);

@@ -2,9 +2,10 @@
 
 import { ask, page, repeat } from "../api.js";
 import { fill, h, refill, table } from "../dom.js";
-import { ago, between, bytes, count, moment, now, seconds } from "../format.js";
+import { ago, between, count, moment, now, seconds } from "../format.js";
 import { LIMITS } from "./accounts.js";
 import { action, chip, copier, facts, failure, loading, predictionLink, preview } from "./parts.js";
+import { figures } from "./usage.js";
 
 const LOOK_MS = 5000;
 const FEW = 8; // runs
@@ -43,7 +44,7 @@ export function own({ session, signal }) {
   load(used, async () => usage(await ask("/v1/usage?by=model", { signal })));
   load(models, async () => choices((await page("/v1/models", null, { signal })).results));
   load(limits, async () => bounds(await ask("/v1/account/limits", { signal })));
-  load(tokens, async () => listed((await page("/v1/account/tokens", null, { signal })).results));
+  load(tokens, async () => tokenTable((await page("/v1/account/tokens", null, { signal })).results));
   return {
     title: "Home",
     node: h("section", {}, h("h1", {}, "Home"),
@@ -67,11 +68,9 @@ function latest(results) {
 }
 
 function usage({ total, results }) {
-  const tile = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
   const most = results.toSorted((a, b) => b.runs - a.runs).slice(0, 3).map((one) => `${one.model} (${count(one.runs)})`);
   return [
-    h("dl", { class: "tiles" }, tile("Runs", count(total.runs)), tile("Time", seconds(total.seconds)), total.input_tokens + total.output_tokens ? tile("Tokens in · out", `${count(total.input_tokens)} · ${count(total.output_tokens)}`) : null,
-      total.file_bytes ? tile("Files", bytes(total.file_bytes)) : null, total.cost === null ? null : tile("Cost", total.cost.toFixed(2))),
+    figures(total),
     h("p", { class: "hint" }, most.length ? `Most by ${most.join(", ")}. Days are those of UTC.` : `Nothing ran since ${new Date(now()).toISOString().slice(0, 8)}01.`),
   ];
 }
@@ -91,7 +90,7 @@ function bounds({ limits, usage, suspension }) {
   ];
 }
 
-function listed(all) {
+function tokenTable(all) {
   if (!all.length) return h("p", { class: "hint" }, "The account has no token.");
   const row = (one) => h("tr", {}, h("th", { scope: "row" }, one.label || h("span", { class: "mono" }, one.id)), h("td", { class: "mono" }, `…${one.last4}`), h("td", {}, one.scopes.join(", ")), h("td", {}, one.lanes.join(", ")),
     h("td", { class: "num broad" }, ago(one.created_at)), h("td", {}, one.expires_at ? moment(one.expires_at) : "never"));

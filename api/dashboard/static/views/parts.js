@@ -58,22 +58,23 @@ export const queuePath = (name) => {
   return `/v1/admin/queues/${name.slice(0, at)}/${encodeURIComponent(name.slice(at + 1))}`;
 };
 
-/** A button that does something on the service: it says how that went, and is off meanwhile. `act` returns what to say.
+/** A button that does something on the service: it says how that went, and does it once at a time. `act` returns what to
+ * say. It keeps the focus meanwhile, which a button that is off would lose.
  * `of`: what it is done to, for those who hear the button and do not see where it stands. `needs`: the right that it
  * takes; who lacks it does not see the button. */
 export function action(name, act, { kind = "", confirm = "", of = "", needs = "acts" } = {}) {
   const isDenied = Boolean(needs) && !session[needs];
   const button = h("button", { type: "button", class: kind, "aria-label": of ? `${name} ${of}` : null, "data-denied": isDenied ? "" : null }, name);
   button.addEventListener("click", async () => {
-    if (confirm && !(await sure(confirm, name))) return;
-    button.disabled = true;
+    if (button.ariaBusy || (confirm && !(await sure(confirm, name)))) return;
+    button.ariaBusy = "true";
     try {
       const said = await act();
       if (said) notice(said);
     } catch (error) {
       notice(error.message, "trouble");
     } finally {
-      button.disabled = false;
+      button.ariaBusy = null;
     }
   });
   return button;

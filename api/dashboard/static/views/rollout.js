@@ -46,7 +46,7 @@ export function deployment({ params: [name], signal }) {
 
 /** How the calls of a deployment are split, which follows what happens until `signal`. */
 export function rollout(name, { signal }) {
-  const body = h("div", { class: "rollout" }, h("p", { class: "hint" }, "Loading…"));
+  const body = h("div", { class: "rollout", tabindex: "-1" }, h("p", { class: "hint" }, "Loading…"));
   const trouble = h("div", {});
 
   async function look() {
@@ -59,7 +59,9 @@ export function rollout(name, { signal }) {
   // a button names its version: one that looks the same asks the same
   const verb = (words, route, version, question, said) => action(words, async () => {
     await ask(`${path(name)}/${route}`, { method: "POST" });
+    const hadFocus = body.contains(document.activeElement);
     await look();
+    if (hadFocus && !body.contains(document.activeElement)) body.focus(); // its button has gone
     return said;
   }, { kind: route === "promote" ? "main" : "danger", confirm: question, of: version.slice(0, SHORT) });
 

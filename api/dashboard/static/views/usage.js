@@ -23,7 +23,7 @@ const GROUPS = { "account,model": "Account and model", account: "Account", model
 
 /** The month before or after one, as 2026-11. */
 const beside = (month, by) => new Date(Date.UTC(Number(month.slice(0, 4)), Number(month.slice(5)) - 1 + by, 1)).toISOString().slice(0, 7);
-const titled = (month) => new Intl.DateTimeFormat("en", { month: "long", year: "numeric", timeZone: "UTC" }).format(new Date(`${month}-01T00:00:00Z`));
+const nameOf = (month) => new Intl.DateTimeFormat("en", { month: "long", year: "numeric", timeZone: "UTC" }).format(new Date(`${month}-01T00:00:00Z`));
 
 export function usage({ session, signal, query }) {
   const present = new Date(now()).toISOString().slice(0, 7);
@@ -40,15 +40,19 @@ export function usage({ session, signal, query }) {
   async function load() {
     const keys = chosen.by.split(",");
     drawing.abort();
-    drawing = new AbortController();
+    const mine = drawing = new AbortController();
+    const isLeft = () => signal.aborted || mine.signal.aborted;
     try {
       const [sums, days] = await Promise.all([about(chosen.by), about(`${keys[0]},day`)]);
-      if (signal.aborted) return;
+      if (isLeft()) return;
       if (!sums.results.length) return fill(body, h("p", { class: "hint" }, "Nothing ran in this month."));
       const of = chosen.of || (sums.total.cost ? "cost" : "seconds");
+      const at = document.activeElement;
+      const picked = body.contains(at) && at.closest(".picks")?.ariaLabel; // which goes with what is drawn now
       fill(body, figures(sums.total), picks(sums.total, of), perDay(days.results, keys[0], of), rows(sums, keys, of));
+      if (picked) body.querySelector(`[aria-label="${picked}"] [aria-pressed="true"]`)?.focus();
     } catch (error) {
-      if (!signal.aborted) fill(body, failure(error));
+      if (!isLeft()) fill(body, failure(error));
     }
   }
 
@@ -106,9 +110,9 @@ export function usage({ session, signal, query }) {
   return {
     title: "Usage",
     node: h("section", { class: "usage" },
-      h("div", { class: "head" }, h("h1", {}, `Usage in ${titled(month)}`),
-        h("div", { class: "months", role: "group", "aria-label": "Months" }, h("a", { class: "button", href: address({ month: beside(month, -1) }) }, "‹ ", titled(beside(month, -1))),
-          month < present ? h("a", { class: "button", href: address({ month: beside(month, 1) }) }, titled(beside(month, 1)), " ›") : null)),
+      h("div", { class: "head" }, h("h1", {}, `Usage in ${nameOf(month)}`),
+        h("div", { class: "months", role: "group", "aria-label": "Months" }, h("a", { class: "button", href: address({ month: beside(month, -1) }) }, "‹ ", nameOf(beside(month, -1))),
+          month < present ? h("a", { class: "button", href: address({ month: beside(month, 1) }) }, nameOf(beside(month, 1)), " ›") : null)),
       body,
       h("p", { class: "hint" }, "Days are those of UTC. ", session.seesAll ? ["In a terminal: ", h("code", {}, `director usage --month ${month} --csv`), ". Prices: ", h("code", {}, "director model price"), "."] : null)),
   };
@@ -120,7 +124,8 @@ function save(text, name) {
   setTimeout(() => URL.revokeObjectURL(address), 60_000);
 }
 
-const figures = (total) => h("dl", { class: "tiles" }, [
+/** The sums of a month. What is none says nothing. */
+export const figures = (total) => h("dl", { class: "tiles" }, [
   ["Runs", count(total.runs)], ["Time", seconds(total.seconds)],
   ["Tokens, in · out", total.input_tokens + total.output_tokens ? `${count(total.input_tokens)} · ${count(total.output_tokens)}` : ""],
   ["Files", total.file_bytes ? bytes(total.file_bytes) : ""], ["Cost", total.cost === null ? "" : total.cost.toFixed(2)],
