@@ -124,7 +124,7 @@ function save(text, name) {
   setTimeout(() => URL.revokeObjectURL(address), 60_000);
 }
 
-/** The sums of a month. What is none says nothing. */
+/** The sums of a month, without zeros. */
 export const figures = (total) => h("dl", { class: "tiles" }, [
   ["Runs", count(total.runs)], ["Time", seconds(total.seconds)],
   ["Tokens, in · out", total.input_tokens + total.output_tokens ? `${count(total.input_tokens)} · ${count(total.output_tokens)}` : ""],
