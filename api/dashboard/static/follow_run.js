@@ -41,19 +41,17 @@ export function followed(first, { path, signal, onChange, onPiece = () => {}, ar
     if (isOver) return;
     await pause(LOOK_MS, signal);
     await repeat(async () => {
-      try {
-        const seen = await ask(path, { signal });
-        if (!signal.aborted) settle(seen);
-      } catch { /* it is away for a while */ }
+      const seen = await ask(path, { signal }).catch(() => null); // it is away for a while
+      if (seen && !signal.aborted) settle(seen);
       return isOver;
     }, { every: LOOK_MS, signal });
   }
 
   async function read() {
     if (!first.urls.stream || isTerminal(first.status)) return;
-    for await (const told of follow(ours(first.urls.stream), { signal })) {
-      if (told.comment === "retried" || told.comment === "restarted") area.clear();
-      if (told.event === "output" && !isOver) add(told.data);
+    for await (const { event, comment, data } of follow(ours(first.urls.stream), { signal })) {
+      if (comment === "retried" || comment === "restarted") area.clear();
+      if (event === "output" && !isOver) add(data);
     }
   }
 

@@ -1,7 +1,7 @@
 // A text that grows: as Markdown or as it is. Blocks that are finished keep their nodes, so that each frame costs as
 // much as the last blocks do, however long the text is.
 
-import { fill, h } from "./dom.js";
+import { fill, h, say } from "./dom.js";
 import { block, item, lex } from "./markdown.js";
 
 export const MOST = 200_000; // characters of one text that are shown
@@ -19,6 +19,7 @@ export class LiveText {
     this._isPlain = wantsPlain();
     this._isDue = false;
     this._after = 0; // of performance.now(): nothing is drawn before
+    this._cut = 0; // characters of its begin that are not kept
     this._begin();
   }
 
@@ -54,6 +55,7 @@ export class LiveText {
     this._open = []; // {token, node}
     this._body = this._isRaw ? h("pre", { class: "out" }, "") : h("div", { class: "md" });
     fill(this.node, this._body);
+    this._tellCut();
   }
 
   get _isRaw() {
@@ -82,10 +84,19 @@ export class LiveText {
   _lengthen() {
     const shown = this._body.firstChild ?? this._body.appendChild(document.createTextNode(""));
     if (this.text.length > 2 * MOST) {
+      this._cut += this.text.length - MOST;
       this.text = this.text.slice(-MOST);
       shown.data = this.text;
+      this._tellCut();
     } else if (this.text.startsWith(shown.data)) shown.appendData(this.text.slice(shown.length));
     else shown.data = this.text;
+  }
+
+  _tellCut() {
+    if (!this._cut) return;
+    this._note ??= h("p", { class: "hint" });
+    say(this._note, `The first ${this._cut} characters are not shown.`);
+    if (!this._note.isConnected) this.node.prepend(this._note);
   }
 
   _grow() {

@@ -10,8 +10,21 @@ const NAMED = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0"
 const BREAK = /^<br\s*\/?>$/i;
 const PICTURE = /^data:image\/(?:png|jpeg|gif|webp|avif);base64,/;
 
-/** The blocks of a text. */
-export const lex = (text) => new Lexer({ ...OPTIONS }).lex(text);
+const DEEPEST = 50; // levels of quotes, lists and emphasis: a text with more is shown as it is
+const NESTED = /^[ \t]*(?:>[ \t]*|[-*+][ \t]+|\d{1,9}[.)][ \t]+){50}/m; // each level would be read again
+
+/** The blocks of a text. One that nests deeper than a page can show, or a stack can hold, is a block as it is. */
+export function lex(text) {
+  try {
+    const tokens = NESTED.test(text) ? null : new Lexer({ ...OPTIONS }).lex(text);
+    if (tokens && isFlat(tokens, DEEPEST)) return tokens;
+  } catch (error) {
+    if (!(error instanceof RangeError)) throw error; // the stack is used up
+  }
+  return [{ type: "unread", raw: text, text }];
+}
+
+const isFlat = (tokens, left) => !tokens.length || (left > 0 && tokens.every((one) => isFlat(one.tokens ?? one.items ?? [...(one.header ?? []), ...(one.rows ?? []).flat()], left - 1)));
 
 /** A text that is whole. */
 export const markdown = (text) => h("div", { class: "md" }, lex(text).map(block));
@@ -21,6 +34,7 @@ export function block(token) {
   switch (token.type) {
     case "space": case "def": return null;
     case "hr": return h("hr");
+    case "unread": return h("p", { class: "as-typed" }, token.text);
     case "code": return code(token);
     case "heading": return h("h3", { class: `depth${token.depth}` }, inline(token.tokens)); // one level: the page has its own outline
     case "blockquote": return h("blockquote", {}, token.tokens.map(block));

@@ -33,25 +33,45 @@ export function fileOf(text) {
   return { kind: isOurs ? kind : "file", src: isOurs ? placed(ours(url.href)) : "", url, name };
 }
 
-/** All files of one output, in its order; pictures come first. */
-export function media(files) {
-  const shown = files.slice(0, MOST);
-  const pictures = shown.filter((one) => one.kind === "picture");
-  const others = shown.filter((one) => one.kind !== "picture");
-  const more = files.length - MOST;
-  return h("div", { class: "media" },
-    pictures.length ? gallery(pictures) : null,
-    others.map((one) => (one.kind === "sound" || one.kind === "film" ? player(one) : row(one))),
-    more > 0 ? h("p", { class: "hint" }, `… ${more} more`) : null);
+/** Files of one output, in its order; pictures come first. What is there stays as it is when `add(file)` brings one more. */
+export class Media {
+  constructor() {
+    this._grid = h("ul", { class: "grid", hidden: true });
+    this._more = h("p", { class: "hint" });
+    this.node = h("div", { class: "media" }, this._grid, this._more);
+    this._pictures = [];
+    this._count = 0;
+  }
+
+  add(file) {
+    this._count += 1;
+    if (this._count > MOST) say(this._more, `… ${this._count - MOST} more`);
+    else if (file.kind === "picture") this._paint(file);
+    else this._more.before(file.kind === "sound" || file.kind === "film" ? player(file) : row(file));
+  }
+
+  _paint(file) {
+    const at = this._pictures.length;
+    this._pictures.push(file);
+    const image = h("img", { src: file.src, alt: `What the model made, ${at + 1}`, loading: "lazy", decoding: "async" });
+    const button = h("button", { type: "button", class: "picture", on: { click: () => large(this._pictures, at) } }, image);
+    image.addEventListener("error", () => button.replaceWith(missing(file)), { once: true });
+    this._grid.append(h("li", {}, button, foot(file)));
+    this._grid.hidden = false;
+    this._grid.className = `grid of${Math.min(at + 1, 4)}`;
+    for (const [number, one] of [...this._grid.children].entries()) one.querySelector(".picture")?.setAttribute("aria-label", `Picture ${number + 1} of ${at + 1}, larger`);
+  }
 }
 
-function gallery(pictures) {
-  const view = (at) => large(pictures, at);
-  return h("ul", { class: `grid of${Math.min(pictures.length, 4)}` }, pictures.map((one, at) => h("li", {},
-    h("button", { type: "button", class: "picture", "aria-label": `Picture ${at + 1} of ${pictures.length}, larger`, on: { click: () => view(at) } },
-      h("img", { src: one.src, alt: `What the model made, ${at + 1} of ${pictures.length}`, loading: "lazy", decoding: "async" })),
-    foot(one))));
+/** All files of one output. */
+export function media(files) {
+  const shown = new Media();
+  for (const one of files) shown.add(one);
+  return shown.node;
 }
+
+/** In place of what could not be loaded: it was deleted, or it is another service's. */
+const missing = ({ kind, url }) => h("p", { class: "hint" }, `This ${kind} cannot be loaded.`, url && url.host !== location.host ? [" It is at ", outward(url, url.host), "."] : null);
 
 /** One picture over the page; the arrows go to its neighbours. */
 function large(pictures, first) {
@@ -81,9 +101,11 @@ function large(pictures, first) {
   box.showModal();
 }
 
-const player = (one) => h("figure", { class: `player ${one.kind}` },
-  h(one.kind === "sound" ? "audio" : "video", { src: one.src, controls: true, preload: "metadata", playsinline: true, "aria-label": one.name }),
-  foot(one));
+function player(one) {
+  const element = h(one.kind === "sound" ? "audio" : "video", { src: one.src, controls: true, preload: "metadata", playsinline: true, "aria-label": one.name });
+  element.addEventListener("error", () => element.replaceWith(missing(one)), { once: true });
+  return h("figure", { class: `player ${one.kind}` }, element, foot(one));
+}
 
 const row = (one) => h("div", { class: "attachment" }, h("span", { class: "mark", "aria-hidden": "true" }, "📄"), foot(one));
 

@@ -4,7 +4,7 @@ import { fill, h } from "./dom.js";
 import { json } from "./format.js";
 import { jsonView } from "./json_view.js";
 import { LiveText, MOST } from "./live_text.js";
-import { fileOf, media } from "./media.js";
+import { fileOf, Media, media } from "./media.js";
 
 const DEEP = 6; // levels of an output that are searched for files
 const MOST_FILES = 100; // that are shown of an object
@@ -38,7 +38,8 @@ export class OutputArea {
 
   _clear() {
     this.live = null; // the text that grows
-    this._files = [];
+    this._files = []; // that came one by one
+    this._media = null;
     fill(this.node);
   }
 
@@ -53,10 +54,10 @@ export class OutputArea {
     this.pieces += 1;
     const file = fileOf(data);
     if (file) {
-      this._files.push(file);
       if (this.live) this.live.settle();
-      this._grid?.remove();
-      this.node.append((this._grid = media(this._files)));
+      if (!this._media) this.node.append((this._media = new Media()).node);
+      this._files.push(file);
+      this._media.add(file);
       return;
     }
     if (!this.live) this.node.append((this.live = new LiveText()).node);
@@ -66,7 +67,8 @@ export class OutputArea {
   /** The whole output. A text that came piece by piece stays where it is. */
   settle(value) {
     const whole = textOf(value);
-    if (whole !== null && this.live && !this._files.length && this.live.completes(whole)) return undefined;
+    if (whole !== null && this.live && !this._media && this.live.completes(whole)) return undefined;
+    if (this._media && !this.live && isAllFiles(value) && isSame(filesOf(value), this._files)) return undefined; // a player goes on
     this._clear();
     if (value === null || value === undefined) return fill(this.node, h("p", { class: "hint" }, "No output."));
     if (whole !== null) {
@@ -85,11 +87,13 @@ export class OutputArea {
   }
 }
 
+const isAllFiles = (value) => isFile(value) || (Array.isArray(value) && value.every(isFile));
+const isSame = (files, others) => files.length === others.length && files.every((one, at) => one.src === others[at].src && one.name === others[at].name);
+
 function parts(value) {
   const files = filesOf(value);
-  const isAllFiles = isFile(value) || (Array.isArray(value) && value.every(isFile));
   return [
     files.length ? media(files) : null,
-    isAllFiles ? null : typeof value === "object" ? jsonView(value, { isOpen: !files.length, name: "JSON" }) : text(json(value)),
+    isAllFiles(value) ? null : typeof value === "object" ? jsonView(value, { isOpen: !files.length, name: "JSON" }) : text(json(value)),
   ];
 }

@@ -33,7 +33,7 @@ console.log(output);
 
 export const asOpenAi = (prediction, base) => {
   const { prompt, system_prompt: system, messages, ...rest } = prediction.input;
-  const said = messages ?? [...(system ? [{ role: "system", content: system }] : []), { role: "user", content: prompt ?? "Hello!" }];
+  const all = messages ?? [...(system ? [{ role: "system", content: system }] : []), { role: "user", content: prompt ?? "Hello!" }];
   const more = Object.entries(rest).filter(([name]) => SENT.has(name)).map(([name, value]) => `    ${name}=${literal(value, "    ")},\n`).join("");
   return `import os
 
@@ -42,7 +42,7 @@ from openai import OpenAI
 client = OpenAI(api_key=os.environ["DIRECTOR_TOKEN"], base_url="${base}/openai/v1")
 stream = client.chat.completions.create(
     model="${prediction.model}",
-    messages=${literal(said, "    ")},
+    messages=${literal(all, "    ")},
 ${more}    stream=True,
 )
 for chunk in stream:
