@@ -170,6 +170,18 @@ TEXT_SCHEMA: Final[dict[str, Any]] = {
         }
     },
 }
+MESSAGES: Final[dict[str, Any]] = {"type": "array", "items": {"type": "object"}, "title": "Messages"}
+CHAT_SCHEMA: Final[dict[str, Any]] = {
+    "openapi": "3.0.2",
+    "info": {"title": "Cog", "version": "0.1.0"},
+    "paths": {},
+    "components": {
+        "schemas": {
+            "Input": {"title": "Input", "type": "object", "properties": {"messages": MESSAGES}},
+            "Output": {"title": "Output", "type": "string"},
+        }
+    },
+}
 PIXEL: Final = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
 HOSTILE: Final = f"""# A title <img src=x onerror="window.stolen=1">
 

@@ -20,20 +20,22 @@ export function dropZone(schema, { label, id }) {
   const isRequired = () => node.dataset.required === "yes";
   let chosen = null; // a File
   let kept = ""; // a data URI, of a former run
-  const told = () => node.dispatchEvent(new Event("input", { bubbles: true }));
+  const tellChange = () => node.dispatchEvent(new Event("input", { bubbles: true }));
 
   async function take(file) {
     chosen = file;
     kept = "";
     element.value = "";
-    show(file.name, file.size, file.size <= MOST_PREVIEW ? await inline(file).catch(() => "") : "");
-    told();
+    const src = file.size <= MOST_PREVIEW ? await inline(file).catch(() => "") : "";
+    if (chosen !== file) return; // another one came meanwhile
+    show(file.name, file.size, src);
+    tellChange();
   }
 
   function show(name, size, src) {
     const kind = SHOWN.exec(src)?.[1];
     const shown = kind === "image" ? h("img", { src, alt: "" }) : kind ? h(kind, { src, controls: true, "aria-label": name }) : h("span", { class: "mark", "aria-hidden": "true" }, "📄");
-    const away = h("button", { type: "button", class: "quiet away", "aria-label": `Remove ${name}`, on: { click: () => { clear(); told(); choose.focus(); } } }, "✕");
+    const away = h("button", { type: "button", class: "quiet away", "aria-label": `Remove ${name}`, on: { click: () => { clear(); tellChange(); choose.focus(); } } }, "✕");
     fill(preview, shown, h("span", { class: "of" }, name, size === null ? "" : h("span", { class: "hint" }, ` ${bytes(size)}`)), away);
     state();
   }
@@ -57,7 +59,7 @@ export function dropZone(schema, { label, id }) {
 
   picked.addEventListener("change", () => picked.files.length && take(picked.files[0]));
   node.addEventListener("paste", (event) => { if (event.clipboardData?.files.length) { event.preventDefault(); take(event.clipboardData.files[0]); } });
-  dropped(node, ([first]) => take(first));
+  onDrop(node, ([first]) => take(first));
   return {
     kind: "file",
     element,
@@ -77,8 +79,11 @@ export function dropZone(schema, { label, id }) {
   };
 }
 
+/** A file that misses its field by a little stays out, and the page stays. */
+for (const name of ["dragover", "drop"]) window.addEventListener(name, (event) => { if (event.dataTransfer?.types.includes("Files")) event.preventDefault(); });
+
 /** Let files be dropped on an element. */
-export function dropped(node, act) {
+export function onDrop(node, act) {
   const over = (isOver) => (event) => {
     if (!event.dataTransfer?.types.includes("Files")) return;
     event.preventDefault();

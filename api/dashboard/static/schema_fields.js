@@ -22,7 +22,10 @@ export function choice(schema, isRequired) {
     schema.enum.map((value, at) => h("option", { value: String(at), selected: value === schema.default }, named(value, schema, at))));
   return plain(element, () => (element.value === "" ? undefined : schema.enum[Number(element.value)]), {
     kind: "choice",
-    take: (value) => { const at = schema.enum.indexOf(value); if (at >= 0) element.value = String(at); },
+    take(value) {
+      const at = [value, schema.default].map((one) => schema.enum.indexOf(one)).find((one) => one >= 0);
+      element.value = at !== undefined ? String(at) : isOptional ? "" : "0";
+    },
   });
 }
 
@@ -86,7 +89,7 @@ export function secret(schema) {
   const isText = schema.type === "string";
   const element = h("input", { type: "password", autocomplete: "off", spellcheck: "false", maxlength: schema.maxLength, placeholder: isText ? "" : "JSON" });
   const value = () => (element.value === "" ? undefined : isText ? element.value : parsed(schema, element.value));
-  return plain(element, value, { kind: "secret", take: () => {}, check: value, now: () => (element.value === "" ? undefined : "<secret>") });
+  return plain(element, value, { kind: "secret", take: (given) => { if (given === undefined) element.value = ""; }, check: value, now: () => (element.value === "" ? undefined : "<secret>") });
 }
 
 function parsed(schema, text) {

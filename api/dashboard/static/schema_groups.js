@@ -1,26 +1,35 @@
 // Fields that hold other fields: the members of an object, the items of a list, and a value of one of several kinds.
 
 import { h } from "./dom.js";
-import { dropped } from "./drop_zone.js";
+import { onDrop } from "./drop_zone.js";
 
 const MOST_ITEMS = 100;
 const changed = (node) => node.dispatchEvent(new Event("input", { bubbles: true }));
 
+/** The members of an object by the order that its author gave. */
+export const inOrder = (properties) => Object.entries(properties).sort(([, a], [, b]) => (a?.["x-order"] ?? 1e9) - (b?.["x-order"] ?? 1e9));
+
 /** The members of an object, each a field. If it is not required and none of them was changed, nothing is sent. */
 export function membersOf(schema, { path, depth, schemas, make, isRequired = false }) {
   const required = new Set(schema.required ?? []);
-  const order = ([, one]) => one?.["x-order"] ?? 1e9;
-  const fields = Object.entries(schema.properties).sort((a, b) => order(a) - order(b))
-    .map(([name, one]) => make(name, one, { isRequired: required.has(name), path: [...path, name], depth: depth + 1, schemas }));
-  const isChanged = (one) => { const value = one.now(); return value !== undefined && value !== false && value !== one.initial; };
-  const isGiven = () => { try { return isRequired || fields.some(isChanged); } catch { return true; } };
+  const own = Object(schema.default); // the default of the whole comes before those of its members
+  const fields = inOrder(schema.properties)
+    .map(([name, one]) => make(name, name in own ? { ...one, default: own[name] } : one, { isRequired: required.has(name), path: [...path, name], depth: depth + 1, schemas }));
+  const shown = (one) => { try { return JSON.stringify(one.now()); } catch (error) { return error.message; } };
+  const begun = fields.map(shown);
+  let isTaken = false; // from a run that had it
+  const isGiven = () => isRequired || isTaken || fields.some((one, at) => shown(one) !== begun[at]);
   const whole = (pairs) => (isGiven() ? Object.fromEntries(pairs.filter(([, value]) => value !== undefined)) : undefined);
   return {
     element: h("div", { class: "members" }, fields.map((one) => one.node)),
     isEmpty: !fields.length,
     value: async () => whole(await Promise.all(fields.map(async (one) => [one.name, await one.value()]))),
     now: () => whole(fields.map((one) => [one.name, one.now()])),
-    take(values) { for (const one of fields) if (values && one.name in values) one.take(values[one.name]); },
+    /** Show these values, and in all other fields what they begin with. */
+    take(values) {
+      isTaken = typeof values === "object" && values !== null && values !== schema.default;
+      for (const one of fields) one.take(values && one.name in values ? values[one.name] : one.initial);
+    },
     faults: () => (isGiven() ? fields.flatMap((one) => one.faults()) : []),
     blame(at, text) {
       if (!text) { for (const one of fields) one.blame([], ""); return true; }
@@ -60,15 +69,16 @@ export function listOf(schema, { isRequired, path, depth, schemas, make, resolve
 
   function take(values) {
     for (const one of items) drop(one);
-    for (const value of Array.isArray(values) ? values : []) put(value);
+    made = 0;
+    if (Array.isArray(values)) for (const value of values) put(value);
+    else for (let n = 0; n < Math.min(schema.minItems ?? 0, isRequired ? 5 : 0); n += 1) put();
   }
 
   const whole = (found) => (found.length || isRequired || schema.default?.length ? found : undefined);
   const mine = ["input", ...path].join(".");
   const placed = (one, at) => one.faults().map((fault) => ({ ...fault, field: `${mine}.${at}${fault.field.slice(`${mine}.${one.name}`.length)}` })); // as the service counts them
-  if (of.type === "string" && of.format === "uri") dropped(node, (files) => { for (const one of files) { put(); items.at(-1)?.choose?.(one); } changed(rows); });
-  if (schema.default?.length) take(schema.default);
-  else for (let n = 0; n < Math.min(schema.minItems ?? 0, isRequired ? 5 : 0); n += 1) put();
+  if (of.type === "string" && of.format === "uri") onDrop(node, (files) => { for (const one of files) { put(); items.at(-1)?.choose?.(one); } changed(rows); });
+  take(schema.default?.length ? schema.default : undefined);
   return {
     kind: "items",
     isGroup: true,
@@ -96,7 +106,8 @@ export function either(schema, about) {
   const { path, label, make } = about;
   const options = schema.options.slice(0, 6);
   const made = options.map((one, at) => make(String(at), { ...one, default: fits(one, schema.default) ? schema.default : one.default }, { ...about, depth: about.depth + 1, label: `${label}, as ${nameOf(one).toLowerCase()}`, path: [...path, `kind${at}`] }));
-  let chosen = Math.max(0, options.findIndex((one) => fits(one, schema.default)));
+  const usual = Math.max(0, options.findIndex((one) => fits(one, schema.default)));
+  let chosen = usual;
   const picks = options.map((one, at) => h("button", { type: "button", on: { click: () => { show(at); changed(node); } } }, nameOf(one)));
   const place = h("div", { class: "chosen" });
   const node = h("div", { class: "either" }, h("div", { class: "picks", role: "group", "aria-label": `Kind of ${label}` }, picks), place);
@@ -117,9 +128,8 @@ export function either(schema, about) {
     now: () => made[chosen].now(),
     take(value) {
       const at = options.findIndex((one) => fits(one, value));
-      if (at < 0) return;
-      show(at);
-      made[at].take(value);
+      show(at < 0 ? usual : at);
+      made[chosen].take(at < 0 ? made[chosen].initial : value);
     },
     faults: () => made[chosen].faults(),
     blame: (at, text) => (text ? made[chosen].blame(at, text) : made.every((one) => one.blame([], ""))),

@@ -28,7 +28,7 @@ from tests.support.eventually import eventually
 from tests.support.live_director import director_process, keeper_process
 from tests.support.openai_server import OpenAiServer, openai_server
 from tests.support.servers import redis_server
-from tests.support.studio import BROKEN, HOSTILE, SCHEMA, SOURCE, TEXT_SCHEMA
+from tests.support.studio import BROKEN, CHAT_SCHEMA, HOSTILE, PIXEL, SCHEMA, SOURCE, TEXT_SCHEMA
 
 pytestmark = [pytest.mark.anyio, pytest.mark.cog, pytest.mark.heavy]  # the browser comes from a Debian package
 
@@ -37,6 +37,8 @@ LLM: Final = "acme/llm"
 FAILING: Final = "acme/failing"
 WRITER: Final = "acme/writer"
 WRITER_VERSION: Final = "d7" * 32
+TALKER: Final = "acme/talker"
+TALKER_VERSION: Final = "c3" * 32
 TOKENS: Final = 2_000
 FRAMES: Final = """
     () => {
@@ -94,6 +96,15 @@ async def writer(place: Place) -> PlayedDirector:
     catalog = Catalog(place.redis, place.scripts, SystemClock())
     schema = Raw(json.dumps(TEXT_SCHEMA).encode())
     queue = await catalog.register(WRITER, WRITER_VERSION, schema=schema, server="cog", policy=Policy(attempts=1))
+    return PlayedDirector(place.scripts, queue)
+
+
+@pytest.fixture
+async def talker(place: Place) -> PlayedDirector:
+    """A model of conversations, whose director is the test."""
+    catalog = Catalog(place.redis, place.scripts, SystemClock())
+    schema = Raw(json.dumps(CHAT_SCHEMA).encode())
+    queue = await catalog.register(TALKER, TALKER_VERSION, schema=schema, server="cog", policy=Policy(attempts=1))
     return PlayedDirector(place.scripts, queue)
 
 
@@ -437,7 +448,7 @@ async def test_stream_of_two_thousand_tokens_keeps_the_frames(
     print(text)
     assert median < 20, text
     assert len(late) < len(frames) * 0.05, text
-    assert "tokens/s" in await result(reader).inner_text()
+    assert "pieces/s" in await result(reader).inner_text()
     await writer.finish(claim, output=json.dumps([]).encode(), seq=seq)
 
 
@@ -482,6 +493,213 @@ async def test_header_that_is_refused_is_marked_under_advanced(
     await reader.page.get_by_text("Advanced").click()
     await reader.page.get_by_role("button", name="Run").click()
     await reader.page.get_by_role("alert").get_by_text("Cancel-After must be").wait_for()
+
+
+@pytest.mark.parametrize("text", [">" * 3000, "- " * 1500], ids=["quotes", "lists"])
+async def test_output_that_nests_too_deep_is_shown_and_ends(
+    reader: Window, place: Place, writer: PlayedDirector, text: str
+) -> None:
+    made, claim, seq = await begun(place, writer)
+    await reader.page.goto(f"{place.url}/#/models/{WRITER}?run={made}")
+    output = reader.page.get_by_role("region", name="Output")
+    seq = await told(place, claim, seq, text)
+    await output.get_by_text(text[:50]).wait_for()
+    await writer.finish(claim, output=json.dumps([text]).encode(), seq=seq)
+    for _ in range(2):
+        await result(reader).get_by_text("succeeded").wait_for()
+        await reader.page.get_by_role("button", name="Copy text").wait_for()
+        assert text.strip() in await output.text_content()
+        await reader.page.reload()
+    assert reader.faults == []
+
+
+async def test_conversation_with_a_text_that_nests_too_deep_is_shown(
+    reader: Window, place: Place, talker: PlayedDirector
+) -> None:
+    deep = ">" * 3000
+    said = [
+        {"role": "user", "content": "Hello?"},
+        {"role": "assistant", "content": deep},
+        {"role": "user", "content": "Go on."},
+    ]
+    async with place.caller() as caller:
+        made = await caller.post(f"/v1/models/{TALKER}/predictions", json={"input": {"messages": said}})
+    await reader.page.goto(f"{place.url}/#/models/{TALKER}?run={made.json()['id']}")
+    log = reader.page.get_by_role("log", name="Conversation")
+    await log.get_by_text("Go on.").wait_for()
+    assert deep in await log.text_content()
+    assert reader.faults == []
+
+
+async def test_run_of_a_view_that_was_left_changes_no_other(
+    reader: Window, place: Place, writer: PlayedDirector
+) -> None:
+    """The answer to the create comes when another view is shown."""
+    is_left = anyio.Event()
+    asked: list[str] = []
+
+    async def hold(route: Any) -> None:
+        await is_left.wait()
+        await route.continue_()
+
+    await reader.page.route("**/v1/models/*/*/predictions", hold)
+    await reader.page.goto(f"{place.url}/#/models/{WRITER}")
+    await reader.page.get_by_label("Topic").fill("the sea")
+    async with reader.page.expect_response(lambda answer: answer.request.method == "POST") as answered:
+        await reader.page.get_by_role("button", name="Run").click()
+        await reader.page.evaluate("() => { location.hash = '#/models'; }")
+        await reader.page.get_by_role("heading", name="Models", exact=True).wait_for()
+        reader.page.on("request", lambda request: asked.append(request.url))
+        is_left.set()
+    made = (await (await answered.value).json())["id"]
+    async with reader.page.expect_request("**/v1/models/states*"):
+        pass  # a later fact
+    assert reader.page.url == f"{place.url}/#/models"
+    assert [url for url in asked if made in url] == [], "its run is not followed"
+
+
+async def test_reset_form_stays_reset_after_another_tab(reader: Window, place: Place, writer: PlayedDirector) -> None:
+    await reader.page.goto(f"{place.url}/#/models/{WRITER}")
+    await reader.page.get_by_label("Topic").fill("the sea")
+    await reader.page.get_by_label("Warmth", exact=True).fill("1.5")
+    await reader.page.get_by_role("button", name="Add to Tags").click()
+    await reader.page.get_by_role("button", name="Reset").click()
+    assert await reader.page.evaluate("document.activeElement.textContent") == "Reset"
+    await reader.page.get_by_role("link", name="API", exact=True).click()
+    await reader.page.get_by_role("link", name="Playground").click()
+    assert await reader.page.get_by_label("Topic").input_value() == ""
+    assert await reader.page.get_by_label("Warmth", exact=True).input_value() == "0.7"
+    assert await reader.page.locator("#in-tags .item").count() == 0
+    assert reader.faults == []
+
+
+async def test_input_of_a_run_is_all_that_the_form_shows(reader: Window, place: Place, writer: PlayedDirector) -> None:
+    rich = {"topic": "the sea", "warmth": 1.5, "tags": ["salt"], "page": {"columns": 3, "paper": "letter"}}
+    ids = []
+    for given in (rich, {"topic": "the moon"}):
+        made, claim, seq = await begun(place, writer, **given)
+        await writer.finish(claim, Status.SUCCEEDED, output=b'["it is wide"]', seq=seq)
+        ids.append(made)
+    await reader.page.goto(f"{place.url}/#/models/{WRITER}?run={ids[1]}")
+    strip = reader.page.get_by_role("region", name="Your runs")
+    for made in ids:
+        link = strip.locator(f"a[href$='{made}']")
+        await link.click()
+        await strip.locator(f"a[href$='{made}'][aria-current]").wait_for()
+        assert await link.evaluate("(it) => it === document.activeElement"), "the focus stays"
+        if made == ids[0]:
+            assert await reader.page.locator("#in-page-columns").input_value() == "3"
+    async with reader.page.expect_request(lambda asked: asked.method == "POST") as sent:
+        await reader.page.get_by_role("button", name="Run").click()
+    assert (await sent.value).post_data_json == {"input": {"topic": "the moon", "warmth": 0.7}}
+
+
+async def test_viewer_is_told_why_a_model_cannot_be_run(
+    chromium: tuple[Any, str], place: Place, writer: PlayedDirector, talker: PlayedDirector
+) -> None:
+    token = await Accounts(place.redis).create_token("looker", scopes=("read", "view"))
+    window, context = await opened(chromium, token)
+    sent: list[str] = []
+    window.page.on("request", lambda request: sent.append(request.url) if request.method == "POST" else None)
+    await window.page.goto(f"{place.url}/#/models/{WRITER}")
+    await window.page.get_by_label("Topic").fill("the sea")
+    await window.page.get_by_text("and not run them").wait_for()
+    await window.page.keyboard.press("Control+Enter")
+    await window.page.get_by_role("alert").get_by_text("and not run them").wait_for()
+    await window.page.goto(f"{place.url}/#/models/{TALKER}")
+    await window.page.get_by_label("Message").fill("Hello?")
+    await window.page.get_by_label("Message").press("Enter")
+    await window.page.get_by_role("alert").get_by_text("and not run them").wait_for()
+    assert await window.page.locator(".starts button").count() == 0
+    assert sent == []
+    assert await window.barriers() == []
+    await context.close()
+
+
+async def test_model_page_that_failed_at_first_asks_again(reader: Window, place: Place, writer: PlayedDirector) -> None:
+    async def fail(route: Any) -> None:
+        await route.fulfill(status=503, json={"code": "unavailable"})
+
+    await reader.page.route("**/v1/models/states*", fail, times=1)
+    await reader.page.goto(f"{place.url}/#/models/{WRITER}")
+    await reader.page.get_by_text("It is asked again every few seconds.").wait_for()
+    await reader.page.get_by_label("Topic").wait_for()
+
+
+async def test_newer_version_is_offered_and_the_form_is_kept(
+    reader: Window, place: Place, writer: PlayedDirector
+) -> None:
+    catalog = Catalog(place.redis, place.scripts, SystemClock())
+
+    async def register(version: str, schema: dict[str, Any]) -> None:
+        body = Raw(json.dumps(schema).encode())
+        await catalog.register("acme/growing", version, schema=body, server="cog", policy=Policy(attempts=1))
+
+    await register("a1" * 32, TEXT_SCHEMA)
+    await reader.page.goto(f"{place.url}/#/models/acme/growing")
+    await reader.page.get_by_label("Topic").fill("the sea")
+    await register("b2" * 32, CHAT_SCHEMA)
+    await reader.page.get_by_text("A newer version is there").wait_for()
+    assert await reader.page.get_by_label("Topic").input_value() == "the sea"
+    await reader.page.get_by_role("button", name="Show it").click()
+    await reader.page.get_by_role("log", name="Conversation").wait_for()
+
+
+async def test_message_without_an_answer_is_not_sent_again_by_itself(
+    reader: Window, place: Place, talker: PlayedDirector
+) -> None:
+    await reader.page.goto(f"{place.url}/#/models/{TALKER}")
+    message = reader.page.get_by_label("Message")
+    await message.fill("Hello?")
+    async with reader.page.expect_response(lambda answer: answer.request.method == "POST") as answered:
+        await message.press("Enter")
+    made = (await (await answered.value).json())["id"]
+    while (claim := await talker.claim()).id != made:
+        pass
+    seq = await talker.begin(claim)
+    await talker.finish(claim, Status.FAILED, error="no memory", seq=seq)
+    await reader.page.get_by_role("button", name="New conversation").wait_for()
+    assert await message.input_value() == "Hello?", "it can be sent again"
+    async with reader.page.expect_request(lambda asked: asked.method == "POST") as sent:
+        await message.press("Enter")
+    assert (await sent.value).post_data_json["input"]["messages"] == [{"role": "user", "content": "Hello?"}]
+
+
+async def test_file_that_comes_leaves_the_others_as_they_are(reader: Window, place: Place) -> None:
+    await reader.page.goto(place.url)
+    stay, labels, gone = await reader.page.evaluate(
+        """async (pixel) => {
+            const { OutputArea } = await import("/dashboard/output.js");
+            const area = new OutputArea();
+            document.body.append(area.node);
+            area.add(pixel);
+            const first = area.node.querySelector("img");
+            for (let n = 0; n < 3; n += 1) area.add(pixel);
+            area.settle([pixel, pixel, pixel, pixel]);
+            const labels = [...area.node.querySelectorAll(".picture")].map((one) => one.getAttribute("aria-label"));
+            const isStill = area.node.querySelector("img") === first;
+            area.add(`${location.origin}/v1/outputs/none/gone.png`);
+            const last = [...area.node.querySelectorAll(".grid li")].at(-1);
+            last.scrollIntoView();
+            while (last.querySelector("img")) await new Promise((done) => setTimeout(done, 50));
+            return [isStill, labels, last.textContent];
+        }""",
+        PIXEL,
+    )
+    assert stay
+    assert labels == [f"Picture {n} of 4, larger" for n in range(1, 5)]
+    assert "cannot be loaded" in gone
+
+
+async def test_operator_makes_a_run_the_example(reader: Window, place: Place, writer: PlayedDirector) -> None:
+    made, claim, seq = await begun(place, writer, topic="the stars")
+    await writer.finish(claim, Status.SUCCEEDED, output=b'["the stars are many"]', seq=seq)
+    await reader.page.goto(f"{place.url}/#/models/{WRITER}?run={made}")
+    await reader.page.get_by_role("button", name="Make it an example").click()
+    await reader.page.get_by_text("It is the example of this model now.").first.wait_for()
+    await reader.page.get_by_role("link", name="Examples").click()
+    await reader.page.get_by_role("listitem").get_by_text("the stars are many").wait_for()
+    assert reader.faults == []
 
 
 async def test_link_to_a_run_leads_a_colleague_to_it(

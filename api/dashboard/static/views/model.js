@@ -21,6 +21,7 @@ export function model({ params: [owner, name, first], session, signal, query, re
   const full = `${owner}/${name}`;
   const head = h("header", { class: "model-head" });
   const trouble = h("div", {});
+  const newer = h("div", { role: "status" }); // that another version is there than the form is of
   const bar = h("nav", { class: "tabs", "aria-label": "Parts of this model", hidden: true });
   const body = h("div", {});
   const shared = { input: {}, onInput: new Set() }; // the form's input, for the tab with code
@@ -29,18 +30,20 @@ export function model({ params: [owner, name, first], session, signal, query, re
   let edits = null; // the form for its description, while it is open
   const panels = new Map();
 
+  /** Ask until the service answers, and return true then. */
   async function load() {
     try {
       const [now] = await statesOf([full], signal);
       if (!now) throw new Error(`There is no model ${full}, or you may not see it.`);
       if (now.created_at) about = await ask(`/v1/models/${full}`, { signal });
-      if (signal.aborted) return;
+      if (signal.aborted) return false;
       settle(now);
       if (about?.latest_version) open(first ?? "");
       else fill(body, starting());
-      repeat(look, { every: LOOK_MS, signal });
+      return true;
     } catch (error) {
-      if (!signal.aborted) fill(body, failure(error));
+      if (!signal.aborted) refill(body, failure(error), h("p", { class: "hint" }, "It is asked again every few seconds."));
+      return false;
     }
   }
 
@@ -49,10 +52,14 @@ export function model({ params: [owner, name, first], session, signal, query, re
       const [now] = await statesOf([full], signal);
       if (signal.aborted || !now) return false;
       if (now.version && !about?.latest_version) { refresh(); return true; } // its first server is ready
+      if (now.version && now.version !== about?.latest_version.id) refill(newer, newVersion(now.version));
       settle(now);
     } catch { /* it stays as it was last seen */ }
     return false;
   }
+
+  /** The form stays as it is until its reader wants the other one. */
+  const newVersion = (id) => h("p", { class: "card" }, "A newer version is there: ", h("code", {}, id.slice(0, 12)), ". ", h("button", { type: "button", on: { click: refresh } }, "Show it"));
 
   function settle(now) {
     if (state && now && state.words !== now.words) announce(`${full} is ${now.words}.`);
@@ -78,7 +85,7 @@ export function model({ params: [owner, name, first], session, signal, query, re
           ["Waiting now", state?.waiting ? count(state.waiting) : ""],
           ["Succeeded today", days ? `${Math.floor((100 * state.succeeded) / days)} %` : ""],
           ["Runs", about?.run_count ? count(about.run_count) : ""],
-          ["Version", version ? h("a", { class: "mono", href: `#/models/${full}/versions` }, version.id.slice(0, 12)) : ""],
+          ["Version", version ? h("a", { class: "mono", href: `#/models/${full}/versions`, on: { click: goes("versions") } }, version.id.slice(0, 12)) : ""],
           ["Links", links.length ? links.map(([word, url], at) => [at ? " · " : "", outward(url, word)]) : ""],
         ])),
       state?.may_change ? h("button", { type: "button", class: "edit", "aria-expanded": String(Boolean(edits)), on: { click: edit } }, "Edit") : null,
@@ -98,12 +105,18 @@ export function model({ params: [owner, name, first], session, signal, query, re
 
   function edit() {
     edits = edits ? null : editor(about, {
-      onSaved(now) { about = now; edits = null; settle(state); },
-      onClose() { edits = null; settle(state); },
+      onSaved(now) { about = now; close(); },
+      onClose: close,
     });
     fill(trouble, edits ?? wrong());
     head.querySelector(".edit")?.setAttribute("aria-expanded", String(Boolean(edits)));
     edits?.querySelector("textarea")?.focus();
+  }
+
+  function close() {
+    edits = null;
+    settle(state);
+    head.querySelector(".edit")?.focus();
   }
 
   const starting = () => h("section", { class: "card waits" },
@@ -116,11 +129,13 @@ export function model({ params: [owner, name, first], session, signal, query, re
     bar.hidden = false;
     fill(bar, TABS.map(([path, word]) => h("a", {
       href: `#/models/${full}${path ? `/${path}` : ""}`, "aria-current": path === known ? "page" : null,
-      on: { click: (event) => { if (event.ctrlKey || event.metaKey || event.shiftKey) return; event.preventDefault(); go(path); } },
+      on: { click: goes(path) },
     }, word)));
     for (const one of known === "api" ? ["", known] : [known]) if (!panels.has(one)) panels.set(one, make(one)); // the code is that of the form
     fill(body, panels.get(known));
   }
+
+  const goes = (path) => (event) => { if (event.ctrlKey || event.metaKey || event.shiftKey) return; event.preventDefault(); go(path); };
 
   let at = location.hash;
   function go(path) {
@@ -141,8 +156,8 @@ export function model({ params: [owner, name, first], session, signal, query, re
   }
 
   fill(head, h("div", { class: "about" }, h("h1", {}, h("span", { class: "owner" }, `${owner}/`), name)));
-  load();
-  return { title: full, node: h("article", { class: "model" }, head, trouble, bar, body) };
+  repeat(load, { every: LOOK_MS, signal }).then(() => repeat(look, { every: LOOK_MS, signal }));
+  return { title: full, node: h("article", { class: "model" }, head, trouble, newer, bar, body) };
 }
 
 const HINTS = {

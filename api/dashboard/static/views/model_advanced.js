@@ -5,7 +5,7 @@ import { h, say } from "../dom.js";
 const LANES = ["normal", "high", "low", "idle"];
 const LEAD = { "X-Priority": "lane", "Cancel-After": "end", webhook: "webhook", "X-Start-After": "start" };
 
-/** `node`, `headers()` and `body()` of the request, and `blame(text)`, which says whether the words are about one of them. */
+/** `node`, `headers()` and `body()` of the request, `reset()`, and `blame(text)`, which says whether the words are about one of them. */
 export function advanced() {
   const field = (id, label, element, hint) => {
     const error = h("span", { class: "trouble", role: "alert" });
@@ -29,6 +29,7 @@ export function advanced() {
       ...(text("start") ? { "X-Start-After": text("start") } : {}),
     }),
     body: () => (text("webhook") ? { webhook: text("webhook"), webhook_events_filter: ["completed"] } : {}),
+    reset() { for (const { element } of Object.values(fields)) element.value = element.tagName === "SELECT" ? LANES[0] : ""; },
     blame(words) {
       for (const one of Object.values(fields)) say(one.error, "");
       const name = Object.keys(LEAD).find((lead) => words.includes(lead));

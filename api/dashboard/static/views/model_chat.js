@@ -6,12 +6,12 @@ import { ask } from "../api.js";
 import { codeTabs } from "../code_tabs.js";
 import { announce, fill, h, say } from "../dom.js";
 import { followed } from "../follow_run.js";
-import { markdown } from "../markdown.js";
+import { LiveText } from "../live_text.js";
 import { OutputArea, textOf } from "../output.js";
 import { resolved, schemaForm } from "../schema_form.js";
 import { session } from "../session.js";
 import { advanced } from "./model_advanced.js";
-import { shareLink } from "./model_parts.js";
+import { MAY_NOT_RUN, NARROW, shareLink } from "./model_parts.js";
 import { playground } from "./model_playground.js";
 import { Meter } from "./model_run.js";
 import { action, copier, isTerminal, waits } from "./parts.js";
@@ -30,11 +30,10 @@ export function takesMessages(model) {
 /** Both views of such a model, the conversation first. */
 export function chat(given) {
   const place = h("div", {});
-  const picks = ["Chat", "Form"].map((word) => h("button", { type: "button", on: { click: () => show(word) } }, word));
+  const picks = ["Chat", "Form"].map((word) => h("button", { type: "button", on: { click: () => { localStorage.setItem(KEPT, word); show(word); } } }, word));
   const made = new Map();
 
   function show(word) {
-    localStorage.setItem(KEPT, word);
     for (const pick of picks) pick.setAttribute("aria-pressed", String(pick.textContent === word));
     if (!made.has(word)) made.set(word, word === "Chat" ? conversation(given) : playground(given));
     fill(place, made.get(word));
@@ -50,7 +49,7 @@ function conversation({ model, full, state, signal, query, shared }) {
   const codes = codeTabs(full, { hasOpenAi: state?.has_openai, name: "The same in code" });
   const role = h("textarea", { id: "chat-system", rows: "3", placeholder: "You are a helpful assistant." });
   const log = h("div", { class: "said", role: "log", "aria-label": "Conversation", tabindex: "0" });
-  const words = h("textarea", { id: "chat-words", rows: "2", placeholder: "Ask something…", "aria-label": "Message", on: { keydown: hasten, input: grow } });
+  const words = h("textarea", { id: "chat-words", rows: "2", placeholder: "Ask something…", "aria-label": "Message", on: { keydown: sendByKey, input: grow } });
   const trouble = h("p", { class: "trouble", role: "alert" });
   const send = h("button", { type: "submit", class: "main", "data-denied": !session.acts }, "Send");
   const foot = h("div", { class: "actions" });
@@ -58,25 +57,28 @@ function conversation({ model, full, state, signal, query, shared }) {
   let running = null; // the run that answers now
   let last = null;
 
-  const settings = h("form", { class: "card ask", novalidate: true, "aria-label": "Settings", on: { submit: (event) => event.preventDefault(), input: told, change: told } },
-    h("div", { class: "field" }, h("label", { for: "chat-system" }, "System prompt"), role, h("span", { class: "hint" }, "How the model is to behave.")),
-    fields.names.length ? h("details", { class: "advanced" }, h("summary", {}, "Sampling and limits"), fields.node) : null, more.node);
+  const settings = h("form", { class: "card ask", novalidate: true, "aria-label": "Settings", on: { submit: (event) => event.preventDefault(), input: showCode, change: showCode } },
+    h("details", { open: !matchMedia(NARROW).matches }, h("summary", {}, "Settings"),
+      h("div", { class: "field" }, h("label", { for: "chat-system" }, "System prompt"), role, h("span", { class: "hint" }, "How the model is to behave.")),
+      fields.names.length ? h("details", { class: "advanced" }, h("summary", {}, "Sampling and limits"), fields.node) : null, more.node));
   const composer = h("form", { class: "composer", on: { submit } }, words, send);
   const card = h("section", { class: "card result chat", "aria-label": "Result" }, log, trouble, foot, composer);
 
   const before = () => [...(role.value.trim() ? [{ role: "system", content: role.value.trim() }] : []), ...messages];
-  function told() {
+  function showCode() {
     try { shared.input = { messages: [...before(), { role: "user", content: words.value.trim() || messages.findLast((one) => one.role === "user")?.content || "Hello!" }], ...fields.now() }; } catch { return; }
     codes.follow(shared.input);
     for (const hear of shared.onInput) hear(shared.input);
   }
 
+  const fit = () => { words.rows = Math.min(10, Math.max(2, words.value.split("\n").length)); };
+
   function grow() {
-    words.rows = Math.min(10, Math.max(2, words.value.split("\n").length));
-    told();
+    fit();
+    showCode();
   }
 
-  function hasten(event) {
+  function sendByKey(event) {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); composer.requestSubmit(); }
   }
 
@@ -84,13 +86,15 @@ function conversation({ model, full, state, signal, query, shared }) {
     event.preventDefault();
     const text = words.value.trim();
     if (!text || running || send.disabled) return;
-    say(trouble, "");
+    say(trouble, session.acts ? "" : MAY_NOT_RUN);
+    if (!session.acts) return;
     fields.blame([]);
     more.blame("");
     send.disabled = true;
     try {
       const input = { messages: [...before(), { role: "user", content: text }], ...(await fields.values()) };
       const made = await ask(`/v1/models/${full}/predictions`, { method: "POST", body: { input, ...more.body() }, headers: more.headers() });
+      if (signal.aborted) return; // it runs, and another view is shown
       words.value = "";
       grow();
       if (!messages.length) fill(log);
@@ -102,7 +106,7 @@ function conversation({ model, full, state, signal, query, shared }) {
       say(trouble, more.blame(error.message) ? "See Advanced." : placed ? "A setting needs another look." : error.message);
     } finally {
       send.disabled = false;
-      words.focus();
+      if (!signal.aborted) words.focus();
     }
   }
 
@@ -112,11 +116,11 @@ function conversation({ model, full, state, signal, query, shared }) {
     const turn = h("p", { class: "hint turn" });
     const stop = action("Stop", async () => { await ask(`/v1/predictions/${made.id}/cancel`, { method: "POST" }); return "It is asked to stop."; }, { kind: "danger" });
     running = new AbortController();
-    signal.addEventListener("abort", () => running?.abort(), { once: true });
+    const ending = AbortSignal.any([signal, running.signal]);
     readdress(`#/models/${full}?run=${made.id}`);
     let isOver = false;
     const timer = setInterval(() => meter.show(last), 200);
-    running.signal.addEventListener("abort", () => clearInterval(timer), { once: true });
+    ending.addEventListener("abort", () => clearInterval(timer), { once: true });
     last = made;
     const onChange = (seen) => {
       last = seen;
@@ -126,16 +130,26 @@ function conversation({ model, full, state, signal, query, shared }) {
       if (!isTerminal(seen.status)) return stop.isConnected || fill(foot, stop);
       if (isOver) return undefined;
       isOver = true;
-      messages.push({ role: "assistant", content: textOf(seen.output) ?? area.live?.text ?? "" });
+      const answered = textOf(seen.output) ?? area.live?.text ?? "";
+      if (answered) messages.push({ role: "assistant", content: answered });
+      else withdraw();
       running?.abort();
       running = null;
       announce(seen.status === "succeeded" ? "The answer is there." : `The answer ${seen.status}.`);
-      told();
+      showCode();
       return ended(seen);
     };
-    const { error, output, logs } = followed(made, { path: `/v1/predictions/${made.id}`, signal: running.signal, onChange, onPiece: () => { area.node.classList.remove("busy"); meter.tick(); stay(); }, area, isFolded: true });
+    const { error, output, logs } = followed(made, { path: `/v1/predictions/${made.id}`, signal: ending, onChange, onPiece: () => { area.node.classList.remove("busy"); meter.tick(area.pieces); stay(); }, area, isFolded: true });
     log.append(h("div", { class: "bubble assistant" }, turn, error, logs, output, meter.node));
     log.scrollTop = log.scrollHeight;
+  }
+
+  /** A message without an answer is no part of what is said next. It can be sent again. */
+  function withdraw() {
+    if (messages.at(-1)?.role !== "user") return;
+    const { content } = messages.pop();
+    words.value ||= wordsOf(content);
+    fit();
   }
 
   let isMoving = false;
@@ -157,21 +171,22 @@ function conversation({ model, full, state, signal, query, shared }) {
     readdress(`#/models/${full}`);
     blank();
     fill(foot);
-    told();
+    showCode();
     words.focus();
   }
 
   function blank() {
-    fill(log, h("div", { class: "blank" }, h("p", {}, "Ask something, or begin with one of these."),
+    if (!session.acts) return fill(log, h("div", { class: "blank" }, h("p", {}, MAY_NOT_RUN)));
+    return fill(log, h("div", { class: "blank" }, h("p", {}, "Ask something, or begin with one of these."),
       h("div", { class: "starts" }, STARTS.map((text) => h("button", { type: "button", on: { click: () => { words.value = text; grow(); composer.requestSubmit(); } } }, text)))));
   }
 
   /** The conversation of a run: what it was given, and what it answered. */
   function recall(run) {
     const { messages: given, prompt, system_prompt: system, ...rest } = run.input ?? {};
-    const said = Array.isArray(given) ? given.filter((one) => typeof one === "object" && one) : [...(system ? [{ role: "system", content: system }] : []), { role: "user", content: prompt ?? "" }];
-    role.value = said.find((one) => one.role === "system")?.content ?? "";
-    messages = said.filter((one) => one.role !== "system");
+    const all = Array.isArray(given) ? given.filter((one) => typeof one === "object" && one) : [...(system ? [{ role: "system", content: system }] : []), { role: "user", content: prompt ?? "" }];
+    role.value = all.find((one) => one.role === "system")?.content ?? "";
+    messages = all.filter((one) => one.role !== "system");
     fields.take(rest);
     fill(log, messages.map((one) => bubble(one.role, wordsOf(one.content))));
     answer(run);
@@ -189,7 +204,7 @@ function conversation({ model, full, state, signal, query, shared }) {
       blank();
       say(trouble, error.message);
     }
-    told();
+    showCode();
   }
 
   blank();
@@ -200,4 +215,9 @@ function conversation({ model, full, state, signal, query, shared }) {
 /** The text of a message, which may have parts. */
 const wordsOf = (content) => (typeof content === "string" ? content : Array.isArray(content) ? content.map((part) => part.text ?? `[${part.type}]`).join("\n") : JSON.stringify(content));
 
-const bubble = (role, text) => h("div", { class: `bubble ${role === "user" ? "user" : "assistant"}` }, role === "user" ? h("p", { class: "as-typed" }, text) : markdown(text));
+function bubble(role, text) {
+  if (role === "user") return h("div", { class: "bubble user" }, h("p", { class: "as-typed" }, text));
+  const live = new LiveText();
+  live.completes(text);
+  return h("div", { class: "bubble assistant" }, live.node);
+}

@@ -3,7 +3,7 @@
 
 import { ask } from "../api.js";
 import { fill, h, say } from "../dom.js";
-import { dropped } from "../drop_zone.js";
+import { onDrop } from "../drop_zone.js";
 import { picture } from "./model_parts.js";
 import { notice } from "./parts.js";
 
@@ -51,7 +51,7 @@ export function editor(model, { onSaved, onClose }) {
   }
 
   const drop = h("div", { class: "drop" }, shown, h("div", { class: "actions" }, h("button", { type: "button", on: { click: () => picked.click() } }, "Choose a picture"), remove, picked, h("span", { class: "hint" }, "or drop it here")));
-  dropped(drop, ([first]) => take(first));
+  onDrop(drop, ([first]) => take(first));
   remove.hidden = !cover;
   return h("form", { class: "card edits", novalidate: true, "aria-label": "Describe the model", on: { submit } },
     h("div", { class: "field" }, h("label", { for: "edit-description" }, "What it does"), says),

@@ -43,5 +43,10 @@ const wordsOf = (value) => {
   return told.sort((a, b) => b.length - a.length)[0] ?? JSON.stringify(value).slice(0, 2 * SHORT);
 };
 
+export const NARROW = "(max-width: 900px)"; // a result is below its form
+
+/** Why a viewer finds no button to run a model. */
+export const MAY_NOT_RUN = "This login may look at models, and not run them. That takes a token with the scope `run`.";
+
 /** The address of a run for those who may see it. */
 export const shareLink = (id) => `${location.origin}${placed(`/p/${id}`)}`;

@@ -7,6 +7,7 @@ import { followed } from "../follow_run.js";
 import { ago, between, count, now, seconds } from "../format.js";
 import { wantsPlain } from "../live_text.js";
 import { OutputArea, textOf } from "../output.js";
+import { session } from "../session.js";
 import { shareLink } from "./model_parts.js";
 import { action, chip, copier, isTerminal, predictionLink, waits } from "./parts.js";
 
@@ -23,27 +24,23 @@ export class Meter {
     this._pieces = 0;
   }
 
-  /** A piece of text has come. */
-  tick() {
+  /** A piece of text has come: so many of this attempt are there now. */
+  tick(pieces) {
     this._last = performance.now();
-    this._first ||= this._last;
-    this._pieces += 1;
-  }
-
-  /** Begin again: nothing has come yet. */
-  reset() {
-    this._first = this._last = this._pieces = 0;
+    if (pieces < this._pieces || !this._first) this._first = this._last;
+    this._pieces = pieces;
   }
 
   show(prediction) {
     const isOver = isTerminal(prediction.status);
     const { metrics = {}, started_at: began } = prediction;
     const spent = isOver ? metrics.predict_time ?? between(began, prediction.completed_at) : began ? Math.max(0, (now() - Date.parse(began)) / 1000) : null;
-    const rate = isOver && metrics.output_tokens && spent ? metrics.output_tokens / spent : this._pieces >= FEW && this._last - this._first > SHORT_MS ? (1000 * (this._pieces - 1)) / (this._last - this._first) : null;
+    const isOfTokens = isOver && metrics.output_tokens && spent;
+    const rate = isOfTokens ? metrics.output_tokens / spent : this._pieces >= FEW && this._last - this._first > SHORT_MS ? (1000 * (this._pieces - 1)) / (this._last - this._first) : null;
     say(this.node, [
       spent === null ? "" : isOver ? seconds(spent) : `${spent.toFixed(1)} s`,
       metrics.output_tokens ? `${count(metrics.output_tokens)} tokens` : "",
-      rate === null ? "" : `${rate < 10 ? rate.toFixed(1) : Math.round(rate)} tokens/s`,
+      rate === null ? "" : `${rate < 10 ? rate.toFixed(1) : Math.round(rate)} ${isOfTokens ? "tokens" : "pieces"}/s`,
     ].filter(Boolean).join(" · "));
   }
 }
@@ -57,8 +54,7 @@ export function runView({ full, signal, onInput, onEnd }) {
   function begin() {
     following?.abort();
     following = new AbortController();
-    signal.addEventListener("abort", () => following.abort(), { once: true, signal: following.signal });
-    return following.signal;
+    return AbortSignal.any([signal, following.signal]);
   }
 
   function show(prediction, { isNew = false, isQuiet = false } = {}) {
@@ -89,13 +85,13 @@ export function runView({ full, signal, onInput, onEnd }) {
       meter.show(seen);
       if (!isOver) return cancel.isConnected || fill(acts, cancel);
       clearInterval(timer);
-      fill(acts, ...tools(seen, area, onInput));
+      fill(acts, ...tools(seen, area, { full, onInput }));
       if (!wasOver) { wasOver = true; onEnd(); }
       return undefined;
     };
     const onPiece = () => {
       area.node.classList.remove("busy");
-      if (area.live) meter.tick();
+      if (area.live) meter.tick(area.pieces);
     };
     const { error, output, logs } = followed(prediction, { path, signal: ending, onChange, onPiece, area, isFolded: true });
     fill(node, h("div", { class: "result-head" }, h("h2", {}, "Output"), status, meter.node), since, turn, error, output, logs, acts);
@@ -123,12 +119,20 @@ export function runView({ full, signal, onInput, onEnd }) {
   return view;
 }
 
-function tools(seen, area, onInput) {
+function tools(seen, area, { full, onInput }) {
+  const isGood = seen.status === "succeeded" && !seen.data_removed;
   return [
     ...viewTools(area, seen),
     copier("Copy link", () => shareLink(seen.id)),
     seen.data_removed ? null : h("button", { type: "button", class: "quiet", on: { click: () => { onInput(seen.input); announce("The form has its input."); } } }, "Use its input"),
+    isGood && session.operates ? action("Make it an example", () => makeExample(full, seen.id), { kind: "quiet", needs: "operates" }) : null,
   ];
+}
+
+async function makeExample(full, id) {
+  const { code, error } = await ask("/v1/admin/commands", { method: "POST", body: { line: ["model", "example", full, id, "--default"] } });
+  if (code) throw new Error(error);
+  return "It is the example of this model now.";
 }
 
 /** What can be done with an output that is text. */

@@ -8,6 +8,7 @@ import { jsonView } from "../json_view.js";
 import { filesOf } from "../output.js";
 import { media } from "../media.js";
 import { resolved } from "../schema_form.js";
+import { inOrder } from "../schema_groups.js";
 import { glimpse, inShort } from "./model_parts.js";
 import { chip, copier, endless, failure, predictionLink } from "./parts.js";
 
@@ -28,7 +29,7 @@ function inputs(schemas) {
   const input = schemas.Input && resolved(schemas.Input, schemas);
   if (!input?.properties) return h("p", { class: "hint" }, "It shows no schema, so any JSON object goes.");
   const required = new Set(input.required ?? []);
-  const rows = Object.entries(input.properties).map(([name, given]) => [name, resolved(given, schemas)]).sort(([, a], [, b]) => (a["x-order"] ?? 1e9) - (b["x-order"] ?? 1e9));
+  const rows = inOrder(input.properties).map(([name, one]) => [name, resolved(one, schemas)]);
   return table("Input", ["Name", "Type", "Default", "What it is"], h("tbody", {}, rows.map(([name, one]) => h("tr", {},
     h("th", { scope: "row", class: "mono" }, name, required.has(name) ? h("span", { class: "must" }, " *") : null),
     h("td", {}, typeOf(one)),
@@ -60,7 +61,7 @@ export function examplesTab({ full, signal, session }) {
     h("p", { class: "words" }, inShort(one.input)),
     h("p", { class: "hint" }, `${ago(one.created_at)} · ran ${seconds(one.metrics?.predict_time ?? null)}`));
   return h("section", { class: "tab" }, list, endless(list, (next) => page(`/v1/models/${full}/examples`, next, { signal }), row, {
-    signal, empty: session.seesAll ? `None yet. A good run becomes one by: director model example ${full} ID --default` : "Its operator shows no example yet.",
+    signal, empty: session.operates ? "None yet. A good run of the playground becomes one with “Make it an example”." : "Its operator shows no example yet.",
   }));
 }
 

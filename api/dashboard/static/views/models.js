@@ -3,10 +3,12 @@
 import { ask, page, pause, repeat } from "../api.js";
 import { h, say } from "../dom.js";
 import { ago, count, seconds } from "../format.js";
+import { inOrder } from "../schema_groups.js";
 import { picture, stateChip } from "./model_parts.js";
 import { endless } from "./parts.js";
 
 const LOOK_MS = 5000;
+const EMPTY = "No model is here yet. A director brings one: `director serve FOLDER --model owner/name`, or `director run`.";
 const MOST_ASKED = 100; // names in one question
 const SEEK_MS = 300; // without another letter, before the service is asked
 const MOST_FOUND = 50;
@@ -37,7 +39,8 @@ export function models({ signal }) {
     }
     say(found, wanted ? `${shown} found` : "");
     search.parentElement.hidden = cards.size < 2 && !wanted;
-    if (cards.size) foot.querySelector(".hint")?.remove(); // that no model is here
+    const note = foot.querySelector(".hint");
+    if (cards.size && note.textContent === EMPTY) say(note, "");
   }
 
   /** Ask the service, where the list has more models than are shown. */
@@ -87,7 +90,7 @@ export function models({ signal }) {
     narrow();
   }
 
-  const foot = endless(list, (next) => page("/v1/models", next, { signal }), card, { signal, empty: "No model is here yet. A director brings one: `director serve FOLDER --model owner/name`, or `director run`." });
+  const foot = endless(list, (next) => page("/v1/models", next, { signal }), card, { signal, empty: EMPTY });
   repeat(look, { every: LOOK_MS, signal });
   return {
     title: "Models",
@@ -128,7 +131,7 @@ function cardOf(model, { isFresh = false } = {}) {
 function described(version) {
   const schemas = version?.openapi_schema?.components?.schemas;
   if (!version) return "It was never ready yet: its page says why.";
-  const inputs = Object.entries(schemas?.Input?.properties ?? {}).sort(([, a], [, b]) => (a["x-order"] ?? 1e9) - (b["x-order"] ?? 1e9)).map(([name]) => name.replaceAll("_", " "));
+  const inputs = inOrder(schemas?.Input?.properties ?? {}).map(([name]) => name.replaceAll("_", " "));
   if (!inputs.length) return "Takes JSON, and shows no schema.";
   return `Takes ${inputs.slice(0, 4).join(", ")}${inputs.length > 4 ? ` and ${inputs.length - 4} more` : ""}.`;
 }
