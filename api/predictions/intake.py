@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Final, NamedTuple, Protocol, Self
 
@@ -28,7 +28,7 @@ from api.services.waiters import News, Wait
 from api.sites.placing import check_site, choose_site
 from api.sites.sites import where_it_is
 from api.web import errors
-from api.web.errors import Moved, Problem
+from api.web.errors import InvalidField, Moved, Problem
 from api.web.http import Request, base_url, json_response, watching
 from director.broker.replies import Accepted
 from director.core.account_limits import UNLIMITED, Bucket
@@ -197,8 +197,14 @@ async def accept(
     version, if that deployment has two. `item` distinguishes the predictions of a batch, which share a key.
     """
     with Step(request, version) as step:
-        new = check(request, version, asked, deployment=deployment, split=split, item=item, trace=step.headers)
-        filed = await file(request, version, new, rate_token, listener)
+        checked = check(request, version, asked)
+        new = describe(request, version, checked, deployment=deployment, split=split, item=item, trace=step.headers)
+        if not checked.faults:
+            filed = await file(request, version, new, rate_token, listener)
+        elif (known := await find_repeated(request, new)) is not None:  # a version that takes other inputs has run it
+            filed = known
+        else:
+            raise errors.invalid_input(checked.faults)
         record = filed.stored.record
         step.facts = {"prediction": record.id, "lane": record.lane, "replayed": filed.is_repeat}
         return filed
@@ -286,25 +292,39 @@ async def file_at(
     return accepted
 
 
-def check(
+class Checked(NamedTuple):
+    """A request as it is stored. `faults`: what the model does not take of its input."""
+
+    asked: bodies.CreatePrediction
+    faults: Sequence[InvalidField] = ()
+    can_stream: bool = True
+
+
+def check(request: Request, version: Version, asked: bodies.CreatePrediction) -> Checked:
+    """Raises a 422 for an input that the model does not take, unless a key may stand for a run of another version."""
+    if asked.endpoint:
+        return Checked(asked)
+    schema = InputSchema.of(version)
+    faults = schema.check(asked.input)
+    if faults and "idempotency-key" not in request.headers:
+        raise errors.invalid_input(faults)
+    if not faults and schema.secrets is not None:
+        asked = schema.secrets.mark_request(asked)
+    return Checked(asked, faults, schema.can_stream)
+
+
+def describe(
     request: Request,
     version: Version,
-    asked: bodies.CreatePrediction,
+    checked: Checked,
     *,
     deployment: str,
     split: str,
     item: str,
     trace: TraceHeaders,
 ) -> NewPrediction:
-    """Raises a 422 for an input that the model does not take, and for a header that says nothing."""
-    can_stream = True
-    if not asked.endpoint:
-        schema = InputSchema.of(version)
-        can_stream = schema.can_stream
-        if faults := schema.check(asked.input):
-            raise errors.invalid_input(faults)
-        if schema.secrets is not None:
-            asked = schema.secrets.mark_request(asked)
+    """Return the prediction that a request asks for. Raises a 422 for a header that says nothing."""
+    asked = checked.asked
     services, account, headers = request.services, request.account, request.headers
     caps, given = account.limits, bytes(asked.input)
     lifetime, start_by = headers.get("cancel-after"), headers.get("x-start-by")
@@ -336,7 +356,7 @@ def check(
         budgeted=caps.has_budget,
         data_ttl_ms=None if caps.data_ttl_s is None else int(caps.data_ttl_s * 1000),
         url=base_url(request),
-        ticket=new_ticket() if can_stream else "",
+        ticket=new_ticket() if checked.can_stream else "",
         webhook=asked.webhook or "",
         webhook_events=asked.events,
         lifetime_ms=None if lifetime is None else bodies.cancel_after_seconds(lifetime) * 1000,
