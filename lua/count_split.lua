@@ -3,12 +3,12 @@
 -- counts once, however many keepers look.
 -- Commands: 2 to refuse, 3 and one for each count to write.
 --
---   KEYS[1]  split_runs  hash    {p}:split:<owner>/<name>:runs
---   KEYS[2]  split       string  {p}:split:<owner>/<name>
+--   KEYS[1]  split_runs  hash    {p0}:split:<owner>/<name>:runs
+--   KEYS[2]  split       string  {p0}:split:<owner>/<name>
 --   ARGV[1]  is      the split as its counter read it
 --   ARGV[2]  was     the last entry of the log that was counted, '' for none
 --   ARGV[3]  cursor  the last entry of the log that is counted with this call
---   ARGV[4…] name, count
+--   ARGV[4…] name, count  of each way to end, and of each bucket of times
 --   Returns  'counted'  also if it was counted by an earlier call
 --            'changed'  nothing was written
 

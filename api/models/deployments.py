@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Final, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 from starlette.responses import Response
 
 from api.accounts.account import AccountView
@@ -168,7 +168,8 @@ async def get_deployment(request: Request) -> Response:
     name="deployments.update",
     summary="Release another version of a deployment",
     about=(
-        "Each change makes a new release. It applies to later predictions, and earlier ones keep their version. "
+        "Each change makes a new release. It applies to later predictions, and earlier ones keep their version. A "
+        "given `version` gets all calls: the trial of another one ends. "
         "With `max_instances` 0 the deployment is disabled: predictions under way are canceled, and new ones are "
         "422 `deployment_disabled`."
     ),
@@ -177,29 +178,25 @@ async def get_deployment(request: Request) -> Response:
 )
 async def update_deployment(request: Request) -> Response:
     """Release what the body changes. Where canceling the predictions fails half way, the same request continues."""
-    services, deployment = request.services, await find_deployment(request)
+    services = request.services
     asked = _parse(await read_body(request, max_bytes=services.settings.max_body_bytes), DeploymentChange)
-    if asked.version:
-        await refuse_missing(request, deployment.release.model, asked.version)
     for _ in range(TRIES):
-        now = deployment.release
-        low = now.min_instances if asked.min_instances is None else asked.min_instances
-        high = now.max_instances if asked.max_instances is None else asked.max_instances
-        if high < low:
+        deployment = await find_deployment(request)
+        if asked.version:
+            await refuse_missing(request, deployment.release.model, asked.version)
+        given = {name: value for name, value in asdict(asked).items() if value is not None}
+        wanted = replace(deployment.release, **given)
+        if wanted.max_instances < wanted.min_instances:
             raise invalid_input([FEWER_THAN_LEAST])
-        written, became = await services.deployments.release(
-            deployment,
-            by=request.account.name,
-            version=asked.version or now.version,
-            hardware=asked.hardware or now.hardware,
-            min_instances=low,
-            max_instances=high,
-        )
+        if asked.version == deployment.release.version:  # all calls run it
+            ended, deployment = await services.deployments.end_trial(deployment, by=request.account.name)
+            if ended != "written":
+                continue
+        written, became = await services.deployments.release(deployment, wanted, by=request.account.name)
         if written == "written":
             if became.is_disabled:
                 await _cancel_all(request, became)
             return await answer(request, became)
-        deployment = await find_deployment(request)
     raise unavailable(retry_after=RETRY_AFTER_S)
 
 
@@ -366,13 +363,13 @@ async def _show_deployments(request: Request, deployments: Sequence[Deployment])
     for name in sorted({deployment.release.by for deployment in deployments} - types.keys()):
         types[name] = (await request.services.accounts.read_written(name)).type
     return [
-        DeploymentView(each.owner, each.name, _release(each.release, types[each.release.by]), show_split(each.split))
+        DeploymentView(each.owner, each.name, _release(each.release, types[each.release.by]), show_split(each.trial))
         for each in deployments
     ]
 
 
 def show_split(split: Split | None) -> SplitView | UnsetType:
-    if split is None or split.is_promoted:
+    if split is None:
         return UNSET
     return SplitView(
         version=split.version,

@@ -5,6 +5,7 @@ Another account's deployments answer 404.
 from typing import Annotated, Final
 
 from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import replace
 from starlette.responses import Response
 
 from api.models.deployments import (
@@ -20,14 +21,17 @@ from api.models.deployments import (
     show_split,
 )
 from api.predictions.bodies import VERSION
+from api.predictions.validation import InputSchema
+from api.services.lookups import VersionRef
 from api.sites.sites import others
 from api.web.errors import InvalidField, invalid_input, unavailable
 from api.web.http import Members, Request, json_response, read_body
 from api.web.route import Answer, Body, reads, stores
-from director.broker.replies import Deployed
 from director.core.ids import queue_name
 from director.core.split import LEAST_SHARE, MOST_RUNS, MOST_SHARE, Runs
+from director.store.catalog import has_openai_api
 from director.store.deployments import Deployment
+from director.store.splits import MOST
 
 MOST_MARGIN: Final = 100
 NOT_TRIED: Final = InvalidField("invalid", "", "No version is tried here: give one with a share of the calls first")
@@ -38,6 +42,12 @@ SAME: Final = InvalidField("invalid", "version", "This is the version of the dep
 NOT_READY: Final = InvalidField(
     "invalid", "version", "No server of this version is ready, so its calls would wait. Start one, or set force"
 )
+CHANGED: Final = InvalidField(
+    "invalid",
+    "",
+    "The trial was changed meanwhile, maybe by a keeper: look at it, and promote again if you still want to",
+)
+TOO_MANY: Final = InvalidField("array_max_items", "", f"An account tries versions with at most {MOST} deployments")
 TOO_FEW: Final = InvalidField("number_gte", "share", f"Must be between {LEAST_SHARE} and {MOST_SHARE}")
 
 
@@ -83,8 +93,9 @@ class RolloutView(Struct, frozen=True, kw_only=True):
     summary="Show how the calls of a deployment are split",
     about=(
         "The answer has the runs of both versions that this deployment started and that ended since the split began. A "
-        "canceled run does not count, nor one that was never started in its time. A keeper counts every 2 seconds, at "
-        "the home site, from the log of steps: after an outage of keepers runs may be missing, of both versions alike."
+        "canceled run does not count, nor one that was never started in its time. One that ran out of time has failed. "
+        "A keeper counts every 2 seconds, at the home site, from the log of steps: after an outage of keepers runs may "
+        "be missing."
     ),
     answers={200: Answer("The versions, with their figures.", RolloutView)},
 )
@@ -99,24 +110,20 @@ async def get_split(request: Request) -> Response:
     summary="Try another version with a share of the calls",
     about=(
         "Later predictions of the deployment run the version in `share` of 100 cases. The same `Idempotency-Key` "
-        "always gets the same version. A version without a ready server is refused unless `force` is set. A keeper "
-        "stops the version when it fails more than the other one. Another share of the same version goes on with its "
-        "figures."
+        "gets the same version while the share stays or grows. A version without a ready server is refused, as is one "
+        "that would refuse inputs or APIs which the other one takes, unless `force` is set. A keeper stops the version "
+        "when it fails more than the other one. Another share of the same version goes on with its figures, and is "
+        "judged by its own."
     ),
     body=Body(NewSplit),
     answers={200: Answer("The versions, with their figures.", RolloutView)},
 )
 async def set_split(request: Request) -> Response:
-    services, deployment = request.services, refuse_disabled(await find_deployment(request))
-    asked = _parse(await read_body(request, max_bytes=services.settings.max_body_bytes))
-    model = deployment.release.model
-    await refuse_missing(request, model, asked.version)
-    if not asked.force and not await _is_ready(request, model, asked.version):
-        raise invalid_input([NOT_READY])
+    asked = _parse(await read_body(request, max_bytes=request.services.settings.max_body_bytes))
     for _ in range(TRIES):
-        if deployment.release.version == asked.version:
-            raise invalid_input([SAME])
-        written, wanted = await services.deployments.share(
+        deployment = refuse_disabled(await find_deployment(request))
+        await _refuse_unfit(request, deployment, asked)
+        written, wanted = await request.services.deployments.share(
             deployment,
             by=request.account.name,
             version=asked.version,
@@ -124,9 +131,11 @@ async def set_split(request: Request) -> Response:
             margin=asked.margin,
             least=asked.least,
         )
+        if written == "full":
+            raise invalid_input([TOO_MANY])
         deployment = refuse_disabled(await find_deployment(request))
-        if written == "written" and deployment.split == wanted.split:  # else another release came first
-            return json_response(await _show(request, deployment))
+        if written == "written" and deployment.kept == wanted.kept and deployment.trial is not None:
+            return json_response(await _show(request, deployment))  # else another release came first
     raise unavailable(retry_after=RETRY_AFTER_S)
 
 
@@ -142,13 +151,21 @@ async def set_split(request: Request) -> Response:
     refusals={422},
 )
 async def promote(request: Request) -> Response:
+    first: tuple[str, str] | None = None
     for _ in range(TRIES):
         deployment = await find_deployment(request)
-        split = deployment.split
-        if split is None or split.is_promoted:
+        split, release = deployment.split, deployment.release
+        if split is None:
             raise invalid_input([NOT_TRIED])
+        if split.is_promoted and release.version == split.version:  # by an earlier call whose answer was lost
+            return await answer(request, deployment)
+        # the caller asked for the trial that was there first, unless the promotion itself changed it
+        first = first or (split.version, split.stopped_why)
+        if not split.is_promoted and first != (split.version, split.stopped_why):
+            raise invalid_input([CHANGED])
         await refuse_missing(request, split.model, split.version)
-        written, became = await _release(request, deployment, split.version)
+        wanted = replace(release, version=split.version)
+        written, became = await request.services.deployments.release(deployment, wanted, by=request.account.name)
         if written == "written":
             return await answer(request, became)
     raise unavailable(retry_after=RETRY_AFTER_S)
@@ -172,30 +189,34 @@ async def rollback(request: Request) -> Response:
         split = deployment.split
         if split is None:
             raise invalid_input([NO_WAY_BACK])
-        if not split.is_promoted:
-            if await request.services.deployments.unsplit(deployment, by=request.account.name) == "written":
-                return await answer(request, await find_deployment(request))
-            continue
-        await refuse_missing(request, split.model, split.former)
-        written, became = await _release(request, deployment, split.former, remembers=False)
-        if written == "written":
-            return await answer(request, became)
+        if split.is_promoted:
+            await refuse_missing(request, split.model, split.former)
+        if (await request.services.deployments.rollback(deployment, by=request.account.name))[0] == "written":
+            return await answer(request, await find_deployment(request))
     raise unavailable(retry_after=RETRY_AFTER_S)
 
 
-async def _release(
-    request: Request, deployment: Deployment, version: str, *, remembers: bool = True
-) -> tuple[Deployed, Deployment]:
-    now = deployment.release
-    return await request.services.deployments.release(
-        deployment,
-        by=request.account.name,
-        version=version,
-        hardware=now.hardware,
-        min_instances=now.min_instances,
-        max_instances=now.max_instances,
-        remembers=remembers,
-    )
+async def _refuse_unfit(request: Request, deployment: Deployment, asked: NewSplit) -> None:
+    """Raise a 422 for a version that is missing or released already. Unless forced, also for one without a server, or
+    one that would refuse calls which the other version takes: no run of them would fail, so no keeper would stop it.
+    """
+    release = deployment.release
+    if release.version == asked.version:
+        raise invalid_input([SAME])
+    await refuse_missing(request, release.model, asked.version)
+    if asked.force:
+        return
+    if not await _is_ready(request, release.model, asked.version):
+        raise invalid_input([NOT_READY])
+    refs = (VersionRef(model=release.model, version=version) for version in (release.version, asked.version))
+    former, new = [await request.versions.find_named(ref, request.account) for ref in refs]
+    if former is None or new is None:
+        return
+    why = InputSchema.of(new).find_refusal(InputSchema.of(former))
+    if not why and has_openai_api(former.server) and not has_openai_api(new.server):
+        why = "it has no API of OpenAI"
+    if why:
+        raise invalid_input([InvalidField("invalid", "version", f"It would refuse calls of now: {why}. Or set force")])
 
 
 async def _is_ready(request: Request, model: str, version: str) -> bool:
@@ -214,14 +235,14 @@ async def _show(request: Request, deployment: Deployment) -> RolloutView:
             deployment=deployment.full_name,
             model=release.model,
             current=_side(release.version, 100, Runs()),
-            former=UNSET if split is None else split.former,
+            former=UNSET if split is None or split.former == release.version else split.former,
         )
-    counted = await request.services.deployments.splits.read_counts(deployment.full_name)
+    runs = (await request.services.deployments.splits.read_counts(deployment.full_name)).figures.all
     return RolloutView(
         deployment=deployment.full_name,
         model=release.model,
-        current=_side(release.version, 100 - split.share, counted.runs["old"]),
-        tried=_side(split.version, split.share, counted.runs["new"]),
+        current=_side(release.version, 100 - split.share, runs["old"]),
+        tried=_side(split.version, split.share, runs["new"]),
         split=show_split(split),
     )
 

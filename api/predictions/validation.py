@@ -291,6 +291,7 @@ class InputSchema:
         self._lenient = lenient
         self._pattern_bytes = pattern_bytes
         self.secrets = secrets
+        self._schema = schema
         self._all = _Validator(schema)
         properties: dict[str, Schema] = schema.get("properties", {})
         self._required: list[str] = schema.get("required", [])
@@ -366,6 +367,24 @@ class InputSchema:
         faults = islice(self._faults(value, elements=elements), MAX_INVALID_FIELDS)
         return [_invalid(keyword, self._visible(path), facts) for keyword, path, facts in faults]
 
+    def find_refusal(self, former: "InputSchema") -> str:
+        """Return why an input that another version takes may be refused here, or ''. It compares names, types and
+        choices at the top of an input, and no bounds: what is found is certain, and more may differ.
+        """
+        known, own = (dict[str, Schema](one._schema.get("properties", {})) for one in (former, self))
+        for name in self._required:
+            if name not in former._required:
+                return f"it needs {make_printable(name)}"
+        for name, part in known.items():
+            if name not in own:
+                if self._schema.get("additionalProperties") is False:
+                    return f"it does not take {make_printable(name)}"
+            elif _is_narrower(own[name], part, "type"):
+                return f"it takes {make_printable(name)} in another type"
+            elif _is_narrower(own[name], part, "enum"):
+                return f"it takes fewer choices of {make_printable(name)}"
+        return ""
+
     def _to_match(self, value: dict[str, Any], size: int) -> int:
         """Return an upper bound of the characters that are compared with patterns, each counted once for each pattern,
         times the size of the largest pattern.
@@ -386,6 +405,21 @@ class InputSchema:
         parts = ((["input", name], validator, value[name]) for name, validator in self._fields.items() if name in value)
         for path, validator, part in chain(parts, [(["input"], self._whole, value)]):
             yield from validator.faults(part, path, elements=elements if isinstance(part, list | dict) else 1)
+
+
+def _is_narrower(new: Schema, former: Schema, word: str) -> bool:
+    """Return whether a schema lists fewer values of `type` or `enum` than another one. Without a list all are taken."""
+    if not isinstance(new, dict) or word not in new:
+        return False
+    if not isinstance(former, dict) or word not in former:
+        return True
+    return not _list_values(former[word]) <= _list_values(new[word]) | (
+        {'"integer"'} if '"number"' in _list_values(new[word]) else set()
+    )
+
+
+def _list_values(given: Any) -> set[str]:
+    return {_json(one) for one in (given if isinstance(given, list) else [given])}
 
 
 def _either(schema: Mapping[str, Any]) -> list[str]:

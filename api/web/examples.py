@@ -301,7 +301,7 @@ OF_TYPES: Final[dict[str, Any]] = {
             "revivals": 0,
             "revived_at": None,
         },
-        "version_because": f"because 10 % of acme/painter go to it since {AT}; it was not promoted then",
+        "version_because": f"because 10 % of acme/painter go to it since {AT}, to try it",
         "held": [
             {
                 "number": 1,

@@ -306,24 +306,25 @@ def processes() -> str:
     return f"{tag(Partition(0))}:processes"
 
 
-@_grows("callers: counted, with the deployment")
+# In one partition, so that a change and the list are one step, and its log is one that every receiver reads
+
+
+@_grows("callers: at most 100 of an account, and counted, with the deployment")
 def splits() -> str:
-    """zset · deployments whose calls are split → when that changed, ms. By the API, before the split itself. Emptied by
-    keepers. Permanent.
-    """
+    """zset · deployments that try a version, by name. Written by split. Permanent."""
     return f"{tag(Partition(0))}:splits"
 
 
 @_grows("callers: counted, with the deployment")
 def split(name: str) -> str:
     """string · how the calls of a deployment are split between two versions, as JSON. Written by split. Permanent."""
-    return f"{tag(partition_of_model(name))}:split:{name}"
+    return f"{tag(Partition(0))}:split:{name}"
 
 
 @_grows("callers: counted, with the deployment, and about a hundred fields")
 def split_runs(name: str) -> str:
     """hash · how runs of both versions of a split ended, and how long they took. Written by count_split; as `split`."""
-    return f"{tag(partition_of_model(name))}:split:{name}:runs"
+    return f"{tag(Partition(0))}:split:{name}:runs"
 
 
 PERMANENT["splits"] = PERMANENT["split"] = "until the release of the deployment changes"

@@ -334,18 +334,19 @@ class Scripts:
     async def split(
         self,
         name: str,
-        *,
         was: bytes,
         becomes: bytes,
-        fresh: bool,
+        *,
+        step: replies.SplitStep,
+        most: int,
         queue: QueueName,
-        account: str,
         detail: str,
         now_ms: int | None = None,
     ) -> replies.Split:
         """Write how the calls of a deployment are split, if it still equals `was`; empty bytes stand for no split."""
-        args: list[Arg] = [was, becomes, int(fresh), queue, account, detail, now_ms]
-        return cast(replies.Split, await self._word("split", [keys.split(name), keys.split_runs(name)], args))
+        args: list[Arg] = [name, was, becomes, step, most, queue, detail, now_ms]
+        written = [keys.splits(), keys.split(name), keys.split_runs(name)]
+        return cast(replies.Split, await self._word("split", written, args))
 
     async def count_split(
         self, name: str, *, is_: bytes, was: str, cursor: str, counts: Mapping[str, int]

@@ -249,12 +249,12 @@ def _add(
     return parser
 
 
-def whole(most: int | None = None) -> Callable[[str], int]:
+def whole(most: int | None = None, *, least: int = 1) -> Callable[[str], int]:
     to = f" to {most}" if most else ""
 
     def number(text: str) -> int:
-        if not text.isdecimal() or int(text) < 1 or (most and int(text) > most):
-            raise argparse.ArgumentTypeError(f"{text!r} is not valid: give a whole number from 1{to}")
+        if not text.isdecimal() or int(text) < least or (most and int(text) > most):
+            raise argparse.ArgumentTypeError(f"{text!r} is not valid: give a whole number from {least}{to}")
         return int(text)
 
     return number

@@ -20,7 +20,7 @@ START_OF_VERSION: Final = r"[0-9a-f]{8,64}"
 NEW: Final = {"hardware": "cpu", "min_instances": 0, "max_instances": 1}  # of a deployment that this command makes
 
 
-class Tried(Struct, frozen=True):
+class Trial(Struct, frozen=True):
     version: str
     share: int
     since: str
@@ -44,11 +44,11 @@ class Release(Struct, frozen=True):
     version: str
 
 
-class Deployed(Struct, frozen=True):
+class Deployment(Struct, frozen=True):
     owner: str
     name: str
     current_release: Release
-    split: Tried | None = None
+    split: Trial | None = None
 
 
 class Rollout(Struct, frozen=True):
@@ -56,7 +56,7 @@ class Rollout(Struct, frozen=True):
     model: str
     current: Side
     tried: Side | None = None
-    split: Tried | None = None
+    split: Trial | None = None
     former: str = ""
 
 
@@ -70,7 +70,7 @@ class Rollout(Struct, frozen=True):
     arg(
         "--margin POINTS",
         f"stop it when it fails more often by more percentage points than this ({MARGIN})",
-        type=whole(100),
+        type=whole(100, least=0),
     ),
     arg("--least RUNS", f"ended runs of it before it is judged ({LEAST_RUNS})", type=whole(MOST_RUNS)),
     flag("--force", "also if no server of the version is ready"),
@@ -85,7 +85,7 @@ def _deploy(given: argparse.Namespace) -> int:
     """Give a deployment a version. With --share only that share of its calls runs it, and a keeper stops it when it
     fails more often than the version before. Without it all calls run the version, as after `director promote`.
     """
-    if not given.share and (given.margin or given.least or given.force):
+    if not given.share and (given.margin is not None or given.least or given.force):
         raise SettingsError("--margin, --least and --force go with --share.")
     with Client(service(given)) as client:
         try:
@@ -100,7 +100,10 @@ def _deploy(given: argparse.Namespace) -> int:
         if not given.share:
             return _print_deployed(client.deployment(given.of, body={"version": version}, method="PATCH"), given)
         asked = {"share": given.share, "margin": given.margin, "least": given.least, "force": given.force}
-        body = {"version": version, **{name: value for name, value in asked.items() if value}}
+        body = {
+            "version": version,
+            **{name: value for name, value in asked.items() if value is not None and value is not False},
+        }
         return _print_rollout(client.deployment(given.of, "/split", body, method="POST"), given)
 
 
@@ -172,19 +175,21 @@ def _show(given: argparse.Namespace) -> int:
         return _print_rollout(client.deployment(given.of, "/split"), given)
 
 
-def _share(split: Tried) -> str:
+def _share(split: Trial) -> str:
     return "stopped" if split.stopped_why else f"{split.share} %"
 
 
-def _read_deployed(body: Raw) -> Deployed:
-    return read(body, Deployed)
+def _read_deployed(body: Raw) -> Deployment:
+    return read(body, Deployment)
 
 
 def _print_deployed(body: Raw, given: argparse.Namespace) -> int:
     def text() -> str:
         one = _read_deployed(body)
-        now = one.current_release
-        return f"{one.owner}/{one.name}: all calls run {now.model}:{now.version[:SHORT]} (release {now.number})"
+        now, split = one.current_release, one.split
+        share = "all" if split is None else f"{100 - split.share} % of the"
+        line = f"{one.owner}/{one.name}: {share} calls run {now.model}:{now.version[:SHORT]} (release {now.number})"
+        return line if split is None else f"{line}, and {split.share} % try {split.version[:SHORT]}"
 
     return Answer(body, text).show(is_json=given.json)
 
@@ -215,7 +220,7 @@ def _rollout_lines(one: Rollout) -> Iterator[str]:
 
 
 def _row(side: Side, what: str) -> list[str]:
-    rate = "-" if side.failure_rate is None else f"{side.failure_rate:.1%}"
+    rate = "-" if side.failure_rate is None else f"{side.failure_rate * 100:.1f} %"
     p50 = "-" if side.p50_s is None else span(side.p50_s)
     ended = side.succeeded + side.failed
     return [side.version[:SHORT], what, f"{side.share} %", f"{ended:,}", f"{side.failed:,}", rate, p50]

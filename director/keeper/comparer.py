@@ -4,31 +4,38 @@ that fails more than the old one by more than the margin.
 The counts come from the logs of steps and the records, which are there anyway: nothing is written when a run ends.
 Each keeper looks. A run counts once, because counts and the last entry that they have are written in one step, and a
 split is stopped once, because its writer has to know it as it is. A log has about its last 10,000 steps: what was cut
-from it while no keeper ran is not counted, of both versions alike.
+from it while no keeper ran is not counted.
 """
 
 import logging
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Final, get_args
 
+import msgspec
 from msgspec import Struct
 
+from director.broker import keys
 from director.core.clock import Clock
+from director.core.ids import Partition, QueueName
+from director.core.policy import Lane
 from director.core.split import Split, count_runs, judge
 from director.store.deployments import Deployment, Deployments
 from director.store.queues import Queues
-from director.store.splits import Watched
+from director.store.splits import order
 
 log = logging.getLogger(__name__)
 
 TICK_S: Final = 2.0
-MOST_READS: Final = 5  # of the log, for one split in one round
-SETTLED_MS: Final = 60_000  # a change of a release and of its split are two steps; after this long both are there
+MOST_READS: Final = 5  # parts of one log in one round
+EARLY_MS: Final = 60_000  # the clocks of an API process and of Redis differ by less
+COUNTS_ON_MS: Final = 3_600_000  # runs that were under way when their version was stopped are counted this long
 WAITS_MS: Final = 300_000  # without a server that is ready or starts, the new version is stopped after this long
 BY: Final = "keeper"
 
 
-class Compared(Struct, frozen=True):
+class Comparison(Struct, frozen=True):
     """The result of one round. `counted`: runs that it read, which another keeper may have counted too. `stopped`:
     deployments whose new version gets nothing more.
     """
@@ -42,64 +49,92 @@ class Comparer:
     _deployments: Deployments
     _queues: Queues
     _clock: Clock
+    # by (deployment, began_ms): since when its new version has no server, as this keeper saw
+    _silent_ms: dict[tuple[str, int], int] = field(default_factory=dict)
 
-    async def run_once(self) -> Compared:
+    async def run_once(self) -> Comparison:
+        found = list[tuple[Deployment, Split]]()
+        for name, kept, deployment in await self._deployments.find_tried():
+            if deployment is not None and deployment.trial is not None:
+                found.append((deployment, deployment.trial))
+            else:
+                await self._deployments.remove_void(name, kept)
+        known = {(deployment.full_name, split.began_ms) for deployment, split in found}
+        self._silent_ms = {one: since for one, since in self._silent_ms.items() if one in known}
         counted, stopped = 0, list[str]()
-        for watched in await self._deployments.splits.list_watched():
-            deployment = await self._deployments.get(*watched.name.split("/"))
-            split = None if deployment is None else deployment.split
-            if deployment is None or split is None or split.is_promoted:
-                await self._tidy(watched)
-                continue
-            counted += await self._count(watched.name, split)
-            if await self._stop_if_worse(deployment, split):
-                stopped.append(watched.name)
-        return Compared(counted, tuple(stopped))
+        found = [(one, split) for one, split in found if split.share or self._age_ms(split) < COUNTS_ON_MS]
+        found.sort(key=_partition_of)
+        for partition, some in groupby(found, key=_partition_of):
+            counted += await self._count(partition, list(some))
+        for deployment, split in found:
+            try:
+                if split.share and await self._stop_if_worse(deployment, split):
+                    stopped.append(deployment.full_name)
+            except (ValueError, LookupError, msgspec.MsgspecError):  # one split that cannot be read delays no other
+                log.exception("a split cannot be judged", extra={"deployment": deployment.full_name})
+        return Comparison(counted, tuple(stopped))
 
-    async def _count(self, name: str, split: Split) -> int:
-        """Count runs that ended since the last round. Return how many that were."""
+    def _age_ms(self, split: Split) -> int:
+        return self._clock.now_ms() - split.since_ms
+
+    async def _count(self, partition: Partition, found: Iterable[tuple[Deployment, Split]]) -> int:
+        """Count runs of these splits that ended since the last round, in one reading of their log. Return how many."""
         splits, total = self._deployments.splits, 0
-        cursor = (await splits.read_counts(name)).cursor
+        left, known = dict[str, tuple[Deployment, Split]](), dict[str, str]()
+        for deployment, split in found:
+            name = deployment.full_name
+            try:
+                known[name] = (await splits.read_counts(name)).cursor
+                left[name] = deployment, split
+            except ValueError:
+                log.exception("a split cannot be counted", extra={"deployment": name})
         for _ in range(MOST_READS):
-            ended = await splits.read_ended(split, cursor)
-            if ended.cursor == cursor:
+            if not left:
                 break
-            counts = count_runs(split, name, ended.runs)
-            if not await splits.count(name, split, cursor, ended.cursor, counts):
-                break  # another keeper has counted, or the share was changed: the next round goes on from there
-            total += sum(number for of, number in counts.items() if ":ms:" not in of)
-            cursor = ended.cursor
-            if ended.is_all:
+            cursors = {name: known[name] or f"{split.began_ms - EARLY_MS}-0" for name, (_, split) in left.items()}
+            queues = {queue for _, split in left.values() for queue in split.queues}
+            part = await splits.read_ended(partition, queues, min(cursors.values(), key=order))
+            for name, (deployment, split) in list(left.items()):
+                if order(part.cursor) <= order(cursors[name]):
+                    continue
+                counts = count_runs(split, name, part.after(cursors[name]))
+                if not await splits.count(name, deployment.kept, known[name], part.cursor, counts):
+                    del left[name]  # another keeper has counted, or it was changed: the next round goes on from there
+                    continue
+                total += _sum_runs(counts)
+                known[name] = part.cursor
+            if part.is_last:
                 break
         return total
 
     async def _stop_if_worse(self, deployment: Deployment, split: Split) -> bool:
-        if not split.share:
-            return False
-        runs = (await self._deployments.splits.read_counts(deployment.full_name)).runs
-        why = judge(split, runs["old"], runs["new"]) or await self._find_silence(split)
+        runs = (await self._deployments.splits.read_counts(deployment.full_name)).figures.now
+        why = judge(split, runs["old"], runs["new"]) or await self._find_silence(deployment, split)
         if not why or await self._deployments.stop(deployment, by=BY, why=why) != "written":
             return False
         log.warning("a new version was stopped", extra={"deployment": deployment.full_name, "why": why})
         return True
 
-    async def _find_silence(self, split: Split) -> str:
-        """Return why the new version is stopped if it has no server, or each one fails to start: none of its runs would
-        ever end. One that starts is waited for, as large weights take long to load.
+    async def _find_silence(self, deployment: Deployment, split: Split) -> str:
+        """Return why the new version is stopped if it has no server, or each one fails to start, for minutes while work
+        waits for it: none of its runs would ever end. One that starts is waited for, as large weights take long to
+        load. An outage of both versions says nothing about the new one.
         """
-        new = next(queue for queue, side in split.queues.items() if side == "new")
-        for _, stats in await self._queues.stats_of([new]):
-            is_served = stats.slots or stats.starting
-            if not is_served and stats.waiting and stats.oldest_ms > WAITS_MS:
-                return f"no server of the new version is ready, and {stats.waiting:,} wait for one"
-        return ""
+        key, now_ms = (deployment.full_name, split.began_ms), self._clock.now_ms()
+        stats = {split.queues[queue]: one for queue, one in await self._queues.stats_of(list(split.queues))}
+        old, new = stats.get("old"), stats.get("new")
+        waiting = 0 if new is None else sum(map(new.may_start_in, get_args(Lane)))
+        if old is None or new is None or not old.slots or new.slots or new.starting or not waiting:
+            self._silent_ms.pop(key, None)
+            return ""
+        if now_ms - self._silent_ms.setdefault(key, now_ms) < WAITS_MS:
+            return ""
+        return f"no server of the new version is ready, and {waiting:,} wait for one"
 
-    async def _tidy(self, watched: Watched) -> None:
-        """Forget what is no split any more: promoted, taken back, or of a release or a deployment that is gone."""
-        if self._clock.now_ms() - watched.changed_ms < SETTLED_MS:
-            return
-        splits, split = self._deployments.splits, watched.split
-        is_void = split is not None and not split.is_promoted
-        if is_void and await splits.write(watched.name, split, None, by=BY, did="void") != "written":
-            return  # it was begun again meanwhile
-        await splits.forget(watched.name)
+
+def _partition_of(one: tuple[Deployment, Split]) -> Partition:
+    return keys.queue_partition(QueueName(f"{one[1].model}:"))
+
+
+def _sum_runs(counts: Mapping[str, int]) -> int:
+    return sum(number for of, number in counts.items() if of.count(":") == 1)

@@ -56,7 +56,7 @@ from director.store.processes import Processes
 from director.store.queues import QueueHistory, Queues, account_counts, overdue_counts, waiting_by_account
 from director.store.records import queue_fields, record_fields
 from director.store.services import Services
-from director.store.splits import read_watched
+from director.store.splits import read_split, read_tried
 
 T = TypeVar("T")
 
@@ -212,9 +212,9 @@ class CloserLook:
             expiring=expiring,
             processes=await Processes(self._redis).alive(now_ms),
             stopped={
-                one.name: one.split
-                for one in await read_watched(self._redis)
-                if one.split is not None and one.split.stopped_why
+                name: split
+                for name, kept in await read_tried(self._redis)
+                if (split := read_split(kept)) is not None and split.stopped_why
             },
         )
 

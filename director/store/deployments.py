@@ -11,13 +11,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
-from director.broker import keys
+from director.broker import keys, replies
 from director.broker.redis_client import ask, pipelined, text
 from director.broker.replies import Deployed
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.split import Split
-from director.store.splits import Splits, read_split
+from director.store.splits import Splits, encode_split, read_split, read_tried
 
 MOST: Final = 1_000  # of one account
 AT_ONCE: Final = 100  # accounts, or deployments, that one write to the socket asks for
@@ -35,13 +35,16 @@ class Release(Struct, frozen=True, kw_only=True):
 
 
 class Deployment(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`split`: of this release, if its calls are or were split. It is stored beside the deployment, and not in it."""
+    """`split`: of this version, if its calls are or were split. It is stored beside the deployment, and not in it.
+    `kept`: the split as it is stored, also one that is void.
+    """
 
     owner: str
     name: str
     created_ms: int
     release: Release
     split: Split | None = None
+    kept: bytes = b""
 
     @property
     def full_name(self) -> str:
@@ -51,6 +54,11 @@ class Deployment(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def is_disabled(self) -> bool:
         return self.release.max_instances == 0
 
+    @property
+    def trial(self) -> Split | None:
+        """Return the split while another version is tried, also one that was stopped."""
+        return None if self.split is None or self.split.is_promoted else self.split
+
 
 class Deployments:
     """A write compares with what was read, and answers 'changed' if another write came first."""
@@ -59,13 +67,13 @@ class Deployments:
         self._redis = redis
         self._scripts = scripts
         self._clock = clock
-        self.splits: Final = Splits(redis, scripts, clock)
+        self.splits: Final = Splits(redis, scripts)
 
     async def get(self, owner: str, name: str) -> Deployment | None:
         """Return a deployment with its split, in one write to the socket."""
         both = keys.deployment(owner, name), keys.split(f"{owner}/{name}")
-        found, split = await pipelined(self._redis, lambda pipe: [pipe.get(key) for key in both])
-        return None if found is None else _join(_read(found), read_split(split))
+        found, kept = await pipelined(self._redis, lambda pipe: [pipe.get(key) for key in both])
+        return None if found is None else join(_read(found), kept or b"")
 
     async def names(self, owner: str) -> list[tuple[int, str]]:
         """Return all deployments of an account as (created, name), newest first."""
@@ -77,7 +85,22 @@ class Deployments:
 
     async def with_splits(self, found: Sequence[Deployment]) -> list[Deployment]:
         splits = await self.splits.many([one.full_name for one in found])
-        return [_join(one, split) for one, split in zip(found, splits, strict=True)]
+        return [join(one, kept) for one, kept in zip(found, splits, strict=True)]
+
+    async def find_tried(self) -> list[tuple[str, bytes, Deployment | None]]:
+        """Return each deployment that tries a version as (name, its split as stored, itself or None). Each is read
+        after its split: one that is void then stays void until it is written.
+        """
+        listed = await read_tried(self._redis)
+        found: list[bytes | None] = []
+        for start in range(0, len(listed), AT_ONCE):
+            found += await self._each(
+                [keys.deployment(*name.split("/")) for name, _ in listed[start : start + AT_ONCE]]
+            )
+        return [
+            (name, kept, None if one is None else join(_read(one), kept))
+            for (name, kept), one in zip(listed, found, strict=True)
+        ]
 
     async def many(self, owner: str, names: Sequence[str]) -> list[Deployment]:
         """Return deployments without their splits."""
@@ -89,13 +112,10 @@ class Deployments:
 
     async def one_of(self, owners: Sequence[str], *, model: str, version: str) -> str | None:
         """Return a deployment of these accounts that stands for this version, or tries it, or None."""
-        for watched in await self.splits.list_watched():
-            split = watched.split
-            if split is not None and (split.model, split.version) == (model, version) and not split.is_promoted:
-                return watched.name
         for start in range(0, len(owners), AT_ONCE):
-            for found in await self._all_of(owners[start : start + AT_ONCE]):
-                if (found.release.model, found.release.version) == (model, version):
+            for found in await self.with_splits(await self._all_of(owners[start : start + AT_ONCE])):
+                versions = {found.release.version} | ({found.trial.version} if found.trial else set())
+                if found.release.model == model and version in versions:
                     return found.full_name
         return None
 
@@ -129,93 +149,108 @@ class Deployments:
         made = Deployment(owner=owner, name=name, created_ms=now_ms, release=release)
         return await self._write(None, made), made
 
-    async def release(
-        self,
-        was: Deployment,
-        *,
-        by: str,
-        version: str,
-        hardware: str,
-        min_instances: int,
-        max_instances: int,
-        remembers: bool = True,
-    ) -> tuple[Deployed, Deployment]:
-        """Make another release, if anything changes. Another version ends a split. `remembers`: the version before, so
-        that it can be taken back.
-        """
-        changes = {
-            "version": version,
-            "hardware": hardware,
-            "min_instances": min_instances,
-            "max_instances": max_instances,
-        }
-        wanted = replace(was.release, **changes)
-        if wanted == was.release:
-            return "written", was
-        now_ms, number = self._clock.now_ms(), was.release.number + 1
-        becomes = replace(was, release=replace(wanted, number=number, created_ms=now_ms, by=by), split=None)
-        if was.split is not None and version == was.release.version:
-            # no keeper may find it void and remove it before it is of the new release
-            split = replace(was.split, release=number)
-            await self.splits.note_change(was.full_name)
-        elif remembers and version != was.release.version:
-            split = new_split(was, version, share=0, by=by, now_ms=now_ms)
-            split = replace(split, release=number, is_promoted=True)
-        else:
-            split = None
-        written = await self._write(was, becomes)
-        if written != "written":
-            return written, becomes
-        return written, replace(becomes, split=await self._follow(was, split, by, number))
+    async def release(self, was: Deployment, wanted: Release, *, by: str) -> tuple[Deployed, Deployment]:
+        """Make another release, if anything changes. Another version ends a trial, and remembers the version before.
 
-    async def _follow(self, was: Deployment, split: Split | None, by: str, number: int) -> Split | None:
-        """Write the split of the release that was just made, unless a later one is there."""
-        stored = await self.splits.get(was.full_name)
-        is_later = stored is not None and stored.created_ms == was.created_ms and stored.release >= number
-        if stored == split or is_later:
-            return stored
-        did = f"release {number}" if split is None else f"release {number}, {split.version}"
-        await self.splits.write(was.full_name, stored, split, by=by, did=did)
-        return split
+        That is written first: a caller that changed the split meanwhile is noticed, and after a crash the same call, or
+        a rollback, goes on from there.
+        """
+        if wanted.version != was.release.version:
+            split = replace(self._begin(was, wanted.version, by=by), is_promoted=True, before="")
+            written, was = await self._split(was, split, did=f"{by}: releases {wanted.version}")
+            if written != "written":
+                return "changed", was
+        return ("written", was) if wanted == was.release else await self._release(was, wanted, by)
+
+    async def _release(self, was: Deployment, wanted: Release, by: str) -> tuple[Deployed, Deployment]:
+        number = was.release.number + 1
+        becomes = replace(was, release=replace(wanted, number=number, created_ms=self._clock.now_ms(), by=by))
+        return await self._write(was, becomes), becomes
 
     async def share(
         self, was: Deployment, *, by: str, version: str, share: int, margin: int | None, least: int | None
-    ) -> tuple[Deployed, Deployment]:
+    ) -> tuple[replies.Split, Deployment]:
         """Send this share of the calls to another version. Counts go on for a version that is tried already."""
-        now_ms, known = self._clock.now_ms(), was.split
-        begun = known if known is not None and known.version == version and known.share else None
-        split = begun or new_split(was, version, share=share, by=by, now_ms=now_ms)
-        changes = {"margin": margin, "least": least}
-        given = {name: value for name, value in changes.items() if value is not None}
-        since_ms = split.since_ms if split.share == share else now_ms
-        becomes = replace(split, share=share, since_ms=since_ms, by=by, **given)
-        stored = known or await self.splits.get(was.full_name)
-        if known is None and _join(was, stored).split is not None:
-            return "changed", was
-        written = await self.splits.write(was.full_name, stored, becomes, by=by, did=f"{share} % to {version}")
-        return written, replace(was, split=becomes)
+        now_ms, split = self._clock.now_ms(), was.trial
+        if split is None or split.version != version:
+            split = self._begin(was, version, by=by)
+        elif not split.share:  # it was stopped, and is tried again from zero
+            split = replace(split, began_ms=now_ms, stopped_why="")
+        becomes = replace(
+            split,
+            share=share,
+            since_ms=split.since_ms if split.share == share else now_ms,
+            release=was.release.number,
+            margin=split.margin if margin is None else margin,
+            least=split.least if least is None else least,
+            by=by,
+        )
+        return await self._split(was, becomes, did=f"{by}: {share} % to {version}")
 
-    async def stop(self, was: Deployment, *, by: str, why: str) -> Deployed:
+    async def stop(self, was: Deployment, *, by: str, why: str) -> replies.Split:
         """Send nothing more to the new version, and say why."""
         split = was.split
         assert split is not None  # noqa: S101 - for the type checker: see the callers
         becomes = replace(split, share=0, since_ms=self._clock.now_ms(), by=by, stopped_why=why)
-        return await self.splits.write(was.full_name, split, becomes, by=by, did=f"stopped: {why}")
+        return (await self._split(was, becomes, did=f"{by}: stopped: {why}"))[0]
 
-    async def unsplit(self, was: Deployment, *, by: str) -> Deployed:
-        """Send all calls to the version of the release."""
-        if was.split is None:
-            return "written"
-        return await self.splits.write(was.full_name, was.split, None, by=by, did="ended")
+    async def end_trial(self, was: Deployment, *, by: str) -> tuple[replies.Split, Deployment]:
+        """Send all calls to the version of the release. A rollback may still release the one before it."""
+        if was.trial is None:
+            return "written", was
+        split = None
+        if was.trial.before:
+            begun = self._begin(was, was.release.version, by=by)
+            split = replace(begun, former=was.trial.before, is_promoted=True, before="")
+        return await self._split(was, split, did=f"{by}: ended")
+
+    async def rollback(self, was: Deployment, *, by: str) -> tuple[Deployed, Deployment]:
+        """End the trial or, without one, release the version before.
+
+        That is a release even if a promotion was only begun: its other half then finds another one, and writes nothing.
+        """
+        assert was.split is not None  # noqa: S101 - for the type checker: see the callers
+        if was.trial is not None:
+            return await self.end_trial(was, by=by)
+        written, became = await self._release(was, replace(was.release, version=was.split.former), by)
+        if written == "written":  # else a later trial or promotion is there, which stays
+            _, became = await self._split(became, None, did=f"{by}: rolled back to {was.split.former}")
+        return written, became
 
     async def delete(self, was: Deployment) -> Deployed:
-        written = await self._write(was, None)
-        if written == "written":
-            split = await self.splits.get(was.full_name)
-            if split is not None:
-                await self.splits.write(was.full_name, split, None, by=was.owner, did="deleted")
-            await self.splits.forget(was.full_name)
-        return written
+        """Delete its split first: no later call would find it."""
+        written, was = await self._split(was, None, did=f"{was.owner}: deleted")
+        return "changed" if written != "written" else await self._write(was, None)
+
+    async def remove_void(self, name: str, kept: bytes) -> None:
+        """Remove a split of a version or a deployment that is gone, unless it changed since it was read."""
+        split = read_split(kept)
+        if split is not None:
+            await self.splits.write(name, kept, None, of=split, did="keeper: void")
+
+    async def _split(self, was: Deployment, becomes: Split | None, *, did: str) -> tuple[replies.Split, Deployment]:
+        if becomes is None and not was.kept:
+            return "written", was
+        of = becomes or was.split or self._begin(was, was.release.version, by="")
+        written = await self.splits.write(was.full_name, was.kept, becomes, of=of, did=did)
+        return written, replace(was, split=becomes, kept=encode_split(becomes))
+
+    def _begin(self, deployment: Deployment, version: str, *, by: str) -> Split:
+        """Return a split without a share yet. It keeps the version that a rollback brings back."""
+        now_ms, release, split = self._clock.now_ms(), deployment.release, deployment.split
+        before = "" if split is None else split.former if split.is_promoted else split.before
+        return Split(
+            model=release.model,
+            former=release.version,
+            version=version,
+            share=0,
+            began_ms=now_ms,
+            since_ms=now_ms,
+            release=release.number,
+            created_ms=deployment.created_ms,
+            by=by,
+            before="" if before == release.version else before,
+        )
 
     async def _write(self, was: Deployment | None, becomes: Deployment | None) -> Deployed:
         one = becomes or was
@@ -225,25 +260,13 @@ class Deployments:
         )
 
 
-def new_split(deployment: Deployment, version: str, *, share: int, by: str, now_ms: int) -> Split:
-    return Split(
-        model=deployment.release.model,
-        former=deployment.release.version,
-        version=version,
-        share=share,
-        began_ms=now_ms,
-        since_ms=now_ms,
-        release=deployment.release.number,
-        created_ms=deployment.created_ms,
-        by=by,
-    )
-
-
-def _join(deployment: Deployment, split: Split | None) -> Deployment:
-    """Return the deployment with its split, unless it is of another release, or of a deployment before this one."""
-    if split is None or (split.release, split.created_ms) != (deployment.release.number, deployment.created_ms):
-        return deployment
-    return replace(deployment, split=split)
+def join(deployment: Deployment, kept: bytes) -> Deployment:
+    """Return the deployment with its split, unless it is of another version, or of a deployment before this one."""
+    split, release = read_split(kept), deployment.release
+    if split is not None:
+        is_its = (split.model, split.created_ms) == (release.model, deployment.created_ms)
+        split = split if is_its and split.fits(release.version) else None
+    return replace(deployment, split=split, kept=kept)
 
 
 def _read(found: bytes | str) -> Deployment:
@@ -251,4 +274,4 @@ def _read(found: bytes | str) -> Deployment:
 
 
 def _encode(deployment: Deployment | None) -> bytes:
-    return b"" if deployment is None else msgspec.json.encode(replace(deployment, split=None))
+    return b"" if deployment is None else msgspec.json.encode(replace(deployment, split=None, kept=b""))

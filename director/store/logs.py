@@ -17,6 +17,7 @@ from director.core.ids import Partition, QueueName
 from director.store.changes import ChangeKind
 
 CHANGES: Final = Partition(-1)  # stands for the log of operators' changes, which has no partition
+SPLITS: Final = Partition(0)  # of the changes of splits
 STEPS: Final = (
     *("accepted", "claimed", "retried", "released", "moved", "asked"),
     *("ended", "told", "revived", "dropped", "erased", "split"),
@@ -121,13 +122,15 @@ class AuditLog:
         self._only = only
 
     async def partitions(self) -> list[Partition]:
-        """Return every partition that has a queue or had one: a log outlives the queues of its entries."""
+        """Return every partition that has a queue or had one, as a log outlives the queues of its entries, and the one
+        that has the changes of splits.
+        """
         if self._only:
             return sorted({CHANGES, *self._only})
         queues = await ask(lambda: self._redis.smembers(keys.queues()))
         numbers = await ask(lambda: self._redis.smembers(keys.partitions()))
         of_queues = {keys.queue_partition(QueueName(text(queue))) for queue in queues}
-        return sorted({CHANGES} | of_queues | {Partition(int(number)) for number in numbers})
+        return sorted({CHANGES, SPLITS} | of_queues | {Partition(int(number)) for number in numbers})
 
     async def ends(self) -> dict[int, Cursor]:
         found: dict[int, Cursor] = {}

@@ -1,10 +1,10 @@
 """Store how deployments' calls are split between two versions, and count how runs of both end.
 
-A split lies with the partition of its deployment's name, as every user of Redis may write there, and not with the
-deployment, whose form release 0.3.0 compares. So it names the release that it belongs to, and is void with any other.
+All splits lie in one partition, as every user of Redis may write there, and not with their deployments, whose form
+release 0.3.0 compares. So a split names what it belongs to, and is void with any other: see `join` in deployments.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -14,141 +14,134 @@ from redis.asyncio import Redis
 from director.broker import keys, replies
 from director.broker.redis_client import ask, read_all, text, texts
 from director.broker.scripts import Scripts
-from director.core.clock import Clock
-from director.core.ids import PredictionId, QueueName, queue_name
-from director.core.split import EndedRun, Runs, Side, Split, read_runs
+from director.core.ids import Partition, PredictionId, QueueName, queue_name
+from director.core.split import EndedRun, Figures, Split, read_figures
 from director.store.records import record_fields
 
-MOST: Final = 10_000  # that are watched
+MOST: Final = 100  # trials of one account
+MOST_LISTED: Final = 10_000  # trials that keepers look at in one round
 AT_ONCE: Final = 100
-MOST_STEPS: Final = 1_000  # of the log, in one command: Redis serves no other for about 2 ms
+MOST_STEPS: Final = 1_000  # entries of a log in one command: Redis serves no other for about 2 ms
 RECORDS_AT_ONCE: Final = 250
-RAN: Final = ("deployment", "split", "started", "completed")
+RAN: Final = ("deployment", "split", "started", "completed", "revivals")
 
 
-class Watched(Struct, frozen=True):
-    """A deployment on the list of splits. `changed_ms`: when it was last put there."""
-
-    name: str
-    changed_ms: int
-    split: Split | None
-
-
-class Counted(Struct, frozen=True):
+class Counts(Struct, frozen=True):
     """How runs of a split ended so far. `cursor`: the last entry of the log that was counted."""
 
-    runs: Mapping[Side, Runs]
+    figures: Figures
     cursor: str
 
 
-class Ended(Struct, frozen=True):
-    """Runs that ended, of the log after a cursor. `is_all`: the log has no more."""
+class LogPart(Struct, frozen=True):
+    """Runs that ended, by entry, of a part of a log. `cursor`: its last entry. `is_last`: the log has no more."""
 
-    runs: Sequence[EndedRun]
+    runs: Sequence[tuple[str, EndedRun]]
     cursor: str
-    is_all: bool
+    is_last: bool
+
+    def after(self, cursor: str) -> list[EndedRun]:
+        return [run for entry, run in self.runs if order(entry) > order(cursor)]
 
 
 class Splits:
-    def __init__(self, redis: Redis, scripts: Scripts, clock: Clock) -> None:
+    def __init__(self, redis: Redis, scripts: Scripts) -> None:
         self._redis: Any = redis  # ours answers in bytes
         self._scripts = scripts
-        self._clock = clock
 
-    async def get(self, name: str) -> Split | None:
-        return (await self.many([name]))[0]
-
-    async def many(self, names: Sequence[str]) -> list[Split | None]:
+    async def many(self, names: Sequence[str]) -> list[bytes]:
+        """Return the splits of deployments as they are stored, b"" where it is missing."""
         return await read_splits(self._redis, names)
 
-    async def list_watched(self) -> list[Watched]:
-        return await read_watched(self._redis)
-
-    async def write(self, name: str, was: Split | None, becomes: Split | None, *, by: str, did: str) -> replies.Split:
-        """Write a split, or remove it. `did`: what was done, for the log. Keepers watch it from before it is there."""
-        one = becomes or was
-        assert one is not None  # noqa: S101 - for the type checker: there is a change
-        if becomes is not None and not becomes.is_promoted:
-            await self.note_change(name)
+    async def write(self, name: str, was: bytes, becomes: Split | None, *, of: Split, did: str) -> replies.Split:
+        """Write a split, or remove it, if it still equals `was`: the bytes that were read, which a later release may
+        have written. `of`: the split whose version the log names. `did`: what was done and by whom, for the log.
+        """
         return await self._scripts.split(
             name,
-            was=_encode(was),
-            becomes=_encode(becomes),
-            fresh=was is None or becomes is None or was.began_ms != becomes.began_ms,
-            queue=queue_name(one.model, one.version),
-            account=name.partition("/")[0],
-            detail=f"{name} {by}: {did}",
+            was,
+            encode_split(becomes),
+            step=_find_step(read_split(was), becomes),
+            most=MOST,
+            queue=queue_name(of.model, of.version),
+            detail=f"{name} {did}",
         )
 
-    async def note_change(self, name: str) -> None:
-        """Put a deployment on the list of splits, or note a change: keepers leave it alone for a minute."""
-        await ask(lambda: self._redis.zadd(keys.splits(), {name: self._clock.now_ms()}))
-
-    async def forget(self, name: str) -> None:
-        """Take a deployment off the list of splits."""
-        await ask(lambda: self._redis.zrem(keys.splits(), name))
-
-    async def read_counts(self, name: str) -> Counted:
+    async def read_counts(self, name: str) -> Counts:
         found = texts(await ask(lambda: self._redis.hgetall(keys.split_runs(name))))
-        return Counted(read_runs(found), found.get("cursor", ""))
+        return Counts(read_figures(found), found.get("cursor", ""))
 
-    async def count(self, name: str, split: Split, was: str, cursor: str, counts: Mapping[str, int]) -> bool:
+    async def count(self, name: str, split: bytes, was: str, cursor: str, counts: Mapping[str, int]) -> bool:
         """Add these counts, once. Returns False if the split, or its counts, changed meanwhile."""
-        written = await self._scripts.count_split(name, is_=_encode(split), was=was, cursor=cursor, counts=counts)
+        written = await self._scripts.count_split(name, is_=split, was=was, cursor=cursor, counts=counts)
         return written == "counted"
 
-    async def read_ended(self, split: Split, cursor: str) -> Ended:
-        """Return runs of both versions that ended after a cursor, as far as the log still has them."""
-        first, key = f"({cursor}" if cursor else "-", keys.log(keys.queue_partition(QueueName(f"{split.model}:")))
-        entries = await ask(lambda: self._redis.xrange(key, min=first, count=MOST_STEPS))
+    async def read_ended(self, partition: Partition, queues: Collection[QueueName], cursor: str) -> LogPart:
+        """Return runs of these queues that ended after a cursor, as far as the log still has them. What was revived
+        after its end has counted with that end.
+        """
+        entries = await ask(lambda: self._redis.xrange(keys.log(partition), min=f"({cursor}", count=MOST_STEPS))
         ends = [
-            (PredictionId(text(fields[b"id"])), QueueName(text(fields[b"queue"])), text(fields[b"detail"]))
-            for _, fields in entries
-            if fields[b"kind"] == b"ended" and text(fields[b"queue"]) in split.queues
+            (text(entry), PredictionId(text(fields[b"id"])), QueueName(text(fields[b"queue"])), text(fields[b"detail"]))
+            for entry, fields in entries
+            if fields[b"kind"] == b"ended" and text(fields[b"queue"]) in queues
         ]
-        found: list[EndedRun] = []
+        found: list[tuple[str, EndedRun]] = []
         for start in range(0, len(ends), RECORDS_AT_ONCE):
             some = ends[start : start + RECORDS_AT_ONCE]
-            known = await record_fields(self._redis, [one for one, _, _ in some], RAN)
-            for (_, queue, detail), (deployment, mark, started, completed) in zip(some, known, strict=True):
+            known = await record_fields(self._redis, [one for _, one, _, _ in some], RAN)
+            for (entry, _, queue, detail), fields in zip(some, known, strict=True):
+                deployment, mark, started, completed, revivals = fields
                 status, _, code = detail.partition(" ")
-                found.append(
-                    EndedRun(
-                        queue=queue,
-                        deployment=text(deployment or b""),
-                        mark=text(mark or b""),
-                        status=status,
-                        code=code,
-                        ran_ms=int(completed) - int(started) if started and completed else None,
-                    )
+                run = EndedRun(
+                    queue=queue,
+                    deployment=text(deployment or b""),
+                    mark=text(mark or b""),
+                    status=status,
+                    code=code,
+                    ran_ms=int(completed) - int(started) if started and completed else None,
                 )
-        return Ended(found, text(entries[-1][0]) if entries else cursor, len(entries) < MOST_STEPS)
+                if not int(revivals or 0):
+                    found.append((entry, run))
+        return LogPart(found, text(entries[-1][0]) if entries else cursor, len(entries) < MOST_STEPS)
 
 
-async def read_watched(redis: Redis) -> list[Watched]:
-    """Return the deployments that are on the list of splits, in the order of their names."""
+def order(entry: str) -> tuple[int, int]:
+    """Return the place of an entry in its log."""
+    ms, _, number = entry.partition("-")
+    return int(ms), int(number or 0)
+
+
+async def read_tried(redis: Redis) -> list[tuple[str, bytes]]:
+    """Return the deployments that try a version, in the order of their names, with their splits as they are stored."""
     untyped: Any = redis  # ours answers in bytes
-    listed = await ask(lambda: untyped.zrange(keys.splits(), 0, MOST - 1, withscores=True))
-    changed = {text(name): int(at_ms) for name, at_ms in listed}
-    names = sorted(changed)
-    return [Watched(name, changed[name], one) for name, one in zip(names, await read_splits(redis, names), strict=True)]
+    names = [text(name) for name in await ask(lambda: untyped.zrange(keys.splits(), 0, MOST_LISTED - 1))]
+    return list(zip(names, await read_splits(redis, names), strict=True))
 
 
-async def read_splits(redis: Redis, names: Sequence[str]) -> list[Split | None]:
+async def read_splits(redis: Redis, names: Sequence[str]) -> list[bytes]:
     found: list[bytes | None] = []
     for start in range(0, len(names), AT_ONCE):
         some = names[start : start + AT_ONCE]
         found += await read_all(redis, some, lambda pipe, name: pipe.get(keys.split(name)))
-    return [read_split(one) for one in found]
+    return [one or b"" for one in found]
 
 
-def read_split(kept: bytes | None) -> Split | None:
+def read_split(kept: bytes) -> Split | None:
     """Decode a split; None if it is missing, or another release wrote it in an unknown form."""
     try:
-        return None if kept is None else msgspec.json.decode(kept, type=Split)
+        return msgspec.json.decode(kept, type=Split) if kept else None
     except msgspec.DecodeError:
         return None
 
 
-def _encode(split: Split | None) -> bytes:
+def encode_split(split: Split | None) -> bytes:
     return b"" if split is None else msgspec.json.encode(split)
+
+
+def _find_step(was: Split | None, becomes: Split | None) -> replies.SplitStep:
+    if becomes is None or becomes.is_promoted:
+        return "ends"
+    if was is None or was.is_promoted or was.began_ms != becomes.began_ms:
+        return "begins"
+    return "shares" if becomes.share and becomes.since_ms != was.since_ms else "stays"

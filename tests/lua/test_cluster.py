@@ -158,8 +158,8 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
     written = await scripts.write_batch(ACCOUNT, batch, token="t", allowed=["validating"], nonce="n", fields={})
     assert written == "written"
     assert await scripts.deploy(ACCOUNT, "d", was=b"", becomes=b"{}", created_ms=1, most=9) == "written"
-    tried = {"was": b"", "becomes": b"{}", "fresh": True, "queue": queue, "account": ACCOUNT, "detail": "d"}
-    assert await scripts.split(f"{ACCOUNT}/d", **tried) == "written"  # type: ignore[arg-type]
+    tried = await scripts.split(f"{ACCOUNT}/d", b"", b"{}", step="begins", most=9, queue=queue, detail="d")
+    assert tried == "written"
     assert await scripts.count_split(f"{ACCOUNT}/d", is_=b"{}", was="", cursor="1-0", counts={"a": 1}) == "counted"
     assert await scripts.grant("stranger", "s:0", link="l:0", life_s=1, most=9) is None
     assert not await scripts.allow("0" * 64, {"scopes": "read"}, expires_ms=0)

@@ -3,19 +3,18 @@
 from redis.asyncio import Redis
 
 from director.broker import keys
+from director.broker.replies import SplitStep
 from director.broker.scripts import Scripts
-from director.core.ids import QueueName
+from director.core.ids import Partition, QueueName
 from tests.support.keyspace import dump, unchanged
 
 NAME = "acme/front"
 QUEUE = QueueName("acme/echo:0123456789ab")
-LOG = keys.log(keys.queue_partition(QueueName(f"{NAME}:")))
+LOG = keys.log(Partition(0))
 
 
-async def split(scripts: Scripts, was: bytes, becomes: bytes, *, fresh: bool = False) -> str:
-    return await scripts.split(
-        NAME, was=was, becomes=becomes, fresh=fresh, queue=QUEUE, account="acme", detail="acme: 10 %", now_ms=7
-    )
+async def split(scripts: Scripts, was: bytes, becomes: bytes, step: SplitStep = "stays", name: str = NAME) -> str:
+    return await scripts.split(name, was, becomes, step=step, most=2, queue=QUEUE, detail="acme: 10 %", now_ms=7)
 
 
 async def count(scripts: Scripts, was: str, cursor: str, *, is_: bytes = b"one", **counts: int) -> str:
@@ -27,8 +26,26 @@ async def test_writer_who_read_the_last_state_changes_a_split(redis: Redis, scri
     assert await redis.get(keys.split(NAME)) == b"one"
     assert await split(scripts, b"one", b"two") == "written"
     assert await redis.get(keys.split(NAME)) == b"two"
-    assert await split(scripts, b"two", b"") == "written"
+    assert await split(scripts, b"two", b"", "ends") == "written"
     assert not await redis.exists(keys.split(NAME))
+
+
+async def test_list_has_a_deployment_from_the_first_step_to_the_last(redis: Redis, scripts: Scripts) -> None:
+    before = b""
+    for becomes, step, listed in ((b"one", "begins", [NAME.encode()]), (b"two", "stays", [NAME.encode()])):
+        assert await split(scripts, before, becomes, step) == "written"  # type: ignore[arg-type]
+        assert await redis.zrange(keys.splits(), 0, -1) == listed
+        before = becomes
+    assert await split(scripts, before, b"promoted", "ends") == "written"
+    assert not await redis.exists(keys.splits())
+
+
+async def test_account_tries_versions_with_few_deployments(redis: Redis, scripts: Scripts) -> None:
+    for name in ("acme/one", "acme/two", "acme0/one", "acm/one"):
+        assert await split(scripts, b"", b"one", "begins", name) == "written"
+    async with unchanged(redis):
+        assert await split(scripts, b"", b"one", "begins", "acme/three") == "full"
+    assert await split(scripts, b"one", b"two", "shares", "acme/one") == "written"
 
 
 async def test_each_change_of_a_split_is_in_the_log(redis: Redis, scripts: Scripts) -> None:
@@ -76,10 +93,18 @@ async def test_runs_count_only_for_the_split_that_was_read(redis: Redis, scripts
 async def test_counts_stay_with_another_share_and_go_with_another_split(redis: Redis, scripts: Scripts) -> None:
     await split(scripts, b"", b"one")
     await count(scripts, "", "1-0", a=1)
-    await split(scripts, b"one", b"more")
+    await split(scripts, b"one", b"more", "shares")
     assert await redis.exists(keys.split_runs(NAME))
-    await split(scripts, b"more", b"other", fresh=True)
+    await split(scripts, b"more", b"other", "begins")
     assert not await redis.exists(keys.split_runs(NAME))
     await count(scripts, "", "1-0", is_=b"other", a=1)
-    await split(scripts, b"other", b"")
+    await split(scripts, b"other", b"", "ends")
     assert set(await dump(redis)) == {LOG}
+
+
+async def test_another_share_begins_its_own_counts(redis: Redis, scripts: Scripts) -> None:
+    await split(scripts, b"", b"one", "begins")
+    ways = ("old:succeeded", "old:failed", "new:succeeded", "new:failed")
+    await count(scripts, "", "1-0", **{f"{way}{now}": 1 for way in ways for now in ("", ":now")})
+    await split(scripts, b"one", b"two", "shares")
+    assert set(await redis.hgetall(keys.split_runs(NAME))) == {b"cursor", *(way.encode() for way in ways)}

@@ -361,13 +361,11 @@ async def operated(driver: QueueDriver) -> None:
         await scripts.configure(name, large, by="ops", at_ms=1, was=None, nonce="n")
         await scripts.withdraw(name, "model")
         await scripts.deploy(ACCOUNT, f"d{number}", was=b"", becomes=large, created_ms=1, most=9)
-        split: dict[str, Any] = {
-            "fresh": True,
-            "queue": queue_name(MODEL, VERSION),
-            "account": ACCOUNT,
-            "detail": "why" * 200,
-        }
-        await scripts.split(f"{ACCOUNT}/d{number}", was=b"", becomes=b"{}", **split)
+        split: dict[str, Any] = {"most": 100, "queue": queue_name(MODEL, VERSION), "detail": "why" * 200}
+        for place in range(100):
+            await scripts.split(f"{ACCOUNT}/{number}-{place}", b"", b"{}", step="begins", **split)
+            await scripts.split(f"{ACCOUNT}/{number}-{place}", b"{}", b"{ }", step="shares", **split)
+        await scripts.split(f"{ACCOUNT}/d{number}", b"", b"{}", step="stays", **split)
         ran = {f"{side}:ms:{of}": 9 for side in SIDES for of in range(MOST_TIMES)}
         await scripts.count_split(f"{ACCOUNT}/d{number}", is_=b"{}", was="", cursor="1-0", counts=ran)
         await scripts.rotate(ACCOUNT, secret="whsec_", keep_s=1)

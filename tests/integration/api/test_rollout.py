@@ -1,19 +1,22 @@
 """Test the verbs of a release over HTTP: try a version with a share of the calls, promote it, take it back."""
 
 import asyncio
+import hashlib
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 import msgspec
 import pytest
-from httpx import AsyncClient
+from httpx import AsyncClient, Response
+from msgspec import Raw
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
+from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, queue_name
 from director.core.policy import Policy
 from director.core.settings import ApiSettings
@@ -84,7 +87,16 @@ async def test_repeat_with_a_key_gets_the_same_prediction(api: AsyncClient) -> N
     first = {key: await call(api, key) for key in map(str, range(20))}
     again = {key: await call(api, key) for key in first}
     assert {key: one["id"] for key, one in again.items()} == {key: one["id"] for key, one in first.items()}
-    assert {one["version"] for one in first.values()} == {VERSION, NEW}
+
+
+async def test_key_draws_the_same_version_after_its_prediction_is_forgotten(api: AsyncClient, redis: Redis) -> None:
+    await try_it(api)
+    first = {key: (await call(api, key))["version"] for key in map(str, range(20))}
+    assert set(first.values()) == {VERSION, NEW}
+    for key in first:
+        digest = hashlib.sha256(key.encode()).hexdigest()
+        assert await redis.delete(keys.idempotency(account=ACCOUNT, model=MODEL, digest=digest))
+    assert {key: (await call(api, key))["version"] for key in first} == first
 
 
 async def test_repeat_after_a_promotion_gets_the_same_prediction(api: AsyncClient) -> None:
@@ -98,8 +110,8 @@ async def test_explain_says_which_version_and_why(api: AsyncClient) -> None:
     since = (await try_it(api))["split"]["since"]
     made = {one["version"]: one["id"] for one in [await call(api) for _ in range(30)]}
     told = {version: (await api.get(f"/v1/predictions/{name}/explain")).json() for version, name in made.items()}
-    assert told[NEW]["version_because"] == f"because 50 % of {NAME} go to it since {since}; it was not promoted then"
-    assert told[VERSION]["version_because"].startswith(f"because 50 % of {NAME} stay with it since {since};")
+    assert told[NEW]["version_because"] == f"because 50 % of {NAME} go to it since {since}, to try it"
+    assert told[VERSION]["version_because"].startswith(f"because 50 % of {NAME} stay with it since {since},")
     await api.post(f"{FRONT}/rollback")
     plain = await call(api)
     assert "version_because" not in (await api.get(f"/v1/predictions/{plain['id']}/explain")).json()
@@ -291,12 +303,12 @@ async def test_viewer_sees_a_split_and_changes_none(api: AsyncClient, viewer: As
     assert {answer.status_code for answer in refused} <= {403, 404}
 
 
-async def test_release_by_the_release_before_ends_the_split(api: AsyncClient, redis: Redis) -> None:
+async def test_another_version_by_the_release_before_ends_the_split(api: AsyncClient, redis: Redis) -> None:
     """Release 0.3.0 writes a deployment without looking at its split."""
     await try_it(api, 99)
     was = await redis.get(keys.deployment(ACCOUNT, "front"))
-    await redis.set(keys.deployment(ACCOUNT, "front"), was.replace(b'"number":1', b'"number":2'))
-    assert await call_many(api, 10) == {VERSION: 10}
+    await redis.set(keys.deployment(ACCOUNT, "front"), was.replace(VERSION.encode(), THIRD.encode()))
+    assert await call_many(api, 10) == {THIRD: 10}
     assert "split" not in (await api.get(FRONT)).json()
 
 
@@ -316,12 +328,192 @@ async def test_change_that_another_release_overtook_is_made_again(
 
     async def share(self: Deployments, was: Any, **asked: Any) -> Any:
         if next(overtaken, False):
-            now = was.release
-            hardware = {"hardware": "gpu", "min_instances": now.min_instances, "max_instances": now.max_instances}
-            await deployments.release(was, by=ACCOUNT, version=now.version, **hardware)
+            await deployments.release(was, replace(was.release, hardware="gpu"), by=ACCOUNT)
         return await write(self, was, **asked)
 
     monkeypatch.setattr(Deployments, "share", share)
     assert (await try_it(api, 99))["split"]["share"] == 99
     deployed = (await api.get(FRONT)).json()
     assert (deployed["current_release"]["number"], deployed["split"]["share"]) == (2, 99)
+
+
+@pytest.fixture
+def deployments(redis: Redis, scripts: Scripts) -> Deployments:
+    return Deployments(redis, scripts, SystemClock())
+
+
+def before(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], Awaitable[Any]]) -> None:
+    """Let another caller act once between what a call of this name has read and what it writes."""
+    real, acts = getattr(Deployments, name), iter([act])
+
+    async def overtaken(self: Deployments, *given: Any, **named: Any) -> Any:
+        for first in acts:
+            await first()
+        return await real(self, *given, **named)
+
+    monkeypatch.setattr(Deployments, name, overtaken)
+
+
+async def stop(deployments: Deployments) -> None:
+    found = await deployments.get(*NAME.split("/"))
+    assert found is not None
+    assert await deployments.stop(found, by="keeper", why="it fails") == "written"
+
+
+async def test_release_of_other_hardware_reverts_no_rollback(api: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    await try_it(api)
+    before(monkeypatch, "release", lambda: api.post(f"{FRONT}/rollback"))
+    await api.patch(FRONT, json={"max_instances": 9})
+    assert "tried" not in (await api.get(f"{FRONT}/split")).json()
+
+
+async def test_release_of_other_hardware_reverts_no_stop(
+    api: AsyncClient, deployments: Deployments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await try_it(api)
+    before(monkeypatch, "release", lambda: stop(deployments))
+    await api.patch(FRONT, json={"max_instances": 9})
+    assert (await api.get(f"{FRONT}/split")).json()["split"]["stopped_why"] == "it fails"
+
+
+@pytest.mark.parametrize("what", ["rollback", "stop", "another trial"])
+async def test_promotion_that_another_change_overtook_releases_nothing(
+    api: AsyncClient, deployments: Deployments, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    await try_it(api)
+    acts: dict[str, Callable[[], Awaitable[Any]]] = {
+        "rollback": lambda: api.post(f"{FRONT}/rollback"),
+        "stop": lambda: stop(deployments),
+        "another trial": lambda: try_it(api, 10, THIRD, force=True),
+    }
+    before(monkeypatch, "release", acts[what])
+    assert (await api.post(f"{FRONT}/promote")).status_code == 422
+    assert (await api.get(FRONT)).json()["current_release"]["version"] == VERSION
+
+
+async def test_stopped_version_is_promoted_by_who_has_seen_it(api: AsyncClient, deployments: Deployments) -> None:
+    await try_it(api)
+    await stop(deployments)
+    assert (await api.post(f"{FRONT}/promote")).json()["current_release"]["version"] == NEW
+
+
+async def test_repeated_promotion_gets_the_same_answer(api: AsyncClient) -> None:
+    await try_it(api)
+    first = await api.post(f"{FRONT}/promote")
+    again = await api.post(f"{FRONT}/promote")
+    assert (again.status_code, again.json()) == (200, first.json())
+
+
+@pytest.fixture
+async def half(api: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis is lost after the first of a promotion's two steps."""
+
+    async def lose() -> None:
+        raise BackendUnavailable("lost")
+
+    await try_it(api)
+    before(monkeypatch, "_release", lose)
+    assert (await api.post(f"{FRONT}/promote")).status_code == 503
+    assert await call_many(api, 5) == {VERSION: 5}
+
+
+@pytest.mark.usefixtures("half")
+async def test_promotion_that_was_cut_off_goes_on_when_repeated(api: AsyncClient) -> None:
+    assert (await api.post(f"{FRONT}/promote")).json()["current_release"]["version"] == NEW
+    assert (await api.post(f"{FRONT}/rollback")).json()["current_release"]["version"] == VERSION
+
+
+@pytest.mark.usefixtures("half")
+async def test_promotion_that_was_cut_off_is_taken_back(api: AsyncClient) -> None:
+    assert (await api.post(f"{FRONT}/rollback")).json()["current_release"]["version"] == VERSION
+    assert (await api.post(f"{FRONT}/promote")).status_code == 422
+
+
+async def test_promotion_never_undoes_a_rollback_between_its_steps(
+    api: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await try_it(api)
+    rolled = list[Response]()
+
+    async def roll_back() -> None:
+        rolled.append(await api.post(f"{FRONT}/rollback"))
+
+    before(monkeypatch, "_release", roll_back)
+    assert (await api.post(f"{FRONT}/promote")).status_code == 422
+    assert rolled[0].status_code == 200
+    assert await call_many(api, 5) == {VERSION: 5}
+
+
+async def test_naming_the_version_of_now_ends_the_trial(api: AsyncClient) -> None:
+    await try_it(api, 99)
+    changed = (await api.patch(FRONT, json={"version": VERSION})).json()
+    assert ("split" in changed, changed["current_release"]["number"]) == (False, 1)
+    assert await call_many(api, 5) == {VERSION: 5}
+
+
+async def test_split_of_a_later_release_is_changed_and_ended(api: AsyncClient, redis: Redis) -> None:
+    await try_it(api)
+    kept = await redis.get(keys.split(NAME))
+    await redis.set(keys.split(NAME), kept.replace(b"{", b'{"later":1,', 1))
+    assert (await try_it(api, 60))["tried"]["share"] == 60
+    await redis.set(keys.split(NAME), kept.replace(b"{", b'{"later":1,', 1))
+    assert (await api.post(f"{FRONT}/rollback")).status_code == 200
+    assert not await redis.exists(keys.split(NAME))
+
+
+async def test_rollback_of_a_second_trial_leaves_the_way_back_of_the_first(api: AsyncClient) -> None:
+    await try_it(api)
+    await api.post(f"{FRONT}/promote")
+    await try_it(api, 10, THIRD, force=True)
+    await try_it(api, 20, THIRD, force=True)
+    assert (await api.post(f"{FRONT}/rollback")).json()["current_release"]["version"] == NEW
+    assert (await api.post(f"{FRONT}/rollback")).json()["current_release"]["version"] == VERSION
+
+
+async def test_second_try_after_a_stop_keeps_margin_and_least(api: AsyncClient, deployments: Deployments) -> None:
+    await try_it(api, margin=0, least=70)
+    await stop(deployments)
+    again = (await try_it(api))["split"]
+    assert (again["margin"], again["least"], again.get("stopped_why")) == (0, 70, None)
+
+
+async def test_deployment_whose_deletion_was_cut_off_has_no_split(
+    api: AsyncClient, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lose() -> None:
+        raise BackendUnavailable("lost")
+
+    await try_it(api)
+    await api.post(f"{FRONT}/promote")
+    before(monkeypatch, "_write", lose)
+    assert (await api.delete(FRONT)).status_code == 503
+    assert not await redis.exists(keys.split(NAME))
+    assert (await api.delete(FRONT)).status_code == 204
+
+
+def schema_of(**given: Any) -> Raw:
+    document = {"openapi": "3.0.2", "info": {"title": "t", "version": "1"}, "paths": {}}
+    return Raw(msgspec.json.encode({**document, "components": {"schemas": {"Input": {"type": "object", **given}}}}))
+
+
+@pytest.fixture
+async def strict(catalog: Catalog, scripts: Scripts) -> str:
+    """A version that needs what the others do not."""
+    version = "e5" * 32
+    schema = schema_of(properties={"text": {"type": "string"}}, required=["text"])
+    await catalog.register(MODEL, version, schema=schema, server="echo", policy=Policy())
+    await be_ready(scripts, version)
+    return version
+
+
+async def test_version_that_refuses_inputs_of_now_is_tried_only_by_force(api: AsyncClient, strict: str) -> None:
+    refused = await api.post(f"{FRONT}/split", json={"version": strict, "share": 10})
+    assert (refused.status_code, "it needs text" in refused.json()["detail"]) == (422, True)
+    await try_it(api, 10, strict, force=True)
+
+
+async def test_repeat_that_draws_a_version_with_other_inputs_gets_its_prediction(api: AsyncClient, strict: str) -> None:
+    made = {key: await call(api, key) for key in map(str, range(9))}
+    await try_it(api, 99, strict, force=True)
+    for key, one in made.items():
+        assert (await call(api, key))["id"] == one["id"]

@@ -78,6 +78,20 @@ async def test_without_a_share_all_calls_run_the_version(types: Types) -> None:
     assert "(release 3)" in await done(types, "rollback", FRONT)
 
 
+async def test_deploying_the_version_of_now_ends_a_trial(types: Types) -> None:
+    await make(types)
+    await done(types, "deploy", FRONT, "--version", NEW, "--share", "10")
+    told = await done(types, "deploy", FRONT, "--version", VERSION)
+    assert told == f"{FRONT}: all calls run {MODEL}:{VERSION[:12]} (release 1)\n"
+    assert "tried" not in await done(types, "deployments", "show", FRONT)
+
+
+async def test_margin_of_nothing_is_a_margin(types: Types) -> None:
+    await make(types)
+    tried = await done(types, "deploy", FRONT, "--version", NEW, "--share", "10", "--margin", "0")
+    assert "above 0 percentage points" in tried
+
+
 async def test_explain_says_which_version_runs_and_why(types: Types) -> None:
     await make(types)
     await done(types, "deploy", FRONT, "--version", NEW, "--share", "99")

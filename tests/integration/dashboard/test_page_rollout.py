@@ -121,7 +121,7 @@ async def test_stopped_version_says_why(window: Window, shop: Shop) -> None:
     await shop.run(failing=True)
     page = await open_front(window, shop)
     await page.get_by_text("Stopped by keeper").wait_for()
-    await page.get_by_text("runs of the new version failed (100.0%)").wait_for()
+    await page.get_by_text("runs of the new version failed (100.0 %)").wait_for()
     await page.get_by_role("row").filter(has_text=NEW[:12]).get_by_text("stopped").wait_for()
     assert await window.barriers() == []
     assert window.faults == []

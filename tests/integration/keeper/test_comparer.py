@@ -15,11 +15,12 @@ from director.core.ids import PredictionId, QueueName, queue_name
 from director.core.policy import Policy
 from director.core.settings import ApiSettings
 from director.core.states import Status
-from director.keeper.comparer import SETTLED_MS, WAITS_MS, Compared, Comparer
+from director.keeper.comparer import COUNTS_ON_MS, WAITS_MS, Comparer, Comparison
 from director.operate.overview import Overview
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
-from director.store.logs import AuditLog, Cursor
+from director.store.deployments import Deployments
+from director.store.logs import AuditLog
 from director.store.services import Services
 from tests.support.api import api_client
 from tests.support.clock import FakeClock
@@ -121,7 +122,7 @@ async def test_new_version_on_a_failing_server_is_stopped_in_one_round(
                     lambda queue=queue: services.scripts.stats(queue), f"{queue} ends", until=lambda one: one.live == 0
                 )
             found = await comparer.run_once()
-    assert found == Compared(sum(made.values()), (NAME,))
+    assert found == Comparison(sum(made.values()), (NAME,))
     after = await shown(api)
     assert (after["current"]["share"], after["tried"]["share"]) == (100, 0)
     assert (after["tried"]["failed"], after["tried"]["succeeded"]) == (made["new"], 0)
@@ -143,11 +144,9 @@ async def stopped(api: AsyncClient, driven: Driven, comparer: Comparer) -> str:
 
 
 async def test_stop_is_in_the_audit_log_by_the_keeper(redis: Redis, stopped: str) -> None:
-    partition = keys.queue_partition(QueueName(f"{NAME}:"))
-    entries = (await AuditLog(redis).read(partition, Cursor(), count=1000)).entries
-    told = [entry for entry in entries if entry.kind == "split"]
-    assert told[-1].detail == f"{NAME} keeper: stopped: {stopped}"
-    assert (told[-1].account, told[-1].queue) == (ACCOUNT, NEW_QUEUE)
+    found = [entry for entry in (await AuditLog(redis).read_all({})).entries if entry.kind == "split"]
+    assert found[-1].detail == f"{NAME} keeper: stopped: {stopped}"
+    assert (found[-1].account, found[-1].queue) == (ACCOUNT, NEW_QUEUE)
 
 
 async def test_stop_is_a_finding_until_it_is_answered(api: AsyncClient, services: Services, stopped: str) -> None:
@@ -224,27 +223,130 @@ async def test_long_log_is_counted_to_its_end(
     assert counted == sum(made.values())
 
 
-async def test_new_version_without_a_ready_server_is_stopped(
-    api: AsyncClient, driven: Driven, comparer: Comparer
+async def be_ready(one: QueueDriver, slots: int = 2) -> None:
+    await one.scripts.extend(one.queue, consumer="d", lease_s=60, claims=[], slots=slots)
+
+
+async def test_new_version_without_a_server_for_minutes_is_stopped(
+    api: AsyncClient, driven: Driven, services: Services
 ) -> None:
+    await be_ready(driven[VERSION])
     await try_it(api, 99)
     driven[NEW].now_ms -= WAITS_MS + 5_000
     await driven[NEW].submit()
+    comparer = comparer_after(services, 0)
+    assert (await comparer.run_once()).stopped == (), "work from before the trial says nothing"
+    comparer._clock.pass_time(WAITS_MS / 1000)  # type: ignore[attr-defined]
     assert (await comparer.run_once()).stopped == (NAME,)
     assert (await shown(api))["split"]["stopped_why"] == "no server of the new version is ready, and 1 wait for one"
 
 
-async def test_split_that_a_release_ended_is_forgotten(
-    api: AsyncClient, redis: Redis, services: Services, driven: Driven
+@pytest.mark.parametrize("why", ["both are away", "idle work", "it came back"])
+async def test_silence_that_is_not_the_new_versions_stops_nothing(
+    api: AsyncClient, driven: Driven, services: Services, why: str
+) -> None:
+    if why != "both are away":
+        await be_ready(driven[VERSION])
+    await try_it(api, 99)
+    await driven[NEW].submit(lane="idle" if why == "idle work" else "normal")
+    comparer = comparer_after(services, 0)
+    for _ in range(3):
+        assert (await comparer.run_once()).stopped == ()
+        comparer._clock.pass_time(WAITS_MS / 2000)  # type: ignore[attr-defined]
+        if why == "it came back":
+            await be_ready(driven[NEW])
+            await comparer.run_once()
+            await be_ready(driven[NEW], slots=0)
+
+
+async def test_split_that_a_release_ended_is_removed(
+    api: AsyncClient, redis: Redis, comparer: Comparer, driven: Driven
 ) -> None:
     await try_it(api)
     deployment = keys.deployment(*NAME.split("/"))
     was = await redis.get(deployment)
-    await redis.set(deployment, was.replace(b'"number":1', b'"number":2'))  # as release 0.3.0 writes it
-    await comparer_after(services, 0).run_once()
-    assert await redis.exists(keys.split(NAME)), "its release may just be on its way"
-    await comparer_after(services, SETTLED_MS).run_once()
+    await redis.set(deployment, was.replace(VERSION.encode(), NEW.encode()))  # as release 0.3.0 writes it
+    await comparer.run_once()
     assert not await redis.exists(keys.split(NAME), keys.split_runs(NAME), keys.splits())
+
+
+async def test_trial_that_begins_while_a_keeper_tidies_stays_watched(
+    api: AsyncClient, redis: Redis, comparer: Comparer, driven: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await try_it(api)
+    deployment = keys.deployment(*NAME.split("/"))
+    was = await redis.get(deployment)
+    await redis.set(deployment, was.replace(VERSION.encode(), NEW.encode()))
+    remove = Deployments.remove_void
+
+    async def remove_late(self: Deployments, name: str, kept: bytes) -> None:
+        await redis.set(deployment, was)
+        await try_it(api, 20)
+        await remove(self, name, kept)
+
+    monkeypatch.setattr(Deployments, "remove_void", remove_late)
+    await comparer.run_once()
+    assert (await shown(api))["tried"]["share"] == 20
+    assert await redis.zrange(keys.splits(), 0, -1) == [NAME.encode()]
+
+
+async def test_split_that_cannot_be_read_delays_no_other(
+    api: AsyncClient, redis: Redis, driven: Driven, comparer: Comparer
+) -> None:
+    other = NAME.replace("front", "a-first")
+    made = {"name": "a-first", "model": MODEL, "version": VERSION, "hardware": "cpu"}
+    assert (await api.post("/v1/deployments", json={**made, "min_instances": 0, "max_instances": 1})).status_code == 200
+    body = {"version": NEW, "share": 50, "force": True}
+    assert (await api.post(f"/v1/deployments/{other}/split", json=body)).status_code == 200
+    await redis.hset(keys.split_runs(other), "new:failed", "a later release's")
+    await try_it(api)
+    found = await call_until(api, old=2, new=2)
+    for one in driven.values():
+        await end_all(one)
+    assert (await comparer.run_once()).counted == sum(found.values())
+
+
+async def test_revived_run_counts_with_its_first_end(api: AsyncClient, driven: Driven, comparer: Comparer) -> None:
+    await try_it(api, 99)
+    await call_until(api, new=1)
+    new = driven[NEW]
+    while await new.release(await new.claim_one(), spent=True, error="No.", code="worker_died") != "dead":
+        new.pass_time(600)
+    await comparer.run_once()
+    before = (await shown(api))["tried"]
+    assert before["failed"]
+    [letter, *_] = await new.redis.zrange(keys.dead(NEW_QUEUE), 0, -1)
+    assert await new.scripts.revive(PredictionId(letter.decode()))
+    await end_all(new)
+    await comparer.run_once()
+    assert (await shown(api))["tried"] == before
+
+
+async def test_log_is_read_once_for_all_splits_of_a_model(
+    api: AsyncClient, redis: Redis, driven: Driven, comparer: Comparer
+) -> None:
+    for number in range(5):
+        made = {"name": f"f{number}", "model": MODEL, "version": VERSION, "hardware": "cpu"}
+        await api.post("/v1/deployments", json={**made, "min_instances": 0, "max_instances": 1})
+        body = {"version": NEW, "share": 50, "force": True}
+        assert (await api.post(f"/v1/deployments/{ACCOUNT}/f{number}/split", json=body)).status_code == 200
+        await api.post(f"/v1/deployments/{ACCOUNT}/f{number}/predictions", json={"input": {}})
+    for one in driven.values():
+        await end_all(one)
+    await redis.config_resetstat()
+    assert (await comparer.run_once()).counted == 5
+    assert (await redis.info("commandstats"))["cmdstat_xrange"]["calls"] == 1
+
+
+@pytest.mark.usefixtures("stopped")
+async def test_stopped_trial_is_counted_for_an_hour(redis: Redis, services: Services) -> None:
+    async def reads(comparer: Comparer) -> int:
+        await redis.config_resetstat()
+        await comparer.run_once()
+        return int((await redis.info("commandstats")).get("cmdstat_xrange", {"calls": 0})["calls"])
+
+    assert await reads(comparer_after(services, 0)) == 1
+    assert await reads(comparer_after(services, COUNTS_ON_MS + 60_000)) == 0
 
 
 async def test_without_splits_a_round_is_one_command(redis: Redis, services: Services) -> None:

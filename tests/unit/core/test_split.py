@@ -10,17 +10,18 @@ from msgspec.structs import replace
 
 from director.core.ids import QueueName, queue_name
 from director.core.split import (
-    CLEAR,
     LEAST_RUNS,
+    RARE,
     EndedRun,
     Runs,
     Split,
     choose,
     count_runs,
     explain,
+    find_chance,
     judge,
+    read_figures,
     read_mark,
-    read_runs,
     write_mark,
 )
 from director.core.trends import bucket
@@ -60,13 +61,15 @@ def test_mark_says_what_was_chosen_and_why() -> None:
     mark = read_mark(write_mark(SPLIT, "new"))
     assert mark is not None
     assert (mark.side, mark.percent, mark.version) == ("new", 10, NEW[:12])
-    assert explain(mark, "acme/front", "T") == "because 10 % of acme/front go to it since T; it was not promoted then"
+    assert explain(mark, "acme/front", "T") == "because 10 % of acme/front go to it since T, to try it"
     stays = read_mark(write_mark(SPLIT, "old"))
     assert stays is not None
     assert (stays.side, stays.percent, stays.version) == ("old", 90, OLD[:12])
 
 
-@pytest.mark.parametrize("text", ["", "new", "a b c d e f", "newer 1 2 3 4"])
+@pytest.mark.parametrize(
+    "text", ["", "new", "a b c d e f", "newer 1 2 3 4", "new a b c d", "new 1 2 x 4", "new 1 2 ² 4"]
+)
 def test_mark_of_another_form_is_not_read(text: str) -> None:
     assert read_mark(text) is None
 
@@ -86,25 +89,49 @@ def test_only_runs_that_the_split_sent_are_counted() -> None:
         run(queue=old["queue"]),  # an operator moved it
         run(status="canceled"),
         run(status="aborted"),
-        run(status="failed", code="deadline_exceeded"),
+        run(status="failed", code="deadline_exceeded", ran_ms=None),
         run(status="failed", code="start_by_exceeded", ran_ms=None),
     ]
     ended = [run(), run(status="failed", code="worker_died", ran_ms=None), run(**old), run(**old, status="failed")]
     counts = count_runs(SPLIT, "acme/front", [*others, *ended])
     at = bucket(1000)
-    assert counts == {
+    assert {name: count for name, count in counts.items() if not name.endswith(":now")} == {
         "new:succeeded": 1, f"new:ms:{at}": 1, "new:failed": 1, "old:succeeded": 1, "old:failed": 1, f"old:ms:{at}": 2,
     }  # fmt: skip
-    found = read_runs({**counts, "cursor": "1-0"})
+    found = read_figures({**counts, "cursor": "1-0"}).all
     assert (found["new"].ended, found["new"].failed, found["old"].ended) == (2, 1, 2)
     assert found["old"].p50_s == pytest.approx(1.0, rel=0.13)
+
+
+@pytest.mark.parametrize("status", ["canceled", "aborted", "failed"])
+def test_run_that_hangs_until_its_deadline_has_failed(status: str) -> None:
+    assert count_runs(SPLIT, "acme/front", [run(status=status, code="deadline_exceeded")])["new:failed"] == 1
+
+
+def test_bad_hour_at_a_larger_share_is_not_the_new_versions() -> None:
+    """920 quiet runs at 10 %, then an outage at 80 % in which half of both fail."""
+    ramped = replace(SPLIT, share=80, since_ms=SPLIT.since_ms + 1)
+    ended = list[EndedRun]()
+    for split, old, new, fails in ((SPLIT, 820, 100, False), (ramped, 45, 180, True)):
+        for side, version, count in (("old", OLD, old), ("new", NEW, new)):
+            of = {"queue": queue_name("acme/echo", version), "mark": write_mark(split, side)}  # type: ignore[arg-type]
+            ended += [run(**of, status="failed" if fails and one % 2 else "succeeded") for one in range(count)]
+    found = read_figures(count_runs(ramped, "acme/front", ended))
+    assert judge(ramped, found.all["old"], found.all["new"]), "over both shares it looks bad"
+    assert not judge(ramped, found.now["old"], found.now["new"])
 
 
 def test_version_that_fails_far_more_is_stopped_with_both_figures() -> None:
     why = judge(SPLIT, Runs(succeeded=446, failed=4), Runs(succeeded=38, failed=12))
     assert why == (
-        "12 of 50 runs of the new version failed (24.0%), and 4 of 450 of the old one (0.9%): more than 5 percentage "
-        "points above it"
+        "12 of 50 runs of the new version failed (24.0 %) at 10 %, and 4 of 450 of the old one (0.9 %): more than 5 "
+        "percentage points above it"
+    )
+
+
+def test_version_that_fails_is_stopped_without_a_run_of_the_old_one() -> None:
+    assert judge(SPLIT, Runs(), Runs(0, 60)) == (
+        "60 of 60 runs of the new version failed (100.0 %) at 10 %, and none of the old one ended"
     )
 
 
@@ -114,7 +141,8 @@ def test_version_that_fails_far_more_is_stopped_with_both_figures() -> None:
         (Runs(450, 0), Runs(0, LEAST_RUNS - 1), {}),  # too few
         (Runs(100_000, 0), Runs(9_600, 400), {}),  # certain, and within the margin
         (Runs(60, 0), Runs(46, 4), {}),  # above the margin, and may be chance
-        (Runs(0, 0), Runs(0, 60), {}),  # nothing to compare with
+        (Runs(0, 0), Runs(30, 30), {}),  # nothing to compare with
+        (Runs(9, 0), Runs(0, 1), {"least": 1}),  # one of ten is chance
         (Runs(0, 60), Runs(0, 60), {}),
         (Runs(100, 100), Runs(200, 0), {}),  # better
         (Runs(450, 0), Runs(0, 60), {"share": 0}),  # stopped before
@@ -124,6 +152,12 @@ def test_version_that_fails_far_more_is_stopped_with_both_figures() -> None:
 )
 def test_version_goes_on_without_clear_evidence(old: Runs, new: Runs, changed: dict[str, int]) -> None:
     assert judge(replace(SPLIT, **changed), old, new) == ""
+
+
+def test_chance_of_a_few_runs_is_exact() -> None:
+    assert find_chance(Runs(9, 0), Runs(0, 1)) == pytest.approx(1 / 10)
+    assert find_chance(Runs(60, 0), Runs(46, 4)) == pytest.approx(230_300 / 5_773_185)
+    assert find_chance(Runs(50_000, 0), Runs(0, 50_000)) == 0
 
 
 counts = st.integers(0, 5_000)
@@ -137,10 +171,8 @@ def test_stopped_version_is_worse_by_more_than_margin_and_chance(
     if not judge(split, was, tried):
         return
     assert tried.ended >= split.least
-    above = tried.failure_rate - was.failure_rate
-    assert above * 100 > margin
-    both = (was.failed + tried.failed) / (was.ended + tried.ended)
-    assert above / (both * (1 - both) * (1 / was.ended + 1 / tried.ended)) ** 0.5 > CLEAR
+    assert not was.ended or (tried.failure_rate - was.failure_rate) * 100 > margin
+    assert not was.ended or find_chance(was, tried) < RARE
     assert not judge(split, tried, was), "never both ways"
 
 
