@@ -86,6 +86,9 @@ export function ours(url) {
 /** Where a path of the service is for this browser. */
 export const placed = (path) => ROOT + path.slice(1);
 
+/** The address of the service, as clients take it. */
+export const serviceAddress = () => (location.origin + ROOT).replace(/\/$/, "");
+
 /**
  * Read server-sent events until the end, or until `signal` is aborted: `{event, data, id}`, and comments as `{comment}`.
  * Comes back with Last-Event-ID after a break; `onState` hears "live" and "broken". Raises Refused.

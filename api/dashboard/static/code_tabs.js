@@ -1,6 +1,6 @@
 // Code that follows a form: the same request in several languages, one at a time.
 
-import { placed } from "./api.js";
+import { serviceAddress } from "./api.js";
 import { h, say } from "./dom.js";
 import { languages } from "./snippets.js";
 import { copier } from "./views/parts.js";
@@ -9,7 +9,7 @@ const KEPT = "director.language";
 
 /** `node`, and `follow(input)` whenever the form has changed. */
 export function codeTabs(model, { hasOpenAi = false, name = "Code" } = {}) {
-  const base = location.origin + placed("/").replace(/\/$/, "");
+  const base = serviceAddress();
   const known = languages({ hasOpenAi });
   const code = h("pre", { class: "code", tabindex: "0", role: "group", "aria-label": "Code" }, "");
   let chosen = known.find(([language]) => language === localStorage.getItem(KEPT)) ?? known[0];

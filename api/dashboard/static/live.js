@@ -17,9 +17,9 @@ export class Live {
 
   async run() {
     try {
-      for await (const told of follow("/v1/admin/live", { signal: this._ending.signal, onState: this._onState })) {
-        if (told.event === "snapshot") this._take(JSON.parse(told.data));
-        else if (told.event === "away") this._lose(JSON.parse(told.data));
+      for await (const event of follow("/v1/admin/live", { signal: this._ending.signal, onState: this._onState })) {
+        if (event.event === "snapshot") this._take(JSON.parse(event.data));
+        else if (event.event === "away") this._lose(JSON.parse(event.data));
       }
     } catch (error) {
       this._explain(error.message);

@@ -122,9 +122,9 @@ export function openPalette() {
   if (box || !session.who || document.querySelector("dialog[open]")) return;
   const list = h("ul", { id: "palette-list", role: "listbox", "aria-label": "Found" });
   const field = h("input", { type: "text", id: "palette-field", role: "combobox", "aria-label": "Find a section, model, queue, account, id or act", "aria-expanded": "true", "aria-controls": "palette-list", "aria-autocomplete": "list", placeholder: "Find a model, an id, an account, or what to do", autocomplete: "off", spellcheck: "false", maxlength: "200" });
-  const told = h("p", { class: "unseen", role: "status" });
+  const status = h("p", { class: "unseen", role: "status" });
   const none = h("p", { class: "hint none", hidden: true }, "Nothing is called like this. A whole id of a prediction or a batch leads to it.");
-  box = h("dialog", { class: "palette", "aria-label": "Find" }, h("div", { class: "palette-field" }, icon("find"), field), list, none, told,
+  box = h("dialog", { class: "palette", "aria-label": "Find" }, h("div", { class: "palette-field" }, icon("find"), field), list, none, status,
     h("p", { class: "hint palette-foot", "aria-hidden": "true" }, h("kbd", {}, "↑"), h("kbd", {}, "↓"), " choose ", h("kbd", {}, "Enter"), " go ", h("kbd", {}, "Esc"), " close ", h("kbd", {}, "?"), " keys"));
   let names = [];
   let more = []; // models beyond them that the service found for the words
@@ -144,7 +144,7 @@ export function openPalette() {
     fill(list, found.map(option));
     none.hidden = found.length > 0;
     list.hidden = !found.length;
-    say(told, found.length === 1 ? "1 found" : `${found.length} found`);
+    say(status, found.length === 1 ? "1 found" : `${found.length} found`);
     point();
   }
 

@@ -12,6 +12,8 @@ export const session = {
   get acts() { return has("run", "operate", "admin"); },
   /** Queues may be paused, dead letters revived. */
   get operates() { return has("operate", "admin"); },
+  /** The right that an act on what this account made takes. "" is an account that is not shown: the own one. */
+  rightOn(account) { return !account || account === session.who?.username ? "acts" : "operates"; },
   /** Accounts and tokens may be changed. */
   get administers() { return has("admin"); },
   /** The role in a word. */

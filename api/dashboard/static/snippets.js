@@ -2,7 +2,8 @@
 
 import { json } from "./format.js";
 
-const quoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
+/** A word for a shell. */
+export const quoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
 
 export const asCurl = (prediction, base) => [
   `curl -s -X POST ${quoted(`${base}/v1/models/${prediction.model}/predictions`)}`,

@@ -6,6 +6,7 @@ import re
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
+import anyio
 import pytest
 
 from director import __version__
@@ -363,6 +364,24 @@ async def test_usage_of_a_month_is_a_table_with_its_cost(window: Window, place: 
     async with window.page.expect_request(lambda asked: "by=model&" in f"{asked.url}&"):
         await window.page.get_by_role("button", name="Model", exact=True).click()
     assert "by=model" in window.page.url, "the address shows what is shown"
+    await window.page.get_by_role("columnheader", name="Account").wait_for(state="detached")
+    assert await window.page.evaluate("() => document.activeElement.textContent") == "Model", "it keeps the focus"
+    late = anyio.Event()
+
+    async def hold(route: Any) -> None:
+        await late.wait()
+        await route.continue_()
+
+    await window.page.route(re.compile(r"by=account%2Cmodel|by=account,model"), hold)
+    await window.page.get_by_role("button", name="Account and model").click()
+    async with window.page.expect_response(lambda answer: "by=account&" in f"{answer.url}&"):
+        await window.page.get_by_role("button", name="Account", exact=True).click()
+    await window.page.locator(".usage-picks [aria-pressed=true]", has_text=re.compile("^Account$")).wait_for()
+    async with window.page.expect_response(re.compile("by=account.+model")) as slower:
+        late.set()
+    await (await slower.value).finished()
+    await window.page.evaluate("() => new Promise((done) => setTimeout(done))")  # its handlers have run
+    assert await window.page.locator(".usage-picks [aria-pressed=true]").first.inner_text() == "Account"
     await window.page.get_by_role("link", name=re.compile(r"^‹ \w+ \d{4}$")).click()
     await window.page.get_by_text("Nothing ran in this month.").wait_for()
     assert window.faults == []

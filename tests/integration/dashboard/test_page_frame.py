@@ -377,6 +377,47 @@ async def test_plain_user_has_a_home_without_the_operators_routes(chromium: tupl
     await context.close()
 
 
+async def test_home_of_a_user_asks_again_after_a_failure(chromium: tuple[Any, str], place: Place) -> None:
+    window, context = await opened(chromium, await token_of(place, "umbrella", USER), viewport=WIDE)
+    asked: list[str] = []
+
+    async def fail_once(route: Any) -> None:
+        asked.append(route.request.url)
+        await (route.continue_() if len(asked) > 1 else route.fulfill(status=503, body="{}"))
+
+    await window.page.route("**/v1/usage?by=model", fail_once)
+    await see(window, place, "/", "Home")
+    await window.page.locator("main .trouble").wait_for()
+    await window.page.locator("main .tiles").wait_for()
+    assert await window.page.locator("main .trouble").count() == 0
+    await context.close()
+
+
+async def test_button_at_work_keeps_the_focus_when_its_view_is_drawn_again(window: Window, place: Place) -> None:
+    await see(window, place, "/system", "System")
+    drawn_twice = """
+        async () => {
+            const { h, refill } = await import('/dashboard/dom.js');
+            const { action } = await import('/dashboard/views/parts.js');
+            const box = h('div');
+            document.body.append(box);
+            let times = 0;
+            const act = () => { times += 1; return new Promise(() => {}); };
+            const draw = (name) => refill(box, action(name, act, { needs: '' }));
+            draw('Go');
+            const button = box.firstChild;
+            button.focus();
+            button.click();
+            button.click();
+            draw('Go');
+            const isKept = document.activeElement === button;
+            draw('Come');
+            return [isKept, times, box.textContent];
+        }
+    """
+    assert await window.page.evaluate(drawn_twice) == [True, 1, "Come"]
+
+
 async def test_tab_follows_another_person_who_logs_in(chromium: tuple[Any, str], place: Place) -> None:
     started, script = chromium
     context = await started.new_context(viewport=WIDE)

@@ -170,6 +170,7 @@ async def test_who_sees_all_and_operates_nothing_has_no_buttons_of_operators(
     chromium: tuple[Any, str], place: Place, scopes: tuple[str, ...]
 ) -> None:
     claim, dying = await failed(place), await died(place)
+    other = await place.submit("other")
     waiting = await place.submit("watcher")
     token = await Accounts(place.redis).create_token("watcher", scopes=scopes)
     window, context = await opened(chromium, token)
@@ -186,7 +187,7 @@ async def test_who_sees_all_and_operates_nothing_has_no_buttons_of_operators(
         await window.page.get_by_role("button", name="Cancel chosen").click()
         await window.page.get_by_role("dialog").get_by_role("button", name="Cancel chosen").click()
         await window.page.locator(".notice").get_by_text("1 canceled.").wait_for()
-    for made, names in ((claim.id, ("Retry",)), (dying.id, ("Retry", "Revive", "Drop"))):
+    for made, names in ((claim.id, ("Retry",)), (dying.id, ("Retry", "Revive", "Drop")), (other, ("Cancel",))):
         await window.page.goto(f"{place.url}/#/predictions/{made}")
         await window.page.get_by_role("heading", name="Timeline").wait_for()
         for name in names:

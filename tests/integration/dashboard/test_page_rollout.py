@@ -108,6 +108,7 @@ async def test_version_is_promoted_and_taken_back_by_buttons(window: Window, sho
     await page.get_by_role("button", name=f"Promote {NEW[:12]}").click()
     await page.get_by_role("dialog").get_by_role("button", name="Promote").click()
     await page.get_by_text(f"The version before was {VERSION[:12]}").wait_for()
+    await page.wait_for_function("() => document.activeElement.closest('.rollout')")  # its button has gone
     await page.get_by_role("button", name=f"Roll back {NEW[:12]}").click()
     await page.get_by_role("dialog").get_by_role("button", name="Roll back").click()
     await page.get_by_text(f"All calls run {MODEL} {VERSION[:12]}").wait_for()

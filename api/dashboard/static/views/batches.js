@@ -139,7 +139,7 @@ export function batch({ params: [id], session, signal }) {
   };
 
   async function cancel() {
-    last = await ask(`${base}/cancel`, { method: "POST" });
+    last = await ask(`${session.operates ? base : `${OPENAI}/${id}`}/cancel`, { method: "POST" });
     draw();
     return OVER.has(last.status) ? "It had ended." : "It is being canceled.";
   }
@@ -153,7 +153,7 @@ export function batch({ params: [id], session, signal }) {
       h("div", { class: "actions" },
         last.output_file_id ? action("Download output", fetchFile("output"), { kind: "main" }) : null,
         last.error_file_id ? action("Download errors", fetchFile("errors")) : null,
-        !isOver && last.status !== "cancelling" ? action("Cancel", cancel, { kind: "danger", confirm: "Cancel this batch? What has ended stays in its files." }) : null),
+        !isOver && last.status !== "cancelling" ? action("Cancel", cancel, { kind: "danger", needs: session.rightOn(last.account), confirm: "Cancel this batch? What has ended stays in its files." }) : null),
       isOver ? null : h("p", { class: "hint" }, "Its files come at its end. Lines are counted within five minutes of their end."),
       faults(last), causes(last, session), details(last, session));
   }

@@ -3,13 +3,11 @@
 import { ask } from "../api.js";
 import { announce, fill, h, refill, say } from "../dom.js";
 import { session } from "../session.js";
+import { quoted } from "../snippets.js";
 import { stateOf } from "../states.js";
 import { copier } from "./parts.js";
 
 const RUN = (model) => `#/models/${model}`;
-
-/** A word for a shell: what it could read as something else stands in quotes. */
-const quoted = (text) => (/^[\w@%+=:,./~-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
 
 /** The home of a `director up`, which has its Redis on a socket in it; "" where the service is started otherwise. */
 const homeOf = (redis) => (/^unix:\/\/.+\/valkey\/valkey\.sock$/.test(redis) ? decodeURIComponent(redis.slice("unix://".length).replace(/\/valkey\/valkey\.sock$/, "")) : "");

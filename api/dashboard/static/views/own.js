@@ -1,6 +1,6 @@
 // The home of a person who sees one account: what it used, what it runs, and what there is to try.
 
-import { ask, page, repeat } from "../api.js";
+import { ask, page, repeat, serviceAddress } from "../api.js";
 import { fill, h, refill, table } from "../dom.js";
 import { ago, between, count, moment, now, seconds } from "../format.js";
 import { LIMITS } from "./accounts.js";
@@ -98,7 +98,7 @@ function tokenTable(all) {
 }
 
 function access() {
-  const base = location.origin + location.pathname.replace(/\/$/, "");
+  const base = serviceAddress();
   return h("section", { class: "card" }, h("h2", {}, "Address"), h("p", {}, h("code", { class: "broken" }, base), " ", copier("Copy address", () => base)),
     h("p", { class: "hint" }, "Replicate's clients take it as their base URL. ", h("a", { href: "docs", target: "_blank", rel: "noopener" }, "Docs")));
 }

@@ -1,6 +1,6 @@
 // One prediction: why it failed, or why it waits; its input and output; where its time went; and what can be done.
 
-import { ask, placed } from "../api.js";
+import { ask, serviceAddress } from "../api.js";
 import { gantt, legend } from "../chart.js";
 import { fill, h, refill, table } from "../dom.js";
 import { followed } from "../follow_run.js";
@@ -30,7 +30,7 @@ export function prediction({ params: [id], session, signal, refresh }) {
     if (signal.aborted) return told;
     refill(causes, told.causes?.length ? h("section", { class: "attention" }, h("h2", {}, told.ended ? "What holds its webhook up" : "What holds it up"), h("ul", { class: "findings" }, told.causes.map(finding))) : null);
     refill(died, dead ? letter(id, refresh) : null);
-    refill(story, timeline(told, session), told.webhook ? deliveries(told.id, told.webhook) : null);
+    refill(story, timeline(told, session), told.webhook ? deliveries(told.id, told.webhook, session.rightOn(told.submitted.account)) : null);
     return told;
   }
 
@@ -42,7 +42,7 @@ export function prediction({ params: [id], session, signal, refresh }) {
   }
 
   function own(seen, path, account) {
-    const cancel = action("Cancel", async () => { await ask(`${path}/cancel`, { method: "POST" }); return "It is asked to stop."; }, { kind: "danger" });
+    const cancel = action("Cancel", async () => { await ask(`${path}/cancel`, { method: "POST" }); return "It is asked to stop."; }, { kind: "danger", needs: session.rightOn(account) });
     const again = h("a", { class: "button", href: `#/models/${seen.model}?again=${id}` }, "Run again…");
     const retry = action("Retry", async () => retried(await ask(`/v1/admin/predictions/${id}/retry`, { method: "POST" }), id, refresh), { needs: "operates" });
     const raw = h("div", {});
@@ -57,9 +57,8 @@ export function prediction({ params: [id], session, signal, refresh }) {
       refill(metrics, measured(now.metrics));
       show(now, path, account);
     };
-    const base = location.origin + placed("/").replace(/\/$/, "");
     const input = seen.data_removed ? h("p", { class: "hint" }, "Its data was removed.") : text(json(seen.input));
-    fill(buttons, cancel, path.startsWith("/v1/predictions/") ? again : null, retry, copier("Copy as curl", () => asCurl(last, base)), copier("Copy as Python", () => asPython(last, base)), copier("Copy as JSON", () => json(last)));
+    fill(buttons, cancel, path.startsWith("/v1/predictions/") ? again : null, retry, copier("Copy as curl", () => asCurl(last, serviceAddress())), copier("Copy as Python", () => asPython(last, serviceAddress())), copier("Copy as JSON", () => json(last)));
     const { error, output, logs } = followed(seen, { path, signal, onChange });
     fill(alarm, error);
     fill(body,
@@ -144,8 +143,8 @@ const attempt = (one) => [
   one.ended_at ? `, ${one.how} after ${seconds(between(one.claimed_at, one.ended_at))}${one.is_spent ? "" : ", not counted"}` : ", runs",
 ].join("");
 
-function deliveries(id, webhook) {
-  const again = action("Send again", async () => { await ask(`/v1/predictions/${id}/webhooks/redeliver`, { method: "POST" }); return "Its end is sent once more."; });
+function deliveries(id, webhook, needs) {
+  const again = action("Send again", async () => { await ask(`/v1/predictions/${id}/webhooks/redeliver`, { method: "POST" }); return "Its end is sent once more."; }, { needs });
   const lines = webhook.deliveries.map((one) => h("tr", {},
     h("td", {}, moment(one.at)), h("td", {}, one.event ?? "completed"), h("td", {}, one.outcome), h("td", {}, one.status ?? (one.outcome === "failed" ? "no answer" : "–")), h("td", {}, one.next_at ? moment(one.next_at) : "–")));
   return h("section", { "aria-label": "Webhooks" },

@@ -34,7 +34,7 @@ const COLUMNS = [
 export function queues({ session, signal, query }) {
   const body = h("tbody", { class: "figures" });
   const filter = h("input", { id: "queue-filter", type: "search", placeholder: "owner/name", autocomplete: "off", value: query.get("name") ?? "" });
-  const told = h("p", { class: "hint", role: "status" });
+  const sums = h("p", { class: "hint", role: "status" });
   const wait = loading();
   const more = h("button", { type: "button", hidden: true, on: { click: () => { most = Infinity; draw(); } } }, "Show all");
   let paces = new Map();
@@ -64,7 +64,7 @@ export function queues({ session, signal, query }) {
     more.hidden = fitting.length <= most;
     say(more, `Show all ${count(fitting.length)}`);
     const all = snapshot.queues.length + snapshot.more_queues;
-    say(told, all ? `${Math.min(fitting.length, most)} of ${count(all)} queues.` : "No model was registered yet: start a director, and its queue is here.");
+    say(sums, all ? `${Math.min(fitting.length, most)} of ${count(all)} queues.` : "No model was registered yet: start a director, and its queue is here.");
   }
 
   /** The words of the filter stand in the address, and no step of the way back is made for each letter. */
@@ -91,7 +91,7 @@ export function queues({ session, signal, query }) {
     node: h("section", {},
       h("h1", {}, "Queues"),
       h("p", { class: "lead" }, "Each version of a model has a queue. Click a head to sort by it."),
-      h("div", { class: "filters" }, h("div", {}, h("label", { for: "queue-filter" }, "Filter by name"), filter), told),
+      h("div", { class: "filters" }, h("div", {}, h("label", { for: "queue-filter" }, "Filter by name"), filter), sums),
       wait, table("Queues", heads, body), h("p", { class: "foot" }, more)),
   };
 }

@@ -3,6 +3,7 @@
 import { ask, repeat } from "../api.js";
 import { h, refill, table } from "../dom.js";
 import { ago, count, due } from "../format.js";
+import { session } from "../session.js";
 import { action, facts, failure, loading, predictionLink, queueLink } from "./parts.js";
 
 const LOOK_MS = 5000;
@@ -48,7 +49,7 @@ const receivers = ({ hosts, looked_at: looked }) => h("section", {}, h("h2", {},
     h("td", { class: "num" }, count(one.count)), h("td", { class: "num" }, ago(one.oldest_at)), h("td", {}, due(one.next_at)))))));
 
 const owed = ({ results }, again, all) => h("section", {}, h("h2", {}, "Next attempts"),
-  h("div", { class: "actions" }, action("Send all shown again", all)),
+  h("div", { class: "actions" }, action("Send all shown again", all, { needs: "operates" })),
   table("Owed webhooks", ["Prediction", "Queue", "Account", "Receiver", "#Owed since", "#Attempts", "Last", "Next attempt", h("th", { scope: "col" }, h("span", { class: "unseen" }, "Actions"))], h("tbody", {}, results.map((one) => h("tr", { class: "opens" },
     h("td", {}, predictionLink(one.id)), h("td", {}, queueLink(one.queue)), h("td", {}, one.account), h("td", {}, one.host), h("td", { class: "num broad" }, ago(one.owed_since)),
-    h("td", { class: "num" }, one.attempts), h("td", {}, one.outcome ?? "–"), h("td", {}, due(one.next_at)), h("td", {}, action("Send again", again([one.id]), { of: one.id })))))));
+    h("td", { class: "num" }, one.attempts), h("td", {}, one.outcome ?? "–"), h("td", {}, due(one.next_at)), h("td", {}, action("Send again", again([one.id]), { of: one.id, needs: session.rightOn(one.account) })))))));
