@@ -375,13 +375,10 @@ class InputSchema:
         for name in self._required:
             if name not in former._required:
                 return f"it needs {make_printable(name)}"
-        for name, part in known.items():
-            if name not in own:
-                if self._schema.get("additionalProperties") is False:
-                    return f"it does not take {make_printable(name)}"
-            elif _is_narrower(own[name], part, "type"):
+        for name in known.keys() & own.keys():
+            if _is_narrower(own[name], known[name], "type"):
                 return f"it takes {make_printable(name)} in another type"
-            elif _is_narrower(own[name], part, "enum"):
+            if _is_narrower(own[name], known[name], "enum"):
                 return f"it takes fewer choices of {make_printable(name)}"
         return ""
 
@@ -408,14 +405,15 @@ class InputSchema:
 
 
 def _is_narrower(new: Schema, former: Schema, word: str) -> bool:
-    """Return whether a schema lists fewer values of `type` or `enum` than another one. Without a list all are taken."""
+    """Return whether a schema certainly lists fewer values of `type` or `enum` than another one. Without a list all are
+    taken, unless alternatives say otherwise.
+    """
     if not isinstance(new, dict) or word not in new:
         return False
     if not isinstance(former, dict) or word not in former:
-        return True
-    return not _list_values(former[word]) <= _list_values(new[word]) | (
-        {'"integer"'} if '"number"' in _list_values(new[word]) else set()
-    )
+        return not isinstance(former, dict) or not former.keys() & {"anyOf", "allOf", "oneOf", "enum", "const"}
+    taken = _list_values(new[word])
+    return not _list_values(former[word]) <= taken | ({'"integer"'} if '"number"' in taken else set())
 
 
 def _list_values(given: Any) -> set[str]:

@@ -517,3 +517,16 @@ async def test_repeat_that_draws_a_version_with_other_inputs_gets_its_prediction
     await try_it(api, 99, strict, force=True)
     for key, one in made.items():
         assert (await call(api, key))["id"] == one["id"]
+
+
+async def test_version_without_openais_api_is_tried_only_by_force(
+    api: AsyncClient, catalog: Catalog, scripts: Scripts
+) -> None:
+    speaks, lacks = "e5" * 32, "f6" * 32
+    for version, server in ((speaks, "openai 1"), (lacks, "http 1")):
+        await catalog.register(MODEL, version, schema=OPEN_SCHEMA, server=server, policy=Policy())
+        await be_ready(scripts, version)
+    await api.patch(FRONT, json={"version": speaks})
+    refused = await api.post(f"{FRONT}/split", json={"version": lacks, "share": 10})
+    assert (refused.status_code, "no API of OpenAI" in refused.json()["detail"]) == (422, True)
+    await try_it(api, 10, lacks, force=True)

@@ -420,3 +420,30 @@ def test_input_that_needs_one_of_several_names_says_which() -> None:
     either = schema({"properties": {}, "anyOf": [{"required": ["prompt"]}, {"required": ["messages"]}]})
     assert faults(either, {}) == [("required", "input", "prompt or messages is required")]
     assert faults(either, {"messages": []}) == []
+
+
+@pytest.mark.parametrize(
+    ("former", "new", "why"),
+    [
+        ({"type": "string"}, {"type": "integer"}, "it takes of in another type"),
+        ({"type": "number"}, {"type": "integer"}, "it takes of in another type"),
+        ({"type": ["string", "null"]}, {"type": "string"}, "it takes of in another type"),
+        ({}, {"type": "string"}, "it takes of in another type"),
+        ({"enum": ["a", "b"]}, {"enum": ["a"]}, "it takes fewer choices of of"),
+        ({"type": "string"}, {"type": "string", "enum": ["a"]}, "it takes fewer choices of of"),
+        ({"type": "integer"}, {"type": "number"}, ""),
+        ({"type": "string"}, {"type": ["string", "null"]}, ""),
+        ({"type": "string", "enum": ["a"]}, {"type": "string"}, ""),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, {"type": ["string", "null"]}, ""),
+        ({"type": "string"}, {"anyOf": [{"type": "string"}, {"type": "null"}]}, ""),
+    ],
+)
+def test_version_with_a_narrower_input_is_found(former: object, new: object, why: str) -> None:
+    assert of_properties(of=new).find_refusal(of_properties(of=former)) == why
+
+
+def test_version_that_needs_another_name_is_found() -> None:
+    text = {"type": "object", "properties": {"text": {"type": "string"}}}
+    assert schema({**text, "required": ["text"]}).find_refusal(schema(text)) == "it needs text"
+    assert schema(text).find_refusal(schema({**text, "required": ["text"]})) == ""
+    assert schema({}).find_refusal(schema(text)) == ""
