@@ -13,7 +13,7 @@ const LOOK_MS = 1000;
  * newest. `onChange(prediction)` is called with the record as it is now, each second until the end, or as often as its
  * size lets. `onPiece(area)` is called for each piece of its output.
  */
-export function followed(first, { path, signal, onChange, onPiece = () => {}, area = new OutputArea(), isFolded = false }) {
+export function followRun(first, { path, signal, onChange, onPiece = () => {}, area = new OutputArea(), isFolded = false }) {
   const logs = h("pre", { class: "logs", tabindex: "0", "aria-label": "Logs" });
   const error = h("p", { class: "fault", role: "alert" });
   const kept = isFolded

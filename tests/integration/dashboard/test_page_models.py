@@ -276,6 +276,7 @@ async def test_owner_describes_a_model_with_a_picture(window: Window, studio: St
     await window.page.locator(".edits img.cover").wait_for()
     await window.page.get_by_role("button", name="Save").click()
     await window.page.locator(".model-head img.cover").wait_for()
+    assert await window.page.evaluate("document.activeElement.textContent") == "Edit", "the focus is where it was"
     await window.page.goto(f"{studio.url}/#/models")
     card = window.page.get_by_role("listitem").filter(has_text="studio")
     await card.get_by_text("Paints a lighthouse by the sea.").wait_for()
@@ -665,6 +666,57 @@ async def test_message_without_an_answer_is_not_sent_again_by_itself(
     assert (await sent.value).post_data_json["input"]["messages"] == [{"role": "user", "content": "Hello?"}]
 
 
+async def test_objects_of_a_form_send_only_what_was_changed(reader: Window, place: Place) -> None:
+    await reader.page.goto(place.url)
+    found = await reader.page.evaluate(
+        """async () => {
+            const { schemaForm } = await import("/dashboard/schema_form.js");
+            const sizes = { type: "array", items: { type: "integer" }, default: [1, 2] };
+            const page = { type: "object", properties: { sizes, name: { type: "string" } }, required: ["name"] };
+            const width = { type: "integer", default: 1 };
+            const frame = { type: "object", properties: { width }, default: { width: 7 } };
+            const Input = { type: "object", properties: { page, frame } };
+            const form = schemaForm({ components: { schemas: { Input } } });
+            const all = [form.now()];
+            form.take({ page: { sizes: [3], name: "wide" } });
+            all.push(form.now());
+            form.take({});
+            all.push(form.now(), form.node.querySelector("#in-frame-width").value);
+            return all;
+        }"""
+    )
+    assert found == [{}, {"page": {"sizes": [3], "name": "wide"}}, {}, "7"]
+
+
+async def test_result_of_a_run_is_in_view_on_a_phone(
+    chromium: tuple[Any, str], place: Place, writer: PlayedDirector
+) -> None:
+    window, context = await opened(chromium, place.token, viewport={"width": 390, "height": 700})
+    await window.page.goto(f"{place.url}/#/models/{WRITER}")
+    await window.page.get_by_label("Topic").fill("the sea")
+    await window.page.get_by_role("button", name="Run", exact=True).click()
+    await window.page.wait_for_function("() => location.hash.includes('?run=')")
+    place_of = "(it) => { const { top } = it.getBoundingClientRect(); return top >= 0 && top < innerHeight / 2; }"
+    assert await result(window).get_by_role("heading", name="Output").evaluate(place_of)
+    await context.close()
+
+
+async def test_run_that_waits_says_so_in_the_strip(reader: Window, place: Place, writer: PlayedDirector) -> None:
+    await reader.page.goto(f"{place.url}/#/models/{WRITER}")
+    await reader.page.get_by_label("Topic").fill("the sea")
+    async with reader.page.expect_response(lambda answer: answer.request.method == "POST") as answered:
+        await reader.page.get_by_role("button", name="Run", exact=True).click()
+    made = (await (await answered.value).json())["id"]
+    link = reader.page.get_by_role("region", name="Your runs").locator(f"a[href$='{made}']")
+    await link.get_by_text("waits").wait_for()
+    while (claim := await writer.claim()).id != made:
+        pass
+    seq = await writer.begin(claim)
+    await link.get_by_text("runs now").wait_for()
+    await writer.finish(claim, Status.FAILED, error="no memory", seq=seq)
+    await link.get_by_text("failed").wait_for()
+
+
 async def test_file_that_comes_leaves_the_others_as_they_are(reader: Window, place: Place) -> None:
     await reader.page.goto(place.url)
     stay, labels, gone = await reader.page.evaluate(
@@ -732,7 +784,8 @@ async def test_model_without_a_good_run_shows_an_example_and_its_input(
         assert shown.json()["code"] == 0, shown.text
 
         async def stands() -> bool:
-            return bool((await caller.get(f"/v1/models/{WRITER}")).json()["default_example"])
+            example = (await caller.get(f"/v1/models/{WRITER}")).json()["default_example"]
+            return bool(example) and example["id"] == made
 
         await eventually(stands, "the cache of the API has it")
     await reader.page.add_init_script(f"if (origin !== 'null') sessionStorage.setItem('director.token', '{token}')")

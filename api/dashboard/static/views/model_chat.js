@@ -5,7 +5,7 @@ import { readdress } from "../address.js";
 import { ask } from "../api.js";
 import { codeTabs } from "../code_tabs.js";
 import { announce, fill, h, say } from "../dom.js";
-import { followed } from "../follow_run.js";
+import { followRun } from "../follow_run.js";
 import { LiveText } from "../live_text.js";
 import { OutputArea, textOf } from "../output.js";
 import { resolved, schemaForm } from "../schema_form.js";
@@ -139,7 +139,7 @@ function conversation({ model, full, state, signal, query, shared }) {
       showCode();
       return ended(seen);
     };
-    const { error, output, logs } = followed(made, { path: `/v1/predictions/${made.id}`, signal: ending, onChange, onPiece: () => { area.node.classList.remove("busy"); meter.tick(area.pieces); stay(); }, area, isFolded: true });
+    const { error, output, logs } = followRun(made, { path: `/v1/predictions/${made.id}`, signal: ending, onChange, onPiece: () => { area.node.classList.remove("busy"); meter.tick(area.pieces); stay(); }, area, isFolded: true });
     log.append(h("div", { class: "bubble assistant" }, turn, error, logs, output, meter.node));
     log.scrollTop = log.scrollHeight;
   }

@@ -3,7 +3,7 @@
 import { readdress } from "../address.js";
 import { ask } from "../api.js";
 import { announce, fill, h, say } from "../dom.js";
-import { followed } from "../follow_run.js";
+import { followRun } from "../follow_run.js";
 import { ago, between, count, now, seconds } from "../format.js";
 import { wantsPlain } from "../live_text.js";
 import { OutputArea, textOf } from "../output.js";
@@ -93,7 +93,7 @@ export function runView({ full, signal, onInput, onEnd }) {
       area.node.classList.remove("busy");
       if (area.live) meter.tick(area.pieces);
     };
-    const { error, output, logs } = followed(prediction, { path, signal: ending, onChange, onPiece, area, isFolded: true });
+    const { error, output, logs } = followRun(prediction, { path, signal: ending, onChange, onPiece, area, isFolded: true });
     fill(node, h("div", { class: "result-head" }, h("h2", {}, "Output"), status, meter.node), since, turn, error, output, logs, acts);
   }
 

@@ -3,7 +3,7 @@
 import { ask, serviceAddress } from "../api.js";
 import { gantt, legend } from "../chart.js";
 import { fill, h, refill, table } from "../dom.js";
-import { followed } from "../follow_run.js";
+import { followRun } from "../follow_run.js";
 import { ago, between, due, json, moment, seconds } from "../format.js";
 import { text } from "../output.js";
 import { asCurl, asPython } from "../snippets.js";
@@ -59,7 +59,7 @@ export function prediction({ params: [id], session, signal, refresh }) {
     };
     const input = seen.data_removed ? h("p", { class: "hint" }, "Its data was removed.") : text(json(seen.input));
     fill(buttons, cancel, path.startsWith("/v1/predictions/") ? again : null, retry, copier("Copy as curl", () => asCurl(last, serviceAddress())), copier("Copy as Python", () => asPython(last, serviceAddress())), copier("Copy as JSON", () => json(last)));
-    const { error, output, logs } = followed(seen, { path, signal, onChange });
+    const { error, output, logs } = followRun(seen, { path, signal, onChange });
     fill(alarm, error);
     fill(body,
       h("div", { class: "two even" }, h("section", { "aria-label": "Input" }, h("h2", {}, "Input"), input), h("div", {}, h("h2", {}, "Output"), output)),
