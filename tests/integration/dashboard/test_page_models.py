@@ -717,6 +717,21 @@ async def test_run_that_waits_says_so_in_the_strip(reader: Window, place: Place,
     await link.get_by_text("failed").wait_for()
 
 
+async def test_run_again_in_the_form_leaves_other_visits_a_conversation(
+    reader: Window, place: Place, talker: PlayedDirector
+) -> None:
+    async with place.caller() as caller:
+        said = {"messages": [{"role": "user", "content": "Hello?"}]}
+        made = await caller.post(f"/v1/models/{TALKER}/predictions", json={"input": said})
+    await reader.page.goto(f"{place.url}/#/models/{TALKER}?again={made.json()['id']}")
+    await reader.page.get_by_role("button", name="Form", pressed=True).wait_for()
+    await reader.page.goto(f"{place.url}/#/models/{TALKER}")
+    await reader.page.get_by_role("log", name="Conversation").wait_for()
+    await reader.page.get_by_role("button", name="Form").click()
+    await reader.page.reload()
+    await reader.page.get_by_role("button", name="Form", pressed=True).wait_for()
+
+
 async def test_file_that_comes_leaves_the_others_as_they_are(reader: Window, place: Place) -> None:
     await reader.page.goto(place.url)
     stay, labels, gone = await reader.page.evaluate(

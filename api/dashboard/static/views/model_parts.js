@@ -1,6 +1,6 @@
 // Pieces that the pages of models share: their state, their picture, and what a run of one looks like.
 
-import { placed } from "../api.js";
+import { serviceAddress } from "../api.js";
 import { h } from "../dom.js";
 import { fileOf } from "../media.js";
 import { filesOf, textOf } from "../output.js";
@@ -49,4 +49,4 @@ export const NARROW = "(max-width: 900px)"; // a result is below its form
 export const MAY_NOT_RUN = "This login may look at models, and not run them. That takes a token with the scope `run`.";
 
 /** The address of a run for those who may see it. */
-export const shareLink = (id) => `${location.origin}${placed(`/p/${id}`)}`;
+export const shareLink = (id) => `${serviceAddress()}/p/${id}`;
