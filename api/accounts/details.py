@@ -1,16 +1,14 @@
 """Show accounts with their limits and usage, and tokens without their secrets, to their owners and to operators."""
 
 from collections.abc import Sequence
-from typing import Final
 
 from msgspec import Struct
 
 from api.web.http import Request
 from director.core.account_limits import AccountLimits
+from director.core.hours import DAY_MS
 from director.core.view import iso
 from director.store.accounts import AccountType, Policy, Reason, Suspension, Token, Usage
-
-DAY_MS: Final = 86_400_000
 
 
 class TokenView(Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from director.broker.redis_client import infos, server_ms, text
 from director.broker.replies import QueueStats
 from director.core.clock import Clock
 from director.core.data_bytes import Fullness
+from director.core.hours import DAY_MS
 from director.core.ids import PredictionId, QueueName
 from director.core.policy import LATE_MS
 from director.core.samples import Burns, Sample, burns
@@ -176,7 +177,6 @@ MOST_FAILING: Final = 20  # queues
 FAILURE: Final = ("error", "started", "completed")
 LONGEST_READ: Final = 1_000  # characters of an error
 MOST_EXPIRING: Final = 100  # tokens
-DAY_MS: Final = 86_400_000
 SERVICE: Final = ("service_ms", "service_dev", "service_n", "service_cost")
 MOST_BURNING: Final = 5  # an hour of one queue takes some milliseconds to read
 SOON_SAMPLES: Final = 30

@@ -10,13 +10,13 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from api.admin.accounts import DAY_MS
 from api.services import memory as api_memory
 from director.broker import keys
 from director.broker.redis_client import client
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.data_bytes import Counted
+from director.core.hours import DAY_MS
 from director.core.settings import ApiSettings
 from director.keeper.shares import Held, Shares
 from director.store.accounts import Accounts

@@ -11,6 +11,7 @@ from msgspec import Struct, field
 from redis.asyncio import Redis
 
 from api.app import ROUTES
+from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.settings import ApiSettings
@@ -100,7 +101,7 @@ TRIES: Final[Mapping[Route, Sequence[Try]]] = {
     ("POST", "/predictions/{id}/cancel"): each(PREDICTIONS),
     ("GET", "/streams/{address}"): [Try(answer=404, at={"address": "$wrong_stream"}, right="$right_stream")],
     ("GET", "/models"): LIST,
-    ("GET", "/models/states"): [*LIST, Try(answer=200, query="models=$hidden")],
+    ("GET", "/models/states"): [Try(answer=200, query="models=$hidden")],
     ("POST", "/models"): [
         Try(answer=403, body={"owner": OWNER, "name": name, "visibility": "public", "hardware": "cpu"}, owner=owner)
         for name, owner in (("new", 0), ("hidden-model", 409))
@@ -302,7 +303,8 @@ class Door:
         return await self.api.request(method, url, json=body, headers=headers)
 
     async def keyspace(self) -> Keyspace:
-        return await dump(self.redis)
+        """Return all keys but the signs of life of processes, which come by themselves."""
+        return {key: value for key, value in (await dump(self.redis)).items() if key != keys.processes()}
 
     def is_amber(self, key: str) -> bool:
         return any(name in key for name in (OWNER, *self.possessions.secrets))

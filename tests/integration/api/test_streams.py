@@ -355,6 +355,7 @@ async def assert_full(http: AsyncClient, url: str) -> None:
     assert answer.headers["access-control-allow-origin"] == "*"
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
 async def test_next_api_continues_the_stream_of_an_ending_one(
     server: RedisServer, asker: Asker, director: PlayedDirector, scripts: Scripts, how: signal.Signals
@@ -391,6 +392,7 @@ def resident_kb(pid: int) -> int:
         return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
 
 
+@pytest.mark.faults
 async def test_stalled_readers_hold_little_memory_and_slow_no_one(
     server: RedisServer, asker: Asker, director: PlayedDirector, redis: Redis
 ) -> None:

@@ -178,6 +178,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {  # made when they are us
 }
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(("content", "code"), [(bytes, "empty_file"), *HOSTILE.values()], ids=["empty", *HOSTILE])
 async def test_hostile_file_is_refused_in_bounded_time(
     http: AsyncClient, model: EchoServer, engine: Engine, content: Callable[[], bytes], code: str
@@ -263,6 +264,7 @@ async def test_cancel_ends_lines_and_counts_them(
     assert (await http.post(f"{BATCHES}/{made['id']}/cancel")).json()["status"] == "cancelled"
 
 
+@pytest.mark.faults
 async def test_cancel_ends_a_batch_that_fills_its_window(
     http: AsyncClient, model: EchoServer, engine: Engine, redis: Redis
 ) -> None:
@@ -317,6 +319,7 @@ async def test_header_that_each_line_would_be_refused_for_is_refused(
     assert next(iter(headers)) in answer.text or status == 403
 
 
+@pytest.mark.faults
 async def test_lines_start_only_in_the_hours_of_their_batch(
     http: AsyncClient, model: EchoServer, settings: ApiSettings, redis: Redis
 ) -> None:
@@ -350,6 +353,7 @@ async def test_lines_start_only_in_the_hours_of_their_batch(
     assert set(model.runs.values()) == {1}
 
 
+@pytest.mark.faults
 async def test_line_that_started_in_none_of_the_hours_is_filed_in_the_next(
     http: AsyncClient, settings: ApiSettings, server: RedisServer, redis: Redis, catalog: Catalog, scripts: Scripts
 ) -> None:
@@ -601,6 +605,7 @@ async def test_line_waits_at_a_limit_of_its_account(
     assert set(model.runs.values()) == {1}
 
 
+@pytest.mark.faults
 async def test_lines_leave_half_of_what_their_account_may_queue_for_calls(
     http: AsyncClient, model: EchoServer, engine: Engine, redis: Redis
 ) -> None:
@@ -723,6 +728,7 @@ async def test_lines_that_ran_are_found_without_their_token_and_key(
     assert not await redis.exists(noted)
 
 
+@pytest.mark.faults
 async def test_two_engines_write_each_line_once(
     http: AsyncClient, model: EchoServer, engine: Engine, settings: ApiSettings
 ) -> None:

@@ -342,6 +342,7 @@ async def test_kedas_user_can_only_count_the_live_entries_of_a_queue(guarded: Re
                 await keda.eval(body, 1, LIVE)
 
 
+@pytest.mark.faults
 async def test_user_of_backups_copies_everything_and_reads_and_changes_nothing(
     guarded: RedisServer, admin: Any, tmp_path: Path
 ) -> None:

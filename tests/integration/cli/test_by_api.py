@@ -99,8 +99,11 @@ OF_CALLERS: Final[dict[str, str]] = {
     "predictions retry": "predictions retry --code none",
     "batches list": "batches list",
 }
-# test_batches and test_tail try these, and a test below
-ELSEWHERE: Final = {"batches submit", "batches show", "batches cancel", "batches download", "queues migrate", "audit"}
+# test_batches, test_deployments and test_tail try these, and a test below
+ELSEWHERE: Final = {
+    *("batches submit", "batches show", "batches cancel", "batches download", "queues migrate", "audit"),
+    *("deploy", "promote", "rollback", "deployments", "deployments list", "deployments show"),
+}
 NEED_REDIS: Final = {"account migrate", "queues migrate", "audit"}  # the last two only to another server, or to a URL
 REFUSED_BY_THE_MODEL: Final = {"model load", "model rest", "model pin", "model example"}  # it shares no device
 

@@ -94,6 +94,7 @@ async def says(told: list[str], *parts: str) -> str:
     return found[0]
 
 
+@pytest.mark.faults
 async def test_tail_follows_steps_until_ctrl_c(where: Sequence[str], driver: QueueDriver) -> None:
     before = await live(driver)
     with tail(*where) as told:
@@ -139,6 +140,7 @@ async def test_tail_loses_nothing_in_an_outage_of_redis() -> None:
                 await says(told.out, name, "accepted")
 
 
+@pytest.mark.faults
 async def test_tail_goes_on_where_it_was_with_another_process_of_the_api(
     server: RedisServer, redis: Redis, driver: QueueDriver
 ) -> None:

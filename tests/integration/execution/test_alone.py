@@ -11,6 +11,7 @@ from tests.support.scripted_cog import Exchange, Script, answer, scripted_cog
 pytestmark = pytest.mark.cog
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("attempts", [2, 3, 5])
 async def test_poison_takes_its_neighbour_along_twice_and_never_at_its_last_attempt(
     caller: Caller, live: Live, attempts: int

@@ -36,6 +36,7 @@ async def test_drain_finishes_runs_and_claims_nothing_more(caller: Caller, live:
     assert (record.status, record.claims) == ("starting", 0)
 
 
+@pytest.mark.faults
 async def test_server_that_ignores_sigterm_is_asked_to_end_when_idle(
     caller: Caller, live: Live, folder: Path, gate: Gate
 ) -> None:
@@ -50,6 +51,7 @@ async def test_server_that_ignores_sigterm_is_asked_to_end_when_idle(
     assert (await caller.ended(running))["status"] == "succeeded"
 
 
+@pytest.mark.faults
 async def test_run_beyond_the_drain_time_is_released_and_run_elsewhere(
     caller: Caller, live: Live, gate: Gate, tally: Tally
 ) -> None:
@@ -108,6 +110,7 @@ async def test_run_that_ignores_its_cancel_is_released_unspent(
         gate.open()
 
 
+@pytest.mark.faults
 async def test_second_signal_exits_at_once_and_leaves_the_claim_leased(caller: Caller, live: Live, gate: Gate) -> None:
     async with live.process(drain_s=3600) as director:
         asked = await caller.submit(n=1, gate=str(gate))
@@ -175,6 +178,7 @@ def _slow_claims(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asynci
     return claimed, answered
 
 
+@pytest.mark.faults
 async def test_drain_does_not_wait_for_a_silent_receiver(caller: Caller, live: Live, cog_url: str) -> None:
     async with sink() as receiver, live.process(webhook_allow="loopback") as director:
         receiver.answer = Answer(delay_s=3600)

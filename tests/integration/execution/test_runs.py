@@ -114,6 +114,7 @@ async def test_unstoppable_run_is_ended_and_its_server_restarted(
         assert cog.starts == 2
 
 
+@pytest.mark.faults
 async def test_slot_held_by_a_foreign_client_restarts_the_server_without_an_attempt(
     caller: Caller, live: Live, folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

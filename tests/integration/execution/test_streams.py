@@ -71,6 +71,7 @@ class Reader:
         )
 
 
+@pytest.mark.faults
 async def test_reader_gets_every_event_once_although_processes_are_killed(
     caller: Caller, live: Live, gate: Gate, tally: Tally
 ) -> None:

@@ -256,6 +256,7 @@ async def test_calls_that_redis_lost_are_noted_again_also_where_others_come(
     assert {each for each, _ in await read_held(redis, process.presence.name, most=10)} == {"0" * 26, "1" * 26}
 
 
+@pytest.mark.faults
 async def test_full_redis_takes_calls_back_and_leaves_nothing_here(redis: Redis, clock: FakeClock) -> None:
     process, refused = Process(redis, clock), [PredictionId(f"{number:026}") for number in range(50)]
     await process.hold(PredictionId("a" * 26), PredictionId("b" * 26))

@@ -47,6 +47,7 @@ DYING = """
 """
 
 
+@pytest.mark.faults
 @pytest.mark.cog
 async def test_dead_letter_succeeds_after_repair_and_revival(
     server: RedisServer, redis: Redis, scripts: Scripts, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -326,6 +326,7 @@ def test_model_server_with_a_dead_worker_is_restarted(up):
     until(lambda: up.processes["model-thumbnail"] != parent)
 
 
+@pytest.mark.faults
 def test_next_up_after_ctrl_c_keeps_token_and_data(tmp_path):
     home = tmp_path / "home"
     with started(home) as first:
@@ -342,6 +343,7 @@ def test_next_up_after_ctrl_c_keeps_token_and_data(tmp_path):
         assert (again["status"], again["output"]) == ("succeeded", ["hi 1\n"])
 
 
+@pytest.mark.faults
 def test_down_ends_an_up_and_may_be_repeated(tmp_path):
     with started(tmp_path / "home", "--no-example") as running:
         processes = running.processes

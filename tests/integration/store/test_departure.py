@@ -26,6 +26,7 @@ from tests.support.keyspace import leaks
 from tests.support.queue_driver import ACCOUNT, MODEL, QueueDriver, driving
 from tests.support.servers import RedisServer, redis_server
 
+pytestmark = pytest.mark.faults
 Ended = subprocess.CompletedProcess[str]
 
 

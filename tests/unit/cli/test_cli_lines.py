@@ -33,6 +33,7 @@ def test_help_of_every_command_has_description_and_example(prog: str) -> None:
 def test_every_example_parses(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photo.png").touch()
+    (tmp_path / "cat.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     _, *words = shlex.split(re.split(r" [<>] ", line)[0])
     assert callable(make_parser().parse_args(words).run)
 
