@@ -369,6 +369,8 @@ async def operated(driver: QueueDriver) -> None:
         ran = {f"{side}:ms:{of}": 9 for side in SIDES for of in range(MOST_TIMES)}
         await scripts.count_split(f"{ACCOUNT}/d{number}", is_=b"{}", was="", cursor="1-0", counts=ran)
         await scripts.rotate(ACCOUNT, secret="whsec_", keep_s=1)
+        await driver.redis.hset(keys.token(f"{number:064}"), "scopes", "run")
+        await scripts.allow(f"{number:064}", {"scopes": ",".join(SCOPES), "label": "x" * 64}, expires_ms=0)
         for place in range(MOST_SESSIONS + 1):
             given: dict[str, Any] = {"token_digest": f"{place:064}", "scopes": ",".join(SCOPES)}
             await scripts.grant(ACCOUNT, f"l:{number}{place:063}", life_s=99, most=MOST_SESSIONS, **given)
