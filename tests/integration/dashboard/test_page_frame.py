@@ -188,7 +188,9 @@ async def test_palette_offers_only_what_the_person_may_do(chromium: tuple[Any, s
         window.page.on("request", lambda request, asked=asked: asked.append(request.url))
         await see(window, place, "/usage", "Usage")
         if scopes is not USER:  # the lines of queues come with the feed
-            await window.page.locator("#feed[data-state=live]").wait_for()
+            await window.page.wait_for_function(
+                "async () => Boolean((await import('/dashboard/session.js')).session.live.last)"
+            )
         await find(window, words)
         lines = await window.page.locator("#palette-list .name").all_inner_texts()
         assert any(line.lower().startswith((words, f"new {words}")) for line in lines) is is_found
