@@ -44,6 +44,7 @@ WRITTEN = re.compile(r"^<!-- file: (\S+) -->$", re.MULTILINE)  # by the reader, 
 PYTHON_FILE = re.compile(r"`([\w/-]+\.py)`")
 PLACEHOLDER = re.compile(r"\{\w+\}")
 TREE_LINE = re.compile(r"^[│ ] {4}(\w+) +([\d,]+)   ", re.MULTILINE)
+SWALLOWED = re.compile(r"^\n {2,}[^\s`].*\n(?:\d+\.|[-*]) .*", re.MULTILINE)  # needs an empty line before it
 ARROW = re.compile(r"^ +(\S+) --> (\S+)$", re.MULTILINE)
 
 
@@ -62,6 +63,11 @@ def test_page_of_findings_says_for_each_what_to_do() -> None:
     page = (ROOT / "docs/reference/findings.md").read_text(encoding="utf-8")
     titles = [PLACEHOLDER.sub("", kind.title).strip() for kind in KINDS.values()]
     assert [title for title in titles if f"{title}." not in page] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_no_step_of_a_list_runs_into_the_paragraph_before_it(page: Path) -> None:
+    assert SWALLOWED.findall(page.read_text(encoding="utf-8")) == []
 
 
 @pytest.mark.parametrize("page", COMMAND_PAGES, ids=lambda page: page.stem)
