@@ -29,6 +29,11 @@ MERMAID: Final = re.compile(r"```mermaid\nstateDiagram-v2\n.*?```", re.DOTALL)
 LINK: Final = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])+)\]\(([^)\s]+)\)")
 FENCE: Final = re.compile(r"(^```.*?^```$|^(?: {4}[^\n]*\n)+|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
 CODE_OR_LINK: Final = re.compile(f"{LINK.pattern}|{FENCE.pattern}", re.DOTALL | re.MULTILINE)
+CODE: Final = re.compile(
+    r'(?P<commands><div class="language-sh .*?</pre>)|<pre.*?</pre>|<code>(?P<inline>[^<]*)</code>', re.DOTALL
+)
+OPTION: Final = re.compile(r"(?<![\w-])--?[a-z][a-z-]{0,15}(?![\w-])")  # a longer one may have to break in a table
+LONG: Final = 40  # characters of code that break the line in the first column of a table
 ANCHOR: Final = re.compile(r"""\sid=["']?([^"'\s>]+)""")
 HREF: Final = re.compile(r"""<a\s[^>]*\bhref=["']?(?![a-z+]+:|//)([^"'\s>]+)""")
 ALERT: Final = re.compile(r"^> \[!([A-Z]+)\]\n((?:>.*\n)+)", re.MULTILINE)  # a box, as code hosts write it
@@ -68,6 +73,23 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
     return filled(
         CODE_OR_LINK.sub(lambda found: found[0] if found[3] else link(found, in_repository, here, config, files), text)
     )
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Return the page with marks for site.css in code that wraps: options stay whole, alternatives break at bars."""
+    return CODE.sub(wrapping, html)
+
+
+def wrapping(found: re.Match[str]) -> str:
+    commands, inline_code = found["commands"], found["inline"]
+    if commands is None and inline_code is None:
+        return found[0]
+    options = OPTION.sub(lambda option: f'<span class="option">{option[0]}</span>', commands or inline_code)
+    if commands:
+        return options
+    if len(inline_code) <= LONG:
+        return f"<code>{options}</code>"
+    return f'<code class="long">{options.replace("|", "|<wbr>")}</code>'
 
 
 def box(found: re.Match[str]) -> str:
