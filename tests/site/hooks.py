@@ -30,9 +30,11 @@ LINK: Final = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])+)\]\(([^)\s]+)\)")
 FENCE: Final = re.compile(r"(^```.*?^```$|^(?: {4}[^\n]*\n)+|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
 CODE_OR_LINK: Final = re.compile(f"{LINK.pattern}|{FENCE.pattern}", re.DOTALL | re.MULTILINE)
 CODE: Final = re.compile(
-    r'(?P<commands><div class="language-sh .*?</pre>)|<pre.*?</pre>|<code>(?P<inline>[^<]*)</code>', re.DOTALL
+    r'(?<=<div class="language-sh highlight">)(?P<commands><pre.*?</pre>)|<pre.*?</pre>|<code>(?P<inline>[^<]*)</code>',
+    re.DOTALL,
 )
-OPTION: Final = re.compile(r"(?<![\w-])--?[a-z][a-z-]{0,15}(?![\w-])")  # a longer one may have to break in a table
+# An option or a header. A longer word may have to break in a table.
+HYPHENATED: Final = re.compile(r"(?<![\w./-])(?:--?[a-z]|[A-Za-z]{1,12}-)[A-Za-z-]{0,15}(?![\w-])")
 LONG: Final = 40  # characters of code that break the line in the first column of a table
 ANCHOR: Final = re.compile(r"""\sid=["']?([^"'\s>]+)""")
 HREF: Final = re.compile(r"""<a\s[^>]*\bhref=["']?(?![a-z+]+:|//)([^"'\s>]+)""")
@@ -76,7 +78,7 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Return the page with marks for site.css in code that wraps: options stay whole, alternatives break at bars."""
+    """Mark code that wraps for site.css: options and headers stay whole, and long alternatives break after a bar."""
     return CODE.sub(wrapping, html)
 
 
@@ -84,12 +86,12 @@ def wrapping(found: re.Match[str]) -> str:
     commands, inline_code = found["commands"], found["inline"]
     if commands is None and inline_code is None:
         return found[0]
-    options = OPTION.sub(lambda option: f'<span class="option">{option[0]}</span>', commands or inline_code)
+    marked = HYPHENATED.sub(lambda word: f'<span class="whole">{word[0]}</span>', commands or inline_code)
     if commands:
-        return options
+        return marked
     if len(inline_code) <= LONG:
-        return f"<code>{options}</code>"
-    return f'<code class="long">{options.replace("|", "|<wbr>")}</code>'
+        return f"<code>{marked}</code>"
+    return f'<code class="long">{marked.replace("|", "|<wbr>")}</code>'
 
 
 def box(found: re.Match[str]) -> str:
