@@ -32,7 +32,7 @@ from tests.support.garbage import alive, uncollected
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.servers import RedisServer, redis_server
 
-pytestmark = pytest.mark.not_on("cluster", "sentinel", why="kills a server of its own")
+pytestmark = [pytest.mark.not_on("cluster", "sentinel", why="kills a server of its own"), pytest.mark.faults]
 
 BODY = {"version": VERSION, "input": {}}
 

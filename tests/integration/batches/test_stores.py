@@ -25,6 +25,8 @@ from tests.support.live_director import keeping, live_director
 from tests.support.queue_driver import ACCOUNT
 from tests.support.servers import RedisServer
 
+pytestmark = pytest.mark.faults
+
 NAMES = [f"l{n}" for n in range(12)]
 
 

@@ -23,7 +23,7 @@ from tests.support.live_director import Caller, Gate, director_process
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.sentinels import Failover, failover_group
 
-pytestmark = pytest.mark.cog
+pytestmark = [pytest.mark.cog, pytest.mark.faults]
 
 LIMIT_S = 60.0
 SOURCE = """
@@ -41,7 +41,6 @@ async def replicated(redis: Redis) -> None:
     await eventually(lambda: redis.wait(1, 1000), "a replica has it", limit_s=LIMIT_S)
 
 
-@pytest.mark.faults
 async def test_service_recovers_by_itself_from_the_death_of_the_master(tmp_path) -> None:
     folder, gate = write_model(tmp_path / "model", SOURCE), Gate(tmp_path / "gate")
     config = {"min-replicas-to-write": "1", "min-replicas-max-lag": "2"}

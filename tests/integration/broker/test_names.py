@@ -22,6 +22,8 @@ from tests.support.eventually import eventually
 from tests.support.sentinels import failover_group
 from tests.support.servers import far_host, redis_server
 
+pytestmark = pytest.mark.faults
+
 HOST = "redis.test"
 HERE = "127.0.0.1"
 ELSEWHERE = "127.0.0.2"
@@ -124,7 +126,6 @@ async def test_all_addresses_of_a_name_are_tried(resolver: Resolver) -> None:
         await redis.aclose()
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("gone", [1, 2])
 async def test_next_address_is_tried_if_the_first_ones_have_vanished(resolver: Resolver, gone: int) -> None:
     with ExitStack() as stack:

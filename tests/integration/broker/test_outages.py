@@ -26,6 +26,8 @@ from tests.support.proxy import losing_proxy
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, driving
 from tests.support.servers import RedisServer, redis_server
 
+pytestmark = pytest.mark.faults
+
 BODY = {"version": VERSION, "input": {}}
 
 Operate = Callable[[Any], Awaitable[object]]
@@ -186,7 +188,6 @@ async def test_call_to_a_frozen_server_does_not_hang(
         await redis.aclose()
 
 
-@pytest.mark.faults
 async def test_blocking_client_of_a_frozen_server_gives_up_soon_after_its_wait(server: RedisServer) -> None:
     waits = blocking_client(server.url, block_s=0.1)
     try:

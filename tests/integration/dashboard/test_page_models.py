@@ -146,7 +146,7 @@ async def test_picture_model_is_run_changed_and_run_again(window: Window, studio
     await window.page.wait_for_function("(first) => location.href !== first", arg=first)
     await ended(window)
     assert await pictures.count() == 2
-    strip = window.page.get_by_role("region", name="Your runs")
+    strip = window.page.get_by_role("region", name="Runs of your account")
     assert await strip.get_by_role("link").count() >= 2
     await strip.get_by_role("link").nth(1).click()
     await window.page.wait_for_function("(first) => location.href === first", arg=first)
@@ -458,6 +458,8 @@ async def test_wrong_values_are_marked_at_their_own_fields(
 ) -> None:
     await reader.page.goto(f"{place.url}/#/models/{WRITER}")
     run = reader.page.get_by_role("button", name="Run")
+    await run.wait_for()
+    assert await reader.page.locator(".ask .trouble:visible").count() == 0, "nothing is wrong yet"
     await reader.page.get_by_label("Topic").fill("")
     await run.click()
     await reader.page.locator("#in-topic-error").get_by_text("needed").wait_for()
@@ -582,7 +584,7 @@ async def test_input_of_a_run_is_all_that_the_form_shows(reader: Window, place: 
         await writer.finish(claim, Status.SUCCEEDED, output=b'["it is wide"]', seq=seq)
         ids.append(made)
     await reader.page.goto(f"{place.url}/#/models/{WRITER}?run={ids[1]}")
-    strip = reader.page.get_by_role("region", name="Your runs")
+    strip = reader.page.get_by_role("region", name="Runs of your account")
     for made in ids:
         link = strip.locator(f"a[href$='{made}']")
         await link.click()
@@ -707,7 +709,7 @@ async def test_run_that_waits_says_so_in_the_strip(reader: Window, place: Place,
     async with reader.page.expect_response(lambda answer: answer.request.method == "POST") as answered:
         await reader.page.get_by_role("button", name="Run", exact=True).click()
     made = (await (await answered.value).json())["id"]
-    link = reader.page.get_by_role("region", name="Your runs").locator(f"a[href$='{made}']")
+    link = reader.page.get_by_role("region", name="Runs of your account").locator(f"a[href$='{made}']")
     await link.get_by_text("waits").wait_for()
     while (claim := await writer.claim()).id != made:
         pass

@@ -30,6 +30,8 @@ from tests.support.eventually import eventually
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer, redis_server
 
+pytestmark = pytest.mark.faults
+
 BODY: dict[str, Any] = {"model": MODEL, "messages": []}
 
 
@@ -211,7 +213,6 @@ def own() -> Iterator[RedisServer]:
         yield started
 
 
-@pytest.mark.faults
 async def test_silence_while_redis_is_full_cancels_nothing(own: RedisServer, clock: FakeClock) -> None:
     redis: Any = client(own.admin_url)
     gatherer = Gatherer(redis)
@@ -256,7 +257,6 @@ async def test_calls_that_redis_lost_are_noted_again_also_where_others_come(
     assert {each for each, _ in await read_held(redis, process.presence.name, most=10)} == {"0" * 26, "1" * 26}
 
 
-@pytest.mark.faults
 async def test_full_redis_takes_calls_back_and_leaves_nothing_here(redis: Redis, clock: FakeClock) -> None:
     process, refused = Process(redis, clock), [PredictionId(f"{number:026}") for number in range(50)]
     await process.hold(PredictionId("a" * 26), PredictionId("b" * 26))

@@ -23,7 +23,7 @@ export function playground({ model, full, state, signal, query, shared }) {
   const button = h("button", { type: "submit", class: "main", "data-denied": !session.acts }, "Run");
   const codes = codeTabs(full, { hasOpenAi: state?.has_openai, name: "The same in code" });
   const line = h("ol", {});
-  const strip = h("section", { class: "runs-strip", "aria-label": "Your runs", hidden: true }, h("h2", {}, "Your runs"), line);
+  const strip = h("section", { class: "runs-strip", "aria-label": "Runs of your account", hidden: true }, h("h2", {}, "Runs of your account"), line);
   const view = runView({ full, signal, onInput: take, onEnd: () => list().catch(() => {}) });
   let runs = []; // of mine, newest first
   let isTouched = false;

@@ -66,7 +66,7 @@ export function runView({ full, signal, onInput, onEnd }) {
     const area = new OutputArea();
     const cancel = action("Cancel", async () => { await ask(`${path}/cancel`, { method: "POST" }); return "It is asked to stop."; }, { kind: "danger" });
     const acts = h("div", { class: "actions" });
-    const since = h("p", { class: "hint id-of" }, predictionLink(prediction.id), isNew || !isTerminal(prediction.status) ? "" : ` · your run of ${ago(prediction.created_at)}`);
+    const since = h("p", { class: "hint id-of" }, predictionLink(prediction.id), isNew || !isTerminal(prediction.status) ? "" : ` · run ${ago(prediction.created_at)}`);
     let last = prediction;
     let wasOver = isTerminal(prediction.status);
     const timer = setInterval(() => { if (!isTerminal(last.status)) meter.show(last); }, TICK_MS);
@@ -77,7 +77,7 @@ export function runView({ full, signal, onInput, onEnd }) {
     const onChange = (seen) => {
       last = seen;
       view.shown = seen;
-      if (status.textContent !== seen.status) { fill(status, chip(seen.status)); if (isNew) announce(`The prediction is ${seen.status}.`); }
+      if (status.textContent !== seen.status) { fill(status, chip(seen.status)); if (isNew) announce(`The prediction: ${seen.status}.`); }
       const isOver = isTerminal(seen.status);
       cancel.hidden = isOver;
       say(turn, seen.queue && !isOver ? waits(seen.queue) : "");

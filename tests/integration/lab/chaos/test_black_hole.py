@@ -13,7 +13,10 @@ import pytest
 from director.lab.chaos.proxy import Link
 from tests.support.eventually import eventually
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel acknowledges what arrives")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel acknowledges what arrives"),
+    pytest.mark.faults,
+]
 LIMIT_S = 20.0
 SILENT_S = 0.5
 GIVEN_UP_MS = 1_000
