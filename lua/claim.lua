@@ -343,11 +343,13 @@ local function pay(lane)
   credit[lane] = credit[lane] - whole
 end
 
--- How much idle work may start in this call, beside what else it handed out. Where by its count none waits it is one: a look
--- puts a lost count right.
+local function has_idle() return mask.idle ~= 0 or backlogged.idle ~= '0' end
+
+-- How much idle work may start in this call, beside what else it handed out. If none waits by its count, it is one: a look
+-- corrects a lost count.
 local idle_room
 local function room_for_idle()
-  if mask.idle == 0 and backlogged.idle == '0' then return 1 - (#reply - 2) end
+  if not has_idle() then return 1 - (#reply - 2) end
   idle_room = idle_room or spare.room(queue, state[29], state[30])
   return idle_room - (#reply - 2)
 end
@@ -384,7 +386,7 @@ while #reply - 2 < count do -- the first two are the state and why it ended
   end
 end
 
-local has_idle = (mask.idle ~= 0 or backlogged.idle ~= '0') and room_for_idle() > 0 -- before leases are written, which it counts
+local may_idle_start = has_idle() and room_for_idle() > 0 -- it counts leases, so it is asked before new ones are written
 
 -- ── 4. write ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -408,8 +410,8 @@ end
 share.flush(queue)
 if #reply > 2 then redis.call('HSET', keys.queue(queue, 'last'), consumer, table.concat(remembered, ' ')) end
 local turns = { keys.queue(queue, 'vtime:high'), keys.queue(queue, 'vtime:normal'), keys.queue(queue, 'vtime:low'),
-  has_idle and keys.queue(queue, 'vtime:idle') or nil }
-local left = mask.high + mask.normal + mask.low + (has_idle and mask.idle or 0) > 0 or redis.call('EXISTS', unpack(turns)) > 0
+  may_idle_start and keys.queue(queue, 'vtime:idle') or nil }
+local left = mask.high + mask.normal + mask.low + (may_idle_start and mask.idle or 0) > 0 or redis.call('EXISTS', unpack(turns)) > 0
 -- A wakeup reaches one consumer, so remaining work wakes another one. That also holds for an empty answer if the scan's
 -- bound or the budget stopped the claim. A consumer without room does not wait for a wakeup again, so nothing spins.
 local has_any = #reply > 2

@@ -23,21 +23,8 @@ LUA: Final = next(
 )
 # In the order of the linked script: a library uses only what stands before it
 LIBRARIES: Final = (
-    *(
-        "keys",
-        "records",
-        "data",
-        "log",
-        "ready",
-        "pending",
-        "estimate",
-        "share",
-        "outlook",
-        "breaker",
-        "spare",
-        "ledger",
-    ),
-    *("ends", "bucket", "requeue", "batch"),
+    *("keys", "records", "data", "log", "ready", "pending", "estimate", "share", "outlook", "breaker", "spare"),
+    *("ledger", "ends", "bucket", "requeue", "batch"),
 )
 IN_CLUSTER: Final = ("lib/slot",)
 FIRST_INNER: Final = ("ready", "share")

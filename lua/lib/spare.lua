@@ -5,22 +5,22 @@
 -- uses ready:    ring
 -- uses breaker:  facts_of
 
--- Return how much more may start. Without a bound where the queue has no slot to spare: one slot, or none known. A claim has a
--- slot until its end is written, also while an output is stored, and that of a director that is gone until its lease is over.
+-- Return how much more may start. There is no bound if the queue has no slot to spare: it has one slot, or none is known. A
+-- claim uses its slot until its end is written, also while its output is stored. The claim of a dead director uses one until
+-- its lease is over.
 function spare.room(queue, slots, kept)
   slots, kept = tonumber(slots or 0), tonumber(kept or 0)
   if kept == 0 or slots <= kept then return math.huge end
   return slots - kept - redis.call('ZCARD', keys.queue(queue, 'lease'))
 end
 
--- Wake a director if idle work waits that has room now: a director with a spare slot waits at the wakeup, as if nothing waited.
--- Without a bound it never does. For scripts that free a slot, or find more of them.
+-- Wake a director if idle work waits and may start now. A director that keeps a slot free waits at the wakeup, as if nothing
+-- waited. Without a bound no director does. Scripts that free a slot, or find more slots, call this.
 spare.READY, spare.BEHIND = 15, 16 -- places in breaker.facts_of
 function spare.ring(queue)
   local facts = breaker.facts_of(queue)
-  if (facts[spare.READY] or '0') == '0' and (facts[spare.BEHIND] or '0') == '0' then return end
-  local m = redis.call('HMGET', keys.queue(queue, 'meta'), 'mask:idle', 'slots', 'spare_slots')
-  if (m[1] or '0') == '0' and redis.call('EXISTS', keys.queue(queue, 'vtime:idle')) == 0 then return end
-  local room = spare.room(queue, m[2], m[3])
+  local is_ready, is_behind = (facts[spare.READY] or '0') ~= '0', (facts[spare.BEHIND] or '0') ~= '0'
+  if not is_ready and not (is_behind and redis.call('EXISTS', keys.queue(queue, 'vtime:idle')) == 1) then return end
+  local room = spare.room(queue, unpack(redis.call('HMGET', keys.queue(queue, 'meta'), 'slots', 'spare_slots')))
   if room > 0 and room < math.huge then ready.ring(queue) end
 end
