@@ -11,6 +11,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from tests.site.draw import colours
+
 WIDE: Final = 330  # of a panel, without what is written beside it
 HIGH: Final = 150
 LEFT: Final = 62
@@ -62,7 +64,7 @@ def drawn(panels: Sequence[Panel]) -> str:
     shown = "".join(
         f'<g transform="translate(0 {number * high})">{_panel(panel)}</g>\n' for number, panel in enumerate(panels)
     )
-    style = STYLE % tuple(";".join(f"--{name}:{both[theme]}" for name, both in COLOURS.items()) for theme in (0, 1))
+    style = STYLE % (colours(0, COLOURS), colours(1, COLOURS))
     size = f'viewBox="0 0 {wide} {len(panels) * high}" width="{wide}"'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">\n'

@@ -66,7 +66,7 @@ async def test_a_lost_count_gives_no_idle_work_a_spare_slot(driver: QueueDriver)
     await driver.have_slots(4)
     await driver.submit_many(MANY, lane="idle", account="night")
     await driver.redis.hdel(keys.meta(driver.queue), "backlogged:idle")
-    assert len(await driver.claim(4)) <= 3
+    assert len(await driver.claim(4)) == 1, "a look at the lane, which corrects the count"
 
 
 async def rings_at(driver: QueueDriver, act: Callable[[], Awaitable[object]]) -> bool:

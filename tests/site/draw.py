@@ -74,8 +74,8 @@ class DrawingError(ValueError):
     """A source cannot be drawn: a word does not fit, or a name is unknown."""
 
 
-def colours(theme: int) -> str:
-    return ";".join(f"--{name}:{both[theme]}" for name, both in COLOURS.items())
+def colours(theme: int, table: Mapping[str, tuple[str, str]] = COLOURS) -> str:
+    return ";".join(f"--{name}:{both[theme]}" for name, both in table.items())
 
 
 def style() -> str:

@@ -180,7 +180,7 @@ def unlike(found: Mapping[str, str]) -> str:
     told = [
         f"Not tried: {name}."
         if found[key] == "–"
-        else f"Not so: {name}. {found[key].removeprefix('no: ').capitalize()}."
+        else f"Not so: {name}. {found[key].removeprefix('no: ')[:1].upper()}{found[key].removeprefix('no: ')[1:]}."
         for key, name in TRIED.items()
         if found[key] != "yes"
     ]

@@ -4,6 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.bench import picture
 from tests.site.draw import COLOURS, PICTURES, SOURCES, DrawingError, draw, inline
 from tests.site.record import FILM, KILLS, RECORDING, REST_S, Print, lines_of, read
 from tests.site.record import draw as film
@@ -12,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 DRAWN = sorted(SOURCES.glob("*.toml"))
 TALLEST = 560  # a telephone shows it whole
 LEAST_CONTRAST = 4.5  # WCAG AA
+LEAST_CONTRAST_OF_LINES = 3.0  # WCAG AA for graphics
 LEAST_PAGES = 20
 
 
@@ -54,6 +56,13 @@ def test_at_least_twenty_pages_to_read_have_a_picture() -> None:
 @pytest.mark.parametrize("behind", ["plain", "own", "good", "bad", "warm"])
 def test_words_of_a_picture_can_be_read_in_both_themes(words: str, behind: str, theme: int) -> None:
     assert contrast(COLOURS[words][theme], COLOURS[behind][theme]) >= LEAST_CONTRAST
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+@pytest.mark.parametrize("name", ["ink", *picture.LINES])
+def test_words_and_lines_of_a_chart_can_be_seen_in_both_themes(name: str, theme: int) -> None:
+    least = LEAST_CONTRAST if name == "ink" else LEAST_CONTRAST_OF_LINES
+    assert contrast(picture.COLOURS[name][theme], picture.COLOURS["paper"][theme]) >= least
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from msgspec import Raw, Struct
 
 from director.core.states import TERMINAL
 from director.lab.chaos import journal
+from director.lab.chaos.calls import SILENT_S
 from director.lab.chaos.evidence import Evidence, Findings, Try, depends_on, group, pid_of
 from director.lab.chaos.history import RESTARTS, lives
 from director.lab.chaos.journal import Heard
@@ -21,7 +22,7 @@ SPREAD: Final = 0.1  # of each wait: it is a tenth shorter or longer, at random
 EARLY_S: Final = 0.5
 BEFORE_MS: Final = 1_000
 SILENT: Final = "a stream was silent"
-SILENT_MS: Final = 30_000  # a reader gives a silent stream up after so long
+SILENT_MS: Final = int(1000 * SILENT_S)  # after so long a reader gives a silent stream up
 GONE: Final = 410  # a receiver answers so to refuse all further webhooks
 MISMATCH: Final = 422
 NOT_JUDGED: Final = frozenset({0, 429})  # no answer, or "not now": neither says anything about the key
@@ -231,7 +232,7 @@ def _find_silent(evidence: Evidence, visits: Sequence[journal.Visited]) -> Itera
     """An API process that lives sends a comment each ten seconds, whatever became of Redis and of the director."""
     for visit in visits:
         since = visit.until - SILENT_MS - BEFORE_MS
-        if visit.end == "silent" and not evidence.was_hindered(since, visit.until, API[::2], all_of=()):
+        if visit.end == "silent" and not evidence.was_hindered(since, visit.until, API_ALONE, all_of=()):
             yield f"{SILENT} for {SILENT_MS // 1000} s, until {visit.until}"
 
 
@@ -303,7 +304,8 @@ def _place(mark: str) -> tuple[int, ...]:
 
 
 ALL_CAME: Final = "[DONE]"
-API: Final = ("api-0", "api-0:redis", "client:api")
+API_ALONE: Final = ("api-0", "client:api")  # without Redis
+API: Final = (*API_ALONE, "api-0:redis")
 
 
 ROLE: Final = '"role"'
@@ -333,7 +335,7 @@ def calls_end_in_words(evidence: Evidence) -> Findings:
 def _find_wordless(evidence: Evidence, call: journal.Called) -> Iterator[str]:
     if call.end == "silent":
         yield f"nothing came any more after {len(call.chunks)} chunks"
-    if call.end == "broken" and call.status and not evidence.was_hindered(call.at - BEFORE_MS, call.at, API[::2]):
+    if call.end == "broken" and call.status and not evidence.was_hindered(call.at - BEFORE_MS, call.at, API_ALONE):
         yield "its connection broke, though nothing had hit the API"
     pieces = [_read(data) for data in call.chunks if data != ALL_CAME]
     if call.end == "whole" and _is_whole(call) and not (pieces and pieces[-1].is_last):

@@ -47,8 +47,10 @@ LOGS: Final = "logs"
 LEAST_S: Final = 60.0  # of a run, however quick the machine is
 GB: Final = 1 << 30
 RUN_GB: Final = 4.0  # what a run takes while it runs, most of it the log of its server: 250 MB a minute
-OF_DOORS: Final = ("silent_streams", "leaked_slots", "lines_lost", "miscounted")
-MUST_BE_0: Final = ("lost", "double", "stale", "webhooks_missing", *OF_DOORS)
+MUST_BE_0: Final = (
+    *("lost", "double", "stale", "webhooks_missing"),
+    *("silent_streams", "leaked_slots", "batch_faults", "miscounted"),
+)
 # Counts of a run's report that are added up
 SUMMED: Final = ("sent", "acked", "terminal", *MUST_BE_0, "duplicate_runs")
 LOST: Final = ("failovers", "unmade", "lost_in_failovers")
@@ -64,7 +66,7 @@ TOTALS: Final = {
     "webhooks_missing": "webhooks missed",
     "silent_streams": "streams that were silent, or ended without a word",
     "leaked_slots": "model servers that lost a slot",
-    "lines_lost": "lines of batches lost or written twice",
+    "batch_faults": "faults of batches: lines lost, written twice or wrong, or a batch that is stuck",
     "miscounted": "accounts and models whose runs or tokens were miscounted",
     "duplicate_runs": "runs that had to be done again",
     "followed": "followed by a reader of its events",

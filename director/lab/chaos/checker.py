@@ -235,7 +235,7 @@ class Report(Struct, frozen=True, kw_only=True):
     largest_mb: int = 0
     silent_streams: int = 0
     leaked_slots: int = 0  # model servers with one
-    lines_lost: int = 0  # of batches, or written twice
+    batch_faults: int = 0  # lines lost, written twice or wrong, and batches that are stuck
     miscounted: int = 0  # accounts and models whose runs or tokens were
 
 
@@ -297,7 +297,7 @@ def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | No
             [*breaches["I28"], *(each for each in breaches["I10"] if each.what.startswith(caller.SILENT))]
         ),
         leaked_slots=_ids(breaches["I27"]),
-        lines_lost=len(breaches["I31"]),
+        batch_faults=len(breaches["I31"]),
         miscounted=_ids(breaches["I26"]),
         faults=dict(sorted(Counter(fault.kind for fault in evidence.faults).items())),
         left_out=evidence.rules.left_out,
@@ -335,7 +335,7 @@ def text(report: Report) -> str:
         f"sent {report.sent}  accepted {report.acked}  terminal {report.terminal}  lost {report.lost}"
         f"  double {report.double}  stale {report.stale}  extra runs {report.duplicate_runs}"
         f"  webhooks missing {report.webhooks_missing}  silent streams {report.silent_streams}"
-        f"  leaked slots {report.leaked_slots}  lines lost {report.lines_lost}  miscounted {report.miscounted}",
+        f"  leaked slots {report.leaked_slots}  batch faults {report.batch_faults}  miscounted {report.miscounted}",
         *([_show_failovers(report)] if report.kind == SENTINEL else []),
         f"runs per prediction: {name_counts(report.runs_per_prediction)}",
         f"recovery of {report.recoveries} orphans: p50 {in_s(report.recovery_p50_ms)},"

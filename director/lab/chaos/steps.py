@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from director.lab.chaos.evidence import Evidence, Findings
 from director.lab.chaos.history import DIRECTOR_LOST
 from director.lab.chaos.journal import Stepped
-from director.lab.chaos.plan import CLUSTER
+from director.lab.chaos.plan import SINGLE
 from director.lab.spec.page import Call, State, explain
 
 TAKES_BACK: Final = "reap"  # the script that alone gives this code to a claim
@@ -16,12 +16,13 @@ TAKES_BACK: Final = "reap"  # the script that alone gives this code to a claim
 
 def steps_are_allowed(evidence: Evidence) -> Findings:
     """I32: an action of the specification leads from each state of a prediction to the next one. Where a failover lost
-    the last changes, the logs of the servers have no single history. Those of a Cluster can only be joined by time.
+    the last changes, the logs of the servers have no single history. Logs of several servers can only be joined by
+    time, so a step without a time of its own is left out there.
     """
-    for prediction_id in evidence.steps.keys() - evidence.unmade.keys() if evidence.rules.has_steps else ():
+    for prediction_id in sorted(evidence.steps.keys() - evidence.unmade.keys()) if evidence.rules.has_steps else ():
         state = State()
         for step in evidence.steps[prediction_id]:
-            if evidence.rules.kind == CLUSTER and not step.now:
+            if evidence.rules.kind != SINGLE and not step.now:
                 continue
             after = _follow(state, step)
             is_lost = step.code == DIRECTOR_LOST and state.token != "" and not after.token

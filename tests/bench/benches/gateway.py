@@ -50,7 +50,7 @@ COLUMNS: Final = {
     ADDED_P50: "added to a call, p50",
     ADDED_P99: "p99",
     PER_S: PER_S,
-    FIRST: "added to the first token",
+    FIRST: "added to the first token of a lone stream",
     GAP_P99: "added between two tokens, p99",
     TOKEN_US: "processor time of a token",
     CARRIED: CARRIED,

@@ -204,11 +204,11 @@ async def test_second_attempt_has_its_own_spans_in_the_same_trace(service: Servi
     service.model.answers.append(Answer(reset=True))
     trace_id = await service.create()
     await service.told(trace_id)
-    await eventually(lambda: len(traces.of(trace_id).get("claim", [])) == 2, "both claims have ended")
+    wanted = {"enqueue": 1, "wait": 2, "claim": 2, "run": 2, "webhook": 1}
+    await eventually(
+        lambda: {name: len(spans) for name, spans in traces.of(trace_id).items()}, "all spans", until=wanted.__eq__
+    )
     found = traces.of(trace_id)
-    assert {name: len(spans) for name, spans in found.items()} == {
-        "enqueue": 1, "wait": 2, "claim": 2, "run": 2, "webhook": 1,
-    }  # fmt: skip
     assert [facts(run)["attempt"] for run in found["run"]] == [1, 2]
     assert [facts(claim)["status"] for claim in found["claim"]] == ["given_back", "succeeded"]
     first, second = found["wait"]

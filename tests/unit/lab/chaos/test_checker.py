@@ -39,7 +39,7 @@ from director.lab.chaos.journal import (
     Visited,
 )
 from director.lab.chaos.parties import ODD
-from director.lab.chaos.plan import NEIGHBOURS
+from director.lab.chaos.plan import CLUSTER, NEIGHBOURS, SENTINEL, SINGLE, ServerKind
 from director.lab.chaos.rest import Leftovers, QueueRest
 from director.lab.spec.page import CHECKS
 
@@ -1352,15 +1352,25 @@ def test_each_check_of_the_specification_that_a_log_can_show_has_one() -> None:
     }
 
 
+@pytest.mark.parametrize(("kind", "breaches"), [(SINGLE, {"I32"}), (SENTINEL, set()), (CLUSTER, set())])
+def test_a_step_without_a_time_is_judged_in_the_log_of_one_server_only(
+    tmp_path: Path, kind: ServerKind, breaches: set[str]
+) -> None:
+    """A replica's log starts after a resync, and the steps before its first time have none that can be joined."""
+    undated = Stepped(at=0, now=0, number=0, id="a", wrote=(("lease", T + 20_000),))
+    report = judged_by_steps(tmp_path, [ASKED], undated, kind=kind)
+    assert broken(report) & {"I32"} == breaches, text(report)
+
+
 def test_a_log_of_claims_without_their_steps_is_no_evidence(tmp_path: Path) -> None:
     assert broken(judged_by_steps(tmp_path, [])) == {"evidence"}
 
 
-def judged_by_steps(folder: Path, rows: list[Row]) -> Report:
+def judged_by_steps(folder: Path, rows: list[Row], *others: Stepped, kind: ServerKind = SINGLE) -> Report:
     with closing(Journal(folder / "all.jsonl")) as journal:
-        for line in [*stepped_through(*rows), Healed(at=T + 60_000)]:
+        for line in [*others, *stepped_through(*rows), Healed(at=T + 60_000)]:
             journal.write(line)
-    return check(folder, replace(RULES, has_steps=True), leftovers=EMPTY)
+    return check(folder, replace(RULES, has_steps=True, kind=kind), leftovers=EMPTY)
 
 
 @pytest.mark.parametrize(("ended", "missing"), [(110, []), (15, ["it had 1 runs at once, of predictions for 2 slots"])])
