@@ -29,11 +29,11 @@ def terminals(folder: Path, **instead: str) -> Terminals:
     return Terminals(folder, left_out | own, ports | instead)
 
 
-@pytest.fixture(scope="module")
-def scratch(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path, None, None]:
-    folder = tmp_path_factory.mktemp("reader")
-    with started(folder / ".director"):
-        yield folder
+@pytest.fixture
+def scratch(tmp_path: Path) -> Generator[Path, None, None]:
+    """Start a service for one page: `director doctor` of one page finds the failed runs of another."""
+    with started(tmp_path / ".director"):
+        yield tmp_path
 
 
 @pytest.mark.parametrize(("page", "least"), [(TUTORIAL, 12), (ROOT / "README.md", 3)], ids=["tutorial", "README"])
