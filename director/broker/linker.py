@@ -94,7 +94,13 @@ def names_in(text: str) -> frozenset[str]:
 
 
 def file(name: str) -> str:
-    return (LUA / f"{name}.lua").read_text(encoding="utf-8")
+    return files()[name]
+
+
+@cache
+def files() -> Mapping[str, str]:
+    """Return every file of lua/ by its name, read once: an upgrade in place under a live process mixes no releases."""
+    return {path.relative_to(LUA).with_suffix("").as_posix(): path.read_text("utf-8") for path in LUA.rglob("*.lua")}
 
 
 @cache
