@@ -22,9 +22,9 @@ export function chart({ title, series, format, least = 0, sync, signal, isStacke
   const plot = h("div", { class: "plot", "aria-hidden": "true" });
   const tip = h("div", { class: "tip", hidden: true });
   const hold = h("div", { class: "hold", tabindex: "0", role: "slider", "aria-label": title, "aria-valuemin": "0", "aria-valuemax": "0", "aria-valuenow": "0", "aria-valuetext": "Nothing is known yet." }, plot, tip);
-  const told = h("span", { class: "hint" });
+  const summary = h("span", { class: "hint" });
   const keys = h("span", { class: "legend" }, series.map((one) => h("span", {}, h("span", { class: `swatch tone-${one.tone}` }), one.name)));
-  const node = h("figure", { class: onPick ? "chart picks-one" : "chart" }, h("figcaption", {}, h("strong", {}, title), " ", told, keys), hold);
+  const node = h("figure", { class: onPick ? "chart picks-one" : "chart" }, h("figcaption", {}, h("strong", {}, title), " ", summary, keys), hold);
   let drawn = null;
   let data = { times: [], step: 1, columns: series.map(() => []), marks: [], lines: () => [] };
   let isHere = false; // the pointer or the focus: synchronised charts move their line, and show no tip
@@ -144,7 +144,7 @@ export function chart({ title, series, format, least = 0, sync, signal, isStacke
     node,
     set(given) {
       data = { marks: [], lines: () => [], ...given };
-      say(told, data.words ?? "");
+      say(summary, data.words ?? "");
       hold.setAttribute("aria-valuemax", String(Math.max(0, data.times.length - 1)));
       if (!isHere) hold.setAttribute("aria-valuetext", data.words || "Nothing in this time.");
       if (drawn) drawn.setData(plotted());

@@ -111,7 +111,7 @@ export function account({ params: [name], signal, refresh }) {
       h("button", { type: "submit" }, "Create token"));
   }
 
-  const suspend = (policy, said) => async () => { await ask(`${path}/suspend`, { method: "POST", body: { policy } }); refresh(); return said; };
+  const suspend = (policy, message) => async () => { await ask(`${path}/suspend`, { method: "POST", body: { policy } }); refresh(); return message; };
   const resume = async () => { await ask(`${path}/resume`, { method: "POST" }); refresh(); return "It may run again."; };
 
   async function load() {

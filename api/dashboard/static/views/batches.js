@@ -149,7 +149,7 @@ export function batch({ params: [id], session, signal }) {
     refill(body,
       h("p", { class: "figures" }, chip(last.status), " ", last.progress.opens_at ? `Its lines wait until ${moment(iso(last.progress.opens_at))}.` : MEANINGS[last.status]),
       last.progress.waits ? h("p", { class: "callout" }, `No line is accepted now: ${last.progress.waits.detail}`) : null,
-      last.request_counts.total ? [h("p", { class: "bar-of" }, bar(last)), figures(last)] : null,
+      last.request_counts.total ? [h("p", { class: "progress-row" }, bar(last)), figures(last)] : null,
       h("div", { class: "actions" },
         last.output_file_id ? action("Download output", fetchFile("output"), { kind: "main" }) : null,
         last.error_file_id ? action("Download errors", fetchFile("errors")) : null,

@@ -12,11 +12,11 @@ export function dead({ session, signal, query, refresh }) {
   const body = h("tbody", {});
   const more = (next) => page(`/v1/admin/dead${queue ? `?queue=${encodeURIComponent(queue)}` : ""}`, next);
 
-  const many = (what, said) => async () => {
+  const many = (what, message) => async () => {
     if (!chosen.size) return "None is chosen.";
     const { done, refused, secret = [] } = await ask(`/v1/admin/dead/${what}`, { method: "POST", body: { ids: [...chosen] } });
     refresh();
-    return `${done} ${said}${refused.length ? ` ${refused.length} could not be${secret.length ? `: the secret inputs of ${secret.length} are gone, so their callers must make them again` : ""}.` : ""}`;
+    return `${done} ${message}${refused.length ? ` ${refused.length} could not be${secret.length ? `: the secret inputs of ${secret.length} are gone, so their callers must make them again` : ""}.` : ""}`;
   };
 
   function choose(id, isChosen) {
@@ -44,12 +44,12 @@ export function dead({ session, signal, query, refresh }) {
     const tick = h("input", { type: "checkbox", "aria-label": `Choose ${letter.id}` });
     tick.addEventListener("change", () => choose(letter.id, tick.checked));
     ticks.set(letter.id, tick);
-    const one = (what, said) => async () => {
+    const one = (what, message) => async () => {
       await ask(`/v1/admin/dead/${letter.id}/${what}`, { method: "POST" });
       line.remove();
       ticks.delete(letter.id);
       chosen.delete(letter.id);
-      return said;
+      return message;
     };
     const line = h("tr", { class: "opens" },
       session.operates ? h("td", {}, tick) : null, h("td", {}, predictionLink(letter.id)), h("td", {}, queueLink(letter.queue)), h("td", {}, letter.account),

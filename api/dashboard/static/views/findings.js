@@ -98,7 +98,7 @@ function row(first, { session, queue, onMute }) {
   const where = h("span", { class: "where" });
   const since = h("span", { class: "since" });
   const acts = h("span", { class: "acts" });
-  const state = h("p", { class: "said", role: "status" });
+  const state = h("p", { class: "outcome", role: "status" });
   const inside = h("div", { class: "more", id, hidden: true });
   const node = h("li", { "data-code": first.code }, h("div", { class: "line" }, mark, unfold, where, since, acts), state, inside);
   const isOpen = () => !inside.hidden;
@@ -137,26 +137,26 @@ function row(first, { session, queue, onMute }) {
   }
 
   function tell(text, kind = "") {
-    state.className = `said ${kind}`;
+    state.className = `outcome ${kind}`;
     say(state, text);
   }
 
   return {
     node,
-    update(one) {
-      latest = one;
-      node.className = one.level;
-      mark.title = LEVELS[one.level];
-      if (!mark.firstChild) mark.append(h("span", { class: "unseen" }, `${one.level}: `));
-      say(unfold, one.title);
-      const about = Object.entries(one.about ?? {})[0];
-      refill(where, one.queue && one.queue !== queue ? queueLink(one.queue) : null, about ? [one.queue && one.queue !== queue ? " · " : "", placeOf(...about)] : null);
-      say(since, one.since ? seconds(Math.max(0, (now() - Date.parse(one.since)) / 1000)) : "");
-      since.title = one.since ? `since ${new Date(one.since).toLocaleString()}` : "";
-      const allowed = (one.acts ?? []).filter(may);
+    update(finding) {
+      latest = finding;
+      node.className = finding.level;
+      mark.title = LEVELS[finding.level];
+      if (!mark.firstChild) mark.append(h("span", { class: "unseen" }, `${finding.level}: `));
+      say(unfold, finding.title);
+      const about = Object.entries(finding.about ?? {})[0];
+      refill(where, finding.queue && finding.queue !== queue ? queueLink(finding.queue) : null, about ? [finding.queue && finding.queue !== queue ? " · " : "", placeOf(...about)] : null);
+      say(since, finding.since ? seconds(Math.max(0, (now() - Date.parse(finding.since)) / 1000)) : "");
+      since.title = finding.since ? `since ${new Date(finding.since).toLocaleString()}` : "";
+      const allowed = (finding.acts ?? []).filter(may);
       if (offered !== JSON.stringify(allowed)) { // a button that has the focus keeps it
         offered = JSON.stringify(allowed);
-        fill(acts, allowed.map(button), h("button", { type: "button", class: "quiet", title: "Hide it for an hour, in this browser only", "aria-label": `Mute 1 h: ${one.title} ${one.queue ?? ""}`, on: { click: () => onMute(keyOf(latest)) } }, "Mute 1 h"));
+        fill(acts, allowed.map(button), h("button", { type: "button", class: "quiet", title: "Hide it for an hour, in this browser only", "aria-label": `Mute 1 h: ${finding.title} ${finding.queue ?? ""}`, on: { click: () => onMute(keyOf(latest)) } }, "Mute 1 h"));
       }
       if (isOpen()) drawInside();
     },

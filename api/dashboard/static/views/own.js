@@ -60,10 +60,10 @@ export function own({ session, signal }) {
 const none = () => h("div", { class: "empty" }, h("p", {}, h("strong", {}, "Nothing ran yet.")), h("p", {}, "Choose a model, fill in its form and press Run. ", h("a", { href: "#/models" }, "Models")));
 
 function latest(results) {
-  const row = (one) => h("tr", { class: "opens" },
-    h("td", {}, predictionLink(one.id)), h("td", {}, chip(one.status)), h("td", { class: "whole" }, one.model),
-    h("td", { class: "brief lesser" }, preview(one.input)), h("td", { class: "brief" }, one.error ? h("span", { class: "bad" }, preview(one.error)) : preview(one.output)),
-    h("td", { class: "num" }, seconds(one.metrics?.predict_time ?? between(one.started_at, one.completed_at))), h("td", { class: "num broad" }, ago(one.created_at)));
+  const row = (run) => h("tr", { class: "opens" },
+    h("td", {}, predictionLink(run.id)), h("td", {}, chip(run.status)), h("td", { class: "whole" }, run.model),
+    h("td", { class: "brief lesser" }, preview(run.input)), h("td", { class: "brief" }, run.error ? h("span", { class: "bad" }, preview(run.error)) : preview(run.output)),
+    h("td", { class: "num" }, seconds(run.metrics?.predict_time ?? between(run.started_at, run.completed_at))), h("td", { class: "num broad" }, ago(run.created_at)));
   return table("Recent runs", ["Id", "Status", "Model", h("th", { scope: "col", class: "lesser" }, "Input"), "Output", "#Ran", "#Created"], h("tbody", {}, results.map(row)));
 }
 
@@ -92,8 +92,8 @@ function bounds({ limits, usage, suspension }) {
 
 function tokenTable(all) {
   if (!all.length) return h("p", { class: "hint" }, "The account has no token.");
-  const row = (one) => h("tr", {}, h("th", { scope: "row" }, one.label || h("span", { class: "mono" }, one.id)), h("td", { class: "mono" }, `…${one.last4}`), h("td", {}, one.scopes.join(", ")), h("td", {}, one.lanes.join(", ")),
-    h("td", { class: "num broad" }, ago(one.created_at)), h("td", {}, one.expires_at ? moment(one.expires_at) : "never"));
+  const row = (token) => h("tr", {}, h("th", { scope: "row" }, token.label || h("span", { class: "mono" }, token.id)), h("td", { class: "mono" }, `…${token.last4}`), h("td", {}, token.scopes.join(", ")), h("td", {}, token.lanes.join(", ")),
+    h("td", { class: "num broad" }, ago(token.created_at)), h("td", {}, token.expires_at ? moment(token.expires_at) : "never"));
   return table("Tokens", ["Label", "Ends in", "Scopes", "Lanes", "#Created", "Expires"], h("tbody", {}, all.slice(0, MOST_TOKENS).map(row)));
 }
 

@@ -20,7 +20,7 @@ export function queue({ params: [name], session, signal }) {
   const body = h("div", {}, loading());
   const streams = h("div", {});
   const attention = findings({ session, queue: name });
-  const tell = (what, said, given) => async () => { await ask(`${path}/${what}`, { method: "POST", body: given ?? {} }); await look(); return said; };
+  const tell = (what, message, given) => async () => { await ask(`${path}/${what}`, { method: "POST", body: given ?? {} }); await look(); return message; };
   const stop = action("Pause", tell("pause", "Nothing of this queue is handed out; what runs goes on."), { needs: "operates", confirm: `Pause ${name}? Nothing of it starts until it is resumed.` });
   const go = action("Resume", tell("resume", "It is handed out again."), { kind: "main", needs: "operates" });
   stop.hidden = go.hidden = true; // until it is known which of them fits

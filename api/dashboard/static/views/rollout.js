@@ -57,12 +57,12 @@ export function rollout(name, { signal }) {
   }
 
   // a button names its version: one that looks the same asks the same
-  const verb = (words, route, version, question, said) => action(words, async () => {
+  const verb = (words, route, version, question, message) => action(words, async () => {
     await ask(`${path(name)}/${route}`, { method: "POST" });
     const hadFocus = body.contains(document.activeElement);
     await look();
     if (hadFocus && !body.contains(document.activeElement)) body.focus(); // its button has gone
-    return said;
+    return message;
   }, { kind: route === "promote" ? "main" : "danger", confirm: question, of: version.slice(0, SHORT) });
 
   function draw(found) {
@@ -76,7 +76,7 @@ export function rollout(name, { signal }) {
     }
     refill(body,
       split.stopped_why ? h("p", { class: "trouble", role: "status" }, `Stopped by ${split.by} ${ago(split.since)}: ${split.stopped_why}.`) : null,
-      h("p", { class: "split-bar" }, h("progress", { max: "100", value: String(tried.share), "aria-label": `Share of ${tried.version.slice(0, SHORT)}` })),
+      h("p", { class: "progress-row" }, h("progress", { max: "100", value: String(tried.share), "aria-label": `Share of ${tried.version.slice(0, SHORT)}` })),
       h("p", {}, `${tried.share} % of the calls run `, short(tried.version), `, ${current.share} % `, short(current.version), `, since ${ago(split.since)}.`),
       table(`Versions of ${name}`, ["Version", "State", "#Share", "#Ended", "#Failed", "#Failure rate", "#Half within"], h("tbody", {}, line(current, "released"), line(tried, split.stopped_why ? "stopped" : "tried"))),
       h("div", { class: "actions" },
