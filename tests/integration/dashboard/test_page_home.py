@@ -124,6 +124,27 @@ async def test_muted_finding_stays_away_in_this_browser(window: Window, place: P
     await pause(place, "resume")
 
 
+async def test_mute_ends_after_an_hour(window: Window, place: Place) -> None:
+    await create(place)
+    await pause(place)
+    await window.page.goto(f"{place.url}/#/")
+    paused = finding(window, "queue_paused")
+    await paused.get_by_role("button", name="Mute").click()
+    await paused.wait_for(state="detached")
+    left_s = await window.page.evaluate(
+        """() => {
+            const muted = Object.entries(JSON.parse(localStorage.getItem("director.muted")));
+            const ended = muted.map(([key]) => [key, Date.now() - 1000]);
+            localStorage.setItem("director.muted", JSON.stringify(Object.fromEntries(ended)));
+            return (muted[0][1] - Date.now()) / 1000;
+        }"""
+    )
+    assert 3_500 < left_s <= 3_601
+    await window.page.reload()
+    await paused.wait_for()
+    await pause(place, "resume")
+
+
 async def test_muted_failure_stays_muted_though_newer_runs_fail(window: Window, place: Place) -> None:
     await window.page.goto(f"{place.url}/#/")
     failing = finding(window, "model_failing")
