@@ -62,7 +62,12 @@ export const whyRefused = (refused) => (refused.length ? ` ${refused.length} lef
 /** Download a file under this name. The service gives it only to a request with the token, so no link can. */
 export async function download(path, name) {
   const response = await call(path, { method: "GET", headers: { Accept: "*/*" } });
-  const address = URL.createObjectURL(await response.blob());
+  saveAs(await response.blob(), name);
+}
+
+/** Save a blob as a file of this name. */
+export function saveAs(blob, name) {
+  const address = URL.createObjectURL(blob);
   const link = document.createElement("a");
   link.href = address;
   link.download = name;
@@ -100,11 +105,11 @@ export async function* follow(path, { signal, onState = () => {}, last = "" } = 
       const response = await call(path, { method: "GET", signal, headers });
       if (response.status === 204) return;
       onState("live");
-      for await (const told of frames(response.body)) {
+      for await (const event of frames(response.body)) {
         tries = 0;
-        if (told.id) last = told.id;
-        yield told;
-        if (told.event === "done") return;
+        if (event.id) last = event.id;
+        yield event;
+        if (event.event === "done") return;
       }
     } catch (error) {
       if (signal.aborted) return;
@@ -138,15 +143,15 @@ const heard = (reader) => new Promise((done, failed) => {
 });
 
 function frame(block) {
-  const told = { event: "message", data: [], id: "", comment: "" };
+  const fields = { event: "message", data: [], id: "", comment: "" };
   for (const line of block.split("\n")) {
     const at = line.indexOf(":");
     const [name, text] = at < 0 ? [line, ""] : [line.slice(0, at), line.slice(at + 1).replace(/^ /, "")];
-    if (name === "") told.comment = text;
-    else if (name === "data") told.data.push(text);
-    else if (name === "event" || name === "id") told[name] = text;
+    if (name === "") fields.comment = text;
+    else if (name === "data") fields.data.push(text);
+    else if (name === "event" || name === "id") fields[name] = text;
   }
-  return { ...told, data: told.data.join("\n") };
+  return { ...fields, data: fields.data.join("\n") };
 }
 
 async function call(path, { method, body, signal, headers }) {
@@ -166,11 +171,11 @@ async function call(path, { method, body, signal, headers }) {
   }).catch((error) => { throw error instanceof TypeError ? new Error("The service cannot be reached.") : error; });
   setClock(response.headers.get("Date"));
   if (!response.ok) {
-    const said = await problem(response);
+    const answer = await problem(response);
     // its words for 503 are of creates: an answer to a look was not accepted in part
-    if (method === "GET" && response.status === 503 && said.code === "unavailable") said.detail = "The service cannot answer now. It is asked again.";
+    if (method === "GET" && response.status === 503 && answer.code === "unavailable") answer.detail = "The service cannot answer now. It is asked again.";
     if (response.status === 401 && path !== "/session") ended.dispatchEvent(new Event("end"));
-    throw new Refused(response.status, said, response.headers.get("Retry-After"));
+    throw new Refused(response.status, answer, response.headers.get("Retry-After"));
   }
   return response;
 }

@@ -3,7 +3,7 @@
 import { serviceAddress } from "./api.js";
 import { h, say } from "./dom.js";
 import { languages } from "./snippets.js";
-import { copier } from "./views/parts.js";
+import { copier, picks } from "./views/parts.js";
 
 const KEPT = "director.language";
 
@@ -12,22 +12,22 @@ export function codeTabs(model, { hasOpenAi = false, name = "Code" } = {}) {
   const base = serviceAddress();
   const known = languages({ hasOpenAi });
   const code = h("pre", { class: "code", tabindex: "0", role: "group", "aria-label": "Code" }, "");
-  let chosen = known.find(([language]) => language === localStorage.getItem(KEPT)) ?? known[0];
+  let chosen = Math.max(0, known.findIndex(([language]) => language === localStorage.getItem(KEPT)));
   let input = {};
-  const show = () => say(code, chosen[1]({ model, input }, base).trimEnd());
-  const picks = known.map((one) => h("button", { type: "button", on: { click: () => choose(one) } }, one[0]));
+  const show = () => say(code, known[chosen][1]({ model, input }, base).trimEnd());
+  const tabs = picks("Language", known.map(([language]) => language), choose);
 
-  function choose(one) {
-    chosen = one;
-    localStorage.setItem(KEPT, one[0]);
-    for (const pick of picks) pick.setAttribute("aria-pressed", String(pick.textContent === one[0]));
+  function choose(at) {
+    chosen = at;
+    localStorage.setItem(KEPT, known[at][0]);
+    tabs.show(at);
     show();
   }
 
   choose(chosen);
   return {
     node: h("section", { class: "codes", "aria-label": name },
-      h("div", { class: "head" }, h("h2", {}, name), h("div", { class: "picks", role: "group", "aria-label": "Language" }, picks), copier("Copy code", () => code.textContent)), code),
+      h("div", { class: "head" }, h("h2", {}, name), tabs.node, copier("Copy code", () => code.textContent)), code),
     follow(now) { input = now; show(); },
   };
 }

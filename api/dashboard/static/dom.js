@@ -78,9 +78,35 @@ export function keyed(parent, key, make) {
   };
 }
 
-/** Tell it to who listens to the page instead of looking at it. */
+/** A click that opens a link in this tab. */
+export const isPlainClick = (event) => !(event.button || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey);
+
+/** Open each `details` around a node, so that it can be seen. */
+export function reveal(node) {
+  for (let outer = node.closest("details"); outer; outer = outer.parentElement.closest("details")) outer.open = true;
+}
+
+/**
+ * Show a dialog over the page, and remove it when it closes. A light one also closes by a click beside it: one in its
+ * padding is a click on the dialog itself too, so the place decides.
+ */
+export function dialog({ isLight = true, ...given }, ...children) {
+  const box = h("dialog", given, ...children);
+  box.addEventListener("close", () => box.remove(), { once: true });
+  if (isLight) box.addEventListener("click", (event) => { if (event.target === box && isBeside(box, event)) box.close(); });
+  document.body.append(box);
+  box.showModal();
+  return box;
+}
+
+function isBeside(box, { clientX: x, clientY: y }) {
+  const { left, right, top, bottom } = box.getBoundingClientRect();
+  return x < left || x > right || y < top || y > bottom;
+}
+
+/** Announce a text to screen readers. */
 export function announce(text) {
-  say(document.getElementById("said"), text);
+  say(document.getElementById("announcer"), text);
 }
 
 /** A table with a name, in a region of its own that can be scrolled by keyboard where the window is narrow. A head that

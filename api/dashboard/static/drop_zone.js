@@ -3,21 +3,20 @@
 
 import { ask } from "./api.js";
 import { fill, h } from "./dom.js";
-import { bytes } from "./format.js";
+import { bytes, dataBytes } from "./format.js";
 
 const MOST_INLINE = 256 * 1024; // bytes of a file that are sent within the input
 const MOST_PREVIEW = 32 * 1024 * 1024; // of one that is shown before
 const SHOWN = /^data:(image|audio|video)\//;
 
 /** A field of one file. */
-export function dropZone(schema, { label, id }) {
+export function dropZone(schema, { label, isRequired }) {
   const element = h("input", { type: "url", placeholder: "https://…", value: schema.default ?? "", "aria-label": `${label}, as an address` });
   const picked = h("input", { type: "file", class: "unseen", tabindex: "-1", "aria-label": `A file for ${label}` });
   const choose = h("button", { type: "button", on: { click: () => picked.click() } }, "Choose a file");
   const preview = h("div", { class: "preview", hidden: true });
   const empty = h("p", { class: "unfilled" }, choose, h("span", { class: "hint" }, " or drop it here"));
   const node = h("div", { class: "drop" }, preview, empty, picked, element);
-  const isRequired = () => node.dataset.required === "yes";
   let chosen = null; // a File
   let kept = ""; // a data URI, of a former run
   const tellChange = () => node.dispatchEvent(new Event("input", { bubbles: true }));
@@ -53,8 +52,7 @@ export function dropZone(schema, { label, id }) {
     const isThere = Boolean(chosen || kept);
     preview.hidden = !isThere;
     empty.hidden = element.hidden = isThere;
-    if (element.required) node.dataset.required = "yes";
-    element.required = isRequired() && !isThere;
+    element.required = isRequired && !isThere;
   }
 
   picked.addEventListener("change", () => picked.files.length && take(picked.files[0]));
@@ -73,9 +71,8 @@ export function dropZone(schema, { label, id }) {
       if (typeof value !== "string") return;
       if (!value.startsWith("data:")) { element.value = value; return; }
       kept = value;
-      show("The file from before", Math.floor(((value.length - value.indexOf(",") - 1) * 3) / 4), value);
+      show("The file from before", dataBytes(value), value);
     },
-    id,
   };
 }
 

@@ -67,5 +67,5 @@ export function followRun(first, { path, signal, onChange, onPiece = () => {}, a
 
   look();
   read().catch(() => {});
-  return { error, output: area.node, logs: kept, area };
+  return { error, output: area.node, logs: kept };
 }

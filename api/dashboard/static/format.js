@@ -56,3 +56,6 @@ export function bytes(value) {
   const at = value < 1000 ? 0 : Math.min(4, Math.floor(Math.log10(value) / 3));
   return `${trimmed(value / 1000 ** at)} ${["B", "kB", "MB", "GB", "TB"][at]}`;
 }
+
+/** The bytes of a file within a data URI. */
+export const dataBytes = (uri) => Math.floor(((uri.length - uri.indexOf(",") - 1) * 3) / 4);

@@ -1,6 +1,6 @@
 // Keys of the whole page. They do nothing while a field has the focus, or a dialog is open.
 
-import { h } from "./dom.js";
+import { dialog, h } from "./dom.js";
 import * as drawer from "./drawer.js";
 import { openPalette } from "./palette.js";
 import * as panel from "./panel.js";
@@ -23,14 +23,11 @@ const OTHERS = [[["Ctrl", "K"], "Find, also while a field has the focus"], [["En
 export function showKeys() {
   const line = ([keys, words]) => h("div", {}, h("dt", {}, keys.map((key) => h("kbd", {}, key))), h("dd", {}, words));
   const list = (name, lines) => h("section", {}, h("h3", {}, name), h("dl", { class: "keys" }, lines.map(line)));
-  const box = h("dialog", { class: "card help", "aria-labelledby": "keys-title", on: { close: () => box.remove() } },
+  dialog({ class: "card help", "aria-labelledby": "keys-title" },
     h("div", { class: "head" }, h("h2", { id: "keys-title" }, "Keys"), h("form", { method: "dialog" }, h("button", { class: "quiet" }, "Close"))),
     h("div", { class: "columns" },
       list("Everywhere", [...KEYS.map(([key, words]) => [[key], words]), ...OTHERS]),
       list("Go to", sections().map(({ key, name }) => [["g", key], name]))));
-  box.addEventListener("click", (event) => { if (event.target === box) box.close(); });
-  document.body.append(box);
-  box.showModal();
 }
 
 let chordAt = -CHORD_MS;

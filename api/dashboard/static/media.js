@@ -2,8 +2,8 @@
 // and download. Only files of this service, and those within the output itself, are loaded.
 
 import { ours, placed } from "./api.js";
-import { fill, h, say } from "./dom.js";
-import { bytes } from "./format.js";
+import { dialog, fill, h, say } from "./dom.js";
+import { bytes, dataBytes } from "./format.js";
 import { outward, webAddress } from "./markdown.js";
 
 const DATA = /^data:([a-z]+)\/([a-z0-9.+-]+)[;,]/i;
@@ -88,37 +88,33 @@ function large(pictures, first) {
     say(words, pictures.length > 1 ? `${at + 1} of ${pictures.length}` : pictures[at].name);
   }
   const step = (name, by) => (pictures.length > 1 ? h("button", { type: "button", on: { click: () => go(by) } }, name) : null);
-  const box = h("dialog", { class: "large", "aria-label": "A picture" }, image,
-    h("form", { method: "dialog", class: "actions" }, step("Previous", -1), step("Next", 1), words, save, h("button", { class: "main" }, "Close")));
-  box.addEventListener("keydown", (event) => {
-    if (event.key === "ArrowLeft") go(-1);
-    if (event.key === "ArrowRight") go(1);
-  });
-  box.addEventListener("click", (event) => { if (event.target === box) box.close(); });
-  box.addEventListener("close", () => box.remove(), { once: true });
+  const turn = ({ key }) => {
+    if (key === "ArrowLeft") go(-1);
+    if (key === "ArrowRight") go(1);
+  };
   show();
-  document.body.append(box);
-  box.showModal();
+  dialog({ class: "large", "aria-label": "A picture", on: { keydown: turn } }, image,
+    h("form", { method: "dialog", class: "actions" }, step("Previous", -1), step("Next", 1), words, save, h("button", { class: "main" }, "Close")));
 }
 
-function player(one) {
-  const element = h(one.kind === "sound" ? "audio" : "video", { src: one.src, controls: true, preload: "metadata", playsinline: true, "aria-label": one.name });
-  element.addEventListener("error", () => element.replaceWith(missing(one)), { once: true });
-  return h("figure", { class: `player ${one.kind}` }, element, foot(one));
+function player(file) {
+  const element = h(file.kind === "sound" ? "audio" : "video", { src: file.src, controls: true, preload: "metadata", playsinline: true, "aria-label": file.name });
+  element.addEventListener("error", () => element.replaceWith(missing(file)), { once: true });
+  return h("figure", { class: `player ${file.kind}` }, element, foot(file));
 }
 
-const row = (one) => h("div", { class: "attachment" }, h("span", { class: "mark", "aria-hidden": "true" }, "📄"), foot(one));
+const row = (file) => h("div", { class: "attachment" }, h("span", { class: "mark", "aria-hidden": "true" }, "📄"), foot(file));
 
 /** Name, size and download of a file. One elsewhere is a link to there, and nothing is asked of that place. */
-function foot(one) {
-  if (!one.src) return h("p", { class: "foot-of" }, outward(one.url, short(one.name)), h("span", { class: "hint" }, ` at ${one.url.host}`));
+function foot(file) {
+  if (!file.src) return h("p", { class: "foot-of" }, outward(file.url, short(file.name)), h("span", { class: "hint" }, ` at ${file.url.host}`));
   const size = h("span", { class: "hint" });
-  measure(one).then((found) => found !== null && fill(size, bytes(found)), () => {});
-  return h("p", { class: "foot-of" }, h("a", { href: one.src, download: one.name, title: one.name }, "Download"), h("span", { class: "hint" }, short(one.name)), size);
+  measure(file).then((found) => found !== null && fill(size, bytes(found)), () => {});
+  return h("p", { class: "foot-of" }, h("a", { href: file.src, download: file.name, title: file.name }, "Download"), h("span", { class: "hint" }, short(file.name)), size);
 }
 
 async function measure({ src }) {
-  if (src.startsWith("data:")) return Math.floor(((src.length - src.indexOf(",") - 1) * 3) / 4);
+  if (src.startsWith("data:")) return dataBytes(src);
   const answer = await fetch(src, { method: "HEAD", credentials: "omit" });
   const length = answer.ok ? Number(answer.headers.get("Content-Length")) : 0;
   return length || null;

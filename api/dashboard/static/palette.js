@@ -2,7 +2,7 @@
 
 import { ask, pause } from "./api.js";
 import { accountNames, modelNames, MOST_NAMES } from "./choices.js";
-import { fill, h, say } from "./dom.js";
+import { dialog, fill, h, say } from "./dom.js";
 import { icon } from "./icons.js";
 import { MODEL, sections } from "./sections.js";
 import { session } from "./session.js";
@@ -48,10 +48,10 @@ function isSpread(text, word) {
 
 const starts = (part, letter) => [...part.matchAll(/^.|[/:._-]./g)].map((found) => found.index + found[0].length - 1).filter((at) => part[at] === letter);
 
-const onQueue = (name, what, said) => async () => {
+const onQueue = (name, what, message) => async () => {
   if (what === "pause" && !(await sure(`Pause ${name}? Nothing of it starts until it is resumed.`, "Pause"))) return;
   await ask(`${queuePath(name)}/${what}`, { method: "POST", body: {} });
-  notice(said);
+  notice(message);
 };
 
 function fixed() {
@@ -124,8 +124,6 @@ export function openPalette() {
   const field = h("input", { type: "text", id: "palette-field", role: "combobox", "aria-label": "Find a section, model, queue, account, id or act", "aria-expanded": "true", "aria-controls": "palette-list", "aria-autocomplete": "list", placeholder: "Find a model, an id, an account, or what to do", autocomplete: "off", spellcheck: "false", maxlength: "200" });
   const status = h("p", { class: "unseen", role: "status" });
   const none = h("p", { class: "hint none", hidden: true }, "Nothing is called like this. A whole id of a prediction or a batch leads to it.");
-  box = h("dialog", { class: "palette", "aria-label": "Find" }, h("div", { class: "palette-field" }, icon("find"), field), list, none, status,
-    h("p", { class: "hint palette-foot", "aria-hidden": "true" }, h("kbd", {}, "↑"), h("kbd", {}, "↓"), " choose ", h("kbd", {}, "Enter"), " go ", h("kbd", {}, "Esc"), " close ", h("kbd", {}, "?"), " keys"));
   let names = [];
   let more = []; // models beyond them that the service found for the words
   let seeking = new AbortController();
@@ -194,10 +192,8 @@ export function openPalette() {
   }
 
   field.addEventListener("input", () => { draw(); seek(); });
-  box.addEventListener("click", (event) => { if (event.target === box) box.close(); });
-  box.addEventListener("close", () => { seeking.abort(); box.remove(); box = null; }, { once: true });
-  document.body.append(box);
-  box.showModal();
+  box = dialog({ class: "palette", "aria-label": "Find", on: { close: () => { seeking.abort(); box = null; } } }, h("div", { class: "palette-field" }, icon("find"), field), list, none, status,
+    h("p", { class: "hint palette-foot", "aria-hidden": "true" }, h("kbd", {}, "↑"), h("kbd", {}, "↓"), " choose ", h("kbd", {}, "Enter"), " go ", h("kbd", {}, "Esc"), " close ", h("kbd", {}, "?"), " keys"));
   draw();
   ofNames().then((all) => { names = all; if (box) { redraw(); seek(); } });
 

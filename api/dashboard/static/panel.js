@@ -2,7 +2,7 @@
 // the row leads to the full view.
 
 import { withBeside } from "./address.js";
-import { announce, fill, h } from "./dom.js";
+import { announce, fill, h, isPlainClick } from "./dom.js";
 import { icon } from "./icons.js";
 import { remember } from "./palette.js";
 import { viewAt } from "./sections.js";
@@ -22,15 +22,14 @@ const linkOf = (row) => [...row.querySelectorAll("a")].find((link) => LINK.test(
 const rows = () => [...main.querySelectorAll("tbody tr")].filter((row) => linkOf(row));
 const idOf = (row) => LINK.exec(linkOf(row).getAttribute("href"))[2];
 
-/** Show what the address says, or nothing for "". Returns false where the full view is shown in its place. */
+/** Show what the address says, or nothing for "". Where the window is narrow, the full view is shown in its place. */
 export function peek(id) {
   if (id && !wide.matches) {
     location.replace(`#${pathOf(id)}`);
-    return false;
+    return;
   }
   if (id !== (shown?.id ?? "")) draw(id);
   mark();
-  return true;
 }
 
 function draw(id) {
@@ -86,7 +85,7 @@ export function step(by) {
 
 function opened(event) {
   const row = event.target.closest("tbody tr");
-  if (!row || event.defaultPrevented || event.button || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return undefined;
+  if (!row || event.defaultPrevented || !isPlainClick(event)) return undefined;
   const link = event.target.closest("a");
   if (!link && (event.target.closest(ACTING) || String(getSelection()))) return undefined;
   const found = LINK.exec((link ?? linkOf(row))?.getAttribute("href") ?? "");

@@ -37,14 +37,14 @@ export function tick(schema) {
   return plain(element, () => element.checked, { kind: "onoff", take: (value) => { element.checked = value === true; } });
 }
 
-export function number(schema, { label }) {
+export function number(schema, about) {
   const isWhole = schema.type === "integer";
   const { minimum: least, maximum: most } = schema;
   const element = h("input", { type: "number", step: isWhole ? "1" : "any", min: least, max: most, value: schema.default ?? "", placeholder: schema.default === undefined ? "not set" : null, inputmode: isWhole ? "numeric" : "decimal" });
-  const value = () => (element.value === "" ? undefined : exact(schema, element.value, label));
-  const hasSlider = Number.isFinite(least) && Number.isFinite(most) && most > least && most - least <= WIDEST && !/seed/i.test(label);
+  const value = () => (element.value === "" ? undefined : exact(schema, element.value, about.label));
+  const hasSlider = Number.isFinite(least) && Number.isFinite(most) && most > least && most - least <= WIDEST && !/seed/i.test(about.label);
   if (!hasSlider) return plain(element, value, { kind: "number" });
-  const slider = h("input", { type: "range", min: least, max: most, step: stepOf(schema), "aria-label": `${label}, as a slider` });
+  const slider = h("input", { type: "range", min: least, max: most, step: stepOf(schema), "aria-label": `${about.label}, as a slider` });
   const follow = () => {
     slider.value = element.value === "" ? (least + most) / 2 : element.value;
     slider.classList.toggle("unset", element.value === "");

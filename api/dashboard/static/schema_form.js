@@ -1,6 +1,6 @@
 // A form made from a model's own schema of its input. What the form cannot show is asked for as JSON.
 
-import { h, say } from "./dom.js";
+import { h, reveal, say } from "./dom.js";
 import { either, listOf, membersOf } from "./schema_groups.js";
 import { choice, fault, file, laidOut, number, secret, tick, words } from "./schema_fields.js";
 
@@ -90,27 +90,28 @@ export function resolved(given, schemas, depth = 0) {
 }
 
 /** One field with its label, its help and its errors, whatever it holds. */
-export function field(name, described, { isRequired, path, depth, schemas, label: given }) {
+function field(name, described, { isRequired, path, depth, schemas, label: given }) {
   const schema = resolved(described, schemas);
   const id = `in-${path.join("-")}`;
-  const label = given ?? titleOf(name, schema);
-  const control = controlOf(schema, { isRequired, path, depth, schemas, label, id });
+  const about = { isRequired, path, depth, schemas, label: given ?? titleOf(name, schema), id, make: field, resolved };
+  const control = controlOf(schema, about);
+  const heading = document.createTextNode(about.label);
   const error = h("span", { id: `${id}-error`, class: "trouble", role: "alert" });
   const help = h("span", { id: `${id}-hint`, class: "hint" }, helpOf(schema, control));
   const must = isRequired && control.kind !== "onoff" ? h("span", { class: "must" }, " (required)") : null;
   let node;
   if (control.isGroup) {
-    node = h("fieldset", { class: `set ${control.kind}`, id, "aria-describedby": `${id}-hint ${id}-error` }, h("legend", {}, label, must), help, control.node, error);
+    node = h("fieldset", { class: `set ${control.kind}`, id, "aria-describedby": `${id}-hint ${id}-error` }, h("legend", {}, heading, must), help, control.node, error);
   } else {
     control.element.id = id;
     control.element.setAttribute("aria-describedby", `${id}-hint ${id}-error`);
     if (isRequired && control.kind !== "onoff") control.element.required = true;
-    node = h("div", { class: `field ${control.kind}` }, h("label", { for: id }, label, must), control.node ?? control.element, help, error);
+    node = h("div", { class: `field ${control.kind}` }, h("label", { for: id }, heading, must), control.node ?? control.element, help, error);
   }
   function mark(text) {
     say(error, text);
     if (!control.isGroup) control.element.setAttribute("aria-invalid", String(Boolean(text)));
-    for (let outer = text ? node.closest("details") : null; outer; outer = outer.parentElement.closest("details")) outer.open = true;
+    if (text) reveal(node);
   }
   return {
     ...control,
@@ -119,8 +120,14 @@ export function field(name, described, { isRequired, path, depth, schemas, label
     initial: schema.default,
     faults() {
       if (control.isGroup) return control.faults();
-      const why = fault(control, label);
+      const why = fault(control, about.label);
       return why ? [{ field: ["input", ...path].join("."), description: why }] : [];
+    },
+    /** Give it another label, also in the names of the controls within. */
+    rename(label) {
+      for (const one of node.querySelectorAll("[aria-label]")) one.ariaLabel = one.ariaLabel.replace(about.label, () => label);
+      about.label = heading.data = label;
+      control.rename?.();
     },
     /** Show what is wrong at its place, and return true; without words, forget all that was shown. */
     blame(at, text) {
@@ -133,18 +140,18 @@ export function field(name, described, { isRequired, path, depth, schemas, label
 }
 
 /** The title, unless it is only the name in other letters: then the name in words, all in one case. */
-function titleOf(name, { title }) {
+function titleOf(name, { title: given }) {
   const plain = (text) => text.toLowerCase().replace(/[^a-z0-9]+/g, "");
-  const said = title && plain(title) !== plain(String(name)) ? title : String(name).replace(/[_-]+/g, " ").trim();
-  return said.charAt(0).toUpperCase() + said.slice(1);
+  const title = given && plain(given) !== plain(String(name)) ? given : String(name).replace(/[_-]+/g, " ").trim();
+  return title.charAt(0).toUpperCase() + title.slice(1);
 }
 
 /** What the model says of it, without what every enumeration says of itself, and its bounds. */
 function helpOf(schema, control) {
-  const said = schema.description === "An enumeration." ? "" : schema.description;
+  const description = schema.description === "An enumeration." ? "" : schema.description;
   const [least, most] = [schema.minimum, schema.maximum];
   const bounds = control.hasSlider ? "" : [least !== undefined ? `at least ${least}` : "", most !== undefined ? `at most ${most}` : ""].filter(Boolean).join(", ");
-  return [said, bounds].filter(Boolean).join(" · ");
+  return [description, bounds].filter(Boolean).join(" · ");
 }
 
 function controlOf(schema, about) {
@@ -152,13 +159,13 @@ function controlOf(schema, about) {
   if (schema.enum) return choice(schema, isRequired);
   if (schema.type === "boolean") return tick(schema);
   if (isSecret(schema)) return secret(schema);
-  if (schema.options && depth < DEEPEST) return either(schema, { ...about, make: field });
+  if (schema.options && depth < DEEPEST) return either(schema, about);
   if (schema.type === "integer" || schema.type === "number") return number(schema, about);
   if (schema.type === "string" && schema.format === "uri") return file(schema, about);
   if (schema.type === "string") return words(schema, isRequired);
-  if (schema.type === "array" && knows(schema.items) && depth < DEEPEST) return listOf(schema, { ...about, make: field, resolved });
+  if (schema.type === "array" && knows(schema.items) && depth < DEEPEST) return listOf(schema, about);
   if (schema.properties && depth < DEEPEST) {
-    const members = membersOf(schema, { ...about, make: field });
+    const members = membersOf(schema, about);
     return { isGroup: true, kind: "object", node: members.element, ...members };
   }
   return laidOut(schema);

@@ -32,10 +32,12 @@ const output = await replicate.run("${prediction.model}", {
 console.log(output);
 `;
 
+/** The messages of an input, which may have a prompt in their place. */
+export const messagesOf = ({ messages, prompt, system_prompt: system }) => (Array.isArray(messages) ? messages : [...(system ? [{ role: "system", content: system }] : []), { role: "user", content: prompt ?? "" }]);
+
 export const asOpenAi = (prediction, base) => {
-  const { prompt, system_prompt: system, messages, ...rest } = prediction.input;
-  const all = messages ?? [...(system ? [{ role: "system", content: system }] : []), { role: "user", content: prompt ?? "Hello!" }];
-  const more = Object.entries(rest).filter(([name]) => SENT.has(name)).map(([name, value]) => `    ${name}=${literal(value, "    ")},\n`).join("");
+  const all = messagesOf({ prompt: "Hello!", ...prediction.input });
+  const more = Object.entries(prediction.input).filter(([name]) => SENT.has(name)).map(([name, value]) => `    ${name}=${literal(value, "    ")},\n`).join("");
   return `import os
 
 from openai import OpenAI

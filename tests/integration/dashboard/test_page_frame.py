@@ -4,6 +4,7 @@ import re
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
+import anyio
 import pytest
 
 from director.core.clock import SystemClock
@@ -93,10 +94,7 @@ async def test_sidebar_has_the_sections_of_the_person(
     found = {}
     for group in await window.page.locator("#nav [role=group]").all():
         found[str(await group.get_attribute("aria-label"))] = await group.locator("a .name").all_inner_texts()
-    assert all(set(names) <= set(found[group]) for group, names in groups.items())
-    assert found.keys() == groups.keys()
-    if role == "user":
-        assert not set(found["Manage"]) & {"Accounts", "Changes", "System"}
+    assert found == groups
     assert await window.page.locator("#who").inner_text() == f"tyrell {role}"
     # a service without batches answers the browser 404, which its console calls an error
     for name in [each for names in groups.values() for each in names if each not in ("Home", "Batches")]:
@@ -191,12 +189,28 @@ async def test_palette_offers_only_what_the_person_may_do(chromium: tuple[Any, s
             await window.page.wait_for_function(
                 "async () => Boolean((await import('/dashboard/session.js')).session.live.last)"
             )
-        await find(window, words)
+        await find(window, "")
+        await window.page.locator("#palette-list .name").get_by_text(MODEL, exact=True).wait_for()
+        await window.page.keyboard.type(words)  # when all names are there
         lines = await window.page.locator("#palette-list .name").all_inner_texts()
         assert any(line.lower().startswith((words, f"new {words}")) for line in lines) is is_found
         if scopes is USER:
             assert [url for url in asked if "/admin/" in url] == []
         await context.close()
+
+
+async def test_dialogs_close_beside_them_and_not_within(window: Window, place: Place) -> None:
+    await see(window, place, "/", "Home")
+    for key, name in (("?", "Keys"), ("/", "Find")):
+        await window.page.keyboard.press(key)
+        opened_one = window.page.get_by_role("dialog", name=name)
+        box = await opened_one.bounding_box()
+        assert box is not None
+        await window.page.mouse.click(box["x"] + 3, box["y"] + 3)
+        await window.page.mouse.click(box["x"] + 3, box["y"] + box["height"] - 3)
+        assert await opened_one.count() == 1
+        await window.page.mouse.click(box["x"] - 20, box["y"] + 20)
+        await opened_one.wait_for(state="detached")
 
 
 async def test_keys_are_listed_and_lead_to_sections(window: Window, place: Place) -> None:
@@ -544,4 +558,5 @@ async def test_spread_letters_are_found_in_time_that_grows_slowly(window: Window
     assert await window.page.evaluate(score, ["new token for acme", ["ntk"]]) == 0, "not over a space"
     assert await window.page.evaluate(score, ["acme/painter", ["cme"]]) > 0, "it is there as it is"
     assert await window.page.evaluate(score, ["acme/painter", ["ce"]]) == 0, "no word begins so"
-    assert await window.page.evaluate(score, ["a" * 2_000, ["a" * 40 + "b"]]) == 0
+    with anyio.fail_after(10):
+        assert await window.page.evaluate(score, ["a" * 2_000, ["a" * 40 + "b"]]) == 0

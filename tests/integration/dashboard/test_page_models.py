@@ -1,6 +1,7 @@
 """Test the pages of models in a real browser: pictures and sound of a real Cog, streamed texts, and what fails."""
 
 import base64
+import copy
 import io
 import json
 import re
@@ -28,7 +29,7 @@ from tests.support.eventually import eventually
 from tests.support.live_director import director_process, keeper_process
 from tests.support.openai_server import OpenAiServer, openai_server
 from tests.support.servers import redis_server
-from tests.support.studio import BROKEN, CHAT_SCHEMA, HOSTILE, PIXEL, SCHEMA, SOURCE, TEXT_SCHEMA
+from tests.support.studio import BROKEN, CHAT_SCHEMA, HOSTILE, MESSAGES, PIXEL, SCHEMA, SOURCE, TEXT_SCHEMA
 
 pytestmark = [pytest.mark.anyio, pytest.mark.cog, pytest.mark.heavy]  # the browser comes from a Debian package
 
@@ -39,6 +40,8 @@ WRITER: Final = "acme/writer"
 WRITER_VERSION: Final = "d7" * 32
 TALKER: Final = "acme/talker"
 TALKER_VERSION: Final = "c3" * 32
+TUNED: Final = "acme/tuned"
+TUNED_VERSION: Final = "b9" * 32
 TOKENS: Final = 2_000
 FRAMES: Final = """
     () => {
@@ -361,7 +364,7 @@ async def begun(place: Place, writer: PlayedDirector, **given: Any) -> tuple[str
     return made.json()["id"], claim, await writer.begin(claim)
 
 
-async def told(place: Place, claim: Any, seq: int, *pieces: str) -> int:
+async def stream(place: Place, claim: Any, seq: int, *pieces: str) -> int:
     events = [("output", json.dumps(piece).encode()) for piece in pieces]
     return int((await place.scripts.advance(claim.id, token=claim.token, seq=seq, ran_ms=0, events=events)).seq)
 
@@ -375,7 +378,7 @@ async def test_hostile_markdown_stays_text_and_loads_nothing(
     await reader.page.goto(f"{place.url}/#/models/{WRITER}?run={made}")
     output = reader.page.get_by_role("region", name="Output")
     for start in range(0, len(HOSTILE), 7):
-        seq = await told(place, claim, seq, HOSTILE[start : start + 7])
+        seq = await stream(place, claim, seq, HOSTILE[start : start + 7])
     await output.get_by_text("this is bold").wait_for()
     streamed = await output.inner_html()
     await writer.finish(claim, output=json.dumps([HOSTILE]).encode(), seq=seq)
@@ -433,14 +436,14 @@ async def test_stream_of_two_thousand_tokens_keeps_the_frames(
     made, claim, seq = await begun(place, writer)
     await reader.page.goto(f"{place.url}/#/models/{WRITER}?run={made}")
     output = reader.page.get_by_role("region", name="Output")
-    seq = await told(place, claim, seq, "# Begin\n\n")
+    seq = await stream(place, claim, seq, "# Begin\n\n")
     await output.get_by_text("Begin").wait_for()
     await reader.page.evaluate(FRAMES)
     for number in range(TOKENS // 10):
         words = [f"word{n} " for n in range(9)]
-        seq = await told(place, claim, seq, *words, "\n\n- **item** `x`\n\n" if number % 5 == 0 else "and ")
+        seq = await stream(place, claim, seq, *words, "\n\n- **item** `x`\n\n" if number % 5 == 0 else "and ")
         await anyio.sleep(0.02)  # as a model of 500 tokens a second
-    seq = await told(place, claim, seq, "the end")
+    seq = await stream(place, claim, seq, "the end")
     await output.get_by_text("the end").wait_for()
     frames = sorted(await reader.page.evaluate("window.frames_"))
     late = [one for one in frames if one > 50]
@@ -505,7 +508,7 @@ async def test_output_that_nests_too_deep_is_shown_and_ends(
     made, claim, seq = await begun(place, writer)
     await reader.page.goto(f"{place.url}/#/models/{WRITER}?run={made}")
     output = reader.page.get_by_role("region", name="Output")
-    seq = await told(place, claim, seq, text)
+    seq = await stream(place, claim, seq, text)
     await output.get_by_text(text[:50]).wait_for()
     await writer.finish(claim, output=json.dumps([text]).encode(), seq=seq)
     for _ in range(2):
@@ -810,4 +813,181 @@ async def test_model_without_a_good_run_shows_an_example_and_its_input(
     await result(reader).get_by_text("an example").wait_for()
     await reader.page.get_by_role("region", name="Output").get_by_text("the moon is far").wait_for()
     assert await reader.page.get_by_label("Topic").input_value() == "the moon"
+    assert reader.faults == []
+
+
+async def test_form_of_a_conversation_shows_its_newest_run(
+    reader: Window, place: Place, talker: PlayedDirector
+) -> None:
+    async with place.caller() as caller:
+        said = {"messages": [{"role": "user", "content": "Hello?"}]}
+        first = (await caller.post(f"/v1/models/{TALKER}/predictions", json={"input": said})).json()["id"]
+    while (claim := await talker.claim()).id != first:
+        pass
+    await talker.finish(claim, output=b'"Hi."', seq=await talker.begin(claim))
+    await reader.page.goto(f"{place.url}/#/models/{TALKER}?run={first}")
+    await reader.page.get_by_role("button", name="New conversation").wait_for()
+    await reader.page.get_by_label("Message").fill("And now?")
+    async with reader.page.expect_response(lambda answer: answer.request.method == "POST") as answered:
+        await reader.page.get_by_label("Message").press("Enter")
+    newest = (await (await answered.value).json())["id"]
+    await reader.page.wait_for_function("(id) => location.hash.endsWith(`?run=${id}`)", arg=newest)
+    await reader.page.get_by_role("button", name="Form").click()
+    await result(reader).get_by_role("link", name=newest).wait_for()
+    assert reader.page.url == f"{place.url}/#/models/{TALKER}?run={newest}"
+    assert reader.faults == []
+
+
+async def test_conversation_begins_with_the_newest_run_of_the_form(
+    reader: Window, place: Place, talker: PlayedDirector
+) -> None:
+    await reader.page.goto(f"{place.url}/#/models/{TALKER}")
+    await reader.page.get_by_role("button", name="Form").click()
+    await reader.page.reload()  # the form is shown alone
+    await reader.page.get_by_role("button", name="Reset").click()
+    await reader.page.get_by_role("group", name="Messages").get_by_role("button", name="Add to Messages").click()
+    await reader.page.locator("#in-messages-0").fill('{"role": "user", "content": "From the form."}')
+    async with reader.page.expect_response(lambda answer: answer.request.method == "POST") as answered:
+        await reader.page.get_by_role("button", name="Run", exact=True).click()
+    made = (await (await answered.value).json())["id"]
+    await result(reader).get_by_role("link", name=made).wait_for()
+    await reader.page.get_by_role("button", name="Chat").click()
+    await reader.page.get_by_role("log", name="Conversation").get_by_text("From the form.").wait_for()
+    assert reader.page.url == f"{place.url}/#/models/{TALKER}?run={made}"
+
+
+async def test_input_of_a_run_takes_former_faults_away(reader: Window, place: Place, writer: PlayedDirector) -> None:
+    made, claim, seq = await begun(place, writer, topic="the moon")
+    await writer.finish(claim, output=b'["the moon is far"]', seq=seq)
+    await reader.page.goto(f"{place.url}/#/models/{WRITER}?run={made}")
+    await result(reader).get_by_text("succeeded").wait_for()
+    await reader.page.get_by_role("button", name="Reset").click()
+    await reader.page.get_by_role("button", name="Run", exact=True).click()
+    fault = reader.page.locator("#in-topic-error")
+    await fault.get_by_text("needed").wait_for()
+    strip = reader.page.get_by_role("region", name="Runs of your account")
+    await strip.locator(f"a[href$='{made}']").click()
+    await reader.page.wait_for_function("() => document.getElementById('in-topic').value === 'the moon'")
+    assert await fault.inner_text() == ""
+    assert await reader.page.locator("#in-topic").get_attribute("aria-invalid") == "false"
+    assert await reader.page.locator(".ask .trouble:visible").count() == 0
+
+
+@pytest.fixture
+async def tuned(place: Place) -> str:
+    """A model of conversations with a setting, which takes only those of two messages or more."""
+    schema = copy.deepcopy(CHAT_SCHEMA)
+    schema["components"]["schemas"]["Input"]["properties"] = {
+        "messages": {**MESSAGES, "minItems": 2},
+        "tone": {"type": "string", "title": "Tone", "pattern": "^[a-z]+$"},
+    }
+    body = Raw(json.dumps(schema).encode())
+    catalog = Catalog(place.redis, place.scripts, SystemClock())
+    await catalog.register(TUNED, TUNED_VERSION, schema=body, server="cog", policy=Policy(attempts=1))
+    return TUNED
+
+
+async def test_conversation_tells_each_fault_of_a_refused_message(reader: Window, place: Place, tuned: str) -> None:
+    await reader.page.goto(f"{place.url}/#/models/{tuned}")
+    await reader.page.get_by_text("Sampling and limits").click()
+    await reader.page.get_by_label("Tone").fill("LOUD")
+    await reader.page.get_by_text("Sampling and limits").click()
+    await reader.page.get_by_label("Message").fill("Hello?")
+    async with reader.page.expect_response(lambda answer: answer.request.method == "POST") as answered:
+        await reader.page.get_by_label("Message").press("Enter")
+    refused = await (await answered.value).json()
+    assert len(refused["invalid_fields"]) == 2, refused
+    unplaced = next(one["description"] for one in refused["invalid_fields"] if "messages" in one["field"])
+    await result(reader).get_by_role("alert").get_by_text(unplaced).wait_for()
+    await reader.page.locator("#in-tone-error").filter(has_text=re.compile("[a-z]")).wait_for()
+    assert await reader.page.get_by_label("Tone").is_visible(), "the details around it are open"
+
+
+async def test_refused_header_of_a_conversation_is_in_view_on_a_phone(
+    chromium: tuple[Any, str], place: Place, talker: PlayedDirector
+) -> None:
+    window, context = await opened(chromium, place.token, viewport={"width": 390, "height": 700})
+    await window.page.goto(f"{place.url}/#/models/{TALKER}")
+    for name in ("Settings", "Advanced"):
+        await window.page.locator("summary").get_by_text(name).click()
+    await window.page.get_by_label("Has to end within").fill("soon")
+    for name in ("Advanced", "Settings"):
+        await window.page.locator("summary").get_by_text(name).click()
+    await window.page.get_by_label("Message").fill("Hello?")
+    await window.page.get_by_role("button", name="Send").click()
+    await result(window).get_by_role("alert").get_by_text("See Advanced.").wait_for()
+    assert await window.page.get_by_label("Has to end within").is_visible()
+    await context.close()
+
+
+async def test_items_of_a_list_are_numbered_as_they_stand(reader: Window, place: Place, writer: PlayedDirector) -> None:
+    await reader.page.goto(f"{place.url}/#/models/{WRITER}")
+    add = reader.page.get_by_role("button", name="Add to Tags")
+    await add.click()
+    await add.click()
+    await reader.page.get_by_role("button", name="Remove Tags 1").click()
+    await add.click()
+    rows = reader.page.locator("#in-tags .item")
+    assert await rows.locator("label").evaluate_all("(all) => all.map((one) => one.firstChild.data)") == [
+        "Tags 1",
+        "Tags 2",
+    ]
+    removes = await rows.get_by_role("button").evaluate_all("(all) => all.map((one) => one.ariaLabel)")
+    assert removes == ["Remove Tags 1", "Remove Tags 2"]
+
+
+async def test_items_that_hold_fields_are_named_by_their_new_number(reader: Window, place: Place) -> None:
+    await reader.page.goto(place.url)
+    found = await reader.page.evaluate(
+        """async () => {
+            const { schemaForm } = await import("/dashboard/schema_form.js");
+            const kinds = {
+                file: { items: { type: "string", format: "uri" }, default: ["a", "b"] },
+                either: { items: { anyOf: [{ type: "string" }, { type: "integer" }] }, default: ["a", "b"] },
+                inner: { items: { type: "array", items: { type: "integer" } }, default: [[1], [2, 3]] },
+            };
+            const found = {};
+            for (const [kind, about] of Object.entries(kinds)) {
+                const Input = { type: "object", properties: { list: { type: "array", title: "Parts", ...about } } };
+                const { node } = schemaForm({ components: { schemas: { Input } } });
+                node.querySelector("[aria-label='Remove Parts 1']").click();
+                const named = [...node.querySelectorAll(".item [aria-label]")].map((one) => one.ariaLabel);
+                const labels = [...node.querySelectorAll(".item label, .item legend")];
+                found[kind] = [...named, ...labels.map((one) => one.firstChild.data)];
+            }
+            return found;
+        }"""
+    )
+    inner = ["Parts 1", "Parts 1 1", "Parts 1 2"]
+    assert found == {
+        "file": ["A file for Parts 1", "Parts 1, as an address", "Remove Parts 1", "Parts 1"],
+        "either": ["Kind of Parts 1", "Remove Parts 1", "Parts 1", "Parts 1, as text"],
+        "inner": ["Remove Parts 1 1", "Remove Parts 1 2", "Add to Parts 1", "Remove Parts 1", *inner],
+    }
+
+
+async def test_large_picture_closes_beside_its_dialog_and_not_within(reader: Window, place: Place) -> None:
+    await reader.page.goto(place.url)
+    await reader.page.get_by_role("button", name="Log out").wait_for()
+    await reader.page.evaluate(
+        """async (pixel) => {
+            const { OutputArea } = await import("/dashboard/output.js");
+            const area = new OutputArea();
+            document.getElementById("main").replaceChildren(area.node);
+            area.add(pixel);
+            area.node.querySelector(".picture").click();
+        }""",
+        PIXEL,
+    )
+    large = reader.page.get_by_role("dialog")
+    box = await large.bounding_box()
+    picture = await large.locator("img").bounding_box()
+    assert box is not None
+    assert picture is not None
+    assert picture["x"] > box["x"] + 30, "the picture is narrow"
+    await reader.page.mouse.click(box["x"] + 20, picture["y"])
+    await reader.page.mouse.click(box["x"] + 4, box["y"] + 4)
+    assert await large.count() == 1
+    await reader.page.mouse.click(box["x"] - 20, box["y"])
+    await large.wait_for(state="detached")
     assert reader.faults == []

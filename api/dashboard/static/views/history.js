@@ -4,6 +4,7 @@ import { ask, pause } from "../api.js";
 import { chart } from "../chart.js";
 import { fill, h, refill, say, table } from "../dom.js";
 import { ago, count, moment, now, seconds, share } from "../format.js";
+import { picks } from "./parts.js";
 
 const RANGES = [["15m", "15 min"], ["1h", "1 h"], ["24h", "24 h"], ["7d", "7 d"]];
 const KEPT = "director.over";
@@ -41,14 +42,14 @@ export function history({ queue = "", session = {}, signal, onPace = () => {} })
     wait: chart({ ...given, title: "Waiting time", series: pair, format: fine }),
     run: chart({ ...given, title: "Run time", series: pair, format: fine }),
   };
-  const picks = RANGES.map(([name, words]) => h("button", { type: "button", "data-over": name, on: { click: () => choose(name) } }, words));
+  const ranges = picks("Range", RANGES.map(([, words]) => words), (at) => choose(RANGES[at][0]));
   const happened = h("ul", { class: "happened", "aria-label": "What happened in this time" });
   const numbers = h("tbody", {});
   const asTable = h("details", { class: "numbers", on: { toggle: () => tabulate() } }, h("summary", {}, "The same as a table"),
     table("History in numbers", ["Begins", "#Succeeded", "#Failed", "#Canceled", "#Waiting", "#Slots in use", "#Slots", "#Wait, 95 %", "#Run, 95 %", "Happened"], numbers));
   const drawn = h("div", {}, sums, note, h("div", { class: "charts" }, Object.values(charts).map((one) => one.node)), happened, asTable);
   const node = h("section", { class: "history", "aria-label": "History" },
-    h("div", { class: "head" }, h("h2", {}, "History"), h("div", { class: "picks", role: "group", "aria-label": "Range" }, picks)), drawn);
+    h("div", { class: "head" }, h("h2", {}, "History"), ranges.node), drawn);
 
   function choose(name) {
     over = name;
@@ -57,9 +58,7 @@ export function history({ queue = "", session = {}, signal, onPace = () => {} })
     wake.abort();
   }
 
-  function mark() {
-    for (const button of picks) button.setAttribute("aria-pressed", String(button.dataset.over === over));
-  }
+  const mark = () => ranges.show(RANGES.findIndex(([name]) => name === over));
 
   /** Show the predictions of a step. It counts ends, and the list goes by creation: it reaches back as far as most waited and ran. */
   function pick(time, status) {
@@ -73,8 +72,7 @@ export function history({ queue = "", session = {}, signal, onPace = () => {} })
 
   async function look() {
     try {
-      last = await ask(`/v1/admin/history?over=${over}${queue ? `&queue=${encodeURIComponent(queue)}` : ""}`, { signal });
-      await lookAtChanges();
+      [last] = await Promise.all([ask(`/v1/admin/history?over=${over}${queue ? `&queue=${encodeURIComponent(queue)}` : ""}`, { signal }), lookAtChanges()]);
       if (signal.aborted) return;
       draw(last);
       onPace(last);

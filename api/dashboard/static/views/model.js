@@ -1,8 +1,8 @@
 // One model: how it is, a playground, how to call it, its examples, its versions and the own runs.
 
 import { readdress } from "../address.js";
-import { ask, repeat } from "../api.js";
-import { announce, fill, h, refill } from "../dom.js";
+import { ask, pause, repeat } from "../api.js";
+import { announce, fill, h, isPlainClick, refill } from "../dom.js";
 import { count, seconds } from "../format.js";
 import { outward, webAddress } from "../markdown.js";
 import { chat, takesMessages } from "./model_chat.js";
@@ -77,7 +77,7 @@ export function model({ params: [owner, name, first], session, signal, query, re
       picture(shown),
       h("div", { class: "about" },
         h("h1", {}, h("span", { class: "owner" }, `${owner}/`), name, " ", state ? stateChip(state) : null),
-        h("p", { class: "says" }, shown.description || (state?.may_change ? "Say here what it does: “Edit” is at the right." : "Its owner has not described it yet.")),
+        h("p", { class: "says" }, shown.description || (state?.may_change ? "Describe what this model does: choose “Edit”." : "Its owner has not described it yet.")),
         facts([
           ["A run takes", state?.run_p50_s === null || !state ? "" : `${seconds(state.run_p50_s)} (p50)`],
           ["Waits", state?.wait_p50_s === null || !state ? "" : `${seconds(state.wait_p50_s)} (p50)`],
@@ -120,7 +120,7 @@ export function model({ params: [owner, name, first], session, signal, query, re
   }
 
   const starting = () => h("section", { class: "card waits" },
-    h("h2", {}, state?.state === "setup_failed" ? "It has not run yet" : "It is on its way"),
+    h("h2", {}, state?.state === "setup_failed" ? "It has not run yet" : "The model is starting"),
     h("p", {}, state?.state === "setup_failed" ? "Mend what the log says and start it again: this page shows the playground by itself then." : "The playground is here as soon as its first server is ready. This page notices by itself."));
 
   /** Show one tab. Each is made once and stays as it is: a form that was filled in is there again. */
@@ -135,7 +135,7 @@ export function model({ params: [owner, name, first], session, signal, query, re
     fill(body, panels.get(known));
   }
 
-  const goes = (path) => (event) => { if (event.ctrlKey || event.metaKey || event.shiftKey) return; event.preventDefault(); go(path); };
+  const goes = (path) => (event) => { if (isPlainClick(event)) { event.preventDefault(); go(path); } };
 
   let at = location.hash;
   function go(path) {
@@ -156,7 +156,7 @@ export function model({ params: [owner, name, first], session, signal, query, re
   }
 
   fill(head, h("div", { class: "about" }, h("h1", {}, h("span", { class: "owner" }, `${owner}/`), name)));
-  repeat(load, { every: LOOK_MS, signal }).then(() => repeat(look, { every: LOOK_MS, signal }));
+  repeat(load, { every: LOOK_MS, signal }).then(() => pause(LOOK_MS, signal)).then(() => repeat(look, { every: LOOK_MS, signal }));
   return { title: full, node: h("article", { class: "model" }, head, trouble, newer, bar, body) };
 }
 

@@ -1,6 +1,6 @@
 // How a run is to be made, for those who want to say: its lane, by when it has to end, who is called then.
 
-import { h, say } from "../dom.js";
+import { h, reveal, say } from "../dom.js";
 
 const LANES = ["normal", "high", "low", "idle"];
 const LEAD = { "X-Priority": "lane", "Cancel-After": "end", webhook: "webhook", "X-Start-After": "start" };
@@ -35,7 +35,7 @@ export function advanced() {
       const name = Object.keys(LEAD).find((lead) => words.includes(lead));
       if (!name) return false;
       say(fields[LEAD[name]].error, words);
-      node.open = true;
+      reveal(node);
       return true;
     },
   };

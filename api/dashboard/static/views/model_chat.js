@@ -1,23 +1,23 @@
 // A conversation with a model that takes messages. All of it is one prediction for each answer: the messages so far are
 // its input, so that the address of the last run has the whole conversation.
 
-import { readdress } from "../address.js";
+import { read, readdress } from "../address.js";
 import { ask } from "../api.js";
-import { codeTabs } from "../code_tabs.js";
 import { announce, fill, h, say } from "../dom.js";
-import { followRun } from "../follow_run.js";
 import { LiveText } from "../live_text.js";
 import { OutputArea, textOf } from "../output.js";
-import { resolved, schemaForm } from "../schema_form.js";
+import { resolved } from "../schema_form.js";
 import { session } from "../session.js";
-import { advanced } from "./model_advanced.js";
+import { messagesOf } from "../snippets.js";
+import { asker } from "./model_ask.js";
 import { MAY_NOT_RUN, NARROW, shareLink } from "./model_parts.js";
 import { playground } from "./model_playground.js";
-import { Meter } from "./model_run.js";
-import { action, copier, isTerminal, waits } from "./parts.js";
+import { meteredRun } from "./model_run.js";
+import { canceler, copier, isTerminal, picks } from "./parts.js";
 
 const OWN = ["messages", "prompt", "system_prompt"]; // the conversation asks for these itself
 const KEPT = "director.chat";
+const WAYS = ["Chat", "Form"];
 const STARTS = ["Explain what you can do, in three sentences.", "Write a haiku about queues.", "Make a table of three planets with their radius."];
 
 /** Whether a model takes the messages of a conversation. */
@@ -30,32 +30,34 @@ export function takesMessages(model) {
 /** Both views of such a model, the conversation first. */
 export function chat(given) {
   const place = h("div", {});
-  const picks = ["Chat", "Form"].map((word) => h("button", { type: "button", on: { click: () => { localStorage.setItem(KEPT, word); show(word); } } }, word));
+  const ways = picks("How to ask", WAYS, (at) => { localStorage.setItem(KEPT, WAYS[at]); show(WAYS[at]); });
   const made = new Map();
 
   function show(word) {
-    for (const pick of picks) pick.setAttribute("aria-pressed", String(pick.textContent === word));
-    if (!made.has(word)) made.set(word, word === "Chat" ? conversation(given) : playground(given));
+    ways.show(WAYS.indexOf(word));
+    const now = { ...given, query: read().query }; // the other view may have made another run since
+    if (!made.has(word)) made.set(word, word === "Chat" ? conversation(now) : playground(now));
     fill(place, made.get(word));
   }
 
   show(localStorage.getItem(KEPT) === "Form" || given.query.has("again") ? "Form" : "Chat");
-  return h("div", {}, h("div", { class: "picks way", role: "group", "aria-label": "How to ask" }, picks), place);
+  return h("div", { class: "ways-to-ask" }, ways.node, place);
 }
 
 function conversation({ model, full, state, signal, query, shared }) {
-  const fields = schemaForm(model.latest_version.openapi_schema, { without: OWN });
-  const more = advanced();
-  const codes = codeTabs(full, { hasOpenAi: state?.has_openai, name: "The same in code" });
+  const request = asker({ model, full, state, shared, without: OWN });
+  const { fields, more, trouble, codes } = request;
   const role = h("textarea", { id: "chat-system", rows: "3", placeholder: "You are a helpful assistant." });
-  const log = h("div", { class: "said", role: "log", "aria-label": "Conversation", tabindex: "0" });
+  const log = h("div", { class: "turns", role: "log", "aria-label": "Conversation", tabindex: "0" });
   const words = h("textarea", { id: "chat-words", rows: "2", placeholder: "Ask something…", "aria-label": "Message", on: { keydown: sendByKey, input: grow } });
-  const trouble = h("p", { class: "trouble", role: "alert" });
   const send = h("button", { type: "submit", class: "main", "data-denied": !session.acts }, "Send");
   const foot = h("div", { class: "actions" });
   let messages = []; // that were said and answered, without the role
   let running = null; // the run that answers now
-  let last = null;
+
+  const before = () => [...(role.value.trim() ? [{ role: "system", content: role.value.trim() }] : []), ...messages];
+  const withQuestion = (content, rest) => ({ messages: [...before(), { role: "user", content }], ...rest });
+  const showCode = () => request.follow(() => withQuestion(words.value.trim() || messages.findLast((one) => one.role === "user")?.content || "Hello!", fields.now()));
 
   const settings = h("form", { class: "card ask", novalidate: true, "aria-label": "Settings", on: { submit: (event) => event.preventDefault(), input: showCode, change: showCode } },
     h("details", { open: !matchMedia(NARROW).matches }, h("summary", {}, "Settings"),
@@ -63,13 +65,6 @@ function conversation({ model, full, state, signal, query, shared }) {
       fields.names.length ? h("details", { class: "advanced" }, h("summary", {}, "Sampling and limits"), fields.node) : null, more.node));
   const composer = h("form", { class: "composer", on: { submit } }, words, send);
   const card = h("section", { class: "card result chat", "aria-label": "Result" }, log, trouble, foot, composer);
-
-  const before = () => [...(role.value.trim() ? [{ role: "system", content: role.value.trim() }] : []), ...messages];
-  function showCode() {
-    try { shared.input = { messages: [...before(), { role: "user", content: words.value.trim() || messages.findLast((one) => one.role === "user")?.content || "Hello!" }], ...fields.now() }; } catch { return; }
-    codes.follow(shared.input);
-    for (const hear of shared.onInput) hear(shared.input);
-  }
 
   const fit = () => { words.rows = Math.min(10, Math.max(2, words.value.split("\n").length)); };
 
@@ -86,14 +81,11 @@ function conversation({ model, full, state, signal, query, shared }) {
     event.preventDefault();
     const text = words.value.trim();
     if (!text || running || send.disabled) return;
-    say(trouble, session.acts ? "" : MAY_NOT_RUN);
-    if (!session.acts) return;
-    fields.blame([]);
-    more.blame("");
+    request.forgive();
+    if (!session.acts) { say(trouble, MAY_NOT_RUN); return; }
     send.disabled = true;
     try {
-      const input = { messages: [...before(), { role: "user", content: text }], ...(await fields.values()) };
-      const made = await ask(`/v1/models/${full}/predictions`, { method: "POST", body: { input, ...more.body() }, headers: more.headers() });
+      const made = await request.send(async () => withQuestion(text, await fields.values()));
       if (signal.aborted) return; // it runs, and another view is shown
       words.value = "";
       grow();
@@ -101,32 +93,26 @@ function conversation({ model, full, state, signal, query, shared }) {
       messages.push({ role: "user", content: text });
       log.append(bubble("user", text));
       answer(made);
+      words.focus();
     } catch (error) {
-      const placed = fields.blame(error.fields ?? []);
-      say(trouble, more.blame(error.message) ? "See Advanced." : placed ? "A setting needs another look." : error.message);
+      if (signal.aborted) return;
+      words.focus();
+      request.blame(error, settings);
     } finally {
       send.disabled = false;
-      if (!signal.aborted) words.focus();
     }
   }
 
   function answer(made) {
     const area = new OutputArea({ name: `Answer ${messages.filter((one) => one.role === "user").length}` });
-    const meter = new Meter();
-    const turn = h("p", { class: "hint turn" });
-    const stop = action("Stop", async () => { await ask(`/v1/predictions/${made.id}/cancel`, { method: "POST" }); return "It is asked to stop."; }, { kind: "danger" });
+    const path = `/v1/predictions/${made.id}`;
+    const stop = canceler(path, { name: "Stop" });
     running = new AbortController();
     const ending = AbortSignal.any([signal, running.signal]);
     readdress(`#/models/${full}?run=${made.id}`);
+    const wasOver = isTerminal(made.status); // it is an old run
     let isOver = false;
-    const timer = setInterval(() => meter.show(last), 200);
-    ending.addEventListener("abort", () => clearInterval(timer), { once: true });
-    last = made;
     const onChange = (seen) => {
-      last = seen;
-      meter.show(seen);
-      area.node.classList.toggle("busy", !isTerminal(seen.status) && !area.pieces);
-      say(turn, seen.queue && !isTerminal(seen.status) ? waits(seen.queue) : "");
       if (!isTerminal(seen.status)) return stop.isConnected || fill(foot, stop);
       if (isOver) return undefined;
       isOver = true;
@@ -135,12 +121,12 @@ function conversation({ model, full, state, signal, query, shared }) {
       else withdraw();
       running?.abort();
       running = null;
-      announce(seen.status === "succeeded" ? "The answer is there." : `The answer ${seen.status}.`);
+      if (!wasOver) announce(seen.status === "succeeded" ? "The answer is there." : `The answer ${seen.status}.`);
       showCode();
       return ended(seen);
     };
-    const { error, output, logs } = followRun(made, { path: `/v1/predictions/${made.id}`, signal: ending, onChange, onPiece: () => { area.node.classList.remove("busy"); meter.tick(area.pieces); stay(); }, area, isFolded: true });
-    log.append(h("div", { class: "bubble assistant" }, turn, error, logs, output, meter.node));
+    const { error, output, logs, meter, turn } = meteredRun(made, { path, signal: ending, area, onChange, onPiece: stay });
+    log.append(h("div", { class: "bubble assistant" }, turn, error, logs, output, meter));
     log.scrollTop = log.scrollHeight;
   }
 
@@ -148,7 +134,7 @@ function conversation({ model, full, state, signal, query, shared }) {
   function withdraw() {
     if (messages.at(-1)?.role !== "user") return;
     const { content } = messages.pop();
-    words.value ||= wordsOf(content);
+    words.value ||= textOfMessage(content);
     fit();
   }
 
@@ -167,7 +153,6 @@ function conversation({ model, full, state, signal, query, shared }) {
 
   function fresh() {
     messages = [];
-    last = null;
     readdress(`#/models/${full}`);
     blank();
     fill(foot);
@@ -183,12 +168,12 @@ function conversation({ model, full, state, signal, query, shared }) {
 
   /** The conversation of a run: what it was given, and what it answered. */
   function recall(run) {
-    const { messages: given, prompt, system_prompt: system, ...rest } = run.input ?? {};
-    const all = Array.isArray(given) ? given.filter((one) => typeof one === "object" && one) : [...(system ? [{ role: "system", content: system }] : []), { role: "user", content: prompt ?? "" }];
+    const input = run.input ?? {};
+    const all = messagesOf(input).filter((one) => typeof one === "object" && one);
     role.value = all.find((one) => one.role === "system")?.content ?? "";
     messages = all.filter((one) => one.role !== "system");
-    fields.take(rest);
-    fill(log, messages.map((one) => bubble(one.role, wordsOf(one.content))));
+    fields.take(input);
+    fill(log, messages.map((one) => bubble(one.role, textOfMessage(one.content))));
     answer(run);
   }
 
@@ -213,7 +198,7 @@ function conversation({ model, full, state, signal, query, shared }) {
 }
 
 /** The text of a message, which may have parts. */
-const wordsOf = (content) => (typeof content === "string" ? content : Array.isArray(content) ? content.map((part) => part.text ?? `[${part.type}]`).join("\n") : JSON.stringify(content));
+const textOfMessage = (content) => (typeof content === "string" ? content : Array.isArray(content) ? content.map((part) => part.text ?? `[${part.type}]`).join("\n") : JSON.stringify(content));
 
 function bubble(role, text) {
   if (role === "user") return h("div", { class: "bubble user" }, h("p", { class: "as-typed" }, text));

@@ -3,11 +3,10 @@
 import { serviceAddress } from "../api.js";
 import { h } from "../dom.js";
 import { fileOf } from "../media.js";
-import { filesOf, textOf } from "../output.js";
+import { filesOf } from "../output.js";
+import { preview } from "./parts.js";
 
 const TONES = 8;
-const COVER = /^data:image\/(?:png|jpeg|webp|gif);base64,/;
-const SHORT = 160; // characters of a text
 
 /** The state of a model, in a word and a colour. */
 export const stateChip = (state) => h("span", { class: `chip ${state.shade}`, title: state.detail || null }, state.words);
@@ -15,7 +14,6 @@ export const stateChip = (state) => h("span", { class: `chip ${state.shade}`, ti
 /** The picture of a model, or a tile of its own with its first letter. One on another site is not loaded. */
 export function picture(model) {
   const own = model.cover_image_url ?? "";
-  if (COVER.test(own)) return h("img", { class: "cover", src: own, alt: "" });
   const here = fileOf(own);
   if (here?.src && here.kind === "picture") return h("img", { class: "cover", src: here.src, alt: "", loading: "lazy" });
   const name = `${model.owner}/${model.name}`;
@@ -23,25 +21,14 @@ export function picture(model) {
   return h("span", { class: `cover tile tone${tone}`, "aria-hidden": "true" }, model.name.charAt(0).toUpperCase());
 }
 
-/** The input or the output of a run, in short: a picture of it, or its first words. */
+/** The input or the output of a run, in short: a picture of it, another file, or its first words. */
 export function glimpse(value) {
-  const file = filesOf(value).find((one) => one.src);
+  const files = filesOf(value).filter(({ src }) => src);
+  const file = files.find(({ kind }) => kind === "picture") ?? files[0];
   if (file?.kind === "picture") return h("img", { src: file.src, alt: "", loading: "lazy" });
   if (file) return h("span", { class: "mark", "aria-hidden": "true" }, { sound: "🔊", film: "🎬" }[file.kind] ?? "📄");
-  return h("span", { class: "words" }, inShort(value));
+  return h("span", { class: "words" }, preview(value));
 }
-
-/** The first words of a value. */
-export function inShort(value) {
-  const text = textOf(value) ?? (value === null || value === undefined ? "" : typeof value === "object" ? wordsOf(value) : String(value));
-  const line = text.replace(/\s+/g, " ").trim();
-  return line.length > SHORT ? `${line.slice(0, SHORT)}…` : line;
-}
-
-const wordsOf = (value) => {
-  const told = Object.values(value).filter((one) => typeof one === "string" && one.trim() && !fileOf(one));
-  return told.sort((a, b) => b.length - a.length)[0] ?? JSON.stringify(value).slice(0, 2 * SHORT);
-};
 
 export const NARROW = "(max-width: 900px)"; // a result is below its form
 

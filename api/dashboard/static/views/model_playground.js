@@ -2,12 +2,10 @@
 // the last good run or of an example until there is a new one.
 
 import { ask, repeat } from "../api.js";
-import { codeTabs } from "../code_tabs.js";
-import { fill, h, keyed, refill, say } from "../dom.js";
+import { fill, h, isPlainClick, keyed, refill, say } from "../dom.js";
 import { ago } from "../format.js";
-import { schemaForm } from "../schema_form.js";
 import { session } from "../session.js";
-import { advanced } from "./model_advanced.js";
+import { asker } from "./model_ask.js";
 import { glimpse, MAY_NOT_RUN, NARROW } from "./model_parts.js";
 import { runView } from "./model_run.js";
 import { failure, isTerminal } from "./parts.js";
@@ -17,11 +15,9 @@ const LOOK_MS = 5000;
 const NOW = { starting: "waits", processing: "runs now" };
 
 export function playground({ model, full, state, signal, query, shared }) {
-  const fields = schemaForm(model.latest_version.openapi_schema);
-  const more = advanced();
-  const trouble = h("p", { class: "trouble", role: "alert" });
+  const request = asker({ model, full, state, shared });
+  const { fields, more, trouble, codes, forgive } = request;
   const button = h("button", { type: "submit", class: "main", "data-denied": !session.acts }, "Run");
-  const codes = codeTabs(full, { hasOpenAi: state?.has_openai, name: "The same in code" });
   const line = h("ol", {});
   const strip = h("section", { class: "runs-strip", "aria-label": "Runs of your account", hidden: true }, h("h2", {}, "Runs of your account"), line);
   const view = runView({ full, signal, onInput: take, onEnd: () => list().catch(() => {}) });
@@ -40,31 +36,20 @@ export function playground({ model, full, state, signal, query, shared }) {
     showCode();
   }
 
-  /** Let the code follow the form. What cannot be read yet stays out until it can. */
-  function showCode() {
-    try { shared.input = fields.now(); } catch { return; }
-    codes.follow(shared.input);
-    for (const hear of shared.onInput) hear(shared.input);
-  }
+  const showCode = () => request.follow(fields.now);
 
   function runByKey(event) {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); form.requestSubmit(); }
   }
 
   function reset() {
-    forgive();
     more.reset();
     take({});
   }
 
-  function forgive() {
-    say(trouble, "");
-    fields.blame([]);
-    more.blame("");
-  }
-
-  /** Fill the form with the input of a run. */
+  /** Fill the form with the input of a run. Faults of the former input go. */
   function take(input) {
+    forgive();
     fields.take(input ?? {});
     isTouched = false;
     showCode();
@@ -78,7 +63,7 @@ export function playground({ model, full, state, signal, query, shared }) {
     isSending = true;
     button.setAttribute("aria-disabled", "true"); // it keeps the focus
     try {
-      const made = await ask(`/v1/models/${full}/predictions`, { method: "POST", body: { input: await fields.values(), ...more.body() }, headers: more.headers() });
+      const made = await request.send(fields.values);
       if (signal.aborted) return; // it runs, and another view is shown
       picked += 1;
       isTouched = false;
@@ -87,19 +72,11 @@ export function playground({ model, full, state, signal, query, shared }) {
       draw();
       if (matchMedia(NARROW).matches) view.node.scrollIntoView();
     } catch (error) {
-      blame(error);
+      request.blame(error, form);
     } finally {
       isSending = false;
       button.removeAttribute("aria-disabled");
     }
-  }
-
-  function blame(error) {
-    const given = error.fields ?? [];
-    const placed = given.length ? fields.blame(given) : 0;
-    const isMore = more.blame(error.message);
-    say(trouble, placed && placed === given.length ? `${placed === 1 ? "One field needs" : `${placed} fields need`} another look.` : isMore ? "See Advanced." : error.message);
-    node.querySelector('[aria-invalid="true"], fieldset:has(> .trouble:not(:empty)) :is(input, textarea, button)')?.focus();
   }
 
   async function list() {
@@ -111,7 +88,7 @@ export function playground({ model, full, state, signal, query, shared }) {
   const drawRuns = keyed(line, ({ id }) => id, ({ id }) => {
     const thumb = h("span", { class: "thumb" });
     const below = h("span", { class: "below" });
-    const link = h("a", { href: `#/models/${full}?run=${id}`, on: { click: (event) => { if (event.ctrlKey || event.metaKey || event.shiftKey) return; event.preventDefault(); pick(id); } } }, thumb, below);
+    const link = h("a", { href: `#/models/${full}?run=${id}`, on: { click: (event) => { if (isPlainClick(event)) { event.preventDefault(); pick(id); } } } }, thumb, below);
     return {
       node: h("li", {}, link),
       update({ status, created_at: at, input, output }) {

@@ -9,7 +9,7 @@ import { wantsPlain } from "../live_text.js";
 import { OutputArea, textOf } from "../output.js";
 import { session } from "../session.js";
 import { shareLink } from "./model_parts.js";
-import { action, chip, copier, isTerminal, predictionLink, waits } from "./parts.js";
+import { action, canceler, chip, copier, isTerminal, predictionLink, waits } from "./parts.js";
 
 const TICK_MS = 200;
 const FEW = 5; // pieces, and ms that they took: with less a rate says nothing
@@ -45,6 +45,36 @@ export class Meter {
   }
 }
 
+/**
+ * Follow a run into `area`, as `followRun` does, with its `meter` and its `turn` in the line. `onChange(prediction)` is
+ * called after these are up to date.
+ */
+export function meteredRun(first, { path, signal, area, onChange, onPiece = () => {} }) {
+  const meter = new Meter();
+  const turn = h("p", { class: "hint turn" });
+  let last = first;
+  const timer = setInterval(() => { if (!isTerminal(last.status)) meter.show(last); }, TICK_MS);
+  signal.addEventListener("abort", () => clearInterval(timer), { once: true });
+
+  function change(seen) {
+    last = seen;
+    const isOver = isTerminal(seen.status);
+    if (isOver) clearInterval(timer);
+    meter.show(seen);
+    say(turn, seen.queue && !isOver ? waits(seen.queue) : "");
+    area.node.classList.toggle("busy", !isOver && !area.pieces);
+    onChange(seen);
+  }
+
+  function piece() {
+    area.node.classList.remove("busy");
+    if (area.live) meter.tick(area.pieces);
+    onPiece();
+  }
+
+  return { ...followRun(first, { path, signal, onChange: change, onPiece: piece, area, isFolded: true }), meter: meter.node, turn };
+}
+
 /** `node`; `show(prediction)`, `example(prediction)` and `empty()` say what it shows; `shown` is the run that it does. */
 export function runView({ full, signal, onInput, onEnd }) {
   const node = h("section", { class: "card result", "aria-label": "Result" });
@@ -60,41 +90,27 @@ export function runView({ full, signal, onInput, onEnd }) {
   function show(prediction, { isNew = false, isQuiet = false } = {}) {
     const ending = begin();
     const path = `/v1/predictions/${prediction.id}`;
-    const meter = new Meter();
     const status = h("span", {});
-    const turn = h("p", { class: "hint turn" });
     const area = new OutputArea();
-    const cancel = action("Cancel", async () => { await ask(`${path}/cancel`, { method: "POST" }); return "It is asked to stop."; }, { kind: "danger" });
+    const cancel = canceler(path);
     const acts = h("div", { class: "actions" });
     const since = h("p", { class: "hint id-of" }, predictionLink(prediction.id), isNew || !isTerminal(prediction.status) ? "" : ` · run ${ago(prediction.created_at)}`);
-    let last = prediction;
     let wasOver = isTerminal(prediction.status);
-    const timer = setInterval(() => { if (!isTerminal(last.status)) meter.show(last); }, TICK_MS);
-    ending.addEventListener("abort", () => clearInterval(timer), { once: true });
     view.shown = prediction;
     if (!isQuiet) readdress(`#/models/${full}?run=${prediction.id}`);
 
     const onChange = (seen) => {
-      last = seen;
       view.shown = seen;
       if (status.textContent !== seen.status) { fill(status, chip(seen.status)); if (isNew) announce(`The prediction: ${seen.status}.`); }
       const isOver = isTerminal(seen.status);
       cancel.hidden = isOver;
-      say(turn, seen.queue && !isOver ? waits(seen.queue) : "");
-      area.node.classList.toggle("busy", !isOver && !area.pieces);
-      meter.show(seen);
       if (!isOver) return cancel.isConnected || fill(acts, cancel);
-      clearInterval(timer);
       fill(acts, ...tools(seen, area, { full, onInput }));
       if (!wasOver) { wasOver = true; onEnd(); }
       return undefined;
     };
-    const onPiece = () => {
-      area.node.classList.remove("busy");
-      if (area.live) meter.tick(area.pieces);
-    };
-    const { error, output, logs } = followRun(prediction, { path, signal: ending, onChange, onPiece, area, isFolded: true });
-    fill(node, h("div", { class: "result-head" }, h("h2", {}, "Output"), status, meter.node), since, turn, error, output, logs, acts);
+    const { error, output, logs, meter, turn } = meteredRun(prediction, { path, signal: ending, area, onChange });
+    fill(node, h("div", { class: "result-head" }, h("h2", {}, "Output"), status, meter), since, turn, error, output, logs, acts);
   }
 
   function example(prediction) {
@@ -124,7 +140,7 @@ function tools(seen, area, { full, onInput }) {
   return [
     ...viewTools(area, seen),
     copier("Copy link", () => shareLink(seen.id)),
-    seen.data_removed ? null : h("button", { type: "button", class: "quiet", on: { click: () => { onInput(seen.input); announce("The form has its input."); } } }, "Use its input"),
+    seen.data_removed ? null : h("button", { type: "button", class: "quiet", on: { click: () => { onInput(seen.input); announce("The form now has the input of this run."); } } }, "Use its input"),
     isGood && session.operates ? action("Make it an example", () => makeExample(full, seen.id), { kind: "quiet", needs: "operates" }) : null,
   ];
 }

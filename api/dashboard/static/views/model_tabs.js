@@ -5,12 +5,10 @@ import { codeTabs } from "../code_tabs.js";
 import { fill, h, table } from "../dom.js";
 import { ago, between, seconds } from "../format.js";
 import { jsonView } from "../json_view.js";
-import { filesOf } from "../output.js";
-import { media } from "../media.js";
 import { resolved } from "../schema_form.js";
 import { inOrder } from "../schema_groups.js";
-import { glimpse, inShort } from "./model_parts.js";
-import { chip, copier, endless, failure, predictionLink } from "./parts.js";
+import { glimpse } from "./model_parts.js";
+import { chip, copier, endless, failure, predictionLink, preview } from "./parts.js";
 
 /** How to call it, with the input that is in the form now. */
 export function apiTab({ model, full, state, shared }) {
@@ -33,7 +31,7 @@ function inputs(schemas) {
   return table("Input", ["Name", "Type", "Default", "What it is"], h("tbody", {}, rows.map(([name, one]) => h("tr", {},
     h("th", { scope: "row", class: "mono" }, name, required.has(name) ? h("span", { class: "must" }, " *") : null),
     h("td", {}, typeOf(one)),
-    h("td", { class: "mono" }, one.default === undefined ? "–" : inShort(one.default) || '""'),
+    h("td", { class: "mono" }, one.default === undefined ? "–" : preview(one.default) || JSON.stringify(one.default)),
     h("td", {}, [one.description === "An enumeration." ? "" : one.description, bounds(one)].filter(Boolean).join(" · "))))));
 }
 
@@ -56,30 +54,25 @@ function outputs(schemas) {
 /** What operators show of it. */
 export function examplesTab({ full, signal, session }) {
   const list = h("ul", { class: "examples" });
-  const row = (one) => h("li", { class: "card" },
-    h("a", { class: "shown", href: `#/models/${full}?example=${one.id}`, "aria-label": `Try the example of ${ago(one.created_at)}` }, preview(one)),
-    h("p", { class: "words" }, inShort(one.input)),
-    h("p", { class: "hint" }, `${ago(one.created_at)} · ran ${seconds(one.metrics?.predict_time ?? null)}`));
+  const row = (example) => h("li", { class: "card" },
+    h("a", { class: "shown", href: `#/models/${full}?example=${example.id}`, "aria-label": `Try the example of ${ago(example.created_at)}` }, h("span", { class: "thumb" }, glimpse(example.output))),
+    h("p", { class: "words" }, preview(example.input)),
+    h("p", { class: "hint" }, `${ago(example.created_at)} · ran ${seconds(example.metrics?.predict_time ?? null)}`));
   return h("section", { class: "tab" }, list, endless(list, (next) => page(`/v1/models/${full}/examples`, next, { signal }), row, {
     signal, empty: session.operates ? "None yet. A good run of the playground becomes one with “Make it an example”." : "Its operator shows no example yet.",
   }));
 }
 
-function preview(one) {
-  const files = filesOf(one.output).filter((file) => file.kind === "picture" && file.src).slice(0, 1);
-  return files.length ? h("img", { src: files[0].src, alt: "", loading: "lazy" }) : h("span", { class: "thumb" }, glimpse(one.output));
-}
-
 /** Its versions, the newest first, with how the last setup of each went. */
 export function versionsTab({ full, model, signal }) {
   const list = h("ul", { class: "versions" });
-  const row = (one) => {
+  const row = (version) => {
     const setup = h("div", { class: "setup" });
     const details = h("details", { on: { toggle: () => details.open && !setup.childElementCount && look() } }, h("summary", {}, "Last setup and schema"), setup);
     async function look() {
       fill(setup, h("p", { class: "hint" }, "…"));
       try {
-        const { setup_run: ran, openapi_schema: schema } = await ask(`/v1/models/${full}/versions/${one.id}`, { signal });
+        const { setup_run: ran, openapi_schema: schema } = await ask(`/v1/models/${full}/versions/${version.id}`, { signal });
         fill(setup, ran
           ? [h("p", {}, chip(ran.status), " ", ran.completed_at ? `${ago(ran.completed_at)}, in ${seconds(between(ran.started_at, ran.completed_at))}` : ""), ran.logs ? h("pre", { class: "log", tabindex: "0", role: "group", "aria-label": "Log of the setup" }, ran.logs) : null]
           : h("p", { class: "hint" }, "No server has reported a setup yet."), jsonView(schema, { isOpen: false, name: "OpenAPI" }));
@@ -87,10 +80,10 @@ export function versionsTab({ full, model, signal }) {
         fill(setup, failure(error));
       }
     }
-    const isNewest = one.id === model.latest_version.id;
+    const isNewest = version.id === model.latest_version.id;
     details.open = isNewest; // which asks for its setup
     return h("li", { class: "card" },
-      h("p", { class: "head" }, h("code", { class: "broken" }, one.id.slice(0, 12)), isNewest ? h("span", { class: "chip good" }, "newest") : null, h("span", { class: "hint" }, `${ago(one.created_at)} · ${one.cog_version}`), copier("Copy id", () => one.id)),
+      h("p", { class: "head" }, h("code", { class: "broken" }, version.id.slice(0, 12)), isNewest ? h("span", { class: "chip good" }, "newest") : null, h("span", { class: "hint" }, `${ago(version.created_at)} · ${version.cog_version}`), copier("Copy id", () => version.id)),
       details);
   };
   return h("section", { class: "tab" }, list, endless(list, (next) => page(`/v1/models/${full}/versions`, next, { signal }), row, { signal, empty: "No version is registered." }));
@@ -99,10 +92,10 @@ export function versionsTab({ full, model, signal }) {
 /** My runs of it. */
 export function runsTab({ full, session, signal }) {
   const body = h("tbody", {});
-  const row = (one) => h("tr", {},
-    h("td", {}, h("a", { class: "thumb small", href: `#/models/${full}?run=${one.id}`, "aria-label": `Show ${one.id}` }, one.status === "succeeded" ? glimpse(one.output) : "▷")),
-    h("td", {}, predictionLink(one.id)), h("td", {}, chip(one.status)), h("td", { class: "error" }, one.error ? inShort(one.error) : inShort(one.input)),
-    h("td", { class: "num" }, ago(one.created_at)), h("td", { class: "num" }, seconds(one.metrics?.predict_time ?? between(one.started_at, one.completed_at))));
+  const row = (run) => h("tr", {},
+    h("td", {}, h("a", { class: "thumb small", href: `#/models/${full}?run=${run.id}`, "aria-label": `Show ${run.id}` }, run.status === "succeeded" ? glimpse(run.output) : "▷")),
+    h("td", {}, predictionLink(run.id)), h("td", {}, chip(run.status)), h("td", { class: "error" }, preview(run.error || run.input)),
+    h("td", { class: "num" }, ago(run.created_at)), h("td", { class: "num" }, seconds(run.metrics?.predict_time ?? between(run.started_at, run.completed_at))));
   return h("section", { class: "tab" },
     h("p", { class: "hint" }, "Runs of your account. ", h("a", { href: `#/predictions?model=${encodeURIComponent(full)}` }, session.seesAll ? "Those of all accounts, with filters" : "With filters")),
     table("Runs of your account", [h("th", { scope: "col" }, h("span", { class: "unseen" }, "Output")), "Id", "Status", "Input", "#Created", "#Ran"], body),

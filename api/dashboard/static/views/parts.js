@@ -1,6 +1,7 @@
 // Pieces that several views show.
 
-import { announce, fill, h, say } from "../dom.js";
+import { ask } from "../api.js";
+import { announce, dialog, fill, h, say } from "../dom.js";
 import { ago, count, seconds } from "../format.js";
 import { session } from "../session.js";
 
@@ -69,8 +70,8 @@ export function action(name, act, { kind = "", confirm = "", of = "", needs = "a
     if (button.ariaBusy || (confirm && !(await sure(confirm, name)))) return;
     button.ariaBusy = "true";
     try {
-      const said = await act();
-      if (said) notice(said);
+      const message = await act();
+      if (message) notice(message);
     } catch (error) {
       notice(error.message, "trouble");
     } finally {
@@ -80,14 +81,26 @@ export function action(name, act, { kind = "", confirm = "", of = "", needs = "a
   return button;
 }
 
+/** A button that cancels the prediction at `path`. */
+export const canceler = (path, { name = "Cancel", needs } = {}) => action(name, async () => {
+  await ask(`${path}/cancel`, { method: "POST" });
+  return "Cancellation was requested.";
+}, { kind: "danger", needs });
+
+/** A row of buttons, of which `show(at)` marks one as chosen. `onPick(at)` is called for the one that is clicked. */
+export function picks(label, names, onPick) {
+  const buttons = names.map((name, at) => h("button", { type: "button", "aria-pressed": "false", on: { click: () => onPick(at) } }, name));
+  return {
+    node: h("div", { class: "picks", role: "group", "aria-label": label }, buttons),
+    show(chosen) { for (const [at, button] of buttons.entries()) button.setAttribute("aria-pressed", String(at === chosen)); },
+  };
+}
+
 /** Ask whether it is meant. Escape and Back say no. */
 export function sure(question, name) {
   return new Promise((done) => {
-    const box = h("dialog", { class: "card", "aria-label": name }, h("p", {}, question),
+    dialog({ isLight: false, class: "card", "aria-label": name, on: { close: ({ target }) => done(target.returnValue === "yes") } }, h("p", {}, question),
       h("form", { method: "dialog", class: "actions" }, h("button", { value: "no" }, "Back"), h("button", { value: "yes", class: "main danger" }, name)));
-    box.addEventListener("close", () => { done(box.returnValue === "yes"); box.remove(); }, { once: true });
-    document.body.append(box);
-    box.showModal();
   });
 }
 
@@ -128,7 +141,7 @@ export const facts = (pairs) => h("dl", { class: "facts" }, pairs
 /** What went wrong with a view, in its place. */
 export const failure = (error) => h("p", { class: "trouble", role: "alert" }, error.message);
 
-const MOST_ROWS = 2000; // in one list: more is searched by filters, not read
+export const MOST_ROWS = 2000; // in one list: more is searched by filters, not read
 
 /** A list that goes on as long as there is more: `more(next)` returns {results, next}. `row(item)` makes a line of it. */
 export function endless(body, more, row, { signal, empty }) {

@@ -7,11 +7,11 @@ import { followRun } from "../follow_run.js";
 import { ago, between, due, json, moment, seconds } from "../format.js";
 import { text } from "../output.js";
 import { asCurl, asPython } from "../snippets.js";
-import { action, chip, copier, facts, failure, finding, isTerminal, loading, queueLink, waits } from "./parts.js";
+import { action, canceler, chip, copier, facts, failure, finding, isTerminal, loading, queueLink, waits } from "./parts.js";
 
 const KINDS = { training: "trainings", procedure: "procedures" }; // what stands behind ~ in the name of a queue
 
-const KINDS_OF_BARS = [["waited", "waits"], ["ran", "runs"], ["lost", "an attempt that failed"], ["told", "webhook delivered"], ["untold", "webhook not accepted"]];
+const KINDS_OF_BARS = [["waited", "waits"], ["ran", "runs"], ["lost", "an attempt that failed"], ["delivered", "webhook delivered"], ["refused", "webhook not accepted"]];
 
 export function prediction({ params: [id], session, signal, refresh }) {
   const head = h("div", {});
@@ -25,13 +25,13 @@ export function prediction({ params: [id], session, signal, refresh }) {
   const node = h("article", {}, h("h1", { class: "mono" }, id, " ", copier("Copy id", () => id)), head, buttons, alarm, wait, causes, died, body, story);
 
   async function tell() {
-    const told = await ask(`/v1/predictions/${id}/explain`, { signal });
-    const dead = session.seesAll && told.next.some((next) => next.what === "dead_letter");
-    if (signal.aborted) return told;
-    refill(causes, told.causes?.length ? h("section", { class: "attention" }, h("h2", {}, told.ended ? "What holds its webhook up" : "What holds it up"), h("ul", { class: "findings" }, told.causes.map(finding))) : null);
+    const explained = await ask(`/v1/predictions/${id}/explain`, { signal });
+    const dead = session.seesAll && explained.next.some((next) => next.what === "dead_letter");
+    if (signal.aborted) return explained;
+    refill(causes, explained.causes?.length ? h("section", { class: "attention" }, h("h2", {}, explained.ended ? "What holds its webhook up" : "What holds it up"), h("ul", { class: "findings" }, explained.causes.map(finding))) : null);
     refill(died, dead ? letter(id, refresh) : null);
-    refill(story, timeline(told, session), told.webhook ? deliveries(told.id, told.webhook, session.rightOn(told.submitted.account)) : null);
-    return told;
+    refill(story, timeline(explained, session), explained.webhook ? deliveries(explained.id, explained.webhook, session.rightOn(explained.submitted.account)) : null);
+    return explained;
   }
 
   function show(seen, path, account) {
@@ -42,7 +42,7 @@ export function prediction({ params: [id], session, signal, refresh }) {
   }
 
   function own(seen, path, account) {
-    const cancel = action("Cancel", async () => { await ask(`${path}/cancel`, { method: "POST" }); return "It is asked to stop."; }, { kind: "danger", needs: session.rightOn(account) });
+    const cancel = canceler(path, { needs: session.rightOn(account) });
     const again = h("a", { class: "button", href: `#/models/${seen.model}?again=${id}` }, "Run again…");
     const retry = action("Retry", async () => retried(await ask(`/v1/admin/predictions/${id}/retry`, { method: "POST" }), id, refresh), { needs: "operates" });
     const raw = h("div", {});
@@ -69,9 +69,9 @@ export function prediction({ params: [id], session, signal, refresh }) {
 
   async function load() {
     try {
-      const told = await tell();
-      const account = told.submitted.account;
-      const kind = KINDS[told.queue_name.split("~")[1]] ?? "predictions";
+      const explained = await tell();
+      const account = explained.submitted.account;
+      const kind = KINDS[explained.queue_name.split("~")[1]] ?? "predictions";
       const path = `/v1/${kind}/${id}`;
       const seen = await ask(path, { signal });
       if (!signal.aborted) own(seen, path, session.seesAll ? account : "");
@@ -98,10 +98,10 @@ const measured = (metrics) => (Object.keys(metrics ?? {}).length
   : null);
 
 /** Rows of the picture: each wait, each attempt, each attempt to deliver the webhook. */
-function rows(told) {
-  const { submitted, held, ended, webhook } = told;
+function rows(explained) {
+  const { submitted, held, ended, webhook } = explained;
   const ms = (iso) => Date.parse(iso);
-  const end = ended ? ms(ended.at) : ms(told.now);
+  const end = ended ? ms(ended.at) : ms(explained.now);
   const found = [];
   let since = ms(submitted.at);
   for (const one of held) {
@@ -114,17 +114,17 @@ function rows(told) {
   if (!held.length || (!ended && held.at(-1).ended_at)) found.push({ name: "waits", from: since, until: end, kind: "waited", text: seconds((end - since) / 1000) });
   for (const one of webhook?.deliveries ?? []) {
     const at = ms(one.at);
-    found.push({ name: "webhook", from: at, until: at, kind: one.outcome === "delivered" ? "told" : "untold", text: one.status ? String(one.status) : one.outcome === "failed" ? "no answer" : one.outcome });
+    found.push({ name: "webhook", from: at, until: at, kind: one.outcome === "delivered" ? "delivered" : "refused", text: one.status ? String(one.status) : one.outcome === "failed" ? "no answer" : one.outcome });
   }
   return found.filter((row) => row.from === row.from);
 }
 
-function timeline(told, session) {
-  const { submitted, held, ended } = told;
-  const found = rows(told);
+function timeline(explained, session) {
+  const { submitted, held, ended } = explained;
+  const found = rows(explained);
   const from = Date.parse(submitted.at);
   const until = Math.max(from + 1, ...found.map((row) => row.until));
-  const queue = session.seesAll ? queueLink(told.queue_name) : told.queue_name;
+  const queue = session.seesAll ? queueLink(explained.queue_name) : explained.queue_name;
   const quarters = [0.25, 0.5, 0.75, 1].map((part) => seconds(((until - from) * part) / 1000));
   return h("section", { "aria-label": "Timeline" },
     h("h2", {}, "Timeline"),
@@ -132,10 +132,10 @@ function timeline(told, session) {
     gantt(found, { from, until, label: "Where the time went", ticks: ["0", ...quarters.map((words, at) => (quarters.indexOf(words) === at ? words : ""))] }),
     h("ol", { class: "timeline" },
       h("li", {}, `${moment(submitted.at)}: created in `, queue, `, lane ${submitted.lane}`),
-      told.version_because ? h("li", {}, `Version ${told.version.slice(0, 12)}, ${told.version_because}`) : null,
+      explained.version_because ? h("li", {}, `Version ${explained.version.slice(0, 12)}, ${explained.version_because}`) : null,
       held.map((one) => h("li", {}, attempt(one))),
       ended ? h("li", {}, `${moment(ended.at)}: ${ended.status}${ended.code ? ` (${ended.code})` : ""} after ${seconds(ended.total_s)} in all`) : null,
-      ended ? null : told.next.map((next) => h("li", { class: "next" }, `${next.at ? `${moment(next.at)}: ` : ""}next: ${next.detail || next.what}`))));
+      ended ? null : explained.next.map((next) => h("li", { class: "next" }, `${next.at ? `${moment(next.at)}: ` : ""}next: ${next.detail || next.what}`))));
 }
 
 const attempt = (one) => [
@@ -155,7 +155,7 @@ function deliveries(id, webhook, needs) {
 }
 
 function letter(id, refresh) {
-  const act = (what, said) => async () => { await ask(`/v1/admin/dead/${id}/${what}`, { method: "POST" }); refresh(); return said; };
+  const act = (what, message) => async () => { await ask(`/v1/admin/dead/${id}/${what}`, { method: "POST" }); refresh(); return message; };
   return h("section", { class: "attention" },
     h("h2", {}, "A dead letter"),
     h("p", {}, "It used up its attempts, and waits for an operator."),

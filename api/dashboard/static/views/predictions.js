@@ -4,7 +4,7 @@ import { ask, askForAll, page, repeat, whyRefused } from "../api.js";
 import { accountNames, modelNames, pick } from "../choices.js";
 import { fill, h, keyed, say, table } from "../dom.js";
 import { ago, between, moment, now, seconds } from "../format.js";
-import { action, chip, failure, isTerminal, loading, predictionLink, preview, STATUSES } from "./parts.js";
+import { action, chip, failure, isTerminal, loading, MOST_ROWS, predictionLink, preview, STATUSES } from "./parts.js";
 
 const SINCE = [["", "any time"], ["15m", "the last 15 min", 900], ["1h", "the last hour", 3600], ["24h", "the last day", 86_400], ["7d", "the last week", 604_800]];
 const TIME = /^\d{4}-\d\d-\d\dT[\d:.]+Z$/;
@@ -16,7 +16,6 @@ function created(since, until) {
 }
 const LOOK_MS = 4000;
 const MOST_LIVE = 1000; // rows, beyond which the list no longer updates itself
-const MOST_ROWS = 2000; // more is searched by filters, not read
 
 const MOST_IDS = 500; // of one request
 const parted = (ids) => Array.from({ length: Math.ceil(ids.length / MOST_IDS) }, (_, at) => ({ ids: ids.slice(MOST_IDS * at, MOST_IDS * (at + 1)) }));

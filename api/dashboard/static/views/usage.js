@@ -1,24 +1,19 @@
 // Usage: who used what in a month. Of all accounts for operators, of one's own otherwise.
 
 import { readdress } from "../address.js";
-import { ask } from "../api.js";
+import { ask, saveAs } from "../api.js";
 import { chart } from "../chart.js";
 import { fill, h, table } from "../dom.js";
 import { bytes, count, now, seconds, share } from "../format.js";
-import { action, failure } from "./parts.js";
+import { action, failure, picks } from "./parts.js";
 
 const MONTH = /^\d{4}-\d{2}$/;
 const DAY_S = 86_400;
 const MOST_SHOWN = 4; // names in the chart, beside the others
 const TONES = ["team1", "team2", "team3", "team4", "team5"];
-const FIGURES = ["runs", "seconds", "input_tokens", "cached_tokens", "output_tokens", "file_bytes", "cost"];
-const MEASURES = {
-  cost: ["Cost", (value) => value.toFixed(2)],
-  seconds: ["Time", seconds],
-  runs: ["Runs", count],
-  output_tokens: ["Output tokens", count],
-  input_tokens: ["Input tokens", count],
-};
+const COLUMNS = { runs: ["#Runs", count], seconds: ["#Time", seconds], input_tokens: ["#Input tokens", count], cached_tokens: ["#Of them cached", count], output_tokens: ["#Output tokens", count], file_bytes: ["#Files", bytes], cost: ["#Cost", (value) => (value === null ? "–" : value.toFixed(2))] };
+const FIGURES = Object.keys(COLUMNS);
+const MEASURES = Object.fromEntries(["cost", "seconds", "runs", "output_tokens", "input_tokens"].map((name) => [name, [COLUMNS[name][0].slice(1), COLUMNS[name][1]]]));
 const GROUPS = { "account,model": "Account and model", account: "Account", model: "Model" };
 
 /** The month before or after one, as 2026-11. */
@@ -49,7 +44,7 @@ export function usage({ session, signal, query }) {
       const of = chosen.of || (sums.total.cost ? "cost" : "seconds");
       const at = document.activeElement;
       const picked = body.contains(at) && at.closest(".picks")?.ariaLabel; // which goes with what is drawn now
-      fill(body, figures(sums.total), picks(sums.total, of), perDay(days.results, keys[0], of), rows(sums, keys, of));
+      fill(body, figures(sums.total), choices(sums.total, of), perDay(days.results, keys[0], of), rows(sums, keys, of));
       if (picked) body.querySelector(`[aria-label="${picked}"] [aria-pressed="true"]`)?.focus();
     } catch (error) {
       if (!isLeft()) fill(body, failure(error));
@@ -62,10 +57,14 @@ export function usage({ session, signal, query }) {
     load();
   }
 
-  const pick = (label, options, current, name) => h("div", { class: "picks", role: "group", "aria-label": label },
-    Object.entries(options).map(([value, words]) => h("button", { type: "button", "aria-pressed": String(value === current), on: { click: () => choose({ [name]: value }) } }, words)));
+  function pick(label, options, current, name) {
+    const values = Object.keys(options);
+    const { node, show } = picks(label, Object.values(options), (at) => choose({ [name]: values[at] }));
+    show(values.indexOf(current));
+    return node;
+  }
 
-  const picks = (total, of) => h("div", { class: "usage-picks" },
+  const choices = (total, of) => h("div", { class: "usage-picks" },
     Object.keys(groups).length > 1 ? pick("Group by", groups, chosen.by, "by") : null,
     pick("Measure", Object.fromEntries(Object.entries(MEASURES).filter(([name]) => total[name]).map(([name, [words]]) => [name, words])), of, "of"),
     action("Download CSV", csv, { needs: "" }));
@@ -102,7 +101,7 @@ export function usage({ session, signal, query }) {
     const keys = [...(session.seesAll ? ["account"] : []), "model", "day"];
     const { results } = await about(keys.join(","));
     const lines = [[...keys, ...FIGURES], ...results.map((one) => [...keys, ...FIGURES].map((name) => one[name] ?? ""))];
-    save(`${lines.map((cells) => cells.join(",")).join("\n")}\n`, `usage-${month}.csv`);
+    saveAs(new Blob([`${lines.map((cells) => cells.join(",")).join("\n")}\n`], { type: "text/csv" }), `usage-${month}.csv`);
     return `${results.length} lines.`;
   }
 
@@ -118,12 +117,6 @@ export function usage({ session, signal, query }) {
   };
 }
 
-function save(text, name) {
-  const address = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
-  h("a", { href: address, download: name }).click();
-  setTimeout(() => URL.revokeObjectURL(address), 60_000);
-}
-
 /** The sums of a month, without zeros. */
 export const figures = (total) => h("dl", { class: "tiles" }, [
   ["Runs", count(total.runs)], ["Time", seconds(total.seconds)],
@@ -132,8 +125,6 @@ export const figures = (total) => h("dl", { class: "tiles" }, [
 ].filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 
 const PLACES = { account: (name) => `#/accounts/${encodeURIComponent(name)}`, model: (name) => `#/predictions?model=${encodeURIComponent(name)}` };
-
-const COLUMNS = { runs: ["#Runs", count], seconds: ["#Time", seconds], input_tokens: ["#Input tokens", count], cached_tokens: ["#Of them cached", count], output_tokens: ["#Output tokens", count], file_bytes: ["#Files", bytes], cost: ["#Cost", (value) => (value === null ? "–" : value.toFixed(2))] };
 
 /** The largest first, with its part of the whole. A column of zeros says nothing. */
 function rows({ results, total }, keys, of) {
