@@ -2,7 +2,7 @@
 -- split: write or remove how a deployment's calls are split, unless it changed since its writer read it. The list has each
 -- deployment that tries a version. The log has each change, also that of a keeper, which may not write the log of
 -- operators' changes. All keys lie in partition 0, whose log every receiver reads.
--- Commands: 1 to refuse, 6 at most to write.
+-- Commands: 1 to refuse, or 3 if the list is full. 7 at most to write.
 --
 --   KEYS[1]  splits      zset    {p0}:splits
 --   KEYS[2]  split       string  {p0}:split:<owner>/<name>
@@ -27,7 +27,7 @@ local is = redis.call('GET', KEYS[2]) or ''
 if is == becomes then return 'written' end
 if is ~= was then return 'changed' end
 local account = string.match(name, '^[^/]+')
-if step == 'begins' then
+if step == 'begins' and not redis.call('ZSCORE', KEYS[1], name) then
   local tried = redis.call('ZRANGEBYLEX', KEYS[1], '[' .. account .. '/', '(' .. account .. '0', 'LIMIT', 0, ARGV[5])
   if #tried >= tonumber(ARGV[5]) then return 'full' end
 end

@@ -48,6 +48,14 @@ async def test_account_tries_versions_with_few_deployments(redis: Redis, scripts
     assert await split(scripts, b"one", b"two", "shares", "acme/one") == "written"
 
 
+async def test_account_at_its_limit_tries_another_version(redis: Redis, scripts: Scripts) -> None:
+    for name in ("acme/one", "acme/two"):
+        assert await split(scripts, b"", b"one", "begins", name) == "written"
+    assert await split(scripts, b"one", b"two", "begins", "acme/one") == "written"
+    async with unchanged(redis):
+        assert await split(scripts, b"", b"one", "begins", "acme/three") == "full"
+
+
 async def test_each_change_of_a_split_is_in_the_log(redis: Redis, scripts: Scripts) -> None:
     await split(scripts, b"", b"one")
     [(_, entry)] = await redis.xrange(LOG)
