@@ -7,8 +7,9 @@ split is stopped once, because its writer has to know it as it is. A log has abo
 from it while no keeper ran is not counted.
 """
 
+import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final, get_args
@@ -23,11 +24,12 @@ from director.core.policy import Lane
 from director.core.split import Split, count_runs, judge
 from director.store.deployments import Deployment, Deployments
 from director.store.queues import Queues
-from director.store.splits import order
+from director.store.splits import Counts, order
 
 log = logging.getLogger(__name__)
 
 TICK_S: Final = 2.0
+AT_ONCE: Final = 25  # splits that are judged together
 MOST_READS: Final = 5  # parts of one log in one round
 EARLY_MS: Final = 60_000  # the clocks of an API process and of Redis differ by less
 COUNTS_ON_MS: Final = 3_600_000  # runs that were under way when their version was stopped are counted this long
@@ -55,39 +57,39 @@ class Comparer:
     async def run_once(self) -> Comparison:
         found = list[tuple[Deployment, Split]]()
         for name, kept, deployment in await self._deployments.find_tried():
-            if deployment is not None and deployment.trial is not None:
-                found.append((deployment, deployment.trial))
-            else:
+            if deployment is None or deployment.split is None:
                 await self._deployments.remove_void(name, kept)
-        known = {(deployment.full_name, split.began_ms) for deployment, split in found}
-        self._silent_ms = {one: since for one, since in self._silent_ms.items() if one in known}
-        counted, stopped = 0, list[str]()
+            elif deployment.trial is not None:  # else it was promoted after the list was read
+                found.append((deployment, deployment.trial))
+        present = {(deployment.full_name, split.began_ms) for deployment, split in found}
+        self._silent_ms = {one: since for one, since in self._silent_ms.items() if one in present}
         found = [(one, split) for one, split in found if split.share or self._age_ms(split) < COUNTS_ON_MS]
         found.sort(key=_partition_of)
+        known, counted = await self._read_counts(found), 0
         for partition, some in groupby(found, key=_partition_of):
-            counted += await self._count(partition, list(some))
-        for deployment, split in found:
+            counted += await self._count(partition, some, known)
+        return Comparison(counted, tuple(await self._stop_worse([one for one in found if one[1].share])))
+
+    async def _read_counts(self, found: Sequence[tuple[Deployment, Split]]) -> dict[str, Counts]:
+        """Return the counts of these splits by deployment, without those that cannot be read."""
+        names, known = [deployment.full_name for deployment, _ in found], dict[str, Counts]()
+        for name, counts in zip(names, await self._deployments.splits.read_counts(names), strict=True):
             try:
-                if split.share and await self._stop_if_worse(deployment, split):
-                    stopped.append(deployment.full_name)
-            except (ValueError, LookupError, msgspec.MsgspecError):  # one split that cannot be read delays no other
-                log.exception("a split cannot be judged", extra={"deployment": deployment.full_name})
-        return Comparison(counted, tuple(stopped))
+                known[name] = Counts.of(counts)
+            except ValueError:  # one split that cannot be read delays no other
+                log.exception("the counts of a split cannot be read", extra={"deployment": name})
+        return known
 
     def _age_ms(self, split: Split) -> int:
         return self._clock.now_ms() - split.since_ms
 
-    async def _count(self, partition: Partition, found: Iterable[tuple[Deployment, Split]]) -> int:
+    async def _count(
+        self, partition: Partition, found: Iterable[tuple[Deployment, Split]], counts: Mapping[str, Counts]
+    ) -> int:
         """Count runs of these splits that ended since the last round, in one reading of their log. Return how many."""
         splits, total = self._deployments.splits, 0
-        left, known = dict[str, tuple[Deployment, Split]](), dict[str, str]()
-        for deployment, split in found:
-            name = deployment.full_name
-            try:
-                known[name] = (await splits.read_counts(name)).cursor
-                left[name] = deployment, split
-            except ValueError:
-                log.exception("a split cannot be counted", extra={"deployment": name})
+        left = {one[0].full_name: one for one in found if one[0].full_name in counts}
+        known = {name: counts[name].cursor for name in left}
         for _ in range(MOST_READS):
             if not left:
                 break
@@ -97,20 +99,34 @@ class Comparer:
             for name, (deployment, split) in list(left.items()):
                 if order(part.cursor) <= order(cursors[name]):
                     continue
-                counts = count_runs(split, name, part.after(cursors[name]))
-                if not await splits.count(name, deployment.kept, known[name], part.cursor, counts):
+                ended = count_runs(split, name, part.after(cursors[name]))
+                if not await splits.count(name, deployment.kept, known[name], part.cursor, ended):
                     del left[name]  # another keeper has counted, or it was changed: the next round goes on from there
                     continue
-                total += _sum_runs(counts)
+                total += _sum_runs(ended)
                 known[name] = part.cursor
             if part.is_last:
                 break
         return total
 
-    async def _stop_if_worse(self, deployment: Deployment, split: Split) -> bool:
-        runs = (await self._deployments.splits.read_counts(deployment.full_name)).figures.now
-        why = judge(split, runs["old"], runs["new"]) or await self._find_silence(deployment, split)
-        if not why or await self._deployments.stop(deployment, by=BY, why=why) != "written":
+    async def _stop_worse(self, found: Sequence[tuple[Deployment, Split]]) -> list[str]:
+        """Judge these splits by their counts of now. Return the deployments whose new version was stopped."""
+        known, stopped = await self._read_counts(found), list[str]()
+        judged = [one for one in found if one[0].full_name in known]
+        for start in range(0, len(judged), AT_ONCE):
+            some = judged[start : start + AT_ONCE]  # together, so that Redis gets what they ask in one write
+            ends = await asyncio.gather(*(self._stop_if_worse(*one, known[one[0].full_name]) for one in some))
+            stopped += [deployment.full_name for (deployment, _), is_worse in zip(some, ends, strict=True) if is_worse]
+        return stopped
+
+    async def _stop_if_worse(self, deployment: Deployment, split: Split, counts: Counts) -> bool:
+        runs = counts.figures.now
+        try:
+            why = judge(split, runs["old"], runs["new"]) or await self._find_silence(deployment, split)
+            if not why or await self._deployments.stop(deployment, by=BY, why=why) != "written":
+                return False
+        except (ValueError, LookupError, msgspec.MsgspecError):  # one split that cannot be read delays no other
+            log.exception("a split cannot be judged", extra={"deployment": deployment.full_name})
             return False
         log.warning("a new version was stopped", extra={"deployment": deployment.full_name, "why": why})
         return True

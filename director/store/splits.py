@@ -32,6 +32,12 @@ class Counts(Struct, frozen=True):
     figures: Figures
     cursor: str
 
+    @classmethod
+    def of(cls, stored: Mapping[bytes, bytes]) -> "Counts":
+        """Decode the counts as they are stored. Raises ValueError for an unknown form."""
+        fields = texts(stored)
+        return cls(read_figures(fields), fields.get("cursor", ""))
+
 
 class LogPart(Struct, frozen=True):
     """Runs that ended, by entry, of a part of a log. `cursor`: its last entry. `is_last`: the log has no more."""
@@ -67,9 +73,13 @@ class Splits:
             detail=f"{name} {did}",
         )
 
-    async def read_counts(self, name: str) -> Counts:
-        found = texts(await ask(lambda: self._redis.hgetall(keys.split_runs(name))))
-        return Counts(read_figures(found), found.get("cursor", ""))
+    async def read_counts(self, names: Sequence[str]) -> list[dict[bytes, bytes]]:
+        """Return the counts of splits as they are stored, for `Counts.of`."""
+        found: list[dict[bytes, bytes]] = []
+        for start in range(0, len(names), AT_ONCE):
+            some = names[start : start + AT_ONCE]
+            found += await read_all(self._redis, some, lambda pipe, name: pipe.hgetall(keys.split_runs(name)))
+        return found
 
     async def count(self, name: str, split: bytes, was: str, cursor: str, counts: Mapping[str, int]) -> bool:
         """Add these counts, once. Returns False if the split, or its counts, changed meanwhile."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 import pytest
@@ -17,6 +17,7 @@ from director.core.settings import ApiSettings
 from director.core.states import Status
 from director.keeper.comparer import COUNTS_ON_MS, WAITS_MS, Comparer, Comparison
 from director.operate.overview import Overview
+from director.store import splits
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.deployments import Deployments
@@ -288,6 +289,24 @@ async def test_trial_that_begins_while_a_keeper_tidies_stays_watched(
     await comparer.run_once()
     assert (await shown(api))["tried"]["share"] == 20
     assert await redis.zrange(keys.splits(), 0, -1) == [NAME.encode()]
+
+
+async def test_promotion_while_a_keeper_looks_keeps_the_way_back(
+    api: AsyncClient, comparer: Comparer, driven: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await try_it(api)
+    read = splits.read_splits
+
+    async def read_late(redis: Redis, names: Sequence[str]) -> list[bytes]:
+        assert (await api.post(f"{FRONT}/promote")).status_code == 200
+        return await read(redis, names)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(splits, "read_splits", read_late)
+        await comparer.run_once()
+    answer = await api.post(f"{FRONT}/rollback")
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["current_release"]["version"] == VERSION
 
 
 async def test_split_that_cannot_be_read_delays_no_other(
