@@ -108,22 +108,28 @@ class Trends:
     async def add(
         self, points: Mapping[QueueName, Point], levels: Mapping[QueueName, Level] | None = None, *, most: int
     ) -> None:
-        """Add a line of the finest step for all together, and for each of the `most` busiest queues. Forget the
-        history of the queues beyond `most` that were idle for the longest time.
+        """Add a line of the finest step for all together, and for each of the `most` busiest queues: those with the
+        most ended runs, then with the most work. Forget the history of the queues beyond `most` that were idle for
+        the longest time.
         """
         full = levels or {}
         if not points and not full:
             return
         at_s = next(one.at_s for some in (points, full) for one in some.values())
-        busiest = nlargest(most, points.items(), key=lambda one: (one[1].ended, one[0]))
-        fullest = nlargest(most, full.items(), key=lambda one: (one[1].waiting + one[1].busy_s, one[0]))
+
+        def work(queue: QueueName) -> tuple[float, float, QueueName]:
+            point, level = points.get(queue), full.get(queue)
+            return point.ended if point else 0, level.waiting + level.busy_s if level else 0, queue
+
+        # both series are of the same queues: `_note` has a place for `most` of them
+        busiest = nlargest(most, {*points, *full}, key=work)
         if points:
             await self._write(_PACES, STEPS[0], [(ALL, [merge(points.values(), at_s=at_s)])])
-            await self._write(_PACES, STEPS[0], [(queue, [point]) for queue, point in busiest])
+            await self._write(_PACES, STEPS[0], [(one, [points[one]]) for one in busiest if one in points])
         if full:
             await self._write(_LEVELS, STEPS[0], [(ALL, [_sum(full.values(), at_s)])])
-            await self._write(_LEVELS, STEPS[0], [(queue, [level]) for queue, level in fullest])
-        await self._note([*{queue for queue, _ in (*busiest, *fullest)}], at_s, most)
+            await self._write(_LEVELS, STEPS[0], [(one, [full[one]]) for one in busiest if one in full])
+        await self._note(busiest, at_s, most)
 
     async def _note(self, queues: Sequence[QueueName], at_s: int, most: int) -> None:
         longest, index = STEPS[-1].covers_s, keys.trends()

@@ -12,16 +12,17 @@ from director.broker.gatherer import Gatherer
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import QueueName
+from director.core.policy import Policy
 from director.core.states import Status
 from director.core.trends import STEPS, Level, Point, bucket
 from director.keeper import recorder as module
 from director.keeper.recorder import STEP_S, Recorder
 from director.keeper.registry import Registry
 from director.store import trends as store
-from director.store.catalog import Catalog
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.queues import Queues
 from director.store.trends import ALL, MOST_BYTES, ROOM_OF_ALL, Trends, most_queues
-from tests.support.queue_driver import QueueDriver
+from tests.support.queue_driver import VERSION, QueueDriver
 
 DAY = 86_400
 
@@ -87,15 +88,34 @@ async def test_what_waits_and_slots_in_use_are_recorded(driver: QueueDriver, rec
     assert whole_of_both.busy_s == 4 * STEP_S, "the seconds of both steps"
 
 
-async def test_queue_with_work_that_never_ended_loses_its_levels_last(
-    trends: Trends, redis: Redis, queue: QueueName
-) -> None:
+async def test_longest_idle_queues_lose_their_levels(trends: Trends, redis: Redis, queue: QueueName) -> None:
     others = [QueueName(f"acme/m{n}:0123456789ab") for n in range(4)]
     for number, name in enumerate((queue, *others)):
         at_s = 1_790_000_000 + number * STEP_S
         await trends.add({}, {name: Level(at_s=at_s, waiting=1)}, most=3)
     assert not await redis.exists(keys.level(queue, "10s"), keys.level(others[0], "10s"))
     assert await redis.exists(keys.level(others[-1], "10s"))
+
+
+async def test_busiest_queue_stays_while_another_one_is_fullest(trends: Trends, redis: Redis, queue: QueueName) -> None:
+    full = QueueName("acme/z:0123456789ab")  # names decide between queues of one time: this one is after the other
+    for number in range(2):
+        at_s = STEPS[0].start(time.time()) + number * STEP_S
+        await trends.add({queue: Point(at_s=at_s, succeeded=5)}, {full: Level(at_s=at_s, waiting=9)}, most=1)
+        assert await trends.queues(since_s=0, most=10) == [queue]
+        assert await redis.exists(keys.trend(queue, "10s"))
+        assert not await redis.exists(keys.level(full, "10s"))
+
+
+async def test_idle_queues_take_no_place_of_a_queue_with_work(
+    driver: QueueDriver, catalog: Catalog, recorder: Recorder, until_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_LEVELS", 2)
+    for number in range(3):
+        await catalog.register(f"acme/a{number}", VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+    await driver.submit()
+    await recorder.record(until_s)
+    assert await Trends(driver.redis).levels(driver.queue, "15m", now_s=until_s)
 
 
 async def test_canceled_predictions_count_apart(driver: QueueDriver, recorder: Recorder, until_s: int) -> None:
