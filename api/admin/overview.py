@@ -97,8 +97,9 @@ class AskedRedelivery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     name="admin.owed.redeliver",
     summary="Send the webhooks of a receiver again",
     about=(
-        "All that the host is owed is due at once, in place of its next attempt. One call reaches the 2,000 webhooks "
-        "that are next. `left`: those that cannot be sent any more, because their data is gone."
+        "What the host is owed is due at once, in place of its next attempt. One call looks at 2,000 next attempts at "
+        "most, an equal part of each partition. With `more` some were not looked at: repeat it later for the rest. "
+        "`left`: those that cannot be sent any more, because their data is gone."
     ),
     body=Body(AskedRedelivery),
     answers={200: Answer("How many are sent.", Redelivered)},

@@ -595,7 +595,7 @@ OF_TYPES: Final[dict[str, Any]] = {
         }
     },
     "AskedRedelivery": {"host": "hooks.example.com"},
-    "Redelivered": {"done": 2, "left": 0},
+    "Redelivered": {"done": 2, "left": 0, "more": False},
     "OwedView": {
         "count": 1,
         "late": 0,

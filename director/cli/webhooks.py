@@ -17,8 +17,11 @@ group("webhooks", "redeliver hooks.example.com")
     examples=("hooks.example.com",),
 )
 async def _redeliver(backend: Backend, given: argparse.Namespace) -> Answer:
-    """Send all webhooks again at once that this receiver is owed. `director doctor` names receivers that fail."""
+    """Retry now the webhooks that are owed to this receiver. They are looked for among at most 2,000 next attempts, an
+    equal part of each partition: repeat it later for the rest. `director doctor` names receivers that fail.
+    """
     with audit() as by:
         done = await backend.redelivery.redeliver(given.host, by=by)
     gone = f", {several(done.left, 'webhook')} cannot be sent any more" if done.left else ""
-    return Answer({"done": done.done, "left": done.left}, f"{several(done.done, 'webhook')} sent again{gone}")
+    more = ". Not all that is owed was looked at: repeat it later" if done.more else ""
+    return Answer(done, f"{several(done.done, 'webhook')} sent again{gone}{more}")

@@ -21,7 +21,7 @@ from director.store.catalog import Catalog
 from director.store.changes import Changes
 from director.store.records import record_fields
 
-MOST_LOOKED_AT: Final = 2_000
+MOST_LOOKED_AT: Final = 2_000  # of all partitions together, an equal part of each
 MOST_SHOWN: Final = 100
 MOST_GLANCED_AT: Final = 200
 NEWEST_EVENTS: Final = 4
@@ -84,7 +84,7 @@ class Owed:
     async def look(self, *, host: str = "") -> OwedView:
         """Return all that is owed. With `host`, only the webhooks and the summary of that host are shown."""
         count, late, partitions = await self._count()
-        found = sorted(await self._find(partitions), key=lambda one: one.next_at)
+        found = sorted(await self._find(partitions, MOST_LOOKED_AT), key=lambda one: one.next_at)
         hosts = _by_host(found)
         shown = [one for one in found if host in ("", one.host)]
         return OwedView(
@@ -96,15 +96,18 @@ class Owed:
             results=shown[:MOST_SHOWN],
         )
 
-    async def to_host(self, host: str) -> list[PredictionId]:
-        """Return the predictions with the next attempts at this host."""
-        _, _, partitions = await self._count()
-        return [one.id for one in await self._find(partitions) if one.host == host]
+    async def to_host(self, host: str) -> tuple[list[PredictionId], bool]:
+        """Return the predictions that this host is owed, of the next attempts that are looked at, and whether there are
+        attempts that are not looked at.
+        """
+        count, _, partitions = await self._count()
+        found = await self._find(partitions, MOST_LOOKED_AT)
+        return [one.id for one in found if one.host == host], count > len(found)
 
     async def failing(self, *, after: int) -> list[FailingHost]:
         """Return receivers with a webhook that failed `after` times, most owed first. Few webhooks are looked at."""
         _, _, partitions = await self._count()
-        found = await self._find(partitions, most=MOST_GLANCED_AT)
+        found = await self._find(partitions, MOST_GLANCED_AT)
         tried: dict[str, OwedWebhook] = {}
         for one in sorted(found, key=lambda one: one.attempts):
             if one.attempts >= after:
@@ -142,7 +145,7 @@ class Owed:
         counts, lates = replies[::2], replies[1::2]
         return sum(counts), sum(lates), [each for each, count in zip(partitions, counts, strict=True) if count]
 
-    async def _find(self, partitions: Sequence[Partition], *, most: int = MOST_LOOKED_AT) -> list[OwedWebhook]:
+    async def _find(self, partitions: Sequence[Partition], most: int) -> list[OwedWebhook]:
         each = max(1, most // max(1, len(partitions)))
         due = await pipelined(
             self._redis,
@@ -158,14 +161,19 @@ class Owed:
 
 
 class Redelivered(Struct, frozen=True, kw_only=True):
-    """How many webhooks are sent again at once, and how many are not: their data is gone."""
+    """How many webhooks are sent again at once, and how many are not: their data is gone. With `more`, not all that is
+    owed was looked at.
+    """
 
     done: int
     left: int
+    more: bool
 
 
 class Redelivery:
-    """Send all webhooks that one receiver is owed again, for an operator whose rights the caller has checked."""
+    """Retry now the webhooks that are owed to one receiver, for an operator whose rights the caller has checked. They
+    are looked for among at most `MOST_LOOKED_AT` next attempts, an equal part of each partition.
+    """
 
     def __init__(self, owed: Owed, scripts: Scripts, changes: Changes) -> None:
         self._owed = owed
@@ -175,13 +183,13 @@ class Redelivery:
     async def redeliver(self, host: str, *, by: str) -> Redelivered:
         """Bring the next attempt of each forward to now. Safe to repeat: a delivery under way is not doubled."""
         async with self._changes.noting("webhooks_redelivered", by=by, host=host) as noted:
-            ids, words = await self._owed.to_host(host), Counter[str]()
+            (ids, more), words = await self._owed.to_host(host), Counter[str]()
             for start in range(0, len(ids), AT_ONCE):
                 some = ids[start : start + AT_ONCE]
                 words.update(await asyncio.gather(*(self._scripts.redeliver(one, account=None) for one in some)))
             if not words["owed"]:
                 noted.void()
-        return Redelivered(done=words["owed"], left=len(ids) - words["owed"])
+        return Redelivered(done=words["owed"], left=len(ids) - words["owed"], more=more)
 
 
 def _view(name: PredictionId, at_ms: int, fields: Sequence[str]) -> OwedWebhook | None:

@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 from director.broker import keys
 from director.core.ids import QueueName
 from director.core.policy import Policy
+from director.store import owed
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.directors import About, ServerFound
@@ -253,21 +254,25 @@ async def test_owed_webhooks_are_counted_by_host(admin: AsyncClient, driver: Que
     assert (one["queue"], one["account"], one["attempts"], one["outcome"]) == (driver.queue, ACCOUNT, 0, None)
 
 
-async def test_webhooks_of_one_receiver_are_sent_again_at_once(admin: AsyncClient, driver: QueueDriver) -> None:
+async def test_webhooks_of_one_receiver_are_sent_again_at_once(
+    admin: AsyncClient, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for host in ("receiver.example", "receiver.example", "other.example"):
         made = await driver.submit(webhook=f"https://{host}/done", webhook_events="completed")
         await driver.finish(await driver.claim_one(), grace_s=45)
         assert await driver.deliver(made, "failed", 7200)
     asked = {"host": "receiver.example"}
     answer = await admin.post("/v1/admin/owed/redeliver", json=asked)
-    assert (answer.status_code, answer.json()) == (200, {"done": 2, "left": 0})
+    assert (answer.status_code, answer.json()) == (200, {"done": 2, "left": 0, "more": False})
     found = await read(admin, "/v1/admin/owed")
     next_at = {one["host"]: one["next_at"] for one in found["results"]}
     assert next_at["receiver.example"] < next_at["other.example"]
     [noted] = (await read(admin, "/v1/admin/audit"))["changes"]
     assert (noted["kind"], noted["detail"]) == ("webhooks_redelivered", asked)
     nothing = await admin.post("/v1/admin/owed/redeliver", json={"host": "nothing.example"})
-    assert nothing.json() == {"done": 0, "left": 0}
+    assert nothing.json() == {"done": 0, "left": 0, "more": False}
+    monkeypatch.setattr(owed, "MOST_LOOKED_AT", 1)
+    assert (await admin.post("/v1/admin/owed/redeliver", json=asked)).json()["more"]
 
 
 async def act(admin: AsyncClient, name: str, body: Any = None, *, status: int = 200) -> Any:
