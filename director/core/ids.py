@@ -27,6 +27,8 @@ QUEUE_NAME: Final = MODEL_NAME[:-1] + r":[0-9a-f]{12}(~[a-z]+)?$"
 VERSION_ID: Final = r"^[0-9a-f]{64}$"
 QUEUE_END: Final = r"^[0-9a-f]{12}(~(training|procedure))?$"  # the part after the colon of a queue's name
 
+SHORT: Final = 12  # digits of a version in the name of its queue, and wherever it is shown
+
 PARTITIONS: Final = 1024
 FORMAT: Final = 0
 FILE_FORMAT: Final = 3
@@ -89,10 +91,10 @@ def partition_of_model(model: str) -> Partition:
 
 @lru_cache(maxsize=1_000)
 def queue_name(model: str, version: str, kind: Kind = "") -> QueueName:
-    """Return the queue of one version of a model. Twelve digits of the version keep the name, and each record, small. A
+    """Return the queue of one version of a model. A part of the version keeps the name, and each record, small. A
     kind other than prediction follows the version, so all before the last colon is always the model.
     """
-    return QueueName(f"{model}:{version[:12]}" + (f"~{kind}" if kind else ""))
+    return QueueName(f"{model}:{version[:SHORT]}" + (f"~{kind}" if kind else ""))
 
 
 def model_and_kind(queue: QueueName) -> tuple[str, str]:

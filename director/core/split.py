@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from director.core.ids import QueueName, queue_name
+from director.core.ids import SHORT, QueueName, queue_name
 from director.core.trends import bucket, quantile_s
 
 LEAST_SHARE: Final = 1
@@ -28,7 +28,6 @@ CLEAR: Final = 3.0  # standard errors, without runs of the old version
 PARTS: Final = 10_000
 # Runs with these codes ran out of time. One that never began says nothing about the version
 LATE: Final = frozenset({"deadline_exceeded", "start_by_exceeded"})
-SHORT: Final = 12  # digits of a version, as in the name of its queue
 NUMBER: Final = re.compile(r"[0-9]{1,15}").fullmatch
 Side = Literal["old", "new"]
 SIDES: Final[Sequence[Side]] = ("old", "new")
@@ -138,13 +137,13 @@ def count_runs(split: Split, deployment: str, ended: Sequence[EndedRun]) -> dict
     Runs that were sent with the share of now count as `now` too, and only they are judged: both versions had the same
     days, good and bad. Over two shares a bad hour would count more for one version than for the other.
     """
-    added = Counter[str]()
+    added, queues = Counter[str](), split.queues
     for one in ended:
         mark = read_mark(one.mark)
         if mark is None or one.deployment != deployment or mark.began_ms != split.began_ms:
             continue
         # what an operator moved to the other version says nothing about the one that was chosen
-        if split.queues.get(one.queue) != mark.side or not (way := _way_to_end(one)):
+        if queues.get(one.queue) != mark.side or not (way := _way_to_end(one)):
             continue
         added[f"{mark.side}:{way}"] += 1
         if mark.since_ms == split.since_ms:

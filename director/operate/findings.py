@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from director import __version__
 from director.broker.replies import QueueStats
 from director.core.data_bytes import Fullness
-from director.core.ids import PredictionId, QueueName
+from director.core.ids import SHORT, PredictionId, QueueName
 from director.core.policy import LATE_MS, Lane
 from director.core.samples import Burns
 from director.core.schema import Known
-from director.core.split import SHORT, Split
+from director.core.split import Split
 from director.core.view import iso
 from director.core.webhooks import host_of
 from director.core.words import several, since, some, span
