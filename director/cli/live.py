@@ -1,6 +1,7 @@
-"""The API for commands that follow what happens: it is asked while keys and signals are heard."""
+"""Async client of the API, for commands that also listen to keys and signals."""
 
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Final, Self
 
 import httpx
@@ -86,3 +87,9 @@ class StepsOfApi:
                 raise Refused(f"there is no queue {self.queue}: `director queues` shows them.") from exc
             raise
         return read(answer, _Steps)
+
+
+@asynccontextmanager
+async def reading_steps(service: Service) -> AsyncGenerator[StepsOfApi]:
+    async with LiveClient(service) as client:
+        yield StepsOfApi(client)

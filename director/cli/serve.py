@@ -319,18 +319,15 @@ def _audit(given: argparse.Namespace) -> int:
 
     asked = {name: getattr(given, name) for name in ("audit_to", "audit_name", "audit_once")}
     settings = load(AuditSettings, redis_url=given.redis or None, **asked)
-    chosen = _find_service(given)
-    if chosen is None or not settings.audit_to:
-        serve(settings)
-        return 0
-    if is_url(settings.audit_to):
-        if given.url or given.token or given.context:
-            raise SettingsError("Redis keeps the cursors of a URL: say with --redis where it is, or give a file.")
-        serve(settings)
-        return 0
-    from director.cli.live import LiveClient, StepsOfApi
+    chosen, source = _find_service(given), None
+    if chosen is not None and settings.audit_to:
+        if not is_url(settings.audit_to):
+            from director.cli.live import reading_steps
 
-    serve(settings, StepsOfApi(LiveClient(chosen)))
+            source = reading_steps(chosen)
+        elif given.url or given.token or given.context:
+            raise SettingsError("Redis keeps the cursors of a URL: say with --redis where it is, or give a file.")
+    serve(settings, source)
     return 0
 
 

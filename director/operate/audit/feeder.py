@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from http import HTTPStatus
@@ -185,6 +185,7 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 log = logging.getLogger(__name__)
+Source = AbstractAsyncContextManager[LogReader]
 
 TICK_S: Final = 1.0
 LONGEST_S: Final = 60.0
@@ -252,14 +253,14 @@ class Feeder:
         return Fed(sum(len(batch.entries) for batch in news.batches), news.missed, news.more)
 
 
-def serve(settings: AuditSettings, source: LogReader | None = None) -> None:
+def serve(settings: AuditSettings, source: Source | None = None) -> None:
     """Carry the log until SIGTERM or SIGINT: that of Redis, or of `source`. An error that the operator has to mend ends
     it with one line.
     """
     process.serve("audit", "audit", partial(_serve, source=source), settings)
 
 
-async def _serve(settings: AuditSettings, source: LogReader | None) -> None:
+async def _serve(settings: AuditSettings, source: Source | None) -> None:
     with process.one_error(), anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with feeding(settings, SystemClock(), source) as feeder, anyio.create_task_group() as tasks:
             tasks.start_soon(_end_at_a_signal, signals, tasks.cancel_scope)
@@ -277,11 +278,12 @@ async def _end_at_a_signal(signals: AsyncIterator[signal.Signals], scope: anyio.
 
 
 @asynccontextmanager
-async def feeding(settings: AuditSettings, clock: Clock, source: LogReader | None = None) -> AsyncGenerator[Feeder]:
+async def feeding(settings: AuditSettings, clock: Clock, source: Source | None = None) -> AsyncGenerator[Feeder]:
     if not settings.audit_to:
         raise SettingsError("say where the log goes: --to FILE or --to https://…")
     if source is not None:
-        yield Feeder(source, FileReceiver(Path(settings.audit_to)), clock)
+        async with source as log_of_api:
+            yield Feeder(log_of_api, FileReceiver(Path(settings.audit_to)), clock)
         return
     redis = client(settings.redis_url, name="director-audit")
     receiver = _receiver(settings, redis, clock)
