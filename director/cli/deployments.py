@@ -8,11 +8,11 @@ from typing import Final
 from msgspec import Raw, Struct
 
 from director.cli.arguments import JSON, SERVICE, arg, command, flag, owner_and_name, whole
-from director.cli.client import Client, Missing, read, service
+from director.cli.client import Client, Missing, name_service, read, service
 from director.cli.tables import Answer, tabulate
 from director.core.errors import SettingsError
-from director.core.ids import VERSION_ID
-from director.core.split import LEAST_RUNS, MARGIN, MOST_RUNS, MOST_SHARE, SHORT
+from director.core.ids import SHORT, VERSION_ID
+from director.core.split import LEAST_RUNS, MARGIN, MOST_RUNS, MOST_SHARE
 from director.core.words import span
 
 NAME: Final = arg("of OWNER/NAME", "the deployment: its account and its name", type=owner_and_name)
@@ -69,7 +69,7 @@ class Rollout(Struct, frozen=True):
     arg("--share PERCENT", "only this share of the calls runs it; the others stay as they are", type=whole(MOST_SHARE)),
     arg(
         "--margin POINTS",
-        f"stop it when it fails more often by more percentage points than this ({MARGIN})",
+        f"stop it when its failure rate exceeds the old one's by more percentage points than this ({MARGIN})",
         type=whole(100, least=0),
     ),
     arg("--least RUNS", f"ended runs of it before it is judged ({LEAST_RUNS})", type=whole(MOST_RUNS)),
@@ -87,7 +87,7 @@ def _deploy(given: argparse.Namespace) -> int:
     """
     if not given.share and (given.margin is not None or given.least or given.force):
         raise SettingsError("--margin, --least and --force go with --share.")
-    with Client(service(given)) as client:
+    with _changing(given) as client:
         try:
             model = _read_deployed(client.deployment(given.of)).current_release.model
         except Missing:
@@ -105,6 +105,12 @@ def _deploy(given: argparse.Namespace) -> int:
             **{name: value for name, value in asked.items() if value is not None and value is not False},
         }
         return _print_rollout(client.deployment(given.of, "/split", body, method="POST"), given)
+
+
+def _changing(given: argparse.Namespace) -> Client:
+    chosen = service(given)
+    name_service(chosen)
+    return Client(chosen)
 
 
 def _make(client: Client, given: argparse.Namespace) -> Raw:
@@ -135,16 +141,16 @@ def _find_version(client: Client, model: str, text: str) -> str:
 @command("promote", JSON, *SERVICE, NAME, examples=("acme/chat",))
 def _promote(given: argparse.Namespace) -> int:
     """Give all calls of a deployment to the version that it tries. `director rollback` brings the one before back."""
-    with Client(service(given)) as client:
+    with _changing(given) as client:
         return _print_deployed(client.deployment(given.of, "/promote", method="POST"), given)
 
 
 @command("rollback", JSON, *SERVICE, NAME, examples=("acme/chat",))
 def _rollback(given: argparse.Namespace) -> int:
-    """Take the version that a deployment tries back. If it tries none, the version before the last change is released
+    """Withdraw the version that a deployment tries. If it tries none, the version before the last change is released
     again. What waits already keeps its version.
     """
-    with Client(service(given)) as client:
+    with _changing(given) as client:
         return _print_deployed(client.deployment(given.of, "/rollback", method="POST"), given)
 
 

@@ -72,6 +72,20 @@ async def test_version_is_tried_promoted_and_taken_back(types: Types) -> None:
     assert await done(types, "rollback", FRONT) == f"{FRONT}: all calls run {MODEL}:{VERSION[:12]} (release 3)\n"
 
 
+async def test_changes_name_the_service_that_they_change(types: Types) -> None:
+    named = f"» {os.environ['DIRECTOR_URL']} (DIRECTOR_URL)\n"
+    for line in (
+        ("deploy", FRONT, "--model", MODEL, "--version", VERSION),
+        ("deploy", FRONT, "--version", NEW, "--share", "10"),
+        ("promote", FRONT),
+        ("rollback", FRONT),
+    ):
+        ended = await types(*line)
+        assert (ended.returncode, ended.stderr) == (0, named), line
+    assert (await types("deployments")).stderr == ""
+    assert (await types("deployments", "show", FRONT)).stderr == ""
+
+
 async def test_without_a_share_all_calls_run_the_version(types: Types) -> None:
     await make(types)
     assert "(release 2)" in await done(types, "deploy", FRONT, "--version", NEW)
