@@ -5,7 +5,6 @@ a token is shown once. No command prints a webhook secret.
 import argparse
 import math
 import sys
-from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any, Final, get_args
@@ -13,11 +12,11 @@ from typing import Any, Final, get_args
 import msgspec
 from msgspec import Raw, Struct
 
-from director.cli.arguments import JSON, SERVICE, arg, command, flag, group, hours, whole
+from director.cli.arguments import JSON, LISTED, SERVICE, arg, command, flag, group, hours, whole
 from director.cli.client import Client, Service, name_service, read, service
 from director.cli.operators import Backend, audit, operator, read_line
 from director.cli.remote import run
-from director.cli.tables import Answer, tabulate
+from director.cli.tables import Answer, answer_page, tabulate
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError
 from director.core.ids import ALL_LANES
@@ -56,8 +55,6 @@ OPTIONS: Final = {name: f"--{name.replace('_', '-')}" for name in LIMITS}
 NAME: Final = arg("name NAME", "the account")
 
 LONGEST_LINK_S: Final = 7 * 86_400
-SHOWN: Final = 100
-MOST_SHOWN: Final = 1_000  # by one answer, which the API may have to hold
 
 group("token", "list")
 group("account", "list")
@@ -79,12 +76,6 @@ async def _create(backend: Backend, given: argparse.Namespace) -> Answer:
     return Answer({"name": given.name, "type": given.type}, text)
 
 
-LISTED: Final = (
-    arg("-n N", "list at most N (%(default)s)", type=whole(MOST_SHOWN), default=SHOWN),
-    arg("--cursor NAME", "continue after this account, where an earlier list ended", default=""),
-)
-
-
 @operator("account list", *LISTED, needs="view", examples=("", "-n 1000 --json"))
 async def _list(backend: Backend, given: argparse.Namespace) -> Answer:
     """List accounts by name, with the limits set for them."""
@@ -94,21 +85,8 @@ async def _list(backend: Backend, given: argparse.Namespace) -> Answer:
     rows = [(name, _limits(written.limits)) for name, written in found.items()]
     empty = "no accounts yet: `director account create NAME` makes one"
     results = [{"name": name, "limits": written.limits} for name, written in found.items()]
-    return _answer_page(results, COLUMNS, rows, names[-1] if len(rest) > len(names) else None, empty)
-
-
-def _answer_page(
-    results: list[dict[str, Any]],
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    following: str | None,
-    empty: str,
-) -> Answer:
-    more = [f"there are more: --cursor {following}"] if following else []
-    return Answer(
-        {"results": results, "next": following},
-        lambda: "\n".join([tabulate(columns, rows, words=columns, empty=empty), *more]),
-    )
+    following = names[-1] if len(rest) > len(names) else None
+    return answer_page(results, COLUMNS, rows, following, words=COLUMNS, empty=empty)
 
 
 def _limits(limits: dict[str, str]) -> str:
@@ -449,7 +427,7 @@ async def _list_tokens(backend: Backend, given: argparse.Namespace) -> Answer:
         facts += [_token_facts(token) for token in await backend.accounts.tokens.of(name)]
     rows = [_row_of_token(each) for each in facts]
     empty = "no tokens yet: `director token create --account NAME` makes one"
-    return _answer_page(facts, TOKEN_COLUMNS, rows, following, empty)
+    return answer_page(facts, TOKEN_COLUMNS, rows, following, words=TOKEN_COLUMNS, empty=empty)
 
 
 def _row_of_token(each: dict[str, Any]) -> tuple[str, ...]:

@@ -24,6 +24,8 @@ EXAMPLE_ID: Final = "06gzx0rcvbz008pmq2tvpfvnvc"
 MOST_PORT: Final = 65535
 MOST_HOURS: Final = 24 * 366
 FEW: Final = 8  # names that an error lists
+MOST_LISTED: Final = 1_000  # in one answer, which the API may have to hold
+LISTED_AT_ONCE: Final = 100
 
 
 class Caller(NamedTuple):
@@ -287,3 +289,10 @@ def model_name(text: str) -> str:
             f"{text!r} is not a model: give owner/name in lower case, or owner/name:version with its 64 hex digits"
         )
     return text
+
+
+CURSOR: Final = arg("--cursor", "continue where an earlier list ended", default="")
+LISTED: Final = (  # of a list of which an answer has a part
+    arg("-n N", f"list at most N ({LISTED_AT_ONCE})", type=whole(MOST_LISTED), default=LISTED_AT_ONCE),
+    CURSOR,
+)

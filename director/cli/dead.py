@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Struct
 
-from director.cli.arguments import EXAMPLE_ID, arg, flag, group, whole
+from director.cli.arguments import CURSOR, EXAMPLE_ID, MOST_LISTED, arg, flag, group, whole
 from director.cli.client import Client, Refused, Service, read
 from director.cli.operators import Backend, operator, prediction_id, typist, unknown_queue
 from director.cli.output import printable
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from director.store.dead import DeadCursor, Shown
 
 SHOWN: Final = 20
-MOST_SHOWN: Final = 1_000  # by one answer, which the API may have to hold
 COLUMNS: Final = ("died", "id", "queue", "account", "why", "attempts")
 
 group("dead", "list")
@@ -30,8 +29,8 @@ group("dead", "list")
 @operator(
     "dead list",
     arg("--queue", "list only this queue's", default=""),
-    arg("-n N", "list at most N (%(default)s)", type=whole(MOST_SHOWN), default=SHOWN),
-    arg("--cursor", "continue where an earlier list ended", default=""),
+    arg("-n N", "list at most N (%(default)s)", type=whole(MOST_LISTED), default=SHOWN),
+    CURSOR,
     needs="view",
     examples=("--queue acme/painter:0123456789ab -n 100",),
 )

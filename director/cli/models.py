@@ -2,6 +2,7 @@
 
 import argparse
 import base64
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -16,6 +17,8 @@ from director.cli.arguments import (
     DECLARED,
     EXAMPLE_ID,
     JSON,
+    LISTED,
+    MOST_LISTED,
     SERVICE,
     Run,
     arg,
@@ -23,16 +26,15 @@ from director.cli.arguments import (
     flag,
     group,
     model_name,
-    whole,
 )
 from director.cli.client import Client, Service, read, service
 from director.cli.inputs import Described, show_inputs, show_kind
 from director.cli.operators import Backend, audit, operator, prediction_id, typist
 from director.cli.output import printable
-from director.cli.tables import Answer, tabulate
+from director.cli.tables import Answer, answer_page, tabulate
 from director.core.data_uri import MOST_PICTURE, is_picture
 from director.core.errors import SettingsError, UnknownModel
-from director.core.ids import QueueName, queue_name
+from director.core.ids import SHORT, QueueName, queue_name
 from director.core.model_config import ModelConfig
 from director.core.trends import quantile_s
 from director.core.usage import Price
@@ -58,9 +60,7 @@ PRICES: Final = {  # the fields of Price
 }
 COLUMNS: Final = ("model", "visibility", "version", "state", "runs", "p50")
 OWN_COLUMNS: Final = ("model", "visibility", "version", "runs")
-SHORT: Final = 12  # digits of a version
-SHOWN_AT_ONCE: Final = 100
-MOST_LISTED: Final = 1_000  # by one answer, which the API may have to hold
+MORE: Final = f"-n lists up to {MOST_LISTED:,}"
 NO_SETUP: Final = "no log of a setup is kept. A running server writes its log where it runs, as a container or a unit"
 SHOWN: Final = ("name", "visibility", "latest", "is_official", *SAID, "default_example")
 YES_NO: Final = {"yes": "1", "no": ""}
@@ -70,32 +70,40 @@ SKU: Final = arg("of SKU", "the short name of the hardware")
 
 
 def with_file(line: str) -> str:
-    """Return NAME=@FILE with what is in the file. The API reads no files: who typed the command has."""
+    """Return NAME=@FILE with what is in the file."""
     name, _, value = line.partition("=")
     if not value.startswith("@"):
         return line
-    if CALLER.get() is not None:
-        raise argparse.ArgumentTypeError("a file is read where the command is typed")
     try:
-        return f"{name}={Path(value[1:]).read_text(encoding='utf-8')}"
-    except (OSError, UnicodeDecodeError) as exc:
+        return f"{name}={_read_file(value[1:]).decode()}"
+    except UnicodeDecodeError as exc:
         raise SettingsError(f"{value[1:]} cannot be read: {exc}") from exc
 
 
-MAGIC: Final = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp", b"GIF8": "gif"}
+def _read_file(path: str) -> bytes:
+    """Read a file where the command is typed: the API reads none. Raises SettingsError."""
+    if CALLER.get() is not None:
+        raise argparse.ArgumentTypeError("a file is read where the command is typed")
+    try:
+        return Path(path).read_bytes()
+    except OSError as exc:
+        raise SettingsError(f"{path} cannot be read: {exc}") from exc
+
+
+PICTURES: Final = {  # how a file of each kind begins
+    "png": re.compile(rb"\x89PNG"),
+    "jpeg": re.compile(rb"\xff\xd8\xff"),
+    "webp": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),  # sound and film are RIFF too
+    "gif": re.compile(rb"GIF8"),
+}
 
 
 def with_picture(given: str) -> str:
     """Return @FILE as a data URI. Raises SettingsError for what is no small picture."""
     if not given.startswith("@"):
         return given
-    if CALLER.get() is not None:
-        raise argparse.ArgumentTypeError("a file is read where the command is typed")
-    try:
-        content = Path(given[1:]).read_bytes()
-    except OSError as exc:
-        raise SettingsError(f"{given[1:]} cannot be read: {exc}") from exc
-    kind = next((kind for magic, kind in MAGIC.items() if content.startswith(magic)), "")
+    content = _read_file(given[1:])
+    kind = next((kind for kind, begin in PICTURES.items() if begin.match(content)), "")
     picture = f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
     if not is_picture(picture):
         most = f"a PNG, JPEG, WebP or GIF of at most {MOST_PICTURE * 3 // 4 - 50:,} bytes"
@@ -110,6 +118,8 @@ group("hardware", "set gpu-t4 'Nvidia T4'")
 
 def _list_own(chosen: Service, given: argparse.Namespace) -> Answer:
     """List the models that a token without a scope over all accounts may see."""
+    if given.cursor:
+        raise SettingsError(f"--cursor goes on with a list of all accounts. Yours has one part: {MORE}.")
     with Client(chosen) as client:
         found = list(islice(client.models(), given.n + 1))
     results = [
@@ -121,7 +131,7 @@ def _list_own(chosen: Service, given: argparse.Namespace) -> Answer:
         for one in found[: given.n]
     ]
     rows = [[one["name"], one["visibility"], one["latest"] or "none", str(one["run_count"])] for one in results]
-    more = ["and more: -n shows up to N"] if len(found) > given.n else []
+    more = [f"there are more: {MORE}"] if len(found) > given.n else []
     return Answer(
         results,
         lambda: "\n".join(
@@ -130,17 +140,11 @@ def _list_own(chosen: Service, given: argparse.Namespace) -> Answer:
     )
 
 
-LISTED: Final = (
-    arg("-n N", f"list at most N ({SHOWN_AT_ONCE})", type=whole(MOST_LISTED), default=SHOWN_AT_ONCE),
-    arg("--cursor", "continue where an earlier list ended", default=""),
-)
-
-
 @operator("model list", *LISTED, needs="view", ask_own=_list_own, examples=("", "-n 1000 --json"))
 @operator("model", *LISTED, needs="view", ask_own=_list_own, examples=("",))
 async def _list(backend: Backend, given: argparse.Namespace) -> Answer:
-    """List models, the newest version first: their state, runs, and the time that half of the runs of a day took at
-    most. Those whose servers were never ready come first.
+    """List models, the newest version first: their state, their runs, and the median time of a run in the last 24
+    hours. Those whose servers were never ready come first.
     """
     from director.operate.views import stats_of_newcomers, words_of
 
@@ -172,13 +176,9 @@ async def _list(backend: Backend, given: argparse.Namespace) -> Answer:
         for one in found
     ]
     following = some[-1] if len(some) < len(rest) else None
-    more = [f"there are more: --cursor {following}"] if following else []
     empty = "no models yet: a director registers its model (`director run`)"
     results = [{name: getattr(model, name) for name in SHOWN} | facts[model.name] for model in found]
-    return Answer(
-        {"results": results, "next": following},
-        lambda: "\n".join([tabulate(COLUMNS, rows, words=COLUMNS[:4], empty=empty), *more]),
-    )
+    return answer_page(results, COLUMNS, rows, following, words=COLUMNS[:4], empty=empty)
 
 
 def _name_in(place: str) -> str:
@@ -253,7 +253,7 @@ def _show_setup(chosen: Service, given: argparse.Namespace) -> Answer:
         if latest is None:
             raise SettingsError(f"{given.of} has no version yet.")
         run = read(client.version(given.of, latest["id"]), dict[str, Any]).get("setup_run")
-    text = f"setup {run['status']} at {run['completed_at'] or 'an unknown time'}\n{run['logs']}" if run else NO_SETUP
+    text = f"{_setup_line(run['status'], run['completed_at'])}\n{run['logs']}" if run else NO_SETUP
     return Answer({"servers": [], "setup_run": run}, text.rstrip())
 
 
@@ -276,11 +276,15 @@ async def _logs(backend: Backend, given: argparse.Namespace) -> Answer:
     run = await backend.catalog.setup_run_of(queue) if queue else None
     lines = [line for one in servers for line in (_name_server(one), *(f"| {row}" for row in one["log"].splitlines()))]
     if run is not None:
-        lines.append(f"setup {run.status} at {run.completed_at or 'an unknown time'} on {run.server}")
+        lines.append(f"{_setup_line(run.status, run.completed_at)} on {run.server}")
         lines += [f"| {row}" for row in run.logs.splitlines()]
     if not any(one["log"] for one in servers) and not (run and run.logs):
         lines.append(NO_SETUP)
     return Answer({"servers": servers, "setup_run": run}, lambda: "\n".join(map(printable, lines)))
+
+
+def _setup_line(status: str, completed_at: str | None) -> str:
+    return f"setup {status} at {completed_at or 'an unknown time'}"
 
 
 def print_logs(given: argparse.Namespace) -> int:

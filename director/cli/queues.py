@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from director.broker.replies import Admission, QueueStats
-from director.cli.arguments import arg, flag, whole
+from director.cli.arguments import MOST_LISTED, arg, flag, whole
 from director.cli.client import Client, Service, read
 from director.cli.operators import QUEUE, Backend, operator, typist, unknown_queue
 from director.cli.remote import DIRECT, run
@@ -38,7 +38,6 @@ LONGEST_LINE: Final = 300
 MOST_TENANTS: Final = 10
 LOOK_AGAIN_S: Final = 0.5
 AT_ONCE: Final = 25  # queues read by one pipeline
-MOST_QUEUES: Final = 1_000  # in one answer, which the API may have to hold
 STAYS: Final = {
     "claimed": "still running; they finish in the former queue. Repeat the command if some return to it",
     "held": "held here because their accounts are paused or suspended",
@@ -54,7 +53,7 @@ async def _list(backend: Backend, given: argparse.Namespace) -> Answer:
     from director.operate.views import stats_of_newcomers
 
     found, every = list[tuple[QueueName, QueueStats]](), await backend.queues.all()
-    names = every[:MOST_QUEUES]
+    names = every[:MOST_LISTED]
     for start in range(0, len(names), AT_ONCE):
         found += await backend.queues.stats_of(names[start : start + AT_ONCE])
     found += stats_of_newcomers(await backend.directors.newcomers()).items()

@@ -9,7 +9,7 @@ import anyio
 import msgspec
 
 from director.broker import keys
-from director.cli.arguments import JSON, REDIS_OR_SERVICE, arg, command, flag
+from director.cli.arguments import JSON, MOST_LISTED, REDIS_OR_SERVICE, arg, command, flag
 from director.cli.operators import (
     OPERATOR_COMMANDS,
     QUEUE,
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from director.operate.views import DeviceView, DirectorView, ModelOnDevice, ServerView
 
 MOST_FINDINGS: Final = 10
-MOST_DIRECTORS: Final = 1_000  # in one answer, which the API may have to hold
 COLUMNS: Final = ("director", "state", "slots", "holds", "version", "up", "last sign", "queues")
 WORDS: Final = ("director", "state", "version", "queues")
 ON_DEVICE: Final = ("model", "state", "for", "memory", "loads", "why")
@@ -64,17 +63,21 @@ async def _status(backend: Backend, given: argparse.Namespace) -> Answer:
         "healthy": not bad,
         "at": found.at,
         "queues": queues,
+        "more_queues": found.more_queues,
         "directors": directors,
+        "more_directors": found.more_directors,
         "processes": found.processes,
         "owed": found.owed,
         "findings": found.findings,
     }
     releases = {role: sorted({one.version for one in found.processes if one.role == role}) for role in ROLES}
+    sums = f" (sums of the first {len(found.queues):,})" if found.more_queues else ""
+    of_them = f"of the first {len(found.directors):,}" if found.more_directors else "of them"
     running = Counter[str](one.role for one in found.processes)
     facts = {
         "queues": f"{queues['count']}: {queues['waiting']} waiting, {queues['running']} running in "
-        f"{several(queues['slots'], 'slot')}, {queues['delayed']} delayed, {queues['dead']} dead",
-        "directors": f"{directors['count']}{f', {silent} of them silent' if silent else ''}",
+        f"{several(queues['slots'], 'slot')}, {queues['delayed']} delayed, {queues['dead']} dead{sums}",
+        "directors": f"{directors['count']}{f', {silent} {of_them} silent' if silent else ''}",
         **{
             ROLES[role]: f"{running[role]}{f' of release {some(names)}' if names else ''}"
             for role, names in releases.items()
@@ -110,7 +113,7 @@ async def _directors(backend: Backend, given: argparse.Namespace) -> Answer:
     is_new = bool(given.queue and newcomers)  # the model has no queue yet, or its next version has none
     queues = [] if is_new else [await backend.queue(given.queue)] if given.queue else await backend.queues.all()
     all_found = [*newcomers, *await backend.directors.of(queues)]
-    found = [director_view(one) for one in all_found[:MOST_DIRECTORS]]
+    found = [director_view(one) for one in all_found[:MOST_LISTED]]
     more = len(all_found) - len(found)
 
     def text() -> str:

@@ -63,6 +63,23 @@ def tabulate(names: Sequence[str], rows: Sequence[Sequence[str]], *, words: Sequ
     return "\n".join(fit(names, rows, width=line_width(), words=words)) if rows else empty
 
 
+def answer_page(
+    results: Sequence[object],
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    following: str | None,
+    *,
+    words: Sequence[str],
+    empty: str,
+) -> Answer:
+    """Return a part of a list. `following`: the cursor of the next part, if there is one."""
+    more = [f"there are more: --cursor {following}"] if following else []
+    return Answer(
+        {"results": results, "next": following},
+        lambda: "\n".join([tabulate(columns, rows, words=words, empty=empty), *more]),
+    )
+
+
 def line_width() -> int | None:
     if (caller := CALLER.get()) is not None:
         return caller.width

@@ -111,6 +111,19 @@ async def test_model_is_shown_with_its_inputs_and_a_line_that_runs_it(
         assert "takes a token with the scope view" in await caller.is_told("usage", "--account", "acme")
 
 
+async def test_caller_lists_models_without_pages(
+    server: RedisServer, redis: Redis, catalog: Catalog, queue: QueueName, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await catalog.register("acme/other", VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+    token = await Accounts(redis).create_token("team")
+    async with live_api(server.url) as api:
+        caller = Operator(capsys, "--url", api.url, "--token", token)
+        assert "--cursor" in await caller.is_told("models", "--cursor", "x")
+        page = await caller.types("models", "-n", "1")
+        assert page.splitlines()[-1] == "there are more: -n lists up to 1,000"
+        assert "there are more" not in await caller.types("models", "-n", "2")
+
+
 async def test_logs_of_a_model_are_those_of_its_setups(operator: Operator, driver: QueueDriver) -> None:
     run = setup_run("failed", started_at="", completed_at="", logs="loading\nno memory\n", server="http://x")
     await Catalog(driver.redis, driver.scripts, SystemClock()).note_setup(MODEL, VERSION, run)
@@ -144,6 +157,9 @@ async def test_operator_sets_a_picture_from_a_small_file(
     operator: Operator, catalog: Catalog, queue: QueueName, tmp_path: Path
 ) -> None:
     small, large, text = tmp_path / "small.png", tmp_path / "large.png", tmp_path / "text.txt"
+    sound, web = tmp_path / "sound.wav", tmp_path / "small.webp"
+    sound.write_bytes(b"RIFF\x24\0\0\0WAVEfmt " + bytes(20))
+    web.write_bytes(b"RIFF\x24\0\0\0WEBPVP8 " + bytes(20))
     small.write_bytes(b"\x89PNG\r\n" + bytes(20))
     large.write_bytes(b"\x89PNG\r\n" + bytes(20_000))
     text.write_text("no picture")
@@ -152,11 +168,15 @@ async def test_operator_sets_a_picture_from_a_small_file(
     assert model is not None
     kept = model.cover_image_url
     assert kept == f"data:image/png;base64,{base64.b64encode(small.read_bytes()).decode()}"
-    for wrong in (f"@{large}", f"@{text}", f"@{tmp_path}/none.png", "data:text/html,<b>"):
+    for wrong in (f"@{large}", f"@{text}", f"@{sound}", f"@{tmp_path}/none.png", "data:text/html,<b>"):
         assert await operator.is_told("model", "set", MODEL, "--cover-image-url", wrong)
     model = await catalog.model(MODEL)
     assert model is not None
     assert model.cover_image_url == kept
+    await operator.types("model", "set", MODEL, "--cover-image-url", f"@{web}")
+    model = await catalog.model(MODEL)
+    assert model is not None
+    assert model.cover_image_url.startswith("data:image/webp;")
 
 
 async def test_collections_and_hardware_are_written_and_removed(operator: Operator, redis: Redis) -> None:

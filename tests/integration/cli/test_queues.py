@@ -14,6 +14,7 @@ from director.cli.status import director_lines
 from director.core.errors import QueueRefused
 from director.core.policy import Objective, Objectives, Policy
 from director.core.samples import Burn, Burns
+from director.operate import overview
 from director.operate.views import director_view
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
@@ -280,3 +281,19 @@ def test_silent_director_is_marked() -> None:
     _, row = director_lines([found], now_ms=START_MS + 60_000, width=None)
     assert row.split()[1] == "silent"
     assert "60 s" in row
+
+
+async def test_status_says_which_queues_and_directors_it_has_summed(
+    operator: Operator, driver: QueueDriver, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await catalog.register("acme/other", VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+    for name in ("d1", "d2"):
+        await driver.scripts.extend(driver.queue, consumer=name, lease_s=60, claims=[], slots=2)
+    whole = await operator.tries("status")
+    assert "sums of the first" not in whole.stdout
+    monkeypatch.setattr(overview, "MOST_QUEUES", 1)
+    monkeypatch.setattr(overview, "MOST_DIRECTORS", 1)
+    assert "(sums of the first 1)" in (await operator.tries("status")).stdout
+    told = json.loads((await operator.tries("status", "--json")).stdout)
+    assert (told["queues"]["count"], told["more_queues"]) == (2, 1)
+    assert (told["directors"]["count"], told["more_directors"]) == (2, 1)
