@@ -38,7 +38,7 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "releases": {
         "deploy": ("deployments", "give a deployment a version, or a share of its calls to try one"),
         "promote": ("deployments", "give all calls of a deployment to the version that it tries"),
-        "rollback": ("deployments", "take the version that a deployment tries, or its last one, back"),
+        "rollback": ("deployments", "withdraw the version that is tried, or release the one before"),
         "deployments": ("deployments", "list deployments; show both versions of one and how their runs end"),
     },
     "queues and their state": {

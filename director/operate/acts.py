@@ -18,7 +18,7 @@ Scope = Literal["operate", "admin"]
 class Act(Struct, frozen=True, kw_only=True):
     """One POST to the API below /v1, with this body. `command` does the same. A token needs the scope, or `admin`.
 
-    `asks`: the question before what cannot be undone. `done`: what to say after it. In the table the texts have names
+    `asks`: the question before an act with a cost. `done`: what to say after it. In the table the texts have names
     in braces, which the finding gives.
     """
 

@@ -330,7 +330,7 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "split_stopped": Kind(
         "warn",
         "{deployment} stopped trying a version",
-        "All calls run the version before since {ago} ago: {why}. Correct {version} and try it again. "
+        "For {ago}, all calls have run the version before: {why}. Correct {version} and try it again. "
         "`director promote {deployment}` releases it all the same.",
         "director rollback {deployment}",
         "runs",
