@@ -16,7 +16,7 @@ const FEW = 5; // pieces, and ms that they took: with less a rate says nothing
 const SHORT_MS = 500;
 
 /** How long a run took, and how fast its text came. */
-export class Meter {
+class Meter {
   constructor() {
     this.node = h("span", { class: "meter" });
     this._first = 0;
