@@ -72,7 +72,7 @@ format: $(READY)  ## put style right
 bench: $(READY)  ## measure it beside what others do: make bench ARGS="--only drain,e2e"
 	@$(BIN)/python -m tests.bench run $(ARGS)
 
-bench-check: $(READY)  ## fail where a ratio became 15 % worse than the one that was kept
+bench-check: $(READY)  ## fail where a ratio became 15 % worse than the kept one, and more than noise
 	@$(BIN)/python -m tests.bench check $(ARGS)
 
 bench-keep: $(READY)  ## keep the latest results to compare with, and put them into docs/reference/internals/benches.md

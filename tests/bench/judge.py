@@ -1,7 +1,7 @@
 """Compare ratios to something measured in the same rounds with kept ones: a slower machine is no regression."""
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Literal
 
 from msgspec import Struct
 
@@ -9,6 +9,7 @@ from tests.bench.ratios import Ratio
 from tests.bench.results import Result
 
 MOST_WORSE: Final = 0.15
+Verdict = Literal["ok", "noise", "FAIL"]
 
 
 class Change(Struct, frozen=True, kw_only=True):
@@ -27,8 +28,19 @@ class Change(Struct, frozen=True, kw_only=True):
         return change - 1 if self.less_is_better else 1 / change - 1
 
     @property
+    def is_within_noise(self) -> bool:
+        """Whether both intervals have a ratio in common, so that this change is no proof of a slower product."""
+        return self.before.low <= self.now.high and self.now.low <= self.before.high
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.worse <= MOST_WORSE:
+            return "ok"
+        return "noise" if self.is_within_noise else "FAIL"
+
+    @property
     def is_regression(self) -> bool:
-        return self.worse > MOST_WORSE
+        return self.verdict == "FAIL"
 
 
 def changes(before: Mapping[str, Result], now: Mapping[str, Result]) -> list[Change]:
@@ -53,7 +65,7 @@ def changes(before: Mapping[str, Result], now: Mapping[str, Result]) -> list[Cha
 
 def told(found: list[Change]) -> str:
     return "\n".join(
-        f"{'FAIL' if change.is_regression else 'ok  '}  {change.bench}: {change.figure} beside {change.beside}: "
+        f"{change.verdict:5}  {change.bench}: {change.figure} beside {change.beside}: "
         f"{change.now} ×, was {change.before} ×: {abs(change.worse):.0%} {'worse' if change.worse > 0 else 'better'}"
         for change in found
     )
