@@ -8,6 +8,7 @@ import re
 from contextlib import suppress
 from datetime import datetime
 from typing import Annotated, Final
+from urllib.parse import quote
 
 from msgspec import Meta, Struct
 from starlette.responses import Response
@@ -27,12 +28,20 @@ MAX_BODY: Final = 4_096
 FEW: Final = 4  # cookies of one name
 LONGEST_S: Final = 7 * 86_400
 LinkLife = Annotated[float, Meta(ge=60, le=LONGEST_S)]
+# one slash first, so no browser can read it as another host; a backslash is a slash for some
+PagePath = Annotated[str, Meta(pattern=r"^(/([^/\\\s\x00-\x1f\x7f][^\\\s\x00-\x1f\x7f]*)?)?(?![\s\S])", max_length=500)]
 
 
 class LogIn(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body that logs in: the end of a link. Without it, the token of the request counts."""
 
     link: Annotated[str, Meta(max_length=200)] = ""
+
+
+class SeenLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The end of a link that a person has opened."""
+
+    link: Annotated[str, Meta(max_length=200)]
 
 
 class Person(Struct, frozen=True, kw_only=True):
@@ -44,10 +53,13 @@ class Person(Struct, frozen=True, kw_only=True):
 
 
 class AskedLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A link for the caller itself. `role`: less than the token may do. `life_s`: how long the link waits."""
+    """A link for the caller itself. `role`: less than the token may do. `life_s`: how long the link waits. `to`: the
+    path at the page that is shown after the log-in.
+    """
 
     role: Role | None = None
     life_s: LinkLife = LINK_S
+    to: PagePath = ""
 
 
 class AskedInvitation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,6 +70,7 @@ class AskedInvitation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     role: Role | None = None
     label: Annotated[str, Meta(pattern=LABEL)] = "page"
     life_s: LinkLife = LINK_S
+    to: PagePath = ""
     expires_at: Annotated[datetime, Meta(tz=True)] | None = None
 
 
@@ -108,6 +121,16 @@ async def log_in(request: Request) -> Response:
     return response
 
 
+@Route("POST", "/session/link")
+async def look_at_link(request: Request) -> Response:
+    """Say whether a link can still log in, and leave it as it is: 204, or 404 for one that was used or is over."""
+    _refuse_other_sites(request)
+    asked = await decode_body(request, SeenLink, max_bytes=MAX_BODY)
+    if await services_of(request).log_ins.of_link(asked.link) is None:
+        raise not_found()
+    return Response(status_code=204, headers={"Cache-Control": "no-store"})
+
+
 @Route("DELETE", "/session")
 async def log_out(request: Request) -> Response:
     """Log out in all tabs of this browser. Other API processes accept the session until their cache expires."""
@@ -153,7 +176,7 @@ async def make_link(request: Request) -> Response:
     if not scopes:
         raise forbidden(f"This token has nothing of the role {asked.role}.")
     made = await request.services.sessions.link(account.name, account.token_digest, scopes, life_s=asked.life_s)
-    return _show(request, made)
+    return _show(request, made, asked.to)
 
 
 @administers(
@@ -186,13 +209,13 @@ async def invite(request: Request) -> Response:
     except SettingsError as exc:
         raise invalid_field("invalid", "", str(exc)) from exc
     made = await services.sessions.link(name, digest(token.secret), scopes, life_s=asked.life_s)
-    return _show(request, made)
+    return _show(request, made, asked.to)
 
 
-def _show(request: Request, made: Granted) -> Response:
+def _show(request: Request, made: Granted, to: str) -> Response:
     # behind # it is sent to no server and to no other site
     view = LinkView(
-        url=f"{base_url(request)}/#/login/{made.secret}",
+        url=f"{base_url(request)}/#/login/{made.secret}{f'?to={quote(to)}' if to else ''}",
         expires_at=iso(made.expires_ms),
         scopes=made.scopes,
         token_id=made.token_digest[:ID_DIGITS],

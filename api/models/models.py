@@ -126,7 +126,7 @@ async def show_models(request: Request, models: Sequence[Model]) -> list[ModelVi
     services, base = request.services, base_url(request)
     versions = await services.catalog.each_version([(model.name, model.latest) for model in models])
     examples = await services.catalog.models.default_examples(models)
-    runs = await _runs(services, models)
+    runs = await run_counts(services, models)
     return [_show_model(*each, base=base) for each in zip(models, versions, examples, runs, strict=True)]
 
 
@@ -150,7 +150,8 @@ def _show_model(model: Model, latest: Version | None, example: Raw | None, runs:
     )
 
 
-async def _runs(services: Services, models: Sequence[Model]) -> list[int]:
+async def run_counts(services: Services, models: Sequence[Model]) -> list[int]:
+    """Return the runs of all versions of each of these models, those that are gone too."""
     queues = [await services.lookups.queues_of(model.name) for model in models]
     counts = iter(await services.catalog.runs([queue for of_model in queues for queue in of_model]))
     return [

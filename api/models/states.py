@@ -9,6 +9,7 @@ from typing import Final
 from msgspec import Struct
 from starlette.responses import Response
 
+from api.models.models import run_counts
 from api.services.services import Services
 from api.web.errors import invalid_field
 from api.web.http import Request, json_response
@@ -33,8 +34,8 @@ class ModelState(Struct, frozen=True, kw_only=True):
     why nothing starts. `log`: the last lines of a setup that failed. `version` is null until a server was ready, and
     `created_at` until the model is listed.
 
-    The rest is of the last day. `may_change`: the caller may describe the model. `has_openai`: it takes calls of
-    OpenAI's API here.
+    `run_count`: runs of all versions so far. The rest is of the last day. `may_change`: the caller may describe the
+    model. `has_openai`: it takes calls of OpenAI's API here.
     """
 
     model: str
@@ -48,6 +49,7 @@ class ModelState(Struct, frozen=True, kw_only=True):
     slots: int
     waiting: int
     running: int
+    run_count: int
     succeeded: int
     failed: int
     run_p50_s: float | None
@@ -91,6 +93,7 @@ async def read_states(services: Services, account: Account, asked: Sequence[str]
     queues = {name: queue_name(name, model.latest) for name, model in seen.items() if model.latest}
     stats = dict(await services.queues.stats_of(list(queues.values())))
     paces = await services.paces.of(list(stats))
+    runs = dict(zip(seen, await run_counts(services, list(seen.values())), strict=True))
     fresh = stats_of_newcomers([one for found in newcomers.values() for one in found])
     called = {model.name for model in await services.openai_models.all()} if services.settings.openai else set()
     states = []
@@ -111,6 +114,7 @@ async def read_states(services: Services, account: Account, asked: Sequence[str]
                 log=log,
                 account=account,
                 has_openai=name in called,
+                run_count=runs.get(name, 0),
             )
         )
     return states
@@ -163,6 +167,7 @@ def _show(
     log: str,
     account: Account,
     has_openai: bool,
+    run_count: int,
 ) -> ModelState:
     words, shade = words_of(stats)
     return ModelState(
@@ -177,6 +182,7 @@ def _show(
         slots=stats.slots if stats.directors else 0,
         waiting=stats.waiting + stats.delayed,
         running=stats.claimed,
+        run_count=run_count,
         succeeded=pace.succeeded,
         failed=pace.failed,
         run_p50_s=quantile_s(pace.runs, 0.5),

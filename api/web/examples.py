@@ -345,6 +345,7 @@ OF_TYPES: Final[dict[str, Any]] = {
                 "slots": 2,
                 "waiting": 4,
                 "running": 2,
+                "run_count": 1204,
                 "succeeded": 118,
                 "failed": 2,
                 "run_p50_s": 2.3,
@@ -451,7 +452,7 @@ OF_TYPES: Final[dict[str, Any]] = {
     "MadeToken": {**TOKEN, "token": "dr_4nT0b8sGkq2LrWf6yXcVjH1ux9Qd"},
     "CommandOrder": {"line": ["queues", "pause", "acme/painter"]},
     "CommandOutput": {"code": 0, "out": "acme/painter:9c1d5b0e7f3a is paused", "error": ""},
-    "AskedLink": {"role": "viewer", "life_s": 600},
+    "AskedLink": {"role": "viewer", "life_s": 600, "to": f"/p/{PREDICTION_ID}"},
     "AskedInvitation": {"role": "viewer", "label": "ann", "life_s": 86_400},
     "LinkView": {
         "url": "https://director.example/#/login/acme.9c1d5b0e7f3a2c4d6e8f9a0b1c2d3e4f5a6b7c8d",

@@ -12,7 +12,7 @@ from typing import Any, Final, get_args
 import msgspec
 from msgspec import Raw, Struct
 
-from director.cli.arguments import JSON, LISTED, SERVICE, arg, command, flag, group, hours, whole
+from director.cli.arguments import EXAMPLE_ID, JSON, LISTED, SERVICE, arg, command, flag, group, hours, whole
 from director.cli.client import Client, Service, name_service, read, service
 from director.cli.operators import Backend, audit, operator, read_line
 from director.cli.remote import run
@@ -376,7 +376,8 @@ class Link(Struct, frozen=True):
         "with --account: hours until the person's token expires (with its session)",
         type=hours,
     ),
-    examples=("", "--role viewer", "--account ops --role operator --label ann --minutes 1440"),
+    arg("--to PAGE", "the page to show after the log-in: its address in the browser, or a link to a run", default=""),
+    examples=("", "--role viewer", f"--to /p/{EXAMPLE_ID}", "--account ops --role operator --label ann --minutes 1440"),
 )
 def _make_link(given: argparse.Namespace) -> int:
     """Make a link that logs a person in at the page. It works once.
@@ -385,8 +386,8 @@ def _make_link(given: argparse.Namespace) -> int:
     token without a known secret, and `director token revoke` logs the person out. That needs a token
     with the scope admin.
     """
-    asked = {"role": given.role, "life_s": given.minutes * 60}
     chosen = service(given)
+    asked = {"role": given.role, "life_s": given.minutes * 60, **_page(given.to, chosen.url)}
     if given.account:
         name_service(chosen)
     with Client(chosen) as client:
@@ -397,6 +398,12 @@ def _make_link(given: argparse.Namespace) -> int:
             made = client.login_link(asked)
     link = read(made, Link)
     return Answer(link, f"{link.url}\n\nIt works once, until {link.expires_at}.").show(is_json=given.json)
+
+
+def _page(address: str, service_url: str) -> dict[str, str]:
+    """Return the field for the page of an address. The page's own views stand behind its #."""
+    path = address.removeprefix(service_url.rstrip("/")).removeprefix("/#")
+    return {"to": path} if path else {}  # an API of release 0.3.0 knows no such field
 
 
 def _words(option: str, text: str, known: tuple[str, ...]) -> list[str]:

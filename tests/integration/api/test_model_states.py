@@ -51,9 +51,17 @@ async def test_state_has_slots_and_half_of_the_days_times(
     await scripts.extend(queue, consumer="d1", lease_s=15, claims=[], slots=3)
     [one] = await states(api, MODEL)
     assert (one["state"], one["words"], one["shade"], one["slots"]) == ("serving", "serving", "good", 3)
-    assert (one["succeeded"], one["failed"]) == (3, 1)
+    assert (one["succeeded"], one["failed"], one["run_count"]) == (3, 1, 0)
     assert 6 < float(str(one["run_p50_s"])) < 8
     assert 0.8 < float(str(one["wait_p50_s"])) < 1.1
+
+
+async def test_state_counts_the_runs_so_far(api: AsyncClient) -> None:
+    for count in (1, 2):
+        await api.post("/v1/predictions", json={"version": VERSION, "input": {"text": "a"}})
+        [one] = await states(api, MODEL)
+        assert one["run_count"] == count
+        assert (await api.get(f"/v1/models/{MODEL}")).json()["run_count"] == count
 
 
 async def test_newcomer_is_shown_with_its_log_to_owner_and_overseer_alone(api: AsyncClient, redis: Redis) -> None:

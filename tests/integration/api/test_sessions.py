@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Mapping
 from http.cookies import Morsel, SimpleCookie
 from typing import Any, Final
+from urllib.parse import unquote
 
 import httpx
 import pytest
@@ -93,6 +94,46 @@ async def test_link_logs_in_once_and_its_session_is_the_tokens(page: httpx.Async
     page.cookies.clear()
     again = await follow(page, url)
     assert (again.status_code, again.headers.get_list("set-cookie")) == (401, [])
+
+
+async def test_link_goes_on_to_the_page_that_it_names(page: httpx.AsyncClient, admin_token: str) -> None:
+    to = "/models/acme/painter?run=06gzx0rcvbz008pmq2tvpfvnvc&words=a b".replace(" ", "%20")
+    own = await link(page, admin_token, to=to)
+    asked = {"role": "viewer", "to": "/p/06gzx0rcvbz008pmq2tvpfvnvc"}
+    made = await page.post("/v1/admin/accounts/ops/login-links", json=asked, headers=bearer(admin_token))
+    [(secret, wanted), (_, other)] = [url.rpartition("/#/login/")[2].split("?to=") for url in (own, made.json()["url"])]
+    assert (unquote(wanted), unquote(other)) == (to, asked["to"])
+    assert not set(wanted) & set("?&#")
+    answer = await page.post("/session", json={"link": secret}, headers=OF_PAGE)
+    assert answer.status_code == 201
+
+
+@pytest.mark.parametrize(
+    "to",
+    [
+        *("//evil.example", "https://evil.example", "javascript:alert(1)", "evil.example", "/\\evil.example"),
+        *("\\/evil.example", "\\\\evil.example", "/\t/evil.example", "/x\n", "\n/x", "/ /evil", "/x\x00", "/" * 501),
+    ],
+)
+async def test_link_names_no_page_elsewhere(page: httpx.AsyncClient, admin_token: str, to: str) -> None:
+    for path in ("/v1/account/login-link", "/v1/admin/accounts/ops/login-links"):
+        answer = await page.post(path, json={"to": to}, headers=bearer(admin_token))
+        assert answer.status_code == 400, to
+
+
+async def test_look_at_a_link_says_whether_it_works_and_uses_nothing(
+    page: httpx.AsyncClient, admin_token: str, redis: Redis
+) -> None:
+    async def look(secret: str, headers: Mapping[str, str] = OF_PAGE) -> int:
+        return (await page.post("/session/link", json={"link": secret}, headers=headers)).status_code
+
+    secret = (await link(page, admin_token)).rpartition("/")[2]
+    async with unchanged(redis):
+        assert [await look(secret), await look(secret)] == [204, 204]
+    assert await look(f"ops.{'0' * 40}") == await look("no link") == 404
+    assert {await look(secret, headers) for headers in FOREIGN.values()} == {403}
+    assert (await page.post("/session", json={"link": secret}, headers=OF_PAGE)).status_code == 201
+    assert await look(secret) == 404
 
 
 async def test_cookie_is_out_of_reach_of_scripts_and_other_sites(page: httpx.AsyncClient, admin_token: str) -> None:

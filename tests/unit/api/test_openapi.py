@@ -17,7 +17,7 @@ DOCUMENT = msgspec.json.decode(encode_document("https://api.example.com", ROUTES
 # probes, pages for people, and what our own directors ask
 PLAIN = {
     "/docs",
-    *("/livez", "/readyz", "/metrics", "/", "/session", "/p/{id}", "/dashboard/{path:path}"),
+    *("/livez", "/readyz", "/metrics", "/", "/session", "/session/link", "/p/{id}", "/dashboard/{path:path}"),
     *("/internal/files", "/internal/outputs/{name}", "/internal/predictions/{id}/outputs"),
 }
 DOCUMENTED = [route for route in ROUTES if route.name]
