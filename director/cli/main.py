@@ -54,11 +54,13 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "dead": ("dead", "list, revive or drop dead letters: predictions without attempts left"),
         "webhooks": ("webhooks", "send the webhooks that a receiver is owed again"),
     },
-    "accounts and models": {
+    "accounts": {
         "token": ("accounts", "make, list, change and revoke tokens for callers of the API"),
         "login-link": ("accounts", "make a link that logs a person in at the page, once"),
         "account": ("accounts", "make and list accounts; show and set their limits"),
         "usage": ("usage", "show what accounts used: runs, seconds, tokens, and their cost"),
+    },
+    "models": {
         "model": ("models", "list models, show one; set what is shown of them, and to whom; load, rest or pin one"),
         "collection": ("models", "write collections of models"),
         "hardware": ("models", "write what GET /v1/hardware shows"),

@@ -142,8 +142,9 @@ def kind_of(text: str) -> str:
 
 
 def draw(prints: Sequence[Print]) -> str:
-    """Return the film as SVG. Without animation, or where its reader wants none, it is the last picture."""
-    length = prints[-1].at + REST_S
+    """Return the film as SVG. It opens with its last picture, and without animation it is that picture."""
+    end_at = prints[-1].at
+    length = end_at + REST_S
     width = round(COLUMNS * CHAR + 2 * EDGE)
     tops = (34, 34 + HEIGHTS[0] * LINE + 62)
     height = tops[1] + HEIGHTS[1] * LINE + 10
@@ -162,7 +163,8 @@ def draw(prints: Sequence[Print]) -> str:
         f"svg{{font:{FONT}px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace}}"
         "rect{fill:#171b26;stroke:#3b4356}text{fill:#dde3f0}.title{fill:#8e99b0;font-size:12px}.soft{fill:#8e99b0}"
         ".typed{fill:#8fb4ff}.good{fill:#6fd39a}"
-        f"text[style]{{visibility:hidden;animation:{length:.2f}s step-end infinite}}text.stays{{visibility:visible}}"
+        f"text[style]{{visibility:hidden;animation:{length:.2f}s step-end -{end_at:.2f}s infinite}}"
+        "text.stays{visibility:visible}"
         "@media (prefers-reduced-motion:reduce){text[style]{animation:none}}"
     )
     panes = "".join(

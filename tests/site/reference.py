@@ -6,6 +6,7 @@ import argparse
 import ast
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
@@ -22,7 +23,7 @@ from api.web.openapi import encode_document
 from api.web.reference import CHAPTERS, operation_html, operations, refusals_html, type_html
 from director.broker import keys as broker_keys
 from director.cli.arguments import EXIT_CODES, CommandParser
-from director.cli.main import make_parser
+from director.cli.main import GROUPS, make_parser
 from director.core.runner_config import PRESETS, preset_of
 from director.core.settings import (
     ApiSettings,
@@ -44,6 +45,8 @@ from tests.support.real_servers import kept
 ROOT: Final = Path(__file__).parents[2]
 MADE: Final = re.compile(r"<!-- made: ([a-z ]+?)(?: \((.+)\))? -->")
 FLAG: Final = "`true` or `false`"
+MANY: Final = 10  # commands that have the same option
+SHARED: Final = "options-of-many-commands"
 LONG: Final = 90  # characters of a command that a page shows whole
 BAR: Final = re.compile(r"\|(?=(?:[^`]*`[^`]*`)*[^`]*$)")  # outside of code
 PROCESSES: Final[dict[str, type[CommonSettings]]] = {
@@ -133,14 +136,56 @@ def option_rows(parser: CommandParser) -> list[tuple[str, str]]:
     return rows
 
 
-def commands() -> str:
-    parts: list[str] = []
-    for name, parser in leaves().items():
-        about = " ".join((parser.description or "").split())
-        rows = [(f"`{what}`", meaning) for what, meaning in option_rows(parser)]
-        parts += [f"## `director {name}`", f"{about.rstrip('.')}."]
-        parts += [table(("argument", "meaning"), rows)] if rows else []
-        parts.append("\n".join(f"    {line}" for line in parser.examples))
+def in_group(title: str) -> dict[str, CommandParser]:
+    """Return the commands of a group of the help."""
+    return {name: parser for name, parser in leaves().items() if name.split()[0] in GROUPS[title]}
+
+
+def anchor_of(name: str) -> str:
+    return f"director-{name.replace(' ', '-')}"
+
+
+def command_index() -> str:
+    """Return a row for each group. Each command has the anchor that it has on its own page."""
+    rows = []
+    for title in GROUPS:
+        page = f"cli/{title.replace(' ', '-')}.md"
+        families: dict[str, list[str]] = {}  # those of one word first, then a line for each word with several
+        for name in in_group(title):
+            several = sum(other.split()[0] == name.split()[0] for other in leaves()) > 1
+            shown = f"[`{name}`]({page}#{anchor_of(name)}){{ #{anchor_of(name)} .whole }}"
+            families.setdefault(name.split()[0] if several else "", []).append(shown)
+        lines = [" ".join(families[word]) for word in sorted(families, key=bool)]
+        rows.append((f"[{title[0].upper()}{title[1:]}]({page})", "<br>".join(lines)))
+    return table(("group", "commands"), rows)
+
+
+@cache
+def shared_rows() -> dict[str, str]:
+    """Return the options that mean the same in many commands. Their meaning is said once."""
+    found = Counter(row for parser in leaves().values() for row in option_rows(parser))
+    return {what: meaning for (what, meaning), times in found.items() if times >= MANY and what.startswith("-")}
+
+
+def shared_options() -> str:
+    return table(("option", "meaning"), [(f"`{what}`", meaning) for what, meaning in shared_rows().items()])
+
+
+def commands(group: str) -> str:
+    """Return the commands of a group: first a line for each, then each with its arguments and examples."""
+    found = in_group(group)
+    abouts = {name: f"{' '.join((parser.description or '').split()).rstrip('.')}." for name, parser in found.items()}
+    lines = [
+        (f"[`{name}`](#{anchor_of(name)})", about.partition(". ")[0].rstrip(".")) for name, about in abouts.items()
+    ]
+    parts = [table(("command", "what it does"), lines)]
+    for name, parser in found.items():
+        rows = dict(option_rows(parser))
+        own = [(f"`{what}`", meaning) for what, meaning in rows.items() if shared_rows().get(what) != meaning]
+        shared = [f"`{what.split()[0]}`" for what, meaning in rows.items() if shared_rows().get(what) == meaning]
+        parts += [f"## `director {name}`", abouts[name], "```sh\n" + "\n".join(parser.examples) + "\n```"]
+        parts += [table(("argument", "meaning"), own)] if own else []
+        parts += [f"[Options of many commands](../cli.md#{SHARED}): {', '.join(shared)}."] if shared else []
     return "\n\n".join(parts)
 
 
@@ -409,6 +454,8 @@ def outcomes_seen() -> str:
 PARTS: Final[dict[str, Callable[..., str]]] = {
     "growth": growth,
     "settings": settings_of,
+    "command index": command_index,
+    "shared options": shared_options,
     "commands": commands,
     "exit codes": exit_codes,
     "presets": presets,

@@ -7,6 +7,7 @@ import pytest
 from api.app import ROUTES
 from api.web.errors import Code
 from api.web.reference import CHAPTERS
+from director.cli.main import GROUPS
 from director.core.settings import describe
 from director.core.states import END_CODES, Status, WebhookEvent
 from director.core.view import PAUSED, REASONS
@@ -21,6 +22,7 @@ from tests.site.reference import (
     PLACES,
     PROCESSES,
     ROOT,
+    command_index,
     filled,
     leaves,
     option_rows,
@@ -42,6 +44,21 @@ def test_each_part_is_on_a_page_and_each_page_asks_for_known_parts() -> None:
 
 def test_each_chapter_of_the_api_is_on_one_page() -> None:
     assert sorted(chapter for name, chapter in ASKED if name == "http") == sorted(CHAPTERS)
+
+
+def test_each_group_of_commands_is_on_a_page_of_its_own() -> None:
+    pages = {f"reference/cli/{group.replace(' ', '-')}.md": f"<!-- made: commands ({group}) -->" for group in GROUPS}
+    assert {page for page in PAGES if page.startswith("reference/cli/")} == set(pages)
+    assert [page for page, part in pages.items() if part not in PAGES[page]] == []
+
+
+def test_anchor_of_each_command_on_the_index_is_that_of_its_page() -> None:
+    """So an address from before the commands had pages leads to the link of its command."""
+    found = re.findall(r"\[`([\w -]+)`\]\((cli/[\w-]+\.md)#([\w-]+)\)\{ #([\w-]+) \.whole \}", command_index())
+    assert sorted(name for name, *_ in found) == sorted(leaves())
+    for name, page, there, here in found:
+        assert there == here == f"director-{name.replace(' ', '-')}"
+        assert f"## `director {name}`" in filled(PAGES[f"reference/{page}"])
 
 
 def test_each_route_is_in_the_reference() -> None:
