@@ -820,8 +820,8 @@ async def test_form_of_a_conversation_shows_its_newest_run(
     reader: Window, place: Place, talker: PlayedDirector
 ) -> None:
     async with place.caller() as caller:
-        said = {"messages": [{"role": "user", "content": "Hello?"}]}
-        first = (await caller.post(f"/v1/models/{TALKER}/predictions", json={"input": said})).json()["id"]
+        given = {"messages": [{"role": "user", "content": "Hello?"}]}
+        first = (await caller.post(f"/v1/models/{TALKER}/predictions", json={"input": given})).json()["id"]
     while (claim := await talker.claim()).id != first:
         pass
     await talker.finish(claim, output=b'"Hi."', seq=await talker.begin(claim))
@@ -854,6 +854,41 @@ async def test_conversation_begins_with_the_newest_run_of_the_form(
     await reader.page.get_by_role("button", name="Chat").click()
     await reader.page.get_by_role("log", name="Conversation").get_by_text("From the form.").wait_for()
     assert reader.page.url == f"{place.url}/#/models/{TALKER}?run={made}"
+
+
+async def test_address_names_the_run_of_the_way_to_ask_that_is_shown(
+    reader: Window, place: Place, talker: PlayedDirector
+) -> None:
+    begun = f"{place.url}/#/models/{TALKER}?run="
+    await reader.page.goto(f"{place.url}/#/models/{TALKER}")
+    await reader.page.get_by_label("Message").fill("Hello?")
+    async with reader.page.expect_response(lambda answer: answer.request.method == "POST") as answered:
+        await reader.page.get_by_label("Message").press("Enter")
+    chatted = (await (await answered.value).json())["id"]
+    await reader.page.wait_for_function("(id) => location.hash.endsWith(`?run=${id}`)", arg=chatted)
+    await reader.page.get_by_role("button", name="Form").click()
+    await result(reader).get_by_role("link", name=chatted).wait_for()
+    async with reader.page.expect_response(lambda answer: answer.request.method == "POST") as answered:
+        await reader.page.get_by_role("button", name="Run", exact=True).click()
+    made = (await (await answered.value).json())["id"]
+    await result(reader).get_by_role("link", name=made).wait_for()
+    assert reader.page.url == begun + made
+    await reader.page.get_by_role("button", name="Chat").click()
+    assert reader.page.url == begun + chatted, "a reload shows the conversation that is here"
+    await reader.page.get_by_role("button", name="Form").click()
+    assert reader.page.url == begun + made
+    assert reader.faults == []
+
+
+async def test_runs_are_there_to_choose_though_that_of_the_address_is_not(
+    reader: Window, place: Place, writer: PlayedDirector
+) -> None:
+    made, claim, seq = await begun(place, writer, topic="the moon")
+    await writer.finish(claim, output=b'["the moon is far"]', seq=seq)
+    await reader.page.goto(f"{place.url}/#/models/{WRITER}?run={'0' * len(made)}")
+    await result(reader).get_by_role("alert").wait_for()
+    await reader.page.get_by_role("region", name="Runs of your account").locator(f"a[href$='{made}']").click()
+    await result(reader).get_by_text("the moon is far").wait_for()
 
 
 async def test_input_of_a_run_takes_former_faults_away(reader: Window, place: Place, writer: PlayedDirector) -> None:

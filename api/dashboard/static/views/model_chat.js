@@ -31,13 +31,16 @@ export function takesMessages(model) {
 export function chat(given) {
   const place = h("div", {});
   const ways = picks("How to ask", WAYS, (at) => { localStorage.setItem(KEPT, WAYS[at]); show(WAYS[at]); });
-  const made = new Map();
+  const made = new Map(); // of each view its node, and its address when it was left
+  let shown = null;
 
   function show(word) {
     ways.show(WAYS.indexOf(word));
-    const now = { ...given, query: read().query }; // the other view may have made another run since
-    if (!made.has(word)) made.set(word, word === "Chat" ? conversation(now) : playground(now));
-    fill(place, made.get(word));
+    if (shown) shown.hash = location.hash;
+    shown = made.get(word);
+    if (shown) readdress(shown.hash);
+    else made.set(word, shown = { node: (word === "Chat" ? conversation : playground)({ ...given, query: read().query }) }); // with the run of the other
+    fill(place, shown.node);
   }
 
   show(localStorage.getItem(KEPT) === "Form" || given.query.has("again") ? "Form" : "Chat");
