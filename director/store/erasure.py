@@ -29,6 +29,7 @@ from director.store.predictions import Predictions
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 AT_ONCE: Final = 100  # ids of a list in one write
 LEDGERS_AT_ONCE: Final = 500
+ROUNDS: Final = 5  # a keeper may change a deployment's split between the read and the write
 LONGEST_YEARS: Final = 11  # more than DIRECTOR_USAGE_MONTHS can be
 
 
@@ -125,9 +126,15 @@ class Erasure:
         return erased
 
     async def _erase_deployments(self, account: str) -> int:
-        names = [name for _, name in await self._deployments.names(account)]
-        written = [await self._deployments.delete(each) for each in await self._deployments.many(account, names)]
-        return written.count("written")
+        erased = 0
+        for _ in range(ROUNDS):
+            names = [name for _, name in await self._deployments.names(account)]
+            found = await self._deployments.with_splits(await self._deployments.many(account, names))
+            written = [await self._deployments.delete(each) for each in found]
+            erased += written.count("written")
+            if "changed" not in written:
+                break
+        return erased
 
     async def _erase_usage(self, account: str) -> int:
         today = day_of(self._clock.now_ms())

@@ -1,12 +1,13 @@
 """An erased account leaves nothing of what it sent, received or used. Others keep theirs."""
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import httpx
 import pytest
 from msgspec import Raw
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from director.broker import keys
@@ -17,6 +18,7 @@ from director.core.usage import Used, day_of
 from director.store.batches import Batch, Batches
 from director.store.caller_files import CallerFile, CallerFiles
 from director.store.changes import FIRST
+from director.store.deployments import Deployment, Deployments
 from director.store.erasure import Erased, Erasure
 from director.store.services import Services
 from tests.integration.api.conftest import token as token
@@ -24,7 +26,7 @@ from tests.integration.cli.conftest import Operator
 from tests.integration.cli.conftest import operator as operator
 from tests.support.api import api_client
 from tests.support.keyspace import holders, unchanged
-from tests.support.queue_driver import ACCOUNT, VERSION, QueueDriver
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer
 
 BY = "cli:tester"
@@ -134,6 +136,45 @@ async def test_erased_account_leaves_no_batch_and_nothing_that_it_wrote(
     assert [account for account, _ in (await batches.waiting(9, now_ms=now_ms))[0]] == [RIVAL]
     assert sorted(await holders(redis, SECRET.encode())) == sorted([keys.batch(batch.id), keys.file(RIVAL, part.id)])
     assert not await redis.exists(keys.stored(ACCOUNT), keys.batches_of(ACCOUNT), keys.batches_live(ACCOUNT))
+
+
+@pytest.mark.parametrize("is_promoted", [True, False])
+async def test_erased_account_leaves_no_split_of_a_deployment(
+    services: Services, redis: Redis, token: str, is_promoted: bool
+) -> None:
+    tried, deployments = "c3" * 32, services.deployments
+    _, made = await deployments.create(
+        ACCOUNT, "front", model=MODEL, version=VERSION, hardware="cpu", min_instances=0, max_instances=1
+    )
+    _, trial = await deployments.share(made, by=ACCOUNT, version=tried, share=50, margin=None, least=None)
+    if is_promoted:
+        await deployments.release(trial, replace(trial.release, version=tried), by=ACCOUNT)
+    assert await redis.exists(keys.split(made.full_name))
+    await suspended(services)
+    assert (await services.erasure.erase(ACCOUNT, keeps_usage=False, by=BY, within_s=60)).deployments == 1
+    assert not await redis.exists(keys.split(made.full_name), keys.splits(), keys.deployments(ACCOUNT))
+
+
+async def test_deployment_that_a_keeper_changes_meanwhile_is_erased_too(
+    services: Services, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployments = services.deployments
+    _, made = await deployments.create(
+        ACCOUNT, "front", model=MODEL, version=VERSION, hardware="cpu", min_instances=0, max_instances=1
+    )
+    await deployments.share(made, by=ACCOUNT, version="c3" * 32, share=50, margin=None, least=None)
+    await suspended(services)
+    read = Deployments.with_splits
+
+    async def stop_after_the_read(self: Deployments, found: Sequence[Deployment]) -> list[Deployment]:
+        monkeypatch.undo()
+        before = await read(self, found)
+        await deployments.stop(before[0], by="keeper", why="it fails more")
+        return before
+
+    monkeypatch.setattr(Deployments, "with_splits", stop_after_the_read)
+    assert (await services.erasure.erase(ACCOUNT, keeps_usage=False, by=BY, within_s=60)).deployments == 1
+    assert await deployments.names(ACCOUNT) == []
 
 
 async def test_erasure_of_one_account_changes_no_other(services: Services, driver: QueueDriver, redis: Redis) -> None:
