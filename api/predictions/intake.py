@@ -308,7 +308,7 @@ def check(request: Request, version: Version, asked: bodies.CreatePrediction) ->
     faults = schema.check(asked.input)
     if faults and "idempotency-key" not in request.headers:
         raise errors.invalid_input(faults)
-    if not faults and schema.secrets is not None:
+    if schema.secrets is not None:  # also of a repeat, whose first request was stored without them
         asked = schema.secrets.mark_request(asked)
     return Checked(asked, faults, schema.can_stream)
 

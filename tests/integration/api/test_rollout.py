@@ -58,9 +58,9 @@ async def try_it(api: AsyncClient, share: int = 50, version: str = NEW, **more: 
     return dict(answer.json())
 
 
-async def call(api: AsyncClient, key: str = "") -> dict[str, Any]:
+async def call(api: AsyncClient, key: str = "", **given: Any) -> dict[str, Any]:
     headers = {"Idempotency-Key": key} if key else {}
-    answer = await api.post(f"{FRONT}/predictions", json={"input": {}}, headers=headers)
+    answer = await api.post(f"{FRONT}/predictions", json={"input": given}, headers=headers)
     assert answer.status_code == 201, answer.text
     return dict(answer.json())
 
@@ -517,6 +517,22 @@ async def test_repeat_that_draws_a_version_with_other_inputs_gets_its_prediction
     await try_it(api, 99, strict, force=True)
     for key, one in made.items():
         assert (await call(api, key))["id"] == one["id"]
+
+
+async def test_repeat_with_a_secret_gets_its_prediction_where_another_version_refuses_it(
+    api: AsyncClient, catalog: Catalog, scripts: Scripts
+) -> None:
+    lenient, strict, secret = "e5" * 32, "f6" * 32, {"pin": {"type": "string", "format": "password"}}
+    for version, required in ((lenient, []), (strict, ["text"])):
+        schema = schema_of(properties={**secret, "text": {"type": "string"}}, required=required)
+        await catalog.register(MODEL, version, schema=schema, server="echo", policy=Policy())
+        await be_ready(scripts, version)
+    await api.patch(FRONT, json={"version": lenient})
+    given = {"pin": "s3cr3t"}
+    made = {key: await call(api, key, **given) for key in map(str, range(9))}
+    await try_it(api, 99, strict, force=True)
+    for key, one in made.items():
+        assert (await call(api, key, **given))["id"] == one["id"]
 
 
 async def test_version_without_openais_api_is_tried_only_by_force(
