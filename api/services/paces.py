@@ -25,9 +25,10 @@ class Paces:
         now = self._clock.monotonic()
         if len(self._known) > MOST:
             self._known = {queue: known for queue, known in self._known.items() if known[0] > now}
-        stale = [queue for queue in queues if self._known.get(queue, (0.0, None))[0] <= now]
+        # taken before the read: a call beside this one may forget them meanwhile
+        known = {queue: one[1] for queue in queues if (one := self._known.get(queue)) is not None and one[0] > now}
+        stale = [queue for queue in queues if queue not in known]
         found = await self._trends.many(stale, "24h", now_s=self._clock.now_ms() / 1000) if stale else {}
-        known = {queue: self._known[queue][1] for queue in queues if queue not in found}
         fresh = {queue: trend.whole for queue, trend in found.items()}
         self._known |= {queue: (now + HOLDS_S, point) for queue, point in fresh.items()}
         return known | fresh
