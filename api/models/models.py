@@ -243,7 +243,8 @@ def _texts(members: Members, fields: frozenset[str]) -> dict[str, str]:
     for field, text in given.items():
         if field == "cover_image_url" and is_picture(text):
             continue
-        most = MOST_PICTURE if text.startswith("data:") else TEXTS.get(field, MOST_URL)
+        is_data = field == "cover_image_url" and text.startswith("data:")
+        most = MOST_PICTURE if is_data else TEXTS.get(field, MOST_URL)
         if len(text) > most:
             members.fault("string_lte", field, f"String length must be less than or equal to {most}")
         elif field in URLS and text and not URL.fullmatch(text):

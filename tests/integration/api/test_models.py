@@ -97,6 +97,7 @@ async def test_taken_name_is_refused_without_client_retries(api: AsyncClient) ->
         ({"owner": "../x"}, "owner"),
         ({"owner": None}, "owner"),
         ({"description": "x" * 5_001}, "description"),
+        ({"description": f"data: {'x' * 5_000}"}, "description"),
         ({"paper_url": "javascript:alert(1)"}, "paper_url"),
         ({"cover_image_url": 7}, "cover_image_url"),
         ({"readme": "no"}, ""),
@@ -117,6 +118,12 @@ async def test_change_affects_only_the_named_fields(api: AsyncClient) -> None:
     assert {name: changed.json()[name] for name in SAID} == expected
     refused = await api.patch(f"/v1/models/{PAINTER}", json={"visibility": "public"})
     assert refused.status_code == 422
+
+
+async def test_readme_that_begins_like_a_picture_may_be_long(api: AsyncClient) -> None:
+    await make(api)
+    changed = await api.patch(f"/v1/models/{PAINTER}", json={"readme": f"data: {'x' * 20_000}"})
+    assert changed.status_code == 200, changed.text
 
 
 async def test_readme_is_text_where_one_exists(api: AsyncClient) -> None:
