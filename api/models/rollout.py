@@ -48,7 +48,6 @@ CHANGED: Final = InvalidField(
     "The trial was changed meanwhile, maybe by a keeper: look at it, and promote again if you still want to",
 )
 TOO_MANY: Final = InvalidField("array_max_items", "", f"An account tries versions with at most {MOST} deployments")
-TOO_FEW: Final = InvalidField("number_gte", "share", f"Must be between {LEAST_SHARE} and {MOST_SHARE}")
 
 
 class NewSplit(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -216,7 +215,8 @@ async def _refuse_unfit(request: Request, deployment: Deployment, asked: NewSpli
     if not why and has_openai_api(former.server) and not has_openai_api(new.server):
         why = "it has no API of OpenAI"
     if why:
-        raise invalid_input([InvalidField("invalid", "version", f"It would refuse calls of now: {why}. Or set force")])
+        said = f"It would refuse calls that the current version takes: {why}. Set force to try it anyway"
+        raise invalid_input([InvalidField("invalid", "version", said)])
 
 
 async def _is_ready(request: Request, model: str, version: str) -> bool:
@@ -262,14 +262,10 @@ def _side(version: str, share: int, runs: Runs) -> SideView:
 def _parse(body: bytes) -> NewSplit:
     members = Members(body)
     version = members.matching("version", VERSION, required=True)
-    share = members.integer("share", most=MOST_SHARE, required=True)
-    margin, least = members.integer("margin", most=MOST_MARGIN), members.integer("least", most=MOST_RUNS)
+    share = members.integer("share", least=LEAST_SHARE, most=MOST_SHARE, required=True)
+    margin, least = members.integer("margin", most=MOST_MARGIN), members.integer("least", least=1, most=MOST_RUNS)
     force = members.boolean("force")
     members.refuse_unknown(frozenset(NewSplit.__struct_fields__))
-    if share == 0:
-        members.faults.append(TOO_FEW)
-    if least == 0:
-        members.faults.append(InvalidField("number_gte", "least", f"Must be between 1 and {MOST_RUNS}"))
     if members.faults or version is None or share is None:
         raise invalid_input(members.faults)
     return NewSplit(version=version, share=share, margin=margin, least=least, force=force)

@@ -223,7 +223,7 @@ class Members:
         self.fault("pattern", name, f"Does not match pattern '{pattern.pattern}'")
         return None
 
-    def integer(self, name: str, *, most: int, required: bool = False) -> int | None:
+    def integer(self, name: str, *, least: int = 0, most: int, required: bool = False) -> int | None:
         value = self.take(name, "number", required=required)
         if value is None:
             return None
@@ -232,9 +232,9 @@ class Members:
         except msgspec.ValidationError:
             self.faults.append(wrong_type(name, "integer", "number"))
             return None
-        if 0 <= number <= most:
+        if least <= number <= most:
             return number
-        self.fault("number_gte" if number < 0 else "number_lte", name, f"Must be between 0 and {most}")
+        self.fault("number_gte" if number < least else "number_lte", name, f"Must be between {least} and {most}")
         return None
 
     def boolean(self, name: str) -> bool | None:

@@ -20,6 +20,7 @@ from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, queue_name
 from director.core.policy import Policy
 from director.core.settings import ApiSettings
+from director.core.split import MOST_RUNS
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.deployments import Deployments
@@ -188,6 +189,7 @@ async def test_other_processes_see_a_change_at_once(api: AsyncClient, settings: 
     ("asked", "field"),
     [
         ({"version": NEW, "share": 0}, "share"),
+        ({"version": NEW, "share": -1}, "share"),
         ({"version": NEW, "share": 100}, "share"),
         ({"version": NEW, "share": 1.5}, "share"),
         ({"version": NEW}, ""),
@@ -205,6 +207,16 @@ async def test_wrong_splits_are_refused_by_name(api: AsyncClient, asked: dict[st
     assert answer.status_code == 422
     assert answer.json()["invalid_fields"][0]["field"] == field
     assert "split" not in (await api.get(FRONT)).json()
+
+
+@pytest.mark.parametrize(("field", "most"), [("share", 99), ("least", MOST_RUNS)])
+@pytest.mark.parametrize("number", [-1, 0])
+async def test_number_below_the_least_is_refused_with_both_bounds(
+    api: AsyncClient, field: str, most: int, number: int
+) -> None:
+    answer = await api.post(f"{FRONT}/split", json={"version": NEW, "share": 10, field: number})
+    [fault] = answer.json()["invalid_fields"]
+    assert (fault["type"], fault["description"]) == ("number_gte", f"Must be between 1 and {most}")
 
 
 async def test_version_without_a_ready_server_is_tried_only_by_force(api: AsyncClient) -> None:
