@@ -6,9 +6,9 @@ from typing import Final, Literal
 
 from msgspec import Raw, Struct
 
-from api.models.deployments import choose_version, find_usable
+from api.models.deployments import Called, choose_version, find_usable
 from api.openai.calls import read_call
-from api.openai.find import Called, find_called
+from api.openai.find import find_called
 from api.predictions import bodies
 from api.services.lookups import VersionRef
 from api.sites.sites import no_version
@@ -84,11 +84,11 @@ async def _find_deployed(request: Request, name: str, item: str) -> Called:
     deployment = await find_usable(request, *name.split("/"))
     if deployment is None:
         raise errors.not_found()
-    chosen = await choose_version(request, deployment, item)
-    if chosen is None:
+    called = await choose_version(request, deployment, item)
+    if called is None:
         ref = VersionRef(model=deployment.release.model, version=deployment.release.version)
         raise await no_version(request, ref, errors.invalid_version)
-    return Called(chosen[0], deployment.full_name, chosen[1])
+    return called
 
 
 async def _find(request: Request, ref: VersionRef, refusal: errors.Refusal) -> Called:

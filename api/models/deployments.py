@@ -230,17 +230,31 @@ async def delete_deployment(request: Request) -> Response:
 async def create_of_deployment(request: Request) -> Response:
     deployment = refuse_disabled(await find_deployment(request))
     asked = await read_create(request)
-    chosen = await choose_version(request, deployment)
-    if chosen is None:
+    called = await choose_version(request, deployment)
+    if called is None:
         raise invalid_version()
-    version, split = chosen
     return await submit(
-        request, version, asked, deployment=deployment.full_name, split=split, review=cancel_if_disabled
+        request,
+        called.version,
+        asked,
+        deployment=called.deployment,
+        split=called.split,
+        review=cancel_if_disabled,
     )
 
 
-async def choose_version(request: Request, deployment: Deployment, item: str = "") -> tuple[Version, str] | None:
-    """Return the version that a call of a deployment runs and, if it has two, why: a mark. None without the version.
+class Called(Struct, frozen=True):
+    """The version that a call runs. `deployment`: owner/name of the deployment that it named, if any. `split`: a mark
+    that says why it has this version, if that deployment has two.
+    """
+
+    version: Version
+    deployment: str = ""
+    split: str = ""
+
+
+async def choose_version(request: Request, deployment: Deployment, item: str = "") -> Called | None:
+    """Return the version that a call of a deployment runs. None without the version.
 
     A repeat with the same Idempotency-Key gets the same one. `item` distinguishes the calls of a batch, which share it.
     A version that is tried and that is gone gets no calls.
@@ -253,10 +267,10 @@ async def choose_version(request: Request, deployment: Deployment, item: str = "
         if side == "new":
             tried = await _version(request, split.model, split.version)
             if tried is not None:
-                return tried, mark
+                return Called(tried, deployment.full_name, mark)
             mark = ""
     version = await _version(request, release.model, release.version)
-    return None if version is None else (version, mark)
+    return None if version is None else Called(version, deployment.full_name, mark)
 
 
 async def find_usable(request: Request, owner: str, name: str) -> Deployment | None:

@@ -1,24 +1,12 @@
 """Find the version that the text `model` of a call names, within what its account may use."""
 
-from msgspec import Struct
-
-from api.models.deployments import choose_version, find_usable
+from api.models.deployments import Called, choose_version, find_usable
 from api.predictions.bodies import MODEL, VERSION
 from api.services.lookups import VersionRef
 from api.sites.sites import no_version
 from api.web.errors import model_not_found
 from api.web.http import Request, services_of
-from director.store.catalog import Version, has_openai_api
-
-
-class Called(Struct, frozen=True):
-    """The version that a call runs. `deployment`: owner/name of the one that it named, if any. `split`: why it has this
-    version, if that deployment has two.
-    """
-
-    version: Version
-    deployment: str = ""
-    split: str = ""
+from director.store.catalog import has_openai_api
 
 
 async def find_called(request: Request, text: str, item: str = "") -> Called:
@@ -47,5 +35,4 @@ async def find_called(request: Request, text: str, item: str = "") -> Called:
 
 async def _find_deployed(request: Request, name: str, item: str) -> Called | None:
     deployment = await find_usable(request, *name.split("/"))
-    chosen = None if deployment is None else await choose_version(request, deployment, item)
-    return None if deployment is None or chosen is None else Called(chosen[0], deployment.full_name, chosen[1])
+    return None if deployment is None else await choose_version(request, deployment, item)

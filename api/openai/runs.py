@@ -6,9 +6,8 @@ from typing import Final, Self
 from msgspec.structs import replace
 from starlette.responses import Response
 
-from api.models.deployments import cancel_if_disabled
+from api.models.deployments import Called, cancel_if_disabled
 from api.openai.ends import NO_CHUNK, Failure, failure, failure_of
-from api.openai.find import Called
 from api.openai.giving_up import give_up, give_up_later
 from api.predictions import bodies
 from api.predictions.intake import Filed, Listener, accept
