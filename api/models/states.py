@@ -21,10 +21,11 @@ from director.core.view import REASONS, iso
 from director.operate.findings import reason_of
 from director.operate.views import NOTHING, QueueState, Shade, state_of, stats_of_newcomers, words_of
 from director.store.accounts import Account
-from director.store.directors import DirectorFound
+from director.store.directors import DirectorFound, ServerFound
 from director.store.models import Model
 
 MOST: Final = 100
+NO_QUEUE: Final = QueueName("")
 NEVER: Final = Point(at_s=0)
 UNWELL: Final = frozenset({"setup_failed", "server_auth", "servers_starting"})
 
@@ -34,8 +35,8 @@ class ModelState(Struct, frozen=True, kw_only=True):
     why nothing starts. `log`: the last lines of a setup that failed. `version` is null until a server was ready, and
     `created_at` until the model is listed.
 
-    `run_count`: runs of all versions so far. The rest is of the last day. `may_change`: the caller may describe the
-    model. `has_openai`: it takes calls of OpenAI's API here.
+    `run_count`: runs of all versions so far. `succeeded`, `failed`, `run_p50_s` and `wait_p50_s` are of the last day.
+    `may_change`: the caller may describe the model. `has_openai`: it takes calls of OpenAI's API here.
     """
 
     model: str
@@ -96,20 +97,24 @@ async def read_states(services: Services, account: Account, asked: Sequence[str]
     runs = dict(zip(seen, await run_counts(services, list(seen.values())), strict=True))
     fresh = stats_of_newcomers([one for found in newcomers.values() for one in found])
     called = {model.name for model in await services.openai_models.all()} if services.settings.openai else set()
+    shown = {
+        name: stats.get(queues.get(name, NO_QUEUE)) or fresh.get(QueueName(name), NOTHING)
+        for name in names
+        if name in seen or name in newcomers
+    }
+    unwell = [queues[name] for name, one in shown.items() if name in queues and state_of(one) in UNWELL]
+    servers = await _read_servers(services, unwell)
     states = []
-    for name in names:
-        queue = queues.get(name)
-        known = stats.get(queue) if queue else None
-        if known is None and name not in seen and name not in newcomers:
-            continue
-        shown = known or fresh.get(QueueName(name), NOTHING)
-        detail, log = await _trouble(services, account, name, queue, shown, newcomers.get(name, []))
+    for name, one in shown.items():
+        model, queue = seen.get(name), queues.get(name, NO_QUEUE)
+        reports = servers.get(queue, []) if queue else _servers_of(newcomers.get(name, []))
+        detail, log = await _trouble(services, account, name, model, one, reports)
         states.append(
             _show(
                 name,
-                seen.get(name),
-                shown,
-                paces.get(queue, NEVER) if queue else NEVER,
+                model,
+                one,
+                paces.get(queue, NEVER),
                 detail=detail,
                 log=log,
                 account=account,
@@ -120,39 +125,55 @@ async def read_states(services: Services, account: Account, asked: Sequence[str]
     return states
 
 
+def _owns(account: Account, name: str) -> bool:
+    return account.oversees or name.partition("/")[0] == account.name
+
+
 async def _newcomers(services: Services, account: Account) -> dict[str, list[DirectorFound]]:
     """Return the directors of models that no server was ever ready for, by model, as far as the account may see."""
     found: dict[str, list[DirectorFound]] = {}
     for one in await services.directors.newcomers():
         name = str(one.last.queue)
-        if account.oversees or name.partition("/")[0] == account.name:
+        if _owns(account, name):
             found.setdefault(name, []).append(one)
     return found
+
+
+async def _read_servers(services: Services, queues: Sequence[QueueName]) -> dict[QueueName, list[ServerFound]]:
+    """Return what the directors of each queue report of their servers."""
+    found: dict[QueueName, list[ServerFound]] = {}
+    for director in await services.directors.of(queues) if queues else ():
+        for heartbeat in director.heartbeats if director.is_alive else ():
+            found.setdefault(heartbeat.queue, []).extend(heartbeat.about.servers)
+    return found
+
+
+def _servers_of(newcomers: Sequence[DirectorFound]) -> list[ServerFound]:
+    return [server for one in newcomers if one.is_alive for server in one.last.about.servers]
 
 
 async def _trouble(
     services: Services,
     account: Account,
     name: str,
-    queue: QueueName | None,
+    model: Model | None,
     stats: QueueStats,
-    newcomers: Sequence[DirectorFound],
+    servers: Sequence[ServerFound],
 ) -> tuple[str, str]:
     """Return why nothing of a model starts, and the log of its setup if that failed. What a server says of itself may
-    name addresses: without a scope over all accounts only the error of a setup is shown, and to the owner alone.
+    name addresses: without a scope over all accounts only the error of a setup is shown, and to the owner alone. The
+    last setup that was stored is shown to all, as it is with its version.
     """
     state = state_of(stats)
     reason = REASONS.get(state, "") if state != "closed" else ""  # its words say when it opens
     if state not in UNWELL:
         return reason, ""
-    directors = newcomers if queue is None else await services.directors.of([queue])
-    servers = [server for one in directors if one.is_alive for server in one.last.about.servers]
-    is_own = account.oversees or name.partition("/")[0] == account.name
+    is_own = _owns(account, name)
     known = [one for one in servers if account.oversees or (is_own and one.state == "setup_failed")]
     said = next((why for one in known if (why := reason_of(one))), "")
     log = next((one.log for one in servers if one.log), "") if is_own else ""
-    if not log and queue is not None and state == "setup_failed":
-        setup = await services.catalog.setup_run_of(queue)
+    if not log and model is not None and model.latest and state == "setup_failed":
+        setup = await services.catalog.setup_run(name, model.latest)
         log = setup.logs if setup is not None and setup.status == "failed" else ""
     return (reason if log else f"{reason} {said}".strip()), log
 

@@ -8,9 +8,13 @@ from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.scripts import Scripts
-from director.core.ids import QueueName
+from director.core.ids import QueueName, queue_name
+from director.core.policy import Policy
+from director.core.schema import setup_run
 from director.core.trends import STEPS, Point
+from director.core.view import iso
 from director.store.accounts import Accounts
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.directors import Directors
 from director.store.trends import Trends
 from tests.integration.api.conftest import refusal
@@ -39,10 +43,9 @@ async def test_model_without_a_director_says_that_nothing_starts(api: AsyncClien
     assert (one["model"], one["version"], one["state"], one["slots"]) == (MODEL, VERSION, "no_director", 0)
     assert one["detail"] == "No director serves this model now."
     assert (one["may_change"], one["has_openai"], one["log"]) == (True, False, "")
-    assert "10.1.2.3" not in str(one)
 
 
-async def test_state_has_slots_and_half_of_the_days_times(
+async def test_state_has_slots_and_median_times_of_the_day(
     api: AsyncClient, redis: Redis, scripts: Scripts, queue: QueueName
 ) -> None:
     seconds, _ = await redis.time()
@@ -89,6 +92,64 @@ async def test_what_a_server_says_of_itself_is_for_overseers(api: AsyncClient, r
     viewer = await Accounts(redis).create_token("watcher", scopes=("read", "view"))
     [seen] = await states(api, NEW, token=viewer)
     assert WHERE in str(seen["detail"])
+
+
+FAILED = "The model's servers failed to start: the operator must correct this."
+
+
+async def test_failed_setup_of_a_listed_model_shows_its_log_to_owner_and_overseer(
+    api: AsyncClient, redis: Redis, scripts: Scripts, queue: QueueName
+) -> None:
+    said = about("setup_failed", f"setup_failed: {WHERE} has no weights", "Traceback\n")
+    await scripts.extend(queue, consumer="d1", lease_s=15, claims=[], slots=0, state="setup_failed", about=said)
+    accounts = Accounts(redis)
+    other = await accounts.create_token("umbrella")
+    viewer = await accounts.create_token("watcher", scopes=("read", "view"))
+    for token, log in (("", "Traceback\n"), (viewer, "Traceback\n"), (other, "")):
+        [one] = await states(api, MODEL, token=token)
+        assert (one["version"], one["state"], one["detail"], one["log"]) == (VERSION, "setup_failed", FAILED, log)
+        assert WHERE not in str(one)
+
+
+async def test_error_of_a_setup_without_a_log_is_not_shown_to_other_accounts(
+    api: AsyncClient, redis: Redis, scripts: Scripts, queue: QueueName
+) -> None:
+    said = about("setup_failed", f"setup_failed: {WHERE} has no weights", "")
+    await scripts.extend(queue, consumer="d1", lease_s=15, claims=[], slots=0, state="setup_failed", about=said)
+    accounts = Accounts(redis)
+    other = await accounts.create_token("umbrella")
+    viewer = await accounts.create_token("watcher", scopes=("read", "view"))
+    for token, is_shown in (("", True), (viewer, True), (other, False)):
+        [one] = await states(api, MODEL, token=token)
+        assert (one["detail"] == FAILED, WHERE in str(one)) == (not is_shown, is_shown)
+
+
+async def test_log_of_the_last_failed_setup_is_shown_as_with_its_version(
+    api: AsyncClient, redis: Redis, scripts: Scripts, catalog: Catalog, queue: QueueName
+) -> None:
+    failed = setup_run("failed", started_at=iso(1), completed_at=iso(2), logs="Traceback\n", server=WHERE)
+    assert await catalog.note_setup(MODEL, VERSION, failed)
+    said = about("setup_failed", "setup_failed: RuntimeError", "")
+    await scripts.extend(queue, consumer="d1", lease_s=15, claims=[], slots=0, state="setup_failed", about=said)
+    for token in ("", await Accounts(redis).create_token("umbrella")):
+        [one] = await states(api, MODEL, token=token)
+        assert (one["detail"], one["log"], WHERE in str(one)) == (FAILED, "Traceback\n", False)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        version = (await api.get(f"/v1/models/{MODEL}/versions/{VERSION}", headers=headers)).json()
+        assert version["setup_run"]["logs"] == one["log"]
+
+
+async def test_each_unwell_model_shows_its_own_directors(
+    api: AsyncClient, scripts: Scripts, catalog: Catalog, queue: QueueName
+) -> None:
+    second = f"{ACCOUNT}/second"
+    await catalog.register(second, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+    for name in (MODEL, second):
+        said = about("setup_failed", "", f"log of {name}\n")
+        other = queue_name(name, VERSION)
+        await scripts.extend(other, consumer="d1", lease_s=15, claims=[], slots=0, state="setup_failed", about=said)
+    found = await states(api, second, MODEL)
+    assert [one["log"] for one in found] == [f"log of {second}\n", f"log of {MODEL}\n"]
 
 
 async def test_private_model_of_another_account_is_left_out(api: AsyncClient, redis: Redis) -> None:
