@@ -3,11 +3,10 @@
 from msgspec import Struct
 from starlette.responses import Response
 
-from api.accounts.details import AccountDetail, TokenView, show_account
+from api.accounts.details import ABOUT_LIMITS, ABOUT_TOKENS, OF_ACCOUNT, OF_TOKENS, TokenView, show_account
 from api.web.errors import not_found
 from api.web.http import Request, json_response, page_response
 from api.web.route import Answer, changes, reads
-from director.core.schema import Page
 from director.store.accounts import AccountType
 
 
@@ -51,8 +50,8 @@ async def get_account(request: Request) -> Response:
     "/account/limits",
     name="account.limits.get",
     summary="Get the caller's limits and how much of them is used",
-    about="Limits that the account does not have of its own are those of the API's settings. null is no limit.",
-    answers={200: Answer("The account.", AccountDetail)},
+    about=ABOUT_LIMITS,
+    answers=OF_ACCOUNT,
 )
 async def get_own_limits(request: Request) -> Response:
     return json_response(await show_account(request, request.account.name))
@@ -62,8 +61,8 @@ async def get_own_limits(request: Request) -> Response:
     "/account/tokens",
     name="account.tokens.list",
     summary="List the tokens of the caller's account, without their secrets",
-    about="A token is shown by its label and the last four characters of its secret. An administrator makes them.",
-    answers={200: Answer("All of them, oldest first.", Page[TokenView])},
+    about=f"{ABOUT_TOKENS} An administrator makes them.",
+    answers=OF_TOKENS,
 )
 async def list_own_tokens(request: Request) -> Response:
     tokens = await request.services.accounts.tokens.of(request.account.name)

@@ -1,12 +1,15 @@
 """Show accounts with their limits and usage, and tokens without their secrets, to their owners and to operators."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from msgspec import Struct
 
 from api.web.http import Request
+from api.web.route import Answer
 from director.core.account_limits import AccountLimits
 from director.core.hours import DAY_MS
+from director.core.schema import Page
 from director.core.view import iso
 from director.store.accounts import AccountType, Policy, Reason, Suspension, Token, Usage
 
@@ -55,6 +58,14 @@ class AccountDetail(Struct, frozen=True, kw_only=True):
     suspension: SuspensionView | None
     limits: AccountLimits
     usage: Usage
+
+
+ABOUT_LIMITS: Final = (
+    "Limits that the account does not have of its own are those of the API's settings. null is no limit."
+)
+ABOUT_TOKENS: Final = "A token is shown by its label and the last four characters of its secret."
+OF_ACCOUNT: Final = {200: Answer("The account.", AccountDetail)}
+OF_TOKENS: Final = {200: Answer("All of them, oldest first.", Page[TokenView])}
 
 
 async def show_account(request: Request, name: str) -> AccountDetail:

@@ -13,7 +13,16 @@ from msgspec.structs import asdict
 from starlette.responses import Response
 
 from api.accounts.auth import name_operator
-from api.accounts.details import AccountDetail, TokenView, show_account, show_accounts
+from api.accounts.details import (
+    ABOUT_LIMITS,
+    ABOUT_TOKENS,
+    OF_ACCOUNT,
+    OF_TOKENS,
+    AccountDetail,
+    TokenView,
+    show_account,
+    show_accounts,
+)
 from api.sites.sites import others
 from api.web.errors import account_exists, invalid_field, not_found
 from api.web.http import Request, cursor_of, decode_body, json_response, page_after, page_response
@@ -32,6 +41,9 @@ LONGEST_S: Final = 10.0  # how long the call itself ends the predictions of a su
 Name = Annotated[str, Meta(pattern=ACCOUNT_NAME)]
 Limit = float | Annotated[str, Meta(max_length=LONGEST)] | None
 Lane = Literal["high", "normal", "low", "idle"]
+Label = Annotated[str, Meta(pattern=LABEL)]
+Scopes = Annotated[tuple[Scope, ...], Meta(min_length=1, max_length=len(SCOPES))]
+Lanes = Annotated[tuple[Lane, ...], Meta(min_length=1, max_length=4)]
 
 
 class NewAccount(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,18 +72,18 @@ class AskedSuspension(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class AskedToken(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body that makes a token. Without `expires_at` it is good until it is revoked."""
 
-    label: Annotated[str, Meta(pattern=LABEL)] = ""
-    scopes: Annotated[tuple[Scope, ...], Meta(min_length=1, max_length=len(SCOPES))] = ("read", "run")
-    lanes: Annotated[tuple[Lane, ...], Meta(min_length=1, max_length=4)] = LANES
+    label: Label = ""
+    scopes: Scopes = ("read", "run")
+    lanes: Lanes = LANES
     expires_at: Annotated[datetime, Meta(tz=True)] | None = None
 
 
 class TokenUpdate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """New rights of a token, its label and its end. `expires_at`: null for never."""
 
-    label: Annotated[str, Meta(pattern=LABEL)] | UnsetType = UNSET
-    scopes: Annotated[tuple[Scope, ...], Meta(min_length=1, max_length=len(SCOPES))] | UnsetType = UNSET
-    lanes: Annotated[tuple[Lane, ...], Meta(min_length=1, max_length=4)] | UnsetType = UNSET
+    label: Label | UnsetType = UNSET
+    scopes: Scopes | UnsetType = UNSET
+    lanes: Lanes | UnsetType = UNSET
     expires_at: Annotated[datetime, Meta(tz=True)] | UnsetType | None = UNSET
 
 
@@ -130,8 +142,8 @@ async def create_account(request: Request) -> Response:
     "/admin/accounts/{name}",
     name="admin.accounts.get",
     summary="Get an account, its limits and how much of them is used",
-    about="Limits that the account does not have of its own are those of the API's settings.",
-    answers={200: Answer("The account.", AccountDetail)},
+    about=ABOUT_LIMITS,
+    answers=OF_ACCOUNT,
 )
 async def get_account_of_all(request: Request) -> Response:
     return json_response(await show_account(request, (await _target(request)).account))
@@ -207,8 +219,8 @@ async def resume_account(request: Request) -> Response:
     "/admin/accounts/{name}/tokens",
     name="admin.accounts.tokens.list",
     summary="List the tokens of an account, without their secrets",
-    about="A token is shown by its label and the last four characters of its secret.",
-    answers={200: Answer("All of them, oldest first.", Page[TokenView])},
+    about=ABOUT_TOKENS,
+    answers=OF_TOKENS,
 )
 async def list_tokens(request: Request) -> Response:
     administration, name, _ = await _target(request)
