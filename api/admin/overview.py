@@ -2,6 +2,7 @@
 Directors are known by their heartbeats; no director is asked. The metrics also have a token of their own.
 """
 
+import asyncio
 import hmac
 import logging
 import math
@@ -320,7 +321,9 @@ class LevelAt(Struct, frozen=True, kw_only=True):
 
 
 class PaceOver(Struct, frozen=True, kw_only=True):
-    """A range of steps of `step_s` seconds, oldest first, without idle ones. `queues`: those with most recent ends."""
+    """A range of steps of `step_s` seconds, oldest first, without idle ones. `queues`: of the 100 that had work most
+    recently, those with ends.
+    """
 
     over: Range
     step_s: int
@@ -356,8 +359,9 @@ async def get_history(request: Request) -> Response:
     if queue and not await services.queues.has(QueueName(queue)):
         raise invalid_field("enum", "queue", "There is no such queue")
     now_s, step, trends = services.clock.now_ms() / 1000, RANGES[over], services.trends
-    trend = await trends.of(QueueName(queue) or ALL, over, now_s=now_s)
-    levels = await trends.levels(QueueName(queue) or ALL, over, now_s=now_s)
+    trend, levels = await asyncio.gather(
+        trends.of(QueueName(queue) or ALL, over, now_s=now_s), trends.levels(QueueName(queue) or ALL, over, now_s=now_s)
+    )
     since_s = step.start(now_s) - step.covers_s
     names = [] if queue else await trends.queues(since_s=since_s, most=MOST_TRENDS)
     each: Mapping[QueueName, Trend] = await trends.many(names, over, now_s=now_s)
