@@ -1,5 +1,5 @@
-"""Let operators follow the logs of steps and changes from a cursor on, with a scope over all accounts. No cursor of a
-reader is kept: it sends them again, so any API process can answer the next call.
+"""Let operators follow the logs of steps and changes from a cursor on, with a scope over all accounts. The server
+keeps no cursor: a reader sends its cursors with each call.
 """
 
 from collections.abc import Mapping

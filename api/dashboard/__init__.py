@@ -24,7 +24,7 @@ TYPES: Final = {
     ".txt": "text/plain; charset=utf-8",  # licences of what others made
 }
 # Everything is loaded from this site, and no text becomes HTML or code, because the page shows what a model put out.
-# Pictures, sound and film of outputs may be data URIs of the response itself.
+# Pictures, audio and video of outputs may be data URIs of the response itself.
 POLICY: Final = "; ".join(
     (
         "default-src 'none'",
@@ -48,7 +48,7 @@ MODEL_PATH: Final = re.compile("/(?!v1/)[a-z0-9][a-z0-9._-]*/[a-z0-9][a-z0-9._-]
 
 
 class Asset(Struct, frozen=True):
-    """A file of the page. `packed`: the same with gzip, a third of it, which nearly every browser takes."""
+    """A file of the page. `packed`: the body compressed with gzip, about a third of its size."""
 
     body: bytes
     packed: bytes

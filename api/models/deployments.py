@@ -188,7 +188,7 @@ async def update_deployment(request: Request) -> Response:
         wanted = replace(deployment.release, **given)
         if wanted.max_instances < wanted.min_instances:
             raise invalid_input([FEWER_THAN_LEAST])
-        if asked.version == deployment.release.version:  # all calls run it
+        if asked.version == deployment.release.version:  # the caller wants all calls to run it: end the trial
             ended, deployment = await services.deployments.end_trial(deployment, by=request.account.name)
             if ended != "written":
                 continue
