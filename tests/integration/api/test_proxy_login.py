@@ -89,7 +89,7 @@ async def test_other_sites_cannot_use_the_proxys_log_in(page: httpx.AsyncClient,
 
 
 @pytest.mark.parametrize("name", ["", "a b", "ann\t", "x" * 200, "é@x", "a/b", "ann,eve", "o'neill@example.com"])
-async def test_odd_name_is_no_one_and_hears_why(page: httpx.AsyncClient, name: str) -> None:
+async def test_odd_name_is_refused_with_a_reason(page: httpx.AsyncClient, name: str) -> None:
     headers = {**OF_PAGE, "X-Forwarded-Email": name.encode()}
     answer = await page.get(QUEUES, headers=headers)  # type: ignore[arg-type]
     assert (answer.status_code, "Your name at the proxy" in answer.text) == ((403, True) if name else (401, False))

@@ -403,7 +403,7 @@ async def test_promotion_that_another_change_overtook_releases_nothing(
     assert (await api.get(FRONT)).json()["current_release"]["version"] == VERSION
 
 
-async def test_stopped_version_is_promoted_by_who_has_seen_it(api: AsyncClient, deployments: Deployments) -> None:
+async def test_stopped_version_can_still_be_promoted(api: AsyncClient, deployments: Deployments) -> None:
     await try_it(api)
     await stop(deployments)
     assert (await api.post(f"{FRONT}/promote")).json()["current_release"]["version"] == NEW

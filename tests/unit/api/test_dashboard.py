@@ -86,7 +86,7 @@ def test_page_files_are_all_served_and_refer_to_existing_files() -> None:
             assert named in there, (name, named)
 
 
-def test_page_travels_in_less_than_200_kb_of_480() -> None:
+def test_page_is_under_200_kb_packed_and_480_kb_unpacked() -> None:
     """Nearly every browser takes the files packed. What it unpacks and reads has a bound too; it reads no licence."""
     read = [asset for path, asset in ASSETS.items() if not path.endswith("LICENSE.txt")]
     assert sum(len(asset.packed) for asset in read) < 200_000

@@ -425,12 +425,12 @@ def test_input_that_needs_one_of_several_names_says_which() -> None:
 @pytest.mark.parametrize(
     ("former", "new", "why"),
     [
-        ({"type": "string"}, {"type": "integer"}, "it takes of in another type"),
-        ({"type": "number"}, {"type": "integer"}, "it takes of in another type"),
-        ({"type": ["string", "null"]}, {"type": "string"}, "it takes of in another type"),
-        ({}, {"type": "string"}, "it takes of in another type"),
-        ({"enum": ["a", "b"]}, {"enum": ["a"]}, "it takes fewer choices of of"),
-        ({"type": "string"}, {"type": "string", "enum": ["a"]}, "it takes fewer choices of of"),
+        ({"type": "string"}, {"type": "integer"}, "it takes size in another type"),
+        ({"type": "number"}, {"type": "integer"}, "it takes size in another type"),
+        ({"type": ["string", "null"]}, {"type": "string"}, "it takes size in another type"),
+        ({}, {"type": "string"}, "it takes size in another type"),
+        ({"enum": ["a", "b"]}, {"enum": ["a"]}, "it takes fewer choices of size"),
+        ({"type": "string"}, {"type": "string", "enum": ["a"]}, "it takes fewer choices of size"),
         ({"type": "integer"}, {"type": "number"}, ""),
         ({"type": "string"}, {"type": ["string", "null"]}, ""),
         ({"type": "string", "enum": ["a"]}, {"type": "string"}, ""),
@@ -439,7 +439,7 @@ def test_input_that_needs_one_of_several_names_says_which() -> None:
     ],
 )
 def test_version_with_a_narrower_input_is_found(former: object, new: object, why: str) -> None:
-    assert of_properties(of=new).find_refusal(of_properties(of=former)) == why
+    assert of_properties(size=new).find_refusal(of_properties(size=former)) == why
 
 
 def test_version_that_needs_another_name_is_found() -> None:
