@@ -24,6 +24,8 @@ from tests.support.queue_driver import QueueDriver, driving
 from tests.support.sentinels import failover_group
 from tests.support.servers import RedisServer
 
+pytestmark = pytest.mark.faults
+
 MANY: Final = 5
 ROUNDS: Final = 8
 CUTS: Final = (
@@ -217,7 +219,6 @@ async def test_server_killed_under_batches_loses_and_doubles_nothing(mortal: Red
         assert Counter(line.id for line in lines if isinstance(line, Claimed)) == Counter(ids)
 
 
-@pytest.mark.faults
 async def test_batch_under_way_at_a_failover_is_done_once_at_the_new_master() -> None:
     with failover_group(replicas=1) as group:
         async with driving(group.url) as driver:

@@ -5,6 +5,7 @@ grew from 66 to 81 MB in 125 restarts.
 import asyncio
 from contextlib import suppress
 
+import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError
 
@@ -17,6 +18,8 @@ from director.local.launcher.processes import free_port
 from tests.support.eventually import turns
 from tests.support.garbage import alive, uncollected
 from tests.support.servers import RedisServer
+
+pytestmark = pytest.mark.faults
 
 NO_ID = lowest_id_at(0)
 

@@ -221,6 +221,7 @@ async def test_full_server_costs_no_attempt(caller: Caller, live: Live, model: M
     assert {(await caller.record(each)).attempt for each in asked} == {0}
 
 
+@pytest.mark.faults
 async def test_killed_server_gives_all_predictions_another_attempt(caller: Caller, live: Live, gate: Gate) -> None:
     port = free_port()
     asked = await submitted(caller, [*TEXTS, f"gate:{gate}"])
@@ -242,6 +243,7 @@ async def test_killed_server_gives_all_predictions_another_attempt(caller: Calle
     assert {(await caller.record(each)).attempt for each in asked} == {2}
 
 
+@pytest.mark.faults
 async def test_prediction_that_kills_its_server_affects_the_others_only_once(caller: Caller, live: Live) -> None:
     port = free_port()
     texts = [*TEXTS[:4], "exit", *TEXTS[4:]]

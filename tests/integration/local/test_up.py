@@ -300,6 +300,7 @@ def test_failing_part_is_named_with_its_log_and_nothing_stays(tmp_path):
     assert director("down", home=tmp_path).stdout.startswith("nothing runs")
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("part", ["api", "director-hello", "model-hello", "keeper", "valkey"])
 def test_killed_part_is_restarted_and_the_service_goes_on(up, part):
     killed = up.processes[part]
@@ -313,6 +314,7 @@ def test_killed_part_is_restarted_and_the_service_goes_on(up, part):
     until(works, lambda: up.said)
 
 
+@pytest.mark.faults
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the worker in /proc")
 def test_model_server_with_a_dead_worker_is_restarted(up):
     # Cog's parent process survives: the director tells it to end, and up starts it again

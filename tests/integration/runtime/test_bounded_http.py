@@ -20,6 +20,8 @@ from tests.support.api import live_api
 from tests.support.eventually import eventually, every
 from tests.support.servers import RedisServer
 
+pytestmark = pytest.mark.faults
+
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: director.test\r\n"
 BIG = b"x" * (32 << 20)
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -227,7 +229,6 @@ async def test_full_process_still_answers_health(server: RedisServer, queue: Que
                 await livez(port)
 
 
-@pytest.mark.faults
 async def test_silent_half_and_dripping_connections_are_closed_in_20_seconds(
     server: RedisServer, queue: QueueName
 ) -> None:

@@ -210,6 +210,7 @@ async def test_server_with_an_invalid_health_answer_is_unhealthy(kind: Kind) -> 
         assert (await runner.health()).status is HealthStatus.UNHEALTHY
 
 
+@pytest.mark.faults
 async def test_killed_server_loses_its_run_and_returns_as_another(kind: Kind, tmp_path: Path, gate: Path) -> None:
     port = free_port()
     async with opened(kind.runner(f"http://127.0.0.1:{port}", INBOX)) as runner:
@@ -231,6 +232,7 @@ async def test_killed_server_loses_its_run_and_returns_as_another(kind: Kind, tm
             assert the_end(await follow(runner, kind.request(n=1))).outcome is Outcome.SUCCEEDED
 
 
+@pytest.mark.faults
 async def test_model_that_ends_its_process_loses_run_and_server(kind: Kind, tmp_path: Path) -> None:
     if kind.name == "cog 0.10.0a27":
         pytest.xfail("it holds both ends of its worker's pipe, never sees the death, and stays BUSY")

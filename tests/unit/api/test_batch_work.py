@@ -90,6 +90,7 @@ async def test_many_batches_make_no_more_parts_than_one(monkeypatch: pytest.Monk
     assert len(played.commits) <= 5  # one, and one for each 5 s
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("others", [0, MOST_UNWRITTEN - 1_000_000], ids=["alone", "with-others"])
 async def test_answers_stay_in_redis_while_the_store_is_away(monkeypatch: pytest.MonkeyPatch, others: int) -> None:
     size = 100_000

@@ -31,7 +31,8 @@ def loggers(module: ast.Module) -> list[str]:
     return [
         target.id
         for node in ast.walk(module)
-        if isinstance(node, ast.Assign) and ast.unparse(node.value) == "logging.getLogger(__name__)"
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        if ast.unparse(node.value) == "logging.getLogger(__name__)"
         for target in node.targets
         if isinstance(target, ast.Name)
     ]

@@ -306,6 +306,7 @@ async def test_kill_between_file_and_cursor_repeats_entries_and_loses_none(
     assert (len(names), len(set(names))) == (12, 9)
 
 
+@pytest.mark.faults
 async def test_kill_before_the_answer_repeats_the_batch(server: RedisServer, driver: QueueDriver) -> None:
     async with sink() as receiver:
         await live(driver)
@@ -321,6 +322,7 @@ async def test_kill_before_the_answer_repeats_the_batch(server: RedisServer, dri
         assert (first.body, first.headers["webhook-id"]) == (second.body, second.headers["webhook-id"])
 
 
+@pytest.mark.faults
 async def test_shutdown_does_not_wait_for_a_silent_receiver(server: RedisServer, driver: QueueDriver) -> None:
     async with sink() as receiver:
         await live(driver)
