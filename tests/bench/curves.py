@@ -10,7 +10,7 @@ from msgspec import Struct
 from tests.bench.benches.scale import BUSIEST, OF_ONE, PARTS, RATE, TRIPS, named
 from tests.bench.picture import Line, Panel, drawn
 from tests.bench.results import Result
-from tests.bench.tables import about, lined
+from tests.bench.tables import about, lined, where_and_when
 
 MICRO: Final = 1e6
 REDIS: Final = "Redis"
@@ -104,7 +104,8 @@ def scale_table(results: Mapping[str, Result]) -> str:
             *(f"{part}, µs" for part in parts),
         )
         rows = [_row(each, curve, parts, result.machine.cores) for each in [*found, *beyond(curve, found[-1])]]
-        lines += [f"**{curve.title}**", "", *lined(heads, rows), ""]
+        better = "Rates: more is better. µs of one prediction: less is better."
+        lines += [f"**{curve.title}.** {better} {where_and_when(result)}.", "", *lined(heads, rows), ""]
     return "\n".join([*lines, about(result)])
 
 

@@ -3,10 +3,17 @@
 import re
 from collections.abc import Mapping, Sequence
 from statistics import median
+from typing import Final
 
 from tests.bench.ratios import spread
 from tests.bench.results import OURS, Measured, Result
 from tests.bench.targets import LARGE, TARGETS
+
+# whether less is better → its mark in a table, and its words
+DIRECTIONS: Final[Mapping[bool, tuple[str, str]]] = {
+    False: ("↑", "more is better"),
+    True: ("↓", "less is better"),
+}
 
 
 def measured(result: Result) -> str:
@@ -42,7 +49,7 @@ def pace_table(results: Mapping[str, Result]) -> str:
     if result is None:
         return "Not measured yet."
     pace = result.figures[0]
-    lines = [f"| | {pace.name} | Director runs |", "|---|---|---|"]
+    lines = [caption(result, [pace]), "", f"| | {pace.name} | Director runs |", "|---|---|---|"]
     for side in sorted(pace.rounds, key=lambda side: -median(pace.rounds[side])):
         beside = f"{pace.beside(side)} × as many" if side in pace.references else ""
         lines.append(f"| {'**Director**' if side == OURS else side} | {pace.median(side):,.0f} | {beside} |")
@@ -53,9 +60,13 @@ def peers_table(results: Mapping[str, Result]) -> str:
     result = results.get("drain")
     if result is None:
         return "Not measured yet."
-    names = [figure.name for figure in result.figures]
-    heads = " | ".join(f"{figure.name}{f', {figure.unit}' if figure.unit else ''}" for figure in result.figures)
-    lines = [f"| | {heads} | ours is |", f"|---|{'---|' * len(names)}---|"]
+    heads = [_titled(figure, figure.name, result.figures) for figure in result.figures]
+    lines = [
+        caption(result, result.figures),
+        "",
+        f"| | {' | '.join(heads)} | ours is |",
+        f"|---|{'---|' * len(heads)}---|",
+    ]
     pace = result.figures[0]
     for side in sorted(pace.rounds, key=lambda side: -median(pace.rounds[side])):
         cells = [f"{figure.median(side):,.0f}" if side in figure.rounds else "" for figure in result.figures]
@@ -64,19 +75,40 @@ def peers_table(results: Mapping[str, Result]) -> str:
     return "\n".join([*lines, "", about(result)])
 
 
-def sides_table(results: Mapping[str, Result], bench: str, columns: Mapping[str, str]) -> str:
-    """Return the medians of some figures, with a row for each side. `columns`: the head of each figure."""
+def sides_table(results: Mapping[str, Result], bench: str, words: Mapping[str, str]) -> str:
+    """Return the medians of some figures, with a column for each side. `words`: of each figure."""
     result = results.get(bench)
     if result is None:
         return f'Not measured yet: `make bench ARGS="--only {bench}"`.'
-    figures = [figure for name in columns if (figure := result.figure(name)) is not None]
-    sides = dict.fromkeys(side for figure in figures for side in figure.rounds)
-    heads = [f"{columns[figure.name]}{f', {figure.unit}' if figure.unit else ''}" for figure in figures]
+    figures = [figure for name in words if (figure := result.figure(name)) is not None]
+    sides = sorted({side for figure in figures for side in figure.rounds}, key=lambda side: (side != OURS, side))
     rows = [
-        ("**Director**" if side == OURS else side, *(_median(figure, side) for figure in figures))
-        for side in sorted(sides, key=lambda side: (side != OURS, side))
+        (_titled(figure, words[figure.name], figures), *(_median(figure, side) for side in sides)) for figure in figures
     ]
-    return "\n".join([*lined(["", *heads], rows), "", f"{result.what}.", "", about(result)])
+    head = ["", *("**Director**" if side == OURS else side for side in sides)]
+    return "\n".join([caption(result, figures), "", *lined(head, rows), "", f"{result.what}.", "", about(result)])
+
+
+def caption(result: Result, figures: Sequence[Measured]) -> str:
+    """Return the line above a table: which direction is better, what the values are, of which machine and day."""
+    both = [f"{arrow} {word}" for arrow, word in DIRECTIONS.values()] if _differ(figures) else []
+    better = ", ".join(both) or DIRECTIONS[figures[0].less_is_better][1].capitalize()
+    return f"{better}. Medians on {where_and_when(result)}."
+
+
+def where_and_when(result: Result) -> str:
+    return f"{result.machine.cores} × {result.machine.cpu}, {result.at[:10]}"
+
+
+def _titled(figure: Measured, words: str, beside: Sequence[Measured]) -> str:
+    """Return the words of a figure, its unit, and which direction is better where the table has both."""
+    unit = f", {figure.unit}" if figure.unit else ""
+    arrow = f"\u00a0{DIRECTIONS[figure.less_is_better][0]}" if _differ(beside) else ""
+    return f"{words}{unit}{arrow}"
+
+
+def _differ(figures: Sequence[Measured]) -> bool:
+    return len({figure.less_is_better for figure in figures}) > 1
 
 
 def _median(figure: Measured, side: str) -> str:

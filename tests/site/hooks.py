@@ -18,6 +18,7 @@ from mkdocs.structure.files import File, Files
 
 from tests.site.draw import inline
 from tests.site.reference import filled, state_diagram
+from tests.site.tables import marked
 
 ROOT: Final = Path(__file__).parents[2]
 SOURCE: Final = "source"  # the folder of the site that has pages from outside docs/
@@ -78,8 +79,10 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Mark code that wraps for site.css: options and headers stay whole, and long alternatives break after a bar."""
-    return CODE.sub(wrapping, html)
+    """Mark code that wraps for site.css: options and headers stay whole, and long alternatives break after a bar.
+    Mark tables that are too wide for a phone.
+    """
+    return marked(CODE.sub(wrapping, html))
 
 
 def wrapping(found: re.Match[str]) -> str:
@@ -89,6 +92,7 @@ def wrapping(found: re.Match[str]) -> str:
     marked = HYPHENATED.sub(lambda word: f'<span class="whole">{word[0]}</span>', commands or inline_code)
     if commands:
         return marked
+    marked = marked.replace("_", "_<wbr>")
     if len(inline_code) <= LONG:
         return f"<code>{marked}</code>"
     return f'<code class="long">{marked.replace("|", "|<wbr>")}</code>'

@@ -6,7 +6,7 @@ machine stays as it is, with the date and the release of its last run.
 
 import fcntl
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -17,42 +17,47 @@ from director import __version__
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "compatibility.md"
 YES: Final = "yes"
-NONE: Final = "–"
+NONE: Final = "–"  # a test's word for: it has no such function
+HAS_NO: Final = "It has no: "
 
 
 class Table(Struct, frozen=True, kw_only=True):
-    """`theirs`: why a cell is not `yes` for a reason that is not ours, by row and column."""
+    """`theirs`: why something does not work for a reason that is not ours, by row and column."""
 
     name: str
     columns: Mapping[str, str]
     rows: Sequence[str]
     theirs: Mapping[tuple[str, str], str] = {}
 
-    def cells(self, row: str, seen: Mapping[str, str]) -> list[str]:
-        """Return a row's cells of what was seen. A fault that is not explained fails here."""
+    def works(self, row: str, seen: Mapping[str, str]) -> str:
+        """Say what works, from what was seen. A fault that is not explained fails here."""
         unexplained = {
             name: found for name, found in seen.items() if found not in (YES, NONE) and (row, name) not in self.theirs
         }
         assert not unexplained, f"{row} cannot: {unexplained}"
         ended = {row_name[1] for row_name in self.theirs if row_name[0] == row and seen[row_name[1]] == YES}
         assert ended == set(), f"{row} can do this by now: remove its reason"
-        return [
-            f"no: {self.theirs[row, name]}" if (row, name) in self.theirs else seen.get(name, NONE)
-            for name in self.columns
-        ]
+        return self.said(row, {name for name in self.columns if seen.get(name, NONE) == NONE})
+
+    def said(self, row: str, missing: Collection[str]) -> str:
+        """Say what works in a row. `missing`: the columns of which it has no such function."""
+        faults = [f"{self.columns[name]}: {why}" for (whose, name), why in self.theirs.items() if whose == row]
+        nothing = [head for name, head in self.columns.items() if name in missing and (row, name) not in self.theirs]
+        works = f"all but {'; '.join(faults)}" if faults else "all"
+        return f"{works}. {HAS_NO}{'; '.join(nothing)}" if nothing else works
 
     def head(self) -> list[str]:
-        names = ["", *self.columns.values(), "last run"]
-        return [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
+        tried = f"Tried with each: {'; '.join(self.columns.values())}."
+        return [tried, "", "|  | works | last run |", "|---|---|---|"]
 
 
 def shown_rows(table: Table, page: str) -> dict[str, list[str]]:
     """Return the cells of each row of a table as the page has them. The last one is when it ran."""
     found = re.search(rf"<!-- {table.name} -->\n(.*?)<!-- /{table.name} -->", page, re.DOTALL)
     assert found is not None, f"the page has no place for the table {table.name}"
-    lines = found[1].splitlines()
-    assert lines[:2] == table.head(), "the head of the table is another"
-    parts = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    lines, head = found[1].splitlines(), table.head()
+    assert lines[: len(head)] == head, "the head of the table is another"
+    parts = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[len(head) :]]
     return {cells[0]: cells[1:] for cells in parts}
 
 
@@ -62,19 +67,19 @@ def last_run(table: Table, row: str) -> str:
 
 
 def compare_or_keep(table: Table, row: str, seen: Mapping[str, str], *, keeps: bool) -> None:
-    cells = table.cells(row, seen)
+    works = table.works(row, seen)
     if keeps:
-        _keep(table, row, cells)
+        _keep(table, row, works)
     else:
         shown = shown_rows(table, PAGE.read_text()).get(row, [])
-        assert shown[:-1] == cells, "the page shows something else: run the command at its head"
+        assert shown[:-1] == [works], "the page shows something else: run the command at its head"
 
 
-def _keep(table: Table, row: str, cells: Sequence[str]) -> None:
+def _keep(table: Table, row: str, works: str) -> None:
     with PAGE.open("r+") as page:
         fcntl.flock(page, fcntl.LOCK_EX)  # tests of other rows run beside this one
         text = page.read()
-        kept = {**_known(table, text), row: [*cells, f"{datetime.now(UTC):%Y-%m-%d}, {__version__}"]}
+        kept = {**_known(table, text), row: [works, f"{datetime.now(UTC):%Y-%m-%d}, {__version__}"]}
         lines = [f"| {' | '.join([name, *kept[name]])} |" for name in table.rows if name in kept]
         made = "\n".join([*table.head(), *lines])
         marks = rf"(<!-- {table.name} -->\n).*?(<!-- /{table.name} -->)"

@@ -48,7 +48,7 @@ CARRIED: Final = "streams without a stall"
 # of the page, by their figure
 COLUMNS: Final = {
     ADDED_P50: "added to a call, p50",
-    ADDED_P99: "p99",
+    ADDED_P99: "added to a call, p99",
     PER_S: PER_S,
     FIRST: "added to the first token of a lone stream",
     GAP_P99: "added between two tokens, p99",
