@@ -53,7 +53,7 @@ def pace_table(results: Mapping[str, Result]) -> str:
     for side in sorted(pace.rounds, key=lambda side: -median(pace.rounds[side])):
         beside = f"{pace.beside(side)} × as many" if side in pace.references else ""
         lines.append(f"| {'**Director**' if side == OURS else side} | {pace.median(side):,.0f} | {beside} |")
-    return "\n".join([*lines, "", about(result)])
+    return "\n".join([*lines, "", about(result, is_captioned=True)])
 
 
 def peers_table(results: Mapping[str, Result]) -> str:
@@ -72,7 +72,7 @@ def peers_table(results: Mapping[str, Result]) -> str:
         cells = [f"{figure.median(side):,.0f}" if side in figure.rounds else "" for figure in result.figures]
         beside = f"{pace.beside(side)} ×" if side in pace.references else ""
         lines.append(f"| {side} | {' | '.join(cells)} | {beside} |")
-    return "\n".join([*lines, "", about(result)])
+    return "\n".join([*lines, "", about(result, is_captioned=True)])
 
 
 def sides_table(results: Mapping[str, Result], bench: str, words: Mapping[str, str]) -> str:
@@ -86,7 +86,9 @@ def sides_table(results: Mapping[str, Result], bench: str, words: Mapping[str, s
         (_titled(figure, words[figure.name], figures), *(_median(figure, side) for side in sides)) for figure in figures
     ]
     head = ["", *("**Director**" if side == OURS else side for side in sides)]
-    return "\n".join([caption(result, figures), "", *lined(head, rows), "", f"{result.what}.", "", about(result)])
+    return "\n".join(
+        [caption(result, figures), "", *lined(head, rows), "", f"{result.what}.", "", about(result, is_captioned=True)]
+    )
 
 
 def caption(result: Result, figures: Sequence[Measured]) -> str:
@@ -118,10 +120,12 @@ def _median(figure: Measured, side: str) -> str:
     return f"{value:,.0f}" if value >= LARGE else f"{value:.2g}"
 
 
-def about(result: Result) -> str:
+def about(result: Result, *, is_captioned: bool = False) -> str:
+    """Return how a result was measured. A caption has said its machine and its day."""
     machine = result.machine
-    facts = [result.at[:10], f"commit {result.commit}", f"{machine.cores} × {machine.cpu}", machine.redis]
-    facts += [f"python {machine.python}", f"durability {_durability(result)}"]
+    facts = [] if is_captioned else [result.at[:10]]
+    facts += [f"commit {result.commit}"] + ([] if is_captioned else [f"{machine.cores} × {machine.cpu}"])
+    facts += [machine.redis, f"python {machine.python}", f"durability {_durability(result)}"]
     left_out = "".join(f" Left out: {side} ({why})." for side, why in result.left_out.items())
     doubt = " **The machine was busy with something else.**" if result.is_doubtful else ""
     return f"{', '.join(facts)}, load {result.load[0]} before, {result.load[1]} after.{doubt}{left_out}"
