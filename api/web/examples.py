@@ -4,13 +4,15 @@ against its schema. An operation whose answer looks different has an example of 
 
 from typing import Any, Final
 
+from director.core.ids import queue_name
+
 PREDICTION_ID: Final = "06gzx0rcvbz008pmq2tvpfvnvc"
 VERSION: Final = "5c7d5dc6dd8bf75c1acaa8565735e7986bc5b66206b55cca93cb72c9bf15ccaa"
 STREAM_ADDRESS: Final = f"{PREDICTION_ID}-Yk3q8fJ0h2bXoV5s"
 OUTPUT_NAME: Final = f"{PREDICTION_ID}-2c26b46b68ffc68ff99b453c1d304134.png"
 BASE: Final = "https://director.example.com"
 TRIED: Final = "9a1f" * 16  # another version
-QUEUE: Final = f"acme/painter:{VERSION[:12]}"
+QUEUE: Final = queue_name("acme/painter", VERSION)
 AT, LATER, END = (f"2026-11-23T04:00:0{second}Z" for second in ("0.120", "0.480", "2.310"))
 
 
