@@ -21,6 +21,10 @@ LUA: Final = next(
     for path in (Path(director.__file__).parent / "lua", Path(director.__file__).parents[1] / "lua")
     if path.is_dir()
 )
+# Read with this module: an upgrade in place under a live process gives it no script of another release
+FILES: Final = {
+    path.relative_to(LUA).with_suffix("").as_posix(): path.read_text(encoding="utf-8") for path in LUA.rglob("*.lua")
+}
 # In the order of the linked script: a library uses only what stands before it
 LIBRARIES: Final = (
     *("keys", "records", "data", "log", "ready", "pending", "estimate", "share", "outlook", "breaker", "spare"),
@@ -94,13 +98,7 @@ def names_in(text: str) -> frozenset[str]:
 
 
 def file(name: str) -> str:
-    return files()[name]
-
-
-@cache
-def files() -> Mapping[str, str]:
-    """Return every file of lua/ by its name, read once: an upgrade in place under a live process mixes no releases."""
-    return {path.relative_to(LUA).with_suffix("").as_posix(): path.read_text("utf-8") for path in LUA.rglob("*.lua")}
+    return FILES[name]
 
 
 @cache

@@ -150,7 +150,7 @@ def _check(given: argparse.Namespace) -> int:
     kept = latest(read(KEPT))
     now = latest(read(given.results)) if given.judge else _measure(given)
     found = changes(kept, now)
-    if (doubtful := sorted({change.bench for change in found if change.is_regression})) and not given.judge:
+    if (doubtful := sorted({change.bench for change in found if change.verdict != "ok"})) and not given.judge:
         print(f"once more, and judged by the rounds of both: {', '.join(doubtful)}", flush=True)
         given.only = doubtful
         now |= {bench: pooled(now[bench], again) for bench, again in _measure(given).items()}
