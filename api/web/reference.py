@@ -4,7 +4,7 @@ script, and every text of the document is escaped.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from html import escape
 from http import HTTPStatus
@@ -201,7 +201,7 @@ def _type(schema: Mapping[str, Any], types: str = "") -> str:
         return f"list of {_type(schema.get('items', {}), types)}"
     word = schema.get("format") or schema.get("type") or "any JSON"
     bounds = [
-        f"{sign} {schema[key]:g}"
+        f"{sign} {_number(schema[key])}"
         for key, sign in (
             ("minimum", "≥"),
             ("exclusiveMinimum", "&gt;"),
@@ -213,12 +213,21 @@ def _type(schema: Mapping[str, Any], types: str = "") -> str:
     return " ".join([escape(str(word)), *bounds])
 
 
-def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+def _number(value: float) -> str:
+    return f"{value:,.5f}".rstrip("0").rstrip(".")
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table without the columns that no row fills."""
+    every = list(rows)
+    filled = [at for at in range(len(head)) if any(row[at] for row in every)]
+
     def line(cells: Iterable[str], tag: str) -> str:
         return f"<tr>{''.join(f'<{tag}>{cell}</{tag}>' for cell in cells)}</tr>"
 
-    body = "\n".join(line(row, "td") for row in rows)
-    return f'<div class="wide"><table>\n<thead>{line(head, "th")}</thead>\n<tbody>\n{body}\n</tbody></table></div>'
+    body = "\n".join(line([row[at] for at in filled], "td") for row in every)
+    heads = line([head[at] for at in filled], "th")
+    return f'<div class="wide"><table>\n<thead>{heads}</thead>\n<tbody>\n{body}\n</tbody></table></div>'
 
 
 def _card(anchor: str, title: str, html: str) -> str:

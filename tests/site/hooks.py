@@ -35,7 +35,10 @@ CODE: Final = re.compile(
     re.DOTALL,
 )
 # An option or a header. A longer word may have to break in a table.
-HYPHENATED: Final = re.compile(r"(?<![\w./-])(?:--?[a-z]|[A-Za-z]{1,12}-)[A-Za-z-]{0,15}(?![\w-])")
+HYPHENATED: Final = re.compile(r"(?<![\w./-])(?:--?[A-Za-z]|[A-Za-z]{1,12}-)[A-Za-z-]{0,15}(?![\w-])")
+WORD_END: Final = re.compile(r"(?<=[_,])(?=\w)")  # where code breaks in a table, on a phone
+# Short text without a drawing: lines of a long one keep their order only as they are
+TEXT: Final = re.compile(r'<div class="((?:language-text )?highlight)">(?=<pre>(?:(?!</pre>)[^\n─│▶]|\n){1,900}</pre>)')
 LONG: Final = 40  # characters of code that break the line in the first column of a table
 ANCHOR: Final = re.compile(r"""\sid=["']?([^"'\s>]+)""")
 HREF: Final = re.compile(r"""<a\s[^>]*\bhref=["']?(?![a-z+]+:|//)([^"'\s>]+)""")
@@ -80,9 +83,9 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
 
 def on_page_content(html: str, **_: Any) -> str:
     """Mark code that wraps for site.css: options and headers stay whole, and long alternatives break after a bar.
-    Mark tables that are too wide for a phone.
+    Mark short texts, which wrap on a phone, and tables by how they fit there.
     """
-    return marked(CODE.sub(wrapping, html))
+    return marked(TEXT.sub(r'<div class="wraps \1">', CODE.sub(wrapping, html)))
 
 
 def wrapping(found: re.Match[str]) -> str:
@@ -92,7 +95,7 @@ def wrapping(found: re.Match[str]) -> str:
     marked = HYPHENATED.sub(lambda word: f'<span class="whole">{word[0]}</span>', commands or inline_code)
     if commands:
         return marked
-    marked = marked.replace("_", "_<wbr>")
+    marked = WORD_END.sub('<wbr class="word">', marked)
     if len(inline_code) <= LONG:
         return f"<code>{marked}</code>"
     return f'<code class="long">{marked.replace("|", "|<wbr>")}</code>'

@@ -329,7 +329,11 @@ def reasons() -> str:
     details = {*PAUSED.values(), "overloaded"}
     return table(
         ("reason", "meaning"),
-        [(f"`{reason}`", text.replace("{}", "…")) for reason, text in REASONS.items() if reason not in details],
+        [
+            (f"`{reason}`", text.replace("{}", "…").replace("….", "…"))
+            for reason, text in REASONS.items()
+            if reason not in details
+        ],
     )
 
 
@@ -400,12 +404,12 @@ def refusals() -> str:
 # The drawing of the statuses: places by hand, arrows from the table
 
 PLACES: Final = {
-    Status.STARTING: (70, 110),
-    Status.PROCESSING: (270, 110),
-    Status.SUCCEEDED: (480, 30),
-    Status.FAILED: (480, 83),
-    Status.CANCELED: (480, 137),
-    Status.ABORTED: (480, 190),
+    Status.STARTING: (57, 110),
+    Status.PROCESSING: (206, 110),
+    Status.SUCCEEDED: (383, 30),
+    Status.FAILED: (383, 83),
+    Status.CANCELED: (383, 137),
+    Status.ABORTED: (383, 190),
 }
 WIDE: Final = 110
 HIGH: Final = 34
@@ -423,7 +427,7 @@ def state_diagram() -> str:
     )
     label = "; ".join(f"{before} to {', '.join(sorted(after))}" for before, after in TRANSITIONS.items() if after)
     return (
-        f'<svg class="states" viewBox="0 0 550 240" role="img" aria-label="{escape(label)}">'
+        f'<svg class="states" viewBox="0 0 440 218" role="img" aria-label="{escape(label)}">'
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         f'<path d="M0 0 8 4 0 8z"/></marker></defs>{arrows}{boxes}</svg>'
     )
@@ -436,7 +440,7 @@ def arrow(before: Status, after: Status) -> str:
     elif before is Status.STARTING and after is not Status.PROCESSING:
         is_up = to_y < y
         side = y - HIGH / 2 if is_up else y + HIGH / 2
-        path = f"M{x + 20} {side} C{x + 60} {to_y} {x + 150} {to_y} {to_x - WIDE / 2} {to_y + (4 if is_up else -4)}"
+        path = f"M{x + 20} {side} C{x + 50} {to_y} {x + 110} {to_y} {to_x - WIDE / 2} {to_y + (4 if is_up else -4)}"
     else:
         path = f"M{x + WIDE / 2} {y} L{to_x - WIDE / 2} {to_y}"
     return f'<path class="arrow" d="{path}" marker-end="url(#tip)"/>'

@@ -3,18 +3,24 @@ its least width: a phone shows a table of numbers in a smaller type, and a wider
 """
 
 import re
+from collections.abc import Sequence
 from html import escape, unescape
 from typing import Final
 
-TABLE: Final = re.compile(r"<table>\n<thead>\n.*?</table>", re.DOTALL)  # as Markdown makes them
+TABLE: Final = re.compile(r"<table>\n<thead>.*?</table>", re.DOTALL)
 ROW: Final = re.compile(r"<tr>.*?</tr>", re.DOTALL)
 CELL: Final = re.compile(r"<(?P<tag>t[hd])(?P<more>[^>]*)>(?P<inner>.*?)</(?P=tag)>", re.DOTALL)
 TAG: Final = re.compile(r"<[^>]+>")
 DATE: Final = re.compile(r"<td>(\d{4}-\d\d-\d\d)")
-BREAK: Final = re.compile(r"\s+|(?<=-)")
-FEW: Final = 3  # columns that always fit, because their words break
+WORD_END: Final = re.compile(r"<wbr[^>]*>")
+BREAK: Final = re.compile(r"[\s\u200b]+|(?<=-)")
+FEW: Final = 3  # columns that always fit, if their words break
+SHORT: Final = 22  # characters of a label and its value, of which a line of a card has two
+SENTENCE: Final = 60  # characters of a cell that no column beside three others has room for
+LEAST: Final = 6  # characters that a column has in any case, and the first one of two
+LEAST_OF_TWO: Final = 15
 PHONE: Final = 356  # pixels that a page of 390 has for a table
-PLAIN: Final = (7.1, 18)  # pixels of a character, and of what is around a cell
+PLAIN: Final = (7.4, 18)  # pixels of a character, and of what is around a cell
 DENSE: Final = (6.3, 12)
 
 
@@ -25,26 +31,34 @@ def marked(html: str) -> str:
 def _marked(table: str) -> str:
     rows = [[_words(cell["inner"]) for cell in CELL.finditer(row)] for row in ROW.findall(table)]
     heads = rows[0]
+    is_read = len(heads) > FEW and max(len(cell) for row in rows for cell in row) > SENTENCE
+    if not is_read and len(heads) <= FEW + 1 and least_width(rows, *PLAIN) <= PHONE:
+        return table.replace("<table>", '<table data-phone="whole">', 1)
     if len(heads) <= FEW:
         return table
-    is_dense = len(heads) > FEW + 1
-    if least_width(rows, *(DENSE if is_dense else PLAIN)) <= PHONE:
-        return table.replace("<table>", '<table data-phone="dense">', 1) if is_dense else table
+    if not is_read and len(heads) > FEW + 1 and least_width(rows, *DENSE) <= PHONE:
+        return table.replace("<table>", '<table data-phone="dense">', 1)
     cards = ROW.sub(lambda row: _labelled(row[0], heads), table)
     return cards.replace("<table>", '<table data-phone="cards">', 1)
 
 
-def least_width(rows: list[list[str]], char: float, around: float) -> float:
+def least_width(rows: Sequence[Sequence[str]], char: float, around: float) -> float:
     """Return the pixels that a table needs if it breaks wherever a browser may."""
-    longest = [max(len(word) for cell in column for word in BREAK.split(cell)) for column in zip(*rows, strict=True)]
+    longest = [
+        max(LEAST, *(len(word) for cell in column for word in BREAK.split(cell))) for column in zip(*rows, strict=True)
+    ]
+    if len(longest) == 2:
+        longest[0] = max(LEAST_OF_TWO, longest[0])
     return sum(longest) * char + len(longest) * around
 
 
 def _words(inner: str) -> str:
-    return unescape(TAG.sub("", inner)).strip()
+    """Return the words of a cell. The frame of code takes the room of a character."""
+    text = WORD_END.sub("\u200b", inner.replace("<code", "\u00b7<code"))
+    return unescape(TAG.sub("", text)).strip()
 
 
-def _labelled(row: str, heads: list[str]) -> str:
+def _labelled(row: str, heads: Sequence[str]) -> str:
     """Return a row whose cells say the heads of their columns. The first cell is the title of the card."""
     column = iter(heads)
 
@@ -52,6 +66,7 @@ def _labelled(row: str, heads: list[str]) -> str:
         head = next(column)
         if found["tag"] == "th" or head in ("", heads[0]):
             return found[0]
-        return f'<td data-label="{escape(head)}"{found["more"]}>{found["inner"]}</td>'
+        short = " data-short" if len(head) + len(_words(found["inner"])) <= SHORT else ""
+        return f'<td data-label="{escape(head)}"{short}{found["more"]}>{found["inner"]}</td>'
 
     return CELL.sub(cell, row)

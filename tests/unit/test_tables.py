@@ -12,8 +12,13 @@ def table(*rows: list[str]) -> str:
     return re.sub(r"<(/?)([hd])>", r"<\1t\2>", made)
 
 
-def test_table_of_three_columns_stays_as_it_is() -> None:
-    page = table(["name", "type", "meaning"], ["`a`", "text " * 20, "words " * 40])
+def test_words_of_a_narrow_table_stay_whole() -> None:
+    page = table(["name", "type", "meaning"], ["a", "text " * 20, "words " * 40])
+    assert marked(page) == page.replace("<table>", '<table data-phone="whole">')
+
+
+def test_words_of_three_columns_that_do_not_fit_may_break() -> None:
+    page = table(["name", "type", "meaning"], ["a_long_name_of_a_setting", "another_long_name_of_a_type", "words"])
     assert marked(page) == page
 
 
@@ -29,11 +34,20 @@ def test_row_of_a_wide_table_becomes_a_card_with_the_heads() -> None:
     found = marked(page)
     assert '<table data-phone="cards">' in found
     assert "<td><code>DIRECTOR_REDIS_URL</code></td>" in found
-    assert '<td data-label="type">text</td>' in found
-    assert '<td data-label="is &lt; 9"></td>' in found
+    assert '<td data-label="type" data-short>text</td>' in found
+    assert '<td data-label="is &lt; 9" data-short></td>' in found
 
 
-def test_words_break_after_a_hyphen_and_a_blank() -> None:
+def test_words_break_after_a_hyphen_a_blank_and_where_the_site_says() -> None:
     heads = ["a", "b", "c", "d", "e"]
     assert "dense" in marked(table(heads, ["well-kept-and-long-name with-more and-more", *"1234"]))
-    assert "cards" in marked(table(heads, ["well_kept_and_long_name_with_more_and_more_of_it_to_read", *"1234"]))
+    assert "dense" in marked(table(heads, ["well_kept_and_<wbr>long_name_<wbr>with_more", *"1234"]))
+    assert "cards" in marked(table(heads, ["well_kept_and_long_name_with_more_and_more", *"1234"]))
+
+
+def test_sentences_beside_three_columns_become_cards() -> None:
+    said = "It has an error and, if the service decided it, a code that a program may read."
+    page = table(["status", "meaning", "last", "next"], ["failed", said, "yes", ""])
+    found = marked(page)
+    assert f'<td data-label="meaning">{said}</td>' in found
+    assert '<td data-label="last" data-short>yes</td>' in found
