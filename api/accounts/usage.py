@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import date
 from typing import Annotated, Final
 
@@ -96,6 +96,8 @@ async def get_usage_of_all(request: Request) -> Response:
     account = request.query_params.get("account")
     if account is not None and not re.fullmatch(ACCOUNT_NAME, account):
         raise invalid_input([InvalidField("invalid", "account", "Must be the name of an account")])
+    if account is not None and not await request.services.accounts.exists(account):
+        raise invalid_input([InvalidField("invalid", "account", f"There is no account {account}")])
     return await _answer(request, account=account, known=KEYS, default="account,model")
 
 
@@ -115,7 +117,7 @@ async def _answer(request: Request, *, account: str | None, known: Sequence[Key]
         raise invalid_input(faults)
     keys: list[Key] = [name for name in KEYS if name in by]
     sums, away = await _read_sums(request, keys, first, last, account)
-    prices = await services.ledger.prices(sums.models)
+    prices = await _read_prices(request, sums.models, away)
     total, results = await asyncio.to_thread(_show_sums, sums, keys, prices)
     if len(results) > MOST_RESULTS:
         wrong = (
@@ -144,6 +146,20 @@ async def _read_sums(
     except TimeoutError as exc:
         raise BackendUnavailable("usage of many days is read too often at once") from exc
     return sums, away
+
+
+async def _read_prices(request: Request, models: Collection[str], away: list[str]) -> dict[str, Price]:
+    """Return the price of each model, of the first site that has one: a model may be at other sites only."""
+    prices = await request.services.ledger.prices(models)
+    for site in others(request):
+        left = set(models) - prices.keys()
+        if not left or site.name in away:
+            continue
+        try:
+            prices |= await site.services.ledger.prices(left)
+        except BackendUnavailable:
+            away.append(site.name)
+    return prices
 
 
 def _show_sums(sums: Sums, keys: Sequence[Key], prices: Mapping[str, Price]) -> tuple[UsageSum, list[UsageSum]]:

@@ -6,6 +6,7 @@ from msgspec import Meta, Struct, field
 from starlette.responses import Response
 
 from api.accounts.auth import name_operator
+from api.sites.sites import others
 from api.web.errors import forbidden
 from api.web.http import Request, decode_body, json_response
 from api.web.route import OVERSEES, Answer, Body, Route
@@ -40,7 +41,7 @@ class CommandOutput(Struct, frozen=True, kw_only=True):
     name="admin.commands.run",
     summary="Run a command of `director`",
     about=(
-        "Those that read or change Redis: on queues, directors, dead letters, models, accounts, tokens and usage. "
+        "Those that read or change Redis: on queues, directors, dead letters, models, accounts and tokens. "
         "`director` calls this wherever it knows the API. Each command needs the scope of what it does: a "
         "viewer may list queues, and pause none. Files and other servers are never read."
     ),
@@ -57,6 +58,7 @@ async def run_command(request: Request) -> Response:
         width=asked.width,
         stdin=asked.input,
         is_json=asked.is_json,
+        others={site.name: site.services for site in others(request)},
     )
     if ran.needs:
         raise forbidden(f"This token does not have the scope {ran.needs!r}.")

@@ -6,6 +6,7 @@ import argparse
 import math
 import sys
 from contextlib import nullcontext
+from datetime import date
 from itertools import pairwise
 from typing import Any, Final, get_args
 
@@ -18,9 +19,9 @@ from director.cli.operators import Backend, audit, operator, read_line
 from director.cli.remote import run
 from director.cli.tables import Answer, answer_page, tabulate
 from director.core.clock import SystemClock
-from director.core.errors import SettingsError
+from director.core.errors import BackendUnavailable, SettingsError
 from director.core.ids import ALL_LANES
-from director.core.usage import NOTHING, day_of
+from director.core.usage import NOTHING, Used, day_of
 from director.core.view import iso
 from director.core.words import several
 from director.store.accounts import SCOPES, TYPES, Policy, Reason, Role, Token, TokenChange, refuse_name
@@ -103,8 +104,7 @@ async def _show(backend: Backend, given: argparse.Namespace) -> Answer:
         await backend.accounts.read_written(given.name),
         await backend.accounts.usage(given.name, day=today),
     )
-    counted = await backend.ledger.sums([], day_of(now_ms), day_of(now_ms), account=given.name)
-    used = next((each.used for each in counted.result({})), NOTHING)
+    used, away = await _read_used(backend, given.name, day_of(now_ms))
     suspended = written.suspension
     denied = ", ".join(f"{count} of {name}" for name, count in sorted(usage.bursts.items())) or "none"
     lines = [
@@ -116,11 +116,23 @@ async def _show(backend: Backend, given: argparse.Namespace) -> Answer:
         f"data in Redis      {usage.data_bytes:,} bytes",
         f"used today         {several(used.runs, 'run')}, {used.ms / 1000:.1f} s, {used.input_tokens:,} input tokens, "
         f"{used.output_tokens:,} output tokens",
+        *([f"not counted        what ran at the site {away}, which does not answer"] if away else []),
         *_compute("today", usage.spent_s, usage.reserved_s),
         *_compute("in all", usage.total_spent_s, usage.total_reserved_s),
     ]
     shown = {"name": given.name, "type": written.type, "suspension": suspended, "limits": written.limits}
     return Answer({**shown, "usage": usage}, "\n".join(lines))
+
+
+async def _read_used(backend: Backend, account: str, day: date) -> tuple[Used, str]:
+    """Return what the account used on a day at all sites, and the names of those that do not answer."""
+    counted, away = await backend.ledger.sums([], day, day, account=account), list[str]()
+    for name, ledger in backend.other_ledgers.items():
+        try:
+            counted.join(await ledger.sums([], day, day, account=account))
+        except BackendUnavailable:
+            away.append(name)
+    return next((each.used for each in counted.result({})), NOTHING), ", ".join(away)
 
 
 def _compute(over: str, spent_s: float, reserved_s: float) -> list[str]:

@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ from director.files.data_files import DataFiles
 from director.local.home import Home, Nowhere
 from director.operate.overview import Overview
 from director.operate.scaling import Scaling
+from director.store.ledger import Ledger
 from director.store.services import Services
 
 Done = TypeVar("Done")
@@ -30,6 +31,7 @@ class Backend(Services):
         super().__init__(redis)
         self.overview = Overview.of(self)
         self.scaling = Scaling(redis, self.scripts, self.catalog, self.clock)
+        self.other_ledgers: Mapping[str, Ledger] = {}  # of the other sites of an API, by name
 
     @cached_property
     def settings(self) -> CommonSettings:

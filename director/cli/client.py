@@ -130,6 +130,7 @@ class Page(Struct, frozen=True):
 class Client:
     def __init__(self, service: Service) -> None:
         self._url = service.url
+        self._away: set[str] = set()
         # proxies from the environment are not used: they would see the token of a service on this machine
         self._http = httpx.Client(
             base_url=service.url,
@@ -202,8 +203,8 @@ class Client:
         for one in self._pages("/v1/models"):
             yield read(one, dict[str, Any])
 
-    def usage(self, asked: Mapping[str, str]) -> Raw:
-        return self._ask("GET", f"/v1/usage?{urlencode(asked)}")
+    def usage(self, asked: Mapping[str, str], *, of_all: bool = False) -> Raw:
+        return self._ask("GET", f"/v1{'/admin' if of_all else ''}/usage?{urlencode(asked)}")
 
     def list(self, filters: Mapping[str, str]) -> Iterator[Raw]:
         """Yield predictions, newest first, page by page."""
@@ -342,7 +343,14 @@ class Client:
         with reaching(self._url):
             answer = self._http.request(method, path, **sent)
         check_answer(answer)
+        self._note_away(answer.headers.get("x-sites-away", ""))
         return Raw(answer.content)
+
+    def _note_away(self, sites: str) -> None:
+        """Say on stderr, once, that an answer lacks what these sites have."""
+        if sites and sites not in self._away:
+            self._away.add(sites)
+            print(f"» not all is shown: no answer from the site {sites}", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ No command that is run so reads a file or another server. Its caller needs the s
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from typing import Any, Final
@@ -21,14 +21,17 @@ from director.core.settings import CommonSettings
 from director.store.accounts import Account
 from director.store.services import Services
 
-MODULES: Final = frozenset({"accounts", "queues", "dead", "models", "status", "usage", "webhooks"})
+MODULES: Final = frozenset({"accounts", "queues", "dead", "models", "status", "webhooks"})
 
 
 class OfApi(Backend):
-    """The stores of an API process, its settings, and its way to the data in its file store."""
+    """The stores of an API process, its settings, and its way to the data in its file store. `others`: those of its
+    other sites.
+    """
 
-    def __init__(self, services: Services, settings: CommonSettings) -> None:
+    def __init__(self, services: Services, settings: CommonSettings, others: Mapping[str, Services]) -> None:
         super().__init__(services.redis)
+        self.other_ledgers = {name: each.ledger for name, each in others.items()}
         self._scripts_of_api = services.scripts
         self._settings_of_api = settings
 
@@ -51,9 +54,10 @@ async def run_line(
     width: int | None,
     stdin: str,
     is_json: bool,
+    others: Mapping[str, Services],
 ) -> CommandResult:
     """Run the command that the line gives. Raises BackendUnavailable. Other faults are in the result."""
-    token, backend = CALLER.set(Caller(by, width, stdin)), OfApi(services, settings)
+    token, backend = CALLER.set(Caller(by, width, stdin)), OfApi(services, settings, others)
     try:
         return await _run(backend, account, line, is_json=is_json)
     except BackendUnavailable:

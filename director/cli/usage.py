@@ -11,7 +11,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from director.cli.arguments import arg, flag
-from director.cli.client import Client, Service, read
+from director.cli.client import Client, Forbidden, Service, read
 from director.cli.operators import Backend, operator
 from director.cli.output import as_cell
 from director.cli.tables import Answer, tabulate
@@ -20,20 +20,25 @@ from director.core.errors import SettingsError
 from director.core.usage import KEYS, Key, Sum, day_of, last_of_month
 
 FIGURES: Final = ("runs", "seconds", "input_tokens", "cached_tokens", "output_tokens", "file_bytes", "cost")
+NOT_OTHERS: Final = "--account takes a token with the scope view: this one reads its own account."
 MOST_SUMS: Final = 20_000  # in one answer, which the API may have to hold
 
 
-def _show_own(chosen: Service, given: argparse.Namespace) -> Answer:
-    """Show what the token's account used, to a token without a scope over all accounts."""
-    keys = [key for key in _keys(given.by) if key != "account"]
-    if given.account:
-        raise SettingsError("--account takes a token with the scope view: this one reads its own account.")
+def _ask_api(chosen: Service, given: argparse.Namespace) -> Answer:
+    """Show the sums of all sites: of every account, or of the token's own without a scope over all accounts."""
+    keys = _keys(given.by)
     first, last = _days(given.month)
+    asked = {"from": str(first), "to": str(last)} | ({"account": given.account} if given.account else {})
     with Client(chosen) as client:
-        found = client.usage({"from": str(first), "to": str(last), "by": ",".join(keys)})
-    results = read(found, _Usage).results
+        try:
+            found = client.usage({**asked, "by": ",".join(keys)}, of_all=True)
+        except Forbidden:
+            if given.account:
+                raise SettingsError(NOT_OTHERS) from None
+            keys = [key for key in keys if key != "account"]
+            found = client.usage({**asked, "by": ",".join(keys)})
     names = (*keys, *FIGURES)
-    cells = [[each.get(name) for name in names] for each in results]
+    cells = [[each.get(name) for name in names] for each in read(found, _Usage).results]
     return _answer(given, names, cells, words=keys, empty=f"nothing ran from {first} to {last}")
 
 
@@ -48,11 +53,13 @@ class _Usage(Struct, frozen=True):
     arg("--account NAME", "only this account"),
     flag("--csv", "print a CSV, for a spreadsheet"),
     needs="view",
-    ask_own=_show_own,
+    ask_api=_ask_api,
     examples=("", "--by account,model --month 2026-11 --csv > usage.csv", "--by day,token --account team-a"),
 )
 async def _show(backend: Backend, given: argparse.Namespace) -> Answer:
-    """Show what accounts used in a month: runs, seconds, tokens, bytes of files, and the cost by the models' prices."""
+    """Show what accounts used in a month: runs, seconds, tokens, bytes of files, and the cost by the models' prices.
+    It adds up all sites, and says which of them did not answer. With --redis it reads one server.
+    """
     keys = _keys(given.by)
     first, last = _days(given.month)
     if given.account:

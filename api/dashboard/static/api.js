@@ -36,10 +36,12 @@ export class Refused extends Error {
 }
 
 /** Ask for JSON. Raises Refused for what the service refuses, and a plain Error while it cannot be reached. */
-export async function ask(path, { method = "GET", body, signal, headers = {} } = {}) {
+export const ask = async (path, options) => (await askSites(path, options)).answer;
+
+/** Ask for what all sites have: `{answer, away}`. `away` names the sites that did not answer, whose part is missing. */
+export async function askSites(path, { method = "GET", body, signal, headers = {} } = {}) {
   const response = await call(path, { method, body, signal, headers: { Accept: "application/json", ...headers } });
-  if (response.status === 204) return null;
-  return response.json();
+  return { answer: response.status === 204 ? null : await response.json(), away: response.headers.get("X-Sites-Away") ?? "" };
 }
 
 /** Do what reaches a part of a set at a time, as often as an answer says where to go on: `{done, left, refused}`. */
@@ -75,10 +77,10 @@ export function saveAs(blob, name) {
   setTimeout(() => URL.revokeObjectURL(address), 60_000);
 }
 
-/** The pages of a list, one by one: `{results, next}`; `next` is what to give for the following one. */
+/** The pages of a list, one by one: `{results, next, away}`; `next` is what to give for the following one. */
 export async function page(path, next = null, { signal } = {}) {
-  const found = await ask(next ?? path, { signal });
-  return { results: found.results, next: found.next ? ours(found.next) : null };
+  const { answer, away } = await askSites(next ?? path, { signal });
+  return { results: answer.results, next: answer.next ? ours(answer.next) : null, away };
 }
 
 /** The same address at the service that this page came from, whatever its public name is. */

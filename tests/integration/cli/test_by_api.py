@@ -48,7 +48,6 @@ LINES: Final[dict[str, str]] = {
     "model list": "model list",
     "model": "model",
     "model logs": "model logs {model}",
-    "usage": "usage --by account,day",
     "dead list": "dead list -n 5",
     "dead show": "dead show {dead}",
     "webhooks redeliver": "webhooks redeliver hooks.example.com",
@@ -79,10 +78,11 @@ BY_ROUTES: Final[dict[str, str]] = {
     "queues drain": "queues drain {queue}",
     "dead revive": "dead revive {dead}",
     "dead drop": "dead drop --all",
+    "usage": "usage --by account,day",
     "top": "top --once",
     "tail": "tail {ended}",
 }
-SEE: Final = {"top", "tail"}  # of those
+SEE: Final = {"usage", "top", "tail"}  # of those
 # and those of callers, which never knew Redis
 OF_CALLERS: Final[dict[str, str]] = {
     "predict": "predict {model} --detach",

@@ -1,10 +1,10 @@
 // The home of a person who sees one account: what it used, what it runs, and what there is to try.
 
-import { ask, page, repeat, serviceAddress } from "../api.js";
+import { ask, askSites, page, repeat, serviceAddress } from "../api.js";
 import { fill, h, refill, table } from "../dom.js";
 import { ago, between, count, moment, now, seconds } from "../format.js";
 import { LIMITS } from "./accounts.js";
-import { action, chip, copier, facts, failure, loading, predictionLink, preview } from "./parts.js";
+import { action, chip, copier, facts, failure, lack, loading, predictionLink, preview } from "./parts.js";
 import { figures } from "./usage.js";
 
 const LOOK_MS = 5000;
@@ -21,8 +21,8 @@ export function own({ session, signal }) {
 
   async function look() {
     try {
-      const { results } = await page(`/v1/predictions?limit=${FEW}`, null, { signal });
-      if (!signal.aborted) refill(runs, results.length ? latest(results) : none());
+      const { results, away } = await page(`/v1/predictions?limit=${FEW}`, null, { signal });
+      if (!signal.aborted) refill(runs, lack(away), results.length ? latest(results) : none());
     } catch (error) {
       if (!signal.aborted) refill(runs, failure(error));
     }
@@ -41,7 +41,7 @@ export function own({ session, signal }) {
   }, { every: LOOK_MS, signal });
 
   repeat(look, { every: LOOK_MS, signal });
-  load(used, async () => usage(await ask("/v1/usage?by=model", { signal })));
+  load(used, async () => usage(await askSites("/v1/usage?by=model", { signal })));
   load(models, async () => choices((await page("/v1/models", null, { signal })).results));
   load(limits, async () => bounds(await ask("/v1/account/limits", { signal })));
   load(tokens, async () => tokenTable((await page("/v1/account/tokens", null, { signal })).results));
@@ -67,9 +67,10 @@ function latest(results) {
   return table("Recent runs", ["Id", "Status", "Model", h("th", { scope: "col", class: "lesser" }, "Input"), "Output", "#Ran", "#Created"], h("tbody", {}, results.map(row)));
 }
 
-function usage({ total, results }) {
+function usage({ answer: { total, results }, away }) {
   const most = results.toSorted((a, b) => b.runs - a.runs).slice(0, 3).map((one) => `${one.model} (${count(one.runs)})`);
   return [
+    lack(away),
     figures(total),
     h("p", { class: "hint" }, most.length ? `Most by ${most.join(", ")}. Days are those of UTC.` : `Nothing ran since ${new Date(now()).toISOString().slice(0, 8)}01.`),
   ];

@@ -141,9 +141,14 @@ export const facts = (pairs) => h("dl", { class: "facts" }, pairs
 /** What went wrong with a view, in its place. */
 export const failure = (error) => h("p", { class: "trouble", role: "alert" }, error.message);
 
+export const ranThere = (away) => `The site ${away} does not answer. What ran there is missing.`;
+
+/** Say what is missing from an answer of all sites, if some of them are away. */
+export const lack = (away) => (away ? h("p", { class: "callout", role: "status" }, ranThere(away)) : null);
+
 export const MOST_ROWS = 2000; // in one list: more is searched by filters, not read
 
-/** A list that goes on as long as there is more: `more(next)` returns {results, next}. `row(item)` makes a line of it. */
+/** A list that goes on as long as there is more: `more(next)` returns {results, next, away}. `row(item)` makes a line of it. */
 export function endless(body, more, row, { signal, empty }) {
   const button = h("button", { type: "button", hidden: true }, "Show more");
   const note = h("span", { class: "hint" });
@@ -153,7 +158,7 @@ export function endless(body, more, row, { signal, empty }) {
     try {
       const found = await more(next);
       if (signal.aborted) return;
-      fill(trouble);
+      fill(trouble, lack(found.away));
       body.append(...found.results.map(row));
       next = found.next;
       const isFull = next && body.childElementCount >= MOST_ROWS;

@@ -4,7 +4,7 @@ import { ask, askForAll, page, repeat, whyRefused } from "../api.js";
 import { accountNames, modelNames, pick } from "../choices.js";
 import { fill, h, keyed, say, table } from "../dom.js";
 import { ago, between, moment, now, seconds } from "../format.js";
-import { action, chip, failure, isTerminal, loading, MOST_ROWS, predictionLink, preview, STATUSES } from "./parts.js";
+import { action, chip, failure, isTerminal, lack, loading, MOST_ROWS, predictionLink, preview, STATUSES } from "./parts.js";
 
 const SINCE = [["", "any time"], ["15m", "the last 15 min", 900], ["1h", "the last hour", 3600], ["24h", "the last day", 86_400], ["7d", "the last week", 604_800]];
 const TIME = /^\d{4}-\d\d-\d\dT[\d:.]+Z$/;
@@ -97,7 +97,7 @@ export function predictions({ session, signal, query }) {
     learn(found.results);
     if (from || !hasMore) next = found.next;
     isLooked = true;
-    trouble.replaceChildren();
+    fill(trouble, lack(found.away));
     draw();
   }
 

@@ -1,11 +1,11 @@
 // Usage: who used what in a month. Of all accounts for operators, of one's own otherwise.
 
 import { readdress } from "../address.js";
-import { ask, saveAs } from "../api.js";
+import { askSites, saveAs } from "../api.js";
 import { chart } from "../chart.js";
 import { fill, h, table } from "../dom.js";
 import { bytes, count, now, seconds, share } from "../format.js";
-import { action, failure, picks } from "./parts.js";
+import { action, failure, lack, picks, ranThere } from "./parts.js";
 
 const MONTH = /^\d{4}-\d{2}$/;
 const DAY_S = 86_400;
@@ -28,7 +28,7 @@ export function usage({ session, signal, query }) {
   const groups = session.seesAll ? GROUPS : { model: "Model" };
   const chosen = { by: query.get("by") in groups ? query.get("by") : Object.keys(groups)[0], of: query.get("of") in MEASURES ? query.get("of") : "" };
   const body = h("div", {}, h("p", { class: "hint" }, "Adding it up…"));
-  const about = (by) => ask(`${path}?from=${month}-01&to=${last}&by=${by}`, { signal });
+  const about = (by) => askSites(`${path}?from=${month}-01&to=${last}&by=${by}`, { signal });
   const address = (given) => `#/usage?${new URLSearchParams(Object.entries({ month, ...chosen, ...given }).filter(([, value]) => value))}`;
   let drawing = new AbortController();
 
@@ -38,13 +38,14 @@ export function usage({ session, signal, query }) {
     const mine = drawing = new AbortController();
     const isLeft = () => signal.aborted || mine.signal.aborted;
     try {
-      const [sums, days] = await Promise.all([about(chosen.by), about(`${keys[0]},day`)]);
+      const [{ answer: sums, away }, days] = await Promise.all([about(chosen.by), about(`${keys[0]},day`)]);
       if (isLeft()) return;
-      if (!sums.results.length) return fill(body, h("p", { class: "hint" }, "Nothing ran in this month."));
+      const missing = lack(away || days.away);
+      if (!sums.results.length) return fill(body, missing, h("p", { class: "hint" }, "Nothing ran in this month."));
       const of = chosen.of || (sums.total.cost ? "cost" : "seconds");
       const at = document.activeElement;
       const picked = body.contains(at) && at.closest(".picks")?.ariaLabel; // which goes with what is drawn now
-      fill(body, figures(sums.total), choices(sums.total, of), perDay(days.results, keys[0], of), rows(sums, keys, of));
+      fill(body, missing, figures(sums.total), choices(sums.total, of), perDay(days.answer.results, keys[0], of), rows(sums, keys, of));
       if (picked) body.querySelector(`[aria-label="${picked}"] [aria-pressed="true"]`)?.focus();
     } catch (error) {
       if (!isLeft()) fill(body, failure(error));
@@ -99,10 +100,10 @@ export function usage({ session, signal, query }) {
 
   async function csv() {
     const keys = [...(session.seesAll ? ["account"] : []), "model", "day"];
-    const { results } = await about(keys.join(","));
+    const { answer: { results }, away } = await about(keys.join(","));
     const lines = [[...keys, ...FIGURES], ...results.map((one) => [...keys, ...FIGURES].map((name) => one[name] ?? ""))];
     saveAs(new Blob([`${lines.map((cells) => cells.join(",")).join("\n")}\n`], { type: "text/csv" }), `usage-${month}.csv`);
-    return `${results.length} lines.`;
+    return `${results.length} lines.${away ? ` ${ranThere(away)}` : ""}`;
   }
 
   load();
