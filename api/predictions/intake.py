@@ -21,6 +21,7 @@ from api.predictions import bodies
 from api.predictions.bodies import show_to
 from api.predictions.streams import EventStream
 from api.predictions.validation import InputSchema
+from api.services.lookups import VersionRef
 from api.services.services import Services
 from api.services.stream_events import Frames, Mark
 from api.services.stream_readers import Place, Send
@@ -33,7 +34,7 @@ from api.web.http import Request, base_url, json_response, watching
 from director.broker.replies import Accepted
 from director.core.account_limits import UNLIMITED, Bucket
 from director.core.data_bytes import ENTRY_BYTES, at_creation, lasting
-from director.core.errors import BackendUnavailable, DataRefused, DirectorError, UnknownQueue
+from director.core.errors import BackendUnavailable, DataRefused, DirectorError, IdempotencyMismatch, UnknownQueue
 from director.core.ids import ALL_LANES, IDLE, PredictionId, lowest_id_at, new_prediction_id, new_ticket
 from director.core.schema import NewPrediction, Outlook, Stored, TraceHeaders
 from director.core.states import Status
@@ -199,12 +200,17 @@ async def accept(
     with Step(request, version) as step:
         checked = check(request, version, asked)
         new = describe(request, version, checked, deployment=deployment, split=split, item=item, trace=step.headers)
-        if not checked.faults:
-            filed = await file(request, version, new, rate_token, listener)
-        elif (known := await find_repeated(request, new)) is not None:  # a version that takes other inputs has run it
+        try:
+            if not checked.faults:
+                filed = await file(request, version, new, rate_token, listener)
+            elif (known := await find_repeated(request, new)) is not None:  # a version with other inputs has run it
+                filed = known
+            else:
+                raise errors.invalid_input(checked.faults)
+        except IdempotencyMismatch:
+            if (known := await find_repeated_of_other_version(request, new, asked)) is None:
+                raise
             filed = known
-        else:
-            raise errors.invalid_input(checked.faults)
         record = filed.stored.record
         step.facts = {"prediction": record.id, "lane": record.lane, "replayed": filed.is_repeat}
         return filed
@@ -410,13 +416,21 @@ def _idempotency(
     headers: Mapping[str, str], sent: bodies.CreatePrediction, *, version: Version, deployment: str, item: str
 ) -> tuple[str, str] | None:
     """Return (digest of the key, fingerprint of the request), which reveal nothing of what was sent. The fingerprint
-    has the model and not its version, so that a key holds across a deploy.
+    has the model and not its version, so that a key holds across a deploy. It lacks the values that this version takes
+    for secrets: see `find_repeated_of_other_version`.
     """
     key = headers.get("idempotency-key")
     if key is None:
         return None
     if not 0 < len(key) <= LONGEST_KEY:
         raise errors.invalid_header("Idempotency-Key", f"a text of 1 to {LONGEST_KEY} characters")
+    fingerprint = _fingerprint(headers, sent, version=version, deployment=deployment)
+    return hashlib.sha256((key + item).encode()).hexdigest(), fingerprint
+
+
+def _fingerprint(
+    headers: Mapping[str, str], sent: bodies.CreatePrediction, *, version: Version, deployment: str
+) -> str:
     asked = [version.model, *(headers.get(name, "") for name in HEADERS)]
     asked += [f"{name}: {headers[name]}" for name in NEWER_HEADERS if name in headers]
     asked += [f"deployment: {deployment}"] if deployment else []
@@ -424,8 +438,7 @@ def _idempotency(
     asked += [f"endpoint: {sent.endpoint}"] if sent.endpoint else []
     # for a training the path names the version, and the body does not
     asked += [f"version: {version.id}"] if version.kind == "training" else []
-    fingerprint = "\n".join([*asked, ""]).encode() + sent.body
-    return hashlib.sha256((key + item).encode()).hexdigest(), hashlib.sha256(fingerprint).hexdigest()
+    return hashlib.sha256("\n".join([*asked, ""]).encode() + sent.body).hexdigest()
 
 
 async def reserve_compute(
@@ -521,6 +534,32 @@ async def find_repeated(request: Request, new: NewPrediction) -> Filed | None:
         new.account, model=new.model, digest=digest, fingerprint=fingerprint
     )
     return None if known is None else await read_repeated(request, known, new)
+
+
+async def find_repeated_of_other_version(
+    request: Request, new: NewPrediction, asked: bodies.CreatePrediction
+) -> Filed | None:
+    """Return what the key of a prediction stands for if that is the same request as its own version reads it. A version
+    whose schema marks secrets takes them out of the fingerprint, and another one does not.
+    """
+    if new.idempotency is None or new.kind or asked.endpoint:
+        return None
+    digest, _ = new.idempotency
+    held = await request.services.predictions.read_key(new.account, model=new.model, digest=digest)
+    if held is None:
+        return None
+    known, fingerprint = held
+    stored = await where_it_is(request, known, lambda services: read_here(services, known))
+    if stored is None or stored.record.version == new.version:
+        return None
+    its = VersionRef(model=new.model, version=stored.record.version)
+    version = await request.versions.find_named(its, request.account)
+    if version is None:
+        return None
+    sent = check(request, version, asked).asked
+    if fingerprint != _fingerprint(request.headers, sent, version=version, deployment=new.deployment):
+        return None
+    return await read_repeated(request, known, new)
 
 
 async def read_repeated(

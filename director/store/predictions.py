@@ -116,14 +116,21 @@ class Predictions:
 
     async def stands_for(self, account: str, *, model: str, digest: str, fingerprint: str) -> PredictionId | None:
         """Return the prediction accepted with this key, or None. Raises IdempotencyMismatch for another request."""
+        held = await self.read_key(account, model=model, digest=digest)
+        if held is None:
+            return None
+        if held[1] != fingerprint:
+            raise IdempotencyMismatch("This Idempotency-Key was used with another body.")
+        return held[0]
+
+    async def read_key(self, account: str, *, model: str, digest: str) -> tuple[PredictionId, str] | None:
+        """Return the prediction accepted with this key, and the fingerprint of its request."""
         key = keys.idempotency(account=account, model=model, digest=digest)
         held = await ask(lambda: self._redis.get(key))
         if held is None:
             return None
-        known, _, of = text(held).partition(" ")
-        if of != fingerprint:
-            raise IdempotencyMismatch("This Idempotency-Key was used with another body.")
-        return PredictionId(known)
+        known, _, fingerprint = text(held).partition(" ")
+        return PredictionId(known), fingerprint
 
     async def may_be_erased(self, prediction_id: PredictionId, *, account: str) -> bool:
         """Return True for a terminal prediction of the account. `erase` decides."""

@@ -547,6 +547,51 @@ async def test_repeat_with_a_secret_gets_its_prediction_where_another_version_re
         assert (await call(api, key, **given))["id"] == one["id"]
 
 
+@pytest.fixture
+async def hiding(catalog: Catalog, scripts: Scripts) -> str:
+    """A version that takes the pin for a secret, which the others do not."""
+    version = "e5" * 32
+    schema = schema_of(properties={"pin": {"type": "string", "format": "password"}})
+    await catalog.register(MODEL, version, schema=schema, server="echo", policy=Policy())
+    await be_ready(scripts, version)
+    return version
+
+
+@pytest.mark.parametrize("how", ["tried", "taken back", "released"])
+async def test_repeat_gets_its_prediction_where_one_version_alone_hides_an_input(
+    api: AsyncClient, hiding: str, how: str
+) -> None:
+    given = {"pin": "s3cr3t", "text": "hi"}
+    if how == "taken back":
+        await try_it(api, 99, hiding, force=True)
+    made = {key: await call(api, key, **given) for key in map(str, range(9))}
+    if how == "tried":
+        await try_it(api, 99, hiding, force=True)
+    else:
+        wanted = VERSION if how == "taken back" else hiding
+        assert (await api.patch(FRONT, json={"version": wanted})).status_code == 200
+    again = {key: await call(api, key, **given) for key in made}
+    assert {key: one["id"] for key, one in again.items()} == {key: one["id"] for key, one in made.items()}
+    assert (await call(api, **given))["version"] != made["0"]["version"]
+
+
+async def test_repeat_with_another_secret_is_the_same_request_only_of_a_version_that_hides_it(
+    api: AsyncClient, hiding: str
+) -> None:
+    async def repeat(key: str, **given: Any) -> int:
+        sent = await api.post(f"{FRONT}/predictions", json={"input": given}, headers={"Idempotency-Key": key})
+        return sent.status_code
+
+    await call(api, "plain", pin="one", text="hi")
+    await api.patch(FRONT, json={"version": hiding})
+    await call(api, "hidden", pin="one", text="hi")
+    assert await repeat("plain", pin="two", text="hi") == 422
+    assert await repeat("plain", pin="one", text="ho") == 422
+    await api.patch(FRONT, json={"version": VERSION})
+    assert await repeat("hidden", pin="two", text="hi") == 201
+    assert await repeat("hidden", pin="two", text="ho") == 422
+
+
 async def test_version_without_openais_api_is_tried_only_by_force(
     api: AsyncClient, catalog: Catalog, scripts: Scripts
 ) -> None:
