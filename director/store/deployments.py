@@ -13,7 +13,6 @@ from redis.asyncio import Redis
 
 from director.broker import keys, replies
 from director.broker.redis_client import ask, pipelined, text
-from director.broker.replies import Deployed
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.split import Split
@@ -34,17 +33,13 @@ class Release(Struct, frozen=True, kw_only=True):
     max_instances: int
 
 
-class Deployment(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`split`: of this version, if its calls are or were split. It is stored beside the deployment, and not in it.
-    `kept`: the split as it is stored, also one that is void.
-    """
+class Deployed(Struct, frozen=True, kw_only=True):
+    """A deployment as it is stored. Its split is stored beside it: without that it can be read, and not changed."""
 
     owner: str
     name: str
     created_ms: int
     release: Release
-    split: Split | None = None
-    kept: bytes = b""
 
     @property
     def full_name(self) -> str:
@@ -53,6 +48,15 @@ class Deployment(Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def is_disabled(self) -> bool:
         return self.release.max_instances == 0
+
+
+class Deployment(Deployed, frozen=True, kw_only=True):
+    """A deployment with its split. `split`: of this version, if its calls are or were split. `kept`: the split as it is
+    stored, also one that is void.
+    """
+
+    split: Split | None
+    kept: bytes
 
     @property
     def trial(self) -> Split | None:
@@ -83,7 +87,7 @@ class Deployments:
 
         return [(int(created), text(name)) for name, created in await ask(read)]
 
-    async def with_splits(self, found: Sequence[Deployment]) -> list[Deployment]:
+    async def with_splits(self, found: Sequence[Deployed]) -> list[Deployment]:
         splits = await self.splits.many([one.full_name for one in found])
         return [join(one, kept) for one, kept in zip(found, splits, strict=True)]
 
@@ -102,9 +106,7 @@ class Deployments:
             for (name, kept), one in zip(listed, found, strict=True)
         ]
 
-    async def many(self, owner: str, names: Sequence[str]) -> list[Deployment]:
-        """Return deployments without their splits."""
-
+    async def many(self, owner: str, names: Sequence[str]) -> list[Deployed]:
         async def read() -> list[Any]:
             return await self._redis.mget([keys.deployment(owner, name) for name in names])
 
@@ -119,7 +121,7 @@ class Deployments:
                     return found.full_name
         return None
 
-    async def _all_of(self, owners: Sequence[str]) -> list[Deployment]:
+    async def _all_of(self, owners: Sequence[str]) -> list[Deployed]:
         names = await pipelined(
             self._redis, lambda pipe: [pipe.zrange(keys.deployments(owner), 0, -1) for owner in owners]
         )
@@ -133,7 +135,7 @@ class Deployments:
 
     async def create(
         self, owner: str, name: str, *, model: str, version: str, hardware: str, min_instances: int, max_instances: int
-    ) -> tuple[Deployed, Deployment]:
+    ) -> tuple[replies.Deployed, Deployment]:
         """Create it with its first release. Answers 'changed' if the name is taken, 'full' if there are too many."""
         now_ms = self._clock.now_ms()
         release = Release(
@@ -146,10 +148,10 @@ class Deployments:
             min_instances=min_instances,
             max_instances=max_instances,
         )
-        made = Deployment(owner=owner, name=name, created_ms=now_ms, release=release)
+        made = join(Deployed(owner=owner, name=name, created_ms=now_ms, release=release), b"")
         return await self._write(None, made), made
 
-    async def release(self, was: Deployment, wanted: Release, *, by: str) -> tuple[Deployed, Deployment]:
+    async def release(self, was: Deployment, wanted: Release, *, by: str) -> tuple[replies.Deployed, Deployment]:
         """Make another release, if anything changes. Another version ends a trial, and remembers the version before.
 
         That is written first: a caller that changed the split meanwhile is noticed, and after a crash the same call, or
@@ -162,7 +164,7 @@ class Deployments:
                 return "changed", was
         return ("written", was) if wanted == was.release else await self._release(was, wanted, by)
 
-    async def _release(self, was: Deployment, wanted: Release, by: str) -> tuple[Deployed, Deployment]:
+    async def _release(self, was: Deployment, wanted: Release, by: str) -> tuple[replies.Deployed, Deployment]:
         number = was.release.number + 1
         becomes = replace(was, release=replace(wanted, number=number, created_ms=self._clock.now_ms(), by=by))
         return await self._write(was, becomes), becomes
@@ -204,7 +206,7 @@ class Deployments:
             split = replace(begun, former=was.trial.before, is_promoted=True, before="")
         return await self._split(was, split, did=f"{by}: ended")
 
-    async def rollback(self, was: Deployment, *, by: str) -> tuple[Deployed, Deployment]:
+    async def rollback(self, was: Deployment, *, by: str) -> tuple[replies.Deployed, Deployment]:
         """End the trial or, without one, release the version before.
 
         That is a release even if a promotion was only begun: its other half then finds another one, and writes nothing.
@@ -217,7 +219,7 @@ class Deployments:
             _, became = await self._split(became, None, did=f"{by}: rolled back to {was.split.former}")
         return written, became
 
-    async def delete(self, was: Deployment) -> Deployed:
+    async def delete(self, was: Deployment) -> replies.Deployed:
         """Delete its split first: no later call would find it."""
         written, was = await self._split(was, None, did=f"{was.owner}: deleted")
         return "changed" if written != "written" else await self._write(was, None)
@@ -252,7 +254,7 @@ class Deployments:
             before="" if before == release.version else before,
         )
 
-    async def _write(self, was: Deployment | None, becomes: Deployment | None) -> Deployed:
+    async def _write(self, was: Deployment | None, becomes: Deployment | None) -> replies.Deployed:
         one = becomes or was
         assert one is not None  # noqa: S101 - for the type checker: see the callers
         return await self._scripts.deploy(
@@ -260,18 +262,22 @@ class Deployments:
         )
 
 
-def join(deployment: Deployment, kept: bytes) -> Deployment:
+def join(one: Deployed, kept: bytes) -> Deployment:
     """Return the deployment with its split, unless it is of another version, or of a deployment before this one."""
-    split, release = read_split(kept), deployment.release
+    split = read_split(kept)
     if split is not None:
-        is_its = (split.model, split.created_ms) == (release.model, deployment.created_ms)
-        split = split if is_its and split.fits(release.version) else None
-    return replace(deployment, split=split, kept=kept)
+        is_its = (split.model, split.created_ms) == (one.release.model, one.created_ms)
+        split = split if is_its and split.fits(one.release.version) else None
+    return Deployment(**_stored(one), split=split, kept=kept)
 
 
-def _read(found: bytes | str) -> Deployment:
-    return msgspec.json.decode(found, type=Deployment)
+def _stored(one: Deployed) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in Deployed.__struct_fields__}
 
 
-def _encode(deployment: Deployment | None) -> bytes:
-    return b"" if deployment is None else msgspec.json.encode(replace(deployment, split=None, kept=b""))
+def _read(found: bytes | str) -> Deployed:
+    return msgspec.json.decode(found, type=Deployed)
+
+
+def _encode(one: Deployed | None) -> bytes:
+    return b"" if one is None else msgspec.json.encode(_stored(one))

@@ -177,6 +177,18 @@ async def test_deployment_that_a_keeper_changes_meanwhile_is_erased_too(
     assert await deployments.names(ACCOUNT) == []
 
 
+async def test_deployment_that_was_read_without_its_split_is_of_another_type(services: Services) -> None:
+    """So the type checker refuses to change or delete it: its split would stay."""
+    await services.deployments.create(
+        ACCOUNT, "front", model=MODEL, version=VERSION, hardware="cpu", min_instances=0, max_instances=1
+    )
+    [found] = await services.deployments.many(ACCOUNT, ["front"])
+    assert not isinstance(found, Deployment)
+    assert not hasattr(found, "kept")
+    [whole] = await services.deployments.with_splits([found])
+    assert await services.deployments.delete(whole) == "written"
+
+
 async def test_erasure_of_one_account_changes_no_other(services: Services, driver: QueueDriver, redis: Redis) -> None:
     driver.now_ms = services.clock.now_ms()
     await services.accounts.create(ACCOUNT)
