@@ -20,7 +20,7 @@ from api.predictions.bodies import HOW, MODEL, VERSION, WAIT, PredictionRequest,
 from api.predictions.intake import Filed, read_here, submit
 from api.services.lookups import VersionRef
 from api.services.services import Services
-from api.sites.sites import others, where_it_is
+from api.sites.sites import may_try, others, where_it_is
 from api.web.errors import InvalidField, deployment_disabled, invalid_input, invalid_version, not_found, unavailable
 from api.web.http import Members, Request, cursor_of, json_response, page_response, read_body, slice_of
 from api.web.route import CURSOR, Answer, Body, deletes, reads, stores
@@ -257,16 +257,16 @@ async def choose_version(request: Request, deployment: Deployment, item: str = "
     """Return the version that a call of a deployment runs. None without the version.
 
     A repeat with the same Idempotency-Key gets the same one. `item` distinguishes the calls of a batch, which share it.
-    A version that is tried and that is gone gets no calls.
+    A version that is tried gets no calls if it is gone, nor calls for another site than the home.
     """
     release, split, mark = deployment.release, deployment.split, ""
-    if split is not None and split.share:
+    if split is not None and split.share and may_try(request, split.model):
         key = request.headers.get("idempotency-key")
         side = choose(split, secrets.token_hex(8) if key is None else key + item)
         mark = write_mark(split, side)
         if side == "new":
             tried = await _version(request, split.model, split.version)
-            if tried is not None:
+            if tried is not None and await request.services.lookups.version(split.model, split.version):
                 return Called(tried, deployment.full_name, mark)
             mark = ""
     version = await _version(request, release.model, release.version)
@@ -284,7 +284,9 @@ async def find_usable(request: Request, owner: str, name: str) -> Deployment | N
 def _is_open(request: Request, owner: str) -> bool:
     """Whether the caller may read the deployments of this owner, or with another method use and change them."""
     account = request.account
-    return owner == account.name or (account.oversees if request.method == "GET" else "admin" in account.scopes)
+    if request.method == "GET":
+        return account.may_look_into(owner)
+    return owner == account.name or "admin" in account.scopes
 
 
 def refuse_disabled(deployment: Deployment) -> Deployment:

@@ -23,7 +23,7 @@ from api.models.deployments import (
 from api.predictions.bodies import VERSION
 from api.predictions.validation import InputSchema
 from api.services.lookups import VersionRef
-from api.sites.sites import others
+from api.sites.sites import Sites
 from api.web.errors import InvalidField, invalid_input, unavailable
 from api.web.http import Members, Request, json_response, read_body
 from api.web.route import Answer, Body, reads, stores
@@ -41,6 +41,11 @@ NO_WAY_BACK: Final = InvalidField(
 SAME: Final = InvalidField("invalid", "version", "This is the version of the deployment already")
 NOT_READY: Final = InvalidField(
     "invalid", "version", "No server of this version is ready, so its calls would wait. Start one, or set force"
+)
+NOT_AT_HOME: Final = InvalidField(
+    "invalid",
+    "version",
+    "Of several sites the home runs what is tried, and it takes no new runs of this model: see the file of sites",
 )
 CHANGED: Final = InvalidField(
     "invalid",
@@ -202,6 +207,9 @@ async def _refuse_unfit(request: Request, deployment: Deployment, asked: NewSpli
     release = deployment.release
     if release.version == asked.version:
         raise invalid_input([SAME])
+    sites: Sites | None = request.sites
+    if sites is not None and not sites.may_run_at_home(release.model):
+        raise invalid_input([NOT_AT_HOME])
     await refuse_missing(request, release.model, asked.version)
     if asked.force:
         return
@@ -220,12 +228,8 @@ async def _refuse_unfit(request: Request, deployment: Deployment, asked: NewSpli
 
 
 async def _is_ready(request: Request, model: str, version: str) -> bool:
-    """Return whether a server of the version is ready at any site."""
-    for services in (request.services, *(site.services for site in others(request))):
-        for _, stats in await services.queues.stats_of([queue_name(model, version)]):
-            if stats.slots:
-                return True
-    return False
+    """Return whether a server of the version is ready at the home, which runs what is tried."""
+    return any(stats.slots for _, stats in await request.services.queues.stats_of([queue_name(model, version)]))
 
 
 async def _show(request: Request, deployment: Deployment) -> RolloutView:

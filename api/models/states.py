@@ -125,16 +125,12 @@ async def read_states(services: Services, account: Account, asked: Sequence[str]
     return states
 
 
-def _owns(account: Account, name: str) -> bool:
-    return account.oversees or name.partition("/")[0] == account.name
-
-
 async def _newcomers(services: Services, account: Account) -> dict[str, list[DirectorFound]]:
     """Return the directors of models that no server was ever ready for, by model, as far as the account may see."""
     found: dict[str, list[DirectorFound]] = {}
     for one in await services.directors.newcomers():
         name = str(one.last.queue)
-        if _owns(account, name):
+        if account.may_look_into(name.partition("/")[0]):
             found.setdefault(name, []).append(one)
     return found
 
@@ -168,7 +164,7 @@ async def _trouble(
     reason = REASONS.get(state, "") if state != "closed" else ""  # its words say when it opens
     if state not in UNWELL:
         return reason, ""
-    is_own = _owns(account, name)
+    is_own = account.may_look_into(name.partition("/")[0])
     known = [one for one in servers if account.oversees or (is_own and one.state == "setup_failed")]
     said = next((why for one in known if (why := reason_of(one))), "")
     log = next((one.log for one in servers if one.log), "") if is_own else ""

@@ -246,7 +246,7 @@ async def list_of_kind(request: Request, kind: Kind) -> Response:
     account = request.account
     cursor, filters = cursor_of(request, is_place=is_prediction_id), Filters.parse(request.query_params)
     whose = filters.given.get("account", account.name)
-    if whose != account.name and not account.oversees:
+    if not account.may_look_into(whose):
         raise forbidden("Only a token with the scope 'view' or 'admin' may list the predictions of another account.")
     lists = Lists.of(request)
     results, walked, has_more = await _walk(lists, whose, kind, Span.of(filters, cursor), filters)

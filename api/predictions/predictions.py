@@ -291,15 +291,11 @@ async def _wait_for_end(request: Request) -> Stored | None:
     return ended if isinstance(ended, Stored) else None
 
 
-def _may_see(request: Request, account: str) -> bool:
-    return account == request.account.name or request.account.oversees
-
-
 async def _show(request: Request, kind: Kind, stored: Stored | None = None) -> Response:
     """Show the run, which may have been read already without large data."""
     scripts, account = request.services.scripts, request.account.name
     stored = stored or await scripts.get(request.prediction_id, whole=False)
-    if stored is None or not _may_see(request, stored.record.account) or stored.record.kind != kind:
+    if stored is None or not request.account.may_look_into(stored.record.account) or stored.record.kind != kind:
         raise errors.not_found()
     if stored.left_out and not stored.record.moved:
         try:
@@ -352,9 +348,9 @@ async def get_events(request: Request) -> Response:
     limit = number_of(request, "limit", default=PAGE, least=1, most=MOST_IN_PAGE)
     scripts = request.services.scripts
     page = await scripts.replay(request.prediction_id, after=after, count=limit, most_bytes=MOST_BYTES, whole=False)
-    if page is not None and _may_see(request, page.account) and page.has_more and not page.events:
+    if page is not None and request.account.may_look_into(page.account) and page.has_more and not page.events:
         page = await scripts.replay(request.prediction_id, after=after, count=1, most_bytes=MOST_BYTES)
-    if page is None or not _may_see(request, page.account):
+    if page is None or not request.account.may_look_into(page.account):
         raise errors.not_found()
     if page.moved:
         raise Moved(page.moved)
@@ -426,7 +422,7 @@ async def redeliver(request: Request) -> Response:
 
 async def story_of(request: Request) -> Known:
     known = await request.services.scripts.story(request.prediction_id)
-    if known is None or not _may_see(request, known.record.account):
+    if known is None or not request.account.may_look_into(known.record.account):
         raise errors.not_found()
     if known.record.moved:
         raise Moved(known.record.moved)

@@ -22,6 +22,7 @@ from director.broker.replies import Accepted, Bound
 from director.core.errors import BackendFull, BackendUnavailable, IdempotencyMismatch, QueueRefused, UnknownQueue
 from director.core.ids import PredictionId, created_ms_of, new_prediction_id
 from director.core.schema import NewPrediction
+from director.core.split import read_mark
 from director.store.accounts import Account
 from director.store.catalog import Version
 
@@ -93,8 +94,10 @@ def check_site(request: Request, new: NewPrediction) -> None:
 def _find_allowed(sites: Sites, account: Account, new: NewPrediction) -> Sequence[Site]:
     limits = account.limits
     has_budget = limits.meters_compute or limits.has_budget or limits.max_files_bytes is not None
-    # other sites know neither its files nor its destination nor the account's remaining budget
-    if new.kind or has_budget or FILE.search(new.input):
+    mark = read_mark(new.split)
+    is_tried = mark is not None and mark.side == "new"
+    # other sites know neither its files nor its destination nor the account's remaining budget, nor that it is a trial
+    if new.kind or has_budget or is_tried or FILE.search(new.input):
         return [sites.home]
     return [sites.by_name[name] for name in sites.table.models.get(new.model, tuple(sites.by_name))]
 

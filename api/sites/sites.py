@@ -141,6 +141,9 @@ class Sites:
     def of(self, prediction_id: PredictionId) -> Site | None:
         return self._by_number.get(site_of(prediction_id))
 
+    def may_run_at_home(self, model: str) -> bool:
+        return self.home.row.takes_new and self.home.name in self.table.models.get(model, (self.home.name,))
+
     def find_asked(self, request: Request) -> Services:
         """Return the services of the site that X-Site names, else the home's. 422 for an unknown name."""
         name = request.headers.get("x-site")
@@ -224,6 +227,16 @@ def others(request: Request) -> Sequence[Site]:
     return () if sites is None else sites.all[1:]
 
 
+def may_try(request: Request, model: str) -> bool:
+    """Return whether a call may run a version that its deployment tries. Of several sites only the home runs it, since
+    the keepers there count its runs, and stop it.
+    """
+    sites: Sites | None = request.sites
+    if sites is None:
+        return True
+    return request.headers.get("x-site", sites.home.name) == sites.home.name and sites.may_run_at_home(model)
+
+
 async def answer_at_site(request: Request, route: Route) -> Response:
     """Call a route's handler with the services of one of several sites. Raises a 404 or a 422 for an unknown one."""
     if route.site == "asked":
@@ -297,7 +310,7 @@ async def _find_awaited(request: Request, ref: VersionRef) -> Awaited | None:
     account, name = request.account, ref.model
     if name is None:
         return None
-    may_know = name.partition("/")[0] == account.name or account.oversees
+    may_know = account.may_look_into(name.partition("/")[0])
     model = None
     for services in (request.services, *(site.services for site in others(request) if site.is_up)):
         if model is None and (model := await services.catalog.model(name)) is not None:

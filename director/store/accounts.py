@@ -318,6 +318,10 @@ class Account(Struct, frozen=True):
         """Whether it may see what all accounts have."""
         return not set(OVERSEES).isdisjoint(self.scopes)
 
+    def may_look_into(self, owner: str) -> bool:
+        """May it see what only the owner, and who oversees all accounts, may see?"""
+        return owner == self.name or self.oversees
+
     @property
     def operates(self) -> bool:
         """Whether it may act on queues and predictions of all accounts."""

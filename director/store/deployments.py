@@ -268,10 +268,10 @@ def join(one: Deployed, kept: bytes) -> Deployment:
     if split is not None:
         is_its = (split.model, split.created_ms) == (one.release.model, one.created_ms)
         split = split if is_its and split.fits(one.release.version) else None
-    return Deployment(**_stored(one), split=split, kept=kept)
+    return Deployment(**_fields_of(one), split=split, kept=kept)
 
 
-def _stored(one: Deployed) -> dict[str, Any]:
+def _fields_of(one: Deployed) -> dict[str, Any]:
     return {name: getattr(one, name) for name in Deployed.__struct_fields__}
 
 
@@ -280,4 +280,4 @@ def _read(found: bytes | str) -> Deployed:
 
 
 def _encode(one: Deployed | None) -> bytes:
-    return b"" if one is None else msgspec.json.encode(_stored(one))
+    return b"" if one is None else msgspec.json.encode(_fields_of(one))

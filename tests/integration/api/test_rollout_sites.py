@@ -1,0 +1,132 @@
+"""Test the trial of a version with several sites: the home runs it, since only the home's keepers count and stop it."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from httpx import AsyncClient
+
+from director.core.clock import SystemClock
+from director.core.ids import PredictionId, queue_name, site_of
+from director.core.policy import Policy
+from director.core.settings import ApiSettings
+from director.keeper.comparer import Comparer
+from director.store.catalog import OPEN_SCHEMA
+from director.store.services import Services
+from tests.support.api import PlayedDirector, api_client
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
+from tests.support.servers import redis_server
+from tests.support.sites import Place, environ, place, sites_file
+
+NEW: Final = "c3" * 32
+THIRD: Final = "d4" * 32
+FRONT: Final = f"/v1/deployments/{ACCOUNT}/front"
+MADE: Final[dict[str, Any]] = {
+    "name": "front", "model": MODEL, "version": VERSION, "hardware": "cpu", "min_instances": 0, "max_instances": 3,
+}  # fmt: skip
+
+
+@pytest.fixture
+async def places(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[dict[str, Place]]:
+    """Both sites have both versions, with a director of each."""
+    async with AsyncExitStack() as stack:
+        servers = {name: stack.enter_context(redis_server(guarded=True)) for name in ("eu", "us")}
+        for name, value in environ(servers).items():
+            monkeypatch.setenv(name, value)
+        found = {name: await stack.enter_async_context(place(server)) for name, server in servers.items()}
+        for each in found.values():
+            await each.catalog.register(MODEL, NEW, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+            await be_ready(each, NEW)
+        yield found
+
+
+async def be_ready(there: Place, version: str) -> None:
+    queue = queue_name(MODEL, version)
+    await there.driver.scripts.extend(queue, consumer=version[:4], lease_s=60, claims=[], slots=2)
+
+
+@asynccontextmanager
+async def service(
+    places: dict[str, Place], folder: Path, *, end: str = "", **rows: Mapping[str, Any]
+) -> AsyncIterator[AsyncClient]:
+    path = sites_file(folder, list(places), top='placement = "random"', **rows)
+    path.write_text(f"{path.read_text()}\n{end}")
+    settings = ApiSettings(redis_url=places["eu"].server.url, sites=str(path), cache_s=0.2)
+    async with api_client(settings, token=await places["eu"].accounts.create_token(ACCOUNT)) as api:
+        assert (await api.post("/v1/deployments", json=MADE)).status_code == 200
+        yield api
+
+
+async def try_it(api: AsyncClient, share: int, **more: Any) -> None:
+    answer = await api.post(f"{FRONT}/split", json={"version": NEW, "share": share, **more})
+    assert answer.status_code == 200, answer.text
+
+
+async def call(api: AsyncClient, **headers: str) -> tuple[str, int]:
+    """Return the version and the site of one call."""
+    answer = await api.post(f"{FRONT}/predictions", json={"input": {}}, headers=headers)
+    assert answer.status_code == 201, answer.text
+    made = answer.json()
+    return made["version"], site_of(PredictionId(made["id"]))
+
+
+async def test_home_runs_the_new_version_and_every_site_the_old_one(places: dict[str, Place], tmp_path: Path) -> None:
+    async with service(places, tmp_path) as api:
+        await try_it(api, 50)
+        found = {await call(api) for _ in range(60)}
+        assert found == {(NEW, 0), (VERSION, 0), (VERSION, 1)}
+        assert (await api.post(f"{FRONT}/promote")).status_code == 200
+        assert {await call(api) for _ in range(40)} == {(NEW, 0), (NEW, 1)}, "then it runs everywhere"
+
+
+async def test_keeper_of_the_home_counts_every_run_of_the_new_version(places: dict[str, Place], tmp_path: Path) -> None:
+    home, clock = places["eu"], SystemClock()
+    stores = Services(home.driver.redis)
+    async with service(places, tmp_path) as api:
+        await try_it(api, 99)
+        tried = [each for each in [await call(api) for _ in range(30)] if each[0] == NEW]
+        director = PlayedDirector(home.driver.scripts, queue_name(MODEL, NEW))
+        for _ in tried:
+            await director.finish(await director.claim())
+        await Comparer(stores.deployments, stores.queues, clock).run_once()
+        shown = (await api.get(f"{FRONT}/split")).json()
+    await stores.gatherer.aclose()
+    assert shown["tried"]["succeeded"] == len(tried) > 20
+
+
+async def test_call_for_another_site_runs_the_old_version(places: dict[str, Place], tmp_path: Path) -> None:
+    async with service(places, tmp_path) as api:
+        await try_it(api, 99)
+        assert {await call(api, **{"x-site": "us"}) for _ in range(10)} == {(VERSION, 1)}
+        assert (NEW, 0) in {await call(api, **{"x-site": "eu"}) for _ in range(10)}
+
+
+@pytest.mark.parametrize(("end", "takes_new"), [(f'[models]\n"{MODEL}" = ["us"]', True), ("", False)])
+async def test_trial_is_refused_where_the_home_takes_no_runs_of_the_model(
+    places: dict[str, Place], tmp_path: Path, end: str, takes_new: bool
+) -> None:
+    async with service(places, tmp_path, end=end, eu={"takes_new": takes_new}) as api:
+        refused = await api.post(f"{FRONT}/split", json={"version": NEW, "share": 10, "force": True})
+        assert (refused.status_code, "it takes no new runs of this model" in refused.text) == (422, True)
+        assert await call(api) == (VERSION, 1)
+
+
+async def test_trial_that_the_home_may_not_run_any_more_gets_no_calls(places: dict[str, Place], tmp_path: Path) -> None:
+    async with service(places, tmp_path) as api:
+        await try_it(api, 99)
+    token = await places["eu"].accounts.create_token(ACCOUNT)
+    path = sites_file(tmp_path, list(places), eu={"takes_new": False})
+    settings = ApiSettings(redis_url=places["eu"].server.url, sites=str(path), cache_s=0.2)
+    async with api_client(settings, token=token) as api:
+        assert {await call(api) for _ in range(10)} == {(VERSION, 1)}
+
+
+async def test_server_at_another_site_makes_no_version_ready(places: dict[str, Place], tmp_path: Path) -> None:
+    for each in places.values():
+        await each.catalog.register(MODEL, THIRD, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+    await be_ready(places["us"], THIRD)
+    async with service(places, tmp_path) as api:
+        refused = await api.post(f"{FRONT}/split", json={"version": THIRD, "share": 10})
+        assert (refused.status_code, "No server of this version is ready" in refused.text) == (422, True)
