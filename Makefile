@@ -30,7 +30,7 @@ HASHED = $(VENV)-lock/bin/uv pip compile --quiet --generate-hashes --no-header -
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help up down test test-all test-kinds prove lint types format bench bench-check bench-keep deaths soak docs wheel chart helm lock clean
+.PHONY: help up down test test-all test-kinds prove lint types format bench bench-check bench-keep deaths soak docs wheel release chart helm lock clean
 
 help:  ## print this
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -92,6 +92,15 @@ wheel: $(READY)  ## build the wheel of this checkout into dist/
 	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w dist .
 	@ls dist
 
+release: $(READY)  ## build wheel, sdist, SBOM and SHA256SUMS of the commit into dist/, which it empties first
+	@changed=$$(git status --porcelain) && test -z "$$changed" || { \
+		echo "A release is built from a commit, and this is not in it:"; echo "$$changed"; exit 1; }
+	@rm -rf dist $(VENV)-bill && $(PYTHON) -m venv $(VENV)-bill
+	@$(VENV)-bill/bin/python -m pip install --quiet --disable-pip-version-check -c $(LOCK) cyclonedx-bom
+	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m tests.support.release_files dist $(VENV)-bill/bin/python
+	@rm -rf $(VENV)-bill
+	@cat dist/SHA256SUMS
+
 chart: $(READY)  ## make the Helm chart of this checkout in build/chart/director, from the manifests; asks kubectl
 	@$(BIN)/python k8s/make_chart.py build/chart/director
 
@@ -100,7 +109,7 @@ helm: $(READY)  ## get the program that the tests of the chart run, 38 MB
 
 lock:  ## pin the newest versions of everything again
 	@rm -rf $(VENV)-lock && $(PYTHON) -m venv $(VENV)-lock
-	@$(VENV)-lock/bin/python -m pip install --quiet --disable-pip-version-check '.[docs,examples,test]'
+	@$(VENV)-lock/bin/python -m pip install --quiet --disable-pip-version-check '.[docs,examples,test]' cyclonedx-bom
 	@{ sed -n '/^#/p' $(LOCK); $(VENV)-lock/bin/python -m pip freeze --exclude director-queue; } > $(LOCK).new
 	@mv $(LOCK).new $(LOCK)
 	@$(VENV)-lock/bin/python -m pip install --quiet --disable-pip-version-check uv
