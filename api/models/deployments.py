@@ -336,10 +336,12 @@ async def _version(request: Request, model: str, version: str) -> Version | None
 
 
 async def refuse_missing(request: Request, model: str, version: str) -> None:
-    """Raise a 422 unless the version exists. Asks past the cache, which knows a deleted version for seconds more."""
-    seen = await _version(request, model, version)
-    if seen is None or await request.services.catalog.version(model, version) is None:
-        raise invalid_version()
+    """Raise a 422 unless a site has the version. Asks past the cache, which knows a deleted one for seconds more."""
+    if await _version(request, model, version) is not None:
+        for services in (request.services, *(site.services for site in others(request))):
+            if await services.catalog.version(model, version) is not None:
+                return
+    raise invalid_version()
 
 
 async def find_deployment(request: Request) -> Deployment:

@@ -38,6 +38,11 @@ NOT_TRIED: Final = InvalidField("invalid", "", "No version is tried here: give o
 NO_WAY_BACK: Final = InvalidField(
     "invalid", "", "Nothing is tried here and no version before this one is known: release the version that you want"
 )
+ELSEWHERE: Final = InvalidField(
+    "invalid",
+    "version",
+    "Of several sites the home runs what is tried, and it does not have this version: start it there",
+)
 SAME: Final = InvalidField("invalid", "version", "This is the version of the deployment already")
 NOT_READY: Final = InvalidField(
     "invalid", "version", "No server of this version is ready, so its calls would wait. Start one, or set force"
@@ -211,6 +216,8 @@ async def _refuse_unfit(request: Request, deployment: Deployment, asked: NewSpli
     if sites is not None and not sites.may_run_at_home(release.model):
         raise invalid_input([NOT_AT_HOME])
     await refuse_missing(request, release.model, asked.version)
+    if await request.services.catalog.version(release.model, asked.version) is None:
+        raise invalid_input([ELSEWHERE])
     if asked.force:
         return
     if not await _is_ready(request, release.model, asked.version):

@@ -123,6 +123,20 @@ async def test_trial_that_the_home_may_not_run_any_more_gets_no_calls(places: di
         assert {await call(api) for _ in range(10)} == {(VERSION, 1)}
 
 
+async def test_version_of_another_site_is_released_and_not_tried(places: dict[str, Place], tmp_path: Path) -> None:
+    await places["us"].catalog.register(MODEL, THIRD, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+    await be_ready(places["us"], THIRD)
+    async with service(places, tmp_path) as api:
+        refused = await api.post(f"{FRONT}/split", json={"version": THIRD, "share": 10, "force": True})
+        assert (refused.status_code, "it does not have this version" in refused.text) == (422, True)
+        released = await api.patch(FRONT, json={"version": THIRD})
+        assert released.status_code == 200, released.text
+        assert {await call(api) for _ in range(10)} == {(THIRD, 1)}
+        await api.post(f"{FRONT}/rollback")
+        assert {version for version, _ in [await call(api) for _ in range(10)]} == {VERSION}
+        assert (await api.patch(FRONT, json={"version": "0f" * 32})).status_code == 422
+
+
 async def test_server_at_another_site_makes_no_version_ready(places: dict[str, Place], tmp_path: Path) -> None:
     for each in places.values():
         await each.catalog.register(MODEL, THIRD, schema=OPEN_SCHEMA, server="echo", policy=Policy())
