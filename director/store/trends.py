@@ -108,18 +108,18 @@ class Trends:
     async def add(
         self, points: Mapping[QueueName, Point], levels: Mapping[QueueName, Level] | None = None, *, most: int
     ) -> None:
-        """Add a line of the finest step for all together, and for each of the `most` busiest queues: those with the
-        most ended runs, then with the most work. Forget the history of the queues beyond `most` that were idle for
-        the longest time.
+        """Add a line of the finest step for all together, and for the `most` queues with the most work: waiting,
+        running, or ended in this step. A queue in which nothing ends keeps its place by what waits. Forget the history
+        of the queues beyond `most` that got no line for the longest time.
         """
         full = levels or {}
         if not points and not full:
             return
         at_s = next(one.at_s for some in (points, full) for one in some.values())
 
-        def work(queue: QueueName) -> tuple[float, float, QueueName]:
+        def work(queue: QueueName) -> tuple[float, QueueName]:
             point, level = points.get(queue), full.get(queue)
-            return point.ended if point else 0, level.waiting + level.busy_s if level else 0, queue
+            return max(point.ended if point else 0, level.waiting + level.busy_s if level else 0), queue
 
         # both series are of the same queues: `_note` has a place for `most` of them
         busiest = nlargest(most, {*points, *full}, key=work)

@@ -97,14 +97,19 @@ async def test_longest_idle_queues_lose_their_levels(trends: Trends, redis: Redi
     assert await redis.exists(keys.level(others[-1], "10s"))
 
 
-async def test_busiest_queue_stays_while_another_one_is_fullest(trends: Trends, redis: Redis, queue: QueueName) -> None:
-    full = QueueName("acme/z:0123456789ab")  # names decide between queues of one time: this one is after the other
+@pytest.mark.parametrize(("waiting", "stays"), [(9, True), (2, False)])
+async def test_queue_with_the_most_work_keeps_its_history(
+    trends: Trends, redis: Redis, queue: QueueName, waiting: int, stays: bool
+) -> None:
+    stuck = QueueName("acme/a:0123456789ab")  # names decide between queues of one time: this one is before the other
     for number in range(2):
         at_s = STEPS[0].start(time.time()) + number * STEP_S
-        await trends.add({queue: Point(at_s=at_s, succeeded=5)}, {full: Level(at_s=at_s, waiting=9)}, most=1)
-        assert await trends.queues(since_s=0, most=10) == [queue]
-        assert await redis.exists(keys.trend(queue, "10s"))
-        assert not await redis.exists(keys.level(full, "10s"))
+        point, level = Point(at_s=at_s, succeeded=5), Level(at_s=at_s, waiting=waiting)
+        await trends.add({queue: point}, {stuck: level, queue: Level(at_s=at_s)}, most=1)
+        assert await trends.queues(since_s=0, most=10) == [stuck if stays else queue]
+        assert await redis.exists(keys.level(stuck, "10s")) == stays
+        both = keys.trend(queue, "10s"), keys.level(queue, "10s")
+        assert await redis.exists(*both) == (0 if stays else 2), "both series are of the same queues"
 
 
 async def test_idle_queues_take_no_place_of_a_queue_with_work(
