@@ -17,6 +17,7 @@ from director.core.clock import Clock
 from director.core.errors import SettingsError
 from director.core.ids import Kind, PredictionId
 from director.core.usage import day_of, months_of
+from director.core.words import several
 from director.store.accounts import Accounts
 from director.store.administration import Suspensions
 from director.store.batches import Batches
@@ -69,8 +70,8 @@ class Erasure:
         self._batches = Batches(redis, scripts)
 
     async def erase(self, account: str, *, keeps_usage: bool, by: str, within_s: float) -> Erased:
-        """Erase it all. Raises SettingsError if the account is not suspended with `end`, or if something of it still
-        runs after `within_s`.
+        """Erase it all. Raises SettingsError if the account is not suspended with `end`, if something of it still runs
+        after `within_s`, or if a deployment is left.
         """
         await self._accounts.refuse_unknown(account)
         suspension = (await self._accounts.read_written(account)).suspension
@@ -78,7 +79,8 @@ class Erasure:
             raise SettingsError(f"{account} may still run: `director account suspend {account} --policy end` first.")
         if left := (await self._suspensions.settle(account, within_s=within_s)).left:
             raise SettingsError(f"{left} of its predictions have not ended yet. Repeat this in a minute.")
-        async with self._changes.noting("account_erased", by=by, account=account, keeps_usage=keeps_usage):
+        async with self._changes.noting("account_erased", by=by, account=account, keeps_usage=keeps_usage) as noted:
+            noted.begin()
             return Erased(
                 batches=await self._batches.erase(account),  # first: keepers notice, and store no more
                 tokens=await self._revoke(account),
@@ -126,6 +128,9 @@ class Erasure:
         return erased
 
     async def _erase_deployments(self, account: str) -> int:
+        """Erase its deployments. Raises SettingsError if another process goes on to change them, or a later release
+        wrote one in a form that is unknown here.
+        """
         erased = 0
         for _ in range(ROUNDS):
             names = [name for _, name in await self._deployments.names(account)]
@@ -133,8 +138,9 @@ class Erasure:
             written = [await self._deployments.delete(each) for each in found]
             erased += written.count("written")
             if "changed" not in written:
-                break
-        return erased
+                return erased
+        left = several(written.count("changed"), "deployment")
+        raise SettingsError(f"{left} of {account} changed meanwhile. Repeat this, with the newest release that runs.")
 
     async def _erase_usage(self, account: str) -> int:
         today = day_of(self._clock.now_ms())

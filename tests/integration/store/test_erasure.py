@@ -189,6 +189,23 @@ async def test_deployment_that_was_read_without_its_split_is_of_another_type(ser
     assert await services.deployments.delete(whole) == "written"
 
 
+async def test_erasure_reports_a_deployment_that_it_cannot_remove(services: Services, redis: Redis, token: str) -> None:
+    await services.deployments.create(
+        ACCOUNT, "front", model=MODEL, version=VERSION, hardware="cpu", min_instances=0, max_instances=1
+    )
+    key = keys.deployment(ACCOUNT, "front")
+    written = await redis.get(key)
+    assert written
+    await redis.set(key, written[:-1] + b',"of_a_later_release":1}')
+    await suspended(services)
+    with pytest.raises(SettingsError, match="1 deployment of"):
+        await services.erasure.erase(ACCOUNT, keeps_usage=False, by=BY, within_s=60)
+    await redis.set(key, written)
+    assert (await services.erasure.erase(ACCOUNT, keeps_usage=False, by=BY, within_s=60)).deployments == 1
+    kinds = [change.kind for change in await services.changes.after(FIRST, count=100)]
+    assert (kinds.count("account_erased"), kinds.count("void")) == (2, 0), "the first try has erased the rest"
+
+
 async def test_erasure_of_one_account_changes_no_other(services: Services, driver: QueueDriver, redis: Redis) -> None:
     driver.now_ms = services.clock.now_ms()
     await services.accounts.create(ACCOUNT)
