@@ -175,7 +175,7 @@ Configured = Literal["done", "changed", "unknown"]
 Withdrawn = Literal["done", "versions"]
 Canceled = Literal["canceled", "asked", "over", "moved", "unknown"]
 Erased = Literal["erased", "unknown", "running"]
-Redelivered = Literal["owed", "unknown", "running", "unwanted", "removed"]
+Redelivered = Literal["owed", "unknown", "running", "unwanted", "settled", "removed"]
 
 
 class Accepted(Struct, frozen=True):

@@ -718,10 +718,13 @@ class Scripts:
         )
 
     async def redeliver(
-        self, prediction_id: PredictionId, *, account: str | None, now_ms: int | None = None
+        self, prediction_id: PredictionId, *, account: str | None, only_owed: bool = False, now_ms: int | None = None
     ) -> replies.Redelivered:
-        """Owe its terminal webhook again, at once. `account`: the owner that it must have, or None for any."""
-        return cast(replies.Redelivered, await self._word("redeliver", [keys.record(prediction_id)], [account, now_ms]))
+        """Owe its terminal webhook again, at once. `account`: the owner that it must have, or None for any.
+        `only_owed`: leave one that was delivered or given up.
+        """
+        args: list[Arg] = [account, int(only_owed), now_ms]
+        return cast(replies.Redelivered, await self._word("redeliver", [keys.record(prediction_id)], args))
 
     async def cancel(
         self, prediction_id: PredictionId, *, account: str, kind: Kind = "", now_ms: int | None = None

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from functools import partial
 from typing import Any, Final
 
@@ -83,12 +83,12 @@ class Owed:
 
     async def look(self, *, host: str = "") -> OwedView:
         """Return all that is owed. With `host`, only the webhooks and the summary of that host are shown."""
-        count, late, partitions = await self._count()
-        found = sorted(await self._find(partitions, MOST_LOOKED_AT), key=lambda one: one.next_at)
+        counts, late = await self._count()
+        found = sorted(await self._find(list(counts), MOST_LOOKED_AT), key=lambda one: one.next_at)
         hosts = _by_host(found)
         shown = [one for one in found if host in ("", one.host)]
         return OwedView(
-            count=count,
+            count=sum(counts.values()),
             late=late,
             oldest_at=min((one.owed_since for one in found), default=None),
             looked_at=len(found),
@@ -100,14 +100,16 @@ class Owed:
         """Return the predictions that this host is owed, of the next attempts that are looked at, and whether there are
         attempts that are not looked at.
         """
-        count, _, partitions = await self._count()
-        found = await self._find(partitions, MOST_LOOKED_AT)
-        return [one.id for one in found if one.host == host], count > len(found)
+        counts, _ = await self._count()
+        found = await self._find(list(counts), MOST_LOOKED_AT)
+        # not by what was found: one may be delivered after the count, or its record be gone
+        more = any(count > _part_of(MOST_LOOKED_AT, counts) for count in counts.values())
+        return [one.id for one in found if one.host == host], more
 
     async def failing(self, *, after: int) -> list[FailingHost]:
         """Return receivers with a webhook that failed `after` times, most owed first. Few webhooks are looked at."""
-        _, _, partitions = await self._count()
-        found = await self._find(partitions, MOST_GLANCED_AT)
+        counts, _ = await self._count()
+        found = await self._find(list(counts), MOST_GLANCED_AT)
         tried: dict[str, OwedWebhook] = {}
         for one in sorted(found, key=lambda one: one.attempts):
             if one.attempts >= after:
@@ -129,10 +131,11 @@ class Owed:
         ]
 
     async def count(self) -> tuple[int, int]:
-        count, late, _ = await self._count()
-        return count, late
+        counts, late = await self._count()
+        return sum(counts.values()), late
 
-    async def _count(self) -> tuple[int, int, list[Partition]]:
+    async def _count(self) -> tuple[dict[Partition, int], int]:
+        """Return how many are owed in each partition that owes any, and how many of all are late."""
         partitions = await self._catalog.partitions()
         before_ms = await server_ms(self._redis) - LATE_MS  # they are due by the server's clock
 
@@ -142,11 +145,11 @@ class Owed:
                 pipe.zcount(keys.owed(partition), "-inf", before_ms)
 
         replies = await pipelined(self._redis, read)
-        counts, lates = replies[::2], replies[1::2]
-        return sum(counts), sum(lates), [each for each, count in zip(partitions, counts, strict=True) if count]
+        counts = {each: count for each, count in zip(partitions, replies[::2], strict=True) if count}
+        return counts, sum(replies[1::2])
 
     async def _find(self, partitions: Sequence[Partition], most: int) -> list[OwedWebhook]:
-        each = max(1, most // max(1, len(partitions)))
+        each = _part_of(most, partitions)
         due = await pipelined(
             self._redis,
             lambda pipe: [pipe.zrange(keys.owed(part), 0, each - 1, withscores=True) for part in partitions],
@@ -161,7 +164,8 @@ class Owed:
 
 
 class Redelivered(Struct, frozen=True, kw_only=True):
-    """How many webhooks are sent again at once, and how many are not: their data is gone. With `more`, not all that is
+    """How many webhooks are sent again at once, and how many are not: their data is gone. One that was delivered
+    meanwhile is neither. With `more`, not all that is
     owed was looked at.
     """
 
@@ -184,12 +188,17 @@ class Redelivery:
         """Bring the next attempt of each forward to now. Safe to repeat: a delivery under way is not doubled."""
         async with self._changes.noting("webhooks_redelivered", by=by, host=host) as noted:
             (ids, more), words = await self._owed.to_host(host), Counter[str]()
+            ask_again = self._scripts.redeliver  # a courier may have delivered one since it was found
             for start in range(0, len(ids), AT_ONCE):
                 some = ids[start : start + AT_ONCE]
-                words.update(await asyncio.gather(*(self._scripts.redeliver(one, account=None) for one in some)))
+                words.update(await asyncio.gather(*(ask_again(one, account=None, only_owed=True) for one in some)))
             if not words["owed"]:
                 noted.void()
-        return Redelivered(done=words["owed"], left=len(ids) - words["owed"], more=more)
+        return Redelivered(done=words["owed"], left=words["removed"] + words["unknown"], more=more)
+
+
+def _part_of(most: int, partitions: Sized) -> int:
+    return max(1, most // max(1, len(partitions)))
 
 
 def _view(name: PredictionId, at_ms: int, fields: Sequence[str]) -> OwedWebhook | None:

@@ -45,6 +45,21 @@ async def test_a_webhook_that_is_no_longer_owed_becomes_due_once(driver: QueueDr
     assert await driver.due() == []
 
 
+@pytest.mark.parametrize("outcome", ["delivered", "gone", "refused", "given_up"])
+async def test_redelivery_of_what_is_owed_leaves_a_settled_webhook(driver: QueueDriver, outcome: str) -> None:
+    prediction_id = await ended(driver)
+    assert await driver.deliver(prediction_id, "failed", 7200)
+
+    async def only_if_owed() -> Redelivered:
+        return await driver.scripts.redeliver(prediction_id, account=None, only_owed=True, now_ms=driver.now_ms)
+
+    assert [await only_if_owed(), await only_if_owed()] == ["owed", "owed"]
+    assert await driver.due() == [prediction_id]
+    assert await driver.deliver(prediction_id, outcome)
+    async with unchanged(driver.redis):
+        assert await only_if_owed() == "settled"
+
+
 async def test_a_redelivery_restarts_the_schedule_and_continues_the_attempt_count(driver: QueueDriver) -> None:
     prediction_id = await told(driver)
     driver.pass_time(60)

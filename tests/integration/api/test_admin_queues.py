@@ -9,7 +9,7 @@ from httpx import AsyncClient
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.core.ids import QueueName
+from director.core.ids import PredictionId, QueueName
 from director.core.policy import Policy
 from director.store import owed
 from director.store.accounts import Accounts
@@ -273,6 +273,46 @@ async def test_webhooks_of_one_receiver_are_sent_again_at_once(
     assert nothing.json() == {"done": 0, "left": 0, "more": False}
     monkeypatch.setattr(owed, "MOST_LOOKED_AT", 1)
     assert (await admin.post("/v1/admin/owed/redeliver", json=asked)).json()["more"]
+
+
+async def owe(driver: QueueDriver, many: int) -> list[PredictionId]:
+    """Return predictions whose webhooks a receiver has missed once."""
+    made = [await driver.submit(webhook="https://receiver.example/x", webhook_events="completed") for _ in range(many)]
+    for each in made:
+        await driver.finish(await driver.claim_one(), grace_s=45)
+        assert await driver.deliver(each, "failed", 7200)
+    return made
+
+
+async def test_redelivery_with_a_lost_record_has_looked_at_all(admin: AsyncClient, driver: QueueDriver) -> None:
+    _, lost = await owe(driver, 2)
+    await driver.redis.delete(keys.record(lost))
+    answer = await admin.post("/v1/admin/owed/redeliver", json={"host": "receiver.example"})
+    assert answer.json() == {"done": 1, "left": 0, "more": False}
+    await driver.redis.flushall()  # the remains of the lost record have no lifetime, which a keeper would have set
+
+
+@pytest.mark.parametrize("step", ["_find", "to_host"])
+async def test_webhook_that_is_delivered_meanwhile_is_not_sent_again(
+    admin: AsyncClient, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Just before the webhooks are read, after their count, and just after they were read."""
+    _, other = await owe(driver, 2)
+    real = getattr(owed.Owed, step)
+
+    async def beside_a_courier(self: owed.Owed, *given: Any) -> Any:
+        if step == "_find":
+            assert await driver.deliver(other)
+            return await real(self, *given)
+        found = await real(self, *given)
+        assert await driver.deliver(other)
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owed.Owed, step, beside_a_courier)
+        answer = await admin.post("/v1/admin/owed/redeliver", json={"host": "receiver.example"})
+    assert answer.json() == {"done": 1, "left": 0, "more": False}
+    assert (await read(admin, "/v1/admin/owed"))["count"] == 1
 
 
 async def act(admin: AsyncClient, name: str, body: Any = None, *, status: int = 200) -> Any:
