@@ -112,5 +112,7 @@ def _show_value(name: str, value: object) -> str:
         return ""
     if SECRET.search(name):
         return HIDDEN
+    if isinstance(value, bool):
+        return str(value).lower()  # as one writes it in the environment
     text = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
     return describe(text) if "://" in text and name != "public_url" else text

@@ -59,6 +59,7 @@ async def test_system_names_release_redis_and_settings(admin: AsyncClient, setti
     assert found["redis"]["memory_bytes"] > 0
     shown = {one["name"]: one for one in found["settings"]}
     assert shown["DIRECTOR_CANCEL_WAIT_S"]["is_set"]
+    assert shown["DIRECTOR_OPENAI"]["default"] == "false", "as the environment has it"
     assert found["sites"] == []
 
 

@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from director import __version__
+from director.broker import keys
 from director.core.schema import Claim
 from director.core.states import Status
 from director.core.trends import STEPS, Point
@@ -23,6 +24,16 @@ from tests.support.eventually import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.heavy]  # the browser comes from a Debian package
 
+# what is written into the charts of what waits and runs, and how high
+WRITTEN: Final = """
+    window.written = [];
+    const write = CanvasRenderingContext2D.prototype.fillText;
+    CanvasRenderingContext2D.prototype.fillText = function(word, x, y, ...given) {
+        const chart = this.canvas.closest("[role=slider]")?.getAttribute("aria-label");
+        if (["Waiting", "Slots in use"].includes(chart)) window.written.push([word, y]);
+        return write.call(this, word, x, y, ...given);
+    };
+"""
 WEBHOOK: Final = "https://hooks.example.com/done"
 
 
@@ -104,6 +115,18 @@ async def test_newest_step_of_a_chart_is_no_drop_to_zero(
         "async (found) => (await import('/dashboard/views/history.js')).stepped(found)", found
     )
     assert (drawn["times"], drawn["lasted"]) == (times, lasted)
+
+
+async def test_counts_stand_at_their_height_beside_a_chart(chromium: tuple[Any, str], place: Place) -> None:
+    """The axes of both charts reach from 0 to 1 while nothing waits or runs, and one has a name for the half."""
+    window, context = await opened(chromium, place.token)
+    await context.add_init_script(WRITTEN)
+    await place.redis.delete(keys.level_of_all("10s"))  # of another test
+    await window.page.goto(f"{place.url}/#/")
+    await window.page.wait_for_function("() => window.written.some(([word]) => word === '0.5')")
+    heights = "() => [...new Set(window.written.filter(([word]) => word === '1').map(([, y]) => y))]"
+    assert len(await window.page.evaluate(heights)) == 1
+    await context.close()
 
 
 async def test_queue_that_fails_everything_is_red(window: Window, place: Place) -> None:

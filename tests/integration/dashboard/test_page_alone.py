@@ -333,7 +333,7 @@ async def test_failed_setup_is_shown_once_with_the_log_as_it_is(
     style = await shown.evaluate("(it) => [getComputedStyle(it).textAlign, getComputedStyle(it).overflowY]")
     assert style == ["left", "auto"]
     assert await shown.inner_text() == log
-    assert "setup_failed (RuntimeError: no weights)" in await window.page.locator("main").inner_text()
+    assert "setup failed (RuntimeError: no weights)" in await window.page.locator("main").inner_text()
     assert await window.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert await window.barriers() == []
     assert window.faults == []

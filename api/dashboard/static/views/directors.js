@@ -10,6 +10,7 @@ const MISSED_MS = 600_000; // so long is one that went without a word shown
 const isMissed = (one) => one.state !== "draining" && now() - Date.parse(one.seen_at) < MISSED_MS;
 
 const FAILED = ["setup_failed", "server_auth"];
+const words = (state) => state.replaceAll("_", " ");
 
 /** It needs a person: it is silent, or none of its servers can run anything. */
 export const fails = (one) => (one.alive ? FAILED.includes(one.state) : isMissed(one));
@@ -28,7 +29,7 @@ export function directors({ session, signal }) {
     const alive = snapshot.directors.filter((one) => one.alive).length;
     const silent = snapshot.directors.filter((one) => !one.alive && isMissed(one)).length;
     none.className = "hint";
-    say(none, `${alive ? `${alive} alive` : "No director is alive: nothing is run"}${silent ? `, ${silent} silent in the last 10 min` : ""}.`);
+    say(none, `${alive ? `${alive} alive` : "No director is alive: nothing runs until one is started beside a model server"}${silent ? `, ${silent} silent in the last 10 min` : ""}.`);
   }, none);
   signal.addEventListener("abort", stop, { once: true });
   return {
@@ -54,7 +55,7 @@ function onDevice(one) {
 
 function onServer(server, isAlive) {
   const why = server.detail?.replace(`${server.state}: `, ""); // a Cog server says its state first
-  return h("div", {}, h("span", { class: "mono" }, server.url), " ", isAlive ? server.state : `was ${server.state}`, why ? ` (${why})` : "",
+  return h("div", {}, h("span", { class: "mono" }, server.url), " ", `${isAlive ? "" : "was "}${words(server.state)}`, why ? ` (${why})` : "",
     isAlive && server.log ? h("pre", { class: "logs", tabindex: "0", "aria-label": `Log of the setup of ${server.url}` }, server.log) : null);
 }
 
@@ -66,8 +67,8 @@ function line(first) {
   return {
     node,
     update(one) {
-      say(state, one.alive ? one.state : "silent");
-      state.className = `chip ${one.alive ? (one.state === "ready" ? "good" : "warn") : "bad"}`;
+      say(state, one.alive ? words(one.state) : "silent");
+      state.className = `chip ${fails(one) ? "bad" : one.state === "ready" ? "good" : "warn"}`;
       node.classList.toggle("gone", !one.alive);
       say(holds, one.held === null ? "–" : one.alive ? one.held : `had ${one.held}`);
       say(slots, one.alive ? one.slots : "–");

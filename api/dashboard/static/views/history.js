@@ -170,7 +170,7 @@ const restMs = ({ step_s: step }) => Math.min(60_000, Math.max(LOOK_MS, (1000 * 
 const iso = (at) => new Date(at * 1000).toISOString();
 const sum = (values) => values.reduce((all, value) => all + (value ?? 0), 0);
 const subject = (one, queue) => (one.queue && one.queue !== queue ? ` ${one.queue}` : one.account ? ` ${one.account}` : one.detail?.model ? ` ${one.detail.model}` : "");
-const whole = (value) => count(Math.round(value));
+const whole = (value) => (Number.isInteger(value) ? count(value) : ""); // a tick between two counts has no name
 const fine = (value) => (value === 0 ? "0" : value < 1 ? `${Math.round(value * 1000)} ms` : seconds(value));
 const rate = (value) => count(value < 10 ? Math.round(value * 10) / 10 : Math.round(value));
 const tile = (name, value, kind = "") => h("div", { class: kind === "all" ? "bad" : "" }, h("dt", {}, name), h("dd", {}, value));

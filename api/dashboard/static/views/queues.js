@@ -90,7 +90,7 @@ export function queues({ session, signal, query }) {
     title: "Queues",
     node: h("section", {},
       h("h1", {}, "Queues"),
-      h("p", { class: "lead" }, "Each version of a model has a queue. Click a head to sort by it."),
+      h("p", { class: "lead" }, "Each version of a model has a queue."),
       h("div", { class: "filters" }, h("div", {}, h("label", { for: "queue-filter" }, "Filter by name"), filter), sums),
       wait, table("Queues", heads, body), h("p", { class: "foot" }, more)),
   };

@@ -8,7 +8,7 @@ import { action, copier, endless, failure } from "./parts.js";
 
 const LOOK_MS = 3000;
 const SHORT = 12; // digits of a version
-const MAKE = "director deploy ACCOUNT/NAME --model acme/painter --version ID";
+const MAKE = "director deploy ACCOUNT/NAME --model OWNER/NAME --version ID";
 
 const short = (version) => h("code", { title: version }, version.slice(0, SHORT));
 const path = (name) => `/v1/deployments/${name}`;
@@ -30,7 +30,7 @@ export function deployments({ signal }) {
     node: h("section", {}, h("h1", {}, "Deployments"),
       h("p", { class: "hint" }, "A deployment is a name for a version. It can try another version with a share of its calls."),
       table("Deployments", ["Deployment", "Model", "Version", "#Release", "Tries"], body), foot,
-      h("p", {}, h("code", {}, MAKE), " ", copier("Copy", () => MAKE))),
+      h("p", {}, "Make or change one: ", h("code", {}, MAKE), " ", copier("Copy", () => MAKE))),
   };
 }
 
@@ -78,7 +78,7 @@ export function rollout(name, { signal }) {
       split.stopped_why ? h("p", { class: "trouble", role: "status" }, `Stopped by ${split.by} ${ago(split.since)}: ${split.stopped_why}.`) : null,
       h("p", { class: "progress-row" }, h("progress", { max: "100", value: String(tried.share), "aria-label": `Share of ${tried.version.slice(0, SHORT)}` })),
       h("p", {}, `${tried.share} % of the calls run `, short(tried.version), `, ${current.share} % `, short(current.version), `, since ${ago(split.since)}.`),
-      table(`Versions of ${name}`, ["Version", "State", "#Share", "#Ended", "#Failed", "#Failure rate", "#Half within"], h("tbody", {}, line(current, "released"), line(tried, split.stopped_why ? "stopped" : "tried"))),
+      table(`Versions of ${name}`, ["Version", "State", "#Share", "#Ended", "#Failed", "#Failure rate", "#Run, median"], h("tbody", {}, line(current, "released"), line(tried, split.stopped_why ? "stopped" : "tried"))),
       h("div", { class: "actions" },
         verb("Promote", "promote", tried.version, `Give all calls to ${tried.version.slice(0, SHORT)}?`, "All calls run it now."),
         verb("Roll back", "rollback", tried.version, `Give all calls to ${current.version.slice(0, SHORT)}?`, "All calls run the version before.")),
