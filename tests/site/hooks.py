@@ -37,8 +37,9 @@ CODE: Final = re.compile(
 # An option or a header. A longer word may have to break in a table.
 HYPHENATED: Final = re.compile(r"(?<![\w./-])(?:--?[A-Za-z]|[A-Za-z]{1,12}-)[A-Za-z-]{0,15}(?![\w-])")
 WORD_END: Final = re.compile(r"(?<=[_,])(?=\w)")  # where code breaks in a table, on a phone
-# Short text without a drawing: lines of a long one keep their order only as they are
-TEXT: Final = re.compile(r'<div class="((?:language-text )?highlight)">(?=<pre>(?:(?!</pre>)[^\n─│▶]|\n){1,900}</pre>)')
+TEXT: Final = re.compile(r'<div class="((?:language-text )?highlight)">(<pre>.*?</pre>)', re.DOTALL)
+DRAWN: Final = re.compile(r"[─│▶]|(?:\S {2,}\S.*\n.*){2}")  # a drawing or a table: its lines stay as they are
+LONGEST: Final = 900  # characters of a text whose lines wrap: those of a file keep their order as they are
 LONG: Final = 40  # characters of code that break the line in the first column of a table
 ANCHOR: Final = re.compile(r"""\sid=["']?([^"'\s>]+)""")
 HREF: Final = re.compile(r"""<a\s[^>]*\bhref=["']?(?![a-z+]+:|//)([^"'\s>]+)""")
@@ -85,20 +86,25 @@ def on_page_content(html: str, **_: Any) -> str:
     """Mark code that wraps for site.css: options and headers stay whole, and long alternatives break after a bar.
     Mark short texts, which wrap on a phone, and tables by how they fit there.
     """
-    return marked(TEXT.sub(r'<div class="wraps \1">', CODE.sub(wrapping, html)))
+    return marked(TEXT.sub(wrapping_text, CODE.sub(wrapping, html)))
+
+
+def wrapping_text(found: re.Match[str]) -> str:
+    kind, text = found.groups()
+    return found[0] if len(text) > LONGEST or DRAWN.search(text) else f'<div class="wraps {kind}">{text}'
 
 
 def wrapping(found: re.Match[str]) -> str:
     commands, inline_code = found["commands"], found["inline"]
     if commands is None and inline_code is None:
         return found[0]
-    marked = HYPHENATED.sub(lambda word: f'<span class="whole">{word[0]}</span>', commands or inline_code)
+    shown = HYPHENATED.sub(lambda word: f'<span class="whole">{word[0]}</span>', commands or inline_code)
     if commands:
-        return marked
-    marked = WORD_END.sub('<wbr class="word">', marked)
+        return shown
+    shown = WORD_END.sub('<wbr class="word">', shown)
     if len(inline_code) <= LONG:
-        return f"<code>{marked}</code>"
-    return f'<code class="long">{marked.replace("|", "|<wbr>")}</code>'
+        return f"<code>{shown}</code>"
+    return f'<code class="long">{shown.replace("|", "|<wbr>")}</code>'
 
 
 def box(found: re.Match[str]) -> str:

@@ -14,7 +14,6 @@ TAG: Final = re.compile(r"<[^>]+>")
 DATE: Final = re.compile(r"<td>(\d{4}-\d\d-\d\d)")
 WORD_END: Final = re.compile(r"<wbr[^>]*>")
 BREAK: Final = re.compile(r"[\s\u200b]+|(?<=-)")
-FEW: Final = 3  # columns that always fit, if their words break
 SHORT: Final = 22  # characters of a label and its value, of which a line of a card has two
 SENTENCE: Final = 60  # characters of a cell that no column beside three others has room for
 LEAST: Final = 6  # characters that a column has in any case, and the first one of two
@@ -29,15 +28,14 @@ def marked(html: str) -> str:
 
 
 def _marked(table: str) -> str:
-    rows = [[_words(cell["inner"]) for cell in CELL.finditer(row)] for row in ROW.findall(table)]
-    heads = rows[0]
-    is_read = len(heads) > FEW and max(len(cell) for row in rows for cell in row) > SENTENCE
-    if not is_read and len(heads) <= FEW + 1 and least_width(rows, *PLAIN) <= PHONE:
-        return table.replace("<table>", '<table data-phone="whole">', 1)
-    if len(heads) <= FEW:
-        return table
-    if not is_read and len(heads) > FEW + 1 and least_width(rows, *DENSE) <= PHONE:
-        return table.replace("<table>", '<table data-phone="dense">', 1)
+    cells = [[cell["inner"] for cell in CELL.finditer(row)] for row in ROW.findall(table)]
+    rows, heads = [[_words(cell) for cell in row] for row in cells], [_text(cell) for cell in cells[0]]
+    is_wide, is_dense = len(heads) > 3, len(heads) > 4
+    has_sentences = is_wide and max(len(cell) for row in rows for cell in row) > SENTENCE
+    if not has_sentences and least_width(rows, *(DENSE if is_dense else PLAIN)) <= PHONE:
+        return table.replace("<table>", f'<table data-phone="{"dense" if is_dense else "whole"}">', 1)
+    if len(heads) <= 2:
+        return table  # its words break
     cards = ROW.sub(lambda row: _labelled(row[0], heads), table)
     return cards.replace("<table>", '<table data-phone="cards">', 1)
 
@@ -54,8 +52,11 @@ def least_width(rows: Sequence[Sequence[str]], char: float, around: float) -> fl
 
 def _words(inner: str) -> str:
     """Return the words of a cell. The frame of code takes the room of a character."""
-    text = WORD_END.sub("\u200b", inner.replace("<code", "\u00b7<code"))
-    return unescape(TAG.sub("", text)).strip()
+    return _text(WORD_END.sub("\u200b", inner.replace("<code", "\u00b7<code")))
+
+
+def _text(inner: str) -> str:
+    return unescape(TAG.sub("", inner)).strip()
 
 
 def _labelled(row: str, heads: Sequence[str]) -> str:
@@ -66,7 +67,7 @@ def _labelled(row: str, heads: Sequence[str]) -> str:
         head = next(column)
         if found["tag"] == "th" or head in ("", heads[0]):
             return found[0]
-        short = " data-short" if len(head) + len(_words(found["inner"])) <= SHORT else ""
+        short = " data-short" if len(head) + len(_text(found["inner"])) <= SHORT else ""
         return f'<td data-label="{escape(head)}"{short}{found["more"]}>{found["inner"]}</td>'
 
     return CELL.sub(cell, row)
