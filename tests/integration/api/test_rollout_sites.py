@@ -5,8 +5,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pytest
 from httpx import AsyncClient
+from msgspec import Raw
 
 from director.core.clock import SystemClock
 from director.core.ids import PredictionId, queue_name, site_of
@@ -121,6 +123,25 @@ async def test_trial_that_the_home_may_not_run_any_more_gets_no_calls(places: di
     settings = ApiSettings(redis_url=places["eu"].server.url, sites=str(path), cache_s=0.2)
     async with api_client(settings, token=token) as api:
         assert {await call(api) for _ in range(10)} == {(VERSION, 1)}
+
+
+@pytest.mark.parametrize("site", ["eu", "us"])
+async def test_repeat_finds_its_prediction_at_any_site_where_one_version_hides_an_input(
+    places: dict[str, Place], tmp_path: Path, site: str
+) -> None:
+    pin = {"pin": {"type": "string", "format": "password"}}
+    document = msgspec.json.decode(OPEN_SCHEMA) | {
+        "components": {"schemas": {"Input": {"type": "object", "properties": pin}}}
+    }
+    for each in places.values():
+        schema = Raw(msgspec.json.encode(document))
+        await each.catalog.register(MODEL, THIRD, schema=schema, server="echo", policy=Policy())
+    sent, key = {"input": {"pin": "s3cr3t"}}, {"idempotency-key": "k"}
+    async with service(places, tmp_path) as api:
+        first = await api.post(f"{FRONT}/predictions", json=sent, headers={**key, "x-site": site})
+        assert (await api.patch(FRONT, json={"version": THIRD})).status_code == 200
+        again = await api.post(f"{FRONT}/predictions", json=sent, headers=key)
+        assert (again.status_code, again.json()["id"]) == (201, first.json()["id"])
 
 
 async def test_version_of_another_site_is_released_and_not_tried(places: dict[str, Place], tmp_path: Path) -> None:
