@@ -50,9 +50,10 @@ if changed or math.abs(now - (redis.call('HGET', meta, 'recounted') or 0)) >= RE
     local number, kind = string.match(redis.call('HGET', keys.queue(queue, 'slots'), alive) or '', '^(%d+) (%S+)$')
     if sums[kind] then sums[kind] = sums[kind] + math.max(1, tonumber(number)) end
   end
-  if sums.ready > 0 and (redis.call('HGET', meta, 'slots') or '0') == '0' then redis.call('HSET', meta, 'moved_at', now) end
+  local was = tonumber(redis.call('HGET', meta, 'slots') or 0)
+  if sums.ready > 0 and was == 0 then redis.call('HSET', meta, 'moved_at', now) end
   redis.call('HSET', meta, 'slots', sums.ready, 'starting', sums.starting, 'setup_failed', sums.setup_failed,
     'server_auth', sums.server_auth, 'recounted', now)
-  if changed then spare.ring(queue) end
+  if sums.ready ~= was then spare.ring(queue, true) end
 end
 return answers

@@ -83,6 +83,7 @@ WAYS = {
     "release": lambda driver, claim: driver.release(claim, spent=True, delay_s=60),
     "dead letter": lambda driver, claim: driver.release(claim, spent=True),
     "more slots": lambda driver, claim: driver.have_slots(3, consumer="d2"),
+    "fewer slots, none to spare": lambda driver, claim: driver.have_slots(1),
 }
 
 
@@ -102,6 +103,17 @@ async def test_a_lost_claim_wakes_a_director_for_idle_work(driver: QueueDriver) 
     await driver.claim(2, lease_s=5)
     driver.pass_time(6)
     assert await rings_at(driver, driver.reap)
+
+
+async def test_a_director_that_was_silent_wakes_one_for_idle_work(driver: QueueDriver) -> None:
+    for consumer in ("d1", "d2"):
+        await driver.have_slots(2, consumer=consumer)
+    await driver.submit_many(3, lane="idle", account="night")
+    await driver.claim(1, lease_s=999)
+    driver.pass_time(21)
+    await driver.have_slots(2)
+    driver.pass_time(1)
+    assert await rings_at(driver, lambda: driver.have_slots(2, consumer="d2"))
 
 
 async def test_an_end_without_room_for_idle_work_wakes_none(driver: QueueDriver) -> None:
