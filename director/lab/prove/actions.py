@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from director.broker import keys
+from director.broker.replies import Readiness
 from director.broker.scripts import Scripts
 from director.core.ids import Partition
 from director.core.schema import NewPrediction
@@ -27,7 +28,7 @@ EVENT: Final = {"started": b"", "output": b'"x"'}
 FAIR: Final = frozenset(
     {
         *("claim", "again", "begin", "finish", "extend", "tick", "reap", "promote", "expire", "due", "deliver"),
-        *("resume", "unhold", "stay"),
+        *("resume", "unhold", "stay", "serve"),
     }
 )
 
@@ -56,10 +57,12 @@ def first(world: World, scripts: Scripts) -> tuple[list[Coroutine[Any, Any, Any]
     return calls, Memory(START_MS, directors, [], world.losses, world.deaths)
 
 
-def _extend(world: World, scripts: Scripts, director: Director, now_ms: int) -> Coroutine[Any, Any, Any]:
+def _extend(
+    world: World, scripts: Scripts, director: Director, now_ms: int, state: Readiness = "ready"
+) -> Coroutine[Any, Any, Any]:
     claims = [(id_of(held.number), held.token) for held in director.held]
     return scripts.extend(
-        QUEUE, consumer=director.name, lease_s=LEASE_S, claims=claims, slots=world.slots, now_ms=now_ms
+        QUEUE, consumer=director.name, lease_s=LEASE_S, claims=claims, slots=world.slots, state=state, now_ms=now_ms
     )
 
 
@@ -100,6 +103,7 @@ class _Next:
                 input=b"{}",
                 lifetime_ms=None if wish.lifetime is None else wish.lifetime * TICK_MS,
                 start_by_ms=None if wish.start_by is None else wish.start_by * TICK_MS,
+                start_after=None if wish.start_after is None else self.now + wish.start_after * TICK_MS,
                 most_running=wish.most_running,
                 most_queued=wish.most_queued,
                 webhook="https://example.com" if wish.webhook else "",
@@ -124,7 +128,7 @@ class _Next:
     def _claim(self) -> Iterator[Plan]:
         for director in self.memory.directors:
             free, name = self.world.slots - director.busy, director.name
-            if free > 0:
+            if free > 0 and not self.picture.drains(name):
                 nonce = director.nonce or f"n{self.memory.calls}{name}"
                 verb = "again" if director.nonce else "claim"
                 call = self.scripts.claim(
@@ -199,6 +203,13 @@ class _Next:
         for director in self.memory.directors:
             if director.held:
                 yield Plan(f"extend {director.name[0]}", _extend(self.world, self.scripts, director, self.now))
+
+    def _drain(self) -> Iterator[Plan]:
+        """A director claims nothing more, and what it runs goes on, or it begins again."""
+        for director in self.memory.directors:
+            is_back = self.picture.drains(director.name)
+            call = _extend(self.world, self.scripts, director, self.now, state="ready" if is_back else "draining")
+            yield Plan(f"{'serve' if is_back else 'drain'} {director.name[0]}", call)
 
     def _tick(self) -> Iterator[Plan]:
         yield Plan("tick", None)
@@ -356,7 +367,7 @@ def _remember(memory: Memory, director: Director, verb: str, names: list[str], r
         director.nonce = nonce if is_lost else ""
         if not is_lost:
             director.held += [Held(_number(claim.id), claim.token, claim.record.seq) for claim in reply]
-    elif verb == "extend":
+    elif verb in ("extend", "drain", "serve"):
         for held, word in zip(list(director.held), reply, strict=True):
             if word == "lost":
                 director.held.remove(held)

@@ -6,6 +6,7 @@ or an older one, a place is its number in line, and directors with the same past
 what only estimates and figures read: durations, virtual times, numbers of events and of arrivals.
 """
 
+import math
 from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import permutations
@@ -121,6 +122,19 @@ class Picture:
         flat = self.raw.get(TAG + b"owed", ())
         return {flat[i]: float(flat[i + 1]) for i in range(0, len(flat), 2)}
 
+    @property
+    def has_bell(self) -> bool:
+        return OF_QUEUE + b"bell" in self.raw
+
+    @property
+    def idle_room(self) -> float:
+        """How much more idle work may start: some slots stay free for other work, if the queue has more than these."""
+        slots, kept = (int(self.meta.get(field) or 0) for field in (b"slots", b"spare_slots"))
+        return math.inf if kept == 0 or slots <= kept else slots - kept - len(self.scores("lease"))
+
+    def drains(self, director: str) -> bool:
+        return self.hash("slots").get(director.encode(), b"").endswith(b"draining")
+
     def is_over(self, number: int) -> bool:
         return self.records[number].get(b"status") in ENDED
 
@@ -234,9 +248,9 @@ def _read_queue(world: World, picture: Picture, memory: Memory) -> tuple[Any, ..
         turns,
         *(sorted(picture.hash(what).items()) for what in ("queued", "running", "limits", "suspended")),
         sorted(picture.raw.get(OF_QUEUE + b"held", ())),
-        OF_QUEUE + b"bell" in picture.raw,
+        picture.has_bell,
         (memory.losses, memory.deaths, picture.stray),
-        sorted(key for key in picture.raw if b":idem:" in key),
+        sorted(key for key in picture.raw if b":idem:" in key or b":ledger:" in key),
     )
 
 
@@ -287,7 +301,11 @@ def _name_directors(
         )
     rows.sort(key=repr)
     directors = [
-        (bool(director.nonce), last.get(director.name.encode(), b"").startswith(director.nonce.encode() + b" "))
+        (
+            bool(director.nonce),
+            last.get(director.name.encode(), b"").startswith(director.nonce.encode() + b" "),
+            picture.drains(director.name),
+        )
         for director in (memory.directors[old] for old in order)
     ]
     return repr((shared, rows, directors))

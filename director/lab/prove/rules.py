@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from director.core.ids import ALL_LANES, IDLE
+from director.core.ids import ALL_LANES, IDLE, LANES
 from director.lab.prove.actions import LOST, MANY
 from director.lab.prove.picture import ENDED, OF_QUEUE, TAG, Director, Memory, Picture
 from director.lab.prove.worlds import LEASE_TICKS, TICK_MS, World
@@ -24,6 +24,8 @@ SCRIPTS: Final = {
     "output": "advance",
     "fail": "release",
     "miss": "deliver",
+    "drain": "extend",
+    "serve": "extend",
 }
 
 
@@ -146,12 +148,8 @@ def _counts(world: World, picture: Picture, memory: Memory) -> Iterator[str]:
         yield "one idempotency key has two predictions"
     ended = sum(picture.is_over(number) for number in memory.born)
     revived = sum(int(picture.records[number].get(b"revivals", 0)) for number in memory.born)
-    tally = picture.hash("tally")
-    if int(tally.get(b"ended", 0)) != ended + revived:
+    if int(picture.hash("tally").get(b"ended", 0)) != ended + revived:
         yield "the ends are miscounted"
-    accepted = sum(int(count) for name, count in tally.items() if name.startswith(b"accepted:"))
-    if accepted != len(memory.born) + revived:
-        yield "what was accepted is miscounted"
 
 
 def _turns(world: World, picture: Picture) -> Iterator[str]:
@@ -169,9 +167,10 @@ def _turns(world: World, picture: Picture) -> Iterator[str]:
     probe = picture.meta.get(b"probe", b"")
     if picture.meta.get(b"breaker") == b"probing" and not picture.records[picture.ids.index(probe)].get(b"token"):
         yield "a probe does not run any more, and the breaker waits for it"
-    could = any(_may_run(picture, world.wishes[number].account) for number in _find_waiting(picture))
+    waiting = [world.wishes[number] for number in _find_waiting(picture)]
+    could = any(_may_run(picture, each.account) and (each.lane != IDLE or picture.idle_room > 0) for each in waiting)
     may_go = picture.meta.get(b"paused") != b"1" and not picture.meta.get(b"breaker")
-    if could and may_go and OF_QUEUE + b"bell" not in picture.raw:
+    if could and may_go and not picture.has_bell:
         yield "work waits, and no wakeup was sent"
 
 
@@ -230,15 +229,18 @@ def check_step(world: World, text: str, before: Picture, after: Picture, memory:
             yield f"{wish.account} has more waiting than it may"
     if verb == "reconcile" and reply[1]:
         yield f"what is well was repaired: {reply[1]}"
-    if verb == "extend":
+    if verb in ("extend", "drain", "serve"):
         yield from _check_extend(before, after, memory, names[0], reply)
     if verb in ("claim", "again"):
         most = _most_claims(before, memory)
         if len(reply) > (most if verb == "claim" else MANY):
             yield f"{len(reply)} were handed out, and {most} may be"
         director = next(each for each in memory.directors if each.name[0] == names[0])
-        yield from _check_claims(world, before, after, director, reply, is_again=verb == "again")
-    yield from _check_usage(text, before, after, memory, reply)
+        yield from _check_claims(world, before, after, director, reply, now=memory.now, is_again=verb == "again")
+    if verb in ("claim", "finish") and after.has_bell and (verb == "claim" or not before.has_bell):
+        yield from _check_wakeup(after)
+    yield from _check_accepted(verb, before, after)
+    yield from _check_usage(world, text, before, after, memory, reply)
     if verb != "lose":
         yield from _check_page(SCRIPTS.get(verb, verb), before, after, token or b"", memory.now)
 
@@ -367,7 +369,7 @@ def _check_extend(before: Picture, after: Picture, memory: Memory, name: str, re
 
 
 def _check_claims(
-    world: World, before: Picture, after: Picture, director: Director, reply: Any, *, is_again: bool
+    world: World, before: Picture, after: Picture, director: Director, reply: Any, *, now: int, is_again: bool
 ) -> Iterator[str]:
     handed = [after.ids.index(claim.id.encode()) for claim in reply]
     for number, r in enumerate(before.records):
@@ -378,8 +380,13 @@ def _check_claims(
         yield f"{handed[0]} was handed out, and its account may not run"
     if "limit" not in world.calls:
         yield from _check_turns(world, before, after, handed)
+    idle = sum(world.wishes[number].lane == IDLE for number in handed)
+    if not is_again and idle and idle > before.idle_room - (len(handed) - idle):
+        yield "idle work took a slot that stays free for other work"
     for claim, number in zip(reply, handed, strict=True):
         r = after.records[number]
+        if not is_again and int(r.get(b"start_after") or 0) > now:
+            yield f"{number} was handed out before its time"
         if r.get(b"token") != claim.token.encode():
             yield f"{number} was handed out, and its record has another token"
         if before.records[number].get(b"token") not in (None, b"", claim.token.encode()):
@@ -396,7 +403,7 @@ def _check_order(world: World, before: Picture, number: int, handed: list[int]) 
     for other in set(_find_waiting(before)) - set(handed):
         record, its = before.records[other], world.wishes[other]
         never_ran = record[b"claims"] == r[b"claims"] == b"0" and not (record.get(b"revivals") or record.get(b"moves"))
-        is_timed = record.get(b"deadline") or record.get(b"start_by")
+        is_timed = any(record.get(field) for field in (b"deadline", b"start_by", b"start_after"))
         is_later = (its.account, its.lane) == (wish.account, wish.lane) and int(record[b"arrival"]) < int(r[b"arrival"])
         if is_later and never_ran and not is_timed and world.policy.streams == 1:
             yield f"{number} was handed out before {other}"
@@ -430,29 +437,60 @@ def _find_waiting(picture: Picture) -> list[int]:
     ]
 
 
-def _check_usage(text: str, before: Picture, after: Picture, memory: Memory, reply: Any) -> Iterator[str]:
-    """Each claim that ends after its run began is counted once, by the step that ends it."""
-    verb = text.split()[0]
-    counted = _runs(after) - _runs(before)
-    over = [
-        number
-        for number in memory.born
-        if before.records[number].get(b"token")
-        and after.records[number].get(b"token") != before.records[number].get(b"token")
+def _check_wakeup(after: Picture) -> Iterator[str]:
+    """No director is woken for idle work alone that may not start: it would come in vain again and again."""
+    has_others = any(
+        after.meta.get(f"mask:{lane}".encode(), b"0") != b"0" or after.scores(f"vtime:{lane}") for lane in LANES
+    )
+    if after.scores("vtime:idle") and after.idle_room <= 0 and not has_others:
+        yield "a wakeup was sent for idle work that may not start"
+
+
+def _check_accepted(verb: str, before: Picture, after: Picture) -> Iterator[str]:
+    """Each new prediction is counted, and a planned one once it is due."""
+    came = 0
+    for number, name in enumerate(before.ids):
+        was, now = before.records[number], after.records[number]
+        is_due = bool(was.get(b"start_after")) and was[b"claims"] == b"0" and name not in after.scores("delayed")
+        came += (
+            (not was and bool(now) and name not in after.scores("delayed"))
+            or (before.is_over(number) and not after.is_over(number))
+            or (verb == "promote" and name in before.scores("delayed") and is_due)
+        )
+    counted = [
+        sum(int(count) for what, count in each.hash("tally").items() if what.startswith(b"accepted:"))
+        for each in (before, after)
     ]
-    if verb in ("finish", "release", "fail"):
-        held = [each for director in memory.directors for each in director.held]
-        began = {each.token.encode() for each in held if each.began or "started" in each.unsure}
-        expected = sum(before.records[number][b"token"] in began for number in over)
-        if verb != "finish":
-            began = {each.token.encode() for each in held if each.began}
-            expected = sum(before.records[number][b"token"] in began for number in over)
-    else:
-        expected = sum(bool(before.records[number].get(b"started")) for number in over)
+    if counted[1] - counted[0] != came:
+        yield "what was accepted is miscounted"
+
+
+def _check_usage(world: World, text: str, before: Picture, after: Picture, memory: Memory, reply: Any) -> Iterator[str]:
+    """Each claim that ends after its run began is counted once, by the step that ends it, as its director says."""
+    verb = text.split()[0]
+    held = [each for director in memory.directors for each in director.held]
+    began = {each.token.encode() for each in held if each.began or (verb == "finish" and "started" in each.unsure)}
+    expected: Counter[tuple[bytes, str]] = Counter()
+    for number in memory.born:
+        was = before.records[number]
+        if was.get(b"token") and after.records[number].get(b"token") != was.get(b"token"):
+            is_told = verb in ("finish", "release", "fail")
+            if was[b"token"] in began if is_told else was.get(b"started"):
+                account = world.wishes[number].account.encode()
+                expected += {(account, "runs"): 1, (account, "output"): int(verb == "finish")}
+    counted = _read_used(after)
+    counted.subtract(_read_used(before))
     if counted != expected:
-        yield f"{counted} runs were counted, and {expected} ended"
+        yield f"{dict(+counted)} was counted, and {dict(expected)} was used"
 
 
-def _runs(picture: Picture) -> int:
-    rows = [value for key, value in picture.raw.items() if key.startswith(TAG + b"ledger:") and key.count(b":") > 2]
-    return sum(int(row.split()[0]) for flat in rows for row in flat[1::2])
+def _read_used(picture: Picture) -> Counter[tuple[bytes, str]]:
+    """Return the runs and output tokens by account, as the ledger counts them."""
+    sums: Counter[tuple[bytes, str]] = Counter()
+    for key, flat in picture.raw.items():
+        if key.startswith(TAG + b"ledger:") and key.count(b":") > 2:
+            account = key.rpartition(b":")[2]
+            for row in flat[1::2]:
+                runs, _, _, _, output = map(int, (row.split() + [b"0"] * 5)[:5])
+                sums += {(account, "runs"): runs, (account, "output"): output}
+    return sums

@@ -30,6 +30,7 @@ class Wish(Struct, frozen=True, kw_only=True):
     lane: str = "normal"
     lifetime: int | None = None
     start_by: int | None = None
+    start_after: int | None = None
     most_running: int | None = None
     most_queued: int | None = None
     webhook: bool = False
@@ -136,6 +137,26 @@ WORLDS: Final[dict[str, World]] = {
         about="Two accounts and idle work; an operator pauses accounts and the queue, and limits one.",
         calls=("enqueue", "claim", "finish", "release", "hold", "limit", "pause"),
         wishes=(Wish(), Wish(), Wish(account="y"), Wish(account="y", lane="idle")),
+    ),
+    "spare": World(
+        about="Idle work beside other work: three of four slots stay free for that. Directors drain and come back.",
+        calls=("enqueue", "claim", "finish", "fail", "drain"),
+        wishes=(Wish(lane="idle"), Wish(lane="idle"), Wish(account="y", most_running=2)),
+        directors=2,
+        slots=2,
+        policy=replace(PLAIN, attempts=1, spare_slots=3),
+    ),
+    "room": World(
+        about="Idle work with more room: one of three slots stays free. Accounts are paused, and retries come later.",
+        calls=("enqueue", "claim", "finish", "fail", "tick", "promote", "hold"),
+        wishes=(Wish(lane="idle"), Wish(lane="idle"), Wish(account="y")),
+        directors=3,
+    ),
+    "planned": World(
+        about="One prediction is asked for later, and another one for now.",
+        calls=("enqueue", "repeat", "claim", "finish", "fail", "tick", "promote", "cancel"),
+        wishes=(Wish(start_after=1), Wish()),
+        twice=True,
     ),
     "slots": World(
         about="Directors with two slots each, and two streams that become one.",

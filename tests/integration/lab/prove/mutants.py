@@ -26,6 +26,9 @@ def _of(world: str, script: str, wanted: str, instead: str = "") -> Mutant:
 
 LONGEST_S: Final = 120.0  # on a busy machine; alone it takes a second or two
 LOST: Final = "then return 'lost' end"
+OF_BATCHES: Final = "no world has batches; tests/lua/test_batch.py finds it"
+OF_SPLITS: Final = "no world tries a version; tests/lua/test_split.py finds it"
+OF_TOKENS: Final = "no world has tokens; tests/lua/test_allow.py and test_grant.py find it"
 
 MUTANTS: Final[dict[str, Mutant]] = {
     # fences
@@ -210,6 +213,74 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "first", "enqueue", "accepted[id] or (may_be_known and redis.call('HGET', record, 'created'))", "accepted[id]"
     ),
     "an account has two virtual times": _of("shares", "", "  if own then redis.call('ZREM', debt, account) end\n"),
+    # idle work, and slots that stay free
+    "idle work takes all that is free": _of("spare", "claim", "math.min(most, room))", "most)"),
+    "idle work goes beside other work of one claim": _of(
+        "spare", "claim", "return idle_room - (#reply - 2)", "return idle_room"
+    ),
+    "idle work does not ask for room": _of(
+        "spare", "claim", "if scanned >= SCAN or room < 1 then", "if scanned >= SCAN then"
+    ),
+    "what runs takes no room of idle work": _of(
+        "spare", "claim", " - redis.call('ZCARD', keys_queue(queue, 'lease'))\nend", "\nend"
+    ),
+    "all slots are to spare, and idle work waits": _of("shares", "", "slots <= kept then", "slots < kept then"),
+    "idle work that waits wakes no other one": _of(
+        "spare", "claim", "may_idle_start = has_idle() and", "may_idle_start = false and"
+    ),
+    "new leases are counted as room is asked for": _of(
+        "room",
+        "claim",
+        "local may_idle_start =",
+        "if leases[1] then redis.call('ZADD', keys_queue(queue, 'lease'), unpack(leases)) end\nlocal may_idle_start =",
+    ),
+    "idle work that may not start wakes one": _of(
+        "spare", "claim", "may_idle_start and keys_queue(queue, 'vtime:idle') or nil", "keys_queue(queue, 'vtime:idle')"
+    ),
+    "an end without room wakes one": _of("spare", "finish", "if room > 0 and (has_moved", "if (has_moved"),
+    "an end wakes none for idle work": _of("spare", "finish", "  spare_ring(queue)\n"),
+    "an end wakes before its slot is free": _of(
+        "spare",
+        "finish",
+        "  share_flush(queue)\n  ledger_write()\n  spare_ring(queue)\n",
+        "  spare_ring(queue)\n  share_flush(queue)\n  ledger_write()\n",
+    ),
+    "a dead letter wakes none for idle work": _of(
+        "spare", "release", "  if r.token ~= '' then spare_ring(r.queue) end\n"
+    ),
+    "a dead letter wakes before its slot is free": _of(
+        "spare",
+        "release",
+        "  share_flush(r.queue)\n  ends_write(own)\n  if r.token ~= '' then spare_ring(r.queue) end\n",
+        "  if r.token ~= '' then spare_ring(r.queue) end\n  share_flush(r.queue)\n  ends_write(own)\n",
+    ),
+    "what is given back wakes none for idle work": _of(
+        "room", "release", "  spare_ring(r.queue)\n  if r.begun", " if r.begun"
+    ),
+    "more or fewer slots wake none": _of("spare", "extend", "if sums.ready ~= was then spare_ring(queue, true) end"),
+    "fewer slots wake none": _of("spare", "extend", "(has_moved or room < math.huge)", "room < math.huge"),
+    # what is planned
+    "what is planned goes at once": _of("planned", "enqueue", "  if is_planned then\n", "  if false then\n"),
+    "what is planned goes early": _of("planned", "promote", "KEYS[1], '-inf', now,", "KEYS[1], '-inf', '+inf',"),
+    "what is planned counts before it comes": _of(
+        "planned", "enqueue", "if not is_planned then pending_count", "if true then pending_count"
+    ),
+    "what is planned never counts": _of(
+        "planned", "promote", "if r.start_after ~= '' and r.claims == '0' then", "if false then"
+    ),
+    "a retry counts as new": _of(
+        "retries", "promote", "if r.start_after ~= '' and r.claims == '0' then", "if true then"
+    ),
+    # what is used
+    "a run takes the place of earlier ones": _of(
+        "first", "finish", "    ledger_add_to(rows[field].sums, known or '')\n"
+    ),
+    "a run counts for another account": _of(
+        "lines", "finish", "keys_ledger(day.month, account), rows)", "keys_ledger(day.month, 'x'), rows)"
+    ),
+    "runs are counted, and not their tokens": _of(
+        "first", "finish", "ledger_add_to(row.sums, used)", "ledger_add_to(row.sums, string.match(used, '%d+'))"
+    ),
     # none finds these
     "a budget bounds nothing": Mutant(
         Edit("if not budget or not cost", "if true or not cost", "claim"), why="no world has a claim with a budget"
@@ -254,6 +325,68 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "no reader is told of an event": Mutant(
         Edit("redis.call('PUBLISH', keys_channel(id), message)", "", "advance"),
         why="a message leaves no trace in the state",
+    ),
+    "a lost count stops idle work": Mutant(
+        Edit("if not has_idle() then return 1 - (#reply - 2) end", "", "claim"),
+        why="no world loses the counts of a queue",
+    ),
+    "a look for idle work takes more than one": Mutant(
+        Edit("if not has_idle() then return 1 - (#reply - 2) end", "if not has_idle() then return 9 end", "claim"),
+        why="no world loses the counts of a queue",
+    ),
+    "idle work that may not run wakes one": Mutant(
+        Edit("is_behind and redis.call('EXISTS', keys_queue(queue, 'vtime:idle')) == 1", "is_behind", "finish"),
+        why="a wakeup in vain costs one claim, and no state is wrong",
+    ),
+    "a run that is left to another director is not counted": Mutant(
+        Edit("local row = r.token == '' and r.left ~= '' and ledger_look_up(r, now)", "local row = nil", "cancel"),
+        why="no world has a run that another director follows",
+    ),
+    "limits of a refused item hold for the next": Mutant(
+        Edit("  if refused then\n    share_brought[account] = nil", "  if refused then", "enqueue"), why=OF_BATCHES
+    ),
+    "items of two lanes know other depths": Mutant(
+        Edit(
+            "other.ready, other.backlogged = looks[lane].ready, looks[lane].backlogged",
+            "local _ = other",
+            "enqueue",
+        ),
+        why=OF_BATCHES,
+    ),
+    "a late writer changes a split": Mutant(Edit("if is ~= was then return 'changed' end", "", "split"), why=OF_SPLITS),
+    "a repeated change of a split is refused": Mutant(
+        Edit("if is == becomes then return 'written' end", "", "split"), why=OF_SPLITS
+    ),
+    "one more deployment tries a version": Mutant(
+        Edit("if #tried >= tonumber(ARGV[5])", "if #tried > tonumber(ARGV[5])", "split"), why=OF_SPLITS
+    ),
+    "a deployment that tries one is refused another": Mutant(
+        Edit(" and not redis.call('ZSCORE', KEYS[1], name)", "", "split"), why=OF_SPLITS
+    ),
+    "a new trial keeps the counts of the last": Mutant(
+        Edit("  redis.call('DEL', KEYS[3])\n", "", "split"), why=OF_SPLITS
+    ),
+    "another share is judged by the last": Mutant(
+        Edit("elseif step == 'shares' then", "elseif false then", "split"), why=OF_SPLITS
+    ),
+    "a run of another split counts": Mutant(
+        Edit("if redis.call('GET', KEYS[2]) ~= is then return 'changed' end", "", "count_split"), why=OF_SPLITS
+    ),
+    "a run of a split counts twice": Mutant(
+        Edit("if counted == cursor then return 'counted' end", "", "count_split"), why=OF_SPLITS
+    ),
+    "two keepers count one run": Mutant(
+        Edit("if counted ~= was then return 'changed' end", "", "count_split"), why=OF_SPLITS
+    ),
+    "a revoked token comes back": Mutant(
+        Edit("if redis.call('EXISTS', token) == 0 then return 0 end", "", "allow"), why=OF_TOKENS
+    ),
+    "a link makes two sessions": Mutant(
+        Edit("if link ~= '' then over[#over + 1] = link end", "", "grant"), why=OF_TOKENS
+    ),
+    "a repeated call makes another session": Mutant(Edit("if known then return known end", "", "grant"), why=OF_TOKENS),
+    "a token ends the sessions of others": Mutant(
+        Edit("if count[each[3]] == largest and (", "if (", "grant"), why=OF_TOKENS
     ),
     # decisions
     "a canceled one is retried": _of("retries", "", "  if r.cancel == 'user' then return 'canceled' end\n"),

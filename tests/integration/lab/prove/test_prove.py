@@ -16,7 +16,7 @@ from tests.integration.lab.prove.mutants import MUTANTS, hunt
 pytestmark = pytest.mark.not_on("cluster", "sentinel", "redis7", why="each worker has a Valkey of its own")
 
 SMALL: Final = ("first", "keys")
-ALIKE: Final = ("webhooks", "cancel", "once", "slots", "moves")
+ALIKE: Final = ("webhooks", "cancel", "once", "slots", "moves", "spare", "planned")
 COMPARED: Final = 150
 PART_S: Final = 7.0  # of each world in the second tier: two minutes of all
 QUICK: Final = ("a stale claim may finish", "a repeated claim is not known", "what is taken back keeps its token")
@@ -31,6 +31,7 @@ TRACES: Final[dict[str, tuple[str, str]]] = {
         "faults",
         "enqueue 0; claim a, reply lost; tick; tick; reap; again a; claim b",
     ),
+    "a director drains, and no slot is to spare any more": ("spare", "enqueue 0; enqueue 1; claim a; drain a"),
 }
 
 
