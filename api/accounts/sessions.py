@@ -123,12 +123,11 @@ async def log_in(request: Request) -> Response:
 
 @Route("POST", "/session/link")
 async def look_at_link(request: Request) -> Response:
-    """Say whether a link can still log in, and leave it as it is: 204, or 404 for one that was used or is over."""
+    """Say whether a link can still log in, and leave it as it is. One that was used or is over does not work."""
     _refuse_other_sites(request)
     asked = await decode_body(request, SeenLink, max_bytes=MAX_BODY)
-    if await services_of(request).log_ins.of_link(asked.link) is None:
-        raise not_found()
-    return Response(status_code=204, headers={"Cache-Control": "no-store"})
+    works = await services_of(request).log_ins.of_link(asked.link) is not None
+    return json_response({"works": works}, 200, {"Cache-Control": "no-store"})
 
 
 @Route("DELETE", "/session")

@@ -28,6 +28,24 @@ export const setShown = () => { shown = viewOf(location.hash); };
 /** Make the next look at the address show its view from its begin. */
 export const forgetShown = () => { shown = ""; };
 
+const ASKED = "director.asked"; // in all tabs, because the link that logs in opens another one
+const ASKED_MS = 3_600_000;
+
+/** Keep the view that was asked for without a log-in, for after it. */
+export function keepAsked() {
+  if (!/^(#\/?|#\/login\/.*)?$/.test(location.hash)) localStorage.setItem(ASKED, JSON.stringify([location.hash.slice(1), Date.now()]));
+}
+
+/** The view that was asked for, this once. */
+export function takeAsked() {
+  const [view, at] = JSON.parse(localStorage.getItem(ASKED)) ?? [];
+  localStorage.removeItem(ASKED);
+  return at > Date.now() - ASKED_MS ? view : "/";
+}
+
+/** The view that a link names, which anyone may have written: of a path on this site alone, else Home. */
+export const viewNamed = (text) => (/^\/(?![/\\])[^\\\s]*$/.test(text) ? text.replace(/^\/p\//, "/predictions/") : "/");
+
 /** Give the view that is shown another address, without a step of the way back. What stands beside it stays. */
 export function readdress(hash) {
   history.replaceState(null, "", withBeside(hash, read().beside));

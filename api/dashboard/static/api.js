@@ -17,6 +17,7 @@ export const token = {
 export const browser = {
   who: () => ask("/session").catch((error) => { if (error.status === 404) return null; throw error; }),
   logIn: (body) => ask("/session", { method: "POST", body }),
+  look: (link) => ask("/session/link", { method: "POST", body: { link } }), // which leaves it as it is
   logOut: () => ask("/session", { method: "DELETE" }),
 };
 

@@ -4,8 +4,12 @@ import { fill, h, say } from "./dom.js";
 import { moment } from "./format.js";
 
 const HEIGHT = 160;
-const TONES = { good: "--good-bar", bad: "--bad-bar", calm: "--calm-bar", first: "--accent", second: "--warn", line: "--soft", team1: "--team-1", team2: "--team-2", team3: "--team-3", team4: "--team-4", team5: "--team-5" };
-const tone = (name) => getComputedStyle(document.documentElement).getPropertyValue(TONES[name]).trim();
+const TONES = { good: "--ran", bad: "--lost", calm: "--calm-bar", first: "--accent", second: "--warn", line: "--soft", team1: "--team-1", team2: "--team-2", team3: "--team-3", team4: "--team-4", team5: "--team-5" };
+const probe = document.getElementById("announcer"); // a canvas takes no variable: an element has its colour of now
+function tone(name) {
+  probe.style.color = `var(${TONES[name]})`;
+  return getComputedStyle(probe).color;
+}
 
 /**
  * A chart over time: `series` are `{name, tone, dash, fill, spans}`, where `spans` joins what a gap parts; `format` writes

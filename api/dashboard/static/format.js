@@ -4,6 +4,10 @@ const UNITS = [[86400, "d"], [3600, "h"], [60, "min"]];
 const COUNT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 const TIME = { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" };
 const CLOCK = new Intl.DateTimeFormat(undefined, TIME);
+const DAYS = new Intl.RelativeTimeFormat(undefined, { numeric: "auto" });
+const HOUR = new Intl.DateTimeFormat(undefined, { timeStyle: "short" });
+const DATE = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
+const WHOLE = new Intl.DateTimeFormat(undefined, { dateStyle: "full", timeStyle: "long" });
 const OLD = new Intl.DateTimeFormat(undefined, { ...TIME, year: "numeric" });
 
 /** Seconds, in the unit that suits: 0.25 s, 12 s, 3.5 min, 2 d. */
@@ -41,6 +45,17 @@ export function setClock(date) {
 
 /** How long ago a moment was. */
 export const ago = (iso) => (iso ? `${seconds(Math.max(0, (now() - Date.parse(iso)) / 1000))} ago` : "–");
+
+const midnight = (date) => new Date(date).setHours(0, 0, 0, 0);
+
+/** A moment of the past as people of the reader's place say it: today 14:05, yesterday 9:30, or its date. */
+export function day(at) {
+  const days = Math.round((midnight(at) - midnight(now())) / 86_400_000);
+  return days === 0 || days === -1 ? `${DAYS.format(days, "day")} ${HOUR.format(new Date(at))}` : DATE.format(new Date(at));
+}
+
+/** What a time element has: the whole moment for those who point at it, and the language of its words. */
+export const timed = (at) => ({ datetime: at, title: WHOLE.format(new Date(at)), lang: DATE.resolvedOptions().locale });
 
 /** Seconds between two moments; null where one is not known. */
 export const between = (from, to) => (from && to ? Math.max(0, (Date.parse(to) - Date.parse(from)) / 1000) : null);

@@ -1,6 +1,6 @@
 // The frame of the page: who is logged in, which view is shown, and the feed of what goes on.
 
-import { forgetShown, isShown, read, setShown } from "./address.js";
+import { forgetShown, isShown, keepAsked, read, setShown, takeAsked, viewNamed } from "./address.js";
 import { ask, browser, onEnd, pause, token } from "./api.js";
 import { announce, fill, h, say } from "./dom.js";
 import * as drawer from "./drawer.js";
@@ -41,12 +41,12 @@ function draw(wanted, query) {
   setShown();
   peek("");
   const link = LINK.exec(wanted)?.[1];
-  if (link) return put(linked({ link, enter: entered, who: session.who }), "Log in");
-  if (!session.who) return put(login({ enter: entered }), "Log in");
+  if (link) return put(linked({ link, enter: entered, who: session.who, goOn }), "Log in");
+  if (!session.who) return put(login({ enter: entered, isGuest: wanted !== "/" }), "Log in");
   const found = viewAt(wanted);
   if (found === "denied") return location.replace("#/");
   const { view, params } = found ?? { view: missing, params: [] };
-  const made = view({ params, session, signal: ending.signal, refresh: again, query });
+  const made = view({ params, session, signal: ending.signal, refresh: again, query, retitle });
   put(made.node, made.title);
   const id = ID.exec(wanted)?.[1];
   if (id) remember(id);
@@ -69,8 +69,10 @@ const missing = () => ({
   node: h("section", {}, h("h1", {}, "Not found"), h("p", {}, "The page has no such view. ", h("a", { href: "#/" }, "Go to Home"))),
 });
 
+const retitle = (title) => { document.title = `${title} · Director`; };
+
 function put(node, title) {
-  document.title = `${title} · Director`;
+  retitle(title);
   fill(main, node);
   window.scrollTo(0, 0);
   main.focus({ preventScroll: true });
@@ -78,20 +80,36 @@ function put(node, title) {
   return true;
 }
 
-/** A person has just logged in. The link is used up, and stands in no history. */
+/** The view to go on to after a log-in: one of this page that the link names, or that was asked for before. */
+function goal() {
+  const asked = takeAsked();
+  const path = viewNamed(read().query.get("to") ?? asked);
+  return [path, `/models${path}`].find((one) => viewAt(read(`#${one}`).path)?.view) ?? "/";
+}
+
+/** Leave a link that logs in. It stands in no history. */
+function goOn() {
+  history.replaceState(null, "", `#${goal()}`);
+  again();
+}
+
+/** A person has just logged in, and goes on to what was asked for. */
 async function entered() {
-  if (LINK.test(read().path)) history.replaceState(null, "", "#/");
-  await enter();
+  await enter({ isNew: true });
   if (!token.get()) tellTabs();
 }
 
 const tellTabs = () => localStorage.setItem(CHANGED, String(Date.now()));
 
 /** Go on with the token of this tab, or the session of this browser. Raises Refused for a token that is no good. */
-async function enter() {
+async function enter({ isNew = false } = {}) {
   const who = await ask("/v1/account");
   end();
   session.who = who;
+  if (isNew) {
+    const to = goal();
+    if (LINK.test(read().path)) history.replaceState(null, "", `#${to}`);
+  }
   if (session.seesAll) {
     session.live = new Live((state) => {
       feed.dataset.state = state;
@@ -136,6 +154,7 @@ async function resume() {
   for (let isTold = false; !session.who; isTold = true) {
     try {
       if (token.get() || (await browser.who())) return await enter();
+      keepAsked();
       return show();
     } catch (error) {
       if (error.status === 401 || error.status === 403) return forget();
@@ -151,6 +170,7 @@ async function leave() {
     try { await browser.logOut(); } catch (error) { return notice(error.message, "trouble"); }
     tellTabs();
   }
+  history.replaceState(null, "", "#/"); // the next person goes to no view of this one
   return forget();
 }
 

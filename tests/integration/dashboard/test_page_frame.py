@@ -257,17 +257,17 @@ async def test_row_opens_beside_its_list(window: Window, place: Place) -> None:
     await window.page.get_by_role("link", name=made[2]).focus()
     await window.page.keyboard.press("Enter")
     panel = window.page.get_by_role("complementary")
-    await panel.get_by_role("heading", name=made[2]).wait_for()
+    await panel.locator(".id-of", has_text=made[2]).wait_for()
     await panel.get_by_role("heading", name="Timeline").wait_for()
     assert await window.page.locator("main").get_by_role("link", name=made[0]).is_visible()
     assert await address(window) == f"#/predictions?status=starting&show={made[2]}"
     assert await focus_is_in(window, "#panel")
     assert await window.barriers() == []
     await window.page.keyboard.press("j")  # the next row, and the panel follows
-    await panel.get_by_role("heading", name=made[1]).wait_for()
+    await panel.locator(".id-of", has_text=made[1]).wait_for()
     assert await window.page.locator("tr.shown").get_by_role("link", name=made[1]).count() == 1
     await window.page.reload()
-    await panel.get_by_role("heading", name=made[1]).wait_for()
+    await panel.locator(".id-of", has_text=made[1]).wait_for()
     await window.page.locator("main").get_by_role("link", name=made[1]).wait_for()
     await window.page.keyboard.press("Escape")
     await panel.wait_for(state="hidden")
@@ -300,7 +300,7 @@ async def test_left_view_is_replaced_and_the_list_is_not(window: Window, place: 
     await window.page.get_by_role("link", name=made).wait_for()
     await window.page.locator("main section").evaluate("(one) => { one.dataset.mine = 'yes'; }")
     await window.page.get_by_role("link", name=made).click()
-    await window.page.get_by_role("complementary").get_by_role("heading", name=made).wait_for()
+    await window.page.get_by_role("complementary").locator(".id-of", has_text=made).wait_for()
     await window.page.get_by_role("button", name="Close the panel").click()
     await window.page.get_by_role("complementary").wait_for(state="hidden")
     assert await window.page.locator("main section[data-mine]").count() == 1
@@ -318,7 +318,7 @@ async def test_tab_of_a_model_is_the_view_that_the_address_says(window: Window, 
     await tabs.get_by_role("link", name="Runs").click()
     await window.page.locator("main article").evaluate("(one) => { one.dataset.mine = 'yes'; }")
     await window.page.get_by_role("row").get_by_role("link", name=made, exact=True).click()
-    await window.page.get_by_role("complementary").get_by_role("heading", name=made).wait_for()
+    await window.page.get_by_role("complementary").locator(".id-of", has_text=made).wait_for()
     assert await window.page.locator("main article[data-mine]").count() == 1, "the view beside the panel stays"
     await tabs.get_by_role("link", name="API", exact=True).click()
     await goes_to(window, re.escape(f"#/models/{MODEL}/api?show={made}"))
@@ -476,7 +476,7 @@ async def test_states_of_the_frame_have_no_accessibility_violation(
         ("/predictions?status=aborted", "Predictions"),
         ("/usage?month=2001-01", "Usage in"),
         ("/dead?queue=acme/none:0123456789ab", "Dead letters"),
-        (f"/predictions?show={made}", made if size is NARROW else "Predictions"),
+        (f"/predictions?show={made}", MODEL if size is NARROW else "Predictions"),
     ):
         await see(window, place, view, heading)
         assert await window.barriers() == [], view

@@ -2,9 +2,9 @@
 
 import { ask, page } from "../api.js";
 import { fill, h, refill, say, table } from "../dom.js";
-import { ago, bytes, count, moment, seconds } from "../format.js";
+import { bytes, count, moment, seconds } from "../format.js";
 import { session } from "../session.js";
-import { action, copier, endless, facts, failure, loading, notice } from "./parts.js";
+import { action, copier, endless, facts, failure, loading, notice, when } from "./parts.js";
 
 const compute = (value) => (value ? seconds(value) : "0 s");
 
@@ -88,7 +88,7 @@ export function account({ params: [name], signal, refresh }) {
     const { results } = await ask(`${path}/tokens`, { signal });
     const row = (one) => h("tr", {},
       h("th", { scope: "row", class: "mono" }, one.id), h("td", {}, one.label || "–"), h("td", {}, one.scopes.join(", ")), h("td", {}, one.lanes.join(", ")),
-      h("td", { class: "num broad" }, ago(one.created_at)), h("td", {}, one.expires_at ? moment(one.expires_at) : "never"),
+      h("td", { class: "num broad" }, when(one.created_at)), h("td", {}, one.expires_at ? moment(one.expires_at) : "never"),
       h("td", {}, action("Revoke", async () => { await ask(`${path}/tokens/${one.id}`, { method: "DELETE" }); await tokens(); return "It is revoked."; }, { kind: "danger", needs: "administers", confirm: `Revoke the token ${one.label || one.id}?`, of: one.label || one.id })));
     fill(list, table("Tokens", ["Id", "Label", "Scopes", "Lanes", "#Created", "Expires", h("th", { scope: "col" }, h("span", { class: "unseen" }, "Actions"))], h("tbody", {}, results.map(row))),
       results.length ? null : h("p", { class: "hint" }, "It has no token, so it can do nothing."));

@@ -3,8 +3,8 @@
 import { ask, download, page, repeat } from "../api.js";
 import { accountNames, pick } from "../choices.js";
 import { h, keyed, refill, say, table } from "../dom.js";
-import { ago, count, moment, now, seconds } from "../format.js";
-import { action, copier, failure, facts, loading } from "./parts.js";
+import { count, moment, now, seconds } from "../format.js";
+import { action, copier, failure, facts, loading, when } from "./parts.js";
 
 const LOOK_MS = 3000;
 const MOST_LIVE = 1000; // rows, beyond which the list no longer updates itself
@@ -120,7 +120,7 @@ function line(first, session) {
       cells.failed.classList.toggle("bad", one.request_counts.failed > 0);
       say(cells.rate, rate(one));
       say(cells.left, left(one));
-      say(cells.created, ago(iso(one.created_at)));
+      refill(cells.created, when(iso(one.created_at)));
     },
   };
 }

@@ -2,8 +2,7 @@
 
 import { ask, page } from "../api.js";
 import { fill, h, table } from "../dom.js";
-import { ago } from "../format.js";
-import { action, endless, predictionLink, queueLink } from "./parts.js";
+import { action, endless, predictionLink, queueLink, when } from "./parts.js";
 
 export function dead({ session, signal, query, refresh }) {
   const queue = query.get("queue") ?? "";
@@ -53,7 +52,7 @@ export function dead({ session, signal, query, refresh }) {
     };
     const line = h("tr", { class: "opens" },
       session.operates ? h("td", {}, tick) : null, h("td", {}, predictionLink(letter.id)), h("td", {}, queueLink(letter.queue)), h("td", {}, letter.account),
-      h("td", { class: "num" }, ago(letter.died_at)), h("td", { class: "num" }, letter.attempts.length), h("td", { class: "error" }, h("div", {}, h("strong", {}, letter.code), " ", letter.error)),
+      h("td", { class: "num" }, when(letter.died_at)), h("td", { class: "num" }, letter.attempts.length), h("td", { class: "error" }, h("div", {}, h("strong", {}, letter.code), " ", letter.error)),
       h("td", {}, h("div", { class: "buttons" }, action("Revive", one("revive", "It is queued again."), { needs: "operates" }), action("Drop", one("drop", "It is dropped."), { kind: "danger", needs: "operates", confirm: `Drop ${letter.id} for good?` }))));
     return line;
   }

@@ -1,9 +1,10 @@
 // Log in by token, or by a link that works once. A token is tried before the page says that it is good.
 
 import { browser, token } from "../api.js";
-import { h, say } from "../dom.js";
+import { fill, h, say } from "../dom.js";
+import { notice } from "./parts.js";
 
-export function login({ enter }) {
+export function login({ enter, isGuest }) {
   const field = h("input", { id: "token", type: "password", required: true, autocomplete: "current-password", spellcheck: "false", "aria-describedby": "login-help login-error" });
   const trouble = h("p", { id: "login-error", class: "trouble", role: "alert" });
   const button = h("button", { type: "submit", class: "main" }, "Log in");
@@ -30,21 +31,31 @@ export function login({ enter }) {
 
   return h("section", { class: "card narrow" },
     h("h1", {}, "Log in"),
+    h("p", {}, `${isGuest ? "Ask the person who sent you this link, or your administrator," : "Ask your administrator"} for a log-in link. `, isGuest ? "Open it in this browser, and you come back to this page." : "You need no password."),
     h("form", { on: { submit } },
       h("input", { type: "text", autocomplete: "username", value: "operator", hidden: true }),
       h("label", { for: "token" }, "Token"),
       field,
-      h("p", { id: "login-help", class: "hint" }, "Some tokens see all accounts, others their own predictions. Make one with ", h("code", {}, "director token create"), ", or a link that needs none with ", h("code", {}, "director login-link"), "."),
+      h("p", { id: "login-help", class: "hint" }, "If you were given a token, it works here too."),
       h("p", {}, h("label", { class: "inline", for: "stay" }, stay, " Stay logged in, in all tabs of this browser")),
       trouble,
-      button));
+      button),
+    forOperators());
 }
 
+/** How links and tokens are made, for those who have a terminal. */
+const forOperators = () => h("details", {}, h("summary", {}, "For operators"),
+  h("p", { class: "hint" }, h("code", {}, "director login-link"), " makes a link, and with ", h("code", {}, "--account NAME"), " one for a person of that account. ", h("code", {}, "director token create"), " makes a token: some see all accounts, others their own predictions."));
+
 /** A link that logs in once. A click uses it up: programs that look at links in messages do not. */
-export function linked({ link, enter, who }) {
+export function linked({ link, enter, who, goOn }) {
   const trouble = h("p", { class: "trouble", role: "alert" });
   const button = h("button", { type: "button", class: "main", on: { click: follow } }, "Log in");
-  const account = link.split(".")[0];
+  const node = h("section", { class: "card narrow" },
+    h("h1", {}, "Log in"),
+    h("p", {}, "As ", h("strong", {}, link.split(".")[0]), ", in all tabs of this browser.", who ? ` You are logged in as ${who.username}; that log-in ends.` : ""),
+    trouble,
+    h("div", { class: "actions" }, button, " ", h("a", { href: "#/" }, "Not now")));
 
   async function follow() {
     button.disabled = true;
@@ -54,14 +65,26 @@ export function linked({ link, enter, who }) {
       token.drop();
       await enter();
     } catch (error) {
-      say(trouble, error.status === 401 ? "This link was used, or its time is over. Ask for another one." : error.message);
+      if (error.status === 401) return used();
+      say(trouble, error.message);
       button.disabled = false;
     }
+    return undefined;
   }
 
-  return h("section", { class: "card narrow" },
-    h("h1", {}, "Log in"),
-    h("p", {}, "As ", h("strong", {}, account), ", in all tabs of this browser.", who ? ` You are logged in as ${who.username}; that log-in ends.` : ""),
-    trouble,
-    h("div", { class: "actions" }, button, " ", h("a", { href: "#/" }, "Not now")));
+  /** A person who is logged in wants the page and no other log-in. */
+  function used() {
+    if (who) {
+      goOn();
+      return notice(`This link was used already. You are still logged in as ${who.username}.`);
+    }
+    return fill(node,
+      h("h1", {}, "This link was used already"),
+      h("p", {}, "A log-in link works once, and only for a short time. Ask the person who sent it, or your administrator, for another one."),
+      h("p", {}, h("a", { href: "#/" }, "Log in with a token")),
+      forOperators());
+  }
+
+  browser.look(link).then(({ works }) => { if (!works && node.isConnected) used(); }, () => {});
+  return node;
 }

@@ -34,7 +34,7 @@ export function model({ params: [owner, name, first], session, signal, query, re
   async function load() {
     try {
       const [now] = await statesOf([full], signal);
-      if (!now) throw new Error(`There is no model ${full}, or you may not see it.`);
+      if (!now) throw Object.assign(new Error(), { status: 404 });
       if (now.created_at) about = await ask(`/v1/models/${full}`, { signal });
       if (signal.aborted) return false;
       settle(now);
@@ -84,7 +84,7 @@ export function model({ params: [owner, name, first], session, signal, query, re
           ["Slots", state?.slots || ""],
           ["Waiting now", state?.waiting ? count(state.waiting) : ""],
           ["Succeeded today", days ? `${Math.floor((100 * state.succeeded) / days)} %` : ""],
-          ["Runs", about?.run_count ? count(about.run_count) : ""],
+          ["Runs", state?.run_count ? count(state.run_count) : ""],
           ["Version", version ? h("a", { class: "mono", href: `#/models/${full}/versions`, on: { click: goes("versions") } }, version.id.slice(0, 12)) : ""],
           ["Links", links.length ? links.map(([word, url], at) => [at ? " · " : "", outward(url, word)]) : ""],
         ])),
@@ -147,7 +147,7 @@ export function model({ params: [owner, name, first], session, signal, query, re
   }
 
   function make(tab) {
-    const given = { model: about, full, state, session, signal, query, shared };
+    const given = { model: about, full, state, session, signal, query, shared, onEnd: look };
     if (tab === "api") return apiTab(given);
     if (tab === "examples") return examplesTab(given);
     if (tab === "versions") return versionsTab(given);

@@ -10,10 +10,10 @@ import { resolved } from "../schema_form.js";
 import { session } from "../session.js";
 import { messagesOf } from "../snippets.js";
 import { asker } from "./model_ask.js";
-import { MAY_NOT_RUN, NARROW, shareLink } from "./model_parts.js";
+import { MAY_NOT_RUN, NARROW } from "./model_parts.js";
 import { playground } from "./model_playground.js";
 import { meteredRun } from "./model_run.js";
-import { canceler, copier, isTerminal, picks } from "./parts.js";
+import { canceler, copier, isTerminal, picks, sharer } from "./parts.js";
 
 const OWN = ["messages", "prompt", "system_prompt"]; // the conversation asks for these itself
 const KEPT = "director.chat";
@@ -150,7 +150,7 @@ function conversation({ model, full, state, signal, query, shared }) {
   }
 
   function ended(seen) {
-    fill(foot, copier("Copy answer", () => textOf(seen.output) ?? ""), copier("Copy link", () => shareLink(seen.id)),
+    fill(foot, copier("Copy answer", () => textOf(seen.output) ?? ""), sharer(seen.id),
       h("a", { class: "button quiet", href: `#/predictions/${seen.id}` }, "Details"), h("button", { type: "button", class: "quiet", on: { click: fresh } }, "New conversation"));
   }
 

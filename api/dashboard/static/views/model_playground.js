@@ -3,24 +3,24 @@
 
 import { ask, repeat } from "../api.js";
 import { fill, h, isPlainClick, keyed, refill, say } from "../dom.js";
-import { ago } from "../format.js";
+import { day } from "../format.js";
 import { session } from "../session.js";
 import { asker } from "./model_ask.js";
 import { glimpse, MAY_NOT_RUN, NARROW } from "./model_parts.js";
 import { runView } from "./model_run.js";
-import { failure, isTerminal } from "./parts.js";
+import { failure, isTerminal, when, why } from "./parts.js";
 
 const MOST_RUNS = 12;
 const LOOK_MS = 5000;
 const NOW = { starting: "waits", processing: "runs now" };
 
-export function playground({ model, full, state, signal, query, shared }) {
+export function playground({ model, full, state, signal, query, shared, onEnd }) {
   const request = asker({ model, full, state, shared });
   const { fields, more, trouble, codes, forgive } = request;
   const button = h("button", { type: "submit", class: "main", "data-denied": !session.acts }, "Run");
   const line = h("ol", {});
   const strip = h("section", { class: "runs-strip", "aria-label": "Runs of your account", hidden: true }, h("h2", {}, "Runs of your account"), line);
-  const view = runView({ full, signal, onInput: take, onEnd: () => list().catch(() => {}) });
+  const view = runView({ full, properties: model.latest_version.openapi_schema?.components?.schemas?.Input?.properties, signal, onInput: take, onEnd: () => { onEnd(); list().catch(() => {}); } });
   let runs = []; // of mine, newest first
   let isTouched = false;
   let isSending = false;
@@ -92,11 +92,11 @@ export function playground({ model, full, state, signal, query, shared }) {
     return {
       node: h("li", {}, link),
       update({ status, created_at: at, input, output }) {
-        link.title = `${status}, ${ago(at)}`;
+        link.title = `${status}, ${day(at)}`;
         if (view.shown?.id === id) link.setAttribute("aria-current", "true");
         else link.removeAttribute("aria-current");
         refill(thumb, glimpse(status === "succeeded" ? output : input));
-        refill(below, status === "succeeded" ? null : h("span", { class: `dot ${status}` }), status === "succeeded" ? ago(at) : NOW[status] ?? status);
+        refill(below, status === "succeeded" ? null : h("span", { class: `dot ${status}` }), status === "succeeded" ? when(at) : NOW[status] ?? status);
       },
     };
   });
@@ -117,7 +117,7 @@ export function playground({ model, full, state, signal, query, shared }) {
       if (!isTouched && !found.data_removed) take(found.input);
       draw();
     } catch (error) {
-      if (!signal.aborted && mine === picked) say(trouble, error.message);
+      if (!signal.aborted && mine === picked) say(trouble, why(error));
     }
   }
 

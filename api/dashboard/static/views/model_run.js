@@ -4,12 +4,12 @@ import { readdress } from "../address.js";
 import { ask } from "../api.js";
 import { announce, fill, h, say } from "../dom.js";
 import { followRun } from "../follow_run.js";
-import { ago, between, count, now, seconds } from "../format.js";
+import { between, count, now, seconds } from "../format.js";
 import { wantsPlain } from "../live_text.js";
 import { OutputArea, textOf } from "../output.js";
 import { session } from "../session.js";
-import { shareLink } from "./model_parts.js";
-import { action, canceler, chip, copier, isTerminal, predictionLink, waits } from "./parts.js";
+import { madeFrom } from "./model_parts.js";
+import { action, canceler, chip, copier, isTerminal, predictionLink, sharer, waits, when } from "./parts.js";
 
 const TICK_MS = 200;
 const FEW = 5; // pieces, and ms that they took: with less a rate says nothing
@@ -76,7 +76,7 @@ export function meteredRun(first, { path, signal, area, onChange, onPiece = () =
 }
 
 /** `node`; `show(prediction)`, `example(prediction)` and `empty()` say what it shows; `shown` is the run that it does. */
-export function runView({ full, signal, onInput, onEnd }) {
+export function runView({ full, properties, signal, onInput, onEnd }) {
   const node = h("section", { class: "card result", "aria-label": "Result" });
   const view = { node, shown: null, show, example, empty };
   let following = null;
@@ -87,6 +87,12 @@ export function runView({ full, signal, onInput, onEnd }) {
     return AbortSignal.any([signal, following.signal]);
   }
 
+  /** Which input made it: the form may say another one by now. */
+  function from({ input, data_removed: isGone }) {
+    const words = isGone ? "" : madeFrom(input, properties);
+    return words ? h("p", { class: "made" }, h("span", { class: "hint" }, "Made from "), words) : null;
+  }
+
   function show(prediction, { isNew = false, isQuiet = false } = {}) {
     const ending = begin();
     const path = `/v1/predictions/${prediction.id}`;
@@ -94,7 +100,7 @@ export function runView({ full, signal, onInput, onEnd }) {
     const area = new OutputArea();
     const cancel = canceler(path);
     const acts = h("div", { class: "actions" });
-    const since = h("p", { class: "hint id-of" }, predictionLink(prediction.id), isNew || !isTerminal(prediction.status) ? "" : ` · run ${ago(prediction.created_at)}`);
+    const since = h("p", { class: "hint id-of" }, predictionLink(prediction.id), " · run ", when(prediction.created_at));
     let wasOver = isTerminal(prediction.status);
     view.shown = prediction;
     if (!isQuiet) readdress(`#/models/${full}?run=${prediction.id}`);
@@ -110,7 +116,7 @@ export function runView({ full, signal, onInput, onEnd }) {
       return undefined;
     };
     const { error, output, logs, meter, turn } = meteredRun(prediction, { path, signal: ending, area, onChange });
-    fill(node, h("div", { class: "result-head" }, h("h2", {}, "Output"), status, meter), since, turn, error, output, logs, acts);
+    fill(node, h("div", { class: "result-head" }, h("h2", {}, "Output"), status, meter), from(prediction), since, turn, error, output, logs, acts);
   }
 
   function example(prediction) {
@@ -121,7 +127,7 @@ export function runView({ full, signal, onInput, onEnd }) {
     const meter = new Meter();
     meter.show(prediction);
     fill(node, h("div", { class: "result-head" }, h("h2", {}, "Output"), h("span", { class: "chip" }, "an example"), meter.node),
-      h("p", { class: "hint" }, "This is what it made of the input at the left. Change it and run it yourself."), area.node,
+      from(prediction), h("p", { class: "hint" }, "This is what it made of the input at the left. Change it and run it yourself."), area.node,
       h("div", { class: "actions" }, ...viewTools(area, prediction)));
   }
 
@@ -139,7 +145,7 @@ function tools(seen, area, { full, onInput }) {
   const isGood = seen.status === "succeeded" && !seen.data_removed;
   return [
     ...viewTools(area, seen),
-    copier("Copy link", () => shareLink(seen.id)),
+    sharer(seen.id),
     seen.data_removed ? null : h("button", { type: "button", class: "quiet", on: { click: () => { onInput(seen.input); announce("The form now has the input of this run."); } } }, "Use its input"),
     isGood && session.operates ? action("Make it an example", () => makeExample(full, seen.id), { kind: "quiet", needs: "operates" }) : null,
   ];

@@ -3,12 +3,12 @@
 import { ask, page, placed } from "../api.js";
 import { codeTabs } from "../code_tabs.js";
 import { fill, h, table } from "../dom.js";
-import { ago, between, seconds } from "../format.js";
+import { between, day, seconds } from "../format.js";
 import { jsonView } from "../json_view.js";
 import { resolved } from "../schema_form.js";
 import { inOrder } from "../schema_groups.js";
 import { glimpse } from "./model_parts.js";
-import { chip, copier, endless, failure, predictionLink, preview } from "./parts.js";
+import { chip, copier, endless, failure, predictionLink, preview, when } from "./parts.js";
 
 /** How to call it, with the input that is in the form now. */
 export function apiTab({ model, full, state, shared }) {
@@ -55,9 +55,9 @@ function outputs(schemas) {
 export function examplesTab({ full, signal, session }) {
   const list = h("ul", { class: "examples" });
   const row = (example) => h("li", { class: "card" },
-    h("a", { class: "shown", href: `#/models/${full}?example=${example.id}`, "aria-label": `Try the example of ${ago(example.created_at)}` }, h("span", { class: "thumb" }, glimpse(example.output))),
+    h("a", { class: "shown", href: `#/models/${full}?example=${example.id}`, "aria-label": `Try the example of ${day(example.created_at)}` }, h("span", { class: "thumb" }, glimpse(example.output))),
     h("p", { class: "words" }, preview(example.input)),
-    h("p", { class: "hint" }, `${ago(example.created_at)} · ran ${seconds(example.metrics?.predict_time ?? null)}`));
+    h("p", { class: "hint" }, when(example.created_at), ` · ran ${seconds(example.metrics?.predict_time ?? null)}`));
   return h("section", { class: "tab" }, list, endless(list, (next) => page(`/v1/models/${full}/examples`, next, { signal }), row, {
     signal, empty: session.operates ? "None yet. A good run of the playground becomes one with “Make it an example”." : "Its operator shows no example yet.",
   }));
@@ -74,7 +74,7 @@ export function versionsTab({ full, model, signal }) {
       try {
         const { setup_run: ran, openapi_schema: schema } = await ask(`/v1/models/${full}/versions/${version.id}`, { signal });
         fill(setup, ran
-          ? [h("p", {}, chip(ran.status), " ", ran.completed_at ? `${ago(ran.completed_at)}, in ${seconds(between(ran.started_at, ran.completed_at))}` : ""), ran.logs ? h("pre", { class: "log", tabindex: "0", role: "group", "aria-label": "Log of the setup" }, ran.logs) : null]
+          ? [h("p", {}, chip(ran.status), " ", ran.completed_at ? [when(ran.completed_at), `, in ${seconds(between(ran.started_at, ran.completed_at))}`] : ""), ran.logs ? h("pre", { class: "log", tabindex: "0", role: "group", "aria-label": "Log of the setup" }, ran.logs) : null]
           : h("p", { class: "hint" }, "No server has reported a setup yet."), jsonView(schema, { isOpen: false, name: "OpenAPI" }));
       } catch (error) {
         fill(setup, failure(error));
@@ -83,7 +83,7 @@ export function versionsTab({ full, model, signal }) {
     const isNewest = version.id === model.latest_version.id;
     details.open = isNewest; // which asks for its setup
     return h("li", { class: "card" },
-      h("p", { class: "head" }, h("code", { class: "broken" }, version.id.slice(0, 12)), isNewest ? h("span", { class: "chip good" }, "newest") : null, h("span", { class: "hint" }, `${ago(version.created_at)} · ${version.cog_version}`), copier("Copy id", () => version.id)),
+      h("p", { class: "head" }, h("code", { class: "broken" }, version.id.slice(0, 12)), isNewest ? h("span", { class: "chip good" }, "newest") : null, h("span", { class: "hint" }, when(version.created_at), ` · ${version.cog_version}`), copier("Copy id", () => version.id)),
       details);
   };
   return h("section", { class: "tab" }, list, endless(list, (next) => page(`/v1/models/${full}/versions`, next, { signal }), row, { signal, empty: "No version is registered." }));
@@ -95,7 +95,7 @@ export function runsTab({ full, session, signal }) {
   const row = (run) => h("tr", {},
     h("td", {}, h("a", { class: "thumb small", href: `#/models/${full}?run=${run.id}`, "aria-label": `Show ${run.id}` }, run.status === "succeeded" ? glimpse(run.output) : "▷")),
     h("td", {}, predictionLink(run.id)), h("td", {}, chip(run.status)), h("td", { class: "error" }, preview(run.error || run.input)),
-    h("td", { class: "num" }, ago(run.created_at)), h("td", { class: "num" }, seconds(run.metrics?.predict_time ?? between(run.started_at, run.completed_at))));
+    h("td", { class: "num" }, when(run.created_at)), h("td", { class: "num" }, seconds(run.metrics?.predict_time ?? between(run.started_at, run.completed_at))));
   return h("section", { class: "tab" },
     h("p", { class: "hint" }, "Runs of your account. ", h("a", { href: `#/predictions?model=${encodeURIComponent(full)}` }, session.seesAll ? "Those of all accounts, with filters" : "With filters")),
     table("Runs of your account", [h("th", { scope: "col" }, h("span", { class: "unseen" }, "Output")), "Id", "Status", "Input", "#Created", "#Ran"], body),

@@ -2,7 +2,7 @@
 
 import { ask, page, pause, repeat } from "../api.js";
 import { h, say } from "../dom.js";
-import { ago, count, seconds } from "../format.js";
+import { count, day, seconds } from "../format.js";
 import { inOrder } from "../schema_groups.js";
 import { picture, stateChip } from "./model_parts.js";
 import { endless } from "./parts.js";
@@ -103,7 +103,8 @@ export function models({ signal }) {
 /** The states of these models, or without names of those that were never ready. */
 export const statesOf = async (names, signal) => (await ask(`/v1/models/states${names.length ? `?models=${names.map(encodeURIComponent).join(",")}` : ""}`, { signal })).results;
 
-function cardOf(model, { isFresh = false } = {}) {
+/** A model in a list, with its picture. `update(state)` shows how it is now. */
+export function cardOf(model, { isFresh = false } = {}) {
   const name = `${model.owner}/${model.name}`;
   const state = h("span", { class: "state" });
   const facts = h("p", { class: "hint facts-of" });
@@ -113,16 +114,21 @@ function cardOf(model, { isFresh = false } = {}) {
       picture(model),
       h("span", { class: "words" }, h("span", { class: "name-of" }, h("span", { class: "owner" }, `${model.owner}/`), model.name), h("span", { class: "says" }, model.description || described(version)))),
     h("p", { class: "below" }, state, facts));
-  const runs = model.run_count ? `${count(model.run_count)} ${model.run_count === 1 ? "run" : "runs"}` : version ? "no runs yet" : "";
-  const since = version ? `version of ${ago(version.created_at)}` : "";
-  say(facts, [runs, since].filter(Boolean).join(" · "));
+  const since = version ? `version of ${day(version.created_at)}` : "";
+  const tell = ({ run_count: runs, run_p50_s: spent = null, waiting = 0 }) => say(facts, [
+    spent === null ? "" : `${seconds(spent)} a run`,
+    runs ? `${count(runs)} ${runs === 1 ? "run" : "runs"}` : version ? "no runs yet" : "",
+    spent === null ? since : "",
+    waiting ? `${count(waiting)} waiting` : "",
+  ].filter(Boolean).join(" · "));
+  tell(model);
   return {
     name, node, isFresh,
     words: `${name} ${model.description ?? ""}`.toLowerCase(),
     update(now) {
       const chip = stateChip(now);
       if (!state.firstChild?.isEqualNode(chip)) state.replaceChildren(chip);
-      say(facts, [now.run_p50_s === null ? "" : `${seconds(now.run_p50_s)} a run`, runs, now.run_p50_s === null ? since : "", now.waiting ? `${count(now.waiting)} waiting` : ""].filter(Boolean).join(" · "));
+      tell(now);
     },
   };
 }

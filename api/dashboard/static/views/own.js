@@ -2,14 +2,17 @@
 
 import { ask, askSites, page, repeat, serviceAddress } from "../api.js";
 import { fill, h, refill, table } from "../dom.js";
-import { ago, between, count, moment, now, seconds } from "../format.js";
+import { between, count, moment, now, seconds } from "../format.js";
 import { LIMITS } from "./accounts.js";
-import { action, chip, copier, facts, failure, lack, loading, predictionLink, preview } from "./parts.js";
+import { pictured, thumb } from "./model_parts.js";
+import { cardOf, statesOf } from "./models.js";
+import { action, chip, copier, facts, failure, lack, loading, predictionLink, preview, when } from "./parts.js";
 import { figures } from "./usage.js";
 
 const LOOK_MS = 5000;
 const FEW = 8; // runs
 const MOST_TOKENS = 50;
+const MOST_MODELS = 6;
 
 export function own({ session, signal }) {
   const { username } = session.who;
@@ -42,16 +45,16 @@ export function own({ session, signal }) {
 
   repeat(look, { every: LOOK_MS, signal });
   load(used, async () => usage(await askSites("/v1/usage?by=model", { signal })));
-  load(models, async () => choices((await page("/v1/models", null, { signal })).results));
+  load(models, async () => choices((await page("/v1/models", null, { signal })).results, signal));
   load(limits, async () => bounds(await ask("/v1/account/limits", { signal })));
   load(tokens, async () => tokenTable((await page("/v1/account/tokens", null, { signal })).results));
   return {
     title: "Home",
     node: h("section", {}, h("h1", {}, "Home"),
-      h("p", { class: "lead" }, "The account ", h("strong", {}, username), ": what it ran, what it used, and how to call the service."),
+      h("p", { class: "lead" }, "The account ", h("strong", {}, username), ": what it can run, what it ran, and what it used."),
+      h("div", { class: "head" }, h("h2", {}, "Models"), h("a", { href: "#/models" }, "All models")), models,
       h("div", { class: "head" }, h("h2", {}, "Recent runs"), h("a", { href: "#/predictions" }, "All predictions")), runs,
       h("div", { class: "head" }, h("h2", {}, "Usage this month"), h("a", { href: "#/usage" }, "By model and month")), used, limits,
-      h("h2", {}, "Models"), models,
       h("h2", {}, "Tokens"), h("p", { class: "hint" }, "Programs send one. An administrator makes tokens and sets limits."), tokens,
       h("h2", {}, "Call it from code"), h("div", { class: "cards" }, access(), webhooks(session))),
   };
@@ -62,9 +65,9 @@ const none = () => h("div", { class: "empty" }, h("p", {}, h("strong", {}, "Noth
 function latest(results) {
   const row = (run) => h("tr", { class: "opens" },
     h("td", {}, predictionLink(run.id)), h("td", {}, chip(run.status)), h("td", { class: "whole" }, run.model),
-    h("td", { class: "brief lesser" }, preview(run.input)), h("td", { class: "brief" }, run.error ? h("span", { class: "bad" }, preview(run.error)) : preview(run.output)),
-    h("td", { class: "num" }, seconds(run.metrics?.predict_time ?? between(run.started_at, run.completed_at))), h("td", { class: "num broad" }, ago(run.created_at)));
-  return table("Recent runs", ["Id", "Status", "Model", h("th", { scope: "col", class: "lesser" }, "Input"), "Output", "#Ran", "#Created"], h("tbody", {}, results.map(row)));
+    h("td", { class: "brief lesser" }, preview(run.input)), h("td", { class: "pic" }, thumb(run.output)), h("td", { class: "brief" }, run.error ? h("span", { class: "bad" }, preview(run.error)) : preview(run.output)),
+    h("td", { class: "num" }, seconds(run.metrics?.predict_time ?? between(run.started_at, run.completed_at))), h("td", { class: "num broad" }, when(run.created_at)));
+  return table("Recent runs", ["Id", "Status", "Model", h("th", { scope: "col", class: "lesser" }, "Input"), pictured(), "Output", "#Ran", "#Created"], h("tbody", {}, results.map(row)));
 }
 
 function usage({ answer: { total, results }, away }) {
@@ -76,10 +79,13 @@ function usage({ answer: { total, results }, away }) {
   ];
 }
 
-function choices(all) {
+function choices(all, signal) {
   if (!all.length) return h("p", { class: "hint" }, "There is no model for this account yet. Ask the operator of this service.");
-  const link = ({ owner, name, description }) => h("li", { class: "card" }, h("a", { href: `#/models/${owner}/${name}` }, `${owner}/${name}`), description ? h("p", { class: "hint" }, preview(description)) : null);
-  return [h("ul", { class: "models" }, all.slice(0, 6).map(link)), all.length > 6 ? h("a", { href: "#/models" }, "All models") : null];
+  const cards = new Map(all.slice(0, MOST_MODELS).map((model) => [`${model.owner}/${model.name}`, cardOf(model)]));
+  repeat(async () => {
+    for (const state of await statesOf([...cards.keys()], signal).catch(() => [])) cards.get(state.model).update(state);
+  }, { every: LOOK_MS, signal });
+  return h("ul", { class: "models" }, [...cards.values()].map(({ node }) => node));
 }
 
 /** The limits that are set, and how much of them is used where that is counted. */
@@ -94,7 +100,7 @@ function bounds({ limits, usage, suspension }) {
 function tokenTable(all) {
   if (!all.length) return h("p", { class: "hint" }, "The account has no token.");
   const row = (token) => h("tr", {}, h("th", { scope: "row" }, token.label || h("span", { class: "mono" }, token.id)), h("td", { class: "mono" }, `…${token.last4}`), h("td", {}, token.scopes.join(", ")), h("td", {}, token.lanes.join(", ")),
-    h("td", { class: "num broad" }, ago(token.created_at)), h("td", {}, token.expires_at ? moment(token.expires_at) : "never"));
+    h("td", { class: "num broad" }, when(token.created_at)), h("td", {}, token.expires_at ? moment(token.expires_at) : "never"));
   return table("Tokens", ["Label", "Ends in", "Scopes", "Lanes", "#Created", "Expires"], h("tbody", {}, all.slice(0, MOST_TOKENS).map(row)));
 }
 

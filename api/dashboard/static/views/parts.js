@@ -1,8 +1,8 @@
 // Pieces that several views show.
 
-import { ask } from "../api.js";
+import { ask, serviceAddress } from "../api.js";
 import { announce, dialog, fill, h, say } from "../dom.js";
-import { ago, count, seconds } from "../format.js";
+import { ago, count, day, seconds, timed } from "../format.js";
 import { session } from "../session.js";
 
 const TERMINAL = new Set(["succeeded", "failed", "canceled", "aborted"]);
@@ -59,6 +59,9 @@ export const queuePath = (name) => {
   return `/v1/admin/queues/${name.slice(0, at)}/${encodeURIComponent(name.slice(at + 1))}`;
 };
 
+/** When something happened. */
+export const when = (at) => (at ? h("time", timed(at), day(at)) : "–");
+
 /** A button that does something on the service: it says how that went, and does it once at a time. `act` returns what to
  * say. It keeps the focus meanwhile, which a button that is off would lose.
  * `of`: what it is done to, for those who hear the button and do not see where it stands. `needs`: the right that it
@@ -105,10 +108,13 @@ export function sure(question, name) {
 }
 
 /** A button that copies a text. `make` returns the text. */
-export const copier = (name, make) => action(name, async () => {
+export const copier = (name, make, kind = "quiet") => action(name, async () => {
   await copy(await make());
   return "Copied.";
-}, { kind: "quiet", needs: "" });
+}, { kind, needs: "" });
+
+/** A button that copies the address of a run for those who may see it. */
+export const sharer = (id, kind) => copier("Copy link", () => `${serviceAddress()}/p/${id}`, kind);
 
 export async function copy(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
@@ -126,7 +132,7 @@ let shown = null;
 /** A line at the foot of the page that goes away by itself. */
 export function notice(text, kind = "done") {
   shown?.remove();
-  shown = h("div", { class: `notice ${kind}` }, text);
+  shown = h("div", { class: `notice ${kind}`, "aria-hidden": "true" }, text);
   document.body.append(shown);
   announce(text);
   const mine = shown;
@@ -138,8 +144,12 @@ export const facts = (pairs) => h("dl", { class: "facts" }, pairs
   .filter(([, value]) => value !== null && value !== undefined && value !== "")
   .map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 
+/** Why something is not shown, in words for a person. */
+export const why = (error) => (error.status !== 404 ? error.message : session.seesAll ? "This does not exist, or was deleted. Check the address." :
+  `This does not exist, or it belongs to another account than yours, which is ${session.who?.username}. Check the address, or ask the person who sent it for a log-in link to their account.`);
+
 /** What went wrong with a view, in its place. */
-export const failure = (error) => h("p", { class: "trouble", role: "alert" }, error.message);
+export const failure = (error) => h("p", { class: error.status === 404 ? "empty" : "trouble", role: "alert" }, why(error));
 
 export const ranThere = (away) => `The site ${away} does not answer. What ran there is missing.`;
 

@@ -4,16 +4,21 @@ import { ask, serviceAddress } from "../api.js";
 import { gantt, legend } from "../chart.js";
 import { fill, h, refill, table } from "../dom.js";
 import { followRun } from "../follow_run.js";
-import { ago, between, due, json, moment, seconds } from "../format.js";
+import { between, due, json, moment, seconds } from "../format.js";
 import { text } from "../output.js";
 import { asCurl, asPython } from "../snippets.js";
-import { action, canceler, chip, copier, facts, failure, finding, isTerminal, loading, queueLink, waits } from "./parts.js";
+import { madeFrom } from "./model_parts.js";
+import { action, canceler, chip, copier, facts, failure, finding, isTerminal, loading, queueLink, sharer, waits, when } from "./parts.js";
 
 const KINDS = { training: "trainings", procedure: "procedures" }; // what stands behind ~ in the name of a queue
 
+const LONGEST = 90; // characters of a title
 const KINDS_OF_BARS = [["waited", "waits"], ["ran", "runs"], ["lost", "an attempt that failed"], ["delivered", "webhook delivered"], ["refused", "webhook not accepted"]];
 
-export function prediction({ params: [id], session, signal, refresh }) {
+export function prediction({ params: [id], session, signal, refresh, retitle = () => {} }) {
+  const title = h("h1", {}, "A run");
+  const share = sharer(id, "");
+  const named = h("p", { class: "hint id-of" }, h("span", { class: "mono" }, id), " ", copier("Copy id", () => id));
   const head = h("div", {});
   const wait = h("p", { class: "callout", role: "status", hidden: true });
   const buttons = h("div", { class: "actions" });
@@ -22,7 +27,7 @@ export function prediction({ params: [id], session, signal, refresh }) {
   const alarm = h("div", {});
   const causes = h("div", {});
   const died = h("div", {});
-  const node = h("article", {}, h("h1", { class: "mono" }, id, " ", copier("Copy id", () => id)), head, buttons, alarm, wait, causes, died, body, story);
+  const node = h("article", { class: "run" }, h("div", { class: "head" }, title, share), head, buttons, alarm, wait, causes, died, body, story);
 
   async function tell() {
     const explained = await ask(`/v1/predictions/${id}/explain`, { signal });
@@ -35,7 +40,7 @@ export function prediction({ params: [id], session, signal, refresh }) {
   }
 
   function show(seen, path, account) {
-    refill(head, h("p", {}, chip(seen.status), " ", h("a", { href: `#/models/${seen.model}` }, seen.model), ` · made ${ago(seen.created_at)}`, account ? [" by ", h("a", { href: `#/accounts/${account}` }, account)] : null));
+    refill(head, h("p", {}, chip(seen.status), " ", h("a", { href: `#/models/${seen.model}` }, seen.model), " · made ", when(seen.created_at), account ? [" by ", h("a", { href: `#/accounts/${account}` }, account)] : null), named);
     wait.hidden = !seen.queue || isTerminal(seen.status);
     refill(wait, seen.queue ? waits(seen.queue) : "");
     tell().catch(() => {}); // the story stays as it was last shown
@@ -60,9 +65,13 @@ export function prediction({ params: [id], session, signal, refresh }) {
     const input = seen.data_removed ? h("p", { class: "hint" }, "Its data was removed.") : text(json(seen.input));
     fill(buttons, cancel, path.startsWith("/v1/predictions/") ? again : null, retry, copier("Copy as curl", () => asCurl(last, serviceAddress())), copier("Copy as Python", () => asPython(last, serviceAddress())), copier("Copy as JSON", () => json(last)));
     const { error, output, logs } = followRun(seen, { path, signal, onChange });
+    const words = seen.data_removed ? "" : madeFrom(seen.input);
+    const name = [seen.model, words.length > LONGEST ? `${words.slice(0, LONGEST)}…` : words].filter(Boolean).join(": ");
+    fill(title, name);
+    retitle(name);
     fill(alarm, error);
     fill(body,
-      h("div", { class: "two even" }, h("section", { "aria-label": "Input" }, h("h2", {}, "Input"), input), h("div", {}, h("h2", {}, "Output"), output)),
+      h("div", { class: "two even" }, h("div", {}, h("h2", {}, "Output"), output), h("section", { "aria-label": "Input" }, h("h2", {}, "Input"), input)),
       logs, metrics,
       details);
   }
@@ -76,10 +85,15 @@ export function prediction({ params: [id], session, signal, refresh }) {
       const seen = await ask(path, { signal });
       if (!signal.aborted) own(seen, path, session.seesAll ? account : "");
     } catch (error) {
-      if (!signal.aborted) fill(body, failure(error));
+      if (signal.aborted) return;
+      fill(body, failure(error));
+      if (error.status !== 404) return;
+      fill(title, "This run cannot be shown");
+      share.remove();
     }
   }
 
+  fill(head, named);
   load();
   return { title: `Prediction ${id}`, node };
 }

@@ -3,8 +3,9 @@
 import { ask, askForAll, page, repeat, whyRefused } from "../api.js";
 import { accountNames, modelNames, pick } from "../choices.js";
 import { fill, h, keyed, say, table } from "../dom.js";
-import { ago, between, moment, now, seconds } from "../format.js";
-import { action, chip, failure, isTerminal, lack, loading, MOST_ROWS, predictionLink, preview, STATUSES } from "./parts.js";
+import { between, moment, now, seconds } from "../format.js";
+import { pictured, thumb } from "./model_parts.js";
+import { action, chip, failure, isTerminal, lack, loading, MOST_ROWS, predictionLink, preview, STATUSES, when } from "./parts.js";
 
 const SINCE = [["", "any time"], ["15m", "the last 15 min", 900], ["1h", "the last hour", 3600], ["24h", "the last day", 86_400], ["7d", "the last week", 604_800]];
 const TIME = /^\d{4}-\d\d-\d\dT[\d:.]+Z$/;
@@ -70,7 +71,7 @@ export function predictions({ session, signal, query }) {
   const head = (words, title, kind = "") => h("th", { scope: "col", class: kind || null, title }, words);
   const list = h("div", { hidden: true }, table("Predictions", [
     ...(session.acts ? [h("th", { scope: "col" }, h("span", { class: "unseen" }, "Chosen"))] : []), "Id", "Status", "Model", ...(session.seesAll ? [head("Account", "The account that made it", "lesser")] : []),
-    head("Created", "When it was accepted", "num"), head("Waited", "Until its first attempt started", "num lesser"), head("Ran", "In a slot", "num"), head("Input", "Its first words", "lesser"), head("Output or error", "Its first words", "lesser")], body));
+    head("Created", "When it was accepted", "num"), head("Waited", "Until its first attempt started", "num lesser"), head("Ran", "In a slot", "num"), head("Input", "Its first words", "lesser"), pictured(), head("Output or error", "Its first words", "lesser")], body));
   const show = keyed(body, (one) => one.id, line);
   let next = null;
   let isLooked = false;
@@ -177,21 +178,22 @@ export function predictions({ session, signal, query }) {
   function line(first) {
     const tick = h("input", { type: "checkbox", "aria-label": `Choose ${first.id}`, on: { change: () => { if (tick.checked) chosen.add(first.id); else chosen.delete(first.id); draw(); } } });
     const status = h("td", {});
-    const created = h("td", { class: "num broad" });
+    const created = h("td", { class: "num broad" }, when(first.created_at));
+    const picture = h("td", { class: "pic" });
     const waited = h("td", { class: "num lesser" });
     const ran = h("td", { class: "num" });
     const result = h("td", { class: "brief lesser" });
     const whose = session.seesAll ? h("td", { class: "lesser" }, first.account) : null;
     const input = h("td", { class: "brief lesser" }, preview(valueOf(first.input)));
-    const node = h("tr", { class: "opens" }, session.acts ? h("td", {}, tick) : null, h("td", {}, predictionLink(first.id)), status, h("td", { class: "whole" }, first.model), whose, created, waited, ran, input, result);
+    const node = h("tr", { class: "opens" }, session.acts ? h("td", {}, tick) : null, h("td", {}, predictionLink(first.id)), status, h("td", { class: "whole" }, first.model), whose, created, waited, ran, input, picture, result);
     return {
       node,
       update(one) {
         tick.checked = chosen.has(one.id);
         if (status.textContent !== one.status) status.replaceChildren(chip(one.status));
-        say(created, ago(one.created_at));
         say(waited, seconds(between(one.created_at, one.started_at)));
         say(ran, seconds(one.metrics?.predict_time ?? between(one.started_at, one.completed_at)));
+        if (!picture.firstChild && one.output) fill(picture, thumb(one.output));
         const words = one.error ? [one.code, preview(one.error)].filter(Boolean).join(": ") : preview(valueOf(one.output));
         if (result.textContent !== words) fill(result, one.error ? h("span", { class: "bad" }, words) : words);
         result.title = one.error ? one.error.slice(0, 300) : "";
