@@ -191,7 +191,7 @@ async def test_run_of_another_account_is_refused_in_plain_words(
 ) -> None:
     made = await place.submit("other")
     window, context = await opened(chromium, ann, viewport=NARROW, color_scheme=theme)
-    for view in (f"/predictions/{made}", "/models/nobody/has-this"):
+    for view in (f"/predictions/{made}", "/models/other/has-this"):
         await window.page.goto(f"{place.url}/#{view}")
         said = window.page.get_by_text("it belongs to another account than yours, which is umbrella.")
         await said.wait_for()
