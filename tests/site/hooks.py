@@ -28,7 +28,9 @@ WEIGHT_OF_SOURCE: Final = 0.2
 SEARCH: Final = tomllib.loads((ROOT / "tests/site/search.toml").read_text(encoding="utf-8"))
 MERMAID: Final = re.compile(r"```mermaid\nstateDiagram-v2\n.*?```", re.DOTALL)
 LINK: Final = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])+)\]\(([^)\s]+)\)")
-FENCE: Final = re.compile(r"(^```.*?^```$|^(?: {4}[^\n]*\n)+|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
+FENCE: Final = re.compile(
+    r"(^```.*?^```$|(?<=\n\n) {4}(?!- )[^\n]*\n(?: {4}[^\n]*\n)*|`[^`\n]+`)", re.DOTALL | re.MULTILINE
+)
 CODE_OR_LINK: Final = re.compile(f"{LINK.pattern}|{FENCE.pattern}", re.DOTALL | re.MULTILINE)
 CODE: Final = re.compile(
     r'(?<=<div class="language-sh highlight">)(?P<commands><pre.*?</pre>)|<pre.*?</pre>|<code>(?P<inline>[^<]*)</code>',
