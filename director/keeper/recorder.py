@@ -35,7 +35,7 @@ LOGGED: Final = 10_000  # a shorter log was never cut (lua/lib/log.lua)
 LEAST_COVERED_MS: Final = 1_000  # a burst of some milliseconds is not taken to go on for ten seconds
 MOST_RECORDS: Final = 2_000  # that are read for the times of their runs
 LEAST_RECORDS: Final = 5  # of each queue
-MOST_LEVELS: Final = 1_000  # queues with work, or a few more: about 40 µs of Redis each
+MOST_LEVELS: Final = 1_000  # queues with work: about 40 µs of Redis each
 AT_ONCE: Final = 25
 
 
@@ -79,12 +79,9 @@ class Recorder:
 
     async def _levels(self, at_s: int) -> dict[QueueName, Level]:
         """Return how full the queues are in which anything waits or runs now, at the end of this step."""
-        # The first look has idle queues too, which have no level. So what is found is counted, and not what is asked
-        awake, found = await self._registry.awake("recorder", whole_s=math.inf), dict[QueueName, Level]()
-        for start in range(0, len(awake), AT_ONCE):
-            if len(found) >= MOST_LEVELS:
-                break
-            for queue, stats in await self._queues.stats_of(awake[start : start + AT_ONCE]):
+        live, found = (await self._registry.live())[:MOST_LEVELS], dict[QueueName, Level]()
+        for start in range(0, len(live), AT_ONCE):
+            for queue, stats in await self._queues.stats_of(live[start : start + AT_ONCE]):
                 if stats.live:
                     waiting, slots = (
                         stats.waiting + stats.delayed - stats.planned,

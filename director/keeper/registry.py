@@ -62,6 +62,11 @@ class Registry:
             return queues
         return await self._present_of(self._live, glance_s)
 
+    async def live(self) -> list[QueueName]:
+        """Return the queues with live predictions alone, by a look at most `GLANCE_S` old."""
+        await self.queues()
+        return await self._present_of(self._live)
+
     async def owing(self) -> list[Partition]:
         await self.queues()
         return await self._present_of(self._owed)

@@ -22,7 +22,7 @@ from director.store import trends as store
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.queues import Queues
 from director.store.trends import ALL, MOST_BYTES, ROOM_OF_ALL, Trends, most_queues
-from tests.support.queue_driver import VERSION, QueueDriver
+from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 
 DAY = 86_400
 
@@ -115,12 +115,28 @@ async def test_queue_with_the_most_work_keeps_its_history(
 async def test_idle_queues_take_no_place_of_a_queue_with_work(
     driver: QueueDriver, catalog: Catalog, recorder: Recorder, until_s: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST_LEVELS", 2)
-    for number in range(3):
-        await catalog.register(f"acme/a{number}", VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+    monkeypatch.setattr(module, "MOST_LEVELS", 1)
+    for name in ("acme/a", "acme/z"):  # queues are looked at in the order of their names
+        await catalog.register(name, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
     await driver.submit()
+    for number in (1, 2):  # the first look of a keeper has all queues for other roles
+        await recorder.record(until_s + number * STEP_S)
+        assert len(await Trends(driver.redis).levels(driver.queue, "15m", now_s=until_s + 2 * STEP_S)) == number
+
+
+async def test_bounded_number_of_queues_is_looked_at(
+    driver: QueueDriver, catalog: Catalog, recorder: Recorder, until_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_LEVELS", 1)
+    monkeypatch.setattr(module, "AT_ONCE", 1)
+    after = await catalog.register(MODEL, "c3" * 32, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+    await driver.submit()
+    other = QueueDriver(driver.redis, driver.scripts, after)
+    other.now_ms = driver.now_ms
+    await other.submit()
     await recorder.record(until_s)
-    assert await Trends(driver.redis).levels(driver.queue, "15m", now_s=until_s)
+    trends = Trends(driver.redis)
+    assert [len(await trends.levels(each, "15m", now_s=until_s)) for each in (driver.queue, after)] == [1, 0]
 
 
 async def test_canceled_predictions_count_apart(driver: QueueDriver, recorder: Recorder, until_s: int) -> None:
