@@ -3,7 +3,7 @@
 from msgspec import Struct
 from starlette.responses import Response
 
-from api.accounts.details import ABOUT_LIMITS, ABOUT_TOKENS, OF_ACCOUNT, OF_TOKENS, TokenView, show_account
+from api.accounts.details import ABOUT_LIMITS, ABOUT_TOKENS, ACCOUNT_ANSWERS, TOKEN_ANSWERS, TokenView, show_account
 from api.web.errors import not_found
 from api.web.http import Request, json_response, page_response
 from api.web.route import Answer, changes, reads
@@ -51,7 +51,7 @@ async def get_account(request: Request) -> Response:
     name="account.limits.get",
     summary="Get the caller's limits and how much of them is used",
     about=ABOUT_LIMITS,
-    answers=OF_ACCOUNT,
+    answers=ACCOUNT_ANSWERS,
 )
 async def get_own_limits(request: Request) -> Response:
     return json_response(await show_account(request, request.account.name))
@@ -62,7 +62,7 @@ async def get_own_limits(request: Request) -> Response:
     name="account.tokens.list",
     summary="List the tokens of the caller's account, without their secrets",
     about=f"{ABOUT_TOKENS} An administrator makes them.",
-    answers=OF_TOKENS,
+    answers=TOKEN_ANSWERS,
 )
 async def list_own_tokens(request: Request) -> Response:
     tokens = await request.services.accounts.tokens.of(request.account.name)

@@ -64,8 +64,8 @@ ABOUT_LIMITS: Final = (
     "Limits that the account does not have of its own are those of the API's settings. null is no limit."
 )
 ABOUT_TOKENS: Final = "A token is shown by its label and the last four characters of its secret."
-OF_ACCOUNT: Final = {200: Answer("The account.", AccountDetail)}
-OF_TOKENS: Final = {200: Answer("All of them, oldest first.", Page[TokenView])}
+ACCOUNT_ANSWERS: Final = {200: Answer("The account.", AccountDetail)}
+TOKEN_ANSWERS: Final = {200: Answer("All of them, oldest first.", Page[TokenView])}
 
 
 async def show_account(request: Request, name: str) -> AccountDetail:

@@ -38,8 +38,8 @@ class LogIn(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     link: Annotated[str, Meta(max_length=200)] = ""
 
 
-class SeenLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The end of a link that a person has opened."""
+class LinkSecret(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body that asks whether a link still works. `link`: its end, which is secret."""
 
     link: Annotated[str, Meta(max_length=200)]
 
@@ -123,9 +123,9 @@ async def log_in(request: Request) -> Response:
 
 @Route("POST", "/session/link")
 async def look_at_link(request: Request) -> Response:
-    """Say whether a link can still log in, and leave it as it is. One that was used or is over does not work."""
+    """Say whether a link can still log in, and leave it as it is. One that was used or has expired does not work."""
     _refuse_other_sites(request)
-    asked = await decode_body(request, SeenLink, max_bytes=MAX_BODY)
+    asked = await decode_body(request, LinkSecret, max_bytes=MAX_BODY)
     works = await services_of(request).log_ins.of_link(asked.link) is not None
     return json_response({"works": works}, 200, {"Cache-Control": "no-store"})
 

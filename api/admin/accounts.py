@@ -16,8 +16,8 @@ from api.accounts.auth import name_operator
 from api.accounts.details import (
     ABOUT_LIMITS,
     ABOUT_TOKENS,
-    OF_ACCOUNT,
-    OF_TOKENS,
+    ACCOUNT_ANSWERS,
+    TOKEN_ANSWERS,
     AccountDetail,
     TokenView,
     show_account,
@@ -143,7 +143,7 @@ async def create_account(request: Request) -> Response:
     name="admin.accounts.get",
     summary="Get an account, its limits and how much of them is used",
     about=ABOUT_LIMITS,
-    answers=OF_ACCOUNT,
+    answers=ACCOUNT_ANSWERS,
 )
 async def get_account_of_all(request: Request) -> Response:
     return json_response(await show_account(request, (await _target(request)).account))
@@ -220,7 +220,7 @@ async def resume_account(request: Request) -> Response:
     name="admin.accounts.tokens.list",
     summary="List the tokens of an account, without their secrets",
     about=ABOUT_TOKENS,
-    answers=OF_TOKENS,
+    answers=TOKEN_ANSWERS,
 )
 async def list_tokens(request: Request) -> Response:
     administration, name, _ = await _target(request)

@@ -13,7 +13,7 @@ from api.web.examples import OUTPUT_NAME, PREDICTION_ID, STREAM_ADDRESS
 from api.web.examples import VERSION as EXAMPLE_VERSION
 from api.web.http import Request
 from director.core.account_limits import BucketName
-from director.core.ids import QUEUE_END, SHORT, VERSION_ID, PredictionId
+from director.core.ids import QUEUE_END, VERSION_DIGITS, VERSION_ID, PredictionId
 from director.store.accounts import ACCOUNT_NAME
 from director.store.accounts import OPERATES as OPERATES
 from director.store.accounts import OVERSEES as OVERSEES
@@ -145,10 +145,11 @@ IN_PATH: Final = {
     "id": Parameter("id", "The id of a prediction.", Id, "path", PREDICTION_ID),
     "version": Parameter(
         "version",
-        "The first 12 digits of a version. Queues of another kind of run have `~training` or `~procedure` behind them.",
+        f"The first {VERSION_DIGITS} digits of a version. "
+        "Queues of another kind of run have `~training` or `~procedure` behind them.",
         Annotated[str, Meta(pattern=QUEUE_END)],
         "path",
-        EXAMPLE_VERSION[:SHORT],
+        EXAMPLE_VERSION[:VERSION_DIGITS],
     ),
     "models/id": Parameter("id", "What a call gives as `model`.", str, "path", "acme/llm"),
     "versions/id": Parameter(

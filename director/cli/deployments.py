@@ -11,7 +11,7 @@ from director.cli.arguments import JSON, SERVICE, arg, command, flag, owner_and_
 from director.cli.client import Client, Missing, name_service, read, service
 from director.cli.tables import Answer, tabulate
 from director.core.errors import SettingsError
-from director.core.ids import SHORT, VERSION_ID
+from director.core.ids import VERSION_DIGITS, VERSION_ID
 from director.core.split import LEAST_RUNS, MARGIN, MOST_RUNS, MOST_SHARE
 from director.core.words import span
 
@@ -165,8 +165,10 @@ def _list(given: argparse.Namespace) -> int:
         rows = []
         for one in map(_read_deployed, found):
             release, split = one.current_release, one.split
-            tried = "" if split is None else f"{split.version[:SHORT]}, {_share(split)}"
-            rows.append([f"{one.owner}/{one.name}", release.model, release.version[:SHORT], str(release.number), tried])
+            tried = "" if split is None else f"{split.version[:VERSION_DIGITS]}, {_share(split)}"
+            rows.append(
+                [f"{one.owner}/{one.name}", release.model, release.version[:VERSION_DIGITS], str(release.number), tried]
+            )
         names = ("deployment", "model", "version", "release", "tries")
         empty = "no deployments: `director deploy OWNER/NAME --model MODEL --version ID` makes one"
         return tabulate(names, rows, words=("deployment", "model", "version", "tries"), empty=empty)
@@ -194,8 +196,9 @@ def _print_deployed(body: Raw, given: argparse.Namespace) -> int:
         one = _read_deployed(body)
         now, split = one.current_release, one.split
         share = "all" if split is None else f"{100 - split.share} % of the"
-        line = f"{one.owner}/{one.name}: {share} calls run {now.model}:{now.version[:SHORT]} (release {now.number})"
-        return line if split is None else f"{line}, and {split.share} % try {split.version[:SHORT]}"
+        version = f"{now.model}:{now.version[:VERSION_DIGITS]}"
+        line = f"{one.owner}/{one.name}: {share} calls run {version} (release {now.number})"
+        return line if split is None else f"{line}, and {split.share} % try {split.version[:VERSION_DIGITS]}"
 
     return Answer(body, text).show(is_json=given.json)
 
@@ -207,9 +210,9 @@ def _print_rollout(body: Raw, given: argparse.Namespace) -> int:
 def _rollout_lines(one: Rollout) -> Iterator[str]:
     split, tried = one.split, one.tried
     if split is None or tried is None:
-        yield f"{one.deployment}: all calls run {one.model}:{one.current.version[:SHORT]}"
+        yield f"{one.deployment}: all calls run {one.model}:{one.current.version[:VERSION_DIGITS]}"
         if one.former:
-            yield f"`director rollback {one.deployment}` brings {one.former[:SHORT]} back"
+            yield f"`director rollback {one.deployment}` brings {one.former[:VERSION_DIGITS]} back"
         return
     rows = [_row(one.current, "now"), _row(tried, "stopped" if split.stopped_why else "tried")]
     columns = ("version", "", "share", "ended", "failed", "rate", "p50")
@@ -229,4 +232,4 @@ def _row(side: Side, what: str) -> list[str]:
     rate = "-" if side.failure_rate is None else f"{side.failure_rate * 100:.1f} %"
     p50 = "-" if side.p50_s is None else span(side.p50_s)
     ended = side.succeeded + side.failed
-    return [side.version[:SHORT], what, f"{side.share} %", f"{ended:,}", f"{side.failed:,}", rate, p50]
+    return [side.version[:VERSION_DIGITS], what, f"{side.share} %", f"{ended:,}", f"{side.failed:,}", rate, p50]

@@ -34,7 +34,7 @@ from director.cli.output import printable
 from director.cli.tables import Answer, answer_page, tabulate
 from director.core.data_uri import MOST_PICTURE, is_picture
 from director.core.errors import SettingsError, UnknownModel
-from director.core.ids import SHORT, QueueName, queue_name
+from director.core.ids import VERSION_DIGITS, QueueName, queue_name
 from director.core.model_config import ModelConfig
 from director.core.trends import quantile_s
 from director.core.usage import Price
@@ -230,7 +230,7 @@ def _describe(name: str, facts: Mapping[str, Any], version: Mapping[str, Any] | 
     if version is None:
         yield "It has no version yet: a director brings one (`director run`)."
         return
-    yield f"version {version['id'][:SHORT]} of {version['created_at']}, {version['cog_version']}"
+    yield f"version {version['id'][:VERSION_DIGITS]} of {version['created_at']}, {version['cog_version']}"
     try:
         described = Described.of(version["openapi_schema"])
     except (KeyError, TypeError, AttributeError):

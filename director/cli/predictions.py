@@ -32,7 +32,7 @@ from director.cli.output import harmless, printable
 from director.cli.printing import Printer, as_text, place_words, waiting_words, why_words
 from director.cli.tables import Answer, fold, line_width, print_json, tabulate
 from director.core.errors import DirectorError, SettingsError
-from director.core.ids import ALL_LANES, SHORT
+from director.core.ids import ALL_LANES, VERSION_DIGITS
 from director.core.states import Status
 from director.core.words import since, span
 from director.operate.story import Ended, Holding, Owed, Story, Submitted
@@ -302,7 +302,7 @@ def story_lines(story: Story) -> Iterator[str]:
     yield f"{story.id} of {story.model}: {story.status}"
     yield from _came(story.submitted)
     if story.version_because:
-        yield _more(f"version {story.version[:SHORT]}, {story.version_because}")
+        yield _more(f"version {story.version[:VERSION_DIGITS]}, {story.version_because}")
     for swap in story.swaps or ():
         room = f", instead of {', '.join(swap.instead_of)}" if swap.instead_of else ""
         loaded = f"until {swap.ready_at}" if swap.ready_at else "and failed"

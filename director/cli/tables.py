@@ -21,6 +21,7 @@ from rich.text import Text
 
 from director.cli.arguments import CALLER
 from director.cli.output import printable
+from director.core.ids import VERSION_DIGITS
 
 GAP: Final = 2
 NARROW_GAP: Final = 1
@@ -28,7 +29,7 @@ UNLIMITED: Final = 1_000_000
 SHORTEST: Final = 8  # columns of a cell that are never cut, unless lines are
 FEWEST_DIGITS: Final = 2  # of a version
 MARK: Final = "…"
-QUEUE: Final = re.compile(r"(?P<model>.+/.+:)[0-9a-f]{12}(?P<kind>(?:~.*)?)")
+QUEUE: Final = re.compile(rf"(?P<model>.+/.+:)[0-9a-f]{{{VERSION_DIGITS}}}(?P<kind>(?:~.*)?)")
 
 
 class Answer(NamedTuple):

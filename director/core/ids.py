@@ -22,12 +22,11 @@ QueueName = NewType("QueueName", str)
 Kind = Literal["", "training", "procedure"]
 """Kind of a run; '' is a prediction."""
 
+VERSION_DIGITS: Final = 12  # of a version in the name of its queue, and wherever it is shown
 MODEL_NAME: Final = r"^[a-z0-9][a-z0-9._-]{0,63}/[a-z0-9][a-z0-9._-]{0,63}$"
-QUEUE_NAME: Final = MODEL_NAME[:-1] + r":[0-9a-f]{12}(~[a-z]+)?$"
+QUEUE_NAME: Final = MODEL_NAME[:-1] + rf":[0-9a-f]{{{VERSION_DIGITS}}}(~[a-z]+)?$"
 VERSION_ID: Final = r"^[0-9a-f]{64}$"
-QUEUE_END: Final = r"^[0-9a-f]{12}(~(training|procedure))?$"  # the part after the colon of a queue's name
-
-SHORT: Final = 12  # digits of a version in the name of its queue, and wherever it is shown
+QUEUE_END: Final = rf"^[0-9a-f]{{{VERSION_DIGITS}}}(~(training|procedure))?$"  # of a queue's name, after the colon
 
 PARTITIONS: Final = 1024
 FORMAT: Final = 0
@@ -94,7 +93,7 @@ def queue_name(model: str, version: str, kind: Kind = "") -> QueueName:
     """Return the queue of one version of a model. A part of the version keeps the name, and each record, small. A
     kind other than prediction follows the version, so all before the last colon is always the model.
     """
-    return QueueName(f"{model}:{version[:SHORT]}" + (f"~{kind}" if kind else ""))
+    return QueueName(f"{model}:{version[:VERSION_DIGITS]}" + (f"~{kind}" if kind else ""))
 
 
 def model_and_kind(queue: QueueName) -> tuple[str, str]:

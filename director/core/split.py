@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from director.core.ids import SHORT, QueueName, queue_name
+from director.core.ids import VERSION_DIGITS, QueueName, queue_name
 from director.core.trends import bucket, quantile_s
 
 LEAST_SHARE: Final = 1
@@ -89,7 +89,7 @@ def choose(split: Split, key: str) -> Side:
 
 def write_mark(split: Split, side: Side) -> str:
     percent, version = (split.share, split.version) if side == "new" else (100 - split.share, split.former)
-    return f"{side} {percent} {split.since_ms} {split.began_ms} {version[:SHORT]}"
+    return f"{side} {percent} {split.since_ms} {split.began_ms} {version[:VERSION_DIGITS]}"
 
 
 def read_mark(text: str) -> Mark | None:

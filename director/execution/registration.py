@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Raw, Struct
 
 from director.core.errors import BackendUnavailable
-from director.core.ids import SHORT, Kind, QueueName, version_id
+from director.core.ids import VERSION_DIGITS, Kind, QueueName, version_id
 from director.core.policy import Policy
 from director.core.schema import SetupRun, setup_run
 from director.core.settings import DirectorSettings
@@ -172,7 +172,8 @@ class Registration:
             facts = {"server": server.runner.url, "served": self.version, "version": found}
             log.warning("no server runs the version that is served, changing to another", extra=facts)
             self.replaced.set()
-        return f"it shows another schema, so it is version {found[:SHORT]}, and {self.version[:SHORT]} is served here"
+        other, served = (one[:VERSION_DIGITS] for one in (found, self.version))
+        return f"it shows another schema, so it is version {other}, and {served} is served here"
 
     async def _register(self) -> None:
         settings = self._settings

@@ -68,17 +68,12 @@ class Comparer:
         known, counted = await self._read_counts(found), 0
         for partition, some in groupby(found, key=_partition_of):
             counted += await self._count(partition, some, known)
-        return Comparison(counted, tuple(await self._stop_worse([one for one in found if one[1].share])))
+        return Comparison(
+            counted, tuple(await self._stop_worse([(deployment, split) for deployment, split in found if split.share]))
+        )
 
     async def _read_counts(self, found: Sequence[tuple[Deployment, Split]]) -> dict[str, Counts]:
-        """Return the counts of these splits by deployment, without those that cannot be read."""
-        names, known = [deployment.full_name for deployment, _ in found], dict[str, Counts]()
-        for name, counts in zip(names, await self._deployments.splits.read_counts(names), strict=True):
-            try:
-                known[name] = Counts.of(counts)
-            except ValueError:  # one split that cannot be read delays no other
-                log.exception("the counts of a split cannot be read", extra={"deployment": name})
-        return known
+        return await self._deployments.splits.read_counts([deployment.full_name for deployment, _ in found])
 
     def _age_ms(self, split: Split) -> int:
         return self._clock.now_ms() - split.since_ms
@@ -88,7 +83,7 @@ class Comparer:
     ) -> int:
         """Count runs of these splits that ended since the last round, in one reading of their log. Return how many."""
         splits, total = self._deployments.splits, 0
-        left = {one[0].full_name: one for one in found if one[0].full_name in counts}
+        left = {one.full_name: (one, split) for one, split in found if one.full_name in counts}
         known = {name: counts[name].cursor for name in left}
         for _ in range(MOST_READS):
             if not left:
@@ -112,11 +107,13 @@ class Comparer:
     async def _stop_worse(self, found: Sequence[tuple[Deployment, Split]]) -> list[str]:
         """Judge these splits by their counts of now. Return the deployments whose new version was stopped."""
         known, stopped = await self._read_counts(found), list[str]()
-        judged = [one for one in found if one[0].full_name in known]
+        judged = [(one, split, known[one.full_name]) for one, split in found if one.full_name in known]
         for start in range(0, len(judged), AT_ONCE):
             some = judged[start : start + AT_ONCE]  # together, so that Redis gets what they ask in one write
-            ends = await asyncio.gather(*(self._stop_if_worse(*one, known[one[0].full_name]) for one in some))
-            stopped += [deployment.full_name for (deployment, _), is_worse in zip(some, ends, strict=True) if is_worse]
+            ends = await asyncio.gather(*(self._stop_if_worse(*one) for one in some))
+            stopped += [
+                deployment.full_name for (deployment, _, _), is_worse in zip(some, ends, strict=True) if is_worse
+            ]
         return stopped
 
     async def _stop_if_worse(self, deployment: Deployment, split: Split, counts: Counts) -> bool:
@@ -148,8 +145,9 @@ class Comparer:
         return f"no server of the new version is ready, and {waiting:,} wait for one"
 
 
-def _partition_of(one: tuple[Deployment, Split]) -> Partition:
-    return keys.queue_partition(QueueName(f"{one[1].model}:"))
+def _partition_of(found: tuple[Deployment, Split]) -> Partition:
+    _, split = found
+    return keys.queue_partition(QueueName(f"{split.model}:"))
 
 
 def _sum_runs(counts: Mapping[str, int]) -> int:

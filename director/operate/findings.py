@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from director import __version__
 from director.broker.replies import QueueStats
 from director.core.data_bytes import Fullness
-from director.core.ids import SHORT, PredictionId, QueueName
+from director.core.ids import VERSION_DIGITS, PredictionId, QueueName
 from director.core.policy import LATE_MS, Lane
 from director.core.samples import Burns
 from director.core.schema import Known
@@ -670,7 +670,7 @@ def _find_stopped(situation: Situation) -> Iterator[Finding]:
             since=iso(split.since_ms),
             ago=span(max(0, situation.closer.now_ms - split.since_ms) / 1000),
             why=split.stopped_why,
-            version=f"{split.model}:{split.version[:SHORT]}",
+            version=f"{split.model}:{split.version[:VERSION_DIGITS]}",
         )
 
 

@@ -4,6 +4,7 @@ All splits lie in one partition, as every user of Redis may write there, and not
 release 0.3.0 compares. So a split names what it belongs to, and is void with any other: see `join` in deployments.py.
 """
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
@@ -17,6 +18,8 @@ from director.broker.scripts import Scripts
 from director.core.ids import Partition, PredictionId, QueueName, queue_name
 from director.core.split import EndedRun, Figures, Split, read_figures
 from director.store.records import record_fields
+
+log = logging.getLogger(__name__)
 
 MOST: Final = 100  # trials of one account
 MOST_LISTED: Final = 10_000  # trials that keepers look at in one round
@@ -73,12 +76,17 @@ class Splits:
             detail=f"{name} {did}",
         )
 
-    async def read_counts(self, names: Sequence[str]) -> list[dict[bytes, bytes]]:
-        """Return the counts of splits as they are stored, for `Counts.of`."""
-        found: list[dict[bytes, bytes]] = []
+    async def read_counts(self, names: Sequence[str]) -> dict[str, Counts]:
+        """Return the counts of splits by their deployments, without those that are stored in an unknown form."""
+        found: dict[str, Counts] = {}
         for start in range(0, len(names), AT_ONCE):
             some = names[start : start + AT_ONCE]
-            found += await read_all(self._redis, some, lambda pipe, name: pipe.hgetall(keys.split_runs(name)))
+            stored = await read_all(self._redis, some, lambda pipe, name: pipe.hgetall(keys.split_runs(name)))
+            for name, counts in zip(some, stored, strict=True):
+                try:
+                    found[name] = Counts.of(counts)
+                except ValueError:  # one split that cannot be read delays no other
+                    log.exception("the counts of a split cannot be read", extra={"deployment": name})
         return found
 
     async def count(self, name: str, split: bytes, was: str, cursor: str, counts: Mapping[str, int]) -> bool:
