@@ -413,9 +413,14 @@ def _make_link(given: argparse.Namespace) -> int:
 
 
 def _page(address: str, service_url: str) -> dict[str, str]:
-    """Return the field for the page of an address. The page's own views stand behind its #."""
-    path = address.removeprefix(service_url.rstrip("/")).removeprefix("/#")
-    return {"to": path} if path else {}  # an API of release 0.3.0 knows no such field
+    """Return the field for the page of an address. The page's own views stand behind its #. Raises SettingsError."""
+    if not address:
+        return {}  # an API of release 0.3.0 knows no such field
+    before, has_view, view = address.removeprefix(service_url.rstrip("/")).partition("#/")
+    path = f"/{view}" if has_view and before in ("", "/") else before
+    if not path.startswith("/") or (has_view and path == before):
+        raise SettingsError(f"--to takes an address that begins with {service_url}, or what follows it, as /p/ID.")
+    return {"to": path}
 
 
 def _words(option: str, text: str, known: tuple[str, ...]) -> list[str]:

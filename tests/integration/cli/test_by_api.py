@@ -302,13 +302,14 @@ async def test_token_that_was_changed_has_its_new_rights_within_the_cache(scene:
     await eventually(lambda: caller.tries("queues"), "it may not", until=lambda ended: ended.returncode == 1, limit_s=5)
 
 
-@pytest.mark.parametrize("shape", ["{url}/p/06gz", "/p/06gz", "{url}/#/p/06gz"])
+@pytest.mark.parametrize("shape", ["{url}/p/06gz", "/p/06gz", "{url}/#/p/06gz", "#/p/06gz", "/#/p/06gz"])
 async def test_link_leads_to_the_page_whose_address_is_given(scene: Scene, shape: str) -> None:
     by_api = await scene.operator()
     printed = await by_api.types("login-link", "--to", shape.format(url=scene.api.url))
     assert "?to=/p/06gz\n" in printed
     assert "?" not in await by_api.types("login-link")
-    assert await by_api.is_told("login-link", "--to", "https://evil.example/p/06gz")
+    for other in ("https://evil.example/p/06gz", "https://evil.example/#/p/06gz", "p/06gz", f"{scene.api.url}0/p/06gz"):
+        assert "--to takes an address that begins with" in await by_api.is_told("login-link", "--to", other)
 
 
 async def test_token_is_revoked_by_standard_input(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
