@@ -150,12 +150,16 @@ def _show_model(model: Model, latest: Version | None, example: Raw | None, runs:
     )
 
 
-async def run_counts(services: Services, models: Sequence[Model]) -> list[int]:
-    """Return the runs of all versions of each of these models, those that are gone too."""
+async def run_counts(services: Services, models: Sequence[Model], *, held: bool = False) -> list[int]:
+    """Return the runs of all versions of each of these models, those that are gone too. `held`: as they were read in
+    the last half minute.
+    """
     queues = [await services.lookups.queues_of(model.name) for model in models]
-    counts = iter(await services.catalog.runs([queue for of_model in queues for queue in of_model]))
+    every = [queue for of_model in queues for queue in of_model]
+    counts = await services.runs.of(every) if held else await services.catalog.runs(every)
     return [
-        model.former_runs + sum(next(counts) for _ in of_model) for model, of_model in zip(models, queues, strict=True)
+        model.former_runs + sum(counts[queue] for queue in of_model)
+        for model, of_model in zip(models, queues, strict=True)
     ]
 
 

@@ -1,9 +1,9 @@
-"""Know how fast the queues of models were in the last day. The history of a queue has up to 250 lines, so what was read
-of it holds for half a minute.
+"""Know how fast the queues of models were in the last day, and how often they ran. The history of a queue has up to 250
+lines, and a model may have many queues, so what was read of a queue holds for half a minute.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final, Generic, TypeVar
 
 from director.core.clock import Clock
 from director.core.ids import QueueName
@@ -13,22 +13,36 @@ from director.store.trends import Trends
 HOLDS_S: Final = 30.0
 MOST: Final = 1_000
 
+T = TypeVar("T")
 
-class Paces:
-    def __init__(self, trends: Trends, clock: Clock) -> None:
-        self._trends = trends
+
+class OfQueues(Generic[T]):
+    """Keep what `read` returns of each queue for half a minute."""
+
+    def __init__(self, read: Callable[[Sequence[QueueName]], Awaitable[Mapping[QueueName, T]]], clock: Clock) -> None:
+        self._read = read
         self._clock = clock
-        self._known: dict[QueueName, tuple[float, Point]] = {}
+        self._known: dict[QueueName, tuple[float, T]] = {}
 
-    async def of(self, queues: Sequence[QueueName]) -> Mapping[QueueName, Point]:
-        """Return how the predictions of each queue ended in the last day, in one sum."""
+    async def of(self, queues: Sequence[QueueName]) -> Mapping[QueueName, T]:
         now = self._clock.monotonic()
         if len(self._known) > MOST:
             self._known = {queue: known for queue, known in self._known.items() if known[0] > now}
         # taken before the read: a call beside this one may forget them meanwhile
-        known = {queue: one[1] for queue in queues if (one := self._known.get(queue)) is not None and one[0] > now}
+        held = [(queue, self._known.get(queue, (now, None))) for queue in queues]
+        known = {queue: value for queue, (until, value) in held if until > now and value is not None}
         stale = [queue for queue in queues if queue not in known]
-        found = await self._trends.many(stale, "24h", now_s=self._clock.now_ms() / 1000) if stale else {}
-        fresh = {queue: trend.whole for queue, trend in found.items()}
-        self._known |= {queue: (now + HOLDS_S, point) for queue, point in fresh.items()}
-        return known | fresh
+        found = await self._read(stale) if stale else {}
+        self._known |= {queue: (now + HOLDS_S, value) for queue, value in found.items()}
+        return {**known, **found}
+
+
+class Paces(OfQueues[Point]):
+    """Keep how the predictions of each queue ended in the last day, in one sum."""
+
+    def __init__(self, trends: Trends, clock: Clock) -> None:
+        async def read(queues: Sequence[QueueName]) -> Mapping[QueueName, Point]:
+            found = await trends.many(queues, "24h", now_s=clock.now_ms() / 1000)
+            return {queue: trend.whole for queue, trend in found.items()}
+
+        super().__init__(read, clock)

@@ -131,9 +131,10 @@ def _list_own(chosen: Service, given: argparse.Namespace) -> Answer:
         for one in found[: given.n]
     ]
     rows = [[one["name"], one["visibility"], one["latest"] or "none", str(one["run_count"])] for one in results]
-    more = [f"there are more: {MORE}"] if len(found) > given.n else []
+    has_more = len(found) > given.n
+    more = [f"there are more: {MORE}"] if has_more else []
     return Answer(
-        results,
+        {"results": results, **({"more": True} if has_more else {})},
         lambda: "\n".join(
             [tabulate(OWN_COLUMNS, rows, words=OWN_COLUMNS[:3], empty="no models yet, or none that you may see"), *more]
         ),
@@ -194,7 +195,7 @@ async def _count_runs(backend: Backend, models: Sequence[Model]) -> dict[str, in
     names = {model.name for model in models}
     queues = [queue for queue in await backend.catalog.queues() if queue.rpartition(":")[0] in names]
     counts = {model.name: model.former_runs for model in models}
-    for queue, count in zip(queues, await backend.catalog.runs(queues), strict=True):
+    for queue, count in (await backend.catalog.runs(queues)).items():
         counts[queue.rpartition(":")[0]] += count
     return counts
 

@@ -283,11 +283,15 @@ class Catalog:
             return None
         return await self.setup_run(queue.rpartition(":")[0], text(version))
 
-    async def runs(self, queues: Sequence[QueueName]) -> list[int]:
-        return [int(count or 0) for count in await self._field_of_each([keys.meta(q) for q in queues], "arrivals")]
+    async def runs(self, queues: Sequence[QueueName]) -> dict[QueueName, int]:
+        counts = await self._field_of_each([keys.meta(queue) for queue in queues], "arrivals")
+        return {queue: int(count or 0) for queue, count in zip(queues, counts, strict=True)}
 
     async def _field_of_each(self, hashes: Sequence[str], field: str) -> list[bytes | None]:
-        return await pipelined(self._redis, lambda pipe: [pipe.hget(key, field) for key in hashes])
+        found: list[bytes | None] = []
+        for some in _slices(hashes):
+            found += await read_all(self._redis, some, lambda pipe, key: pipe.hget(key, field))
+        return found
 
     async def of_kind(self, version: Version, kind: Kind) -> Version | None:
         """Return the version with the queue for this kind of run, or None if no director has ever run this kind."""

@@ -1,6 +1,7 @@
 """Read which directors there are from their heartbeats. A silent one is shown as silent until a keeper removes it."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -16,6 +17,7 @@ ALIVE_S: Final = 20.0  # as the scripts count them: ALIVE_MS in lib/keys
 MOST_OF_A_QUEUE: Final = 200
 MOST_NEWCOMERS: Final = 1_000
 AT_ONCE: Final = 100  # queues of one write
+REPORTS_AT_ONCE: Final = 50  # reports of one write: one may have the logs of 16 servers
 SKEW_MS: Final = 1_000  # a smaller difference between the clocks of a director and of the server does not count
 LOOP: Final = 2  # failed starts in a row; fewer may be an accident
 
@@ -131,6 +133,10 @@ class DirectorFound(Struct, frozen=True, kw_only=True):
     def is_alive(self) -> bool:
         return self.silent_ms <= ALIVE_S * 1000
 
+    def is_alive_in(self, heartbeat: HeartbeatFound) -> bool:
+        """Return whether it still works on this queue of it: it may have ended there alone."""
+        return self.silent_ms + self.last.at_ms - heartbeat.at_ms <= ALIVE_S * 1000
+
 
 class Report(Struct, frozen=True):
     """The report of a director whose model has no queue yet. `state`: of its servers. `about`: an `About`."""
@@ -203,12 +209,15 @@ class Directors:
             for name, at_ms in found
         ]
 
-        def details(pipe: Any) -> None:
-            for queue, name, _ in signs:
+        def details(pipe: Any, some: Sequence[tuple[QueueName, str, int]]) -> None:
+            for queue, name, _ in some:
                 pipe.hget(keys.slots(queue), name)
                 pipe.get(keys.about(queue, name))
 
-        replies = iter(await pipelined(self._redis, details))
+        found: list[Any] = []
+        for start in range(0, len(signs), REPORTS_AT_ONCE):
+            found += await pipelined(self._redis, partial(details, some=signs[start : start + REPORTS_AT_ONCE]))
+        replies = iter(found)
         return [
             (name, _heartbeat(queue, at_ms, text(standing or b""), about))
             for (queue, name, at_ms), standing, about in zip(signs, replies, replies, strict=True)

@@ -38,7 +38,9 @@ class Removal:
         # A version has a queue for each kind. The queue of predictions stands for the version, so it goes last.
         names = {*await self._catalog.queues(), base}  # a removal that was cut short may have left it in no registry
         queues = sorted((queue for queue in names if queue.partition("~")[0] == base), reverse=True)
-        await self._scripts.withdraw(model, "going", version=version, runs=sum(await self._catalog.runs(queues)))
+        await self._scripts.withdraw(
+            model, "going", version=version, runs=sum((await self._catalog.runs(queues)).values())
+        )
         # a reason to keep one queue keeps all, so that the version can still be trained
         for only_asks in (True, False):
             for queue in queues:

@@ -6,6 +6,7 @@ import pytest
 from httpx import AsyncClient
 from redis.asyncio import Redis
 
+from api.services import paces
 from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.ids import QueueName, queue_name
@@ -59,12 +60,15 @@ async def test_state_has_slots_and_median_times_of_the_day(
     assert 0.8 < float(str(one["wait_p50_s"])) < 1.1
 
 
-async def test_state_counts_the_runs_so_far(api: AsyncClient) -> None:
-    for count in (1, 2):
+async def test_state_counts_runs_as_they_were_half_a_minute_ago(
+    api: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for holds_s, seen in ((0, 1), (30, 2), (30, 2)):
+        monkeypatch.setattr(paces, "HOLDS_S", holds_s)
         await api.post("/v1/predictions", json={"version": VERSION, "input": {"text": "a"}})
         [one] = await states(api, MODEL)
-        assert one["run_count"] == count
-        assert (await api.get(f"/v1/models/{MODEL}")).json()["run_count"] == count
+        assert one["run_count"] == seen
+    assert (await api.get(f"/v1/models/{MODEL}")).json()["run_count"] == 3
 
 
 async def test_newcomer_is_shown_with_its_log_to_owner_and_overseer_alone(api: AsyncClient, redis: Redis) -> None:
@@ -150,6 +154,20 @@ async def test_each_unwell_model_shows_its_own_directors(
         await scripts.extend(other, consumer="d1", lease_s=15, claims=[], slots=0, state="setup_failed", about=said)
     found = await states(api, second, MODEL)
     assert [one["log"] for one in found] == [f"log of {second}\n", f"log of {MODEL}\n"]
+
+
+async def test_director_that_ended_in_one_queue_alone_shows_no_log_there(
+    api: AsyncClient, redis: Redis, scripts: Scripts, catalog: Catalog, queue: QueueName
+) -> None:
+    second = f"{ACCOUNT}/second"
+    other = await catalog.register(second, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+    said = about("setup_failed", "", "log\n")
+    for each in (queue, other):
+        await scripts.extend(each, consumer="d1", lease_s=15, claims=[], slots=0, state="setup_failed", about=said)
+        await scripts.extend(each, consumer="d2", lease_s=15, claims=[], slots=0, state="setup_failed", about=b"{}")
+    seconds, _ = await redis.time()
+    await redis.zadd(keys.directors(queue), {"d1": 1000 * (seconds - 21)})
+    assert [one["log"] for one in await states(api, MODEL, second)] == ["", "log\n"]
 
 
 async def test_private_model_of_another_account_is_left_out(api: AsyncClient, redis: Redis) -> None:

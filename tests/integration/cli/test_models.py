@@ -122,6 +122,9 @@ async def test_caller_lists_models_without_pages(
         page = await caller.types("models", "-n", "1")
         assert page.splitlines()[-1] == "there are more: -n lists up to 1,000"
         assert "there are more" not in await caller.types("models", "-n", "2")
+        cut, whole = [json.loads(await caller.types("models", "--json", "-n", n)) for n in ("1", "2")]
+        assert (len(cut["results"]), cut["more"]) == (1, True)
+        assert (len(whole["results"]), "more" in whole) == (2, False)
 
 
 async def test_logs_of_a_model_are_those_of_its_setups(operator: Operator, driver: QueueDriver) -> None:
