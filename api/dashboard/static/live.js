@@ -17,7 +17,7 @@ export class Live {
 
   async run() {
     try {
-      for await (const event of follow("/v1/admin/live", { signal: this._ending.signal, onState: this._onState })) {
+      for await (const event of follow("/v1/admin/live", { signal: this._ending.signal, onState: (state) => this._turn(state) })) {
         if (event.event === "snapshot") this._take(JSON.parse(event.data));
         else if (event.event === "away") this._lose(JSON.parse(event.data));
       }
@@ -25,6 +25,12 @@ export class Live {
       this._explain(error.message);
       this._onState("refused");
     }
+  }
+
+  /** A view that waits for its first snapshot says why none comes. */
+  _turn(state) {
+    this._onState(state);
+    if (state === "broken" && !this.last && !this._why) this._explain("The service does not answer. It is asked again.");
   }
 
   stop() {

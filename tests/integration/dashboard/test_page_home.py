@@ -184,6 +184,18 @@ async def test_view_opened_while_redis_is_away_says_so(window: Window, place: Pl
     await window.page.locator("main .trouble").wait_for(state="hidden")
 
 
+@pytest.mark.parametrize("view", ["/", "/queues", "/directors"])
+async def test_view_whose_feed_never_came_says_so(window: Window, place: Place, view: str) -> None:
+    async def refuse(route: Any) -> None:
+        await route.fulfill(status=503, json={"detail": "Redis cannot answer now.", "code": "unavailable"})
+
+    await window.page.route("**/v1/admin/live*", refuse)
+    await window.page.goto(f"{place.url}/#{view}")
+    await window.page.locator("main .trouble").get_by_text("The service does not answer").wait_for()
+    await window.page.unroute("**/v1/admin/live*")
+    await window.page.locator("main .trouble").wait_for(state="hidden")
+
+
 async def busy_step(place: Place) -> int:
     """Record a step of ten seconds that is over, in which some failed. Return its begin."""
     seconds, _ = await place.redis.time()

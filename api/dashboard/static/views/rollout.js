@@ -46,8 +46,8 @@ export function deployment({ params: [name], signal }) {
 
 /** How the calls of a deployment are split, which follows what happens until `signal`. */
 export function rollout(name, { signal }) {
-  const body = h("div", { class: "rollout", tabindex: "-1" }, h("p", { class: "hint" }, "Loading…"));
-  const trouble = h("div", {});
+  const body = h("div", { class: "rollout", tabindex: "-1" });
+  const trouble = h("div", {}, h("p", { class: "hint" }, "Loading…"));
 
   async function look() {
     const found = await ask(`${path(name)}/split`, { signal });
