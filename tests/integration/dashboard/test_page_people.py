@@ -268,6 +268,9 @@ async def test_lists_show_the_first_picture_in_a_box_that_keeps_its_size(
     assert [url for url in asked if "elsewhere" in url] == []
     assert sum(GONE in url for url in asked) == 1, "a list that is drawn again does not ask for it"
     assert await window.barriers() == []
+    await window.page.get_by_role("link", name=made).click()
+    await window.page.get_by_role("complementary").get_by_role("heading", name=PROMPT).wait_for()
+    assert not await box_of(made).is_visible(), "beside the run there is no room for it"
     await context.close()
 
 

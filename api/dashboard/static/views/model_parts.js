@@ -40,7 +40,7 @@ export function thumb(output) {
 }
 
 /** The head of a column of these pictures. */
-export const pictured = () => h("th", { scope: "col", class: "pic" }, h("span", { class: "unseen" }, "Picture"));
+export const pictured = () => h("th", { scope: "col", class: "pic lesser" }, h("span", { class: "unseen" }, "Picture"));
 
 const ASKED = /^(prompt|text|message|query|question|input)$/;
 

@@ -65,7 +65,7 @@ const none = () => h("div", { class: "empty" }, h("p", {}, h("strong", {}, "Noth
 function latest(results) {
   const row = (run) => h("tr", { class: "opens" },
     h("td", {}, predictionLink(run.id)), h("td", {}, chip(run.status)), h("td", { class: "whole" }, run.model),
-    h("td", { class: "brief lesser" }, preview(run.input)), h("td", { class: "pic" }, thumb(run.output)), h("td", { class: "brief" }, run.error ? h("span", { class: "bad" }, preview(run.error)) : preview(run.output)),
+    h("td", { class: "brief lesser" }, preview(run.input)), h("td", { class: "pic lesser" }, thumb(run.output)), h("td", { class: "brief" }, run.error ? h("span", { class: "bad" }, preview(run.error)) : preview(run.output)),
     h("td", { class: "num" }, seconds(run.metrics?.predict_time ?? between(run.started_at, run.completed_at))), h("td", { class: "num broad" }, when(run.created_at)));
   return table("Recent runs", ["Id", "Status", "Model", h("th", { scope: "col", class: "lesser" }, "Input"), pictured(), "Output", "#Ran", "#Created"], h("tbody", {}, results.map(row)));
 }

@@ -179,7 +179,7 @@ export function predictions({ session, signal, query }) {
     const tick = h("input", { type: "checkbox", "aria-label": `Choose ${first.id}`, on: { change: () => { if (tick.checked) chosen.add(first.id); else chosen.delete(first.id); draw(); } } });
     const status = h("td", {});
     const created = h("td", { class: "num broad" }, when(first.created_at));
-    const picture = h("td", { class: "pic" });
+    const picture = h("td", { class: "pic lesser" });
     const waited = h("td", { class: "num lesser" });
     const ran = h("td", { class: "num" });
     const result = h("td", { class: "brief lesser" });
