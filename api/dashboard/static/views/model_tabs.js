@@ -93,7 +93,7 @@ export function versionsTab({ full, model, signal }) {
 export function runsTab({ full, session, signal }) {
   const body = h("tbody", {});
   const row = (run) => h("tr", {},
-    h("td", {}, h("a", { class: "thumb small", href: `#/models/${full}?run=${run.id}`, "aria-label": `Show ${run.id}` }, run.status === "succeeded" ? glimpse(run.output) : "▷")),
+    h("td", {}, h("a", { class: "thumb small", href: `#/models/${full}?run=${run.id}`, title: `Show ${run.id}` }, run.status === "succeeded" ? glimpse(run.output) : "▷")),
     h("td", {}, predictionLink(run.id)), h("td", {}, chip(run.status)), h("td", { class: "error" }, preview(run.error || run.input)),
     h("td", { class: "num" }, when(run.created_at)), h("td", { class: "num" }, seconds(run.metrics?.predict_time ?? between(run.started_at, run.completed_at))));
   return h("section", { class: "tab" },
