@@ -9,7 +9,7 @@ from typing import Annotated, Final
 from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.responses import Response
 
-from api.sites.sites import AWAY, others
+from api.sites.sites import AWAY, Site, others
 from api.web.errors import InvalidField, invalid_input
 from api.web.http import Request, json_response
 from api.web.route import OVERSEES, Answer, Parameter, Route, reads
@@ -117,7 +117,7 @@ async def _answer(request: Request, *, account: str | None, known: Sequence[Key]
         raise invalid_input(faults)
     keys: list[Key] = [name for name in KEYS if name in by]
     sums, away = await _read_sums(request, keys, first, last, account)
-    prices = await _read_prices(request, sums.models, away)
+    prices = await _read_prices(request, sums.models, [site for site in others(request) if site.name not in away])
     total, results = await asyncio.to_thread(_show_sums, sums, keys, prices)
     if len(results) > MOST_RESULTS:
         wrong = (
@@ -148,17 +148,14 @@ async def _read_sums(
     return sums, away
 
 
-async def _read_prices(request: Request, models: Collection[str], away: list[str]) -> dict[str, Price]:
-    """Return the price of each model, of the first site that has one: a model may be at other sites only."""
+async def _read_prices(request: Request, models: Collection[str], counted: Sequence[Site]) -> dict[str, Price]:
+    """Return the price of each model, of the first site that has one: a model may be at other sites only. Raises
+    BackendUnavailable without a site whose runs are counted: the header would say that its runs are missing.
+    """
     prices = await request.services.ledger.prices(models)
-    for site in others(request):
-        left = set(models) - prices.keys()
-        if not left or site.name in away:
-            continue
-        try:
+    for site in counted:
+        if left := set(models) - prices.keys():
             prices |= await site.services.ledger.prices(left)
-        except BackendUnavailable:
-            away.append(site.name)
     return prices
 
 

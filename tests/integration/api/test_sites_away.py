@@ -1,6 +1,6 @@
 """Test the death of one of several Redis servers: new work continues at the others, and no work is lost or repeated."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -16,8 +16,9 @@ from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, site_of
 from director.core.policy import Policy
 from director.core.settings import ApiSettings
-from director.core.usage import Used
+from director.core.usage import Price, Used
 from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.ledger import Ledger
 from tests.support.api import api_client
 from tests.support.eventually import eventually
 from tests.support.garbage import alive, uncollected
@@ -121,6 +122,24 @@ async def test_usage_of_the_other_sites_is_shown_and_names_the_dead_one(
     servers["us"].kill()
     part = await api.get("/v1/usage")
     assert (part.status_code, part.json()["total"]["runs"], part.headers["x-sites-away"]) == (200, 2, "us")
+
+
+async def test_usage_is_503_where_a_counted_site_does_not_say_its_prices(
+    api: AsyncClient, places: dict[str, Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    us, answered, prices = places["us"].driver, list[Collection[str]](), Ledger.prices
+    us.now_ms = SystemClock().now_ms()
+    await us.finish(await us.claimed(), used=Used(runs=1))
+
+    async def fail_at_other_sites(ledger: Ledger, models: Collection[str]) -> dict[str, Price]:
+        if answered:
+            raise BackendUnavailable("away")
+        answered.append(models)
+        return await prices(ledger, models)
+
+    monkeypatch.setattr(Ledger, "prices", fail_at_other_sites)
+    asked = await api.get("/v1/usage")
+    assert (asked.status_code, "x-sites-away" in asked.headers) == (503, False), "its runs are in the sum"
 
 
 @pytest.mark.parametrize("known_at", ["asia", "nowhere"])
