@@ -1,10 +1,11 @@
 """Run several Redis servers behind one API, each with the model acme/echo. The first is the home."""
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from msgspec import Struct
 
 from director.broker.gatherer import Gatherer
@@ -16,7 +17,7 @@ from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.api import PlayedDirector
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
-from tests.support.servers import RedisServer, as_user
+from tests.support.servers import RedisServer, as_user, redis_server
 
 
 class Place(Struct, frozen=True, kw_only=True):
@@ -49,6 +50,16 @@ async def place(server: RedisServer) -> AsyncIterator[Place]:
     finally:
         await gatherer.aclose()
         await redis.aclose()
+
+
+@asynccontextmanager
+async def two_places(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[dict[str, Place]]:
+    """Run the sites eu, the home, and us, for APIs of this process and its children."""
+    async with AsyncExitStack() as stack:
+        servers = {name: stack.enter_context(redis_server(guarded=True)) for name in ("eu", "us")}
+        for name, value in environ(servers).items():
+            monkeypatch.setenv(name, value)
+        yield {name: await stack.enter_async_context(place(server)) for name, server in servers.items()}
 
 
 def environ(servers: Mapping[str, RedisServer]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Test the trial of a version with several sites: the home runs it, since only the home's keepers count and stop it."""
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,8 +19,7 @@ from director.store.catalog import OPEN_SCHEMA
 from director.store.services import Services
 from tests.support.api import PlayedDirector, api_client
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
-from tests.support.servers import redis_server
-from tests.support.sites import Place, environ, place, sites_file
+from tests.support.sites import Place, sites_file, two_places
 
 NEW: Final = "c3" * 32
 THIRD: Final = "d4" * 32
@@ -33,11 +32,7 @@ MADE: Final[dict[str, Any]] = {
 @pytest.fixture
 async def places(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[dict[str, Place]]:
     """Both sites have both versions, with a director of each."""
-    async with AsyncExitStack() as stack:
-        servers = {name: stack.enter_context(redis_server(guarded=True)) for name in ("eu", "us")}
-        for name, value in environ(servers).items():
-            monkeypatch.setenv(name, value)
-        found = {name: await stack.enter_async_context(place(server)) for name, server in servers.items()}
+    async with two_places(monkeypatch) as found:
         for each in found.values():
             await each.catalog.register(MODEL, NEW, schema=OPEN_SCHEMA, server="echo", policy=Policy())
             await be_ready(each, NEW)

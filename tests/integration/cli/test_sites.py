@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
@@ -18,8 +17,7 @@ from director.store.ledger import Ledger
 from tests.integration.cli.conftest import Operator
 from tests.support.api import live_api
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver, enqueue
-from tests.support.servers import RedisServer, redis_server
-from tests.support.sites import Place, environ, place, sites_file
+from tests.support.sites import Place, sites_file, two_places
 
 RUN: Final = Used(runs=1, ms=2_000, input_tokens=1_000, output_tokens=10)
 FAR: Final = "acme/far"  # a model of the other site only
@@ -27,13 +25,7 @@ FAR: Final = "acme/far"  # a model of the other site only
 
 @pytest.fixture
 async def places(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[dict[str, Place]]:
-    async with AsyncExitStack() as stack:
-        servers: dict[str, RedisServer] = {
-            name: stack.enter_context(redis_server(guarded=True)) for name in ("eu", "us")
-        }
-        for name, value in environ(servers).items():
-            monkeypatch.setenv(name, value)
-        found = {name: await stack.enter_async_context(place(server)) for name, server in servers.items()}
+    async with two_places(monkeypatch) as found:
         for each in found.values():
             each.driver.now_ms = SystemClock().now_ms()
             await each.driver.finish(await each.driver.claimed(), used=RUN)

@@ -1,7 +1,6 @@
 """Test the page of an API with several sites: it says what is missing while one is away."""
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,8 +11,7 @@ from director.core.usage import Used
 from tests.integration.dashboard.conftest import opened
 from tests.support.api import live_api
 from tests.support.queue_driver import ACCOUNT
-from tests.support.servers import redis_server
-from tests.support.sites import Place, environ, place, sites_file
+from tests.support.sites import Place, sites_file, two_places
 
 pytestmark = [pytest.mark.anyio, pytest.mark.heavy]  # the browser comes from a Debian package
 
@@ -22,11 +20,7 @@ SAYS: Final = "The site us does not answer. What ran there is missing."
 
 @pytest.fixture
 async def places(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[dict[str, Place]]:
-    async with AsyncExitStack() as stack:
-        servers = {name: stack.enter_context(redis_server(guarded=True)) for name in ("eu", "us")}
-        for name, value in environ(servers).items():
-            monkeypatch.setenv(name, value)
-        found = {name: await stack.enter_async_context(place(server)) for name, server in servers.items()}
+    async with two_places(monkeypatch) as found:
         for each in found.values():
             each.driver.now_ms = SystemClock().now_ms()
             await each.driver.finish(await each.driver.claimed(), used=Used(runs=1, ms=1_000))
