@@ -215,8 +215,8 @@ async def _refuse_unfit(request: Request, deployment: Deployment, asked: NewSpli
     sites: Sites | None = request.sites
     if sites is not None and not sites.may_run_at_home(release.model):
         raise invalid_input([NOT_AT_HOME])
-    await refuse_missing(request, release.model, asked.version)
     if await request.services.catalog.version(release.model, asked.version) is None:
+        await refuse_missing(request, release.model, asked.version)
         raise invalid_input([ELSEWHERE])
     if asked.force:
         return
