@@ -11,7 +11,7 @@ from msgspec import Struct
 from api.services.lookups import Cache, fair_newest
 from director.core.clock import Clock
 from director.store.catalog import Catalog, has_openai_api
-from director.store.deployments import Deployed, Deployments
+from director.store.deployments import Deployments, StoredDeployment
 from director.store.models import Model
 
 AT_ONCE: Final = 200
@@ -46,7 +46,7 @@ class OpenAiModels:
         self._clock = clock
         self._kinds: Mapping[str, Kind] = {}
         self._models: Cache[str, Sequence[Model]] = Cache(clock=clock, ttl_s=cache_s, most=1, is_away=is_away)
-        self._deployed: Cache[str, Sequence[Deployed]] = Cache(
+        self._deployed: Cache[str, Sequence[StoredDeployment]] = Cache(
             clock=clock, ttl_s=cache_s, most=MOST_ACCOUNTS, is_away=is_away
         )
 
@@ -56,10 +56,10 @@ class OpenAiModels:
         """
         return await self._models.get("", self._load) or ()
 
-    async def deployments(self, account: str) -> Sequence[Deployed]:
+    async def deployments(self, account: str) -> Sequence[StoredDeployment]:
         """Return the deployments of an account, newest first."""
 
-        async def load() -> Sequence[Deployed]:
+        async def load() -> Sequence[StoredDeployment]:
             names = [name for _, name in await self._deployments.names(account)]
             return await self._deployments.many(account, names)
 

@@ -33,7 +33,7 @@ class Release(Struct, frozen=True, kw_only=True):
     max_instances: int
 
 
-class Deployed(Struct, frozen=True, kw_only=True):
+class StoredDeployment(Struct, frozen=True, kw_only=True):
     """A deployment as it is stored. Its split is stored beside it: without that it can be read, and not changed."""
 
     owner: str
@@ -50,7 +50,7 @@ class Deployed(Struct, frozen=True, kw_only=True):
         return self.release.max_instances == 0
 
 
-class Deployment(Deployed, frozen=True, kw_only=True):
+class Deployment(StoredDeployment, frozen=True, kw_only=True):
     """A deployment with its split. `split`: of this version, if its calls are or were split. `kept`: the split as it is
     stored, also one that is void.
     """
@@ -87,7 +87,7 @@ class Deployments:
 
         return [(int(created), text(name)) for name, created in await ask(read)]
 
-    async def with_splits(self, found: Sequence[Deployed]) -> list[Deployment]:
+    async def with_splits(self, found: Sequence[StoredDeployment]) -> list[Deployment]:
         splits = await self.splits.many([one.full_name for one in found])
         return [join(one, kept) for one, kept in zip(found, splits, strict=True)]
 
@@ -106,7 +106,7 @@ class Deployments:
             for (name, kept), one in zip(listed, found, strict=True)
         ]
 
-    async def many(self, owner: str, names: Sequence[str]) -> list[Deployed]:
+    async def many(self, owner: str, names: Sequence[str]) -> list[StoredDeployment]:
         async def read() -> list[Any]:
             return await self._redis.mget([keys.deployment(owner, name) for name in names])
 
@@ -121,7 +121,7 @@ class Deployments:
                     return found.full_name
         return None
 
-    async def _all_of(self, owners: Sequence[str]) -> list[Deployed]:
+    async def _all_of(self, owners: Sequence[str]) -> list[StoredDeployment]:
         names = await pipelined(
             self._redis, lambda pipe: [pipe.zrange(keys.deployments(owner), 0, -1) for owner in owners]
         )
@@ -148,7 +148,7 @@ class Deployments:
             min_instances=min_instances,
             max_instances=max_instances,
         )
-        made = join(Deployed(owner=owner, name=name, created_ms=now_ms, release=release), b"")
+        made = join(StoredDeployment(owner=owner, name=name, created_ms=now_ms, release=release), b"")
         return await self._write(None, made), made
 
     async def release(self, was: Deployment, wanted: Release, *, by: str) -> tuple[replies.Deployed, Deployment]:
@@ -262,7 +262,7 @@ class Deployments:
         )
 
 
-def join(one: Deployed, kept: bytes) -> Deployment:
+def join(one: StoredDeployment, kept: bytes) -> Deployment:
     """Return the deployment with its split, unless it is of another version, or of a deployment before this one."""
     split = read_split(kept)
     if split is not None:
@@ -271,13 +271,13 @@ def join(one: Deployed, kept: bytes) -> Deployment:
     return Deployment(**_fields_of(one), split=split, kept=kept)
 
 
-def _fields_of(one: Deployed) -> dict[str, Any]:
-    return {name: getattr(one, name) for name in Deployed.__struct_fields__}
+def _fields_of(one: StoredDeployment) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in StoredDeployment.__struct_fields__}
 
 
-def _read(found: bytes | str) -> Deployed:
-    return msgspec.json.decode(found, type=Deployed)
+def _read(found: bytes | str) -> StoredDeployment:
+    return msgspec.json.decode(found, type=StoredDeployment)
 
 
-def _encode(one: Deployed | None) -> bytes:
+def _encode(one: StoredDeployment | None) -> bytes:
     return b"" if one is None else msgspec.json.encode(_fields_of(one))
