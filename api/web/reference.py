@@ -5,6 +5,7 @@ script, and every text of the document is escaped.
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from functools import cache
 from html import escape
 from http import HTTPStatus
@@ -214,7 +215,8 @@ def _type(schema: Mapping[str, Any], types: str = "") -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.5f}".rstrip("0").rstrip(".")
+    """Return a bound in full: neither in powers of ten nor rounded."""
+    return f"{Decimal(str(value)).normalize():,f}"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -10,7 +10,7 @@ import msgspec
 from api.app import ROUTES
 from api.web.errors import Code
 from api.web.openapi import REFUSALS, encode_document
-from api.web.reference import CHAPTERS, curl, operations, page
+from api.web.reference import CHAPTERS, _number, curl, operations, page
 
 DOCUMENT: Final[dict[str, Any]] = msgspec.json.decode(encode_document("", ROUTES))
 PAGE: Final = page(DOCUMENT)
@@ -51,6 +51,13 @@ def test_each_link_on_the_page_leads_somewhere() -> None:
     places = re.findall(r'\bid="([^"]*)"', PAGE)
     assert len(set(places)) == len(places)
     assert set(re.findall(r'href="#([^"]*)"', PAGE)) <= set(places)
+
+
+def test_bounds_are_shown_in_full() -> None:
+    shown = {
+        name: _number(bound) for name, bound in {"small": 1e-6, "large": 2**63 - 1, "half": 0.5, "whole": 300.0}.items()
+    }
+    assert shown == {"small": "0.000001", "large": "9,223,372,036,854,775,807", "half": "0.5", "whole": "300"}
 
 
 def test_refusals_and_codes_are_on_the_page() -> None:
