@@ -319,7 +319,7 @@ class Account(Struct, frozen=True):
         return not set(OVERSEES).isdisjoint(self.scopes)
 
     def may_look_into(self, owner: str) -> bool:
-        """May it see what only the owner, and who oversees all accounts, may see?"""
+        """Whether it may see what only the owner and overseers of all accounts may see."""
         return owner == self.name or self.oversees
 
     @property

@@ -165,8 +165,7 @@ class Owed:
 
 class Redelivered(Struct, frozen=True, kw_only=True):
     """How many webhooks are sent again at once, and how many are not: their data is gone. One that was delivered
-    meanwhile is neither. With `more`, not all that is
-    owed was looked at.
+    meanwhile is neither. With `more`, not all that is owed was looked at.
     """
 
     done: int
