@@ -57,7 +57,7 @@ export function chart({ title, series, format, least = 0, sync, signal, isStacke
       axes: [{ ...axis, space: 70, size: 32, values: (_, times) => once(times.map(timesOf(data.times))) }, { ...axis, size: 64, values: (_, values) => once(values.map(format)) }],
       series: [{}, ...shown.map((one) => ({
         label: one.name, stroke: tone(one.tone), spanGaps: Boolean(one.spans),
-        ...(isStacked ? { fill: tone(one.tone), width: 0, paths: bars, points: { show: false } } : { width: 1.5, dash: one.dash, fill: one.fill ? `${tone(one.tone)}22` : undefined, points: { size: 4, show: (_, place) => plotted()[place].includes(null) } }),
+        ...(isStacked ? { fill: tone(one.tone), width: 0, paths: bars, points: { show: false } } : { width: 1.5, dash: one.dash, fill: one.fill ? tone(one.tone).replace(")", ", .13)") : undefined, points: { size: 4, show: (_, place) => plotted()[place].includes(null) } }),
       }))],
       hooks: { setCursor: [follow], draw: [flags] },
     }, plotted(), plot);

@@ -30,8 +30,15 @@ WRITTEN: Final = """
     const write = CanvasRenderingContext2D.prototype.fillText;
     CanvasRenderingContext2D.prototype.fillText = function(word, x, y, ...given) {
         const chart = this.canvas.closest("[role=slider]")?.getAttribute("aria-label");
-        if (["Waiting", "Slots in use"].includes(chart)) window.written.push([word, y]);
+        if (["Waiting", "Slots in use"].includes(chart)) window.written.push([word, y, chart]);
         return write.call(this, word, x, y, ...given);
+    };
+    window.filled = {};
+    const paint = CanvasRenderingContext2D.prototype.fill;
+    CanvasRenderingContext2D.prototype.fill = function(...given) {
+        const chart = this.canvas.closest("[role=slider]")?.getAttribute("aria-label");
+        (window.filled[chart] ??= []).push(this.fillStyle);
+        return paint.call(this, ...given);
     };
 """
 WEBHOOK: Final = "https://hooks.example.com/done"
@@ -124,8 +131,23 @@ async def test_counts_stand_at_their_height_beside_a_chart(chromium: tuple[Any, 
     await place.redis.delete(keys.level_of_all("10s"))  # of another test
     await window.page.goto(f"{place.url}/#/")
     await window.page.wait_for_function("() => window.written.some(([word]) => word === '0.5')")
-    heights = "() => [...new Set(window.written.filter(([word]) => word === '1').map(([, y]) => y))]"
-    assert len(await window.page.evaluate(heights)) == 1
+    ones = await window.page.evaluate("() => window.written.filter(([word]) => word === '1')")
+    assert {chart for _, _, chart in ones} == {"Waiting", "Slots in use"}
+    assert len({height for _, height, _ in ones}) == 1
+    await context.close()
+
+
+@pytest.mark.parametrize(("scheme", "colour"), [("light", "34, 87, 208"), ("dark", "134, 176, 255")])
+async def test_area_below_a_line_has_a_pale_shade_of_its_colour(
+    chromium: tuple[Any, str], place: Place, scheme: str, colour: str
+) -> None:
+    window, context = await opened(chromium, place.token, color_scheme=scheme)
+    await context.add_init_script(WRITTEN)
+    await window.page.goto(f"{place.url}/#/")
+    drawn = "() => ['Waiting', 'Slots in use'].every((chart) => window.filled[chart]?.length)"
+    await window.page.wait_for_function(drawn)
+    filled = await window.page.evaluate("() => window.filled")
+    assert all(f"rgba({colour}, 0.13)" in filled[chart] for chart in ("Waiting", "Slots in use")), filled
     await context.close()
 
 

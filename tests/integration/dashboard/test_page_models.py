@@ -856,6 +856,35 @@ async def test_conversation_begins_with_the_newest_run_of_the_form(
     assert reader.page.url == f"{place.url}/#/models/{TALKER}?run={made}"
 
 
+async def test_run_of_the_address_that_comes_late_replaces_no_question(
+    reader: Window, place: Place, talker: PlayedDirector
+) -> None:
+    is_asked = anyio.Event()
+
+    async def hold(route: Any) -> None:
+        await is_asked.wait()
+        await route.continue_()
+
+    async with place.caller() as caller:
+        given = {"messages": [{"role": "user", "content": "An old question."}]}
+        former = (await caller.post(f"/v1/models/{TALKER}/predictions", json={"input": given})).json()["id"]
+    await reader.page.route(f"**/v1/predictions/{former}", hold)
+    await reader.page.goto(f"{place.url}/#/models/{TALKER}?run={former}")
+    await reader.page.get_by_label("Message").fill("A new one.")
+    await reader.page.get_by_label("Message").press("Enter")
+    log = reader.page.get_by_role("log", name="Conversation")
+    await log.get_by_text("A new one.").wait_for()
+    async with reader.page.expect_response(f"**/v1/predictions/{former}") as answered:
+        is_asked.set()
+    await (await answered.value).finished()
+    await reader.page.evaluate("() => new Promise((done) => setTimeout(done))")  # the page has read the answer
+    assert await log.get_by_text("A new one.").count() == 1
+    assert await log.get_by_text("An old question.").count() == 0
+    assert former not in reader.page.url
+    await reader.page.get_by_role("button", name="Stop").wait_for()
+    assert reader.faults == []
+
+
 async def test_address_names_the_run_of_the_way_to_ask_that_is_shown(
     reader: Window, place: Place, talker: PlayedDirector
 ) -> None:

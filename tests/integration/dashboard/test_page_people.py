@@ -261,7 +261,7 @@ async def test_lists_show_the_first_picture_in_a_box_that_keeps_its_size(
     picture = box_of(made).locator("img")
     await picture.wait_for()
     assert [await picture.get_attribute(name) for name in ("src", "loading", "alt")] == [PIXEL, "lazy", ""]
-    await box_of(expired).get_by_title("This picture has expired, or was deleted.").wait_for()
+    await box_of(expired).get_by_title("This picture cannot be loaded.").wait_for()
     assert [await box_of(run).count() for run in (text, elsewhere)] == [0, 0]
     sizes = [await box_of(run).bounding_box() for run in (made, expired)]
     assert [(size["width"], size["height"]) for size in sizes] == [(48, 36)] * 2

@@ -182,13 +182,14 @@ function conversation({ model, full, state, signal, query, shared }) {
 
   async function begin() {
     const wanted = query.get("run");
+    const isLate = () => signal.aborted || send.disabled || messages.length; // a question was sent meanwhile
     try {
       const run = wanted ? await ask(`/v1/predictions/${encodeURIComponent(wanted)}`, { signal }) : null;
-      if (signal.aborted) return;
+      if (isLate()) return;
       if (run && !run.data_removed) recall(run);
       else blank();
     } catch (error) {
-      if (signal.aborted) return;
+      if (isLate()) return;
       blank();
       say(trouble, error.message);
     }

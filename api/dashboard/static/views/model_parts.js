@@ -21,14 +21,15 @@ export function picture(model) {
   return h("span", { class: `cover tile tone${tone}`, "aria-hidden": "true" }, model.name.charAt(0).toUpperCase());
 }
 
-const gone = new Set(); // pictures that could not be loaded: a list that is drawn again does not ask for them
+const GONE_MS = 60_000;
+const gone = new Set(); // pictures that could not be loaded: a list that is drawn again does not ask for them all the time
 
 /** A picture in a box that is there before it. One that is gone or expired leaves a mark. */
 function small({ src }) {
-  const mark = () => h("span", { class: "no-picture", title: "This picture has expired, or was deleted." }, icon("picture"));
+  const mark = () => h("span", { class: "no-picture", title: "This picture cannot be loaded." }, icon("picture"));
   if (gone.has(src)) return mark();
   const image = h("img", { src, alt: "", loading: "lazy", decoding: "async" });
-  image.addEventListener("error", () => { gone.add(src); image.replaceWith(mark()); }, { once: true });
+  image.addEventListener("error", () => { gone.add(src); setTimeout(() => gone.delete(src), GONE_MS); image.replaceWith(mark()); }, { once: true });
   return image;
 }
 

@@ -25,7 +25,7 @@ export function own({ session, signal }) {
   async function look() {
     try {
       const { results, away } = await page(`/v1/predictions?limit=${FEW}`, null, { signal });
-      if (!signal.aborted) refill(runs, lack(away), results.length ? latest(results) : none());
+      if (!signal.aborted) refill(runs, lack(away), results.length ? latest(results) : away ? null : none());
     } catch (error) {
       if (!signal.aborted) refill(runs, failure(error));
     }
@@ -75,7 +75,7 @@ function usage({ answer: { total, results }, away }) {
   return [
     lack(away),
     figures(total),
-    h("p", { class: "hint" }, most.length ? `Most by ${most.join(", ")}. Days are those of UTC.` : `Nothing ran since ${new Date(now()).toISOString().slice(0, 8)}01.`),
+    most.length || !away ? h("p", { class: "hint" }, most.length ? `Most by ${most.join(", ")}. Days are those of UTC.` : `Nothing ran since ${new Date(now()).toISOString().slice(0, 8)}01.`) : null,
   ];
 }
 

@@ -151,10 +151,13 @@ export const why = (error) => (error.status !== 404 ? error.message : session.se
 /** What went wrong with a view, in its place. */
 export const failure = (error) => h("p", { class: error.status === 404 ? "empty" : "trouble", role: "alert" }, why(error));
 
-export const ranThere = (away) => `The site ${away} does not answer. What ran there is missing.`;
+export const ranThere = (away) => `No answer came from ${away}. What ran there is missing.`;
 
-/** Say what is missing from an answer of all sites, if some of them are away. */
-export const lack = (away) => (away ? h("p", { class: "callout", role: "status" }, ranThere(away)) : null);
+/** Say what is missing from answers of all sites, if some were away from one. */
+export function lack(...answers) {
+  const away = new Set(answers.flatMap((names) => names.split(", ")).filter(Boolean));
+  return away.size ? h("p", { class: "callout", role: "status" }, ranThere([...away].join(", "))) : null;
+}
 
 export const MOST_ROWS = 2000; // in one list: more is searched by filters, not read
 
@@ -163,12 +166,14 @@ export function endless(body, more, row, { signal, empty }) {
   const button = h("button", { type: "button", hidden: true }, "Show more");
   const note = h("span", { class: "hint" });
   const trouble = h("div", {}, loading());
+  const away = []; // of each page
   async function load() {
     button.disabled = true;
     try {
       const found = await more(next);
       if (signal.aborted) return;
-      fill(trouble, lack(found.away));
+      away.push(found.away); // what a page lacks no later one brings
+      fill(trouble, lack(...away));
       body.append(...found.results.map(row));
       next = found.next;
       const isFull = next && body.childElementCount >= MOST_ROWS;

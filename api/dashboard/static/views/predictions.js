@@ -2,8 +2,8 @@
 
 import { ask, askForAll, page, repeat, whyRefused } from "../api.js";
 import { accountNames, modelNames, pick } from "../choices.js";
-import { fill, h, keyed, say, table } from "../dom.js";
-import { between, moment, now, seconds } from "../format.js";
+import { fill, h, keyed, refill, say, table } from "../dom.js";
+import { between, day, moment, now, seconds } from "../format.js";
 import { pictured, thumb } from "./model_parts.js";
 import { action, chip, failure, isTerminal, lack, loading, MOST_ROWS, predictionLink, preview, STATUSES, when } from "./parts.js";
 
@@ -76,6 +76,8 @@ export function predictions({ session, signal, query }) {
   let next = null;
   let isLooked = false;
   let hasMore = false; // more than the first page was asked for
+  let away = ""; // from the first page
+  const gaps = []; // what no later look at the first page brings
 
   function draw() {
     show([...known.values()].sort((a, b) => (a.id < b.id ? 1 : -1)));
@@ -92,13 +94,13 @@ export function predictions({ session, signal, query }) {
   async function load(from) {
     const found = await page(path(), from, { signal });
     if (signal.aborted) return;
-    if (!from) forget(found);
-    if (from) hasMore = true;
+    if (!from && !found.away) forget(found);
+    if (from) { hasMore = true; gaps.push(away, found.away); } else away = found.away;
     for (const one of found.results) known.set(one.id, one);
     learn(found.results);
     if (from || !hasMore) next = found.next;
     isLooked = true;
-    fill(trouble, lack(found.away));
+    refill(trouble, lack(away, ...gaps));
     draw();
   }
 
@@ -190,6 +192,7 @@ export function predictions({ session, signal, query }) {
       node,
       update(one) {
         tick.checked = chosen.has(one.id);
+        say(created.firstChild, day(first.created_at)); // today, until midnight
         if (status.textContent !== one.status) status.replaceChildren(chip(one.status));
         say(waited, seconds(between(one.created_at, one.started_at)));
         say(ran, seconds(one.metrics?.predict_time ?? between(one.started_at, one.completed_at)));

@@ -40,8 +40,8 @@ export function usage({ session, signal, query }) {
     try {
       const [{ answer: sums, away }, days] = await Promise.all([about(chosen.by), about(`${keys[0]},day`)]);
       if (isLeft()) return;
-      const missing = lack(away || days.away);
-      if (!sums.results.length) return fill(body, missing, h("p", { class: "hint" }, "Nothing ran in this month."));
+      const missing = lack(away, days.away);
+      if (!sums.results.length) return fill(body, missing ?? h("p", { class: "hint" }, "Nothing ran in this month."));
       const of = chosen.of || (sums.total.cost ? "cost" : "seconds");
       const at = document.activeElement;
       const picked = body.contains(at) && at.closest(".picks")?.ariaLabel; // which goes with what is drawn now
