@@ -155,7 +155,7 @@ export const ranThere = (away) => `No answer came from ${away}. What ran there i
 
 /** Say what is missing from answers of all sites, if some were away from one. */
 export function lack(...answers) {
-  const away = new Set(answers.flatMap((names) => names.split(", ")).filter(Boolean));
+  const away = new Set(answers.filter(Boolean).flatMap((names) => names.split(", ")));
   return away.size ? h("p", { class: "callout", role: "status" }, ranThere([...away].join(", "))) : null;
 }
 
