@@ -124,15 +124,17 @@ async def refuse_full(request: Request, *, input_bytes: int) -> None:
         raise errors.storage_full(limit=most)
 
 
-async def give_back(
-    request: Request, prediction_id: PredictionId, rate_token: tuple[Bucket, str] | None = None
-) -> None:
-    """Give back the compute and the tokens of a prediction that no queue took, and a token of the rate."""
+async def give_back(request: Request, prediction_id: PredictionId) -> None:
+    """Give back the compute and the tokens of a prediction that no queue took."""
     account = request.account
     if account.limits.has_budget:
         await services_of(request).scripts.settle(account.name, prediction_id)
-    if rate_token is not None or account.limits.meters_compute:
-        await services_of(request).scripts.spend(account.name, prediction_id=prediction_id, token=rate_token)
+    if account.limits.meters_compute:
+        await services_of(request).scripts.spend(account.name, prediction_id=prediction_id)
+
+
+async def give_back_token(request: Request, rate_token: tuple[Bucket, str]) -> None:
+    await services_of(request).scripts.spend(request.account.name, token=rate_token)
 
 
 def _estimate_s(service: Service, cost: float) -> float:

@@ -265,10 +265,8 @@ class LineRun:
         rate_token = await take(request, request.account, "create") if files else None
         self._wait = Wait()
         filed = await accept(
-            *(request, called.version, self._target.asked),
+            *(request, called, self._target.asked),
             rate_token=rate_token,
-            deployment=called.deployment,
-            split=called.split,
             item=item,
             listener=self,
         )

@@ -6,10 +6,11 @@ from typing import Final, Literal
 
 from msgspec import Raw, Struct
 
-from api.models.deployments import Called, choose_version, find_usable
+from api.models.deployments import choose_version, find_usable
 from api.openai.calls import read_call
 from api.openai.find import find_called
 from api.predictions import bodies
+from api.predictions.intake import Called
 from api.services.lookups import VersionRef
 from api.sites.sites import no_version
 from api.web import errors

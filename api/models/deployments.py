@@ -17,7 +17,7 @@ from api.accounts.account import AccountView
 from api.accounts.limits import retain, uncount
 from api.models.models import SKU, Hardware, Name
 from api.predictions.bodies import HOW, MODEL, VERSION, WAIT, PredictionRequest, creates, read_create
-from api.predictions.intake import Filed, read_here, submit
+from api.predictions.intake import Called, Filed, read_here, submit
 from api.services.lookups import VersionRef
 from api.services.services import Services
 from api.sites.sites import may_try, others, where_it_is
@@ -235,29 +235,18 @@ async def create_of_deployment(request: Request) -> Response:
         raise invalid_version()
     return await submit(
         request,
-        called.version,
+        called,
         asked,
-        deployment=called.deployment,
-        split=called.split,
         review=cancel_if_disabled,
     )
-
-
-class Called(Struct, frozen=True):
-    """The version that a call runs. `deployment`: owner/name of the deployment that it named, if any. `split`: a mark
-    that says why it has this version, if that deployment has two.
-    """
-
-    version: Version
-    deployment: str = ""
-    split: str = ""
 
 
 async def choose_version(request: Request, deployment: Deployment, item: str = "") -> Called | None:
     """Return the version that a call of a deployment runs. None without the version.
 
     A repeat with the same Idempotency-Key gets the same one. `item` distinguishes the calls of a batch, which share it.
-    A version that is tried gets no calls if it is gone, nor calls for another site than the home.
+    A version that is tried gets no calls if it is gone, nor calls for another site than the home. A call that it cannot
+    take runs the released version.
     """
     release, split, mark = deployment.release, deployment.split, ""
     if split is not None and split.share and may_try(request, split.model):
@@ -267,7 +256,7 @@ async def choose_version(request: Request, deployment: Deployment, item: str = "
         if side == "new":
             tried = await _version(request, split.model, split.version)
             if tried is not None and await request.services.lookups.version(split.model, split.version):
-                return Called(tried, deployment.full_name, mark)
+                return Called(tried, deployment.full_name, mark, released=release.version)
             mark = ""
     version = await _version(request, release.model, release.version)
     return None if version is None else Called(version, deployment.full_name, mark)

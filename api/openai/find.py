@@ -1,7 +1,8 @@
 """Find the version that the text `model` of a call names, within what its account may use."""
 
-from api.models.deployments import Called, choose_version, find_usable
+from api.models.deployments import choose_version, find_usable
 from api.predictions.bodies import MODEL, VERSION
+from api.predictions.intake import Called
 from api.services.lookups import VersionRef
 from api.sites.sites import no_version
 from api.web.errors import model_not_found

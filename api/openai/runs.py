@@ -6,11 +6,11 @@ from typing import Final, Self
 from msgspec.structs import replace
 from starlette.responses import Response
 
-from api.models.deployments import Called, cancel_if_disabled
+from api.models.deployments import cancel_if_disabled
 from api.openai.ends import NO_CHUNK, Failure, failure, failure_of
 from api.openai.giving_up import give_up, give_up_later
 from api.predictions import bodies
-from api.predictions.intake import Filed, Listener, accept
+from api.predictions.intake import Called, Filed, Listener, accept
 from api.services.services import Services
 from api.services.waiters import Wait, Waiters
 from api.sites.sites import Sites
@@ -72,11 +72,9 @@ class Run:
         try:
             filed = await accept(
                 request,
-                self._called.version,
+                self._called,
                 self._asked,
                 rate_token=request.rate_token,
-                deployment=deployment,
-                split=self._called.split,
                 listener=attempts,
             )
             self._continues |= filed.is_repeat

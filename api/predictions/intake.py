@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from typing import Final, NamedTuple, Protocol, Self
 
 import anyio
-from msgspec import Raw
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 from starlette.responses import Response
 
@@ -34,7 +34,14 @@ from api.web.http import Request, base_url, json_response, watching
 from director.broker.replies import Accepted
 from director.core.account_limits import UNLIMITED, Bucket
 from director.core.data_bytes import ENTRY_BYTES, at_creation, lasting
-from director.core.errors import BackendUnavailable, DataRefused, DirectorError, IdempotencyMismatch, UnknownQueue
+from director.core.errors import (
+    BackendUnavailable,
+    DataRefused,
+    DirectorError,
+    IdempotencyMismatch,
+    QueueRefused,
+    UnknownQueue,
+)
 from director.core.ids import ALL_LANES, IDLE, PredictionId, lowest_id_at, new_prediction_id, new_ticket
 from director.core.schema import NewPrediction, Outlook, Stored, TraceHeaders
 from director.core.states import Status
@@ -43,7 +50,7 @@ from director.core.view import address, view
 from director.runtime import crash
 from director.runtime.tracing import Facts, Span, trace_headers
 from director.store.accounts import Account
-from director.store.catalog import Version
+from director.store.catalog import Version, has_openai_api
 from director.store.predictions import Ending
 from director.store.undo import Undo
 
@@ -127,6 +134,18 @@ class Following:
         return new
 
 
+class Called(Struct, frozen=True):
+    """The version that a call runs. `deployment`: owner/name of the deployment that it named, if any. `split`: a mark
+    that says why it has this version, if that deployment has two. `released`: for a version that is tried, the one that
+    runs the call if this one's queue refuses it, or its site is away.
+    """
+
+    version: Version
+    deployment: str = ""
+    split: str = ""
+    released: str = ""
+
+
 class Filed(NamedTuple):
     """A prediction that was accepted, and the services of the server that has it."""
 
@@ -137,25 +156,15 @@ class Filed(NamedTuple):
 
 async def submit(
     request: Request,
-    version: Version,
+    called: Called,
     asked: bodies.CreatePrediction,
     *,
-    deployment: str = "",
-    split: str = "",
     review: Callable[[Request, Filed], Awaitable[Filed]] | None = None,
 ) -> Response:
     """Accept a run of this version, and answer. `review` sees what was accepted, and returns what it is then."""
 
     async def accept_for(listener: Listener) -> Filed:
-        filed = await accept(
-            request,
-            version,
-            asked,
-            rate_token=request.rate_token,
-            deployment=deployment,
-            split=split,
-            listener=listener,
-        )
+        filed = await accept(request, called, asked, rate_token=request.rate_token, listener=listener)
         return filed if review is None else await review(request, filed)
 
     if request.headers.get("accept", "").startswith(EVENT_STREAM):
@@ -185,24 +194,59 @@ async def follow(accept_for: Callable[[Listener], Awaitable[Filed]]) -> Response
 
 async def accept(
     request: Request,
-    version: Version,
+    called: Called,
     asked: bodies.CreatePrediction,
     *,
     rate_token: tuple[Bucket, str] | None,
-    deployment: str = "",
-    split: str = "",
     item: str = "",
     listener: Listener | None = None,
 ) -> Filed:
-    """Check and file one prediction. `deployment`: owner/name of the one that was called. `split`: why it has its
-    version, if that deployment has two. `item` distinguishes the predictions of a batch, which share a key.
+    """Check and file one prediction. `item` distinguishes the predictions of a batch, which share a key. A refusal
+    gives the token of the rate back. A repeat counts, as any request does.
     """
+    async with Undo() as undo:
+        if rate_token is not None:
+            undo.push(lambda: limits.give_back_token(request, rate_token))
+        try:
+            return await _accept(request, called, asked, undo, item, listener)
+        except (QueueRefused, UnknownQueue, BackendUnavailable) as exc:
+            released = await _find_released(request, called, asked) if _may_run_elsewhere(request, exc) else None
+            if released is None:
+                raise
+        return await _accept(request, released, asked, undo, item, listener)
+
+
+def _may_run_elsewhere(request: Request, exc: Exception) -> bool:
+    """Return whether another version may be accepted in its place: nothing was taken, and another site may answer."""
+    return not isinstance(exc, BackendUnavailable) or (exc.is_untouched and request.sites is not None)
+
+
+async def _find_released(request: Request, called: Called, asked: bodies.CreatePrediction) -> Called | None:
+    """Return the call of a tried version as the released one runs it: no mark, as the trial did not choose it."""
+    if not called.released:
+        return None
+    ref = VersionRef(model=called.version.model, version=called.released)
+    version = await request.versions.find_named(ref, request.account)
+    if version is None or (asked.endpoint and not has_openai_api(version.server)):
+        return None
+    return Called(version, called.deployment)
+
+
+async def _accept(
+    request: Request,
+    called: Called,
+    asked: bodies.CreatePrediction,
+    undo: Undo,
+    item: str,
+    listener: Listener | None,
+) -> Filed:
+    version = called.version
     with Step(request, version) as step:
         checked = check(request, version, asked)
-        new = describe(request, version, checked, deployment=deployment, split=split, item=item, trace=step.headers)
+        new = describe(request, called, checked, item=item, trace=step.headers)
         try:
             if not checked.faults:
-                filed = await file(request, version, new, rate_token, listener)
+                filed = await file(request, version, new, undo, listener)
             elif (known := await find_repeated(request, new)) is not None:  # a version with other inputs has run it
                 filed = known
             else:
@@ -220,13 +264,13 @@ async def file(
     request: Request,
     version: Version,
     new: NewPrediction,
-    rate_token: tuple[Bucket, str] | None,
+    outer: Undo,
     listener: Listener | None,
 ) -> Filed:
     """File a checked prediction. Returns it as stored, without a read where possible."""
     try:
-        async with Undo() as undo:
-            await reserve_compute(request, new, rate_token, undo)
+        async with Undo(outer) as undo:
+            await reserve_compute(request, new, undo)
             most_data = request.account.limits.max_data_bytes
             if request.sites is None:
                 services = request.services
@@ -321,16 +365,14 @@ def check(request: Request, version: Version, asked: bodies.CreatePrediction) ->
 
 def describe(
     request: Request,
-    version: Version,
+    called: Called,
     checked: Checked,
     *,
-    deployment: str,
-    split: str,
     item: str,
     trace: TraceHeaders,
 ) -> NewPrediction:
     """Return the prediction that a request asks for. Raises a 422 for a header that says nothing."""
-    asked = checked.asked
+    asked, version = checked.asked, called.version
     services, account, headers = request.services, request.account, request.headers
     caps, given = account.limits, bytes(asked.input)
     lifetime, start_by = headers.get("cancel-after"), headers.get("x-start-by")
@@ -346,8 +388,8 @@ def describe(
         kind=version.kind,
         api_token=account.token_id,
         tokens=estimate_tokens(given),
-        deployment=deployment,
-        split=split,
+        deployment=called.deployment,
+        split=called.split,
         destination=asked.destination or "",
         lane=lane_of(headers, account, asked.lane),
         shard=version.shard_of(account.name),
@@ -369,7 +411,7 @@ def describe(
         # only a caller that sets a deadline gets the status aborted: older official clients fail on it
         deadline_status="" if lifetime is None else Status.ABORTED,
         start_by_ms=None if start_by is None else bodies.start_by_seconds(start_by) * 1000,
-        idempotency=_idempotency(headers, asked, version=version, deployment=deployment, item=item),
+        idempotency=_idempotency(headers, asked, version=version, deployment=called.deployment, item=item),
         start_after=_start_after(headers, now_ms),
         secret=asked.secret,
         endpoint=asked.endpoint,
@@ -441,18 +483,12 @@ def _fingerprint(
     return hashlib.sha256("\n".join([*asked, ""]).encode() + sent.body).hexdigest()
 
 
-async def reserve_compute(
-    request: Request, new: NewPrediction, rate_token: tuple[Bucket, str] | None, undo: Undo
-) -> None:
+async def reserve_compute(request: Request, new: NewPrediction, undo: Undo) -> None:
     """Raises a 402, a 413 or a 429 for an account without room for it."""
     if request.account.limits == UNLIMITED:
         return
 
-    async def give_back() -> None:
-        # a repeat counts against the rate, as any request does
-        await limits.give_back(request, new.id, None if undo.is_repeat else rate_token)
-
-    undo.push(give_back)
+    undo.push(lambda: limits.give_back(request, new.id))
     await limits.refuse_full(request, input_bytes=0 if _goes_to_files(request.services, new) else len(new.input))
     await limits.reserve_compute(request, new.id, queue=new.queue, cost=new.cost)
     await limits.reserve_budget(request, new)

@@ -17,7 +17,7 @@ from api.accounts.auth import name_operator
 from api.accounts.limits import take
 from api.predictions import bodies
 from api.predictions.bodies import show_to
-from api.predictions.intake import accept, submit
+from api.predictions.intake import Called, accept, submit
 from api.predictions.listing import FILTERS, LISTED, list_of_kind
 from api.services.lookups import VersionRef
 from api.sites.sites import no_version, refuse_moved
@@ -51,7 +51,7 @@ SHOWN: Final = {200: route.Answer("As it is now.", Prediction)}
 )
 async def create(request: Request) -> Response:
     asked = await bodies.read_create(request, version=True)
-    return await submit(request, await _version(request, asked), asked)
+    return await submit(request, Called(await _version(request, asked)), asked)
 
 
 async def _version(request: Request, asked: bodies.CreatePrediction) -> Version:
@@ -80,7 +80,7 @@ async def create_of_model(request: Request) -> Response:
     version = await request.versions.find_named(ref, request.account)
     if version is None:
         raise await no_version(request, ref, errors.not_found)
-    return await submit(request, version, asked)
+    return await submit(request, Called(version), asked)
 
 
 @route.Route(
@@ -164,7 +164,7 @@ async def create_procedure(request: Request) -> Response:
     version = await request.services.lookups.find_named(bodies.parse_version(asked.version or ""), request.account)
     if version is None:
         raise errors.invalid_version()
-    return await submit(request, await _of_kind(request, version, "procedure"), asked)
+    return await submit(request, Called(await _of_kind(request, version, "procedure")), asked)
 
 
 @bodies.creates(
@@ -191,7 +191,7 @@ async def create_training(request: Request) -> Response:
     model = await lookups.model(destination, request.account) if re.fullmatch(MODEL_NAME, destination) else None
     if model is None or not model.may_be_changed_by(request.account):
         raise errors.no_destination()
-    return await submit(request, await _of_kind(request, version, "training"), asked)
+    return await submit(request, Called(await _of_kind(request, version, "training")), asked)
 
 
 async def _of_kind(request: Request, version: Version, kind: Kind) -> Version:
@@ -496,7 +496,7 @@ async def _result(request: Request, body: bytes, number: int) -> BatchResult:
         rate_token = request.rate_token if number == 0 else await take(request, request.account, "create")
         asked = await _unless_large(body, partial(bodies.parse_create, body, version=True))
         version = await _version(request, asked)
-        filed = await accept(request, version, asked, rate_token=rate_token, item=f"/{number}")
+        filed = await accept(request, Called(version), asked, rate_token=rate_token, item=f"/{number}")
         return BatchResult(status=201, prediction=view(filed.stored), replayed=filed.is_repeat or UNSET)
     except (Problem, DirectorError) as exc:
         document = errors.problem_of(exc).document

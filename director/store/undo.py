@@ -13,15 +13,14 @@ Reply = TypeVar("Reply")
 
 class Undo:
     """Take back what was pushed, the last first, if the block fails and the queue certainly took nothing. After a lost
-    reply nothing is taken back: the prediction may be accepted. `is_repeat`: another prediction has its idempotency
-    key. `outer`: the Undo of the block around, which then knows as much of the queue.
+    reply nothing is taken back: the prediction may be accepted. `outer`: the Undo of the block around, which then knows
+    as much of the queue.
     """
 
     def __init__(self, outer: "Undo | None" = None) -> None:
         self._steps: list[Callable[[], object]] = []
         self._outer = outer
         self._may_be_taken = False
-        self.is_repeat = False
 
     def push(self, step: Callable[[], object]) -> None:
         self._steps.append(step)
@@ -39,7 +38,7 @@ class Undo:
             raise
 
     async def note_repeat(self) -> None:
-        self.is_repeat = True
+        """Take back at once: another prediction has its idempotency key."""
         self._may_be_taken = False
         await self._carry_out()
 

@@ -83,6 +83,45 @@ async def test_calls_are_split_between_both_versions(api: AsyncClient) -> None:
     assert (await api.get("/v1/deployments")).json()["results"] == [deployed]
 
 
+async def test_call_that_the_tried_version_refuses_runs_the_old_one(api: AsyncClient, scripts: Scripts) -> None:
+    await try_it(api, 99)
+    await scripts.bound(queue_name(MODEL, NEW), mode="bounded", max_queued=1)
+    assert (await call_many(api, 20))[VERSION] >= 19
+    first = [await call(api, key) for key in "abcdef"]
+    assert [(await call(api, key))["id"] for key in "abcdef"] == [one["id"] for one in first]
+
+
+async def test_call_that_both_versions_refuse_gives_its_token_back(
+    settings: ApiSettings, redis: Redis, scripts: Scripts, api: AsyncClient, token: str
+) -> None:
+    await try_it(api, 99)
+    await Accounts(redis).set_limits(ACCOUNT, {"rate": "0.001", "burst": "3"})
+    for version, most in ((NEW, 0), (VERSION, 1)):
+        await scripts.bound(queue_name(MODEL, version), mode="bounded", max_queued=most)
+    async with api_client(settings, token=token) as limited:
+        codes = [(await limited.post(f"{FRONT}/predictions", json={"input": {}})) for _ in range(6)]
+        await scripts.bound(queue_name(MODEL, VERSION), mode="bounded", max_queued=100)
+        codes += [(await limited.post(f"{FRONT}/predictions", json={"input": {}})) for _ in range(3)]
+    found = [(one.status_code, one.json().get("code", "")) for one in codes]
+    assert found == [(201, ""), *[(429, "queue_full")] * 5, (201, ""), (201, ""), (429, "rate_limited")]
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_repeat_after_another_version_counts_against_the_rate(
+    settings: ApiSettings, redis: Redis, api: AsyncClient, hiding: str, token: str, is_known: bool
+) -> None:
+    await call(api, "k", pin="s3cr3t")
+    await api.patch(FRONT, json={"version": hiding})
+    await Accounts(redis).set_limits(ACCOUNT, {"rate": "0.001", "burst": "2"})
+    given = {"pin": "s3cr3t" if is_known else "other"}
+    async with api_client(settings, token=token) as limited:
+        sent = [
+            await limited.post(f"{FRONT}/predictions", json={"input": given}, headers={"Idempotency-Key": "k"})
+            for _ in range(3)
+        ]
+    assert [one.status_code for one in sent] == ([201, 201, 429] if is_known else [422] * 3)
+
+
 async def test_repeat_with_a_key_gets_the_same_prediction(api: AsyncClient) -> None:
     await try_it(api)
     first = {key: await call(api, key) for key in map(str, range(20))}

@@ -1,10 +1,11 @@
 """Test the trial of a version with several sites: the home runs it, since only the home's keepers count and stop it."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import anyio
 import msgspec
 import pytest
 from httpx import AsyncClient
@@ -17,7 +18,9 @@ from director.core.settings import ApiSettings
 from director.keeper.comparer import Comparer
 from director.store.catalog import OPEN_SCHEMA
 from director.store.services import Services
+from tests.support import batches
 from tests.support.api import PlayedDirector, api_client
+from tests.support.eventually import eventually
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.sites import Place, sites_file, two_places
 
@@ -44,13 +47,18 @@ async def be_ready(there: Place, version: str) -> None:
     await there.driver.scripts.extend(queue, consumer=version[:4], lease_s=60, claims=[], slots=2)
 
 
+def settings_of(places: dict[str, Place], folder: Path, *, end: str = "", **rows: Mapping[str, Any]) -> ApiSettings:
+    path = sites_file(folder, list(places), top='placement = "random"', **rows)
+    path.write_text(f"{path.read_text()}\n{end}")
+    home = places["eu"].server.url
+    return ApiSettings(redis_url=home, sites=str(path), cache_s=0.2, openai=True, files_dir=str(folder))
+
+
 @asynccontextmanager
 async def service(
     places: dict[str, Place], folder: Path, *, end: str = "", **rows: Mapping[str, Any]
 ) -> AsyncIterator[AsyncClient]:
-    path = sites_file(folder, list(places), top='placement = "random"', **rows)
-    path.write_text(f"{path.read_text()}\n{end}")
-    settings = ApiSettings(redis_url=places["eu"].server.url, sites=str(path), cache_s=0.2)
+    settings = settings_of(places, folder, end=end, **rows)
     async with api_client(settings, token=await places["eu"].accounts.create_token(ACCOUNT)) as api:
         assert (await api.post("/v1/deployments", json=MADE)).status_code == 200
         yield api
@@ -61,11 +69,15 @@ async def try_it(api: AsyncClient, share: int, **more: Any) -> None:
     assert answer.status_code == 200, answer.text
 
 
-async def call(api: AsyncClient, **headers: str) -> tuple[str, int]:
-    """Return the version and the site of one call."""
+async def create(api: AsyncClient, **headers: str) -> dict[str, Any]:
     answer = await api.post(f"{FRONT}/predictions", json={"input": {}}, headers=headers)
     assert answer.status_code == 201, answer.text
-    made = answer.json()
+    return dict(answer.json())
+
+
+async def call(api: AsyncClient, **headers: str) -> tuple[str, int]:
+    """Return the version and the site of one call."""
+    made = await create(api, **headers)
     return made["version"], site_of(PredictionId(made["id"]))
 
 
@@ -98,6 +110,88 @@ async def test_call_for_another_site_runs_the_old_version(places: dict[str, Plac
         await try_it(api, 99)
         assert {await call(api, **{"x-site": "us"}) for _ in range(10)} == {(VERSION, 1)}
         assert (NEW, 0) in {await call(api, **{"x-site": "eu"}) for _ in range(10)}
+
+
+async def fill_memory(home: Place, _: AsyncClient) -> None:
+    await home.driver.redis.config_set("maxmemory", "1")
+
+
+async def fill_queue(home: Place, _: AsyncClient) -> None:
+    await home.driver.scripts.bound(queue_name(MODEL, NEW), mode="bounded", max_queued=0)
+
+
+async def become_unsafe(home: Place, api: AsyncClient) -> None:
+    """Its reads are answered, and nothing new goes there."""
+    await home.driver.redis.config_set("maxmemory-policy", "allkeys-lru")
+    await eventually(
+        lambda: api.get("/readyz"), "it is known", until=lambda ready: ready.json()["sites"]["eu"] != "ready"
+    )
+
+
+@pytest.mark.parametrize("stop", [fill_memory, fill_queue, become_unsafe])
+async def test_drawn_call_runs_the_old_version_while_the_home_cannot_take_it(
+    places: dict[str, Place], tmp_path: Path, stop: Callable[[Place, AsyncClient], Awaitable[None]]
+) -> None:
+    async with service(places, tmp_path, eu={"weight": 0.001}, us={"weight": 1000}) as api:
+        await try_it(api, 99)
+        await stop(places["eu"], api)
+        assert {await call(api) for _ in range(20)} == {(VERSION, 1)}
+        if stop is fill_queue:  # else no key can be kept
+            first, again = [await create(api, **{"idempotency-key": "k"}) for _ in range(2)]
+            assert first["id"] == again["id"]
+
+
+@asynccontextmanager
+async def directors(places: dict[str, Place]) -> AsyncIterator[None]:
+    """One of each version at each site, which ends each call."""
+    async with anyio.create_task_group() as tasks:
+        for each in places.values():
+            for version in (VERSION, NEW):
+                director = PlayedDirector(each.driver.scripts, queue_name(MODEL, version))
+                tasks.start_soon(director.run, lambda _: b'{"done":true}')
+        yield
+        tasks.cancel_scope.cancel()
+
+
+async def call_openai(api: AsyncClient, _: ApiSettings) -> list[str]:
+    """Return the ids of three calls."""
+    body = {"model": f"{ACCOUNT}/front", "messages": []}
+    answers = [await api.post("/openai/v1/chat/completions", json=body) for _ in range(3)]
+    assert {answer.status_code for answer in answers} == {200}, answers[0].text
+    return [answer.headers["x-request-id"] for answer in answers]
+
+
+async def run_batch(api: AsyncClient, settings: ApiSettings) -> list[str]:
+    """Return the ids of the three lines of a batch."""
+    content = b"\n".join(batches.line(name, model=f"{ACCOUNT}/front") for name in ("a", "b", "c"))
+    made = await batches.create(api, await batches.upload(api, content))
+    async with batches.engine(settings) as engine:
+        await eventually(engine.run_once, "the sites are known")
+    output, errors = await batches.results(api, await batches.get(api, made["id"]))
+    assert errors == []
+    return [line["response"]["request_id"] for line in output]
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+@pytest.mark.parametrize("run", [call_openai, run_batch])
+async def test_openai_call_and_line_of_a_batch_run_the_old_version_elsewhere_only_if_refused(
+    places: dict[str, Place],
+    tmp_path: Path,
+    run: Callable[[AsyncClient, ApiSettings], Awaitable[list[str]]],
+    is_full: bool,
+) -> None:
+    for each in places.values():
+        for version in (VERSION, NEW):
+            await each.catalog.register(MODEL, version, schema=OPEN_SCHEMA, server="openai", policy=Policy())
+    async with service(places, tmp_path, eu={"weight": 0.001}, us={"weight": 1000}) as api, directors(places):
+        await try_it(api, 99)
+        if is_full:
+            await fill_queue(places["eu"], api)
+        ids = await run(api, settings_of(places, tmp_path, eu={"weight": 0.001}, us={"weight": 1000}))
+        runs = [(await api.get(f"/v1/predictions/{each}")).json() for each in ids]
+    found = {(run["version"], site_of(PredictionId(run["id"]))) for run in runs}
+    assert len(ids) == 3
+    assert found == {(VERSION, 1)} if is_full else (NEW, 0) in found
 
 
 @pytest.mark.parametrize(("end", "takes_new"), [(f'[models]\n"{MODEL}" = ["us"]', True), ("", False)])
