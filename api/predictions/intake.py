@@ -26,7 +26,7 @@ from api.services.services import Services
 from api.services.stream_events import Frames, Mark
 from api.services.stream_readers import Place, Send
 from api.services.waiters import News, Wait
-from api.sites.placing import check_site, choose_site
+from api.sites.placing import SETTLED_MS, check_site, choose_site
 from api.sites.sites import where_it_is
 from api.web import errors
 from api.web.errors import InvalidField, Moved, Problem
@@ -576,7 +576,8 @@ async def find_repeated_of_other_version(
     request: Request, new: NewPrediction, asked: bodies.CreatePrediction
 ) -> Filed | None:
     """Return what the key of a prediction stands for if that is the same request as its own version reads it. A version
-    whose schema marks secrets takes them out of the fingerprint, and another one does not.
+    whose schema marks secrets takes them out of the fingerprint, and another one does not. Raises BackendUnavailable
+    while nothing can say which version that is, since the other request is being placed.
     """
     if new.idempotency is None or new.kind or asked.endpoint:
         return None
@@ -584,8 +585,10 @@ async def find_repeated_of_other_version(
     held = await request.services.predictions.read_key(new.account, model=new.model, digest=digest)
     if held is None:
         return None
-    known, fingerprint = held
+    known, fingerprint = held.id, held.fingerprint
     stored = await where_it_is(request, known, lambda services: read_here(services, known))
+    if stored is None and request.sites is not None and held.age_ms < SETTLED_MS:
+        raise BackendUnavailable("a request with the same key is being placed")
     if stored is None or stored.record.version == new.version:
         return None
     its = VersionRef(model=new.model, version=stored.record.version)

@@ -12,6 +12,8 @@ from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.redis_client import ask, pipelined, read_all, text
+from director.broker.replies import Bound
+from director.broker.scripts import IDEMPOTENCY_TTL_MS
 from director.core.errors import IdempotencyMismatch
 from director.core.ids import Kind, PredictionId, QueueName, is_prediction_id
 from director.core.schema import Stored, parse_history, reference_in
@@ -119,18 +121,18 @@ class Predictions:
         held = await self.read_key(account, model=model, digest=digest)
         if held is None:
             return None
-        if held[1] != fingerprint:
+        if held.fingerprint != fingerprint:
             raise IdempotencyMismatch("This Idempotency-Key was used with another body.")
-        return held[0]
+        return held.id
 
-    async def read_key(self, account: str, *, model: str, digest: str) -> tuple[PredictionId, str] | None:
-        """Return the prediction accepted with this key, and the fingerprint of its request."""
+    async def read_key(self, account: str, *, model: str, digest: str) -> Bound | None:
+        """Return the prediction that this key is bound to. With several sites it may not be accepted yet, or never."""
         key = keys.idempotency(account=account, model=model, digest=digest)
-        held = await ask(lambda: self._redis.get(key))
+        held, left_ms = await pipelined(self._redis, lambda pipe: [pipe.get(key), pipe.pttl(key)])
         if held is None:
             return None
         known, _, fingerprint = text(held).partition(" ")
-        return PredictionId(known), fingerprint
+        return Bound(PredictionId(known), fingerprint, IDEMPOTENCY_TTL_MS - left_ms)
 
     async def may_be_erased(self, prediction_id: PredictionId, *, account: str) -> bool:
         """Return True for a terminal prediction of the account. `erase` decides."""

@@ -1,5 +1,6 @@
 """Test the trial of a version with several sites: the home runs it, since only the home's keepers count and stop it."""
 
+import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,8 +12,11 @@ import pytest
 from httpx import AsyncClient
 from msgspec import Raw
 
+from api.sites.placing import SETTLED_MS
+from director.broker import keys
+from director.broker.scripts import IDEMPOTENCY_TTL_MS
 from director.core.clock import SystemClock
-from director.core.ids import PredictionId, queue_name, site_of
+from director.core.ids import PredictionId, new_prediction_id, queue_name, site_of
 from director.core.policy import Policy
 from director.core.settings import ApiSettings
 from director.keeper.comparer import Comparer
@@ -231,6 +235,25 @@ async def test_repeat_finds_its_prediction_at_any_site_where_one_version_hides_a
         assert (await api.patch(FRONT, json={"version": THIRD})).status_code == 200
         again = await api.post(f"{FRONT}/predictions", json=sent, headers=key)
         assert (again.status_code, again.json()["id"]) == (201, first.json()["id"])
+
+
+async def test_repeat_beside_its_first_request_is_503_though_a_version_hides_an_input(
+    places: dict[str, Place], tmp_path: Path
+) -> None:
+    home, key = places["eu"].driver, {"idempotency-key": "k"}
+    async with service(places, tmp_path) as api:
+        digest = hashlib.sha256(b"k").hexdigest()
+        unplaced = new_prediction_id(model=MODEL, now_ms=SystemClock().now_ms(), site=0)
+        pair = (digest, "f" * 64)  # as another version reads the request
+        facts: dict[str, Any] = {"account": ACCOUNT, "model": MODEL, "instead_of": None}
+        assert await home.scripts.bind(unplaced, idempotency=pair, **facts) is None
+        first = await api.post(f"{FRONT}/predictions", json={"input": {}}, headers=key)
+        assert (first.status_code, first.headers["retry-after"]) == (503, "2")
+        await home.redis.pexpire(
+            keys.idempotency(account=ACCOUNT, model=MODEL, digest=digest), IDEMPOTENCY_TTL_MS - SETTLED_MS
+        )
+        later = await api.post(f"{FRONT}/predictions", json={"input": {}}, headers=key)
+        assert (later.status_code, later.json()["code"]) == (422, "idempotency_mismatch")
 
 
 async def test_version_of_another_site_is_released_and_not_tried(places: dict[str, Place], tmp_path: Path) -> None:
