@@ -909,6 +909,36 @@ async def test_address_names_the_run_of_the_way_to_ask_that_is_shown(
     assert reader.faults == []
 
 
+@pytest.mark.parametrize("other", ["Form", "API"])
+async def test_run_made_while_another_part_is_shown_keeps_its_address(
+    reader: Window, place: Place, talker: PlayedDirector, other: str
+) -> None:
+    is_left = anyio.Event()
+
+    async def hold(route: Any) -> None:
+        await is_left.wait()
+        await route.continue_()
+
+    await reader.page.route("**/v1/models/*/*/predictions", hold)
+    await reader.page.goto(f"{place.url}/#/models/{TALKER}")
+    await reader.page.get_by_label("Message").fill("Hello?")
+    way = {"Form": "button", "API": "link"}[other]
+    async with reader.page.expect_response(lambda answer: answer.request.method == "POST") as answered:
+        await reader.page.get_by_label("Message").press("Enter")
+        await reader.page.get_by_role(way, name=other, exact=True).click()
+        left = reader.page.url
+        is_left.set()
+    made = (await (await answered.value).json())["id"]
+    async with reader.page.expect_request(f"**/v1/predictions/{made}**"):
+        pass  # the conversation follows it
+    assert reader.page.url == left
+    back = {"Form": ("button", "Chat"), "API": ("link", "Playground")}[other]
+    await reader.page.get_by_role(back[0], name=back[1]).click()
+    await reader.page.get_by_role("button", name="Stop").wait_for()
+    assert reader.page.url == f"{place.url}/#/models/{TALKER}?run={made}"
+    assert reader.faults == []
+
+
 async def test_runs_are_there_to_choose_though_that_of_the_address_is_not(
     reader: Window, place: Place, writer: PlayedDirector
 ) -> None:

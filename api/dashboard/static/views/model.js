@@ -146,8 +146,14 @@ export function model({ params: [owner, name, first], session, signal, query, re
     bar.querySelector("[aria-current]").focus();
   }
 
+  /** The run of the playground: its answer may come while another tab is shown. */
+  function ofPlayground(hash) {
+    if (body.firstChild === panels.get("")) readdress(hash);
+    else at = hash;
+  }
+
   function make(tab) {
-    const given = { model: about, full, state, session, signal, query, shared, onEnd: look };
+    const given = { model: about, full, state, session, signal, query, shared, readdress: ofPlayground, onEnd: look };
     if (tab === "api") return apiTab(given);
     if (tab === "examples") return examplesTab(given);
     if (tab === "versions") return versionsTab(given);

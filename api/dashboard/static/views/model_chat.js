@@ -1,7 +1,7 @@
 // A conversation with a model that takes messages. All of it is one prediction for each answer: the messages so far are
 // its input, so that the address of the last run has the whole conversation.
 
-import { read, readdress } from "../address.js";
+import { read } from "../address.js";
 import { ask } from "../api.js";
 import { announce, fill, h, say } from "../dom.js";
 import { LiveText } from "../live_text.js";
@@ -38,8 +38,13 @@ export function chat(given) {
     ways.show(WAYS.indexOf(word));
     if (shown) shown.hash = location.hash;
     shown = made.get(word);
-    if (shown) readdress(shown.hash);
-    else made.set(word, shown = { node: (word === "Chat" ? conversation : playground)({ ...given, query: read().query }) }); // with the run of the other
+    if (shown) given.readdress(shown.hash);
+    else {
+      const mine = shown = {};
+      made.set(word, mine);
+      const readdress = (hash) => { if (mine === shown) given.readdress(hash); else mine.hash = hash; };
+      mine.node = (word === "Chat" ? conversation : playground)({ ...given, query: read().query, readdress }); // with the run of the other
+    }
     fill(place, shown.node);
   }
 
@@ -47,7 +52,7 @@ export function chat(given) {
   return h("div", { class: "ways-to-ask" }, ways.node, place);
 }
 
-function conversation({ model, full, state, signal, query, shared }) {
+function conversation({ model, full, state, signal, query, shared, readdress }) {
   const request = asker({ model, full, state, shared, without: OWN });
   const { fields, more, trouble, codes } = request;
   const role = h("textarea", { id: "chat-system", rows: "3", placeholder: "You are a helpful assistant." });

@@ -14,13 +14,13 @@ const MOST_RUNS = 12;
 const LOOK_MS = 5000;
 const NOW = { starting: "waits", processing: "runs now" };
 
-export function playground({ model, full, state, signal, query, shared, onEnd }) {
+export function playground({ model, full, state, signal, query, shared, readdress, onEnd }) {
   const request = asker({ model, full, state, shared });
   const { fields, more, trouble, codes, forgive } = request;
   const button = h("button", { type: "submit", class: "main", "data-denied": !session.acts }, "Run");
   const line = h("ol", {});
   const strip = h("section", { class: "runs-strip", "aria-label": "Runs of your account", hidden: true }, h("h2", {}, "Runs of your account"), line);
-  const view = runView({ full, properties: model.latest_version.openapi_schema?.components?.schemas?.Input?.properties, signal, onInput: take, onEnd: () => { onEnd(); list().catch(() => {}); } });
+  const view = runView({ full, properties: model.latest_version.openapi_schema?.components?.schemas?.Input?.properties, signal, readdress, onInput: take, onEnd: () => { onEnd(); list().catch(() => {}); } });
   let runs = []; // of mine, newest first
   let isTouched = false;
   let isSending = false;

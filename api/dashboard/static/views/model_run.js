@@ -1,6 +1,5 @@
 // The output of one run beside the form: as it comes, how long it takes and how fast, and what can be done with it.
 
-import { readdress } from "../address.js";
 import { ask } from "../api.js";
 import { announce, fill, h, say } from "../dom.js";
 import { followRun } from "../follow_run.js";
@@ -76,7 +75,7 @@ export function meteredRun(first, { path, signal, area, onChange, onPiece = () =
 }
 
 /** `node`; `show(prediction)`, `example(prediction)` and `empty()` say what it shows; `shown` is the run that it does. */
-export function runView({ full, properties, signal, onInput, onEnd }) {
+export function runView({ full, properties, signal, readdress, onInput, onEnd }) {
   const node = h("section", { class: "card result", "aria-label": "Result" });
   const view = { node, shown: null, show, example, empty };
   let following = null;
