@@ -44,7 +44,7 @@ export function setClock(date) {
 }
 
 /** How long ago a moment was. */
-export const ago = (iso) => (iso ? `${seconds(Math.max(0, (now() - Date.parse(iso)) / 1000))} ago` : "–");
+export const ago = (iso) => (iso ? `${seconds(Math.max(1, (now() - Date.parse(iso)) / 1000))} ago` : "–");
 
 const midnight = (date) => new Date(date).setHours(0, 0, 0, 0);
 

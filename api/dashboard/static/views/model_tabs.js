@@ -29,7 +29,7 @@ function inputs(schemas) {
   const required = new Set(input.required ?? []);
   const rows = inOrder(input.properties).map(([name, one]) => [name, resolved(one, schemas)]);
   return table("Input", ["Name", "Type", "Default", "What it is"], h("tbody", {}, rows.map(([name, one]) => h("tr", {},
-    h("th", { scope: "row", class: "mono" }, name, required.has(name) ? h("span", { class: "must" }, " *") : null),
+    h("th", { scope: "row", class: "mono" }, h("span", {}, name, required.has(name) ? h("span", { class: "must" }, " (required)") : null)),
     h("td", {}, typeOf(one)),
     h("td", { class: "mono" }, one.default === undefined ? "–" : preview(one.default) || JSON.stringify(one.default)),
     h("td", {}, [one.description === "An enumeration." ? "" : one.description, bounds(one)].filter(Boolean).join(" · "))))));
@@ -95,7 +95,7 @@ export function runsTab({ full, session, signal }) {
   const row = (run) => h("tr", {},
     h("td", {}, h("a", { class: "thumb small", href: `#/models/${full}?run=${run.id}`, title: `Show ${run.id}` }, run.status === "succeeded" ? glimpse(run.output) : "▷")),
     h("td", {}, predictionLink(run.id)), h("td", {}, chip(run.status)), h("td", { class: "error" }, preview(run.error || run.input)),
-    h("td", { class: "num" }, when(run.created_at)), h("td", { class: "num" }, seconds(run.metrics?.predict_time ?? between(run.started_at, run.completed_at))));
+    h("td", { class: "num broad" }, when(run.created_at)), h("td", { class: "num" }, seconds(run.metrics?.predict_time ?? between(run.started_at, run.completed_at))));
   return h("section", { class: "tab" },
     h("p", { class: "hint" }, "Runs of your account. ", h("a", { href: `#/predictions?model=${encodeURIComponent(full)}` }, session.seesAll ? "Those of all accounts, with filters" : "With filters")),
     table("Runs of your account", [h("th", { scope: "col" }, h("span", { class: "unseen" }, "Output")), "Id", "Status", "Input", "#Created", "#Ran"], body),

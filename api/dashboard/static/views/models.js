@@ -39,8 +39,7 @@ export function models({ signal }) {
     }
     say(found, wanted ? `${shown} found` : "");
     search.parentElement.hidden = cards.size < 2 && !wanted;
-    const note = foot.querySelector(".hint");
-    if (cards.size && note.textContent === EMPTY) say(note, "");
+    if (cards.size) foot.querySelector(".empty")?.remove();
   }
 
   /** Ask the service, where the list has more models than are shown. */

@@ -180,7 +180,7 @@ export function endless(body, more, row, { signal, empty }) {
       button.hidden = !next || isFull;
       say(button, "Show more");
       if (isFull) say(note, `${body.childElementCount} are shown. Narrow the list to see others.`);
-      if (!body.childElementCount && !next) fill(note, empty);
+      if (!body.childElementCount && !next) fill(trouble, lack(...away) ?? h("div", { class: "empty" }, h("p", {}, linked(empty))));
     } catch (error) {
       if (signal.aborted) return;
       fill(trouble, failure(error));

@@ -90,6 +90,7 @@ export function prediction({ params: [id], session, signal, refresh, retitle = (
       if (error.status !== 404) return;
       fill(title, "This run cannot be shown");
       share.remove();
+      named.lastChild.remove();
     }
   }
 
