@@ -35,9 +35,9 @@ class ModelState(Struct, frozen=True, kw_only=True):
     why nothing starts. `log`: the last lines of a setup that failed. `version` is null until a server was ready, and
     `created_at` until the model is listed.
 
-    `run_count`: runs of all versions so far, at most half a minute old. `succeeded`, `failed`, `run_p50_s` and
-    `wait_p50_s` are of the last day. `may_change`: the caller may describe the model. `has_openai`: it takes calls of
-    OpenAI's API here.
+    `run_count`: runs of all versions so far. Of several models it is at most half a minute old. `succeeded`, `failed`,
+    `run_p50_s` and `wait_p50_s` are of the last day. `may_change`: the caller may describe the model. `has_openai`: it
+    takes calls of OpenAI's API here.
     """
 
     model: str
@@ -95,7 +95,7 @@ async def read_states(services: Services, account: Account, asked: Sequence[str]
     queues = {name: queue_name(name, model.latest) for name, model in seen.items() if model.latest}
     stats = dict(await services.queues.stats_of(list(queues.values())))
     paces = await services.paces.of(list(stats))
-    runs = dict(zip(seen, await run_counts(services, list(seen.values()), held=True), strict=True))
+    runs = dict(zip(seen, await run_counts(services, list(seen.values()), held=len(names) > 1), strict=True))
     fresh = stats_of_newcomers([one for found in newcomers.values() for one in found])
     called = {model.name for model in await services.openai_models.all()} if services.settings.openai else set()
     shown = {

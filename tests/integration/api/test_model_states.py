@@ -60,14 +60,16 @@ async def test_state_has_slots_and_median_times_of_the_day(
     assert 0.8 < float(str(one["wait_p50_s"])) < 1.1
 
 
-async def test_state_counts_runs_as_they_were_half_a_minute_ago(
+async def test_states_of_several_models_count_runs_of_half_a_minute_ago(
     api: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for holds_s, seen in ((0, 1), (30, 2), (30, 2)):
         monkeypatch.setattr(paces, "HOLDS_S", holds_s)
         await api.post("/v1/predictions", json={"version": VERSION, "input": {"text": "a"}})
-        [one] = await states(api, MODEL)
+        [one] = await states(api, f"{MODEL},acme/none")
         assert one["run_count"] == seen
+    [one] = await states(api, MODEL)
+    assert one["run_count"] == 3, "of one model it is of now"
     assert (await api.get(f"/v1/models/{MODEL}")).json()["run_count"] == 3
 
 

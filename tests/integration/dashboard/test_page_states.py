@@ -25,7 +25,7 @@ VIEWS: Final = (
     *("/predictions", "/predictions/{made}", "/predictions/{failed}", "/deployments", f"/deployments/{ACCOUNT}/front"),
     *("/batches", "/accounts", f"/accounts/{ACCOUNT}", "/usage", "/audit", "/system"),
 )
-MOST_TABS: Final = 120
+MOST_TABS: Final = 250  # a queue shows up to 100 of its predictions
 ACTING: Final = "main :is(a[href], button, input, select, textarea, summary, [tabindex='0'])"
 # Finds what acts and had no focus yet. The keys of a group of radio buttons are the arrows.
 MISSED: Final = f"""() => [...document.querySelectorAll("{ACTING}")].filter((one) =>
