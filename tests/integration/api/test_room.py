@@ -17,12 +17,13 @@ from api.app import ROUTES
 from director.broker import keys
 from director.broker.redis_client import client
 from director.core.clock import SystemClock
+from director.core.ids import queue_name
 from director.core.policy import Policy
 from director.core.settings import ApiSettings
 from director.core.states import Status
 from director.store.accounts import Accounts
-from director.store.catalog import Catalog
-from tests.support.api import api_client
+from director.store.catalog import OPEN_SCHEMA, Catalog
+from tests.support.api import PlayedDirector, api_client
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver, driving
 from tests.support.servers import redis_server
 
@@ -34,8 +35,13 @@ LIMITS: Final = {"max_data_bytes": "1000000", "max_files_bytes": "10000000"}
 MOST_GROWTH: Final = 3 << 20
 MOST_ROUNDS: Final = 300
 AT_ONCE: Final = 20
+NEW: Final = "c3" * 32
+LLM, LLM_VERSION = "acme/llm", "d4" * 32
 # Two at once disturb each other
-ONE_BY_ONE: Final = {"predictions.webhooks.redeliver", "deployments.update"}
+ONE_BY_ONE: Final = {
+    *("predictions.webhooks.redeliver", "deployments.update"),
+    *("openai.chat.completions", "openai.completions", "openai.embeddings"),
+}
 REFUSED: Final = 60  # in a row, and then the route is closed to the account
 LONG: Final = {"webhook": f"https://example.com/{'w' * 2000}", "webhook_events_filter": ["start"]}
 TRACE: Final = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": f"k={'v' * 250},l={'v' * 240}"}
@@ -51,12 +57,22 @@ class Town:
         self._api = api
         self._headers = headers
         self._numbers = count()
+        self.llm = PlayedDirector(driver.scripts, queue_name(LLM, LLM_VERSION))
 
     def number(self) -> int:
         return next(self._numbers)
 
     async def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Response:
         return await self._api.request(method, f"/v1{path}", json=body, headers=self._headers | headers)
+
+    async def ask_as_openai(self, path: str, body: dict[str, Any]) -> Response:
+        headers = self._headers | {"idempotency-key": f"{self.number()}"} | TRACE
+        return await self._api.post(f"/openai/v1{path}", json=body, headers=headers)
+
+    async def upload_lines(self) -> Response:
+        line = {"custom_id": "c", "method": "POST", "url": "/v1/completions", "body": {"model": LLM, "prompt": "x"}}
+        files = {"file": ("n" * 250 + ".json", json.dumps(line).encode())}
+        return await self._api.post("/openai/v1/files", files=files, data={"purpose": "batch"}, headers=self._headers)
 
     async def upload(self) -> Response:
         form = {"metadata": json.dumps({"x": "y" * 1000}), "filename": "n" * 255}
@@ -78,6 +94,37 @@ async def redeliver(town: Town) -> Response:
         await town.driver.finish(await town.driver.claim_one(), Status.FAILED, error="No.", code="model_failed")
         await town.ask("POST", f"/predictions/{made.json()['id']}/webhooks/redeliver")
     return made
+
+
+async def call(town: Town, path: str, **body: Any) -> Response:
+    """Make a call of OpenAI's API, which a director ends at once."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(town.llm.run, lambda _: b'{"id":"c"}')
+        answer = await town.ask_as_openai(path, {"model": LLM, **body})
+        tasks.cancel_scope.cancel()
+    return answer
+
+
+async def open_batch(town: Town) -> Response:
+    uploaded = await town.upload_lines()
+    if uploaded.status_code >= 300:
+        return uploaded
+    asked = {"input_file_id": uploaded.json()["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+    return await town.ask_as_openai("/batches", {**asked, "metadata": {f"k{n}": "v" * 500 for n in range(16)}})
+
+
+def tries_version(then: str) -> Attack:
+    """Make a deployment that tries a version, and do that with it."""
+
+    async def attack(town: Town) -> Response:
+        made = await town.ask("POST", "/deployments", release := deploys(town))
+        path = f"/deployments/mallory/{release['name']}"
+        answer = await town.ask("POST", f"{path}/split", {"version": NEW, "share": 50, "force": True})
+        if then and answer.status_code < 300:
+            answer = await town.ask("POST", f"{path}/{then}")
+        return made if made.status_code >= 300 else answer
+
+    return attack
 
 
 def changes_model(town: Town) -> Awaitable[Response]:
@@ -113,7 +160,18 @@ ATTACKS: Final[dict[str, Attack]] = {
         "PATCH", "/deployments/mallory/d", {"max_instances": town.number() % 20}
     ),
     "deployments.predictions.create": lambda town: town.post("/deployments/mallory/d/predictions"),
+    "deployments.split.set": tries_version(""),
+    "deployments.promote": tries_version("promote"),
+    "deployments.rollback": tries_version("rollback"),
     "files.create": lambda town: town.upload(),
+    "account.login_link": lambda town: town.ask("POST", "/account/login-link", {}),
+    "openai.files.create": lambda town: town.upload_lines(),
+    "openai.batches.create": open_batch,
+    "openai.chat.completions": lambda town: call(
+        town, "/chat/completions", messages=[{"role": "user", "content": "x" * 90_000}]
+    ),
+    "openai.completions": lambda town: call(town, "/completions", prompt="x"),
+    "openai.embeddings": lambda town: call(town, "/embeddings", input="x"),
 }
 # These only read, or change something at once and store nothing
 STORE_NOTHING: Final = {"webhooks.default.secret.get"}
@@ -132,12 +190,14 @@ async def crowded(folder: Path) -> AsyncGenerator[tuple[Town, Town, Any]]:
     with redis_server() as server:
         redis = client(server.url)
         admin = client(server.admin_url)
-        settings = replace(ApiSettings(redis_url=server.url), files_dir=str(folder))
+        settings = replace(ApiSettings(redis_url=server.url), files_dir=str(folder), openai=True)
         async with driving(server.url) as driver, api_client(settings) as api:
             catalog, accounts = Catalog(redis, driver.scripts, SystemClock()), Accounts(redis)
             for kind in ("training", "procedure"):
                 await catalog.register_kind(MODEL, VERSION, kind, schema=SCHEMA, server="", policy=Policy())  # type: ignore[arg-type]
             await redis.hset(keys.version(MODEL, VERSION), "schema", bytes(SCHEMA))  # type: ignore[misc]
+            await catalog.register(MODEL, NEW, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+            await catalog.register(LLM, LLM_VERSION, schema=OPEN_SCHEMA, server="openai", policy=Policy())
             headers = [{"authorization": f"Bearer {await accounts.create_token(name)}"} for name in ("mallory", "bob")]
             mallory, bob = (Town(api, driver, each) for each in headers)
             model = {"owner": "mallory", "visibility": "private", "hardware": "cpu"}

@@ -96,6 +96,7 @@ async def test_operators_see_every_account_with_its_cost(
     services = Services(redis)
     await services.ledger.set_price(MODEL, Price(input=1, cached=0.1, output=4, run=0.5))
     await run(driver)
+    await Accounts(redis).create_token("other")
     for status in (Status.FAILED, Status.CANCELED):
         await driver.finish(await driver.claimed(account="other"), status, used=RUN)
     cost = round(0.5 + (200 * 1 + 500 * 0.1 + 40 * 4) / 1e6, 6)
@@ -109,4 +110,5 @@ async def test_operators_see_every_account_with_its_cost(
     assert (row["account"], row["output_tokens"]) == ("other", 80)
     assert (await api.get("/v1/admin/usage")).status_code == 403
     assert (await admin.get("/v1/admin/usage?account=-")).status_code == 422
+    assert (await admin.get("/v1/admin/usage?account=unknown")).status_code == 422
     await services.gatherer.aclose()
