@@ -10,7 +10,7 @@ KINDS   ?= cluster sentinel redis7
 SUITES  ?= tests/lua tests/properties tests/integration/api tests/integration/execution tests/integration/broker/test_gatherer.py \
 	tests/integration/keeper/test_keeper.py tests/integration/keeper/test_keeper_repairs.py tests/integration/keeper/test_dead_letters.py \
 	tests/integration/broker/test_outages.py
-FAST    := not heavy and not redis7 and not faults and not chaos and not promtool and not kubectl and not faketime and not real_servers
+FAST    := not heavy and not redis7 and not faults and not tools and not chaos and not promtool and not kubectl and not faketime and not real_servers
 
 # Without its byte code each process of the tests compiles the product again, and each worker all tests
 unexport PYTHONDONTWRITEBYTECODE

@@ -29,6 +29,8 @@ from tests.support.queue_driver import MODEL, QueueDriver, driving
 from tests.support.servers import RedisServer, redis_server
 from tests.support.terminal import hear_ctrl_c
 
+pytestmark = pytest.mark.tools
+
 NO_REDIS: Final = "redis://127.0.0.1:1"
 
 

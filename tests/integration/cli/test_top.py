@@ -25,6 +25,8 @@ from tests.support.queue_driver import VERSION, QueueDriver
 from tests.support.servers import RedisServer, redis_server
 from tests.support.terminal import PlayedTerminal, played
 
+pytestmark = pytest.mark.tools
+
 
 def command(url: str, *more: str) -> list[str]:
     return [sys.executable, "-m", "director", "top", "--redis", url, *more]

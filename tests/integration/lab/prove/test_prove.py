@@ -13,7 +13,10 @@ from director.lab.prove.worlds import WORLDS
 from director.local.server import memory_server
 from tests.integration.lab.prove.mutants import MUTANTS, hunt
 
-pytestmark = pytest.mark.not_on("cluster", "sentinel", "redis7", why="each worker has a Valkey of its own")
+pytestmark = [
+    pytest.mark.tools,
+    pytest.mark.not_on("cluster", "sentinel", "redis7", why="each worker has a Valkey of its own"),
+]
 
 SMALL: Final = ("first", "keys")
 ALIKE: Final = ("webhooks", "cancel", "once", "slots", "moves", "spare", "planned")

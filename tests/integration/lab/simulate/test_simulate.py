@@ -27,6 +27,8 @@ from tests.support.live_director import Caller, live_director
 from tests.support.servers import RedisServer
 from tests.support.timed_server import timed_server
 
+pytestmark = pytest.mark.tools
+
 
 @pytest.fixture(scope="module")
 async def scratch() -> AsyncIterator[Redis]:

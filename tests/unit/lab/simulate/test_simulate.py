@@ -21,6 +21,8 @@ from director.lab.simulate.report import Report, fair_shares, fairness, report, 
 from director.lab.simulate.show import check, plot, tables
 from director.lab.simulate.trace import SHAPES, Builder, MadeOptions, Trace, make_trace
 
+pytestmark = pytest.mark.tools
+
 QUEUE = "acme/echo:a1a1a1a1a1a1"
 
 
