@@ -31,7 +31,7 @@ from director.core.ids import queue_name
 from director.core.split import LEAST_SHARE, MOST_RUNS, MOST_SHARE, Runs
 from director.store.catalog import has_openai_api
 from director.store.deployments import Deployment
-from director.store.splits import MOST
+from director.store.splits import MOST, Counts
 
 MOST_MARGIN: Final = 100
 NOT_TRIED: Final = InvalidField("invalid", "", "No version is tried here: give one with a share of the calls first")
@@ -249,7 +249,7 @@ async def _show(request: Request, deployment: Deployment) -> RolloutView:
             former=UNSET if split is None or split.former == release.version else split.former,
         )
     counts = await request.services.deployments.splits.read_counts([deployment.full_name])
-    runs = counts[deployment.full_name].figures.all
+    runs = (counts.get(deployment.full_name) or Counts.of({})).figures.all
     return RolloutView(
         deployment=deployment.full_name,
         model=release.model,

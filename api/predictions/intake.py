@@ -201,14 +201,12 @@ async def accept(
     item: str = "",
     listener: Listener | None = None,
 ) -> Filed:
-    """Check and file one prediction. `item` distinguishes the predictions of a batch, which share a key. A refusal
-    gives the token of the rate back. A repeat counts, as any request does.
+    """Check and file one prediction. `item` distinguishes the predictions of a batch, which share a key. A refusal by
+    the queue gives the token of the rate back. A repeat counts, as does a request that is invalid.
     """
     async with Undo() as undo:
-        if rate_token is not None:
-            undo.push(lambda: limits.give_back_token(request, rate_token))
         try:
-            return await _accept(request, called, asked, undo, item, listener)
+            return await _accept(request, called, asked, undo, item, listener, rate_token=rate_token)
         except (QueueRefused, UnknownQueue, BackendUnavailable) as exc:
             released = await _find_released(request, called, asked) if _may_run_elsewhere(request, exc) else None
             if released is None:
@@ -239,6 +237,8 @@ async def _accept(
     undo: Undo,
     item: str,
     listener: Listener | None,
+    *,
+    rate_token: tuple[Bucket, str] | None = None,
 ) -> Filed:
     version = called.version
     with Step(request, version) as step:
@@ -246,6 +246,8 @@ async def _accept(
         new = describe(request, called, checked, item=item, trace=step.headers)
         try:
             if not checked.faults:
+                if rate_token is not None:
+                    undo.push(lambda: limits.give_back_token(request, rate_token))
                 filed = await file(request, version, new, undo, listener)
             elif (known := await find_repeated(request, new)) is not None:  # a version with other inputs has run it
                 filed = known

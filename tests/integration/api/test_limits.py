@@ -23,7 +23,7 @@ from director.keeper.cashier import Cashier
 from director.keeper.registry import Registry
 from director.store.accounts import Accounts
 from director.store.catalog import Catalog
-from tests.integration.api.conftest import Served, refusal
+from tests.integration.api.conftest import HELLO_VERSION, Served, refusal
 from tests.support.api import PlayedDirector
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 
@@ -119,6 +119,15 @@ async def test_every_answer_shows_the_limit_even_a_refusal(door: Door) -> None:
         ]
     assert [answer.status_code for answer in answers] == [422, 422, 400, 404, 403, 501]
     assert [limit_headers(answer)[:2] for answer in answers] == [("9", left) for left in "876875"]
+
+
+async def test_input_that_the_model_refuses_counts_as_a_request(door: Door, hello: QueueName) -> None:
+    async with door(rate="0.01", burst="9") as api:
+        answers = [await create(api, version=HELLO_VERSION, input={"n": "many"}) for _ in range(2)]
+    assert [(answer.status_code, *limit_headers(answer)[:2]) for answer in answers] == [
+        (422, "9", "8"),
+        (422, "9", "7"),
+    ]
 
 
 async def script_calls(redis: Any) -> int:
