@@ -114,9 +114,9 @@ class Terminals:
         for process, _, _ in self._background:
             try:
                 process.wait(PATIENCE_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                raise
+            finally:
+                with contextlib.suppress(ProcessLookupError):  # what it began with & ignores SIGINT
+                    os.killpg(process.pid, signal.SIGKILL)
         self._background.clear()
 
     def _replaced(self, text: str) -> str:

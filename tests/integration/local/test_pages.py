@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from director.local.launcher.processes import free_port
-from tests.integration.local.test_up import director, environment, started
+from tests.integration.local.test_up import director, environment, started, until
 from tests.site.commands import PageError, Terminals, blocks_of
 
 pytestmark = [pytest.mark.cog, pytest.mark.faults]
@@ -22,7 +22,7 @@ HOW_TOS += [ROOT / "docs/troubleshooting.md", ROOT / "docs/nights-work.md"]
 
 def terminals(folder: Path, **instead: str) -> Terminals:
     paths = f"{Path(sys.executable).parent}:{environment()['PATH']}"
-    ports = {shown: str(free_port()) for shown in ("8080", "9000", "9001")}
+    ports = {shown: str(free_port()) for shown in ("8080", "9000", "9001", "9002")}
     left_out = {name: value for name, value in environment().items() if not name.startswith("REPLICATE_")}
     # all directors of this machine would have one folder, and a second reader of a page would be refused its devices
     own = {"PATH": paths, "NO_COLOR": "1", "DIRECTOR_DEVICES_DIR": str(folder / "devices")}
@@ -92,3 +92,11 @@ def test_reader_does_not_take_what_an_earlier_page_showed_for_its_own(tmp_path: 
     finally:
         earlier.close()
         later.close()
+
+
+def test_what_a_page_begins_with_an_ampersand_ends_with_it(tmp_path: Path) -> None:
+    reader = terminals(tmp_path)
+    reader.run("<!-- background until: up -->\n```sh\nsleep 600 &\necho $! > pid; echo up; wait\n```\n")
+    reader.close()
+    pid = int((tmp_path / "pid").read_text())
+    until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text())
