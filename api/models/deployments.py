@@ -233,12 +233,7 @@ async def create_of_deployment(request: Request) -> Response:
     called = await choose_version(request, deployment)
     if called is None:
         raise invalid_version()
-    return await submit(
-        request,
-        called,
-        asked,
-        review=cancel_if_disabled,
-    )
+    return await submit(request, called, asked, review=cancel_if_disabled)
 
 
 async def choose_version(request: Request, deployment: Deployment, item: str = "") -> Called | None:
@@ -254,8 +249,8 @@ async def choose_version(request: Request, deployment: Deployment, item: str = "
         side = choose(split, secrets.token_hex(8) if key is None else key + item)
         mark = write_mark(split, side)
         if side == "new":
-            tried = await _version(request, split.model, split.version)
-            if tried is not None and await request.services.lookups.version(split.model, split.version):
+            ref = VersionRef(model=split.model, version=split.version)
+            if tried := await request.services.lookups.find_named(ref, request.account):  # at the home, which runs it
                 return Called(tried, deployment.full_name, mark, released=release.version)
             mark = ""
     version = await _version(request, release.model, release.version)

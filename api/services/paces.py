@@ -16,7 +16,7 @@ MOST: Final = 1_000
 T = TypeVar("T")
 
 
-class OfQueues(Generic[T]):
+class QueueCache(Generic[T]):
     """Keep what `read` returns of each queue for half a minute."""
 
     def __init__(self, read: Callable[[Sequence[QueueName]], Awaitable[Mapping[QueueName, T]]], clock: Clock) -> None:
@@ -37,7 +37,7 @@ class OfQueues(Generic[T]):
         return {**known, **found}
 
 
-class Paces(OfQueues[Point]):
+class Paces(QueueCache[Point]):
     """Keep how the predictions of each queue ended in the last day, in one sum."""
 
     def __init__(self, trends: Trends, clock: Clock) -> None:

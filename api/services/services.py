@@ -16,7 +16,7 @@ from api.services.lookups import Lookups
 from api.services.memory import Memory
 from api.services.meters import Meters
 from api.services.openai_models import OpenAiModels
-from api.services.paces import OfQueues, Paces
+from api.services.paces import Paces, QueueCache
 from api.services.semaphores import AccountSemaphore, UploadSemaphore
 from api.services.stream_readers import Readers
 from api.services.waiters import Waiters
@@ -121,7 +121,7 @@ class Services(store.Services):
             self.catalog, self.deployments, clock=clock, cache_s=settings.cache_s, is_away=is_away
         )
         self.paces = Paces(self.trends, clock)
-        self.runs = OfQueues(self.catalog.runs, clock)
+        self.runs = QueueCache(self.catalog.runs, clock)
         self.memory = Memory(redis, clock)
         self.glances = Glances(redis)
         self.waiters = Waiters(

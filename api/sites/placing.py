@@ -70,15 +70,9 @@ async def choose_site(request: Request, version: Version, new: NewPrediction, fi
                 return accepted, site.services
         if key is not None and key.bound is not None:
             await key.bind(None)
-        raise refused or _nothing_asked()
+        raise refused or BackendUnavailable("no site takes it", is_untouched=True)
     finally:
         refused = None  # its traceback holds this frame, see without_frames
-
-
-def _nothing_asked() -> BackendUnavailable:
-    exc = BackendUnavailable("no site takes it")
-    exc.is_untouched = True
-    return exc
 
 
 def _at(site: Site, version: Version, new: NewPrediction, *, is_home: bool) -> NewPrediction:

@@ -93,7 +93,7 @@ def _read_file(path: str) -> bytes:
 PICTURES: Final = {  # how a file of each kind begins
     "png": re.compile(rb"\x89PNG"),
     "jpeg": re.compile(rb"\xff\xd8\xff"),
-    "webp": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),  # sound and film are RIFF too
+    "webp": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),  # audio and video may be RIFF too
     "gif": re.compile(rb"GIF8"),
 }
 

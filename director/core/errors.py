@@ -19,10 +19,10 @@ class BackendUnavailable(DirectorError):
     `is_untouched`: certainly nothing was carried out, so the request may go to another server.
     """
 
-    def __init__(self, reason: str, *, retry_after_s: int = 2) -> None:
+    def __init__(self, reason: str, *, retry_after_s: int = 2, is_untouched: bool = False) -> None:
         super().__init__(reason)
         self.retry_after_s = retry_after_s
-        self.is_untouched = False
+        self.is_untouched = is_untouched
 
 
 class BackendFull(BackendUnavailable):

@@ -187,10 +187,11 @@ class Redelivery:
         """Bring the next attempt of each forward to now. Safe to repeat: a delivery under way is not doubled."""
         async with self._changes.noting("webhooks_redelivered", by=by, host=host) as noted:
             (ids, more), words = await self._owed.to_host(host), Counter[str]()
-            ask_again = self._scripts.redeliver  # a courier may have delivered one since it was found
             for start in range(0, len(ids), AT_ONCE):
                 some = ids[start : start + AT_ONCE]
-                words.update(await asyncio.gather(*(ask_again(one, account=None, only_owed=True) for one in some)))
+                # only what is still owed: a courier may have delivered one since it was found
+                asked = (self._scripts.redeliver(one, account=None, only_owed=True) for one in some)
+                words.update(await asyncio.gather(*asked))
             if not words["owed"]:
                 noted.void()
         return Redelivered(done=words["owed"], left=words["removed"] + words["unknown"], more=more)

@@ -157,12 +157,18 @@ async function resume() {
       keepAsked();
       return show();
     } catch (error) {
-      if (error.status === 401 || error.status === 403) return forget();
+      if (error.status === 401 || error.status === 403) return ended();
       if (!isTold) put(h("section", { class: "card narrow" }, h("h1", {}, "Not there now"), failure(error), h("p", { class: "hint" }, "It is asked again every few seconds.")), "Not there now");
       await pause(AGAIN_MS);
     }
   }
   return undefined;
+}
+
+/** The log-in ended by itself: after the next one, the person goes on to this view. */
+function ended() {
+  keepAsked();
+  return forget();
 }
 
 async function leave() {
@@ -240,7 +246,7 @@ function begin() {
   setInterval(age, 1000);
   window.addEventListener("hashchange", () => { drawer.slide(false); show(); });
   window.addEventListener("storage", (event) => { if (event.key === CHANGED) follow(); });
-  onEnd(() => { if (session.who) forget(); });
+  onEnd(() => { if (session.who) ended(); });
   frame();
   resume();
 }

@@ -1,4 +1,4 @@
-// Files that a model made: pictures in a grid with a large view, players for sound and film, and other files with size
+// Files that a model made: pictures in a grid with a large view, players for audio and video, and other files with size
 // and download. Only files of this service, and those within the output itself, are loaded.
 
 import { ours, placed } from "./api.js";
@@ -53,7 +53,7 @@ export class Media {
   _paint(file) {
     const at = this._pictures.length;
     this._pictures.push(file);
-    const image = h("img", { src: file.src, alt: `What the model made, ${at + 1}`, loading: "lazy", decoding: "async" });
+    const image = h("img", { loading: "lazy", src: file.src, alt: `What the model made, ${at + 1}`, decoding: "async" });
     const button = h("button", { type: "button", class: "picture", on: { click: () => large(this._pictures, at) } }, image);
     image.addEventListener("error", () => button.replaceWith(missing(file)), { once: true });
     this._grid.append(h("li", {}, button, foot(file)));

@@ -121,7 +121,7 @@ let box = null;
 export function openPalette() {
   if (box || !session.who || document.querySelector("dialog[open]")) return;
   const list = h("ul", { id: "palette-list", role: "listbox", "aria-label": "Found" });
-  const field = h("input", { type: "text", id: "palette-field", role: "combobox", "aria-label": "Find a section, model, queue, account, id or act", "aria-expanded": "true", "aria-controls": "palette-list", "aria-autocomplete": "list", placeholder: "Find a model, an id, an act…", autocomplete: "off", spellcheck: "false", maxlength: "200" });
+  const field = h("input", { type: "text", id: "palette-field", role: "combobox", "aria-label": "Find a section, model, queue, account, id or act", "aria-expanded": "true", "aria-controls": "palette-list", "aria-autocomplete": "list", placeholder: "Find a model, an id, an action…", autocomplete: "off", spellcheck: "false", maxlength: "200" });
   const status = h("p", { class: "unseen", role: "status" });
   const none = h("p", { class: "hint none", hidden: true }, "Nothing is called like this. A whole id of a prediction or a batch leads to it.");
   let names = [];

@@ -76,15 +76,15 @@ export function linked({ link, enter, who, goOn }) {
   function used() {
     if (who) {
       goOn();
-      return notice(`This link was used already. You are still logged in as ${who.username}.`);
+      return notice(`This link no longer works. You are still logged in as ${who.username}.`);
     }
     return fill(node,
-      h("h1", {}, "This link was used already"),
+      h("h1", {}, "This link no longer works"),
       h("p", {}, "A log-in link works once, and only for a short time. Ask the person who sent it, or your administrator, for another one."),
       h("p", {}, h("a", { href: "#/" }, "Log in with a token")),
       forOperators());
   }
 
-  browser.look(link).then(({ works }) => { if (!works && node.isConnected) used(); }, () => {});
+  browser.look(link).then(({ works }) => { if (!works && !button.disabled && node.isConnected) used(); }, () => {});
   return node;
 }

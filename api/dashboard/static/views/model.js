@@ -120,8 +120,8 @@ export function model({ params: [owner, name, first], session, signal, query, re
   }
 
   const starting = () => h("section", { class: "card waits" },
-    h("h2", {}, state?.state === "setup_failed" ? "It has not run yet" : "The model is starting"),
-    h("p", {}, state?.state === "setup_failed" ? "Mend what the log says and start it again: this page shows the playground by itself then." : "The playground is here as soon as its first server is ready. This page notices by itself."));
+    h("h2", {}, state?.state === "setup_failed" ? "Its setup failed" : "The model is starting"),
+    h("p", {}, state?.state === "setup_failed" ? "Fix what the log says and start it again: this page shows the playground by itself then." : "The playground is here as soon as its first server is ready. This page notices by itself."));
 
   /** Show one tab. Each is made once and stays as it is: a form that was filled in is there again. */
   function open(tab) {

@@ -13,7 +13,7 @@ import { asker } from "./model_ask.js";
 import { MAY_NOT_RUN, NARROW } from "./model_parts.js";
 import { playground } from "./model_playground.js";
 import { meteredRun } from "./model_run.js";
-import { canceler, copier, isTerminal, picks, sharer } from "./parts.js";
+import { canceler, copier, isTerminal, picks, sharer, why } from "./parts.js";
 
 const OWN = ["messages", "prompt", "system_prompt"]; // the conversation asks for these itself
 const KEPT = "director.chat";
@@ -129,7 +129,7 @@ function conversation({ model, full, state, signal, query, shared, readdress }) 
       else withdraw();
       running?.abort();
       running = null;
-      if (!wasOver) announce(seen.status === "succeeded" ? "The answer is there." : `The answer ${seen.status}.`);
+      if (!wasOver) announce(seen.status === "succeeded" ? "The answer is there." : `The answer: ${seen.status}.`);
       showCode();
       return ended(seen);
     };
@@ -196,7 +196,7 @@ function conversation({ model, full, state, signal, query, shared, readdress }) 
     } catch (error) {
       if (isLate()) return;
       blank();
-      say(trouble, error.message);
+      say(trouble, why(error));
     }
     showCode();
   }

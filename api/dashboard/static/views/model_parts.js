@@ -15,7 +15,7 @@ export const stateChip = (state) => h("span", { class: `chip ${state.shade}`, ti
 export function picture(model) {
   const own = model.cover_image_url ?? "";
   const here = fileOf(own);
-  if (here?.src && here.kind === "picture") return h("img", { class: "cover", src: here.src, alt: "", loading: "lazy" });
+  if (here?.src && here.kind === "picture") return h("img", { class: "cover", loading: "lazy", src: here.src, alt: "" });
   const name = `${model.owner}/${model.name}`;
   const tone = [...name].reduce((sum, letter) => (sum * 131 + letter.codePointAt(0)) % 65_521, 7) % TONES;
   return h("span", { class: `cover tile tone${tone}`, "aria-hidden": "true" }, model.name.charAt(0).toUpperCase());
@@ -28,7 +28,7 @@ const gone = new Set(); // pictures that could not be loaded: a list that is dra
 function small({ src }) {
   const mark = () => h("span", { class: "no-picture", title: "This picture cannot be loaded." }, icon("picture"));
   if (gone.has(src)) return mark();
-  const image = h("img", { src, alt: "", loading: "lazy", decoding: "async" });
+  const image = h("img", { loading: "lazy", src, alt: "", decoding: "async" });
   image.addEventListener("error", () => { gone.add(src); setTimeout(() => gone.delete(src), GONE_MS); image.replaceWith(mark()); }, { once: true });
   return image;
 }

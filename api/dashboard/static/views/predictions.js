@@ -86,7 +86,7 @@ export function predictions({ session, signal, query }) {
     bulk.hidden = !known.size || !session.acts;
     list.hidden = !known.size;
     wait.hidden = isLooked;
-    none.hidden = known.size > 0 || !isLooked || Boolean(next);
+    none.hidden = known.size > 0 || !isLooked || Boolean(next || away);
     more.hidden = !next || known.size >= MOST_ROWS;
     if (next && known.size >= MOST_ROWS) say(count, `${known.size} shown. Narrow the list by filters to see others.`);
   }
