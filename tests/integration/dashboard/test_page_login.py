@@ -79,14 +79,14 @@ async def test_link_logs_in_all_tabs_and_stands_in_no_history(
     assert [each.faults for each in (window, other)] == [[], []]
 
 
-async def test_used_link_says_that_it_was_used(chromium: tuple[Any, str], context: Any, place: Place) -> None:
+async def test_used_link_says_that_it_no_longer_works(chromium: tuple[Any, str], context: Any, place: Place) -> None:
     link = await make_link(place)
     window = await tab(context, chromium, link)
     assert await window.barriers() == []
     await window.page.get_by_role("button", name="Log in").click()
     await window.page.get_by_role("button", name="Log out").wait_for()
     again = await tab(context, chromium, link)
-    await again.page.locator(".notice", has_text="This link was used").wait_for()
+    await again.page.locator(".notice", has_text="This link no longer works").wait_for()
     await again.page.get_by_role("button", name="Log out").wait_for()  # the former log-in goes on
 
 
@@ -115,7 +115,9 @@ async def test_typed_token_becomes_a_session_and_is_forgotten(
     await other.page.get_by_role("heading", name="Directors").wait_for()
 
 
-async def test_end_of_the_token_logs_the_page_out(chromium: tuple[Any, str], context: Any, place: Place) -> None:
+async def test_end_of_the_token_logs_out_and_the_next_log_in_comes_back(
+    chromium: tuple[Any, str], context: Any, place: Place
+) -> None:
     accounts = Accounts(place.redis)
     token = await accounts.create_token("leaver", scopes=ROLES["admin"])
     async with httpx.AsyncClient(base_url=place.url, trust_env=False) as caller:
@@ -124,12 +126,16 @@ async def test_end_of_the_token_logs_the_page_out(chromium: tuple[Any, str], con
     window = await tab(context, chromium, link)
     await window.page.get_by_role("button", name="Log in").click()
     await window.page.get_by_role("button", name="Log out").wait_for()
+    await window.page.goto(f"{place.url}/#/dead")
+    await window.page.get_by_role("heading", name="Dead letters").wait_for()
     [found] = await accounts.tokens.of("leaver")
     await accounts.tokens.remove(found)
-    await window.page.get_by_label("Token").wait_for()
+    await window.page.get_by_label("Token").fill(place.token)
+    await window.page.get_by_role("button", name="Log in").click()
+    await window.page.get_by_role("heading", name="Dead letters").wait_for()
 
 
-async def visible_acts(window: Window, place: Place, made: str) -> set[str]:
+async def visible_acts(window: Window, place: Place, made: str, dead: str) -> set[str]:
     """Return the buttons that this person sees, of those that each view has for an administrator."""
     found = set[str]()
     for view, names in (
@@ -141,8 +147,8 @@ async def visible_acts(window: Window, place: Place, made: str) -> set[str]:
         ("/accounts/acme", ("Save limits", "Suspend and cancel", "Create token")),
     ):
         await window.page.goto(f"{place.url}/#{view}")
-        if view == "/predictions":  # its buttons are shown with its rows
-            await window.page.get_by_role("link", name=made).first.wait_for()
+        if row := {"/predictions": made, "/dead": dead}.get(view):  # the buttons of a list are shown with its rows
+            await window.page.get_by_role("link", name=row).first.wait_for()
         for name in names:
             button = window.page.get_by_role("button", name=name, exact=True, include_hidden=True).first
             await button.wait_for(state="attached")
@@ -151,11 +157,14 @@ async def visible_acts(window: Window, place: Place, made: str) -> set[str]:
 
 
 async def test_buttons_are_those_of_the_role(chromium: tuple[Any, str], context: Any, place: Place) -> None:
+    dead = await place.submit()
+    claim = await place.claimed(dead)
+    await place.scripts.release(claim.id, token=claim.token, spent=True, error="Lost.", code="server_lost")
     made = await place.submit()
     found = {}
     for role in ROLES:
         window = await log_in(context, chromium, place, role)
-        found[role] = await visible_acts(window, place, made)
+        found[role] = await visible_acts(window, place, made, dead)
         assert window.faults == [], role
         await window.page.close()
     acts = {"Pause acme", "Cancel", "Retry all that match", "Revive chosen", "Drop chosen"}

@@ -177,7 +177,7 @@ async def test_used_link_says_so_at_once_and_goes_on_where_a_session_lives(
     assert again.faults == []
     other = await chromium[0].new_context(viewport=NARROW)
     stranger = await tab(other, chromium, link)
-    await stranger.page.get_by_role("heading", name="This link was used already").wait_for()
+    await stranger.page.get_by_role("heading", name="This link no longer works").wait_for()
     await stranger.page.get_by_text("Ask the person who sent it, or your administrator, for another one.").wait_for()
     assert await stranger.page.get_by_role("button", name="Log in").count() == 0
     assert await stranger.barriers() == []
