@@ -10,7 +10,7 @@ import signal
 import sys
 import termios
 import tty
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -363,9 +363,10 @@ class Top:
         await cls(snapshots).run()
 
     async def run(self) -> None:
-        with _single_keys(), self._shown():
+        # from before the first screen on, since a signal that found no receiver would leave the terminal as it is
+        with anyio.open_signal_receiver(signal.SIGWINCH, *ENDING) as signals, _single_keys(), self._shown():
             async with anyio.create_task_group() as tasks:
-                for loop in (self._look, self._follow_keys, self._follow_signals):
+                for loop in (self._look, self._follow_keys, partial(self._follow_signals, signals)):
                     tasks.start_soon(loop)
                 await self._over.wait()
                 tasks.cancel_scope.cancel()
@@ -401,12 +402,11 @@ class Top:
             self._draw()
         self._over.set()
 
-    async def _follow_signals(self) -> None:
-        with anyio.open_signal_receiver(signal.SIGWINCH, *ENDING) as signals:
-            async for number in signals:
-                if number in ENDING:
-                    self._over.set()
-                self._draw()
+    async def _follow_signals(self, signals: AsyncIterator[signal.Signals]) -> None:
+        async for number in signals:
+            if number in ENDING:
+                self._over.set()
+            self._draw()
 
     async def _make(self, change: Change) -> None:
         try:

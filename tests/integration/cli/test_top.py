@@ -4,9 +4,11 @@ import io
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 
 import anyio
 import pytest
@@ -14,9 +16,11 @@ from anyio import to_thread
 from redis.asyncio import Redis
 
 from director.cli.backend import connect
-from director.cli.top import SnapshotsOfRedis, Top
+from director.cli.top import ENDING, Change, SnapshotsOfRedis, Top
+from director.core.errors import BackendUnavailable
 from director.core.policy import Policy
 from director.local.launcher.processes import free_port
+from director.operate.overview import Snapshot
 from director.store.accounts import ROLES, Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.api import live_api
@@ -45,6 +49,22 @@ async def top(request: pytest.FixtureRequest, server: RedisServer, redis: Redis)
 
 async def until(terminal: PlayedTerminal, text: str) -> None:
     await eventually(lambda: terminal.screen, text, until=lambda _: terminal.shows(text), limit_s=30)
+
+
+class Interrupted:
+    """Has a snapshot at once, as the API's feed has. The signal comes just before it."""
+
+    rest_s = 60.0
+
+    def __init__(self, ending: signal.Signals) -> None:
+        self._ending = ending
+
+    async def look(self) -> Snapshot:
+        signal.raise_signal(self._ending)
+        raise BackendUnavailable("nothing was looked at")
+
+    async def make(self, change: Change) -> None:
+        raise AssertionError(change)
 
 
 def is_paused(screen: list[str]) -> bool:
@@ -112,15 +132,40 @@ async def test_quit_key_restores_the_terminal(top: list[str]) -> None:
         assert await ended(terminal) == 0
 
 
-async def test_closed_terminal_ends_top_without_an_error(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def terminal() -> Iterator[int]:
+    """Make stdin and stdout of this process a terminal, and yield its other end, which the caller closes."""
     ours, theirs = pty.openpty()
-    with os.fdopen(theirs, closefd=False) as stdin, os.fdopen(theirs, "wb", buffering=0) as stdout:
-        monkeypatch.setattr("sys.stdin", stdin)
-        monkeypatch.setattr("sys.stdout", io.TextIOWrapper(stdout, write_through=True))
+    raw = os.fdopen(theirs, "wb", buffering=0)
+    with (
+        os.fdopen(theirs, closefd=False) as stdin,
+        io.TextIOWrapper(raw, write_through=True) as stdout,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr("sys.stdin", stdin)
+        patch.setattr("sys.stdout", stdout)
+        yield ours
+
+
+async def test_closed_terminal_ends_top_without_an_error(server: RedisServer) -> None:
+    with terminal() as ours:
         async with connect(server.url) as backend, anyio.create_task_group() as tasks:
             tasks.start_soon(Top(SnapshotsOfRedis(backend)).run)
             await anyio.wait_readable(ours)
             os.close(ours)
+
+
+@pytest.mark.parametrize("ending", ENDING)
+async def test_signal_before_the_first_screen_ends_top(ending: signal.Signals) -> None:
+    missed: list[int] = []
+    before = signal.signal(ending, lambda number, _: missed.append(number))
+    try:
+        with terminal() as ours, anyio.fail_after(10):
+            await Top(Interrupted(ending)).run()
+            os.close(ours)
+    finally:
+        signal.signal(ending, before)
+    assert missed == []
 
 
 async def test_top_reports_an_outage_of_redis_and_continues() -> None:
