@@ -7,9 +7,12 @@ import pytest
 from redis.exceptions import ResponseError
 
 from director.broker import keys
+from director.core.clock import SystemClock
 from director.core.errors import BackendFull
+from director.core.policy import Policy
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.keyspace import unchanged
-from tests.support.queue_driver import ACCOUNT, QueueDriver
+from tests.support.queue_driver import ACCOUNT, MODEL, QueueDriver
 
 # a field that an end needs, and a value that no script writes
 BROKEN = [("seq", ""), ("claimed", "long ago"), ("cost", "much")]
@@ -96,6 +99,28 @@ async def test_refused_item_leaves_its_neighbours_accepted(driver: QueueDriver) 
     answers = await together(*(driver.submit(most_queued=2) for _ in range(5)))
     assert [getattr(answer, "code", "") for answer in answers] == ["", "", *["too_many_queued"] * 3]
     assert (await driver.stats()).live == 2
+
+
+async def test_limits_of_a_refused_item_do_not_hold_for_the_next(driver: QueueDriver) -> None:
+    await driver.have_slots(2)
+    await driver.bound("reject")
+    await driver.claimed()
+    refused, made = await together(driver.submit(most_running=1, most_queued=0, limits_rev=2), driver.submit())
+    assert refused.code == "too_many_queued"
+    assert [claim.id for claim in await driver.claim()] == [made]
+
+
+async def test_item_of_a_batch_has_the_place_of_a_single_one(driver: QueueDriver) -> None:
+    lanes = ("normal", "high", "high", "normal", "low", "high", "normal", "low")
+    catalog = Catalog(driver.redis, driver.scripts, SystemClock())
+    queue = await catalog.register(MODEL, "b2" * 32, schema=OPEN_SCHEMA, server="echo", policy=Policy())
+    alone = QueueDriver(driver.redis, driver.scripts, queue)
+    singly = [await alone.submit(lane=lane) for lane in lanes]
+    at_once = await together(*(driver.submit(lane=lane) for lane in lanes))
+    places = [await driver.redis.hget(keys.record(one), "place") for one in (*singly, *at_once)]
+    expected = places[: len(lanes)]
+    assert places[len(lanes) :] == expected
+    assert len(set(expected)) > len(lanes) / 2, "they differ"
 
 
 async def test_full_server_refuses_a_batch_and_writes_nothing(driver: QueueDriver) -> None:

@@ -26,7 +26,7 @@ def _of(world: str, script: str, wanted: str, instead: str = "") -> Mutant:
 
 LONGEST_S: Final = 120.0  # on a busy machine; alone it takes a second or two
 LOST: Final = "then return 'lost' end"
-OF_BATCHES: Final = "no world has batches"
+OF_BATCHES: Final = "no world has batches; tests/lua/test_batch.py finds it"
 OF_SPLITS: Final = "no world tries a version; tests/lua/test_split.py finds it"
 OF_TOKENS: Final = "no world has tokens; tests/lua/test_allow.py and test_grant.py find it"
 
