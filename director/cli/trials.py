@@ -3,6 +3,7 @@ of the product, so each is made only when its command runs.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -198,8 +199,12 @@ def _chaos(given: argparse.Namespace) -> int:
         faketime=given.faketime,
         kind=given.kind,
     )
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
     report = chaos(options, _say)
-    return _print_report(report, text(report), given.json)
+    code = _print_report(report, text(report), given.json)
+    if code and load > cores:
+        _say(f"The machine was busy before: load {load:.0f} on {cores} cores. That may break rules about times.")
+    return code
 
 
 def _leases(text: str) -> tuple[float, ...]:
