@@ -176,7 +176,7 @@ async function call(path, { method, body, signal, headers }) {
   if (!response.ok) {
     const answer = await problem(response);
     // its words for 503 are of creates: an answer to a look was not accepted in part
-    if (method === "GET" && response.status === 503 && answer.code === "unavailable") answer.detail = "The service cannot answer now. It is asked again.";
+    if (method === "GET" && response.status === 503 && answer.code === "unavailable") answer.detail = "The service cannot answer now.";
     if (response.status === 401 && path !== "/session") ended.dispatchEvent(new Event("end"));
     throw new Refused(response.status, answer, response.headers.get("Retry-After"));
   }
@@ -185,20 +185,25 @@ async function call(path, { method, body, signal, headers }) {
 
 const problem = (response) => response.json().catch(() => ({}));
 
+/** True if the same may be asked again and answered: the service is away, or was asked too often. */
+export const isPassing = ({ status }) => !(status < 500) || status === 429;
+
 /** Wait, or until it is called off. */
 export const pause = (ms, signal) => new Promise((done) => {
   const over = () => { clearTimeout(timer); signal?.removeEventListener("abort", over); done(); };
   const timer = setTimeout(over, ms);
+  if (signal?.aborted) over();
   signal?.addEventListener("abort", over);
 });
 
 const REST = 10; // times as long as a look took: what is large, or slow just now, is asked for less often
+const LONGEST_MS = 60_000;
 
 /** Look again and again, at most every so many ms, until it is called off or a look says that it was the last: `true`. */
 export async function repeat(look, { every, signal }) {
   while (!signal.aborted) {
     const began = performance.now();
     if (await look()) return;
-    await pause(Math.max(every, REST * (performance.now() - began)), signal);
+    await pause(Math.min(LONGEST_MS, Math.max(every, REST * (performance.now() - began))), signal);
   }
 }

@@ -158,7 +158,7 @@ async function resume() {
       return show();
     } catch (error) {
       if (error.status === 401 || error.status === 403) return ended();
-      if (!isTold) put(h("section", { class: "card narrow" }, h("h1", {}, "Not there now"), failure(error), h("p", { class: "hint" }, "It is asked again every few seconds.")), "Not there now");
+      if (!isTold) put(h("section", { class: "card narrow" }, h("h1", {}, "Not there now"), failure(error, true)), "Not there now");
       await pause(AGAIN_MS);
     }
   }

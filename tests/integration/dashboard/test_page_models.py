@@ -632,6 +632,25 @@ async def test_model_page_that_failed_at_first_asks_again(reader: Window, place:
     await reader.page.get_by_label("Topic").wait_for()
 
 
+async def test_narrow_screen_shows_the_current_tab(
+    chromium: tuple[Any, str], place: Place, writer: PlayedDirector
+) -> None:
+    window, context = await opened(chromium, place.token, viewport={"width": 320, "height": 640})
+    await window.page.goto(f"{place.url}/#/models/{WRITER}/runs")
+    bar = window.page.get_by_role("navigation", name="Parts of this model")
+    tab = bar.locator("[aria-current]")
+    await tab.wait_for()
+    assert await bar.evaluate("one => one.scrollWidth > one.clientWidth")
+    box = await tab.bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 320
+    seen = bar.get_by_text("Versions")
+    before = await seen.bounding_box()
+    await seen.click()
+    assert await seen.bounding_box() == before, "what is seen stays in its place"
+    await context.close()
+
+
 async def test_newer_version_is_offered_and_the_form_is_kept(
     reader: Window, place: Place, writer: PlayedDirector
 ) -> None:

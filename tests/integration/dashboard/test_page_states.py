@@ -1,8 +1,9 @@
-"""Test every view while it loads, fails or is full: accessible, and all of it reached by keyboard alone."""
+"""Test every view while it loads, fails, is full or stale: accessible, and all of it reached by keyboard alone."""
 
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import anyio
@@ -25,6 +26,14 @@ VIEWS: Final = (
     *("/predictions", "/predictions/{made}", "/predictions/{failed}", "/deployments", f"/deployments/{ACCOUNT}/front"),
     *("/batches", "/accounts", f"/accounts/{ACCOUNT}", "/usage", "/audit", "/system"),
 )
+# views with figures of the feed, and what shows that they are drawn
+STALE: Final = {
+    "/": ".history.stale .tiles .bad",
+    "/queues": "main .figures",
+    "/queues/{queue}": "main .figures .chip",
+    "/predictions": "#age",
+}
+OLD: Final = timedelta(minutes=20)
 MOST_TABS: Final = 250  # a queue shows up to 100 of its predictions
 ACTING: Final = "main :is(a[href], button, input, select, textarea, summary, [tabindex='0'])"
 # Finds what acts and had no focus yet. The keys of a group of radio buttons are the arrows.
@@ -39,6 +48,27 @@ FOCUSED: Final = """() => {
     const { outlineStyle, outlineWidth } = getComputedStyle(one);
     return outlineStyle !== "none" && outlineWidth !== "0px" ? "" : one.outerHTML.slice(0, 160);
 }"""
+# Lets the feed give one snapshot, then breaks it.
+BREAKING_FEED: Final = """
+    const asks = window.fetch;
+    let isGiven = false;
+    window.fetch = async (url, given) => {
+        if (!String(url).includes("/admin/live")) return asks(url, given);
+        if (isGiven) throw new TypeError("away");
+        isGiven = true;
+        const reader = (await asks(url, given)).body.getReader();
+        const decoder = new TextDecoder();
+        return new Response(new ReadableStream({ start: async (to) => {
+            for (let text = ""; !text.includes("event: snapshot") || !text.endsWith("\\n\\n");) {
+                const { done, value } = await reader.read();
+                if (done) break;
+                text += decoder.decode(value, { stream: true });
+                to.enqueue(value);
+            }
+            to.close();
+        } }));
+    };
+"""
 SETTLED: Final = """() => document.getAnimations().forEach((one) => {
     if (one.effect.getComputedTiming().endTime < Infinity) one.finish();
 })"""
@@ -67,6 +97,15 @@ async def held(window: Window, state: str) -> AsyncGenerator[None]:
     yield
     over.set()
     await window.page.unroute_all(behavior="ignoreErrors")
+
+
+async def old(route: Any) -> None:
+    """Answer as the history of twenty minutes ago, with a failure."""
+    answer = await route.fetch()
+    found = await answer.json()
+    until = datetime.fromisoformat(found["until"]) - OLD
+    whole = {**found["whole"], "succeeded": 0, "failed": 1}
+    await route.fulfill(response=answer, json={**found, "until": until.isoformat(), "whole": whole})
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +174,86 @@ async def test_full_view_has_no_accessibility_violation(
             await window.page.get_by_role("button", name="Show more").click()
         await window.page.wait_for_function("() => !document.querySelector('[aria-busy=true]')")
         await check(window, view)
+    await context.close()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+async def test_stale_view_has_no_accessibility_violation(
+    chromium: tuple[Any, str], place: Place, names: dict[str, str], theme: str, size: dict[str, int]
+) -> None:
+    window, context = await opened(chromium, place.token, viewport=size, color_scheme=theme)
+    await context.add_init_script(BREAKING_FEED)
+    await window.page.route("**/v1/admin/history*", old)
+    for view, shown in STALE.items():
+        await show(window, place, view.format_map(names))
+        await window.page.locator("html[data-stale]").wait_for(state="attached")
+        await window.page.locator(shown).first.wait_for()
+        await check(window, view)
+    await context.close()
+
+
+async def unavailable(route: Any) -> None:
+    await route.fulfill(status=503, json={"code": "unavailable"})
+
+
+async def too_often(route: Any) -> None:
+    await route.fulfill(status=429, json={"detail": "Too many reads."})
+
+
+async def unreachable(route: Any) -> None:
+    await route.abort()
+
+
+@pytest.mark.parametrize(
+    ("view", "asked", "fail", "then"),
+    [
+        ("/usage", "**/v1/admin/usage*", unavailable, ":text('Nothing ran'), .usage .tiles"),
+        ("/system", "**/v1/admin/system", unreachable, "main .facts"),
+        ("/system", "**/v1/admin/system", too_often, "main .facts"),
+        (f"/accounts/{ACCOUNT}", f"**/v1/admin/accounts/{ACCOUNT}", unavailable, "#limit-rate"),
+        ("/predictions/{made}", "**/explain", unavailable, "main [aria-label=Input]"),
+        (f"/models/{MODEL}/versions", "**/versions/*", unavailable, ".setup .hint"),
+    ],
+)
+async def test_view_that_failed_at_first_asks_again(
+    chromium: tuple[Any, str], place: Place, names: dict[str, str], view: str, asked: str, fail: Any, then: str
+) -> None:
+    window, context = await opened(chromium, place.token, viewport=WIDE)
+    await window.page.route(asked, fail, times=1)
+    await show(window, place, view.format_map(names))
+    again = window.page.get_by_text("It is asked again every few seconds.")
+    await again.wait_for()
+    await window.page.locator(then).first.wait_for()
+    await again.wait_for(state="detached")
+    await context.close()
+
+
+async def test_refused_view_is_asked_for_once(chromium: tuple[Any, str], place: Place) -> None:
+    window, context = await opened(chromium, place.token, viewport=WIDE)
+    asked: list[str] = []
+    window.page.on("request", lambda request: asked.append(request.url))
+    await window.page.clock.install()
+    await show(window, place, "/accounts/stranger")
+    await window.page.locator("main .empty").wait_for()
+    await window.page.clock.fast_forward("01:00")
+    await window.page.evaluate("() => new Promise((done) => requestAnimationFrame(done))")
+    assert len([url for url in asked if url.endswith("/accounts/stranger")]) == 1
+    assert await window.page.get_by_text("It is asked again").count() == 0
+    await context.close()
+
+
+async def test_limits_that_are_typed_stay_while_tokens_cannot_be_read(chromium: tuple[Any, str], place: Place) -> None:
+    window, context = await opened(chromium, place.token, viewport=WIDE)
+    await window.page.route("**/tokens", unavailable)
+    await show(window, place, f"/accounts/{ACCOUNT}")
+    await window.page.locator("#limit-rate").fill("7")
+    async with window.page.expect_response(lambda answer: answer.url.endswith("/tokens")):
+        pass
+    assert await window.page.locator("#limit-rate").input_value() == "7"
+    await window.page.unroute("**/tokens")
+    await window.page.get_by_role("table", name="Tokens").wait_for()
+    assert await window.page.locator("#limit-rate").input_value() == "7"
     await context.close()
 
 

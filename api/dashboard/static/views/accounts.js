@@ -4,7 +4,7 @@ import { ask, page } from "../api.js";
 import { fill, h, refill, say, table } from "../dom.js";
 import { bytes, count, moment, seconds } from "../format.js";
 import { session } from "../session.js";
-import { action, copier, endless, facts, failure, loading, notice, when } from "./parts.js";
+import { action, copier, endless, facts, loading, notice, untilAnswered, when } from "./parts.js";
 
 const compute = (value) => (value ? seconds(value) : "0 s");
 
@@ -48,7 +48,7 @@ export function accounts({ signal }) {
     node: h("section", {}, h("h1", {}, "Accounts"),
       h("form", { class: "filters", "data-denied": !session.administers, on: { submit: create } }, h("div", {}, h("label", { for: "new-account" }, "New account"), name), h("button", { type: "submit" }, "Create")),
       table("Accounts", ["Account", "State", "Type", "#Running, at most", "#Waiting, at most", "#Weight", "#Compute today", "#Files", "#Data in Redis", "#Refused bursts"], body),
-      endless(body, (next) => page("/v1/admin/accounts", next), row, { signal, empty: "None yet." })),
+      endless(body, (next) => page("/v1/admin/accounts", next, { signal }), row, { signal, empty: "None yet." })),
   };
 }
 
@@ -114,23 +114,19 @@ export function account({ params: [name], signal, refresh }) {
   const suspend = (policy, message) => async () => { await ask(`${path}/suspend`, { method: "POST", body: { policy } }); refresh(); return message; };
   const resume = async () => { await ask(`${path}/resume`, { method: "POST" }); refresh(); return "It may run again."; };
 
-  async function load() {
-    try {
-      const seen = await ask(path, { signal });
-      if (signal.aborted) return;
-      refill(head, h("p", {}, state(seen), ` ${seen.type}`, seen.suspension ? ` · since ${moment(seen.suspension.since)}, for ${seen.suspension.reason}` : "", " · ", h("a", { href: `#/predictions?account=${name}` }, "its predictions")),
-        facts([["Refused bursts", Object.entries(seen.usage.bursts).map(([limit, number]) => `${limit} ${number}`).join(", ") || "none"]]));
-      fill(body,
-        h("div", { class: "actions" }, seen.suspension ? action("Resume", resume, { kind: "main", needs: "administers" }) : [
-          action("Suspend, keep its work", suspend("hold", "It is suspended; what runs goes on."), { needs: "administers" }),
-          action("Suspend and cancel", suspend("end", "It is suspended, and its work is canceled."), { kind: "danger", needs: "administers", confirm: `Suspend ${name} and cancel all that waits and runs?` })]),
-        h("h2", {}, "Limits"), limits(seen), h("h2", {}, "Tokens"), create(), secret, list);
-      await tokens();
-    } catch (error) {
-      if (!signal.aborted) fill(body, failure(error));
-    }
+  async function look() {
+    const seen = await ask(path, { signal });
+    if (signal.aborted) return;
+    refill(head, h("p", {}, state(seen), ` ${seen.type}`, seen.suspension ? ` · since ${moment(seen.suspension.since)}, for ${seen.suspension.reason}` : "", " · ", h("a", { href: `#/predictions?account=${name}` }, "its predictions")),
+      facts([["Refused bursts", Object.entries(seen.usage.bursts).map(([limit, number]) => `${limit} ${number}`).join(", ") || "none"]]));
+    fill(body,
+      h("div", { class: "actions" }, seen.suspension ? action("Resume", resume, { kind: "main", needs: "administers" }) : [
+        action("Suspend, keep its work", suspend("hold", "It is suspended; what runs goes on."), { needs: "administers" }),
+        action("Suspend and cancel", suspend("end", "It is suspended, and its work is canceled."), { kind: "danger", needs: "administers", confirm: `Suspend ${name} and cancel all that waits and runs?` })]),
+      h("h2", {}, "Limits"), limits(seen), h("h2", {}, "Tokens"), create(), secret, list);
+    untilAnswered(tokens, list, signal); // by itself: the forms stay as they are filled in
   }
 
-  load();
+  untilAnswered(look, body, signal);
   return { title: name, node: h("section", {}, h("h1", {}, name), head, body) };
 }

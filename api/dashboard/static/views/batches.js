@@ -39,7 +39,7 @@ export function batches({ session, signal, query }) {
   const body = h("tbody", {});
   const note = h("p", { class: "hint", role: "status" });
   const wait = loading();
-  const more = h("button", { type: "button", hidden: true, on: { click: () => load(next).catch((error) => trouble.replaceChildren(failure(error))) } }, "Show more");
+  const more = h("button", { type: "button", hidden: true, on: { click: () => load(next).catch((error) => refill(trouble, failure(error))) } }, "Show more");
   const trouble = h("div", {});
   const show = keyed(body, (one) => one.id, (first) => line(first, session));
   const lesser = (words, kind = "") => h("th", { scope: "col", class: `lesser ${kind}` }, words);
@@ -82,7 +82,7 @@ export function batches({ session, signal, query }) {
       if (signal.aborted) return undefined;
       wait.hidden = true;
       if (error.status === 404) { trouble.replaceChildren(h("p", { class: "empty" }, "This service runs no batches. Its operator turns them on with ", h("code", {}, "DIRECTOR_OPENAI=true"), ".")); return true; }
-      trouble.replaceChildren(failure(error), isLooked ? h("p", { class: "hint" }, "What is shown is older. It is asked again.") : "");
+      refill(trouble, failure(error, true));
     }
     return undefined;
   }, { every: LOOK_MS, signal });
@@ -166,7 +166,7 @@ export function batch({ params: [id], session, signal }) {
       return OVER.has(last.status);
     } catch (error) {
       if (signal.aborted) return true;
-      trouble.replaceChildren(failure(error), last ? h("p", { class: "hint" }, "What is shown is older. It is asked again.") : "");
+      refill(trouble, failure(error, true));
       if (!last) body.replaceChildren();
       return error.status === 404;
     }

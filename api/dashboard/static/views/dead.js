@@ -9,7 +9,7 @@ export function dead({ session, signal, query, refresh }) {
   const chosen = new Set();
   const ticks = new Map();
   const body = h("tbody", {});
-  const more = (next) => page(`/v1/admin/dead${queue ? `?queue=${encodeURIComponent(queue)}` : ""}`, next);
+  const more = (next) => page(`/v1/admin/dead${queue ? `?queue=${encodeURIComponent(queue)}` : ""}`, next, { signal });
 
   const many = (what, message) => async () => {
     if (!chosen.size) return "None is chosen.";

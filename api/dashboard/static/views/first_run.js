@@ -5,7 +5,7 @@ import { announce, fill, h, refill, say } from "../dom.js";
 import { session } from "../session.js";
 import { quoted } from "../snippets.js";
 import { stateOf } from "../states.js";
-import { copier } from "./parts.js";
+import { copier, untilAnswered } from "./parts.js";
 
 const RUN = (model) => `#/models/${model}`;
 
@@ -29,7 +29,7 @@ const isReady = (queue) => queue.state === "serving" || queue.state === "at_rest
 
 /** `leave()` goes on to Home as it is with models. */
 export function firstRun({ signal, leave }) {
-  const hint = h("p", { class: "hint" });
+  const hint = h("div", { class: "hint" });
   const cards = WAYS.map((way) => card(way));
   const others = h("ul", { class: "others" });
   const on = h("p", { hidden: true }, h("button", { type: "button", on: { click: leave } }, "Go to Home"));
@@ -56,7 +56,7 @@ export function firstRun({ signal, leave }) {
     else fill(hint, "On the machine of the model server, in an environment with ", h("code", {}, "director"), ". Passwords are not shown here: put that of Redis into its address, as in ", h("code", {}, "redis://:PASSWORD@HOST:6379"), ".");
   }
 
-  load().catch((error) => { if (!signal.aborted) say(hint, error.message); });
+  untilAnswered(load, hint, signal);
   return { title: "Serve your first model", node, draw };
 }
 

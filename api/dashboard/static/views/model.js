@@ -42,7 +42,7 @@ export function model({ params: [owner, name, first], session, signal, query, re
       else fill(body, starting());
       return true;
     } catch (error) {
-      if (!signal.aborted) refill(body, failure(error), h("p", { class: "hint" }, "It is asked again every few seconds."));
+      if (!signal.aborted) refill(body, failure(error, true));
       return false;
     }
   }
@@ -131,6 +131,8 @@ export function model({ params: [owner, name, first], session, signal, query, re
       href: `#/models/${full}${path ? `/${path}` : ""}`, "aria-current": path === known ? "page" : null,
       on: { click: goes(path) },
     }, word)));
+    const current = bar.querySelector("[aria-current]");
+    bar.scrollLeft += Math.max(0, current.getBoundingClientRect().right - bar.getBoundingClientRect().right); // a narrow screen shows a part of the tabs
     for (const one of known === "api" ? ["", known] : [known]) if (!panels.has(one)) panels.set(one, make(one)); // the code is that of the form
     fill(body, panels.get(known));
   }

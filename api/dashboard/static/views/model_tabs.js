@@ -8,7 +8,7 @@ import { jsonView } from "../json_view.js";
 import { resolved } from "../schema_form.js";
 import { inOrder } from "../schema_groups.js";
 import { glimpse } from "./model_parts.js";
-import { chip, copier, endless, failure, predictionLink, preview, when } from "./parts.js";
+import { chip, copier, endless, predictionLink, preview, untilAnswered, when } from "./parts.js";
 
 /** How to call it, with the input that is in the form now. */
 export function apiTab({ model, full, state, shared }) {
@@ -68,17 +68,13 @@ export function versionsTab({ full, model, signal }) {
   const list = h("ul", { class: "versions" });
   const row = (version) => {
     const setup = h("div", { class: "setup" });
-    const details = h("details", { on: { toggle: () => details.open && !setup.childElementCount && look() } }, h("summary", {}, "Last setup and schema"), setup);
+    const details = h("details", { on: { toggle: () => details.open && !setup.childElementCount && untilAnswered(look, setup, signal) } }, h("summary", {}, "Last setup and schema"), setup);
     async function look() {
       fill(setup, h("p", { class: "hint" }, "…"));
-      try {
-        const { setup_run: ran, openapi_schema: schema } = await ask(`/v1/models/${full}/versions/${version.id}`, { signal });
-        fill(setup, ran
-          ? [h("p", {}, chip(ran.status), " ", ran.completed_at ? [when(ran.completed_at), `, in ${seconds(between(ran.started_at, ran.completed_at))}`] : ""), ran.logs ? h("pre", { class: "log", tabindex: "0", role: "group", "aria-label": "Log of the setup" }, ran.logs) : null]
-          : h("p", { class: "hint" }, "No server has reported a setup yet."), jsonView(schema, { isOpen: false, name: "OpenAPI" }));
-      } catch (error) {
-        fill(setup, failure(error));
-      }
+      const { setup_run: ran, openapi_schema: schema } = await ask(`/v1/models/${full}/versions/${version.id}`, { signal });
+      fill(setup, ran
+        ? [h("p", {}, chip(ran.status), " ", ran.completed_at ? [when(ran.completed_at), `, in ${seconds(between(ran.started_at, ran.completed_at))}`] : ""), ran.logs ? h("pre", { class: "log", tabindex: "0", role: "group", "aria-label": "Log of the setup" }, ran.logs) : null]
+        : h("p", { class: "hint" }, "No server has reported a setup yet."), jsonView(schema, { isOpen: false, name: "OpenAPI" }));
     }
     const isNewest = version.id === model.latest_version.id;
     details.open = isNewest; // which asks for its setup

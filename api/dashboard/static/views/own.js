@@ -6,7 +6,7 @@ import { between, count, moment, now, seconds } from "../format.js";
 import { LIMITS } from "./accounts.js";
 import { pictured, thumb } from "./model_parts.js";
 import { cardOf, statesOf } from "./models.js";
-import { action, chip, copier, facts, failure, lack, loading, predictionLink, preview, when } from "./parts.js";
+import { action, chip, copier, facts, failure, lack, loading, predictionLink, preview, untilAnswered, when } from "./parts.js";
 import { figures } from "./usage.js";
 
 const LOOK_MS = 5000;
@@ -27,21 +27,14 @@ export function own({ session, signal }) {
       const { results, away } = await page(`/v1/predictions?limit=${FEW}`, null, { signal });
       if (!signal.aborted) refill(runs, lack(away), results.length ? latest(results) : away ? null : none());
     } catch (error) {
-      if (!signal.aborted) refill(runs, failure(error));
+      if (!signal.aborted) refill(runs, failure(error, true));
     }
   }
 
-  /** Ask once, and again while the service is away. */
-  const load = (place, make) => repeat(async () => {
-    try {
-      const made = await make();
-      if (!signal.aborted) fill(place, made);
-      return true;
-    } catch (error) {
-      if (!signal.aborted) refill(place, failure(error));
-      return error.status < 500;
-    }
-  }, { every: LOOK_MS, signal });
+  const load = (place, make) => untilAnswered(async () => {
+    const made = await make();
+    if (!signal.aborted) fill(place, made);
+  }, place, signal);
 
   repeat(look, { every: LOOK_MS, signal });
   load(used, async () => usage(await askSites("/v1/usage?by=model", { signal })));

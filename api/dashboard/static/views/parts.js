@@ -1,7 +1,7 @@
 // Pieces that several views show.
 
-import { ask, serviceAddress } from "../api.js";
-import { announce, dialog, fill, h, say } from "../dom.js";
+import { ask, isPassing, pause, serviceAddress } from "../api.js";
+import { announce, dialog, fill, h, refill, say } from "../dom.js";
 import { ago, count, day, seconds, timed } from "../format.js";
 import { session } from "../session.js";
 
@@ -148,8 +148,28 @@ export const facts = (pairs) => h("dl", { class: "facts" }, pairs
 export const why = (error) => (error.status !== 404 ? error.message : session.seesAll ? "This does not exist, or was deleted. Check the address." :
   `This does not exist, or it belongs to another account than yours, which is ${session.who?.username}. Check the address, or ask the person who sent it for a log-in link to their account.`);
 
-/** What went wrong with a view, in its place. */
-export const failure = (error) => h("p", { class: error.status === 404 ? "empty" : "trouble", role: "alert" }, why(error));
+/** What went wrong with a view, in its place. `isAsked`: the view asks again while the service is away. */
+export const failure = (error, isAsked = false) => [
+  h("p", { class: error.status === 404 ? "empty" : "trouble", role: "alert" }, why(error)),
+  isAsked && isPassing(error) ? h("p", { class: "hint" }, "It is asked again every few seconds.") : null];
+
+const AGAIN_MS = 5000;
+
+/** Call `look` until the service answers. A refusal ends it. `place` shows why nothing is there. */
+export async function untilAnswered(look, place, signal) {
+  while (!signal.aborted) {
+    try {
+      return await look();
+    } catch (error) {
+      if (error instanceof TypeError) throw error; // a fault of the page
+      if (signal.aborted) return undefined;
+      refill(place, failure(error, true));
+      if (!isPassing(error)) return undefined;
+    }
+    await pause(AGAIN_MS, signal);
+  }
+  return undefined;
+}
 
 export const ranThere = (away) => `No answer came from ${away}. What ran there is missing.`;
 

@@ -8,7 +8,7 @@ import { between, due, json, moment, seconds } from "../format.js";
 import { text } from "../output.js";
 import { asCurl, asPython } from "../snippets.js";
 import { madeFrom } from "./model_parts.js";
-import { action, canceler, chip, copier, facts, failure, finding, isTerminal, loading, queueLink, sharer, waits, when } from "./parts.js";
+import { action, canceler, chip, copier, facts, finding, isTerminal, loading, queueLink, sharer, untilAnswered, waits, when } from "./parts.js";
 
 const KINDS = { training: "trainings", procedure: "procedures" }; // what stands behind ~ in the name of a queue
 
@@ -76,26 +76,26 @@ export function prediction({ params: [id], session, signal, refresh, retitle = (
       details);
   }
 
-  async function load() {
-    try {
-      const explained = await tell();
-      const account = explained.submitted.account;
-      const kind = KINDS[explained.queue_name.split("~")[1]] ?? "predictions";
-      const path = `/v1/${kind}/${id}`;
-      const seen = await ask(path, { signal });
-      if (!signal.aborted) own(seen, path, session.seesAll ? account : "");
-    } catch (error) {
-      if (signal.aborted) return;
-      fill(body, failure(error));
-      if (error.status !== 404) return;
+  async function look() {
+    const explained = await tell();
+    const account = explained.submitted.account;
+    const kind = KINDS[explained.queue_name.split("~")[1]] ?? "predictions";
+    const path = `/v1/${kind}/${id}`;
+    const seen = await ask(path, { signal });
+    if (!signal.aborted) own(seen, path, session.seesAll ? account : "");
+  }
+
+  function miss(error) {
+    if (error.status === 404) {
       fill(title, "This run cannot be shown");
       share.remove();
       named.lastChild.remove();
     }
+    throw error;
   }
 
   fill(head, named);
-  load();
+  untilAnswered(() => look().catch(miss), body, signal);
   return { title: `Prediction ${id}`, node };
 }
 

@@ -58,7 +58,7 @@ export function predictions({ session, signal, query }) {
   const chosen = new Set();
   const body = h("tbody", {});
   const count = h("p", { class: "hint", role: "status" });
-  const more = h("button", { type: "button", hidden: true, on: { click: () => load(next).catch((error) => trouble.replaceChildren(failure(error))) } }, "Show more");
+  const more = h("button", { type: "button", hidden: true, on: { click: () => load(next).catch((error) => refill(trouble, failure(error))) } }, "Show more");
   const trouble = h("div", {});
   const wait = loading();
   const none = h("div", { class: "empty", hidden: true }, query.size
@@ -164,7 +164,7 @@ export function predictions({ session, signal, query }) {
 
   repeat(async () => {
     if (known.size >= MOST_LIVE) return;
-    try { await load(null); } catch (error) { if (!signal.aborted && !known.size) { wait.hidden = true; trouble.replaceChildren(failure(error)); } }
+    try { await load(null); } catch (error) { if (!signal.aborted) { wait.hidden = true; refill(trouble, failure(error, true)); } }
   }, { every: LOOK_MS, signal });
 
   return {

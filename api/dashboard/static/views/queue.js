@@ -54,7 +54,7 @@ export function queue({ params: [name], session, signal }) {
     } catch (error) {
       if (signal.aborted) return;
       stop.hidden = go.hidden = true;
-      refill(body, failure(error));
+      refill(body, failure(error, true));
     }
   }
 

@@ -88,7 +88,7 @@ export function rollout(name, { signal }) {
   repeat(async () => {
     try { await look(); } catch (error) {
       if (signal.aborted) return undefined;
-      trouble.replaceChildren(failure(error));
+      refill(trouble, failure(error, true));
       if (error.status === 404) { body.replaceChildren(); return true; }
     }
     return undefined;

@@ -3,32 +3,28 @@
 import { ask } from "../api.js";
 import { fill, h, refill, table } from "../dom.js";
 import { ago, bytes, share } from "../format.js";
-import { facts, failure, loading } from "./parts.js";
+import { facts, loading, untilAnswered } from "./parts.js";
 
 export function system({ session, signal }) {
   const body = h("div", {}, loading());
   const processes = h("div", {});
 
-  async function load() {
-    try {
-      const seen = await ask("/v1/admin/system", { signal });
-      if (signal.aborted) return;
-      const stop = session.live.hear((snapshot) => refill(processes, releases(seen, snapshot)));
-      signal.addEventListener("abort", stop, { once: true });
-      fill(body, processes,
-        h("h2", {}, "Redis"),
-        facts([["Server", `${seen.redis.kind} ${seen.redis.version}`], ["Durability", seen.redis.durability], ["Memory", `${bytes(seen.redis.memory_bytes)}${seen.redis.memory_limit_bytes ? ` of ${bytes(seen.redis.memory_limit_bytes)}, ${share(seen.redis.memory_bytes, seen.redis.memory_limit_bytes)}` : ", no limit"}`], ["Started", ago(seen.redis.since)]]),
-        seen.sites.length ? [h("h2", {}, "Sites"), table("Sites", ["Site", "State"], h("tbody", {}, seen.sites.map((one) => h("tr", {}, h("th", { scope: "row" }, one.name), h("td", {}, h("span", { class: `chip ${one.state === "ready" ? "good" : "bad"}` }, one.state))))))] : h("p", { class: "hint" }, "One site: this API serves one Redis."),
-        h("h2", {}, "Settings of this API"),
-        h("p", { class: "hint" }, "Those that differ from their defaults. Secrets are not shown."),
-        settings(seen.settings.filter((one) => one.is_set), "Settings that differ"),
-        h("details", {}, h("summary", {}, "Settings with their defaults"), settings(seen.settings.filter((one) => !one.is_set), "Settings with their defaults")));
-    } catch (error) {
-      if (!signal.aborted) fill(body, failure(error));
-    }
+  async function look() {
+    const seen = await ask("/v1/admin/system", { signal });
+    if (signal.aborted) return;
+    const stop = session.live.hear((snapshot) => refill(processes, releases(seen, snapshot)));
+    signal.addEventListener("abort", stop, { once: true });
+    fill(body, processes,
+      h("h2", {}, "Redis"),
+      facts([["Server", `${seen.redis.kind} ${seen.redis.version}`], ["Durability", seen.redis.durability], ["Memory", `${bytes(seen.redis.memory_bytes)}${seen.redis.memory_limit_bytes ? ` of ${bytes(seen.redis.memory_limit_bytes)}, ${share(seen.redis.memory_bytes, seen.redis.memory_limit_bytes)}` : ", no limit"}`], ["Started", ago(seen.redis.since)]]),
+      seen.sites.length ? [h("h2", {}, "Sites"), table("Sites", ["Site", "State"], h("tbody", {}, seen.sites.map((one) => h("tr", {}, h("th", { scope: "row" }, one.name), h("td", {}, h("span", { class: `chip ${one.state === "ready" ? "good" : "bad"}` }, one.state))))))] : h("p", { class: "hint" }, "One site: this API serves one Redis."),
+      h("h2", {}, "Settings of this API"),
+      h("p", { class: "hint" }, "Those that differ from their defaults. Secrets are not shown."),
+      settings(seen.settings.filter((one) => one.is_set), "Settings that differ"),
+      h("details", {}, h("summary", {}, "Settings with their defaults"), settings(seen.settings.filter((one) => !one.is_set), "Settings with their defaults")));
   }
 
-  load();
+  untilAnswered(look, body, signal);
   return { title: "System", node: h("section", {}, h("h1", {}, "System"), body) };
 }
 

@@ -5,7 +5,7 @@ import { askSites, saveAs } from "../api.js";
 import { chart } from "../chart.js";
 import { fill, h, table } from "../dom.js";
 import { bytes, count, now, seconds, share } from "../format.js";
-import { action, failure, lack, picks, ranThere } from "./parts.js";
+import { action, lack, picks, ranThere, untilAnswered } from "./parts.js";
 
 const MONTH = /^\d{4}-\d{2}$/;
 const DAY_S = 86_400;
@@ -28,28 +28,30 @@ export function usage({ session, signal, query }) {
   const groups = session.seesAll ? GROUPS : { model: "Model" };
   const chosen = { by: query.get("by") in groups ? query.get("by") : Object.keys(groups)[0], of: query.get("of") in MEASURES ? query.get("of") : "" };
   const body = h("div", {}, h("p", { class: "hint" }, "Adding it up…"));
-  const about = (by) => askSites(`${path}?from=${month}-01&to=${last}&by=${by}`, { signal });
+  const about = (by, mine = signal) => askSites(`${path}?from=${month}-01&to=${last}&by=${by}`, { signal: mine });
   const address = (given) => `#/usage?${new URLSearchParams(Object.entries({ month, ...chosen, ...given }).filter(([, value]) => value))}`;
   let drawing = new AbortController();
+  let shown = signal; // aborted once another choice is drawn
 
-  async function load() {
-    const keys = chosen.by.split(",");
+  function load() {
     drawing.abort();
-    const mine = drawing = new AbortController();
-    const isLeft = () => signal.aborted || mine.signal.aborted;
-    try {
-      const [{ answer: sums, away }, days] = await Promise.all([about(chosen.by), about(`${keys[0]},day`)]);
-      if (isLeft()) return;
-      const missing = lack(away, days.away);
-      if (!sums.results.length) return fill(body, missing ?? h("p", { class: "hint" }, "Nothing ran in this month."));
-      const of = chosen.of || (sums.total.cost ? "cost" : "seconds");
-      const at = document.activeElement;
-      const picked = body.contains(at) && at.closest(".picks")?.ariaLabel; // which goes with what is drawn now
-      fill(body, missing, figures(sums.total), choices(sums.total, of), perDay(days.answer.results, keys[0], of), rows(sums, keys, of));
-      if (picked) body.querySelector(`[aria-label="${picked}"] [aria-pressed="true"]`)?.focus();
-    } catch (error) {
-      if (!isLeft()) fill(body, failure(error));
-    }
+    drawing = new AbortController();
+    shown = AbortSignal.any([signal, drawing.signal]);
+    untilAnswered(look, body, shown);
+  }
+
+  async function look() {
+    const mine = shown;
+    const keys = chosen.by.split(",");
+    const [{ answer: sums, away }, days] = await Promise.all([about(chosen.by, mine), about(`${keys[0]},day`, mine)]);
+    if (mine.aborted) return undefined;
+    const missing = lack(away, days.away);
+    if (!sums.results.length) return fill(body, missing ?? h("p", { class: "hint" }, "Nothing ran in this month."));
+    const of = chosen.of || (sums.total.cost ? "cost" : "seconds");
+    const at = document.activeElement;
+    const picked = body.contains(at) && at.closest(".picks")?.ariaLabel; // which goes with what is drawn now
+    fill(body, missing, figures(sums.total), choices(sums.total, of), perDay(days.answer.results, keys[0], of), rows(sums, keys, of));
+    if (picked) body.querySelector(`[aria-label="${picked}"] [aria-pressed="true"]`)?.focus();
   }
 
   function choose(given) {
@@ -89,7 +91,7 @@ export function usage({ session, signal, query }) {
       const day = (Date.parse(`${one.day}T00:00:00Z`) / 1000 - first) / DAY_S;
       if (day < times.length) columns[place < 0 ? names.length : place][day] += one[of] ?? 0;
     }
-    const drawn = chart({ title: `${words} by day`, series, format, sync: "usage", signal: AbortSignal.any([signal, drawing.signal]), isStacked: true });
+    const drawn = chart({ title: `${words} by day`, series, format, sync: "usage", signal: shown, isStacked: true });
     drawn.set({
       times, step: DAY_S, columns, words: "",
       span: (at) => new Date(times[at] * 1000).toISOString().slice(0, 10),

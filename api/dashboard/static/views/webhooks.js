@@ -30,7 +30,7 @@ export function webhooks({ signal, query }) {
         facts([["Owed", count(seen.count)], ["Due and not tried", count(seen.late)], ["Oldest", seen.oldest_at ? ago(seen.oldest_at) : "–"]]),
         seen.count ? [receivers(seen), owed(seen, again, all)] : h("p", { class: "empty" }, "Every webhook was delivered."));
     } catch (error) {
-      if (!signal.aborted) refill(body, failure(error));
+      if (!signal.aborted) refill(body, failure(error, true));
     }
   }
 
