@@ -47,9 +47,9 @@ export function history({ queue = "", session = {}, signal, onPace = () => {} })
   const numbers = h("tbody", {});
   const asTable = h("details", { class: "numbers", on: { toggle: () => tabulate() } }, h("summary", {}, "The same as a table"),
     table("History in numbers", ["Begins", "#Succeeded", "#Failed", "#Canceled", "#Waiting", "#Slots in use", "#Slots", "#Wait, 95 %", "#Run, 95 %", "Happened"], numbers));
-  const drawn = h("div", {}, sums, note, h("div", { class: "charts" }, Object.values(charts).map((one) => one.node)), happened, asTable);
+  const drawn = h("div", {}, sums, h("div", { class: "charts" }, Object.values(charts).map((one) => one.node)), happened, asTable);
   const node = h("section", { class: "history", "aria-label": "History" },
-    h("div", { class: "head" }, h("h2", {}, "History"), ranges.node), drawn);
+    h("div", { class: "head" }, h("h2", {}, "History"), ranges.node), note, drawn);
 
   function choose(name) {
     over = name;
@@ -78,7 +78,8 @@ export function history({ queue = "", session = {}, signal, onPace = () => {} })
       onPace(last);
     } catch (error) {
       if (signal.aborted) return;
-      if (last?.over !== over) return say(note, error.message);
+      drawn.hidden = last?.over !== over; // its charts are of another range, or empty
+      if (drawn.hidden) return say(note, error.message);
     }
     const isOld = now() - Date.parse(last.until) > STALE_MS;
     node.classList.toggle("stale", isOld);
@@ -105,6 +106,7 @@ export function history({ queue = "", session = {}, signal, onPace = () => {} })
 
   function draw(found) {
     const { whole: all } = found;
+    drawn.hidden = false;
     const ran = all.succeeded + all.failed;
     fill(sums, tile("Ended", count(ran + all.canceled)), tile("Succeeded", count(all.succeeded)),
       tile("Failed", `${count(all.failed)}${all.failed ? ` (${share(all.failed, ran)})` : ""}`, failing(all)), all.canceled ? tile("Canceled", count(all.canceled)) : null,
