@@ -30,7 +30,7 @@ export class Live {
   /** A view that waits for its first snapshot says why none comes. */
   _turn(state) {
     this._onState(state);
-    if (state === "broken" && !this.last && !this._why) this._explain("The service does not answer. It is asked again.");
+    if (state === "broken" && !this.last && !this._why) this._explain("No answer came. It is asked again every few seconds.");
   }
 
   stop() {

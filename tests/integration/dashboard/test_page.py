@@ -114,7 +114,7 @@ async def test_dead_letter_is_revived_and_runs(window: Window, service: Service,
         async def is_listed() -> bool:
             await window.page.reload()
             await window.page.get_by_role("heading", name="Dead letters").wait_for()
-            await window.page.locator("tbody tr, .foot .hint").first.wait_for()
+            await window.page.locator("tbody tr, .foot .empty").first.wait_for()
             return await window.page.get_by_role("link", name=made).count() > 0
 
         await eventually(is_listed, "the letter is listed", limit_s=60)

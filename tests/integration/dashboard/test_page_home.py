@@ -191,7 +191,7 @@ async def test_view_whose_feed_never_came_says_so(window: Window, place: Place, 
 
     await window.page.route("**/v1/admin/live*", refuse)
     await window.page.goto(f"{place.url}/#{view}")
-    await window.page.locator("main .trouble").get_by_text("The service does not answer").wait_for()
+    await window.page.locator("main .trouble").get_by_text("No answer came").wait_for()
     await window.page.unroute("**/v1/admin/live*")
     await window.page.locator("main .trouble").wait_for(state="hidden")
 

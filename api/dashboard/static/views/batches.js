@@ -97,7 +97,7 @@ export function batches({ session, signal, query }) {
   return {
     title: "Batches",
     node: h("section", {}, h("h1", {}, "Batches"),
-      h("p", { class: "lead" }, "A batch is a file of requests. Each line runs as a prediction, in the lane low."),
+      h("p", { class: "lead" }, "A batch is a file of requests. Each line runs as a prediction, in the low lane."),
       session.seesAll ? h("form", { class: "filters", on: { submit } }, h("div", {}, h("label", { for: "by-account" }, "Account"), whose.node), h("button", { type: "submit" }, "Filter"), account ? h("a", { class: "button quiet", href: "#/batches" }, "Clear") : null) : null,
       note, wait, trouble, first, list, h("p", { class: "foot" }, more)),
   };

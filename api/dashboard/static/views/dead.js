@@ -21,6 +21,12 @@ export function dead({ session, signal, query, refresh }) {
   function choose(id, isChosen) {
     if (isChosen) chosen.add(id);
     else chosen.delete(id);
+    show();
+  }
+
+  function show() {
+    bulk.hidden = !ticks.size;
+    for (const button of ofSome) button.disabled = !chosen.size;
   }
 
   const choice = h("select", { id: "by-queue", on: { change: () => { location.hash = `#/dead${choice.value ? `?${new URLSearchParams({ queue: choice.value })}` : ""}`; } } });
@@ -39,15 +45,21 @@ export function dead({ session, signal, query, refresh }) {
 
   const all = h("button", { type: "button", "data-denied": session.operates ? null : "", on: { click: () => { const isFull = chosen.size === ticks.size; for (const [id, tick] of ticks) { tick.checked = !isFull; choose(id, !isFull); } } } }, "Choose all shown");
 
+  const ofSome = [
+    action("Revive chosen", many("revive", "are queued again."), { needs: "operates" }),
+    action("Drop chosen", many("drop", "are dropped."), { kind: "danger", needs: "operates", confirm: "Drop the chosen dead letters for good?" })];
+  const bulk = h("div", { class: "actions bulk", hidden: true }, all, ofSome);
+
   function row(letter) {
     const tick = h("input", { type: "checkbox", "aria-label": `Choose ${letter.id}` });
     tick.addEventListener("change", () => choose(letter.id, tick.checked));
     ticks.set(letter.id, tick);
+    show();
     const one = (what, message) => async () => {
       await ask(`/v1/admin/dead/${letter.id}/${what}`, { method: "POST" });
       line.remove();
       ticks.delete(letter.id);
-      chosen.delete(letter.id);
+      choose(letter.id, false);
       return message;
     };
     const line = h("tr", { class: "opens" },
@@ -63,7 +75,7 @@ export function dead({ session, signal, query, refresh }) {
       h("h1", {}, "Dead letters"),
       h("p", { class: "lead" }, "Predictions that used up their attempts. Repair the cause first, then revive them."),
       h("div", { class: "filters" }, h("div", {}, h("label", { for: "by-queue" }, "Queue"), choice), queue ? h("a", { class: "button quiet", href: "#/dead" }, "Clear") : null),
-      h("div", { class: "actions bulk" }, all, action("Revive chosen", many("revive", "are queued again."), { needs: "operates" }), action("Drop chosen", many("drop", "are dropped."), { kind: "danger", needs: "operates", confirm: "Drop the chosen dead letters for good?" })),
+      bulk,
       table("Dead letters", [...(session.operates ? [h("th", { scope: "col" }, h("span", { class: "unseen" }, "Chosen"))] : []), "Id", "Queue", "Account", "#Died", "#Attempts", "Error", h("th", { scope: "col" }, h("span", { class: "unseen" }, "Actions"))], body),
       endless(body, more, row, { signal, empty: "No dead letters. A prediction whose attempts are used up is listed here, until it is revived or dropped." })),
   };

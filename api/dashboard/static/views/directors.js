@@ -29,7 +29,7 @@ export function directors({ session, signal }) {
     const alive = snapshot.directors.filter((one) => one.alive).length;
     const silent = snapshot.directors.filter((one) => !one.alive && isMissed(one)).length;
     none.className = "hint";
-    say(none, `${alive ? `${alive} alive` : "No director is alive: nothing runs until one is started beside a model server"}${silent ? `, ${silent} silent in the last 10 min` : ""}.`);
+    refill(none, alive ? `${alive} alive` : ["No director is alive. Nothing runs until one is started beside a model server, by ", h("code", {}, "director serve"), " or ", h("code", {}, "director run")], silent ? `, ${silent} silent in the last 10 min.` : ".");
   }, none);
   signal.addEventListener("abort", stop, { once: true });
   return {

@@ -30,7 +30,7 @@ export function history({ queue = "", session = {}, signal, onPace = () => {} })
   let marksAt = 0;
   let rows = [];
   const sums = h("dl", { class: "tiles" });
-  const note = h("p", { class: "hint", role: "status" });
+  const note = h("p", { class: "hint", role: "status" }, "Loading…");
   const sync = `history:${queue}`;
   const pair = [{ name: "median", tone: "first" }, { name: "95 % at most", tone: "second", dash: [5, 3] }];
   const given = { sync, signal };

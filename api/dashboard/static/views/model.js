@@ -11,7 +11,7 @@ import { picture, stateChip } from "./model_parts.js";
 import { playground } from "./model_playground.js";
 import { apiTab, examplesTab, runsTab, versionsTab } from "./model_tabs.js";
 import { statesOf } from "./models.js";
-import { facts, failure } from "./parts.js";
+import { facts, failure, loading } from "./parts.js";
 
 const LOOK_MS = 5000;
 const TABS = [["", "Playground"], ["api", "API"], ["examples", "Examples"], ["versions", "Versions"], ["runs", "Runs"]];
@@ -23,7 +23,7 @@ export function model({ params: [owner, name, first], session, signal, query, re
   const trouble = h("div", {});
   const newer = h("div", { role: "status" }); // that another version is there than the form is of
   const bar = h("nav", { class: "tabs", "aria-label": "Parts of this model", hidden: true });
-  const body = h("div", {});
+  const body = h("div", {}, loading());
   const shared = { input: {}, onInput: new Set() }; // the form's input, for the tab with code
   let about = null; // the model, null until it has a record
   let state = null;

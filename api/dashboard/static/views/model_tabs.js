@@ -94,6 +94,6 @@ export function runsTab({ full, session, signal }) {
     h("td", { class: "num broad" }, when(run.created_at)), h("td", { class: "num" }, seconds(run.metrics?.predict_time ?? between(run.started_at, run.completed_at))));
   return h("section", { class: "tab" },
     h("p", { class: "hint" }, "Runs of your account. ", h("a", { href: `#/predictions?model=${encodeURIComponent(full)}` }, session.seesAll ? "Those of all accounts, with filters" : "With filters")),
-    table("Runs of your account", [h("th", { scope: "col" }, h("span", { class: "unseen" }, "Output")), "Id", "Status", "Input", "#Created", "#Ran"], body),
+    table("Runs of your account", [h("th", { scope: "col" }, h("span", { class: "unseen" }, "Output")), "Id", "Status", "Input or error", "#Created", "#Ran"], body),
     endless(body, (next) => page(`/v1/predictions?model=${encodeURIComponent(full)}`, next, { signal }), row, { signal, empty: "You have not run it yet." }));
 }

@@ -63,7 +63,7 @@ function whole({ session, signal }) {
     const isNew = hasHistory === false && snapshot.queues.every((queue) => !queue.accepted);
     past.node.hidden = isNew;
     nothing.hidden = !isNew;
-    if (isNew) refill(nothing, h("p", {}, h("strong", {}, "Nothing has run yet."), " Run a model, and this page shows how it goes."), h("p", { class: "actions" }, models(snapshot).map((model) => h("a", { class: "button", href: `#/models/${model}` }, `Run ${model}`))));
+    if (isNew) refill(nothing, h("p", {}, h("strong", {}, "Nothing has run yet."), snapshot.directors.some((one) => one.alive) ? " Run a model, and this page shows how it goes." : [" ", h("a", { href: "#/directors" }, "Start a director"), ": what is sent waits until one runs."]), h("p", { class: "actions" }, models(snapshot).map((model) => h("a", { class: "button", href: `#/models/${model}` }, `Run ${model}`))));
   }
 
   const past = history({ session, signal, onPace: (answer) => {

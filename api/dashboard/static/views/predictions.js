@@ -84,6 +84,7 @@ export function predictions({ session, signal, query }) {
     const live = known.size < MOST_LIVE ? "The list updates itself." : "The list is long, and no longer updates itself.";
     say(count, known.size ? `${known.size} shown${chosen.size ? `, ${chosen.size} chosen` : ""}. ${live}` : next ? "None among the newest. Show more looks further back." : "");
     bulk.hidden = !known.size || !session.acts;
+    for (const button of ofSome) button.disabled = !chosen.size && button !== document.activeElement; // it would lose the focus
     list.hidden = !known.size;
     wait.hidden = isLooked;
     none.hidden = known.size > 0 || !isLooked || Boolean(next || away);
@@ -156,9 +157,10 @@ export function predictions({ session, signal, query }) {
 
   const all = h("button", { type: "button", on: { click: () => { const isFull = chosen.size === known.size; chosen.clear(); if (!isFull) for (const id of known.keys()) chosen.add(id); draw(); } } }, "Choose all shown");
   const isSure = "Cancel every prediction, of all accounts, that matches the filters?";
-  const bulk = h("div", { class: "actions bulk", hidden: true }, all,
+  const ofSome = [
     action("Cancel chosen", ofChosen((ids) => (session.operates ? change("cancel", ids) : cancelEach())), { kind: "danger", confirm: "Cancel all that are chosen?" }),
-    action("Retry chosen", ofChosen((ids) => change("retry", ids)), { needs: "operates" }),
+    action("Retry chosen", ofChosen((ids) => change("retry", ids)), { needs: "operates" })];
+  const bulk = h("div", { class: "actions bulk", hidden: true }, all, ofSome,
     action("Cancel all that match", () => change("cancel", matching()), { kind: "danger", needs: "operates", confirm: isSure }),
     action("Retry all that match", () => change("retry", matching()), { needs: "operates", confirm: "Retry every prediction that matches the filters and did not succeed?" }));
 

@@ -69,7 +69,7 @@ export function rollout(name, { signal }) {
     const { current, tried, split, former } = found;
     if (!tried) {
       const brings = former ? verb("Roll back", "rollback", current.version, `Release ${former.slice(0, SHORT)} again?`, "The version before is released.") : null;
-      refill(body, h("p", {}, "All calls run ", found.model, " ", short(current.version), "."),
+      refill(body, h("p", {}, "All calls run ", h("a", { href: `#/models/${found.model}` }, found.model), " ", short(current.version), "."),
         former ? h("p", { class: "hint" }, "The version before was ", short(former), ".") : null,
         h("div", { class: "actions" }, brings), h("p", { class: "hint" }, "Try a version with a share of the calls: ", start(name), " ", copier("Copy", () => words(name))));
       return;

@@ -28,7 +28,7 @@ export function webhooks({ signal, query }) {
       shown = seen.results.map((one) => one.id);
       refill(body,
         facts([["Owed", count(seen.count)], ["Due and not tried", count(seen.late)], ["Oldest", seen.oldest_at ? ago(seen.oldest_at) : "–"]]),
-        seen.count ? [receivers(seen), owed(seen, again, all)] : h("p", { class: "empty" }, "Every webhook was delivered."));
+        seen.count ? [receivers(seen), owed(seen, again, all)] : h("p", { class: "empty" }, "No webhook is owed."));
     } catch (error) {
       if (!signal.aborted) refill(body, failure(error, true));
     }
