@@ -363,7 +363,7 @@ class Top:
         await cls(snapshots).run()
 
     async def run(self) -> None:
-        # from before the first screen on, since a signal that found no receiver would leave the terminal as it is
+        # first: a signal without a receiver ends the process at once, and the terminal keeps the mode of the screen
         with anyio.open_signal_receiver(signal.SIGWINCH, *ENDING) as signals, _single_keys(), self._shown():
             async with anyio.create_task_group() as tasks:
                 for loop in (self._look, self._follow_keys, partial(self._follow_signals, signals)):

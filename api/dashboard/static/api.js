@@ -197,7 +197,7 @@ export const pause = (ms, signal) => new Promise((done) => {
 });
 
 const REST = 10; // times as long as a look took: what is large, or slow just now, is asked for less often
-const LONGEST_MS = 60_000;
+const LONGEST_MS = 60_000; // between two looks
 
 /** Look again and again, at most every so many ms, until it is called off or a look says that it was the last: `true`. */
 export async function repeat(look, { every, signal }) {

@@ -21,7 +21,7 @@ const LINK = /^\/login\/([a-z0-9_-]+\.[0-9a-f]+)$/;
 const CHANGED = "director.session"; // a tab that logs in or out tells the others
 const ID = /^\/(?:predictions|batches)\/([a-z0-9_]+)$/;
 const AGAIN_MS = 5000;
-const TOLD_MS = 10_000; // of a feed that is broken: most are back by then
+const BROKEN_MS = 10_000; // until the page says so: most feeds are back by then
 const OLD_MS = 20_000; // since the last snapshot, while the feed is live
 
 const main = document.getElementById("main");
@@ -145,7 +145,7 @@ function age() {
   const isOld = Boolean(last) && (feed.dataset.state !== "live" || silent > OLD_MS);
   document.documentElement.toggleAttribute("data-stale", isOld);
   const note = document.getElementById("age");
-  note.hidden = !isOld || silent < TOLD_MS;
+  note.hidden = !isOld || silent < BROKEN_MS;
   if (isOld) say(note, `Live updates stopped. The figures on this page are ${seconds(Math.max(1, Math.round((now() - Date.parse(last.at)) / 1000)))} old.`);
   say(feed, FEED[feed.dataset.state] ?? "");
 }

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from api.services.stream_events import Frames, Mark
-from api.services.stream_readers import LARGE_ENDS_AT_ONCE, Readers
+from api.services.stream_readers import LARGE_ENDS_AT_ONCE, LargeReadSemaphore, Readers
 from director.core.clock import SystemClock
 from director.core.ids import PredictionId
 from tests.support.queue_driver import ACCOUNT, QueueDriver
@@ -57,4 +57,22 @@ async def test_large_end_waits_for_large_ones(readers: Readers, driver: QueueDri
     readers.large_ends.release()
     got = await sent(readers, prediction_id, within_s=10)
     assert (len(got) > len(LARGE), b"event: done\n" in got) == (True, True)
+    await readers.large_ends.acquire()
+
+
+async def test_large_end_is_not_read_without_a_place(
+    readers: Readers, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prediction_id, read = await ended(driver, LARGE), driver.scripts.get
+    asked: list[dict[str, Any]] = []
+
+    async def get(of: PredictionId, **options: Any) -> Any:
+        asked.append(options)
+        return await read(of, **options)
+
+    monkeypatch.setattr(driver.scripts, "get", get)
+    readers.large_ends.release()
+    readers.large_reads = LargeReadSemaphore(0, each=0)
+    assert b"event: output" not in await sent(readers, prediction_id, within_s=0.5)
+    assert asked == [{"outlook": False, "whole": False}]
     await readers.large_ends.acquire()

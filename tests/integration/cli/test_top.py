@@ -52,7 +52,7 @@ async def until(terminal: PlayedTerminal, text: str) -> None:
 
 
 class Interrupted:
-    """Has a snapshot at once, as the API's feed has. The signal comes just before it."""
+    """Answers at once, as the API's feed does with its first snapshot. The signal comes just before the answer."""
 
     rest_s = 60.0
 

@@ -433,9 +433,7 @@ async def test_usage_of_a_month_is_a_table_with_its_cost(window: Window, place: 
     await window.page.route(re.compile(r"by=account%2Cmodel|by=account,model"), hold)
     await window.page.get_by_role("button", name="Account and model").click()
     async with (
-        window.page.expect_event(
-            "requestfailed", lambda asked: re.search("by=account.+model", asked.url)
-        ),  # called off
+        window.page.expect_event("requestfailed", lambda asked: re.search("by=account.+model", asked.url)),
         window.page.expect_response(lambda answer: "by=account&" in f"{answer.url}&"),
     ):
         await window.page.get_by_role("button", name="Account", exact=True).click()

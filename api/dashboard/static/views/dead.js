@@ -12,7 +12,6 @@ export function dead({ session, signal, query, refresh }) {
   const more = (next) => page(`/v1/admin/dead${queue ? `?queue=${encodeURIComponent(queue)}` : ""}`, next, { signal });
 
   const many = (what, message) => async () => {
-    if (!chosen.size) return "None is chosen.";
     const { done, refused, secret = [] } = await ask(`/v1/admin/dead/${what}`, { method: "POST", body: { ids: [...chosen] } });
     refresh();
     return `${done} ${message}${refused.length ? ` ${refused.length} could not be${secret.length ? `: the secret inputs of ${secret.length} are gone, so their callers must make them again` : ""}.` : ""}`;
