@@ -163,7 +163,7 @@ class Lookups:
         self._versions: Cache[tuple[str, str], Version] = lasting(
             most=MOST_VERSIONS, whose=lambda key, _: _owner(key[0])
         )
-        # who has set one tries it at once, and a call of an unknown name must not be told so for longer
+        # who has set one tries it at once, and a call of an unknown name must not be refused for longer
         self._aliases: Cache[str, Mapping[str, str]] = lasting(most=1, ttl_s=min(cache_s, LONGEST_ABSENCE_S))
         self._cards: Cache[str, Sequence[tuple[Model, Card]]] = brief(most=1)
         self._queues: Cache[str, Mapping[str, list[QueueName]]] = brief(most=1)

@@ -79,7 +79,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     less. `open_hours`: the only times in which anything starts, see `hours.py`; '' for always. The breaker opens
     after `breaker_after` server faults in a row (0: never) and lets one prediction try after `breaker_cool_s`.
     While open, the queue holds or refuses new predictions. `objectives` are only measured, and used to suggest a
-    number of directors. `spare_slots`: idle work leaves so many slots of the queue free, if it has more.
+    number of directors. `spare_slots`: how many slots of the queue idle work leaves free, if it has more.
     """
 
     streams: Annotated[int, Meta(ge=1, le=MAX_STREAMS)] = 16

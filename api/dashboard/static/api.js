@@ -199,7 +199,7 @@ export const pause = (ms, signal) => new Promise((done) => {
 const REST = 10; // times as long as a look took: what is large, or slow just now, is asked for less often
 const LONGEST_MS = 60_000; // between two looks
 
-/** Look again and again, at most every so many ms, until it is called off or a look says that it was the last: `true`. */
+/** Repeat `look`, at most once in `every` ms, until the signal aborts or a look returns true. */
 export async function repeat(look, { every, signal }) {
   while (!signal.aborted) {
     const began = performance.now();

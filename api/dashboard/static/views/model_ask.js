@@ -36,7 +36,7 @@ export function asker({ model, full, state, shared, without }) {
       more.blame("");
     },
     send: async (makeInput) => ask(`/v1/models/${full}/predictions`, { method: "POST", body: { input: await makeInput(), ...more.body() }, headers: more.headers() }),
-    /** The first fault within `node` gets the focus. A fault without a place is told in words. */
+    /** The first fault within `node` gets the focus. A fault without a field is shown as text. */
     blame(error, node) {
       const given = error.fields ?? [];
       const placed = given.length ? fields.blame(given) : 0;

@@ -23,7 +23,7 @@ class Meter {
     this._pieces = 0;
   }
 
-  /** A piece of text has come: so many of this attempt are there now. */
+  /** A piece of text has come. `pieces`: how many of this attempt have come. */
   tick(pieces) {
     this._last = performance.now();
     if (pieces < this._pieces || !this._first) this._first = this._last;

@@ -36,7 +36,7 @@ export function queue({ params: [name], session, signal }) {
   async function look() {
     try {
       const listed = page(`${path}/predictions`, null, { signal });
-      listed.catch(() => {}); // where both fail, the first is told
+      listed.catch(() => {}); // where both fail, the first error is shown
       const seen = await ask(`${path}?history=0`, { signal });
       if (signal.aborted) return;
       const judged = session.live.last?.queues.find((one) => one.name === name) ?? seen; // with what findings say of it
